@@ -1,0 +1,334 @@
+//! `epoll_ctl(2)`, and the two closes: of a watched file and of the set.
+//!
+//! An item is removed exactly once, by whoever finds it in the table with the set's lock held:
+//! DEL, the close of the set, or the close of the file. There is no global lock in any of these.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::ptr::NonNull;
+
+use super::interest::{ExtraEntry, Interests, Item, state};
+use super::{Epoll, Set, nesting, ready};
+use crate::errno::Errno;
+use crate::events::{Event, Events};
+use crate::file::{Description, FileRef, Identity, PollTable, WatcherLink, Watchers};
+use crate::sync::{Mutex, Ordering, Rule, broken};
+use crate::wait::{Deferred, Mode, Place, Wake, WaitQueue};
+
+/// An operation of `epoll_ctl(2)`, with Linux's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Op {
+    /// `EPOLL_CTL_ADD`
+    Add = 1,
+    /// `EPOLL_CTL_DEL`
+    Del = 2,
+    /// `EPOLL_CTL_MOD`
+    Mod = 3,
+}
+
+/// A wake that a leaving exclusive item had taken: where to hand it on, once no lock is held.
+struct PassOn {
+    queue: NonNull<WaitQueue>,
+    rotating: bool,
+    /// Keeps the queue's owner alive.
+    file: Arc<Description>,
+}
+
+impl PassOn {
+    fn run(self) {
+        let ready = self.file.object().poll(&mut PollTable::look_only());
+        if !self.file.is_open() || !ready.intersects(Events::IN | Events::OUT) {
+            return;
+        }
+        let key = if ready.contains(Events::IN) {
+            Events::IN
+        } else {
+            Events::OUT
+        };
+        // SAFETY: `file` keeps the object alive that the queue is part of.
+        unsafe { self.queue.as_ref() }.pass_on(key, self.rotating);
+    }
+}
+
+impl Epoll {
+    /// `epoll_ctl` for a user-level file.
+    pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        let set = self.set();
+        if file.identity() == self.as_file_ref().identity() {
+            return Err(Errno::INVAL);
+        }
+        // Linux without the capability to hold off suspend drops the bit; so do we.
+        let wanted = (event.events() - Events::WAKEUP) | Events::ALWAYS;
+        match op {
+            Op::Add => self.add_file(file, wanted, event.data()),
+            Op::Mod => {
+                if wanted.contains(Events::EXCLUSIVE) {
+                    return Err(Errno::INVAL);
+                }
+                set.modify(file, wanted, event.data())
+            }
+            Op::Del => set.delete(file.identity(), file.number()),
+        }
+    }
+
+    fn add_file(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
+        let set = self.set();
+        let object: &dyn Any = file.description().object();
+        let target = object.downcast_ref::<Set>();
+        if wanted.contains(Events::EXCLUSIVE)
+            && (target.is_some() || !Events::BESIDE_EXCLUSIVE.contains(wanted))
+        {
+            return Err(Errno::INVAL);
+        }
+        let _nested_add = match target {
+            Some(target) => {
+                let guard = nesting::lock();
+                nesting::check_loops(self, target, file.identity())?;
+                Some(guard)
+            }
+            None => None,
+        };
+        let mut inner = set.inner.lock();
+        if inner.find(file.identity(), file.number()).is_some() {
+            return Err(Errno::EXIST);
+        }
+        if set.rotates && target.is_none() && inner.len() > inner.nested {
+            return Err(Errno::INVAL);
+        }
+        let item = inner.insert(self.as_set_ptr(), file, wanted, data)?;
+        // SAFETY: the item is in the table and the set's lock is held until it is hooked up.
+        let node = unsafe { &*item };
+        {
+            let mut watchers = file.description().watchers().lock();
+            // SAFETY: the item stays put, and is unlinked before it is vacated.
+            unsafe { watchers.link(&node.link, on_file_close) };
+        }
+        if nesting::has_too_many_paths(self, file.description(), target) {
+            let forgotten = set.forget(&mut inner, item, None);
+            drop(inner);
+            drop(forgotten);
+            return Err(Errno::INVAL);
+        }
+        let place = match target {
+            Some(target) => {
+                inner.nested += 1;
+                let mut bits = state::WATCHES_SET;
+                if target.rotates {
+                    bits |= state::ROTATING;
+                }
+                node.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
+                if target.rotates {
+                    Place::ExclusiveTail
+                } else {
+                    Place::Shared
+                }
+            }
+            None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
+            None => Place::Shared,
+        };
+        let ready = set.hook(&mut inner, item, file, place) & wanted;
+        set.queue_if_ready(item, ready);
+        Ok(())
+    }
+
+    /// The set's description, at the address that items refer to it by.
+    pub(super) fn as_set_ptr(&self) -> *const Description<Set> {
+        self.file.as_description_ptr()
+    }
+}
+
+impl Set {
+    /// Hooks an item into every queue that its file registers; says what is ready.
+    fn hook(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        file: FileRef<'_>,
+        place: Place,
+    ) -> Events {
+        let mut hooked = 0_usize;
+        let mut extras: Vec<Box<ExtraEntry>> = Vec::new();
+        let mut on_register = |queue: &WaitQueue| {
+            // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
+            // borrow), whose memory the item keeps; every entry is unhooked before that ends.
+            unsafe {
+                if hooked == 0 {
+                    (*item).entry.hook(queue, place);
+                } else {
+                    let extra = ExtraEntry::new(item, ready::on_wake_extra);
+                    extra.entry.hook(queue, place);
+                    extras.push(extra);
+                }
+            }
+            hooked += 1;
+        };
+        let events = file
+            .description()
+            .object()
+            .poll(&mut PollTable::new(&mut on_register));
+        if !extras.is_empty() {
+            // SAFETY: the item is registered and the lock held.
+            unsafe { &*item }
+                .entry
+                .owner_word
+                .fetch_or(state::HAS_EXTRAS, Ordering::Relaxed);
+            inner.keep_extras(item, extras);
+        }
+        events
+    }
+
+    /// After ADD or MOD: an item that is ready is queued, and waiters learn of it.
+    fn queue_if_ready(&self, item: *const Item, ready: Events) {
+        if ready.is_empty() {
+            return;
+        }
+        let mut deferred = Deferred::new();
+        // SAFETY: the item is registered and the caller holds the set's lock.
+        unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) };
+        self.tell(&mut Wake {
+            key: Events::IN,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        });
+    }
+
+    fn modify(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
+        let inner = self.inner.lock();
+        let item = inner
+            .find(file.identity(), file.number())
+            .ok_or(Errno::NOENT)?;
+        // SAFETY: found in the table with the lock held.
+        let node = unsafe { &*item };
+        if node.interest().contains(Events::EXCLUSIVE) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the lock is held.
+        unsafe { node.set_data(data) };
+        // Publish the interest, then look: a wake that still saw the old one came before the look.
+        node.set_interest(wanted);
+        // SAFETY: as above.
+        let ready = unsafe { Self::look(node) };
+        self.queue_if_ready(item, ready);
+        Ok(())
+    }
+
+    fn delete(&self, identity: Identity, number: i32) -> Result<(), Errno> {
+        let mut inner = self.inner.lock();
+        let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
+        let claim = Self::unhook(&inner, item);
+        let (file, pass_on) = self.forget(&mut inner, item, claim);
+        // The lock goes first: the rest may run foreign code, or free the object.
+        drop(inner);
+        if let Some(pass_on) = pass_on {
+            pass_on.run();
+        }
+        drop(file);
+        Ok(())
+    }
+
+    /// Takes an item out of all wait queues; no wake reaches it afterwards. Says which queue's
+    /// claim it held.
+    fn unhook(inner: &Interests, item: *const Item) -> Option<NonNull<WaitQueue>> {
+        // SAFETY: the item is registered and the set's lock held.
+        let node = unsafe { &*item };
+        let mut claim = node.entry.unhook();
+        if node.state() & state::HAS_EXTRAS != 0 {
+            for extra in inner.extras(item) {
+                claim = extra.entry.unhook().or(claim);
+            }
+        }
+        claim
+    }
+
+    /// Removes an unhooked item. The caller lets go of the set's lock, hands on the claim if there
+    /// is one, and then drops the file.
+    fn forget(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        claim: Option<NonNull<WaitQueue>>,
+    ) -> (Arc<Description>, Option<PassOn>) {
+        // SAFETY: the item is registered in this set, and its lock is held.
+        unsafe {
+            let node = &*item;
+            let bits = node.state();
+            if bits & state::WATCHES_SET != 0 {
+                inner.nested -= 1;
+            }
+            node.file().watchers().lock().unlink(&node.link);
+            self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
+            let file = inner.remove(item);
+            let claim = if broken(Rule::PassOnWhenLeaving) { None } else { claim };
+            let pass_on = claim.map(|queue| PassOn {
+                queue,
+                rotating: bits & state::ROTATING != 0,
+                file: file.clone(),
+            });
+            (file, pass_on)
+        }
+    }
+
+    /// The last reference to the set is gone.
+    pub(super) fn close(&self) {
+        self.watched_by.wake(Events::IN);
+        let mut claims = Vec::new();
+        {
+            // First all hooks, so that no wake meets a half-taken set.
+            let inner = self.inner.lock();
+            for item in inner.iter() {
+                if let Some(queue) = Self::unhook(&inner, item) {
+                    claims.push((item, queue));
+                }
+            }
+        }
+        loop {
+            let mut inner = self.inner.lock();
+            let Some(item) = inner.iter().next() else { break };
+            let claim = claims
+                .iter()
+                .find(|(claimed, _)| core::ptr::eq(*claimed, item))
+                .map(|&(_, queue)| queue);
+            let (file, pass_on) = self.forget(&mut inner, item, claim);
+            drop(inner);
+            if let Some(pass_on) = pass_on {
+                pass_on.run();
+            }
+            drop(file);
+        }
+    }
+
+    /// The file closed: its item goes, if nobody else was quicker.
+    fn remove_closed(&self, identity: Identity, number: i32) {
+        let removed = self.delete(identity, number);
+        if broken(Rule::RecheckUnderSetLock) {
+            assert!(removed.is_ok(), "somebody else removed the item");
+        }
+    }
+}
+
+/// The last reference to a watched file is gone (`eventpoll_release_file`).
+fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
+    loop {
+        let (set, number) = {
+            let watchers = watchers.lock();
+            let Some(link) = watchers.iter().next() else {
+                return;
+            };
+            let item = item_of(link);
+            // SAFETY: the item is linked and the watcher list locked: it is registered, so its
+            // set has not finished closing and can be pinned.
+            unsafe { ((*item).pin_set(), (*item).number()) }
+        };
+        set.object().remove_closed(identity, number);
+        // Dropping the pin may free the set: all its locks are free.
+    }
+}
+
+/// The item that a watcher link is part of.
+pub(super) fn item_of(link: *const WatcherLink) -> *const Item {
+    link.wrapping_byte_sub(core::mem::offset_of!(Item, link))
+        .cast()
+}

@@ -1,0 +1,38 @@
+//! What `/proc/PID/fdinfo/N` shows of a set.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::Set;
+use crate::file::Identity;
+
+/// A line for each item, ordered by file, then number, as Linux walks its tree. A user-level file
+/// has no inode: its identity stands for one.
+pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
+    let mut rows: Vec<(Identity, i32, u32, u64)> = Vec::new();
+    {
+        let inner = set.inner.lock();
+        for item in inner.iter() {
+            // SAFETY: the set's lock is held, and the item is registered.
+            let row = unsafe {
+                let item = &*item;
+                (
+                    Identity::of(item.file()),
+                    item.number(),
+                    item.interest().bits(),
+                    item.data(),
+                )
+            };
+            rows.push(row);
+        }
+    }
+    rows.sort_unstable();
+    for (identity, number, events, data) in rows {
+        writeln!(
+            out,
+            "tfd: {number:8} events: {events:8x} data: {data:16x}  pos:0 ino:{:x} sdev:0",
+            identity.addr()
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! The interest list: which open files a set watches, under which numbers, and for what.
+//!
+//! Items live in a slab of the set's own, at addresses that never change: wait queues, watcher
+//! lists and ready lists link them in place. A freed slot is used again, so steady ADD and DEL
+//! allocate nothing. Look-up is a hash table of slot numbers.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+use core::ptr;
+
+use hashbrown::{HashMap, HashTable};
+use rustc_hash::FxBuildHasher;
+
+use super::Set;
+use super::limit::Allowance;
+use super::ready::ReadyList;
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{Description, FileRef, Identity, WatcherLink};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell};
+use crate::wait::{OnWake, WaitEntry};
+
+/// State bits, in the wait entry's owner word. All but `QUEUED` are fixed while the item is
+/// registered.
+pub(crate) mod state {
+    /// The item is among the arrivals or on the ready list.
+    pub(crate) const QUEUED: u32 = 1;
+    /// It watches a rotating set.
+    pub(crate) const ROTATING: u32 = 2;
+    /// It watches a set.
+    pub(crate) const WATCHES_SET: u32 = 4;
+    /// Its file registered more than one wait queue: the others' entries are in `extras`.
+    pub(crate) const HAS_EXTRAS: u32 = 8;
+}
+
+/// One interest: an open file under a number, what is wanted of it, and its places in the lists
+/// (`struct epitem`).
+#[repr(C)]
+pub(crate) struct Item {
+    /// The place in the file's wait queue. First, so that a wake finds the item.
+    pub(crate) entry: WaitEntry,
+    /// The place among the file's watchers; guarded by that list's lock.
+    pub(crate) link: WatcherLink,
+    /// The set; fixed for the slot's life, which the set owns.
+    pub(crate) set: *const Description<Set>,
+    /// The file's memory. Guarded by the set's lock.
+    file: UnsafeCell<Option<Arc<Description>>>,
+    /// The next of the arrivals, of the ready list, or of the free slots.
+    pub(crate) next: AtomicPtr<Item>,
+    /// The one before on the ready list; guarded by the set's lock.
+    pub(crate) prev: UnsafeCell<*mut Item>,
+    /// Handed back with each event; guarded by the set's lock.
+    data: UnsafeCell<u64>,
+    /// What is wanted, and how. Written under the set's lock, read by wakes.
+    interest: AtomicU32,
+    /// The number half of the key; fixed while the item is registered. Slot number while it is
+    /// not.
+    number: UnsafeCell<i32>,
+}
+
+// SAFETY: each field says which lock guards it; the atomics need none. `set` is dereferenced only
+// while the item is registered, and a set outlives its registered items.
+unsafe impl Send for Item {}
+// SAFETY: as above.
+unsafe impl Sync for Item {}
+
+impl Item {
+    fn vacant(set: *const Description<Set>) -> Self {
+        Item {
+            entry: WaitEntry::new(super::ready::on_wake_item),
+            link: WatcherLink::new(),
+            set,
+            file: UnsafeCell::new(None),
+            next: AtomicPtr::new(ptr::null_mut()),
+            prev: UnsafeCell::new(ptr::null_mut()),
+            data: UnsafeCell::new(0),
+            interest: AtomicU32::new(0),
+            number: UnsafeCell::new(0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn interest(&self) -> Events {
+        Events::from_bits_retain(self.interest.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_interest(&self, interest: Events) {
+        self.interest.store(interest.bits(), Ordering::SeqCst);
+    }
+
+    /// The watched file's description.
+    ///
+    /// # Safety
+    /// The set's lock is held and the item is registered; the reference is not used after either
+    /// ends.
+    #[inline]
+    pub(crate) unsafe fn file(&self) -> &Arc<Description> {
+        self.file.with(|file| {
+            // SAFETY: the set's lock is held; a registered item has its file.
+            unsafe { (*file).as_ref().unwrap_unchecked() }
+        })
+    }
+
+    /// # Safety
+    /// The set's lock is held.
+    #[inline]
+    pub(crate) unsafe fn data(&self) -> u64 {
+        // SAFETY: guarded by the set's lock.
+        self.data.with(|data| unsafe { *data })
+    }
+
+    /// # Safety
+    /// The set's lock is held.
+    pub(crate) unsafe fn set_data(&self, value: u64) {
+        // SAFETY: guarded by the set's lock.
+        self.data.with_mut(|data| unsafe { *data = value });
+    }
+
+    /// # Safety
+    /// The item is registered and stays so: the set's lock or its file's watcher list is held.
+    pub(crate) unsafe fn number(&self) -> i32 {
+        // SAFETY: fixed while registered.
+        self.number.with(|number| unsafe { *number })
+    }
+
+    /// Keeps the item's set alive.
+    ///
+    /// # Safety
+    /// The item is linked into its file's watcher list, and that list is locked. The set's last
+    /// reference is given up only after the set has unlinked all its items, so it has one now.
+    pub(crate) unsafe fn pin_set(&self) -> Arc<Description<Set>> {
+        // SAFETY: `set` is from `Arc::as_ptr`, and the contract says that the count is not zero.
+        unsafe {
+            Arc::increment_strong_count(self.set);
+            Arc::from_raw(self.set)
+        }
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> u32 {
+        self.entry.owner_word.load(Ordering::SeqCst)
+    }
+}
+
+/// An entry in a second or further wait queue of an item's file.
+#[repr(C)]
+pub(crate) struct ExtraEntry {
+    pub(crate) entry: WaitEntry,
+    pub(crate) item: *const Item,
+}
+
+// SAFETY: `item` leads to the item that owns the entry and unhooks it before it goes.
+unsafe impl Send for ExtraEntry {}
+
+impl ExtraEntry {
+    pub(crate) fn new(item: *const Item, on_wake: OnWake) -> Box<Self> {
+        Box::new(ExtraEntry {
+            entry: WaitEntry::new(on_wake),
+            item,
+        })
+    }
+}
+
+/// All that a set's lock guards.
+pub(crate) struct Interests {
+    slots: Slots,
+    /// Slot numbers, hashed by key.
+    table: HashTable<u32>,
+    /// Entries in further wait queues, by slot number. Most files have but one queue.
+    extras: HashMap<u32, Vec<Box<ExtraEntry>>, FxBuildHasher>,
+    /// Items known to be ready, oldest first.
+    pub(crate) ready: ReadyList,
+    /// Items that watch sets.
+    pub(crate) nested: usize,
+    allowance: Allowance,
+}
+
+// SAFETY: the raw pointers inside lead to items of the slab, which lives as long as this does.
+unsafe impl Send for Interests {}
+
+fn hash(identity: Identity, number: i32) -> u64 {
+    FxBuildHasher.hash_one((identity.addr(), number))
+}
+
+impl Interests {
+    pub(crate) fn new(allowance: Allowance) -> Self {
+        Interests {
+            slots: Slots {
+                chunks: Vec::new(),
+                free: ptr::null(),
+                used: 0,
+            },
+            table: HashTable::new(),
+            extras: HashMap::with_hasher(FxBuildHasher),
+            ready: ReadyList::new(),
+            nested: 0,
+            allowance,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The item for a key.
+    #[inline]
+    pub(crate) fn find(&self, identity: Identity, number: i32) -> Option<*const Item> {
+        self.table
+            .find(hash(identity, number), |&slot| {
+                self.slots.holds(slot, identity, number)
+            })
+            .map(|&slot| self.slots.get(slot))
+    }
+
+    /// Makes an item for a key that has none. It is not linked anywhere yet.
+    ///
+    /// `ENOSPC`: the account is used up. `ENOMEM`: no memory.
+    pub(crate) fn insert(
+        &mut self,
+        set: *const Description<Set>,
+        file: FileRef<'_>,
+        interest: Events,
+        data: u64,
+    ) -> Result<*const Item, Errno> {
+        let slots = &self.slots;
+        self.table
+            .try_reserve(1, |&slot| slots.hash(slot))
+            .map_err(|_| Errno::NOMEM)?;
+        if !self.allowance.take() {
+            return Err(Errno::NOSPC);
+        }
+        let Some(slot) = self.slots.take(set) else {
+            self.allowance.give();
+            return Err(Errno::NOMEM);
+        };
+        let item = self.slots.get(slot);
+        let key = (file.identity(), file.number());
+        // SAFETY: the slot was vacant: nobody else knows it, and `&mut self` is the set's lock.
+        unsafe {
+            (*item).file.with_mut(|place| *place = Some(file.keep()));
+            (*item).number.with_mut(|number| *number = key.1);
+            (*item).set_data(data);
+            (*item).set_interest(interest);
+            (*item).entry.owner_word.store(0, Ordering::Relaxed);
+        }
+        let slots = &self.slots;
+        self.table
+            .insert_unique(hash(key.0, key.1), slot, |&slot| slots.hash(slot));
+        Ok(item)
+    }
+
+    /// Forgets an item that is linked nowhere any more. The caller drops the file's memory, which
+    /// may run the object's destructor, after it has let go of the set's lock.
+    pub(crate) fn remove(&mut self, item: *const Item) -> Arc<Description> {
+        // SAFETY: the item is registered here and `&mut self` is the set's lock.
+        let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };
+        let entry = self.table.find_entry(hash(identity, number), |&slot| {
+            ptr::eq(self.slots.get(slot), item)
+        });
+        let Ok(entry) = entry else {
+            unreachable!("a registered item is in its set's table")
+        };
+        let (slot, _) = entry.remove();
+        self.extras.remove(&slot);
+        // SAFETY: as above; from here on nobody knows the item.
+        let file = unsafe { (*item).file.with_mut(|file| (*file).take()) };
+        self.slots.give(slot);
+        self.allowance.give();
+        match file {
+            Some(file) => file,
+            None => unreachable!("a registered item has its file"),
+        }
+    }
+
+    /// Keeps the entries of `item` in further wait queues.
+    pub(crate) fn keep_extras(&mut self, item: *const Item, entries: Vec<Box<ExtraEntry>>) {
+        let slot = self.slot_of(item);
+        self.extras.insert(slot, entries);
+    }
+
+    /// The entries of `item` in further wait queues.
+    pub(crate) fn extras(&self, item: *const Item) -> &[Box<ExtraEntry>] {
+        self.extras
+            .get(&self.slot_of(item))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    fn slot_of(&self, item: *const Item) -> u32 {
+        // SAFETY: the item is registered here and `&self` borrows the locked set.
+        let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };
+        let slot = self.table.find(hash(identity, number), |&slot| {
+            ptr::eq(self.slots.get(slot), item)
+        });
+        match slot {
+            Some(&slot) => slot,
+            None => unreachable!("a registered item is in its set's table"),
+        }
+    }
+
+    /// All items, in no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = *const Item> + '_ {
+        self.table.iter().map(|&slot| self.slots.get(slot))
+    }
+}
+
+/// Slots for items, in chunks that never move: 4, 8, 16, 32, then 64 each.
+struct Slots {
+    chunks: Vec<Box<[Item]>>,
+    /// Slots that were used and freed, linked by `next`; their number is in `number`.
+    free: *const Item,
+    /// How many slots were ever used.
+    used: u32,
+}
+
+impl Slots {
+    const FIRST: u32 = 4;
+    const LARGEST: u32 = 64;
+    /// Chunks smaller than the largest, and the slots in them.
+    const SMALL: u32 = (Self::LARGEST / Self::FIRST).ilog2();
+    const IN_SMALL: u32 = Self::LARGEST - Self::FIRST;
+
+    #[inline]
+    fn place(slot: u32) -> (usize, usize) {
+        if slot < Self::IN_SMALL {
+            let chunk = ((slot + Self::FIRST) / Self::FIRST).ilog2();
+            (
+                chunk as usize,
+                (slot + Self::FIRST - (Self::FIRST << chunk)) as usize,
+            )
+        } else {
+            let slot = slot - Self::IN_SMALL;
+            (
+                (Self::SMALL + slot / Self::LARGEST) as usize,
+                (slot % Self::LARGEST) as usize,
+            )
+        }
+    }
+
+    #[inline]
+    fn get(&self, slot: u32) -> *const Item {
+        let (chunk, place) = Self::place(slot);
+        &raw const self.chunks[chunk][place]
+    }
+
+    #[inline]
+    fn holds(&self, slot: u32, identity: Identity, number: i32) -> bool {
+        // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
+        unsafe {
+            let item = &*self.get(slot);
+            item.number() == number && Identity::of(item.file()) == identity
+        }
+    }
+
+    fn hash(&self, slot: u32) -> u64 {
+        // SAFETY: as in `holds`.
+        unsafe {
+            let item = &*self.get(slot);
+            hash(Identity::of(item.file()), item.number())
+        }
+    }
+
+    /// A vacant slot; none if memory is short.
+    fn take(&mut self, set: *const Description<Set>) -> Option<u32> {
+        if !self.free.is_null() {
+            // SAFETY: free slots are ours, and `&mut self` is the set's lock.
+            let item = unsafe { &*self.free };
+            self.free = item.next.load(Ordering::Relaxed);
+            item.next.store(ptr::null_mut(), Ordering::Relaxed);
+            // SAFETY: a free slot's number is its slot number.
+            let slot = unsafe { item.number() };
+            return Some(slot.cast_unsigned());
+        }
+        let slot = self.used;
+        let (chunk, _) = Self::place(slot);
+        if chunk == self.chunks.len() {
+            let size = (Self::FIRST << chunk.min(Self::SMALL as usize)) as usize;
+            let mut items = Vec::new();
+            items.try_reserve_exact(size).ok()?;
+            self.chunks.try_reserve(1).ok()?;
+            items.extend((0..size).map(|_| Item::vacant(set)));
+            self.chunks.push(items.into_boxed_slice());
+        }
+        self.used += 1;
+        Some(slot)
+    }
+
+    fn give(&mut self, slot: u32) {
+        let item = self.get(slot);
+        // SAFETY: the slot was just vacated, and `&mut self` is the set's lock.
+        unsafe {
+            (*item)
+                .number
+                .with_mut(|number| *number = slot.cast_signed());
+            (*item)
+                .next
+                .store(self.free.cast_mut(), Ordering::Relaxed);
+        }
+        self.free = item;
+    }
+}

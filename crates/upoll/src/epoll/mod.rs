@@ -1,0 +1,324 @@
+//! `epoll(7)`: a set of interests in open files, and which of them are ready.
+//!
+//! - [`interest`]: the interest list: items, their keys and their memory.
+//! - [`ready`]: the ready list, the arrivals, and what a wake does.
+//! - [`scan`]: taking reports off the ready list (`epoll_wait` without the wait).
+//! - [`ctl`]: `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes.
+//! - [`nesting`]: sets in sets: loops, depth, number of paths.
+//! - [`limit`]: `max_user_watches`.
+//! - [`fdinfo`]: what `/proc/PID/fdinfo` shows.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+
+use bitflags::bitflags;
+use once_cell::race::OnceBox;
+
+mod ctl;
+mod fdinfo;
+pub(crate) mod interest;
+mod limit;
+mod nesting;
+pub(crate) mod ready;
+mod scan;
+
+pub use self::ctl::Op;
+pub use self::limit::WatchLimit;
+
+use self::interest::{Interests, Item};
+use self::limit::Allowance;
+use crate::errno::Errno;
+use crate::events::{Event, Events};
+use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::sync::{AtomicPtr, Mutex};
+use crate::target::{Source, Target};
+use crate::wait::{WaitQueue, Wake};
+
+bitflags! {
+    /// What kind of set to make: the argument of `epoll_create1(2)`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct CreateFlags: u32 {
+        /// `EPOLL_ROTATE`: the sets and threads that wait on this set take turns.
+        const ROTATE = 1;
+        /// `EPOLL_CLOEXEC`: meaningful once the set has a descriptor number; accepted here.
+        const CLOEXEC = 0o2_000_000;
+        const _ = !0;
+    }
+}
+
+/// The set itself (`struct eventpoll`).
+pub(crate) struct Set {
+    /// The newest arrival and the tag bit; see [`ready`].
+    pending: AtomicPtr<Item>,
+    /// Threads that wait in this set, all of them exclusive (`ep->wq`). Its lock nests inside the
+    /// locks of the queues that the items are hooked into.
+    pub(crate) sleepers: WaitQueue,
+    /// Sets and pollers that watch this set (`ep->poll_wait`). Its lock nests like `sleepers`'.
+    pub(crate) watched_by: WaitQueue,
+    /// The interest list and the ready list (`ep->mtx`). The lock of a set nests outside the locks
+    /// of the sets that it watches, of its files' watcher lists, and of their wait queues.
+    inner: Mutex<Interests>,
+    rotates: bool,
+}
+
+impl Set {
+    #[cfg(feature = "std")]
+    pub(crate) fn rotates(&self) -> bool {
+        self.rotates
+    }
+
+    /// Whether anybody, thread or set, would learn of a wake.
+    fn is_awaited(&self) -> bool {
+        self.sleepers.is_watched() || self.watched_by.is_watched()
+    }
+
+    /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
+    fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
+        let mut slept = 0;
+        if self.sleepers.is_watched() {
+            slept = self.wake_sleepers(&mut wake.with_key(Events::IN));
+        }
+        let mut watched = 0;
+        if self.watched_by.is_watched() {
+            let wake = &mut wake.with_key(Events::IN);
+            watched = if self.rotates {
+                self.watched_by.wake_rotate_within(wake)
+            } else {
+                self.watched_by.wake_within(wake)
+            };
+        }
+        (slept != 0, watched != 0)
+    }
+
+    fn wake_sleepers(&self, wake: &mut Wake<'_>) -> usize {
+        if self.rotates {
+            self.sleepers.wake_rotate_within(wake)
+        } else {
+            self.sleepers.wake_within(wake)
+        }
+    }
+}
+
+impl Pollable for Set {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.watched_by);
+        if self.has_ready() {
+            Events::IN | Events::RDNORM
+        } else {
+            Events::empty()
+        }
+    }
+
+    fn release(&self) {
+        self.close();
+    }
+
+    fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        fdinfo::show(self, out)
+    }
+}
+
+/// An epoll set: watches open files, reports which are ready.
+///
+/// It watches user-level objects: anything [`Pollable`] in a [`File`]. A set is itself an open file
+/// and may be watched by other sets.
+///
+/// Cloning makes another reference to the same set, as `dup(2)` does; the last one to drop closes
+/// it. All calls may be made from any number of threads at once.
+///
+/// # Level, edge, oneshot, exclusive
+/// As in `epoll(7)` of Linux 6.18. A level-triggered item is reported as long as it is ready, and
+/// ready items take turns when a wait's buffer is too small for all. `ET` reports once per wake of
+/// the file. `ONESHOT` disables the item after one report, `ERR` and `HUP` included, until it is
+/// modified. `EXCLUSIVE` wakes at least one of the sets that watch a file so, not all.
+///
+/// # Rotation
+/// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
+/// Sets that watch it are woken one at a time, in turn:
+/// - An event goes to the next set in line that somebody waits on; it then stands last. One that
+///   nobody waits on is passed over, and keeps its place.
+/// - If nobody waits at all, the first to come takes the event.
+/// - If the source is still ready when a worker comes back to wait, the turn goes to the next
+///   worker in line, not to the same one again. Only if no other waits may it go on itself.
+/// - A worker that was chosen and leaves (closes its set, or deletes the rotating set from it)
+///   before it looked hands the event on.
+/// - Threads that wait on the rotating set itself take turns by the same rules.
+/// - `poll` and `select` on the rotating set see every event, in addition.
+///
+/// What seed 0's mail leaves open is decided so: a second source gives `EINVAL`; `EPOLL_ROTATE`
+/// may be combined with `EPOLL_CLOEXEC`; edge-triggered and oneshot interests in the rotating set
+/// keep their meaning for the worker that was chosen; `EPOLLEXCLUSIVE` on it gives `EINVAL`, as
+/// for any set.
+///
+/// # Example
+/// ```
+/// use upoll::{Epoll, Event, EventFd, Events};
+///
+/// let set = Epoll::new()?;
+/// let counter = EventFd::new(0)?;
+/// set.add(&counter, Event::new(Events::IN, 42))?;
+///
+/// counter.try_write(1)?;
+/// let mut events = [Event::default(); 8];
+/// assert_eq!(set.harvest(&mut events)?, 1);
+/// assert_eq!(events[0].data(), 42);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+#[derive(Clone, Debug)]
+#[doc(alias = "epoll_create1")]
+pub struct Epoll {
+    file: File<Set>,
+}
+
+impl Epoll {
+    /// `epoll_create1(0)`: an empty set.
+    ///
+    /// # Errors
+    /// None today; it returns a `Result` as `epoll_create1` does.
+    pub fn new() -> Result<Self, Errno> {
+        Self::create(CreateFlags::empty())
+    }
+
+    /// `epoll_create1(flags)`: an empty set.
+    ///
+    /// # Errors
+    /// `EINVAL`: `flags` holds bits other than [`CreateFlags::ROTATE`] and
+    /// [`CreateFlags::CLOEXEC`].
+    pub fn create(flags: CreateFlags) -> Result<Self, Errno> {
+        Self::create_within(flags, default_limit())
+    }
+
+    /// [`create`](Self::create) on an account of one's own: an ADD beyond it gives `ENOSPC`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_within(flags: CreateFlags, limit: Arc<WatchLimit>) -> Result<Self, Errno> {
+        if !(flags - (CreateFlags::ROTATE | CreateFlags::CLOEXEC)).is_empty() {
+            return Err(Errno::INVAL);
+        }
+        Ok(Epoll {
+            file: File::new(Set {
+                pending: AtomicPtr::new(core::ptr::null_mut()),
+                sleepers: WaitQueue::new(),
+                watched_by: WaitQueue::new(),
+                inner: Mutex::new(Interests::new(Allowance::new(limit))),
+                rotates: flags.contains(CreateFlags::ROTATE),
+            }),
+        })
+    }
+
+    /// The set as an open file, to be watched by other sets.
+    #[must_use]
+    pub fn as_file_ref(&self) -> FileRef<'_> {
+        self.file.by_ref()
+    }
+
+    /// `EPOLL_CTL_ADD`: watches `source`.
+    ///
+    /// If it is ready already it is queued at once. `interest`'s data comes back with each event.
+    ///
+    /// # Errors
+    /// In this order, as Linux checks:
+    /// - `EINVAL`: `source` is this set; or `EXCLUSIVE` with a set as `source`, or with bits other
+    ///   than `IN`, `OUT`, `ERR`, `HUP`, `WAKEUP`, `ET`.
+    /// - `ELOOP`: the set would watch itself through others, or sets would nest deeper than 5.
+    /// - `EEXIST`: the open file is watched under this number already.
+    /// - `EINVAL`: a second source for a rotating set, or more paths than Linux allows from a file
+    ///   up through sets that watch sets.
+    /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
+    #[doc(alias = "EPOLL_CTL_ADD")]
+    pub fn add(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
+        self.ctl(Op::Add, source.target(), interest)
+    }
+
+    /// `EPOLL_CTL_MOD`: changes what is wanted of `source`, and its data.
+    ///
+    /// It re-arms a oneshot interest, and a ready edge-triggered one is reported anew.
+    ///
+    /// # Errors
+    /// - `EINVAL`: `interest` has `EXCLUSIVE`, or `source` is this set.
+    /// - `ENOENT`: `source` is not watched.
+    /// - `EINVAL`: it is watched with `EXCLUSIVE`.
+    #[doc(alias = "EPOLL_CTL_MOD")]
+    pub fn modify(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
+        self.ctl(Op::Mod, source.target(), interest)
+    }
+
+    /// `EPOLL_CTL_DEL`: stops watching `source`.
+    ///
+    /// After it returned no event of it is reported, and its memory is no longer touched. A thread
+    /// that waits in the set keeps waiting.
+    ///
+    /// # Errors
+    /// `EINVAL`: `source` is this set. `ENOENT`: it is not watched.
+    #[doc(alias = "EPOLL_CTL_DEL")]
+    pub fn delete(&self, source: &(impl Source + ?Sized)) -> Result<(), Errno> {
+        self.ctl(Op::Del, source.target(), Event::default())
+    }
+
+    /// `epoll_ctl(2)` with the operation as a value.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add), [`modify`](Self::modify) and [`delete`](Self::delete).
+    #[doc(alias = "epoll_ctl")]
+    pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
+        match target {
+            Target::File(file) => self.ctl_file(op, file, interest),
+        }
+    }
+
+    /// What is ready now: `epoll_wait(2)` with a timeout of 0, and the core of every wait.
+    ///
+    /// Fills `events` from the front and says how many. Never blocks for longer than other calls
+    /// on the same set hold its lock.
+    ///
+    /// # Errors
+    /// `EINVAL`: `events` is empty.
+    pub fn harvest(&self, events: &mut [Event]) -> Result<usize, Errno> {
+        if events.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        Ok(self.file.harvest(events))
+    }
+
+    /// What `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.
+    #[must_use]
+    pub fn fdinfo(&self) -> alloc::string::String {
+        let mut out = alloc::string::String::new();
+        let shown = self.file.show_fdinfo(&mut out);
+        debug_assert!(shown.is_ok(), "writing to a string does not fail");
+        out
+    }
+
+    /// How many interests the set holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.file.inner.lock().len()
+    }
+
+    /// Whether the set watches nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn set(&self) -> &Set {
+        &self.file
+    }
+}
+
+impl Source for Epoll {
+    #[inline]
+    fn target(&self) -> Target<'_> {
+        Target::File(self.as_file_ref())
+    }
+}
+
+/// The account for sets that were given none.
+fn default_limit() -> Arc<WatchLimit> {
+    static LIMIT: OnceBox<Arc<WatchLimit>> = OnceBox::new();
+    LIMIT
+        .get_or_init(|| Box::new(WatchLimit::new(limit::of_the_system())))
+        .clone()
+}

@@ -1,0 +1,366 @@
+//! The ready list and the arrivals (Linux's overflow list, here always in use).
+//!
+//! A wake may come at any time, also while a scan holds the set's lock. So wakes never touch the
+//! ready list: they push the item onto a lock-free stack, the *arrivals*, and whoever holds the
+//! set's lock next moves them, oldest first, to the tail of the ready list, which that lock guards.
+//!
+//! # `pending`
+//! One word says all a waiter needs: the newest arrival's address, and in bit 0 ([`TAG`]) whether
+//! the ready list is non-empty or a scan is under way. Zero means that nothing is ready. The bit
+//! stays set while a scan has the list apart, so that another thread cannot mistake a list in
+//! flight for an empty one.
+//!
+//! # `QUEUED`
+//! An item is in at most one of the two lists, and `QUEUED` says that it is in one. A wake sets it
+//! and pushes only if it was clear. A scan that takes an item off clears it *before* it looks at
+//! the file for the last time. This is the second named pair: the object publishes, then the wake
+//! looks at `QUEUED`; the scan clears `QUEUED`, then looks at the object. One of them sees the
+//! other. A level-triggered item that is still ready keeps its bit: it never left the list.
+
+use core::ptr::{self, NonNull};
+
+use super::Set;
+use super::interest::{ExtraEntry, Item, state};
+use crate::events::Events;
+use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
+use crate::wait::{Mode, Reply, Wake, WaitEntry};
+
+/// Bit 0 of `pending`: the ready list is non-empty, or a scan is under way.
+const TAG: usize = 1;
+
+pub(super) fn is_tagged(pending: *mut Item) -> bool {
+    pending.addr() & TAG != 0
+}
+
+fn untagged(pending: *mut Item) -> *mut Item {
+    pending.map_addr(|addr| addr & !TAG)
+}
+
+fn just_tag() -> *mut Item {
+    ptr::without_provenance_mut(TAG)
+}
+
+/// A doubly linked list of items, guarded by the set's lock.
+pub(crate) struct ReadyList {
+    head: *mut Item,
+    tail: *mut Item,
+}
+
+impl ReadyList {
+    pub(crate) const fn new() -> Self {
+        ReadyList {
+            head: ptr::null_mut(),
+            tail: ptr::null_mut(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.is_null()
+    }
+
+    #[inline]
+    pub(super) fn front(&self) -> Option<NonNull<Item>> {
+        NonNull::new(self.head)
+    }
+
+    /// # Safety
+    /// The item is registered in the set whose lock is held, and on no list.
+    #[inline]
+    pub(super) unsafe fn push_back(&mut self, item: NonNull<Item>) {
+        // SAFETY: the set's lock guards `prev`, and `next` of items on the list.
+        unsafe {
+            item.as_ref().next.store(ptr::null_mut(), Ordering::Relaxed);
+            let tail = self.tail;
+            item.as_ref().prev.with_mut(|prev| *prev = tail);
+            match NonNull::new(tail) {
+                None => self.head = item.as_ptr(),
+                Some(tail) => tail.as_ref().next.store(item.as_ptr(), Ordering::Relaxed),
+            }
+        }
+        self.tail = item.as_ptr();
+    }
+
+    /// # Safety
+    /// The item is on this list, and its set's lock is held.
+    #[inline]
+    pub(super) unsafe fn unlink(&mut self, item: NonNull<Item>) {
+        // SAFETY: the set's lock guards the links of items on the list.
+        unsafe {
+            let next = item.as_ref().next.load(Ordering::Relaxed);
+            let prev = item.as_ref().prev.with(|prev| *prev);
+            match NonNull::new(prev) {
+                None => self.head = next,
+                Some(prev) => prev.as_ref().next.store(next, Ordering::Relaxed),
+            }
+            match NonNull::new(next) {
+                None => self.tail = prev,
+                Some(next) => next.as_ref().prev.with_mut(|at| *at = prev),
+            }
+        }
+    }
+
+    /// Moves all of `other` behind this list.
+    ///
+    /// # Safety
+    /// Both hold items of the set whose lock is held.
+    unsafe fn append(&mut self, other: &mut ReadyList) {
+        let Some(head) = other.front() else { return };
+        match NonNull::new(self.tail) {
+            None => self.head = head.as_ptr(),
+            Some(tail) => {
+                // SAFETY: the set's lock guards the links of items on the lists.
+                unsafe {
+                    tail.as_ref().next.store(head.as_ptr(), Ordering::Relaxed);
+                    head.as_ref().prev.with_mut(|prev| *prev = tail.as_ptr());
+                }
+            }
+        }
+        self.tail = other.tail;
+        *other = ReadyList::new();
+    }
+}
+
+impl Set {
+    /// Whether anything may be ready: one load. Pairs with a push.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.pending.load(Ordering::SeqCst).is_null()
+    }
+
+    /// Queues the item unless it is queued already.
+    ///
+    /// # Safety
+    /// The item is registered in this set, or is being registered by the holder of its lock.
+    #[inline]
+    pub(super) unsafe fn queue(&self, item: NonNull<Item>) {
+        // SAFETY: a registered item is alive.
+        let node = unsafe { item.as_ref() };
+        // The load spares the bus the write that is not needed. If it sees the bit, the scan that
+        // will clear it also sees what this wake has published.
+        if node.state() & state::QUEUED != 0
+            || node
+                .entry
+                .owner_word
+                .fetch_or(state::QUEUED, Ordering::SeqCst)
+                & state::QUEUED
+                != 0
+        {
+            return;
+        }
+        let mut pending = self.pending.load(Ordering::Relaxed);
+        loop {
+            node.next.store(untagged(pending), Ordering::Relaxed);
+            let new = item
+                .as_ptr()
+                .map_addr(|addr| addr | (pending.addr() & TAG));
+            match self.pending.compare_exchange_weak(
+                pending,
+                new,
+                Ordering::SeqCst,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => pending = now,
+            }
+        }
+    }
+
+    /// Starts a scan: the arrivals join the ready list, and `pending` says that it is in use.
+    /// False if nothing is ready.
+    ///
+    /// # Safety
+    /// The caller holds this set's lock, and `ready` is its ready list.
+    #[inline]
+    pub(super) unsafe fn begin_scan(&self, ready: &mut ReadyList) -> bool {
+        let pending = self.pending.load(Ordering::Acquire);
+        if untagged(pending).is_null() {
+            return !pending.is_null();
+        }
+        let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
+        // SAFETY: the swap took the stack away from everyone else.
+        unsafe { Self::append_arrivals(ready, arrivals) };
+        true
+    }
+
+    /// Ends a scan: new arrivals go behind what was not looked at, and `again`, what was reported
+    /// and stays ready, behind both. True if anything arrived meanwhile.
+    ///
+    /// # Safety
+    /// As [`begin_scan`](Self::begin_scan), which returned true.
+    #[inline]
+    pub(super) unsafe fn end_scan(&self, ready: &mut ReadyList, again: &mut ReadyList) -> bool {
+        let mut arrived = false;
+        if !untagged(self.pending.load(Ordering::Acquire)).is_null() {
+            arrived = true;
+            let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
+            // SAFETY: the swap took the stack away from everyone else.
+            unsafe { Self::append_arrivals(ready, arrivals) };
+        }
+        // SAFETY: both hold items of this set, whose lock the caller holds.
+        unsafe { ready.append(again) };
+        if ready.is_empty() {
+            // If this fails something has just arrived, and its address keeps the word non-zero.
+            let untag = self.pending.compare_exchange(
+                just_tag(),
+                ptr::null_mut(),
+                Ordering::SeqCst,
+                Ordering::Acquire,
+            );
+            if untag.is_err() {
+                arrived = true;
+                let arrivals = untagged(self.pending.swap(just_tag(), Ordering::SeqCst));
+                // SAFETY: as above.
+                unsafe { Self::append_arrivals(ready, arrivals) };
+            }
+        }
+        arrived
+    }
+
+    /// # Safety
+    /// The caller owns the detached stack and holds the lock of the items' set.
+    unsafe fn append_arrivals(ready: &mut ReadyList, newest: *mut Item) {
+        // The stack has the newest first; the list wants the oldest first.
+        let mut oldest = ptr::null_mut::<Item>();
+        let mut at = newest;
+        while let Some(item) = NonNull::new(at) {
+            // SAFETY: queued items are registered, hence alive.
+            unsafe {
+                at = item.as_ref().next.load(Ordering::Relaxed);
+                item.as_ref().next.store(oldest, Ordering::Relaxed);
+            }
+            oldest = item.as_ptr();
+        }
+        let mut at = oldest;
+        while let Some(item) = NonNull::new(at) {
+            // SAFETY: as above; the items were on no list.
+            unsafe {
+                at = item.as_ref().next.load(Ordering::Relaxed);
+                ready.push_back(item);
+            }
+        }
+    }
+
+    /// Clears `QUEUED`: from now on a wake queues the item anew. Look at the file afterwards.
+    #[inline]
+    pub(super) fn unqueue(item: &Item) {
+        item.entry
+            .owner_word
+            .fetch_and(!state::QUEUED, Ordering::SeqCst);
+        fence_after_rmw();
+    }
+
+    /// What of the item's interest is ready now. A file that is being closed shows nothing.
+    ///
+    /// # Safety
+    /// The caller holds this set's lock, and the item is registered in it.
+    #[inline]
+    pub(super) unsafe fn look(item: &Item) -> Events {
+        // SAFETY: passed on to the caller.
+        let file = unsafe { item.file() };
+        if !file.is_open() {
+            return Events::empty();
+        }
+        let ready = file
+            .object()
+            .poll(&mut crate::file::PollTable::look_only());
+        ready & item.interest()
+    }
+
+    /// Looks at an item on the ready list, and takes it off if it is idle.
+    ///
+    /// # Safety
+    /// The caller holds this set's lock, and the item is on its ready list.
+    #[inline]
+    pub(super) unsafe fn look_or_unqueue(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let node = item.as_ref();
+            let events = Self::look(node);
+            if !events.is_empty() {
+                return events;
+            }
+            ready.unlink(item);
+            Self::unqueue(node);
+            if broken(Rule::RepollAfterUnqueue) {
+                return Events::empty();
+            }
+            let events = Self::look(node);
+            if !events.is_empty() {
+                // It became ready between the two looks. If its wake has queued it, it will be
+                // seen with the arrivals; else put it back where it was taken from: the tail is
+                // near enough, as it has just become ready.
+                let before = node
+                    .entry
+                    .owner_word
+                    .fetch_or(state::QUEUED, Ordering::SeqCst);
+                if before & state::QUEUED == 0 {
+                    ready.push_back(item);
+                }
+                return Events::empty();
+            }
+            events
+        }
+    }
+}
+
+/// A watched file woke (`ep_poll_callback`): queue the item, wake one sleeper and the sets above.
+///
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is an [`Item`]'s.
+pub(super) unsafe fn on_wake_item(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of an `Item`, and linked, so the item is registered.
+    unsafe { wake_item(entry.cast(), wake) }
+}
+
+/// As [`on_wake_item`], for a file's second or further queue.
+///
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is an [`ExtraEntry`]'s.
+pub(super) unsafe fn on_wake_extra(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of an `ExtraEntry`, whose item is registered.
+    unsafe {
+        let item = entry.cast::<ExtraEntry>().as_ref().item;
+        wake_item(NonNull::new_unchecked(item.cast_mut()), wake)
+    }
+}
+
+/// # Safety
+/// The item is registered, and stays so for the call: a lock of a queue that it is hooked into is
+/// held.
+unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: a registered item is alive, and so is its set.
+    let (node, set) = unsafe { (item.as_ref(), (*item.as_ref().set).object()) };
+    let interest = node.interest();
+    if (interest - Events::CONTROL).is_empty() {
+        // Disabled: a oneshot interest that fired.
+        return Reply::Passed;
+    }
+    if !wake.key.is_empty() && !wake.key.intersects(interest) {
+        return Reply::Passed;
+    }
+    if wake.mode == Mode::Offer && !set.is_awaited() {
+        return Reply::Passed;
+    }
+    // SAFETY: the item is registered in `set`.
+    unsafe { set.queue(item) };
+    let (slept, watched) = set.tell(wake);
+    let took = if interest.contains(Events::EXCLUSIVE) {
+        slept && took_direction(wake.key, interest)
+    } else if node.state() & state::ROTATING != 0 {
+        slept || watched
+    } else {
+        true
+    };
+    if took { Reply::Took } else { Reply::Passed }
+}
+
+/// Whether an exclusive waiter's interest matches the direction that became ready; a wake for both
+/// directions at once is left to the others too, as Linux does.
+fn took_direction(key: Events, interest: Events) -> bool {
+    match key & (Events::IN | Events::OUT) {
+        Events::IN => interest.contains(Events::IN),
+        Events::OUT => interest.contains(Events::OUT),
+        both => both.is_empty(),
+    }
+}

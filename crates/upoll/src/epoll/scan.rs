@@ -1,0 +1,176 @@
+//! Taking reports off the ready list: `epoll_wait(2)` without the wait.
+
+use super::Set;
+use super::interest::{Interests, Item, state};
+use super::ready::ReadyList;
+use crate::events::{Event, Events};
+use crate::sync::{MutexGuard, Ordering};
+use crate::wait::{Deferred, Mode, Wake};
+use core::ptr::NonNull;
+
+/// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
+struct Scan<'a> {
+    set: &'a Set,
+    inner: MutexGuard<'a, Interests>,
+    /// Level-triggered items that were reported and stay ready.
+    again: ReadyList,
+    deferred: Deferred,
+}
+
+impl<'a> Scan<'a> {
+    /// None if nothing is ready.
+    fn begin(set: &'a Set) -> Option<Self> {
+        let mut inner = set.inner.lock();
+        // SAFETY: the lock is held, and `ready` is this set's list.
+        if !unsafe { set.begin_scan(&mut inner.ready) } {
+            return None;
+        }
+        Some(Scan {
+            set,
+            inner,
+            again: ReadyList::new(),
+            deferred: Deferred::new(),
+        })
+    }
+
+    /// Takes the oldest ready item and says what to report of it; empty if nothing.
+    fn take(&mut self, item: NonNull<Item>) -> Event {
+        // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
+        unsafe {
+            let node = item.as_ref();
+            let interest = node.interest();
+            let consumes = interest.intersects(Events::ET | Events::ONESHOT);
+            let events = if consumes {
+                self.inner.ready.unlink(item);
+                Set::unqueue(node);
+                Set::look(node)
+            } else {
+                Set::look_or_unqueue(&mut self.inner.ready, item)
+            };
+            let claimed = node.entry.is_claimed();
+            if claimed {
+                node.entry.settle(!events.is_empty(), &mut self.deferred);
+            }
+            if events.is_empty() {
+                return Event::default();
+            }
+            if !claimed && node.state() & state::ROTATING != 0 && !self.may_take(item, consumes) {
+                return Event::default();
+            }
+            if interest.contains(Events::ONESHOT) {
+                node.set_interest(interest & Events::CONTROL);
+            } else if !consumes {
+                self.inner.ready.unlink(item);
+                self.again.push_back(item);
+            }
+            Event::new(events, node.data())
+        }
+    }
+
+    /// A rotating set is ready and this worker was not chosen: is it its turn? If not, the item is
+    /// off the list afterwards.
+    ///
+    /// # Safety
+    /// The item is registered, and on the ready list unless `unqueued`.
+    unsafe fn may_take(&mut self, item: NonNull<Item>, unqueued: bool) -> bool {
+        // SAFETY: the caller's contract, with the set's lock held.
+        unsafe {
+            let node = item.as_ref();
+            let Some(queue) = node.entry.queue() else {
+                return true;
+            };
+            let ready = &mut self.inner.ready;
+            let refuse = || {
+                if !unqueued {
+                    ready.unlink(item);
+                    Set::unqueue(node);
+                }
+            };
+            queue.as_ref().turn(&node.entry, refuse, &mut self.deferred)
+        }
+    }
+}
+
+impl Drop for Scan<'_> {
+    fn drop(&mut self) {
+        let set = self.set;
+        // SAFETY: the lock is still held, and the lists are this set's.
+        let arrived = unsafe { set.end_scan(&mut self.inner.ready, &mut self.again) };
+        // A level-triggered event cascades through all threads that wait in the set. In a rotating
+        // set only what has newly arrived is worth another thread.
+        let cascade = if set.rotates {
+            arrived
+        } else {
+            !self.inner.ready.is_empty()
+        };
+        if cascade && set.sleepers.is_watched() {
+            set.wake_sleepers(&mut Wake {
+                key: Events::IN,
+                mode: Mode::Tell,
+                deferred: &mut self.deferred,
+            });
+        }
+    }
+}
+
+impl Set {
+    /// Fills `out` with what is ready, oldest first, and says how many.
+    pub(crate) fn harvest(&self, out: &mut [Event]) -> usize {
+        if !self.is_pending() {
+            return 0;
+        }
+        let Some(mut scan) = Scan::begin(self) else {
+            return 0;
+        };
+        let mut filled = 0;
+        while filled < out.len() {
+            let Some(item) = scan.inner.ready.front() else {
+                break;
+            };
+            let event = scan.take(item);
+            if !event.events().is_empty() {
+                out[filled] = event;
+                filled += 1;
+            }
+        }
+        filled
+    }
+
+    /// Whether anything is ready; items that are not are taken off the list
+    /// (`ep_eventpoll_poll`).
+    pub(crate) fn has_ready(&self) -> bool {
+        if self.is_pending()
+            && let Some(mut scan) = Scan::begin(self)
+        {
+            while let Some(item) = scan.inner.ready.front() {
+                // SAFETY: the item is on this set's ready list, and the lock is held.
+                let events = unsafe { Set::look_or_unqueue(&mut scan.inner.ready, item) };
+                if !events.is_empty() {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Takes a queued item off whichever list it is on.
+    ///
+    /// # Safety
+    /// The item is registered in this set and unhooked from all queues; `inner` is the set's,
+    /// locked.
+    pub(super) unsafe fn take_off(&self, inner: &mut Interests, item: NonNull<Item>) {
+        // SAFETY: the caller holds the lock.
+        unsafe {
+            if item.as_ref().state() & state::QUEUED == 0 {
+                return;
+            }
+            self.begin_scan(&mut inner.ready);
+            inner.ready.unlink(item);
+            item.as_ref()
+                .entry
+                .owner_word
+                .store(0, Ordering::Relaxed);
+            self.end_scan(&mut inner.ready, &mut ReadyList::new());
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! Open file descriptions: what sets and pollers watch.
+//!
+//! A [`File`] is a counted reference to an *open file description* in the sense of `open(2)`: an
+//! object that implements [`Pollable`], how many references keep it open, and the list of epoll
+//! items that watch it. Cloning a `File` is `dup(2)`; dropping the last clone is the last
+//! `close(2)`: the items that watch it vanish from their sets, then the object's
+//! [`release`](Pollable::release) runs.
+//!
+//! # Open and alive
+//! A description has two counts. `open` counts `File`s: at zero it is closed. The `Arc` around it
+//! counts who may still touch its memory: items hold one of these, so a set may poll an object
+//! that is just being closed. That needs no per-poll pin, and cannot meet freed memory.
+
+use alloc::sync::Arc;
+use core::any::Any;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+
+use crate::events::Events;
+use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell};
+use crate::wait::WaitQueue;
+
+/// Anything that can tell whether it is ready, and promises to wake its queues when that changes
+/// (`file_operations.poll`).
+///
+/// # Example
+/// ```
+/// use upoll::{Events, Pollable, PollTable, WaitQueue};
+/// use std::sync::Mutex;
+///
+/// #[derive(Default)]
+/// struct Mailbox {
+///     letters: Mutex<Vec<String>>,
+///     arrived: WaitQueue,
+/// }
+///
+/// impl Mailbox {
+///     fn put(&self, letter: String) {
+///         self.letters.lock().unwrap().push(letter);
+///         self.arrived.wake(Events::IN);
+///     }
+/// }
+///
+/// impl Pollable for Mailbox {
+///     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+///         table.register(&self.arrived);
+///         if self.letters.lock().unwrap().is_empty() {
+///             Events::empty()
+///         } else {
+///             Events::IN
+///         }
+///     }
+/// }
+/// # Mailbox::default().put(String::new());
+/// ```
+pub trait Pollable: Any + Send + Sync {
+    /// Registers every queue that may wake for this object with `table`, then says what is ready
+    /// now.
+    ///
+    /// In that order: whoever registers first and looks second misses nothing. It may be called at
+    /// any time, from any thread, with a set's lock held: it must not block, and must not call
+    /// back into a set that watches the object. Queues are registered the same at each call.
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events;
+
+    /// The last reference to the open file description is gone. Nobody watches any more.
+    ///
+    /// Runs once, before the object is dropped (which may be a little later, when a wait on
+    /// another thread that was just looking at it is done). A pipe's end tells its peer here.
+    fn release(&self) {}
+
+    /// What `/proc/PID/fdinfo` would show for the object itself, a line each.
+    fn show_fdinfo(&self, _out: &mut dyn fmt::Write) -> fmt::Result {
+        Ok(())
+    }
+}
+
+/// Collects the wait queues that a [`Pollable`] registers (`poll_table`).
+pub struct PollTable<'q> {
+    on_register: Option<&'q mut dyn FnMut(&'q WaitQueue)>,
+}
+
+impl<'q> PollTable<'q> {
+    /// A table that registers nothing: only the readiness is wanted.
+    #[must_use]
+    #[inline]
+    pub const fn look_only() -> Self {
+        PollTable { on_register: None }
+    }
+
+    /// A table that hands each queue to `on_register`. For objects that wrap other objects.
+    #[must_use]
+    pub fn new(on_register: &'q mut dyn FnMut(&'q WaitQueue)) -> Self {
+        PollTable {
+            on_register: Some(on_register),
+        }
+    }
+
+    /// Puts whoever polls on `queue`, if they asked to be (`poll_wait`).
+    #[inline]
+    pub fn register(&mut self, queue: &'q WaitQueue) {
+        if let Some(on_register) = &mut self.on_register {
+            on_register(queue);
+        }
+    }
+}
+
+impl fmt::Debug for PollTable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PollTable")
+            .field("registers", &self.on_register.is_some())
+            .finish()
+    }
+}
+
+/// The open file description itself; always behind an `Arc`.
+pub(crate) struct Description<T: ?Sized = dyn Pollable> {
+    /// `File`s that refer to this. Zero: closed, and it stays closed.
+    open: AtomicUsize,
+    /// The epoll items that watch this (`file->f_ep`). The lock nests inside a set's lock and
+    /// outside the wait queues' locks.
+    watchers: Mutex<Watchers>,
+    object: T,
+}
+
+/// The list of items that watch a description, and who to call when it closes.
+pub(crate) struct Watchers {
+    head: *const WatcherLink,
+    /// Takes every watcher out. Set by the first watcher, the same for all: only sets watch.
+    on_close: Option<OnClose>,
+}
+
+/// Takes every watcher out of the list of a file that closes.
+pub(crate) type OnClose = fn(Identity, &Mutex<Watchers>);
+
+// SAFETY: the pointers lead to links that are linked, and a link outlives its being linked
+// (`Watchers::link`'s contract).
+unsafe impl Send for Watchers {}
+
+/// An item's place among the watchers of its file; guarded by that file's `watchers` lock.
+pub(crate) struct WatcherLink(UnsafeCell<Neighbours>);
+
+struct Neighbours {
+    next: *const WatcherLink,
+    prev: *const WatcherLink,
+}
+
+// SAFETY: touched only under the lock of the watcher list that it is linked into, or by its owner
+// while it is linked nowhere.
+unsafe impl Send for WatcherLink {}
+// SAFETY: as above.
+unsafe impl Sync for WatcherLink {}
+
+impl WatcherLink {
+    pub(crate) fn new() -> Self {
+        WatcherLink(UnsafeCell::new(Neighbours {
+            next: ptr::null(),
+            prev: ptr::null(),
+        }))
+    }
+}
+
+impl Watchers {
+    /// # Safety
+    /// The link is in no list, stays put, and outlives its being linked.
+    pub(crate) unsafe fn link(&mut self, link: &WatcherLink, on_close: OnClose) {
+        self.on_close = Some(on_close);
+        let next = self.head;
+        link.0.with_mut(|node| {
+            // SAFETY: the caller's `&mut self` is the list's lock.
+            unsafe { *node = Neighbours { next, prev: ptr::null() } }
+        });
+        if !next.is_null() {
+            // SAFETY: linked links are alive; the lock is held.
+            unsafe { (*next).0.with_mut(|node| (*node).prev = link) };
+        }
+        self.head = link;
+    }
+
+    /// # Safety
+    /// The link is in this list.
+    pub(crate) unsafe fn unlink(&mut self, link: &WatcherLink) {
+        // SAFETY: the caller's `&mut self` is the list's lock.
+        let (next, prev) = link.0.with(|node| unsafe { ((*node).next, (*node).prev) });
+        if prev.is_null() {
+            self.head = next;
+        } else {
+            // SAFETY: linked links are alive; the lock is held.
+            unsafe { (*prev).0.with_mut(|node| (*node).next = next) };
+        }
+        if !next.is_null() {
+            // SAFETY: as above.
+            unsafe { (*next).0.with_mut(|node| (*node).prev = prev) };
+        }
+    }
+
+    /// The links from the newest to the oldest.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = *const WatcherLink> + '_ {
+        let mut at = self.head;
+        core::iter::from_fn(move || {
+            let link = at;
+            if link.is_null() {
+                return None;
+            }
+            // SAFETY: linked links are alive; `&self` borrows the locked list.
+            at = unsafe { (*link).0.with(|node| (*node).next) };
+            Some(link)
+        })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.is_null()
+    }
+}
+
+impl<T: ?Sized> Description<T> {
+    #[inline]
+    pub(crate) fn object(&self) -> &T {
+        &self.object
+    }
+
+    pub(crate) fn watchers(&self) -> &Mutex<Watchers> {
+        &self.watchers
+    }
+
+    /// Whether any `File` still refers to this.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// A reference to an open file description.
+///
+/// `File<T>` knows its object's type, [`File`] (that is `File<dyn Pollable>`) does not. All that
+/// come from one [`File::new`] by [`Clone`] or [`File::erase`] are the same open file, as `dup`'ed
+/// descriptors are. When the last of them drops, the file is closed: it disappears from every set
+/// that watches it, without waiting for any set that does not.
+///
+/// # Example
+/// ```
+/// use upoll::{EventFd, Epoll, Event, Events};
+/// let set = Epoll::new()?;
+/// let counter = EventFd::new(1)?;
+/// set.add(&counter, Event::new(Events::IN, 7))?;
+/// drop(counter);
+/// assert_eq!(set.harvest(&mut [Event::default(); 4])?, 0);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+pub struct File<T: Pollable + ?Sized = dyn Pollable>(Arc<Description<T>>);
+
+impl<T: Pollable> File<T> {
+    /// Opens `object`: a new open file description.
+    #[must_use]
+    pub fn new(object: T) -> Self {
+        File(Arc::new(Description {
+            open: AtomicUsize::new(1),
+            watchers: Mutex::new(Watchers {
+                head: ptr::null(),
+                on_close: None,
+            }),
+            object,
+        }))
+    }
+
+    /// Another reference to the same open file, without its type.
+    #[must_use]
+    pub fn erase(&self) -> File {
+        self.0.open.fetch_add(1, Ordering::Relaxed);
+        File(self.0.clone())
+    }
+
+    #[inline]
+    pub(crate) fn as_description_ptr(&self) -> *const Description<T> {
+        Arc::as_ptr(&self.0)
+    }
+
+    /// A borrowed reference without the type.
+    #[must_use]
+    #[inline]
+    pub fn by_ref(&self) -> FileRef<'_> {
+        let description: *const Description<T> = Arc::as_ptr(&self.0);
+        FileRef::new(description)
+    }
+}
+
+impl File {
+    /// A borrowed reference.
+    #[must_use]
+    #[inline]
+    pub fn as_file_ref(&self) -> FileRef<'_> {
+        FileRef::new(Arc::as_ptr(&self.0))
+    }
+}
+
+impl<T: Pollable + ?Sized> Clone for File<T> {
+    fn clone(&self) -> Self {
+        self.0.open.fetch_add(1, Ordering::Relaxed);
+        File(self.0.clone())
+    }
+}
+
+impl<T: Pollable + ?Sized> Deref for File<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0.object
+    }
+}
+
+impl<T: Pollable + ?Sized> Drop for File<T> {
+    fn drop(&mut self) {
+        if self.0.open.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let on_close = self.0.watchers.lock().on_close;
+        if let Some(on_close) = on_close {
+            on_close(Identity::of(&self.0), &self.0.watchers);
+        }
+        self.0.object.release();
+    }
+}
+
+impl<T: Pollable + ?Sized> fmt::Debug for File<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File")
+            .field("identity", &Identity::of(&self.0))
+            .field("open", &self.0.open.load(Ordering::Relaxed))
+            .finish()
+    }
+}
+
+/// Which open file description: equal for all references to one, different for any two that are
+/// alive at the same time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Identity(usize);
+
+impl Identity {
+    pub(crate) fn of<T: ?Sized>(description: &Arc<Description<T>>) -> Self {
+        Identity(Arc::as_ptr(description).cast::<()>().addr())
+    }
+
+    pub(crate) fn addr(self) -> usize {
+        self.0
+    }
+}
+
+/// A borrowed [`File`] and the number it goes by, which together are the key of an interest.
+///
+/// A set may watch one open file under several numbers, as Linux watches `dup`'ed descriptors
+/// separately. Without [`numbered`](Self::numbered) the number is 0.
+#[derive(Clone, Copy)]
+pub struct FileRef<'a> {
+    /// From `Arc::as_ptr`, so that an `Arc` can be made of it again.
+    description: NonNull<Description>,
+    number: i32,
+    borrow: PhantomData<&'a Description>,
+}
+
+// SAFETY: it is a borrowed `Arc<Description>`, which is `Send` and `Sync`.
+unsafe impl Send for FileRef<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for FileRef<'_> {}
+
+impl<'a> FileRef<'a> {
+    #[inline]
+    fn new(description: *const Description) -> Self {
+        // SAFETY: `Arc::as_ptr` is never null.
+        let description = unsafe { NonNull::new_unchecked(description.cast_mut()) };
+        FileRef {
+            description,
+            number: 0,
+            borrow: PhantomData,
+        }
+    }
+
+    /// The same open file under another number.
+    #[must_use]
+    pub const fn numbered(mut self, number: i32) -> Self {
+        self.number = number;
+        self
+    }
+
+    #[inline]
+    pub(crate) fn number(self) -> i32 {
+        self.number
+    }
+
+    #[inline]
+    pub(crate) fn identity(self) -> Identity {
+        Identity(self.description.as_ptr().cast::<()>().addr())
+    }
+
+    #[inline]
+    pub(crate) fn description(self) -> &'a Description {
+        // SAFETY: `'a` borrows the `File`, which keeps the description alive.
+        unsafe { self.description.as_ref() }
+    }
+
+    /// Keeps the description's memory, but does not keep it open.
+    pub(crate) fn keep(self) -> Arc<Description> {
+        // SAFETY: the pointer is `Arc::as_ptr` of an `Arc` that lives as long as `'a`.
+        unsafe {
+            Arc::increment_strong_count(self.description.as_ptr());
+            Arc::from_raw(self.description.as_ptr())
+        }
+    }
+
+    /// An owned reference to the same open file.
+    #[must_use]
+    pub fn to_file(self) -> File {
+        let description = self.keep();
+        description.open.fetch_add(1, Ordering::Relaxed);
+        File(description)
+    }
+}
+
+impl fmt::Debug for FileRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileRef")
+            .field("identity", &self.identity())
+            .field("number", &self.number)
+            .finish()
+    }
+}

@@ -1,0 +1,133 @@
+//! Atomics, cells and locks: the one place they come from, so that the same source runs under
+//! the loom model checker (`--cfg loom`).
+//!
+//! Three builds differ here and nowhere else: with `std` a lock sleeps when contended
+//! (`parking_lot`), without it spins (`spin`), and under loom it is loom's.
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+#[cfg(all(not(feature = "std"), not(loom)))]
+pub(crate) use spin::{Mutex, MutexGuard};
+
+#[cfg(loom)]
+pub(crate) use self::model::Mutex;
+#[cfg(loom)]
+pub(crate) use loom::sync::MutexGuard;
+
+#[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell;
+
+#[cfg(not(loom))]
+pub(crate) use self::plain::UnsafeCell;
+
+#[cfg(not(loom))]
+mod plain {
+    /// `core`'s cell behind loom's interface.
+    #[derive(Debug)]
+    #[repr(transparent)]
+    pub(crate) struct UnsafeCell<T: ?Sized>(core::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            UnsafeCell(core::cell::UnsafeCell::new(value))
+        }
+
+        #[inline(always)]
+        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        #[inline(always)]
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    /// loom's lock behind `parking_lot`'s interface: no poison.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
+
+/// Stands between a `SeqCst` read-modify-write that publishes state and a `SeqCst` load that looks
+/// for waiters, or between the same on the waiter's side.
+///
+/// The memory model orders those two by themselves: all `SeqCst` operations have one total order,
+/// so of a publisher and a waiter at least one sees the other. loom has no such order for plain
+/// `SeqCst` accesses, only for fences, so under loom this is one.
+#[inline(always)]
+pub(crate) fn seqcst_pair_fence() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+}
+
+/// A full fence behind a `SeqCst` read-modify-write: what was written before it is seen by whoever
+/// reads next, and what is read after it is read after it, whatever the reads' own order.
+#[inline(always)]
+pub(crate) fn fence_after_rmw() {
+    // On x86-64 a locked instruction is a full fence by itself; only the compiler must be told.
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(any(not(target_arch = "x86_64"), loom))]
+    fence(Ordering::SeqCst);
+}
+
+/// The rules that a test may switch off, one at a time, to see its loom model fail without it.
+///
+/// Outside loom builds [`broken`] is the constant `false`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// A waiter that has registered looks at the state once more before it sleeps.
+    LookAfterRegistering,
+    /// A scan that finds an item idle looks once more after taking it off the ready list.
+    RepollAfterUnqueue,
+    /// A waiter that leaves hands on a wake that it took and did not use.
+    PassOnWhenLeaving,
+    /// The close of a file holds on to a set while it takes the file's item out of it.
+    RecheckUnderSetLock,
+    /// A worker that comes back to a source still ready hands the turn on.
+    HandOnTurn,
+}
+
+#[cfg(loom)]
+std::thread_local! {
+    static BROKEN: core::cell::Cell<Option<Rule>> = const { core::cell::Cell::new(None) };
+}
+
+/// Switches `rule` off for the models that this thread runs from now on.
+#[cfg(loom)]
+pub fn break_rule(rule: Option<Rule>) {
+    BROKEN.with(|cell| cell.set(rule));
+}
+
+#[cfg(loom)]
+pub(crate) fn broken(rule: Rule) -> bool {
+    BROKEN.with(|cell| cell.get() == Some(rule))
+}
+
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) const fn broken(_rule: Rule) -> bool {
+    false
+}

@@ -1,0 +1,711 @@
+//! Wait queues: who wants to know that an object changed (`wait_queue_head_t`).
+//!
+//! An object owns one [`WaitQueue`] per kind of news. Whoever wants the news links an intrusive
+//! entry into it; [`WaitQueue::wake`] calls the entries in Linux's order. A wake allocates nothing
+//! and runs under the queue's lock, so an entry that has been unlinked is never called again.
+//!
+//! # Order and exclusivity
+//! Non-exclusive entries stand first, the newest of them foremost; exclusive ones follow in the
+//! order they came. A wake calls every non-exclusive entry, then exclusive ones until one says
+//! that it took the event. [`WaitQueue::wake_rotate`] does the same and moves the one that took it
+//! to the tail, so that exclusive waiters take turns.
+//!
+//! # Claims
+//! A wake that an exclusive waiter took is that waiter's *claim* until it has looked at the object
+//! ([`WaitEntry::settle`]). A waiter that leaves before that hands its claim to the next one: it
+//! would be lost otherwise. A rotating queue counts the claims under way, see [`WaitQueue::turn`].
+//!
+//! # The named pair: publish then wake, register then look
+//! An object publishes its new state, then [`wake`](WaitQueue::wake) reads `linked`. A waiter
+//! links itself (which writes `linked`), then reads the state. Both do so with sequentially
+//! consistent order, so one of the two sees the other and no wake is lost.
+
+use core::marker::PhantomPinned;
+use core::mem::MaybeUninit;
+use core::ptr::{self, NonNull};
+
+use crate::events::Events;
+use crate::sync::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, UnsafeCell, fence,
+    seqcst_pair_fence,
+};
+
+/// A list of waiters that an object wakes when it changes.
+///
+/// Make it a field of your object, register it in [`Pollable::poll`](crate::Pollable::poll), and
+/// wake it after each change. Any thread may wake it; a wake never blocks for longer than it takes
+/// to walk the list, and allocates nothing.
+///
+/// Waiters are called with the queue's lock held: do not hold a lock around a wake that your
+/// `poll` takes while it calls into other objects' queues.
+pub struct WaitQueue {
+    /// How many entries are linked. Written under `list`'s lock, read without it by wakes.
+    linked: AtomicUsize,
+    /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
+    /// lock of the queue of anything that this queue's owner watches.
+    list: Mutex<List>,
+}
+
+struct List {
+    head: *mut WaitEntry,
+    tail: *mut WaitEntry,
+    /// Rotating wakes taken and not yet settled.
+    claims: u32,
+    /// A rotating wake found nobody to take it: whoever settles a claim next hands on one more.
+    owed: bool,
+}
+
+// SAFETY: the pointers lead to entries that are linked, and an entry stays valid while it is
+// linked (`WaitEntry::hook`'s contract); they are followed only under the lock.
+unsafe impl Send for List {}
+
+/// How an entry stands in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At the head, told of every wake.
+    Shared,
+    /// At the tail, told until one took it: first come, first served.
+    ExclusiveTail,
+    /// Like `ExclusiveTail` but at the head: last come, first served, as threads in `epoll_wait`.
+    ExclusiveHead,
+}
+
+/// What a wake asks of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Take note; say whether somebody was waiting for it.
+    Tell,
+    /// Take note only if somebody waits for it right now.
+    Offer,
+}
+
+/// What an entry answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// Nobody waited for it.
+    Passed,
+    /// Somebody did.
+    Took,
+    /// Somebody did, and the entry is done: unlink it.
+    TookAndLeft,
+}
+
+/// One wake on its way through the queues.
+pub(crate) struct Wake<'a> {
+    /// Which events happened; empty means unknown.
+    pub(crate) key: Events,
+    pub(crate) mode: Mode,
+    /// What is to be done once all locks are free.
+    pub(crate) deferred: &'a mut Deferred,
+}
+
+impl Wake<'_> {
+    /// The same wake with another key, for the queues above.
+    pub(crate) fn with_key(&mut self, key: Events) -> Wake<'_> {
+        Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: self.deferred,
+        }
+    }
+}
+
+pub(crate) type Action = (fn(usize), usize);
+
+/// Actions put off until the locks of the wake are released: the system calls that rouse threads.
+///
+/// Room for a few is on the stack. When it is full the oldest are done at once, under the locks:
+/// slower, never wrong.
+pub(crate) struct Deferred {
+    actions: [MaybeUninit<Action>; Deferred::ROOM],
+    len: usize,
+}
+
+impl Deferred {
+    const ROOM: usize = 4;
+
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Deferred {
+            actions: [const { MaybeUninit::uninit() }; Deferred::ROOM],
+            len: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, action: fn(usize), word: usize) {
+        if self.len == Deferred::ROOM {
+            self.run();
+        }
+        self.actions[self.len].write((action, word));
+        self.len += 1;
+    }
+
+    fn run(&mut self) {
+        let len = core::mem::take(&mut self.len);
+        for slot in &self.actions[..len] {
+            // SAFETY: the first `len` slots were written by `push`; the type is `Copy`.
+            let (action, word) = unsafe { slot.assume_init() };
+            action(word);
+        }
+    }
+}
+
+impl Drop for Deferred {
+    #[inline]
+    fn drop(&mut self) {
+        if self.len > 0 {
+            self.run();
+        }
+    }
+}
+
+/// What a wake calls: the entry, and the wake. Runs under the queue's lock and takes only locks
+/// that nest inside it.
+///
+/// # Safety
+/// Called only with an entry that is linked into the queue being woken.
+pub(crate) type OnWake = unsafe fn(NonNull<WaitEntry>, &mut Wake<'_>) -> Reply;
+
+/// One waiter's place in a queue: intrusive, embedded in whatever waits.
+#[repr(C)]
+pub(crate) struct WaitEntry {
+    /// Neighbours; guarded by the lock of the queue that the entry is linked into.
+    node: UnsafeCell<Node>,
+    /// The queue hooked into, null when none. Written by the entry's owner alone.
+    queue: AtomicPtr<WaitQueue>,
+    on_wake: OnWake,
+    /// A word for the owner; it fills what would be padding.
+    pub(crate) owner_word: AtomicU32,
+    /// The entry took a wake and has not settled it. Written under the queue's lock.
+    claimed: AtomicBool,
+    /// Written under the queue's lock: a wake unlinks a sleeper that it roused.
+    is_linked: AtomicBool,
+    exclusive: AtomicBool,
+    _pinned: PhantomPinned,
+}
+
+struct Node {
+    next: *mut WaitEntry,
+    prev: *mut WaitEntry,
+}
+
+// SAFETY: `node` is touched only under the lock of the queue that the entry is linked into, or by
+// the owner while it is linked nowhere; the rest is atomic.
+unsafe impl Send for WaitEntry {}
+// SAFETY: as above.
+unsafe impl Sync for WaitEntry {}
+
+impl WaitEntry {
+    pub(crate) fn new(on_wake: OnWake) -> Self {
+        WaitEntry {
+            node: UnsafeCell::new(Node {
+                next: ptr::null_mut(),
+                prev: ptr::null_mut(),
+            }),
+            queue: AtomicPtr::new(ptr::null_mut()),
+            on_wake,
+            owner_word: AtomicU32::new(0),
+            claimed: AtomicBool::new(false),
+            is_linked: AtomicBool::new(false),
+            exclusive: AtomicBool::new(false),
+            _pinned: PhantomPinned,
+        }
+    }
+
+    /// Links this entry into `queue`. Look at the object's state afterwards.
+    ///
+    /// # Safety
+    /// The entry is hooked nowhere. Neither entry nor queue moves or ends before
+    /// [`WaitEntry::unhook`] has returned; hook and unhook are called by one owner at a time.
+    pub(crate) unsafe fn hook(&self, queue: *const WaitQueue, place: Place) {
+        self.queue.store(queue.cast_mut(), Ordering::Relaxed);
+        self.exclusive
+            .store(place != Place::Shared, Ordering::Relaxed);
+        // SAFETY: the caller keeps the queue alive.
+        let queue = unsafe { &*queue };
+        let mut list = queue.list.lock();
+        // SAFETY: the entry is unlinked and the list locked.
+        unsafe {
+            match place {
+                Place::ExclusiveTail => list.push_back(self),
+                Place::Shared | Place::ExclusiveHead => list.push_front(self),
+            }
+        }
+        queue.linked.fetch_add(1, Ordering::SeqCst);
+        drop(list);
+        // The waiter's half of the named pair.
+        seqcst_pair_fence();
+    }
+
+    /// Takes this entry out of its queue, if it is in one. After it returned no wake calls it.
+    ///
+    /// Says whether the entry held a claim: its owner must pass that on
+    /// ([`WaitQueue::pass_on`]) or have looked at the object since.
+    pub(crate) fn unhook(&self) -> Option<NonNull<WaitQueue>> {
+        let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
+        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        let mut list = unsafe { queue.as_ref() }.list.lock();
+        if self.is_linked.load(Ordering::Relaxed) {
+            // SAFETY: the entry is linked here and the list locked.
+            unsafe { list.unlink(self) };
+            // SAFETY: as above.
+            unsafe { queue.as_ref() }
+                .linked
+                .fetch_sub(1, Ordering::SeqCst);
+        }
+        self.queue.store(ptr::null_mut(), Ordering::Relaxed);
+        list.unclaim(self).then_some(queue)
+    }
+
+    /// Whether a wake was taken and not yet settled.
+    #[inline]
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Relaxed)
+    }
+
+    /// The queue hooked into.
+    pub(crate) fn queue(&self) -> Option<NonNull<WaitQueue>> {
+        NonNull::new(self.queue.load(Ordering::Relaxed))
+    }
+
+    /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
+    /// found nobody, the next waiter is offered one now.
+    ///
+    /// # Safety
+    /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.
+    pub(crate) unsafe fn settle(&self, still_ready: bool, deferred: &mut Deferred) {
+        let Some(queue) = self.queue() else { return };
+        // SAFETY: the caller vouches for the queue.
+        let mut list = unsafe { queue.as_ref() }.list.lock();
+        list.unclaim(self);
+        if !still_ready {
+            list.owed = false;
+        } else if list.owed {
+            let mut wake = Wake {
+                key: Events::IN,
+                mode: Mode::Offer,
+                deferred,
+            };
+            // SAFETY: the list is the locked list of this queue.
+            unsafe { queue.as_ref() }.offer_in_turn(&mut list, &mut wake, self);
+        }
+    }
+}
+
+impl List {
+    /// # Safety
+    /// The entry is in no list, and this list is locked.
+    unsafe fn push_front(&mut self, entry: &WaitEntry) {
+        let this = ptr::from_ref(entry).cast_mut();
+        let head = self.head;
+        entry.node.with_mut(|node| {
+            // SAFETY: the lock is held.
+            unsafe { *node = Node { next: head, prev: ptr::null_mut() } }
+        });
+        if head.is_null() {
+            self.tail = this;
+        } else {
+            // SAFETY: a linked entry is alive, and the lock is held.
+            unsafe { (*head).node.with_mut(|node| (*node).prev = this) };
+        }
+        self.head = this;
+        entry.is_linked.store(true, Ordering::Relaxed);
+    }
+
+    /// # Safety
+    /// The entry is in no list, and this list is locked.
+    unsafe fn push_back(&mut self, entry: &WaitEntry) {
+        let this = ptr::from_ref(entry).cast_mut();
+        let tail = self.tail;
+        entry.node.with_mut(|node| {
+            // SAFETY: the lock is held.
+            unsafe { *node = Node { next: ptr::null_mut(), prev: tail } }
+        });
+        if tail.is_null() {
+            self.head = this;
+        } else {
+            // SAFETY: a linked entry is alive, and the lock is held.
+            unsafe { (*tail).node.with_mut(|node| (*node).next = this) };
+        }
+        self.tail = this;
+        entry.is_linked.store(true, Ordering::Relaxed);
+    }
+
+    /// # Safety
+    /// The entry is in this list, and this list is locked.
+    unsafe fn unlink(&mut self, entry: &WaitEntry) {
+        // SAFETY: the lock is held.
+        let (next, prev) = entry.node.with(|node| unsafe { ((*node).next, (*node).prev) });
+        if prev.is_null() {
+            self.head = next;
+        } else {
+            // SAFETY: a linked entry is alive, and the lock is held.
+            unsafe { (*prev).node.with_mut(|node| (*node).next = next) };
+        }
+        if next.is_null() {
+            self.tail = prev;
+        } else {
+            // SAFETY: a linked entry is alive, and the lock is held.
+            unsafe { (*next).node.with_mut(|node| (*node).prev = prev) };
+        }
+        entry.is_linked.store(false, Ordering::Relaxed);
+    }
+
+    /// The entry after `entry`.
+    ///
+    /// # Safety
+    /// The entry is in this list, and this list is locked.
+    unsafe fn next(&self, entry: NonNull<WaitEntry>) -> Option<NonNull<WaitEntry>> {
+        // SAFETY: a linked entry is alive, and the lock is held.
+        NonNull::new(unsafe { entry.as_ref().node.with(|node| (*node).next) })
+    }
+
+    /// The first entry, or with `exclusive_only` the first exclusive one.
+    fn first(&self, exclusive_only: bool) -> Option<NonNull<WaitEntry>> {
+        let mut entry = NonNull::new(self.head);
+        while let Some(at) = entry {
+            // SAFETY: a linked entry is alive, and the caller holds the lock.
+            if !exclusive_only || unsafe { at.as_ref() }.exclusive.load(Ordering::Relaxed) {
+                break;
+            }
+            // SAFETY: as above.
+            entry = unsafe { self.next(at) };
+        }
+        entry
+    }
+
+    fn unclaim(&mut self, entry: &WaitEntry) -> bool {
+        let claimed = entry.claimed.load(Ordering::Relaxed);
+        if claimed {
+            entry.claimed.store(false, Ordering::Relaxed);
+            self.claims -= 1;
+        }
+        claimed
+    }
+
+    fn claim(&mut self, entry: &WaitEntry) {
+        if !entry.claimed.load(Ordering::Relaxed) {
+            entry.claimed.store(true, Ordering::Relaxed);
+            self.claims += 1;
+        }
+    }
+}
+
+impl Default for WaitQueue {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl core::fmt::Debug for WaitQueue {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("WaitQueue")
+            .field("linked", &self.linked.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
+impl WaitQueue {
+    /// An empty queue.
+    #[must_use]
+    pub fn new() -> Self {
+        WaitQueue {
+            linked: AtomicUsize::new(0),
+            list: Mutex::new(List {
+                head: ptr::null_mut(),
+                tail: ptr::null_mut(),
+                claims: 0,
+                owed: false,
+            }),
+        }
+    }
+
+    /// Tells the waiters that `key` happened (`wake_up_poll`), and says how many took it.
+    ///
+    /// Call it after the new state is visible. Every non-exclusive waiter is told, then exclusive
+    /// ones until one took it. An empty `key` means "look for yourself".
+    pub fn wake(&self, key: Events) -> usize {
+        fence(Ordering::SeqCst);
+        self.wake_published(key)
+    }
+
+    /// [`wake`](Self::wake) for a caller that published its state with a `SeqCst` read-modify-write
+    /// and so needs no fence.
+    #[inline]
+    pub(crate) fn wake_published(&self, key: Events) -> usize {
+        seqcst_pair_fence();
+        if self.linked.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        let mut deferred = Deferred::new();
+        self.wake_within(&mut Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        })
+    }
+
+    /// Like [`wake`](Self::wake), but exclusive waiters take turns: the one that took the event
+    /// moves behind all others, and one that nobody waits on is passed over.
+    ///
+    /// If nobody takes it every exclusive waiter is left a note, so that the first to come looks.
+    pub fn wake_rotate(&self, key: Events) -> usize {
+        fence(Ordering::SeqCst);
+        let mut deferred = Deferred::new();
+        self.wake_rotate_within(&mut Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        })
+    }
+
+    /// Whether any entry is linked. Pairs with a waiter that registers, then looks.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.linked.load(Ordering::SeqCst) != 0
+    }
+
+    /// A wake that is part of another one, whose state is already published.
+    pub(crate) fn wake_within(&self, wake: &mut Wake<'_>) -> usize {
+        if !self.is_watched() {
+            return 0;
+        }
+        let mut list = self.list.lock();
+        self.walk(&mut list, wake, false)
+    }
+
+    /// Rotating counterpart of [`wake_within`](Self::wake_within).
+    pub(crate) fn wake_rotate_within(&self, wake: &mut Wake<'_>) -> usize {
+        seqcst_pair_fence();
+        if !self.is_watched() {
+            return 0;
+        }
+        let mut list = self.list.lock();
+        let mut took = 0;
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            if unsafe { entry.as_ref() }.exclusive.load(Ordering::Relaxed) {
+                break;
+            }
+            // SAFETY: as above, and `entry` is still linked.
+            at = unsafe { list.next(entry) };
+            took += usize::from(self.call(&mut list, entry, wake) != Reply::Passed);
+        }
+        wake.mode = Mode::Offer;
+        if self.offer_in_turn(&mut list, wake, ptr::null()) {
+            return took + 1;
+        }
+        // Nobody waits. Leave a note with all of them: whoever comes first will look.
+        wake.mode = Mode::Tell;
+        list.owed = true;
+        let mut at = list.first(true);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            if self.call(&mut list, entry, wake) != Reply::Passed {
+                self.retire_to_tail(&mut list, entry);
+                return took + 1;
+            }
+        }
+        took
+    }
+
+    /// Hands the wake that a leaving waiter took to the next exclusive one.
+    pub(crate) fn pass_on(&self, key: Events, rotating: bool) {
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        if rotating {
+            wake.mode = Mode::Offer;
+            if !self.offer_in_turn(&mut list, &mut wake, ptr::null()) {
+                list.owed = true;
+                wake.mode = Mode::Tell;
+                self.walk(&mut list, &mut wake, true);
+            }
+        } else {
+            self.walk(&mut list, &mut wake, true);
+        }
+    }
+
+    /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready,
+    /// may take it: the rule that makes workers take turns at a source that stays ready.
+    ///
+    /// While others hold claims they come first: each of them will look, and ask this in its turn.
+    /// Otherwise the next waiter in line is offered it. Only if nobody waits may `me` have it.
+    /// `refused` runs under the queue's lock if not: what it undoes cannot race with a wake.
+    ///
+    /// # Safety
+    /// `me` is hooked into this queue.
+    pub(crate) unsafe fn turn(
+        &self,
+        me: &WaitEntry,
+        refused: impl FnOnce(),
+        deferred: &mut Deferred,
+    ) -> bool {
+        let mut list = self.list.lock();
+        if list.unclaim(me) {
+            // A wake chose `me` just now.
+            return true;
+        }
+        if list.claims > 0 || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
+            refused();
+            return false;
+        }
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Offer,
+            deferred,
+        };
+        if self.offer_in_turn(&mut list, &mut wake, me) {
+            refused();
+            return false;
+        }
+        if me.is_linked.load(Ordering::Relaxed) {
+            // SAFETY: `me` is linked into this queue and the list is locked.
+            unsafe {
+                list.unlink(me);
+                list.push_back(me);
+            }
+        }
+        true
+    }
+
+    /// For a thread about to sleep: links `me` at the tail, unless it is its turn to look first.
+    ///
+    /// It is its turn if nobody holds a claim and nobody waits before it.
+    ///
+    /// # Safety
+    /// As [`WaitEntry::hook`].
+    pub(crate) unsafe fn turn_or_hook(
+        &self,
+        me: &WaitEntry,
+        ready: impl FnOnce() -> bool,
+        deferred: &mut Deferred,
+    ) -> bool {
+        let mut list = self.list.lock();
+        me.queue
+            .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
+        me.exclusive.store(true, Ordering::Relaxed);
+        // SAFETY: `me` is unlinked and the list locked.
+        unsafe { list.push_back(me) };
+        self.linked.fetch_add(1, Ordering::SeqCst);
+        seqcst_pair_fence();
+        if !ready() {
+            return false;
+        }
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Offer,
+            deferred,
+        };
+        if list.claims > 0 || self.offer_in_turn(&mut list, &mut wake, me) {
+            return false;
+        }
+        // SAFETY: `me` was linked above and the list is still locked.
+        unsafe { list.unlink(me) };
+        self.linked.fetch_sub(1, Ordering::SeqCst);
+        me.queue.store(ptr::null_mut(), Ordering::Relaxed);
+        true
+    }
+
+    /// Offers the wake to the exclusive entries in their order, `except` one, until one takes it;
+    /// that one moves to the tail with a claim.
+    fn offer_in_turn(
+        &self,
+        list: &mut MutexGuard<'_, List>,
+        wake: &mut Wake<'_>,
+        except: *const WaitEntry,
+    ) -> bool {
+        let mut at = list.first(true);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            if ptr::eq(entry.as_ptr(), except) {
+                continue;
+            }
+            if self.call(list, entry, wake) != Reply::Passed {
+                self.retire_to_tail(list, entry);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The entry took a rotating wake: it has a claim, and stands last from now on.
+    fn retire_to_tail(&self, list: &mut MutexGuard<'_, List>, entry: NonNull<WaitEntry>) {
+        // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
+        let entry = unsafe { entry.as_ref() };
+        list.claim(entry);
+        if entry.is_linked.load(Ordering::Relaxed) {
+            // SAFETY: the entry is linked here and the list locked.
+            unsafe {
+                list.unlink(entry);
+                list.push_back(entry);
+            }
+        }
+    }
+
+    /// Calls entries from the head, exclusive ones until one took it.
+    fn walk(
+        &self,
+        list: &mut MutexGuard<'_, List>,
+        wake: &mut Wake<'_>,
+        exclusive_only: bool,
+    ) -> usize {
+        let mut took = 0;
+        let mut at = list.first(exclusive_only);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            // SAFETY: as above.
+            let exclusive = unsafe { entry.as_ref() }.exclusive.load(Ordering::Relaxed);
+            let reply = self.call(list, entry, wake);
+            if reply != Reply::Passed {
+                took += 1;
+                if exclusive {
+                    if reply == Reply::Took {
+                        // SAFETY: as above, and `Took` left it linked.
+                        list.claim(unsafe { entry.as_ref() });
+                    }
+                    break;
+                }
+            }
+        }
+        took
+    }
+
+    #[inline]
+    fn call(
+        &self,
+        list: &mut MutexGuard<'_, List>,
+        entry: NonNull<WaitEntry>,
+        wake: &mut Wake<'_>,
+    ) -> Reply {
+        // SAFETY: a linked entry is alive under the lock.
+        let on_wake = unsafe { entry.as_ref() }.on_wake;
+        // SAFETY: the entry is linked into this queue, whose lock is held.
+        let reply = unsafe { on_wake(entry, wake) };
+        if reply == Reply::TookAndLeft {
+            // SAFETY: it was linked and the list is locked. Its owner cannot free it before it
+            // has taken this lock: a sleeper that was roused still unhooks under the lock.
+            unsafe { list.unlink(entry.as_ref()) };
+            self.linked.fetch_sub(1, Ordering::SeqCst);
+        }
+        reply
+    }
+}
+
+impl Drop for WaitQueue {
+    fn drop(&mut self) {
+        debug_assert_eq!(
+            self.linked.load(Ordering::Relaxed),
+            0,
+            "a wait queue outlived by its waiters"
+        );
+    }
+}
