@@ -55,15 +55,6 @@ impl Errno {
     pub const fn raw(self) -> i32 {
         self.0
     }
-
-    #[cfg(feature = "std")]
-    pub(crate) fn last() -> Self {
-        Errno(
-            std::io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EIO),
-        )
-    }
 }
 
 impl fmt::Debug for Errno {

@@ -69,11 +69,7 @@ impl Pollable for Counter {
             "eventfd-count: {:16x}",
             self.count.load(Ordering::Relaxed)
         )?;
-        writeln!(
-            out,
-            "eventfd-semaphore: {}",
-            i32::from(self.is_semaphore())
-        )
+        writeln!(out, "eventfd-semaphore: {}", i32::from(self.is_semaphore()))
     }
 }
 
@@ -222,6 +218,16 @@ impl EventFd {
     #[must_use]
     pub fn is_semaphore(&self) -> bool {
         self.file.is_semaphore()
+    }
+
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.file.flags.contains(EventFdFlags::NONBLOCK)
+    }
+
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn wait_queue(&self) -> &WaitQueue {
+        &self.file.queue
     }
 
     /// As an open file, to be watched.

@@ -169,7 +169,12 @@ impl Watchers {
         let next = self.head;
         link.0.with_mut(|node| {
             // SAFETY: the caller's `&mut self` is the list's lock.
-            unsafe { *node = Neighbours { next, prev: ptr::null() } }
+            unsafe {
+                *node = Neighbours {
+                    next,
+                    prev: ptr::null(),
+                }
+            }
         });
         if !next.is_null() {
             // SAFETY: linked links are alive; the lock is held.

@@ -11,16 +11,22 @@ mod errno;
 mod eventfd;
 mod events;
 mod file;
+#[cfg(all(feature = "std", not(loom)))]
+mod sleep;
 mod sync;
 mod target;
 mod wait;
+mod watch;
 
 pub use crate::epoll::{CreateFlags, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
+#[cfg(all(feature = "std", not(loom)))]
+pub use crate::sleep::{Clock, Timeout};
 #[cfg(loom)]
 pub use crate::sync::{Rule, break_rule};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
+pub use crate::watch::{Readiness, Watch};

@@ -300,7 +300,12 @@ impl List {
         let head = self.head;
         entry.node.with_mut(|node| {
             // SAFETY: the lock is held.
-            unsafe { *node = Node { next: head, prev: ptr::null_mut() } }
+            unsafe {
+                *node = Node {
+                    next: head,
+                    prev: ptr::null_mut(),
+                }
+            }
         });
         if head.is_null() {
             self.tail = this;
@@ -319,7 +324,12 @@ impl List {
         let tail = self.tail;
         entry.node.with_mut(|node| {
             // SAFETY: the lock is held.
-            unsafe { *node = Node { next: ptr::null_mut(), prev: tail } }
+            unsafe {
+                *node = Node {
+                    next: ptr::null_mut(),
+                    prev: tail,
+                }
+            }
         });
         if tail.is_null() {
             self.head = this;
@@ -335,7 +345,9 @@ impl List {
     /// The entry is in this list, and this list is locked.
     unsafe fn unlink(&mut self, entry: &WaitEntry) {
         // SAFETY: the lock is held.
-        let (next, prev) = entry.node.with(|node| unsafe { ((*node).next, (*node).prev) });
+        let (next, prev) = entry
+            .node
+            .with(|node| unsafe { ((*node).next, (*node).prev) });
         if prev.is_null() {
             self.head = next;
         } else {

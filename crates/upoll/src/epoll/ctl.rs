@@ -15,7 +15,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef, Identity, PollTable, WatcherLink, Watchers};
 use crate::sync::{Mutex, Ordering, Rule, broken};
-use crate::wait::{Deferred, Mode, Place, Wake, WaitQueue};
+use crate::wait::{Deferred, Mode, Place, WaitQueue, Wake};
 
 /// An operation of `epoll_ctl(2)`, with Linux's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,7 +261,11 @@ impl Set {
             node.file().watchers().lock().unlink(&node.link);
             self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
             let file = inner.remove(item);
-            let claim = if broken(Rule::PassOnWhenLeaving) { None } else { claim };
+            let claim = if broken(Rule::PassOnWhenLeaving) {
+                None
+            } else {
+                claim
+            };
             let pass_on = claim.map(|queue| PassOn {
                 queue,
                 rotating: bits & state::ROTATING != 0,
@@ -286,7 +290,9 @@ impl Set {
         }
         loop {
             let mut inner = self.inner.lock();
-            let Some(item) = inner.iter().next() else { break };
+            let Some(item) = inner.iter().next() else {
+                break;
+            };
             let claim = claims
                 .iter()
                 .find(|(claimed, _)| core::ptr::eq(*claimed, item))

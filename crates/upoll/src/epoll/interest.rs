@@ -393,9 +393,7 @@ impl Slots {
             (*item)
                 .number
                 .with_mut(|number| *number = slot.cast_signed());
-            (*item)
-                .next
-                .store(self.free.cast_mut(), Ordering::Relaxed);
+            (*item).next.store(self.free.cast_mut(), Ordering::Relaxed);
         }
         self.free = item;
     }

@@ -63,7 +63,7 @@ pub(crate) struct Set {
 }
 
 impl Set {
-    #[cfg(feature = "std")]
+    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
     }

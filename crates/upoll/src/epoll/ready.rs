@@ -23,14 +23,10 @@ use super::Set;
 use super::interest::{ExtraEntry, Item, state};
 use crate::events::Events;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
-use crate::wait::{Mode, Reply, Wake, WaitEntry};
+use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
 /// Bit 0 of `pending`: the ready list is non-empty, or a scan is under way.
 const TAG: usize = 1;
-
-pub(super) fn is_tagged(pending: *mut Item) -> bool {
-    pending.addr() & TAG != 0
-}
 
 fn untagged(pending: *mut Item) -> *mut Item {
     pending.map_addr(|addr| addr & !TAG)
@@ -151,9 +147,7 @@ impl Set {
         let mut pending = self.pending.load(Ordering::Relaxed);
         loop {
             node.next.store(untagged(pending), Ordering::Relaxed);
-            let new = item
-                .as_ptr()
-                .map_addr(|addr| addr | (pending.addr() & TAG));
+            let new = item.as_ptr().map_addr(|addr| addr | (pending.addr() & TAG));
             match self.pending.compare_exchange_weak(
                 pending,
                 new,
@@ -261,9 +255,7 @@ impl Set {
         if !file.is_open() {
             return Events::empty();
         }
-        let ready = file
-            .object()
-            .poll(&mut crate::file::PollTable::look_only());
+        let ready = file.object().poll(&mut crate::file::PollTable::look_only());
         ready & item.interest()
     }
 

@@ -166,10 +166,7 @@ impl Set {
             }
             self.begin_scan(&mut inner.ready);
             inner.ready.unlink(item);
-            item.as_ref()
-                .entry
-                .owner_word
-                .store(0, Ordering::Relaxed);
+            item.as_ref().entry.owner_word.store(0, Ordering::Relaxed);
             self.end_scan(&mut inner.ready, &mut ReadyList::new());
         }
     }

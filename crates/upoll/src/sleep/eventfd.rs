@@ -1,0 +1,58 @@
+//! `read(2)` and `write(2)` on an eventfd that waits.
+
+use super::Sleeper;
+use super::timeout::Deadline;
+use crate::errno::Errno;
+use crate::eventfd::EventFd;
+use crate::wait::Place;
+
+impl EventFd {
+    /// Takes the count, or one of it from a semaphore; waits while it is 0.
+    ///
+    /// All blocked readers and writers are woken by each change and try again; which of them gets
+    /// it is not specified, as in Linux. A signal handler with `SA_RESTART` does not end the wait.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the count is 0 and the object was made with `NONBLOCK`. `EINTR`: a signal handler
+    /// without `SA_RESTART` ran.
+    pub fn read(&self) -> Result<u64, Errno> {
+        self.blocking(Self::try_read)
+    }
+
+    /// Adds `value`; waits while the sum would reach the maximum.
+    ///
+    /// # Errors
+    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object was made with
+    /// `NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran.
+    pub fn write(&self, value: u64) -> Result<(), Errno> {
+        self.blocking(|this| this.try_write(value))
+    }
+
+    #[inline]
+    fn blocking<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
+        match attempt(self) {
+            Err(Errno::AGAIN) if !self.is_nonblocking() => {}
+            done => return done,
+        }
+        loop {
+            let sleeper = Sleeper::new();
+            // SAFETY: the sleeper stays in this frame until it is unhooked, and `self` keeps the
+            // queue for longer.
+            unsafe { sleeper.entry.hook(self.wait_queue(), Place::Shared) };
+            // Registered, now look.
+            match attempt(self) {
+                Err(Errno::AGAIN) => {}
+                done => return done,
+            }
+            let outcome = sleeper.sleep(Deadline::NeverRestart);
+            sleeper.entry.unhook();
+            match attempt(self) {
+                Err(Errno::AGAIN) => {}
+                done => return done,
+            }
+            if outcome == super::Outcome::Interrupted {
+                return Err(Errno::INTR);
+            }
+        }
+    }
+}

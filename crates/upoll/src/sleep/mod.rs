@@ -1,0 +1,81 @@
+//! How a thread waits: the layer above the core, with clocks and futexes.
+//!
+//! A thread that waits for user-level objects sleeps on a word of its own. Its entry in the wait
+//! queue leads there; a wake sets the word, unlinks the entry, and rouses the thread once it has
+//! let go of its locks.
+
+mod epoll_wait;
+mod eventfd;
+mod futex;
+mod timeout;
+
+pub use self::timeout::{Clock, Timeout};
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use self::timeout::Deadline;
+use crate::wait::{Reply, WaitEntry, Wake};
+
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Woken,
+    TimedOut,
+    /// A signal handler ran.
+    Interrupted,
+}
+
+/// A sleeping thread's place in a wait queue, and the word it sleeps on.
+#[repr(C)]
+struct Sleeper {
+    /// First, so that a wake finds the sleeper.
+    entry: WaitEntry,
+    /// [`ASLEEP`] or [`ROUSED`].
+    word: AtomicU32,
+}
+
+const ASLEEP: u32 = 0;
+const ROUSED: u32 = 1;
+
+impl Sleeper {
+    fn new() -> Self {
+        Sleeper {
+            entry: WaitEntry::new(rouse),
+            word: AtomicU32::new(ASLEEP),
+        }
+    }
+
+    /// Sleeps until roused, until `deadline`, or until a signal handler has run.
+    fn sleep(&self, deadline: Deadline) -> Outcome {
+        while self.word.load(Ordering::Acquire) == ASLEEP {
+            match futex::wait(&self.word, ASLEEP, deadline) {
+                Outcome::Woken => {}
+                ended => return ended,
+            }
+        }
+        Outcome::Woken
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // Callers unhook by themselves; this is for a panic on the way.
+        self.entry.unhook();
+    }
+}
+
+/// A wake reached a sleeper.
+///
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`Sleeper`]'s.
+unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `Sleeper`, which cannot end before it has taken the
+    // queue's lock that is held here.
+    let word = unsafe { &entry.cast::<Sleeper>().as_ref().word };
+    word.store(ROUSED, Ordering::Release);
+    // The word may be gone by the time this runs. The kernel only looks the address up: at worst
+    // it rouses another futex for nothing, which every futex user must bear.
+    wake.deferred.push(futex::wake_one, word.as_ptr().addr());
+    Reply::TookAndLeft
+}

@@ -1,0 +1,214 @@
+//! Waiters of an embedder's own: a callback or a [`core::task::Waker`] in place of a sleeping
+//! thread.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::ptr::NonNull;
+use core::task::{Context, Poll, Waker};
+
+use crate::events::Events;
+use crate::file::{Description, FileRef, PollTable};
+use crate::sync::{Mutex, Rule, broken};
+use crate::wait::{Place, Reply, WaitEntry, WaitQueue, Wake};
+
+/// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
+/// drop has returned it is not called again.
+///
+/// It does not keep the file open; it does keep the object's memory.
+///
+/// # Example
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// use upoll::{EventFd, Events, Watch};
+///
+/// let counter = EventFd::new(0)?;
+/// let rang = Arc::new(AtomicU32::new(0));
+/// let count = rang.clone();
+/// let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+///     count.fetch_add(1, Ordering::Relaxed);
+/// });
+/// assert!(ready.is_empty());
+/// counter.try_write(1)?;
+/// drop(watch);
+/// counter.try_write(1)?;
+/// assert_eq!(rang.load(Ordering::Relaxed), 1);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+pub struct Watch {
+    entries: Vec<Box<WatchEntry>>,
+    /// What the entries point to. Boxed, so that it stays put.
+    notify: Box<Notify>,
+    /// Keeps the queues alive that the entries are hooked into.
+    file: Arc<Description>,
+}
+
+struct Notify {
+    interest: Events,
+    callback: Box<dyn Fn(Events) + Send + Sync>,
+}
+
+#[repr(C)]
+struct WatchEntry {
+    /// First, so that a wake finds the rest.
+    entry: WaitEntry,
+    notify: NonNull<Notify>,
+}
+
+// SAFETY: `notify` leads to a `Notify`, which is `Send` and `Sync`, in the `Watch` that owns the
+// entry.
+unsafe impl Send for WatchEntry {}
+// SAFETY: as above.
+unsafe impl Sync for WatchEntry {}
+
+impl Watch {
+    /// Has `callback` called at every wake of `file` that concerns `interest`, and says what of it
+    /// is ready now.
+    ///
+    /// The callback gets the wake's events, empty if the object does not say which. It runs on the
+    /// thread that changed the object, with the wait queue's lock held: it must be short, must not
+    /// block, and must not call anything on the watched file or on what watches it. A wake is a
+    /// hint; look at the object, for instance with [`Epoll::harvest`](crate::Epoll::harvest), from
+    /// your own loop.
+    ///
+    /// `ERR` and `HUP` always concern it.
+    #[must_use]
+    pub fn new(
+        file: FileRef<'_>,
+        interest: Events,
+        callback: impl Fn(Events) + Send + Sync + 'static,
+    ) -> (Self, Events) {
+        let interest = interest | Events::ALWAYS;
+        let notify = Box::new(Notify {
+            interest,
+            callback: Box::new(callback),
+        });
+        let mut watch = Watch {
+            entries: Vec::new(),
+            notify,
+            file: file.keep(),
+        };
+        let notify = NonNull::from(&*watch.notify);
+        let entries = &mut watch.entries;
+        let mut on_register = |queue: &WaitQueue| {
+            let entry = Box::new(WatchEntry {
+                entry: WaitEntry::new(on_wake_watch),
+                notify,
+            });
+            // SAFETY: the entry is boxed and unhooked in `drop`, before the box goes; `file` keeps
+            // the object whose queue this is.
+            unsafe { entry.entry.hook(queue, Place::Shared) };
+            entries.push(entry);
+        };
+        let ready = file
+            .description()
+            .object()
+            .poll(&mut PollTable::new(&mut on_register));
+        if broken(Rule::LookAfterRegistering) {
+            return (watch, Events::empty());
+        }
+        (watch, ready & interest)
+    }
+
+    /// What of the interest is ready now.
+    #[must_use]
+    pub fn ready(&self) -> Events {
+        if !self.file.is_open() {
+            return Events::HUP;
+        }
+        self.file.object().poll(&mut PollTable::look_only()) & self.notify.interest
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        for entry in &self.entries {
+            entry.entry.unhook();
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("interest", &self.notify.interest)
+            .field("queues", &self.entries.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`WatchEntry`]'s.
+unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `WatchEntry`, which is unhooked, under the lock that
+    // is held here, before it or what it points to ends.
+    let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
+    if wake.key.is_empty() || wake.key.intersects(notify.interest) {
+        (notify.callback)(wake.key);
+    }
+    Reply::Took
+}
+
+/// A future that is ready when an open file is.
+///
+/// It resolves to what of the interest is ready. Nothing is consumed: two futures on one file both
+/// resolve. Dropping it ends the registration. The task's waker is called with the wait queue's
+/// lock held, so it must only schedule the task, not run it on the spot.
+///
+/// # Example
+/// ```
+/// use std::future::Future;
+/// use std::pin::pin;
+/// use std::task::{Context, Poll, Waker};
+/// use upoll::{EventFd, Events, Readiness};
+///
+/// let counter = EventFd::new(0)?;
+/// let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN));
+/// let mut context = Context::from_waker(Waker::noop());
+/// assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+/// counter.try_write(1)?;
+/// assert_eq!(ready.as_mut().poll(&mut context), Poll::Ready(Events::IN));
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+#[derive(Debug)]
+pub struct Readiness {
+    watch: Watch,
+    /// The task to wake; guarded by its own lock, which nests inside the wait queue's.
+    waker: Arc<Mutex<Option<Waker>>>,
+}
+
+impl Readiness {
+    /// Waits until any of `interest`, `ERR` or `HUP` is ready on `file`.
+    #[must_use]
+    pub fn new(file: FileRef<'_>, interest: Events) -> Self {
+        let waker = Arc::new(Mutex::new(None::<Waker>));
+        let slot = waker.clone();
+        let (watch, _) = Watch::new(file, interest, move |_| {
+            let waker = slot.lock().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        });
+        Readiness { watch, waker }
+    }
+}
+
+impl Future for Readiness {
+    type Output = Events;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Events> {
+        // The waker first, then the look: a wake in between finds the waker.
+        *self.waker.lock() = Some(context.waker().clone());
+        crate::sync::fence(crate::sync::Ordering::SeqCst);
+        let ready = self.watch.ready();
+        if ready.is_empty() {
+            Poll::Pending
+        } else {
+            Poll::Ready(ready)
+        }
+    }
+}
