@@ -388,6 +388,15 @@ impl<'a> FileRef<'a> {
         self
     }
 
+    /// Whether any of `events` is ready now, without waiting for it.
+    #[must_use]
+    pub fn is_ready(self, events: Events) -> bool {
+        self.description()
+            .object()
+            .poll(&mut PollTable::look_only())
+            .intersects(events)
+    }
+
     #[inline]
     pub(crate) fn number(self) -> i32 {
         self.number

@@ -90,6 +90,17 @@ pub(crate) enum Reply {
     TookAndLeft,
 }
 
+/// What [`WaitQueue::turn`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Look no further: it is yours.
+    Mine,
+    /// Somebody else has it, and will hand it on.
+    Others,
+    /// Nobody waits, but some who were served longer ago may be on their way.
+    Later,
+}
+
 /// One wake on its way through the queues.
 pub(crate) struct Wake<'a> {
     /// Which events happened; empty means unknown.
@@ -181,6 +192,11 @@ pub(crate) struct WaitEntry {
     /// Written under the queue's lock: a wake unlinks a sleeper that it roused.
     is_linked: AtomicBool,
     exclusive: AtomicBool,
+    /// The claim came from a rotating wake, which moved the entry to the tail. Written under the
+    /// queue's lock.
+    retired: AtomicBool,
+    /// Others gave up on this entry's owner: it does not come. Written under the queue's lock.
+    absent: AtomicBool,
     _pinned: PhantomPinned,
 }
 
@@ -208,6 +224,8 @@ impl WaitEntry {
             claimed: AtomicBool::new(false),
             is_linked: AtomicBool::new(false),
             exclusive: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            absent: AtomicBool::new(false),
             _pinned: PhantomPinned,
         }
     }
@@ -277,9 +295,19 @@ impl WaitEntry {
         let Some(queue) = self.queue() else { return };
         // SAFETY: the caller vouches for the queue.
         let mut list = unsafe { queue.as_ref() }.list.lock();
-        list.unclaim(self);
+        self.absent.store(false, Ordering::Relaxed);
+        let retired = self.retired.load(Ordering::Relaxed);
+        let claimed = list.unclaim(self);
         if !still_ready {
             list.owed = false;
+            if claimed && retired && self.is_linked.load(Ordering::Relaxed) {
+                // Chosen for nothing: that was no turn, so the next one is its again.
+                // SAFETY: the entry is linked here and the list locked.
+                unsafe {
+                    list.unlink(self);
+                    list.push_first_exclusive(self);
+                }
+            }
         } else if list.owed {
             let mut wake = Wake {
                 key: Events::IN,
@@ -341,6 +369,35 @@ impl List {
         entry.is_linked.store(true, Ordering::Relaxed);
     }
 
+    /// Links the entry before all other exclusive ones.
+    ///
+    /// # Safety
+    /// The entry is in no list, and this list is locked.
+    unsafe fn push_first_exclusive(&mut self, entry: &WaitEntry) {
+        let Some(after) = self.first(true) else {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.push_back(entry) };
+        };
+        let this = ptr::from_ref(entry).cast_mut();
+        // SAFETY: a linked entry is alive, and the lock is held.
+        let prev = unsafe { after.as_ref().node.with(|node| (*node).prev) };
+        // SAFETY: as above; the entry is unlinked.
+        unsafe {
+            entry.node.with_mut(|node| {
+                *node = Node {
+                    next: after.as_ptr(),
+                    prev,
+                };
+            });
+            after.as_ref().node.with_mut(|node| (*node).prev = this);
+            match NonNull::new(prev) {
+                None => self.head = this,
+                Some(prev) => prev.as_ref().node.with_mut(|node| (*node).next = this),
+            }
+        }
+        entry.is_linked.store(true, Ordering::Relaxed);
+    }
+
     /// # Safety
     /// The entry is in this list, and this list is locked.
     unsafe fn unlink(&mut self, entry: &WaitEntry) {
@@ -390,6 +447,7 @@ impl List {
         let claimed = entry.claimed.load(Ordering::Relaxed);
         if claimed {
             entry.claimed.store(false, Ordering::Relaxed);
+            entry.retired.store(false, Ordering::Relaxed);
             self.claims -= 1;
         }
         claimed
@@ -548,25 +606,29 @@ impl WaitQueue {
     /// may take it: the rule that makes workers take turns at a source that stays ready.
     ///
     /// While others hold claims they come first: each of them will look, and ask this in its turn.
-    /// Otherwise the next waiter in line is offered it. Only if nobody waits may `me` have it.
-    /// `refused` runs under the queue's lock if not: what it undoes cannot race with a wake.
+    /// Otherwise the next waiter in line is offered it. If nobody waits, those who stand before
+    /// `me` are given time to come, until `me` insists; from then on they count as absent until
+    /// they have come. `refused` runs under the queue's lock if it is the others': what it undoes
+    /// cannot race with a wake.
     ///
     /// # Safety
     /// `me` is hooked into this queue.
     pub(crate) unsafe fn turn(
         &self,
         me: &WaitEntry,
+        insist: bool,
         refused: impl FnOnce(),
         deferred: &mut Deferred,
-    ) -> bool {
+    ) -> Turn {
         let mut list = self.list.lock();
+        me.absent.store(false, Ordering::Relaxed);
         if list.unclaim(me) {
             // A wake chose `me` just now.
-            return true;
+            return Turn::Mine;
         }
         if list.claims > 0 || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
             refused();
-            return false;
+            return Turn::Others;
         }
         let mut wake = Wake {
             key: Events::IN,
@@ -575,7 +637,19 @@ impl WaitQueue {
         };
         if self.offer_in_turn(&mut list, &mut wake, me) {
             refused();
-            return false;
+            return Turn::Others;
+        }
+        let mut at = list.first(true);
+        while let Some(entry) = at.filter(|entry| !ptr::eq(entry.as_ptr(), me)) {
+            // SAFETY: a linked entry is alive under the lock.
+            let before = unsafe { entry.as_ref() };
+            if insist {
+                before.absent.store(true, Ordering::Relaxed);
+            } else if !before.absent.load(Ordering::Relaxed) {
+                return Turn::Later;
+            }
+            // SAFETY: as above.
+            at = unsafe { list.next(entry) };
         }
         if me.is_linked.load(Ordering::Relaxed) {
             // SAFETY: `me` is linked into this queue and the list is locked.
@@ -584,18 +658,20 @@ impl WaitQueue {
                 list.push_back(me);
             }
         }
-        true
+        Turn::Mine
     }
 
     /// For a thread about to sleep: links `me` at the tail, unless it is its turn to look first.
     ///
-    /// It is its turn if nobody holds a claim and nobody waits before it.
+    /// It is its turn if nobody holds a claim and nobody else waits. With `first`, for one that was
+    /// chosen for nothing, it is linked before all others.
     ///
     /// # Safety
     /// As [`WaitEntry::hook`].
     pub(crate) unsafe fn turn_or_hook(
         &self,
         me: &WaitEntry,
+        first: bool,
         ready: impl FnOnce() -> bool,
         deferred: &mut Deferred,
     ) -> bool {
@@ -604,7 +680,13 @@ impl WaitQueue {
             .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
         me.exclusive.store(true, Ordering::Relaxed);
         // SAFETY: `me` is unlinked and the list locked.
-        unsafe { list.push_back(me) };
+        unsafe {
+            if first {
+                list.push_first_exclusive(me);
+            } else {
+                list.push_back(me);
+            }
+        }
         self.linked.fetch_add(1, Ordering::SeqCst);
         seqcst_pair_fence();
         if !ready() {
@@ -653,6 +735,7 @@ impl WaitQueue {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
         let entry = unsafe { entry.as_ref() };
         list.claim(entry);
+        entry.retired.store(true, Ordering::Relaxed);
         if entry.is_linked.load(Ordering::Relaxed) {
             // SAFETY: the entry is linked here and the list locked.
             unsafe {

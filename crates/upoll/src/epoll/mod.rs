@@ -31,7 +31,9 @@ use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::sync::{AtomicPtr, Mutex};
+#[cfg(all(feature = "std", not(loom)))]
+use crate::sync::Ordering;
+use crate::sync::{AtomicBool, AtomicPtr, Mutex};
 use crate::target::{Source, Target};
 use crate::wait::{WaitQueue, Wake};
 
@@ -60,12 +62,22 @@ pub(crate) struct Set {
     /// of the sets that it watches, of its files' watcher lists, and of their wait queues.
     inner: Mutex<Interests>,
     rotates: bool,
+    /// The last harvest left an event to others, or took one that nobody else waited for: a thread
+    /// that comes again lets the others get in line first.
+    pub(crate) out_of_turn: AtomicBool,
 }
 
 impl Set {
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
+    }
+
+    /// Whether others should be let in line first; asks once.
+    #[cfg(all(feature = "std", not(loom)))]
+    #[inline]
+    pub(crate) fn take_out_of_turn(&self) -> bool {
+        self.out_of_turn.load(Ordering::Relaxed) && self.out_of_turn.swap(false, Ordering::Relaxed)
     }
 
     /// Whether anybody, thread or set, would learn of a wake.
@@ -138,7 +150,8 @@ impl Pollable for Set {
 /// Sets that watch it are woken one at a time, in turn:
 /// - An event goes to the next set in line that somebody waits on; it then stands last. One that
 ///   nobody waits on is passed over, and keeps its place.
-/// - If nobody waits at all, the first to come takes the event.
+/// - If nobody waits at all, the first to come takes the event, after it has let those who were
+///   served longer ago come first if they are about to (a few yields of the processor at most).
 /// - If the source is still ready when a worker comes back to wait, the turn goes to the next
 ///   worker in line, not to the same one again. Only if no other waits may it go on itself.
 /// - A worker that was chosen and leaves (closes its set, or deletes the rotating set from it)
@@ -204,6 +217,7 @@ impl Epoll {
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),
                 rotates: flags.contains(CreateFlags::ROTATE),
+                out_of_turn: AtomicBool::new(false),
             }),
         })
     }

@@ -5,7 +5,7 @@ use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering};
-use crate::wait::{Deferred, Mode, Wake};
+use crate::wait::{Deferred, Mode, Turn, Wake};
 use core::ptr::NonNull;
 
 /// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
@@ -14,12 +14,14 @@ struct Scan<'a> {
     inner: MutexGuard<'a, Interests>,
     /// Level-triggered items that were reported and stay ready.
     again: ReadyList,
+    /// Do not leave a rotating set's event to workers that may be on their way.
+    insist: bool,
     deferred: Deferred,
 }
 
 impl<'a> Scan<'a> {
     /// None if nothing is ready.
-    fn begin(set: &'a Set) -> Option<Self> {
+    fn begin(set: &'a Set, insist: bool) -> Option<Self> {
         let mut inner = set.inner.lock();
         // SAFETY: the lock is held, and `ready` is this set's list.
         if !unsafe { set.begin_scan(&mut inner.ready) } {
@@ -29,6 +31,7 @@ impl<'a> Scan<'a> {
             set,
             inner,
             again: ReadyList::new(),
+            insist,
             deferred: Deferred::new(),
         })
     }
@@ -68,7 +71,7 @@ impl<'a> Scan<'a> {
     }
 
     /// A rotating set is ready and this worker was not chosen: is it its turn? If not, the item is
-    /// off the list afterwards.
+    /// off the list afterwards, or among those to look at again.
     ///
     /// # Safety
     /// The item is registered, and on the ready list unless `unqueued`.
@@ -86,7 +89,16 @@ impl<'a> Scan<'a> {
                     Set::unqueue(node);
                 }
             };
-            queue.as_ref().turn(&node.entry, refuse, &mut self.deferred)
+            let insist = self.insist || unqueued;
+            let turn = queue
+                .as_ref()
+                .turn(&node.entry, insist, refuse, &mut self.deferred);
+            if turn == Turn::Later {
+                self.inner.ready.unlink(item);
+                self.again.push_back(item);
+                self.set.out_of_turn.store(true, Ordering::Relaxed);
+            }
+            turn == Turn::Mine
         }
     }
 }
@@ -116,10 +128,16 @@ impl Drop for Scan<'_> {
 impl Set {
     /// Fills `out` with what is ready, oldest first, and says how many.
     pub(crate) fn harvest(&self, out: &mut [Event]) -> usize {
+        self.harvest_patiently(out, true)
+    }
+
+    /// [`harvest`](Self::harvest) that, unless it insists, leaves the event of a rotating set to
+    /// workers that may be on their way, and notes that it did.
+    pub(crate) fn harvest_patiently(&self, out: &mut [Event], insist: bool) -> usize {
         if !self.is_pending() {
             return 0;
         }
-        let Some(mut scan) = Scan::begin(self) else {
+        let Some(mut scan) = Scan::begin(self, insist) else {
             return 0;
         };
         let mut filled = 0;
@@ -140,7 +158,7 @@ impl Set {
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
-            && let Some(mut scan) = Scan::begin(self)
+            && let Some(mut scan) = Scan::begin(self, true)
         {
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.

@@ -5,6 +5,7 @@ use super::{Outcome, Sleeper, Timeout};
 use crate::epoll::{Epoll, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::sync::Ordering;
 use crate::wait::{Deferred, Place};
 
 impl Epoll {
@@ -49,12 +50,28 @@ impl Epoll {
         if set.rotates() {
             return wait_in_turn(set, events, timeout.deadline());
         }
-        let ready = set.harvest(events);
+        let ready = harvest_in_turn(set, events);
         if ready > 0 {
             return Ok(ready);
         }
         wait_asleep(set, events, timeout.deadline())
     }
+}
+
+/// How often a worker lets the others run before it takes an event out of turn.
+const PATIENCE: usize = 16;
+
+/// Harvests; leaves the event of a rotating set to workers that are runnable but not running, and
+/// so are not in line yet.
+fn harvest_in_turn(set: &Set, events: &mut [Event]) -> usize {
+    for _ in 0..PATIENCE {
+        let ready = set.harvest_patiently(events, false);
+        if ready > 0 || !set.take_out_of_turn() {
+            return ready;
+        }
+        std::thread::yield_now();
+    }
+    set.harvest(events)
 }
 
 fn wait_asleep(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<usize, Errno> {
@@ -72,7 +89,7 @@ fn wait_asleep(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<us
         sleeper.entry.unhook();
         // Harvest whatever ended the sleep: a wake may have come together with the limit or a
         // signal, and would be lost if nobody looked.
-        let ready = set.harvest(events);
+        let ready = harvest_in_turn(set, events);
         if ready > 0 {
             return Ok(ready);
         }
@@ -87,7 +104,11 @@ fn wait_asleep(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<us
 /// In a rotating set threads take turns: one that comes while others wait stands last in line,
 /// even if something is ready, and the first in line has it.
 fn wait_in_turn(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<usize, Errno> {
+    let mut chosen_for_nothing = false;
     loop {
+        if set.take_out_of_turn() {
+            std::thread::yield_now();
+        }
         // Take idle items off the list first: they must not look like something to hand on.
         set.has_ready();
         let sleeper = Sleeper::new();
@@ -95,11 +116,16 @@ fn wait_in_turn(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<u
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
         // borrowed for longer.
         let my_turn = unsafe {
-            set.sleepers
-                .turn_or_hook(&sleeper.entry, || set.is_pending(), &mut deferred)
+            set.sleepers.turn_or_hook(
+                &sleeper.entry,
+                chosen_for_nothing,
+                || set.is_pending(),
+                &mut deferred,
+            )
         };
         drop(deferred);
         let outcome = if my_turn {
+            set.out_of_turn.store(true, Ordering::Relaxed);
             Outcome::Woken
         } else {
             sleeper.sleep(deadline)
@@ -120,7 +146,7 @@ fn wait_in_turn(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<u
             return Ok(ready);
         }
         match outcome {
-            Outcome::Woken => {}
+            Outcome::Woken => chosen_for_nothing = !my_turn,
             Outcome::TimedOut => return Ok(0),
             Outcome::Interrupted => return Err(Errno::INTR),
         }

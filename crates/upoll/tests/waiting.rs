@@ -1,0 +1,437 @@
+//! Threads that wait: who wakes, when, and what a signal does. Where Linux has the behaviour, the
+//! host kernel shows it in the same test.
+#![cfg(not(loom))]
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use upoll::{Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, Timeout};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn interest(events: Events) -> Event {
+    Event::new(events, 0)
+}
+
+fn set_with(source: &EventFd, events: Events) -> Epoll {
+    let set = Epoll::new().unwrap();
+    set.add(source, interest(events)).unwrap();
+    set
+}
+
+fn kernel_set() -> OwnedFd {
+    // SAFETY: makes a descriptor; nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }
+}
+
+fn kernel_wait(set: &OwnedFd, timeout_ms: i32) -> Result<usize, Errno> {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+    // SAFETY: the buffer holds four events.
+    let ready = unsafe { libc::epoll_wait(set.as_raw_fd(), events.as_mut_ptr(), 4, timeout_ms) };
+    usize::try_from(ready)
+        .map_err(|_| Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap()))
+}
+
+/// Waits until thread `tid` of this process sleeps.
+fn until_asleep(tid: i32) {
+    for _ in 0..20_000 {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+        let state = stat.rsplit(") ").next().unwrap().chars().next();
+        if state == Some('S') {
+            return;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    panic!("thread {tid} does not sleep");
+}
+
+fn tid() -> i32 {
+    // SAFETY: no arguments, no memory.
+    unsafe { libc::gettid() }
+}
+
+/// A thread that runs `body` and is asleep in it when this returns.
+fn asleep<T: Send + 'static>(
+    body: impl FnOnce() -> T + Send + 'static,
+) -> (thread::JoinHandle<T>, i32) {
+    let (send, receive) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        send.send(tid()).unwrap();
+        body()
+    });
+    let tid = receive.recv().unwrap();
+    until_asleep(tid);
+    (thread, tid)
+}
+
+#[test]
+fn a_wait_ends_at_its_limit_and_never_before() {
+    let set = Epoll::new().unwrap();
+    let kernel = kernel_set();
+    for clock in [Clock::Monotonic, Clock::Realtime] {
+        for micros in [1, 10, 50, 1_000, 20_000] {
+            let limit = Duration::from_micros(micros);
+            let begun = Instant::now();
+            let ready = set.wait(&mut [Event::default()], Timeout::after(clock, limit));
+            assert!(begun.elapsed() >= limit);
+            assert_eq!(ready, Ok(0));
+        }
+    }
+    assert_eq!(kernel_wait(&kernel, 1), Ok(0));
+}
+
+#[test]
+fn a_wait_without_room_for_events_is_invalid() {
+    let set = Epoll::new().unwrap();
+    assert_eq!(set.wait(&mut [], LONG), Err(Errno::INVAL));
+    let kernel = kernel_set();
+    // SAFETY: no event is written where there is room for none.
+    let ready = unsafe { libc::epoll_wait(kernel.as_raw_fd(), std::ptr::null_mut(), 0, 0) };
+    assert_eq!(ready, -1);
+    assert_eq!(
+        std::io::Error::last_os_error().raw_os_error(),
+        Some(libc::EINVAL)
+    );
+}
+
+#[test]
+fn a_write_wakes_a_sleeping_wait() {
+    let source = EventFd::new(0).unwrap();
+    let set = set_with(&source, Events::IN);
+    let (thread, _) = asleep(move || set.wait(&mut [Event::default()], LONG));
+    source.write(1).unwrap();
+    assert_eq!(thread.join().unwrap(), Ok(1));
+}
+
+#[test]
+fn adding_or_modifying_to_something_ready_wakes_a_sleeping_wait() {
+    for op in [Op::Add, Op::Mod] {
+        let source = EventFd::new(1).unwrap();
+        let set = Epoll::new().unwrap();
+        if op == Op::Mod {
+            set.add(&source, interest(Events::empty())).unwrap();
+        }
+        let waiter = set.clone();
+        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
+        let source = source.as_file_ref();
+        set.ctl(op, upoll::Target::File(source), interest(Events::IN))
+            .unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(1));
+    }
+}
+
+#[test]
+fn deleting_or_closing_the_last_member_does_not_end_a_wait() {
+    let source = EventFd::new(0).unwrap();
+    let set = set_with(&source, Events::IN);
+    let waiter = set.clone();
+    let limit = Duration::from_millis(50);
+    let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], limit));
+    drop(source);
+    assert!(set.is_empty());
+    assert_eq!(thread.join().unwrap(), Ok(0));
+}
+
+#[test]
+fn one_level_triggered_event_reaches_every_thread_of_a_set() {
+    let source = EventFd::new(0).unwrap();
+    let set = set_with(&source, Events::IN);
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let set = set.clone();
+            asleep(move || set.wait(&mut [Event::default()], LONG)).0
+        })
+        .collect();
+    source.write(1).unwrap();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), Ok(1));
+    }
+}
+
+#[test]
+fn one_edge_triggered_event_wakes_one_thread_the_last_that_came() {
+    let source = EventFd::new(0).unwrap();
+    let set = set_with(&source, Events::IN | Events::ET);
+    let limit = Duration::from_millis(300);
+    let woken: Vec<_> = (0..4)
+        .map(|_| {
+            let set = set.clone();
+            asleep(move || set.wait(&mut [Event::default()], limit)).0
+        })
+        .collect();
+    source.write(1).unwrap();
+    let woken: Vec<_> = woken.into_iter().map(|t| t.join().unwrap()).collect();
+    assert_eq!(woken, [Ok(0), Ok(0), Ok(0), Ok(1)]);
+}
+
+#[test]
+fn threads_never_see_a_ready_level_triggered_item_as_idle() {
+    let source = EventFd::new(1).unwrap();
+    let set = set_with(&source, Events::IN);
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                for _ in 0..2_000 {
+                    let ready = set.wait(&mut [Event::default()], Timeout::NOW);
+                    assert_eq!(ready, Ok(1));
+                }
+            });
+        }
+    });
+}
+
+extern "C" fn on_signal(_: i32) {}
+
+/// Installs a handler for `signal`, with `SA_RESTART` if asked.
+fn handle(signal: i32, restart: bool) {
+    // SAFETY: a zeroed sigaction is valid, and the handler does nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as extern "C" fn(i32) as usize;
+        action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
+        assert_eq!(
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
+            0
+        );
+    }
+}
+
+fn signal_thread(tid: i32, signal: i32) {
+    // SAFETY: sends a signal that has a handler to a thread of this process.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, signal) };
+}
+
+#[test]
+fn a_signal_ends_a_wait_even_if_its_handler_asks_for_restarts() {
+    for (signal, restart) in [(libc::SIGUSR1, true), (libc::SIGUSR2, false)] {
+        handle(signal, restart);
+        let set = Epoll::new().unwrap();
+        let (thread, tid) = asleep(move || set.wait(&mut [Event::default()], None));
+        signal_thread(tid, signal);
+        assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
+
+        let kernel = kernel_set();
+        let (thread, tid) = asleep(move || kernel_wait(&kernel, -1));
+        signal_thread(tid, signal);
+        assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
+    }
+}
+
+#[test]
+fn a_blocking_eventfd_read_is_restarted_only_if_the_handler_asks_for_it() {
+    handle(libc::SIGWINCH, true);
+    handle(libc::SIGURG, false);
+    let counter = EventFd::new(0).unwrap();
+
+    let reader = counter.clone();
+    let (thread, tid) = asleep(move || reader.read());
+    signal_thread(tid, libc::SIGURG);
+    assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
+
+    let reader = counter.clone();
+    let (thread, tid) = asleep(move || reader.read());
+    signal_thread(tid, libc::SIGWINCH);
+    thread::sleep(Duration::from_millis(20));
+    counter.write(3).unwrap();
+    assert_eq!(thread.join().unwrap(), Ok(3));
+}
+
+#[test]
+fn a_full_eventfd_blocks_its_writer_until_it_is_read() {
+    let counter = EventFd::new(0).unwrap();
+    counter.write(u64::MAX - 1).unwrap();
+    assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
+    let writer = counter.clone();
+    let (thread, _) = asleep(move || writer.write(5));
+    assert_eq!(counter.read(), Ok(u64::MAX - 1));
+    assert_eq!(thread.join().unwrap(), Ok(()));
+    assert_eq!(counter.read(), Ok(5));
+}
+
+#[test]
+fn a_sleeping_set_above_a_set_wakes() {
+    let source = EventFd::new(0).unwrap();
+    let inner = set_with(&source, Events::IN);
+    let outer = Epoll::new().unwrap();
+    outer.add(&inner, interest(Events::IN)).unwrap();
+    let (thread, _) = asleep(move || outer.wait(&mut [Event::default()], LONG));
+    source.write(1).unwrap();
+    assert_eq!(thread.join().unwrap(), Ok(1));
+}
+
+#[test]
+fn an_exclusive_source_wakes_only_one_waiting_set() {
+    let source = EventFd::new(0).unwrap();
+    let limit = Duration::from_millis(300);
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let set = set_with(&source, Events::IN | Events::EXCLUSIVE);
+            asleep(move || set.wait(&mut [Event::default()], limit)).0
+        })
+        .collect();
+    source.write(1).unwrap();
+    let woken: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+    // The first that was registered takes all, as in Linux.
+    assert_eq!(woken, [Ok(1), Ok(0), Ok(0), Ok(0)]);
+}
+
+/// Jain's fairness index.
+fn fairness(shares: &[usize]) -> f64 {
+    let sum: f64 = shares.iter().map(|&share| share as f64).sum();
+    let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
+    sum * sum / (shares.len() as f64 * squares)
+}
+
+/// `workers` threads take `events` events from a rotating set, each through a set of its own or
+/// all from the set itself; says how many each took.
+fn rotate(workers: usize, events: usize, through_own_sets: bool) -> Vec<usize> {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let total = Arc::new(AtomicUsize::new(0));
+    let threads: Vec<_> = (0..workers)
+        .map(|_| {
+            let set = if through_own_sets {
+                let set = Epoll::new().unwrap();
+                set.add(&rotating, interest(Events::IN)).unwrap();
+                set
+            } else {
+                rotating.clone()
+            };
+            let (source, total) = (source.clone(), total.clone());
+            asleep(move || {
+                let mut taken = 0;
+                while total.load(Ordering::SeqCst) < events {
+                    let limit = Duration::from_millis(200);
+                    if set.wait(&mut [Event::default()], limit) == Ok(1)
+                        && source.try_read().is_ok()
+                    {
+                        taken += 1;
+                        total.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+                taken
+            })
+            .0
+        })
+        .collect();
+    for _ in 0..events {
+        source.write(1).unwrap();
+    }
+    threads.into_iter().map(|t| t.join().unwrap()).collect()
+}
+
+#[test]
+fn a_burst_through_a_rotating_set_loses_no_event_and_starves_no_worker() {
+    for through_own_sets in [true, false] {
+        let shares = rotate(10, 5_000, through_own_sets);
+        assert_eq!(shares.iter().sum::<usize>(), 5_000, "no event is lost");
+        assert!(shares.iter().all(|&share| share > 0), "{shares:?}");
+        println!(
+            "own sets: {through_own_sets}, fairness {}",
+            fairness(&shares)
+        );
+    }
+}
+
+#[test]
+fn workers_of_a_rotating_set_take_turns() {
+    for through_own_sets in [true, false] {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, interest(Events::IN)).unwrap();
+        let (send, took) = mpsc::channel();
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                let set = if through_own_sets {
+                    let set = Epoll::new().unwrap();
+                    set.add(&rotating, interest(Events::IN)).unwrap();
+                    set
+                } else {
+                    rotating.clone()
+                };
+                let (source, send) = (source.clone(), send.clone());
+                asleep(move || {
+                    for _ in 0..5 {
+                        assert_eq!(set.wait(&mut [Event::default()], LONG), Ok(1));
+                        assert_eq!(source.try_read(), Ok(1));
+                        send.send(worker).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let mut order = Vec::new();
+        for _ in 0..20 {
+            source.write(1).unwrap();
+            let worker: usize = took.recv_timeout(LONG).unwrap();
+            if order.len() < 16 {
+                until_asleep(workers[worker].1);
+            }
+            order.push(worker);
+        }
+        let expected: Vec<_> = (0..20).map(|turn| turn % 4).collect();
+        assert_eq!(order, expected);
+        for (worker, _) in workers {
+            worker.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_does_not_wait_is_passed_over() {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let busy = Epoll::new().unwrap();
+    busy.add(&rotating, interest(Events::IN)).unwrap();
+    let idle = Epoll::new().unwrap();
+    idle.add(&rotating, interest(Events::IN)).unwrap();
+    for _ in 0..5 {
+        let waiter = idle.clone();
+        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
+        source.write(1).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(1));
+        source.read().unwrap();
+    }
+    assert_eq!(busy.harvest(&mut [Event::default()]), Ok(0));
+}
+
+#[test]
+fn an_event_that_nobody_waited_for_goes_to_the_first_that_comes() {
+    let source = EventFd::new(0).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let workers: Vec<_> = (0..3)
+        .map(|_| {
+            let set = Epoll::new().unwrap();
+            set.add(&rotating, interest(Events::IN)).unwrap();
+            set
+        })
+        .collect();
+    source.write(1).unwrap();
+    assert_eq!(workers[1].wait(&mut [Event::default()], LONG), Ok(1));
+}
+
+#[test]
+fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
+    let source = EventFd::new(0).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    // Each worker set is awaited through a set above it, so that being chosen and looking are two
+    // steps.
+    let worker = || {
+        let set = Epoll::new().unwrap();
+        set.add(&rotating, interest(Events::IN)).unwrap();
+        let above = Epoll::new().unwrap();
+        above.add(&set, interest(Events::IN)).unwrap();
+        (set, above)
+    };
+    let (first, _first_above) = worker();
+    let (second, _second_above) = worker();
+    source.write(1).unwrap();
+    drop(first);
+    assert_eq!(second.harvest(&mut [Event::default()]), Ok(1));
+}
