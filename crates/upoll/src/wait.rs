@@ -67,6 +67,10 @@ pub(crate) enum Place {
     /// At the tail, told until one took it: first come, first served.
     ExclusiveTail,
     /// Like `ExclusiveTail` but at the head: last come, first served, as threads in `epoll_wait`.
+    #[cfg_attr(
+        any(not(feature = "std"), loom),
+        expect(dead_code, reason = "only sleeping threads need it")
+    )]
     ExclusiveHead,
 }
 
@@ -143,6 +147,10 @@ impl Deferred {
         }
     }
 
+    #[cfg_attr(
+        any(not(feature = "std"), loom),
+        expect(dead_code, reason = "only sleeping threads need it")
+    )]
     pub(crate) fn push(&mut self, action: fn(usize), word: usize) {
         if self.len == Deferred::ROOM {
             self.run();
@@ -668,6 +676,10 @@ impl WaitQueue {
     ///
     /// # Safety
     /// As [`WaitEntry::hook`].
+    #[cfg_attr(
+        any(not(feature = "std"), loom),
+        expect(dead_code, reason = "only sleeping threads need it")
+    )]
     pub(crate) unsafe fn turn_or_hook(
         &self,
         me: &WaitEntry,

@@ -40,6 +40,8 @@ use crate::wait::{Place, Reply, WaitEntry, WaitQueue, Wake};
 /// # Ok::<(), upoll::Errno>(())
 /// ```
 pub struct Watch {
+    /// Boxed, because wait queues link them where they are.
+    #[expect(clippy::vec_box, reason = "linked in place")]
     entries: Vec<Box<WatchEntry>>,
     /// What the entries point to. Boxed, so that it stays put.
     notify: Box<Notify>,

@@ -3,13 +3,12 @@
 //! An item is removed exactly once, by whoever finds it in the table with the set's lock held:
 //! DEL, the close of the set, or the close of the file. There is no global lock in any of these.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::ptr::NonNull;
 
-use super::interest::{ExtraEntry, Interests, Item, state};
+use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -150,7 +149,7 @@ impl Set {
         place: Place,
     ) -> Events {
         let mut hooked = 0_usize;
-        let mut extras: Vec<Box<ExtraEntry>> = Vec::new();
+        let mut extras = Extras::new();
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.

@@ -163,13 +163,16 @@ impl ExtraEntry {
     }
 }
 
+/// Entries of one item; boxed, because wait queues link them where they are.
+pub(crate) type Extras = Vec<Box<ExtraEntry>>;
+
 /// All that a set's lock guards.
 pub(crate) struct Interests {
     slots: Slots,
     /// Slot numbers, hashed by key.
     table: HashTable<u32>,
     /// Entries in further wait queues, by slot number. Most files have but one queue.
-    extras: HashMap<u32, Vec<Box<ExtraEntry>>, FxBuildHasher>,
+    extras: HashMap<u32, Extras, FxBuildHasher>,
     /// Items known to be ready, oldest first.
     pub(crate) ready: ReadyList,
     /// Items that watch sets.
@@ -275,7 +278,7 @@ impl Interests {
     }
 
     /// Keeps the entries of `item` in further wait queues.
-    pub(crate) fn keep_extras(&mut self, item: *const Item, entries: Vec<Box<ExtraEntry>>) {
+    pub(crate) fn keep_extras(&mut self, item: *const Item, entries: Extras) {
         let slot = self.slot_of(item);
         self.extras.insert(slot, entries);
     }

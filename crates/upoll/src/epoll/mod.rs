@@ -1,12 +1,14 @@
 //! `epoll(7)`: a set of interests in open files, and which of them are ready.
 //!
-//! - [`interest`]: the interest list: items, their keys and their memory.
-//! - [`ready`]: the ready list, the arrivals, and what a wake does.
-//! - [`scan`]: taking reports off the ready list (`epoll_wait` without the wait).
-//! - [`ctl`]: `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes.
-//! - [`nesting`]: sets in sets: loops, depth, number of paths.
-//! - [`limit`]: `max_user_watches`.
-//! - [`fdinfo`]: what `/proc/PID/fdinfo` shows.
+//! | module | what it holds |
+//! |---|---|
+//! | `interest` | the interest list: items, their keys and their memory |
+//! | `ready` | the ready list, the arrivals, and what a wake does |
+//! | `scan` | taking reports off the ready list (`epoll_wait` without the wait) |
+//! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
+//! | `nesting` | sets in sets: loops, depth, number of paths |
+//! | `limit` | `max_user_watches` |
+//! | `fdinfo` | what `/proc/PID/fdinfo` shows |
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
