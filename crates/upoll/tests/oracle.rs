@@ -578,6 +578,19 @@ fn an_outer_edge_triggered_set_reports_each_wake_of_the_inner_one() {
     }
 }
 
+#[test]
+fn modifying_an_item_that_is_queued_already_is_no_wake_for_the_sets_above() {
+    let mut twin = Twin::new(3);
+    twin.open_set(0);
+    twin.open_set(1);
+    twin.open_counter(2, 0, false);
+    twin.add(0, 1, IN | Events::ET, 7).unwrap();
+    twin.add(1, 2, Events::OUT, 0).unwrap();
+    assert_eq!(twin.data(0, 1), [7]);
+    twin.modify(1, 2, Events::OUT | Events::HUP, 0).unwrap();
+    assert_eq!(twin.data(0, 1), []);
+}
+
 /// One more path than Linux allows up from a file, through `links` links between sets.
 fn exceed_paths(links: usize, limit: usize) {
     // A chain of `links` sets above the file, and `limit + 1` sets that watch its top.

@@ -179,14 +179,17 @@ impl Set {
         events
     }
 
-    /// After ADD or MOD: an item that is ready is queued, and waiters learn of it.
+    /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
+    /// already they have been told before.
     fn queue_if_ready(&self, item: *const Item, ready: Events) {
         if ready.is_empty() {
             return;
         }
-        let mut deferred = Deferred::new();
         // SAFETY: the item is registered and the caller holds the set's lock.
-        unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) };
+        if !unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) } {
+            return;
+        }
+        let mut deferred = Deferred::new();
         self.tell(&mut Wake {
             key: Events::IN,
             mode: Mode::Tell,

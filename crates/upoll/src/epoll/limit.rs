@@ -115,6 +115,7 @@ impl Drop for Allowance {
 }
 
 /// The running kernel's `max_user_watches`; without a kernel to ask, no limit.
+#[cfg(not(loom))]
 pub(super) fn of_the_system() -> usize {
     #[cfg(feature = "std")]
     if let Ok(text) = std::fs::read_to_string("/proc/sys/fs/epoll/max_user_watches")

@@ -124,12 +124,12 @@ impl Set {
         !self.pending.load(Ordering::SeqCst).is_null()
     }
 
-    /// Queues the item unless it is queued already.
+    /// Queues the item unless it is queued already; says whether it was not.
     ///
     /// # Safety
     /// The item is registered in this set, or is being registered by the holder of its lock.
     #[inline]
-    pub(super) unsafe fn queue(&self, item: NonNull<Item>) {
+    pub(super) unsafe fn queue(&self, item: NonNull<Item>) -> bool {
         // SAFETY: a registered item is alive.
         let node = unsafe { item.as_ref() };
         // The load spares the bus the write that is not needed. If it sees the bit, the scan that
@@ -142,7 +142,7 @@ impl Set {
                 & state::QUEUED
                 != 0
         {
-            return;
+            return false;
         }
         let mut pending = self.pending.load(Ordering::Relaxed);
         loop {
@@ -154,7 +154,7 @@ impl Set {
                 Ordering::SeqCst,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(now) => pending = now,
             }
         }

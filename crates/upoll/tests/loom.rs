@@ -1,0 +1,282 @@
+//! Models of the concurrent protocols, checked by loom over all interleavings up to a bound on
+//! preemptions. Each has a deliberate break: with one rule switched off, loom must find the fault.
+#![cfg(loom)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use loom::thread;
+use upoll::{
+    CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, File, PollTable, Pollable, Rule,
+    WaitQueue, Watch, break_rule,
+};
+
+const IN: Event = Event::new(Events::IN, 0);
+const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
+
+fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(body);
+}
+
+/// Runs a model with `rule` switched off and demands that it fails.
+fn must_fail_without(rule: Rule, model: fn()) {
+    break_rule(Some(rule));
+    let outcome = catch_unwind(AssertUnwindSafe(model));
+    break_rule(None);
+    assert!(outcome.is_err(), "the model does not need {rule:?}");
+}
+
+fn harvest(set: &Epoll) -> usize {
+    set.harvest(&mut [Event::default(); 2]).unwrap()
+}
+
+/// Register, then look, against publish, then wake: a waiter either sees the new state or is
+/// told.
+fn registering_against_publishing() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let writer = counter.clone();
+        let thread = thread::spawn(move || writer.try_write(1).unwrap());
+        let told = Arc::new(AtomicUsize::new(0));
+        let note = told.clone();
+        let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+            note.fetch_add(1, Ordering::SeqCst);
+        });
+        thread.join().unwrap();
+        assert!(!ready.is_empty() || told.load(Ordering::SeqCst) > 0);
+        drop(watch);
+    });
+}
+
+#[test]
+fn a_waiter_that_registers_and_looks_misses_no_wake() {
+    registering_against_publishing();
+}
+
+#[test]
+fn a_waiter_that_does_not_look_after_registering_misses_a_wake() {
+    must_fail_without(Rule::LookAfterRegistering, registering_against_publishing);
+}
+
+/// The ready list against the arrivals, level-triggered: whatever two scanners find while a writer
+/// writes, an item that is ready at the end is reported.
+fn scanning_against_writing() {
+    model(2, || {
+        let counter = EventFd::new(1).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, IN).unwrap();
+        // Queued, and idle when the scan looks.
+        counter.try_read().unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let scanner = set.clone();
+        let scanning = thread::spawn(move || harvest(&scanner));
+        harvest(&set);
+        writing.join().unwrap();
+        scanning.join().unwrap();
+        assert_eq!(harvest(&set), 1);
+    });
+}
+
+#[test]
+fn a_ready_item_is_never_lost_between_scans_and_wakes() {
+    scanning_against_writing();
+}
+
+#[test]
+fn without_the_second_look_a_scan_loses_a_wake() {
+    must_fail_without(Rule::RepollAfterUnqueue, scanning_against_writing);
+}
+
+/// Edge-triggered: one write is reported exactly once, to one of two scanners.
+#[test]
+fn an_edge_is_reported_once_however_scanners_race() {
+    model(2, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, EDGE).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let scanner = set.clone();
+        let scanning = thread::spawn(move || harvest(&scanner));
+        let mut reports = harvest(&set);
+        writing.join().unwrap();
+        reports += scanning.join().unwrap();
+        reports += harvest(&set);
+        assert_eq!(reports, 1);
+    });
+}
+
+/// An object that counts how often it is dropped and released.
+struct Probe {
+    queue: WaitQueue,
+    released: Arc<AtomicUsize>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Pollable for Probe {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        Events::IN
+    }
+
+    fn release(&self) {
+        self.released.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Close of the file, close of the set and DEL race: the item is removed once, the object released
+/// and dropped once.
+fn closes_and_del_race() {
+    model(2, || {
+        let released = Arc::new(AtomicUsize::new(0));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let file = File::new(Probe {
+            queue: WaitQueue::new(),
+            released: released.clone(),
+            dropped: dropped.clone(),
+        });
+        let set = Epoll::new().unwrap();
+        set.add(&file, IN).unwrap();
+        let (other_file, other_set) = (file.clone(), set.clone());
+        let deleting = thread::spawn(move || {
+            let _ = other_set.delete(&other_file);
+        });
+        let closing_set = thread::spawn(move || drop(set));
+        drop(file);
+        deleting.join().unwrap();
+        closing_set.join().unwrap();
+        assert_eq!(released.load(Ordering::SeqCst), 1);
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// Close of the file against DEL by its number's key and close of the set.
+fn file_close_against_set_close() {
+    model(3, || {
+        let released = Arc::new(AtomicUsize::new(0));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let file = File::new(Probe {
+            queue: WaitQueue::new(),
+            released: released.clone(),
+            dropped: dropped.clone(),
+        });
+        let set = Epoll::new().unwrap();
+        set.add(&file, IN).unwrap();
+        let closing_set = thread::spawn(move || drop(set));
+        drop(file);
+        closing_set.join().unwrap();
+        assert_eq!(released.load(Ordering::SeqCst), 1);
+        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn an_item_is_removed_once_whoever_closes_first() {
+    file_close_against_set_close();
+    closes_and_del_race();
+}
+
+#[test]
+fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
+    must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
+}
+
+/// A rotating set over a counter, and two workers; each worker set is awaited through a set above.
+struct Workers {
+    source: EventFd,
+    rotating: Epoll,
+    sets: [Epoll; 2],
+    _above: [Epoll; 2],
+}
+
+impl Workers {
+    fn new() -> Self {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, IN).unwrap();
+        let sets = [Epoll::new().unwrap(), Epoll::new().unwrap()];
+        let above = [Epoll::new().unwrap(), Epoll::new().unwrap()];
+        for (set, above) in sets.iter().zip(&above) {
+            set.add(&rotating, IN).unwrap();
+            above.add(set, IN).unwrap();
+        }
+        Workers {
+            source,
+            rotating,
+            sets,
+            _above: above,
+        }
+    }
+}
+
+/// An exclusive waiter leaves while a wake picks it: the event is with the one that stays.
+fn leaving_against_choosing() {
+    model(2, || {
+        let workers = Workers::new();
+        let source = workers.source.clone();
+        let writing = thread::spawn(move || source.try_write(1).unwrap());
+        workers.sets[0].delete(&workers.rotating).unwrap();
+        writing.join().unwrap();
+        assert_eq!(harvest(&workers.sets[1]), 1);
+    });
+}
+
+#[test]
+fn a_chosen_worker_that_leaves_hands_the_event_on() {
+    leaving_against_choosing();
+}
+
+#[test]
+fn a_worker_that_leaves_with_its_claim_loses_the_event() {
+    must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
+}
+
+/// Rotation while workers come and look: with two events written and one taken by a worker, the
+/// other is still with somebody.
+fn rotating_while_workers_look() {
+    model(2, || {
+        let workers = Workers::new();
+        workers.source.try_write(1).unwrap();
+        let (set, source) = (workers.sets[0].clone(), workers.source.clone());
+        let worker = thread::spawn(move || {
+            let mut taken = 0;
+            for _ in 0..2 {
+                if harvest(&set) == 1 && source.try_read().is_ok() {
+                    taken += 1;
+                }
+            }
+            taken
+        });
+        workers.source.try_write(1).unwrap();
+        let mut taken = worker.join().unwrap();
+        // Whoever holds a turn uses it; nothing may be left behind.
+        for _ in 0..3 {
+            for set in &workers.sets {
+                if harvest(set) == 1 && workers.source.try_read().is_ok() {
+                    taken += 1;
+                }
+            }
+        }
+        assert_eq!(taken, 2);
+    });
+}
+
+#[test]
+fn rotation_loses_no_event_while_workers_come_and_go() {
+    rotating_while_workers_look();
+}
+
+#[test]
+fn a_turn_that_is_not_handed_on_loses_an_event() {
+    must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
+}
