@@ -26,8 +26,8 @@ use core::ptr::{self, NonNull};
 
 use crate::events::Events;
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, UnsafeCell, fence,
-    seqcst_pair_fence,
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering,
+    UnsafeCell, fence, seqcst_pair_fence,
 };
 
 /// A list of waiters that an object wakes when it changes.
@@ -200,13 +200,15 @@ pub(crate) struct WaitEntry {
     /// Written under the queue's lock: a wake unlinks a sleeper that it roused.
     is_linked: AtomicBool,
     exclusive: AtomicBool,
-    /// The claim came from a rotating wake, which moved the entry to the tail. Written under the
-    /// queue's lock.
-    retired: AtomicBool,
-    /// Others gave up on this entry's owner: it does not come. Written under the queue's lock.
-    absent: AtomicBool,
+    /// [`RETIRED`] and [`ABSENT`]; guarded by the queue's lock.
+    standing: AtomicU8,
     _pinned: PhantomPinned,
 }
+
+/// The claim came from a rotating wake, which moved the entry to the tail.
+const RETIRED: u8 = 1;
+/// Others gave up on this entry's owner: it does not come.
+const ABSENT: u8 = 2;
 
 struct Node {
     next: *mut WaitEntry,
@@ -232,8 +234,7 @@ impl WaitEntry {
             claimed: AtomicBool::new(false),
             is_linked: AtomicBool::new(false),
             exclusive: AtomicBool::new(false),
-            retired: AtomicBool::new(false),
-            absent: AtomicBool::new(false),
+            standing: AtomicU8::new(0),
             _pinned: PhantomPinned,
         }
     }
@@ -289,6 +290,16 @@ impl WaitEntry {
         self.claimed.load(Ordering::Relaxed)
     }
 
+    fn stands(&self, bit: u8) -> bool {
+        self.standing.load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn set_standing(&self, bit: u8, on: bool) {
+        let others = self.standing.load(Ordering::Relaxed) & !bit;
+        self.standing
+            .store(if on { others | bit } else { others }, Ordering::Relaxed);
+    }
+
     /// The queue hooked into.
     pub(crate) fn queue(&self) -> Option<NonNull<WaitQueue>> {
         NonNull::new(self.queue.load(Ordering::Relaxed))
@@ -303,8 +314,8 @@ impl WaitEntry {
         let Some(queue) = self.queue() else { return };
         // SAFETY: the caller vouches for the queue.
         let mut list = unsafe { queue.as_ref() }.list.lock();
-        self.absent.store(false, Ordering::Relaxed);
-        let retired = self.retired.load(Ordering::Relaxed);
+        self.set_standing(ABSENT, false);
+        let retired = self.stands(RETIRED);
         let claimed = list.unclaim(self);
         if !still_ready {
             list.owed = false;
@@ -455,7 +466,7 @@ impl List {
         let claimed = entry.claimed.load(Ordering::Relaxed);
         if claimed {
             entry.claimed.store(false, Ordering::Relaxed);
-            entry.retired.store(false, Ordering::Relaxed);
+            entry.set_standing(RETIRED, false);
             self.claims -= 1;
         }
         claimed
@@ -629,7 +640,7 @@ impl WaitQueue {
         deferred: &mut Deferred,
     ) -> Turn {
         let mut list = self.list.lock();
-        me.absent.store(false, Ordering::Relaxed);
+        me.set_standing(ABSENT, false);
         if list.unclaim(me) {
             // A wake chose `me` just now.
             return Turn::Mine;
@@ -652,8 +663,8 @@ impl WaitQueue {
             // SAFETY: a linked entry is alive under the lock.
             let before = unsafe { entry.as_ref() };
             if insist {
-                before.absent.store(true, Ordering::Relaxed);
-            } else if !before.absent.load(Ordering::Relaxed) {
+                before.set_standing(ABSENT, true);
+            } else if !before.stands(ABSENT) {
                 return Turn::Later;
             }
             // SAFETY: as above.
@@ -747,7 +758,7 @@ impl WaitQueue {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
         let entry = unsafe { entry.as_ref() };
         list.claim(entry);
-        entry.retired.store(true, Ordering::Relaxed);
+        entry.set_standing(RETIRED, true);
         if entry.is_linked.load(Ordering::Relaxed) {
             // SAFETY: the entry is linked here and the list locked.
             unsafe {

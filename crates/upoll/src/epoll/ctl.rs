@@ -290,11 +290,15 @@ impl Set {
                 }
             }
         }
+        // Nobody adds any more, so one pass over the slots meets every item. Files that close
+        // meanwhile may take out theirs.
+        let mut slot = 0;
         loop {
             let mut inner = self.inner.lock();
-            let Some(item) = inner.iter().next() else {
+            let Some((item, next)) = inner.next_from(slot) else {
                 break;
             };
+            slot = next;
             let claim = claims
                 .iter()
                 .find(|(claimed, _)| core::ptr::eq(*claimed, item))

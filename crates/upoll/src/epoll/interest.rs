@@ -302,6 +302,16 @@ impl Interests {
         }
     }
 
+    /// The first item in slot `from` or behind it, and the slot after that.
+    pub(crate) fn next_from(&self, from: u32) -> Option<(*const Item, u32)> {
+        (from..self.slots.used).find_map(|slot| {
+            let item = self.slots.get(slot);
+            // SAFETY: `&self` borrows the locked set; vacant slots have no file.
+            let registered = unsafe { (*item).file.with(|file| (*file).is_some()) };
+            registered.then_some((item, slot + 1))
+        })
+    }
+
     /// All items, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *const Item> + '_ {
         self.table.iter().map(|&slot| self.slots.get(slot))

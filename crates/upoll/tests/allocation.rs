@@ -1,0 +1,88 @@
+//! Steady state allocates nothing, and what is kept is small: counted by the allocator.
+#![cfg(not(loom))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use upoll::{Epoll, Event, EventFd, Events};
+
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands every call to the system's allocator and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How many allocations `body` makes, and how many bytes more are in use after it.
+fn cost(body: impl FnOnce()) -> (usize, usize) {
+    let before = (CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+    body();
+    (
+        CALLS.load(Ordering::Relaxed) - before.0,
+        BYTES.load(Ordering::Relaxed).wrapping_sub(before.1),
+    )
+}
+
+// One test, as tests of one file run side by side and would count each other's allocations.
+#[test]
+fn steady_state_allocates_nothing_and_idle_objects_are_small() {
+    let set = Epoll::new().unwrap();
+    let counters: Vec<_> = (0..64).map(|_| EventFd::new(0).unwrap()).collect();
+    let mut events = [Event::default(); 64];
+    let mut round = || {
+        for (n, counter) in counters.iter().enumerate() {
+            set.add(counter, Event::new(Events::IN, n as u64)).unwrap();
+            counter.write(1).unwrap();
+        }
+        assert_eq!(set.wait(&mut events, None), Ok(64));
+        for counter in &counters {
+            let edge = Event::new(Events::IN | Events::ET, 0);
+            set.modify(counter, edge).unwrap();
+            counter.read().unwrap();
+        }
+        for counter in &counters {
+            set.delete(counter).unwrap();
+        }
+    };
+    round();
+    let (calls, _) = cost(|| (0..100).for_each(|_| round()));
+    assert_eq!(calls, 0);
+
+    let mut kept = None;
+    let (_, bytes) = cost(|| kept = Some(EventFd::new(0).unwrap()));
+    println!("an eventfd: {bytes} bytes");
+    assert!(bytes <= 128);
+    let mut kept = None;
+    let (_, bytes) = cost(|| kept = Some(Epoll::new().unwrap()));
+    println!("an empty set: {bytes} bytes");
+    assert!(bytes <= 512);
+
+    for items in [1_000, 100_000, 1_000_000] {
+        let counters: Vec<_> = (0..items).map(|_| EventFd::new(0).unwrap()).collect();
+        let set = Epoll::new().unwrap();
+        let (_, bytes) = cost(|| {
+            for counter in &counters {
+                set.add(counter, Event::new(Events::IN, 0)).unwrap();
+            }
+        });
+        println!("an idle item, of {items}: {} bytes", bytes / items);
+        assert!(bytes / items <= 128);
+    }
+}
