@@ -27,7 +27,7 @@ use core::ptr::{self, NonNull};
 use crate::events::Events;
 use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering,
-    UnsafeCell, fence, seqcst_pair_fence,
+    UnsafeCell, fence, fence_after_rmw, seqcst_pair_fence,
 };
 
 /// A list of waiters that an object wakes when it changes.
@@ -260,8 +260,8 @@ impl WaitEntry {
         }
         queue.linked.fetch_add(1, Ordering::SeqCst);
         drop(list);
-        // The waiter's half of the named pair.
-        seqcst_pair_fence();
+        // The waiter's half of the named pair: an object's poll may read in any order it likes.
+        fence_after_rmw();
     }
 
     /// Takes this entry out of its queue, if it is in one. After it returned no wake calls it.
@@ -711,7 +711,7 @@ impl WaitQueue {
             }
         }
         self.linked.fetch_add(1, Ordering::SeqCst);
-        seqcst_pair_fence();
+        fence_after_rmw();
         if !ready() {
             return false;
         }

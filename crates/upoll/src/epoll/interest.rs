@@ -19,7 +19,7 @@ use super::ready::ReadyList;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, FileRef, Identity, WatcherLink};
-use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry};
 
 /// State bits, in the wait entry's owner word. All but `QUEUED` are fixed while the item is
@@ -86,8 +86,10 @@ impl Item {
         Events::from_bits_retain(self.interest.load(Ordering::Relaxed))
     }
 
+    /// Look at the file afterwards: a wake before that may have gone by the old interest.
     pub(crate) fn set_interest(&self, interest: Events) {
-        self.interest.store(interest.bits(), Ordering::SeqCst);
+        self.interest.swap(interest.bits(), Ordering::SeqCst);
+        fence_after_rmw();
     }
 
     /// The watched file's description.
