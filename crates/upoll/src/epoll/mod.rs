@@ -279,6 +279,8 @@ impl Epoll {
     pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Kernel(_) => Err(Errno::PERM),
         }
     }
 

@@ -1,0 +1,29 @@
+//! `upoll`: shows what the library does, on real traffic and against the host kernel.
+
+mod bench;
+mod demo;
+
+use clap::{Parser, Subcommand};
+
+/// Linux's readiness subsystem in user space: a demonstration and benchmarks.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serves HTTP from one listening socket with N workers, three ways, and compares them.
+    Demo(demo::Options),
+    /// Measures upoll against the host kernel in the same run.
+    Bench(bench::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Bench(options) => bench::run(&options),
+    }
+}
