@@ -108,6 +108,8 @@ pub enum Rule {
     RecheckUnderSetLock,
     /// A worker that comes back to a source still ready hands the turn on.
     HandOnTurn,
+    /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
+    MoveCountInOneStep,
 }
 
 #[cfg(loom)]
