@@ -39,8 +39,12 @@ struct PassOn {
 
 impl PassOn {
     fn run(self) {
+        // A closed file first: its close calls this, and no foreign `poll` may end that early.
+        if !self.file.is_open() {
+            return;
+        }
         let ready = self.file.object().poll(&mut PollTable::look_only());
-        if !self.file.is_open() || !ready.intersects(Events::IN | Events::OUT) {
+        if !ready.intersects(Events::IN | Events::OUT) {
             return;
         }
         let key = if ready.contains(Events::IN) {
@@ -162,7 +166,13 @@ impl Set {
         place: Place,
     ) -> Events {
         let mut hooked = 0_usize;
-        let mut extras = Extras::new();
+        let mut hooking = Hooking {
+            set: self,
+            inner,
+            item,
+            extras: Extras::new(),
+        };
+        let extras = &mut hooking.extras;
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.
@@ -181,6 +191,8 @@ impl Set {
             .description()
             .object()
             .poll(&mut PollTable::new(&mut on_register));
+        let extras = core::mem::take(extras);
+        core::mem::forget(hooking);
         if !extras.is_empty() {
             // SAFETY: the item is registered and the lock held.
             unsafe { &*item }
@@ -300,37 +312,22 @@ impl Set {
 
     /// The last reference to the set is gone.
     pub(super) fn close(&self) {
+        let mut emptying = Emptying {
+            set: self,
+            claims: Vec::new(),
+            slot: 0,
+        };
         self.watched_by.wake(Events::IN);
-        let mut claims = Vec::new();
         {
             // First all hooks, so that no wake meets a half-taken set.
             let inner = self.inner.lock();
             for item in inner.iter() {
                 if let Some(queue) = Self::unhook(&inner, item) {
-                    claims.push((item, queue));
+                    emptying.claims.push((item, queue));
                 }
             }
         }
-        // Nobody adds any more, so one pass over the slots meets every item. Files that close
-        // meanwhile may take out theirs.
-        let mut slot = 0;
-        loop {
-            let mut inner = self.inner.lock();
-            let Some((item, next)) = inner.next_from(slot) else {
-                break;
-            };
-            slot = next;
-            let claim = claims
-                .iter()
-                .find(|(claimed, _)| core::ptr::eq(*claimed, item))
-                .map(|&(_, queue)| queue);
-            let (file, pass_on) = self.forget(&mut inner, item, claim);
-            drop(inner);
-            if let Some(pass_on) = pass_on {
-                pass_on.run();
-            }
-            drop(file);
-        }
+        emptying.run();
     }
 
     /// The file closed: its item goes, if nobody else was quicker.
@@ -354,6 +351,69 @@ fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
 pub(crate) fn as_set(file: &Description) -> Option<&Set> {
     let object: &dyn Any = file.object();
     object.downcast_ref()
+}
+
+/// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
+/// then the item goes again.
+struct Hooking<'a> {
+    set: &'a Set,
+    inner: &'a mut Interests,
+    item: *const Item,
+    extras: Extras,
+}
+
+impl Drop for Hooking<'_> {
+    fn drop(&mut self) {
+        for extra in &self.extras {
+            extra.entry.unhook();
+        }
+        Set::unhook(self.inner, self.item);
+        // The caller of ADD holds the file, so its object does not end here.
+        self.set.forget(self.inner, self.item, None);
+    }
+}
+
+/// Empties a set that closes, to the end even if foreign code panics on the way: nothing may lead
+/// to the set when it is gone.
+struct Emptying<'a> {
+    set: &'a Set,
+    claims: Vec<(*const Item, NonNull<WaitQueue>)>,
+    /// All slots before this one have been emptied.
+    slot: u32,
+}
+
+impl Emptying<'_> {
+    /// Nobody adds to a closed set, so one pass over the slots meets every item. Files that close
+    /// meanwhile may take out theirs.
+    fn run(&mut self) {
+        loop {
+            let mut inner = self.set.inner.lock();
+            let Some((item, next)) = inner.next_from(self.slot) else {
+                break;
+            };
+            self.slot = next;
+            // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
+            // `release` of a set that is open and adds to it.
+            let claim = Set::unhook(&inner, item).or_else(|| {
+                self.claims
+                    .iter()
+                    .find(|(claimed, _)| core::ptr::eq(*claimed, item))
+                    .map(|&(_, queue)| queue)
+            });
+            let (file, pass_on) = self.set.forget(&mut inner, item, claim);
+            drop(inner);
+            if let Some(pass_on) = pass_on {
+                pass_on.run();
+            }
+            drop(file);
+        }
+    }
+}
+
+impl Drop for Emptying<'_> {
+    fn drop(&mut self) {
+        self.run();
+    }
 }
 
 /// The last reference to a watched file is gone (`eventpoll_release_file`).
