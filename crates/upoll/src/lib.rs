@@ -20,7 +20,7 @@ mod target;
 mod wait;
 mod watch;
 
-pub use crate::epoll::{CreateFlags, Epoll, Op, WatchLimit};
+pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};

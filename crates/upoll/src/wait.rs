@@ -180,7 +180,7 @@ impl Deferred {
         self.len += 1;
     }
 
-    fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let len = core::mem::take(&mut self.len);
         for slot in &self.actions[..len] {
             // SAFETY: the first `len` slots were written by `push`; the type is `Copy`.
