@@ -9,29 +9,33 @@ use upoll::{Epoll, Event, EventFd, Events, Timeout};
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
 
-/// A comparison to make.
-pub(super) struct Comparison {
+/// What is compared.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Row {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     /// What upoll is compared with.
     pub(super) against: &'static str,
     /// How many times faster than that upoll is to be; none if it is only shown.
     pub(super) target: Option<f64>,
+}
+
+/// A comparison to make.
+pub(super) struct Comparison {
+    pub(super) row: Row,
     /// The other side, and upoll.
-    pub(super) sides: fn() -> Result<[Side; 2]>,
+    sides: fn() -> Result<[Side; 2]>,
 }
 
 /// A comparison made.
 #[derive(Serialize)]
 pub(super) struct Compared {
-    pub(super) name: &'static str,
-    pub(super) what: &'static str,
-    pub(super) against: &'static str,
+    #[serde(flatten)]
+    pub(super) row: Row,
     pub(super) other_nanoseconds: Spread,
     pub(super) upoll_nanoseconds: Spread,
     /// How many times faster upoll is.
     pub(super) ratio: Spread,
-    pub(super) target: Option<f64>,
     pub(super) reached: Option<bool>,
     /// Whether the spread of the ratio is small enough to go by its median.
     pub(super) trusted: bool,
@@ -42,25 +46,22 @@ pub(super) struct Compared {
 impl Comparison {
     pub(super) fn measure(&self, effort: Effort) -> Result<Compared> {
         let series = interleave(&mut (self.sides)()?, effort);
-        let [other, upoll] = series.try_into().map_err(|_| ()).expect("two sides");
-        Ok(self.compare(other, upoll))
+        Ok(Compared::new(self.row, &series[0], &series[1]))
     }
+}
 
-    /// Draws the figures together.
-    pub(super) fn compare(&self, other: Series, upoll: Series) -> Compared {
-        let ratio = other.ratio_to(&upoll);
+impl Compared {
+    pub(super) fn new(row: Row, other: &Series, upoll: &Series) -> Self {
+        let ratio = other.ratio_to(upoll);
         Compared {
-            name: self.name,
-            what: self.what,
-            against: self.against,
+            row,
             other_nanoseconds: other.spread(),
             upoll_nanoseconds: upoll.spread(),
             ratio,
-            target: self.target,
-            reached: self.target.map(|target| ratio.median >= target),
+            reached: row.target.map(|target| ratio.median >= target),
             trusted: ratio.is_trusted(),
-            other_batches: other,
-            upoll_batches: upoll,
+            other_batches: other.clone(),
+            upoll_batches: upoll.clone(),
         }
     }
 }
@@ -72,10 +73,12 @@ const fn row(
     sides: fn() -> Result<[Side; 2]>,
 ) -> Comparison {
     Comparison {
-        name,
-        what,
-        against: "kernel",
-        target: Some(target),
+        row: Row {
+            name,
+            what,
+            against: "kernel",
+            target: Some(target),
+        },
         sides,
     }
 }

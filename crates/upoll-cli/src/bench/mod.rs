@@ -1,10 +1,13 @@
 //! `upoll bench`: how fast upoll is, as ratios against the host kernel in the same run.
 
 mod calls;
+mod growth;
 mod kernel;
+mod limits;
 mod machine;
 mod measure;
 mod report;
+mod wakes;
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -34,8 +37,38 @@ pub(crate) struct Options {
 }
 
 /// All benchmarks, in the order of the tables.
-fn names() -> Vec<&'static str> {
-    COMPARISONS.iter().map(|row| row.name).collect()
+fn names() -> impl Iterator<Item = &'static str> {
+    let calls = COMPARISONS.iter().map(|comparison| comparison.row.name);
+    calls
+        .chain(wakes::NAMES)
+        .chain(growth::NAMES)
+        .chain(limits::NAMES)
+}
+
+/// Items in the sets whose growth is measured.
+const SIZES: [usize; 3] = [100, 10_000, 1_000_000];
+
+/// Measures, prints the tables, writes the JSON.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let machine = Machine::look().context("looking at the machine")?;
+    let report = Run {
+        effort: Effort {
+            batches: if options.quick { 31 } else { 201 },
+            batch_microseconds: 1000,
+        },
+        options,
+        pinned_to: *machine.cpus.last().context("no CPU to run on")?,
+        progress: progress(names().filter(|name| options.wants(name)).count()),
+        machine,
+    }
+    .measure()?;
+    print!("{}", report.tables());
+    if let Some(path) = &options.json {
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        serde_json::to_writer_pretty(BufWriter::new(file), &report)
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }
 
 impl Options {
@@ -44,40 +77,76 @@ impl Options {
     }
 }
 
-/// Measures, prints the tables, writes the JSON.
-pub(crate) fn run(options: &Options) -> Result<()> {
-    let machine = Machine::look().context("looking at the machine")?;
-    let effort = Effort {
-        batches: if options.quick { 31 } else { 201 },
-        batch_microseconds: 1000,
-    };
-    let pinned_to = *machine.cpus.last().context("no CPU to run on")?;
-    let progress = progress(names().iter().filter(|name| options.wants(name)).count());
+/// A run under way.
+struct Run<'a> {
+    options: &'a Options,
+    effort: Effort,
+    machine: Machine,
+    pinned_to: usize,
+    progress: ProgressBar,
+}
 
-    machine::pin(&[pinned_to]).context("binding to one CPU")?;
-    let mut comparisons = Vec::new();
-    for row in COMPARISONS.iter().filter(|row| options.wants(row.name)) {
-        progress.set_message(row.name);
-        comparisons.push(row.measure(effort).with_context(|| row.name)?);
-        progress.inc(1);
+impl Run<'_> {
+    fn measure(self) -> Result<Report> {
+        machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
+        let mut comparisons = Vec::new();
+        for comparison in COMPARISONS {
+            comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
+        }
+        let elsewhere = self.machine.cpus.iter().find(|&&cpu| cpu != self.pinned_to);
+        for (name, cpu) in [
+            (wakes::ONE_CPU, Some(&self.pinned_to)),
+            (wakes::TWO_CPUS, elsewhere),
+        ] {
+            if let Some(&cpu) = cpu {
+                let rows = self.step(name, || wakes::measure(name, cpu, self.effort))?;
+                comparisons.extend(rows.into_iter().flatten());
+            }
+        }
+        let growth = self.growth()?;
+        let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
+        machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
+        self.progress.finish_and_clear();
+        Ok(Report {
+            machine: self.machine,
+            pinned_to: self.pinned_to,
+            quick: self.options.quick,
+            effort: self.effort,
+            comparisons,
+            growth,
+            limits: limits.into_iter().collect(),
+        })
     }
-    machine::pin(&machine.cpus).context("binding to all CPUs")?;
 
-    progress.finish_and_clear();
-    let report = Report {
-        machine,
-        pinned_to,
-        quick: options.quick,
-        effort,
-        comparisons,
-    };
-    print!("{}", report.tables());
-    if let Some(path) = &options.json {
-        let file = File::create(path).with_context(|| path.display().to_string())?;
-        serde_json::to_writer_pretty(BufWriter::new(file), &report)
-            .with_context(|| path.display().to_string())?;
+    fn growth(&self) -> Result<Vec<growth::Grown>> {
+        let names: Vec<_> = growth::NAMES
+            .into_iter()
+            .filter(|name| self.options.wants(name))
+            .collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sizes = if self.options.quick {
+            &SIZES[..2]
+        } else {
+            &SIZES
+        };
+        self.progress.set_message("growth");
+        let rows = growth::measure(&names, sizes, self.machine.descriptor_limit, self.effort)?;
+        self.progress.inc(names.len() as u64);
+        Ok(rows)
     }
-    Ok(())
+
+    /// Runs a step if it is wanted.
+    fn step<T>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        if !self.options.wants(name) {
+            return Ok(None);
+        }
+        self.progress.set_message(name);
+        let done = run().context(name)?;
+        self.progress.inc(1);
+        Ok(Some(done))
+    }
 }
 
 /// Shown on a terminal only.

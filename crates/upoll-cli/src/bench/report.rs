@@ -6,6 +6,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 
 use super::calls::Compared;
+use super::growth::Grown;
+use super::limits::Limited;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
 
@@ -18,6 +20,8 @@ pub(super) struct Report {
     pub(super) quick: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
+    pub(super) growth: Vec<Grown>,
+    pub(super) limits: Vec<Limited>,
 }
 
 impl Report {
@@ -45,6 +49,20 @@ impl Report {
                 comparisons(&self.comparisons)
             );
         }
+        if !self.growth.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nCost as the set grows, against the smallest set\n{}",
+                growth(&self.growth)
+            );
+        }
+        if !self.limits.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nHow late a wait ends that has a time limit and nothing to report\n{}",
+                limits(&self.limits)
+            );
+        }
         out
     }
 }
@@ -66,16 +84,100 @@ fn comparisons(rows: &[Compared]) -> Table {
     );
     for row in rows {
         table.add_row([
-            row.name.to_owned(),
-            row.what.to_owned(),
-            row.against.to_owned(),
+            row.row.name.to_owned(),
+            row.row.what.to_owned(),
+            row.row.against.to_owned(),
             nanoseconds(row.other_nanoseconds.median),
             nanoseconds(row.upoll_nanoseconds.median),
             times(row.ratio.median),
             percentiles(row.ratio, row.trusted),
-            row.target.map_or_else(String::new, times),
+            row.row.target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
         ]);
+    }
+    table
+}
+
+fn growth(rows: &[Grown]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "operation",
+            "items",
+            "kernel items",
+            "kernel ns",
+            "upoll ns",
+            "ratio",
+            "kernel growth",
+            "upoll growth",
+            "10-90 %",
+            "at most",
+            "reached",
+        ],
+        2..11,
+    );
+    for row in rows {
+        let kernel_items = if row.kernel_items == row.items {
+            row.kernel_items.to_string()
+        } else {
+            format!("{}, all descriptors", row.kernel_items)
+        };
+        table.add_row([
+            row.name.to_owned(),
+            row.what.to_owned(),
+            row.items.to_string(),
+            kernel_items,
+            nanoseconds(row.kernel_nanoseconds.median),
+            nanoseconds(row.upoll_nanoseconds.median),
+            times(row.ratio.median),
+            times(row.kernel_growth.median),
+            times(row.upoll_growth.median),
+            percentiles(row.upoll_growth, row.trusted),
+            times(row.upoll_growth_tolerated),
+            yes_no(row.reached).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn limits(rows: &[Limited]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "limit us",
+            "by",
+            "late p50 us",
+            "late p99 us",
+            "worst us",
+            "early",
+            "ratio",
+            "10-90 %",
+            "to reach",
+            "reached",
+        ],
+        3..10,
+    );
+    for row in rows {
+        for (side, by) in [(&row.epoll_pwait2, "epoll_pwait2"), (&row.upoll, "upoll")] {
+            let mut cells = vec![
+                row.name.to_owned(),
+                (row.limit_nanoseconds / 1000).to_string(),
+                by.to_owned(),
+                microseconds(side.p50_nanoseconds),
+                microseconds(side.p99_nanoseconds),
+                microseconds(side.worst_nanoseconds),
+                side.early.to_string(),
+            ];
+            if by == "upoll" {
+                cells.extend([
+                    times(row.ratio.median),
+                    percentiles(row.ratio, row.trusted),
+                    format!("{}, none early", times(row.target)),
+                    yes_no(row.reached).to_owned(),
+                ]);
+            }
+            table.add_row(cells);
+        }
     }
     table
 }
@@ -100,6 +202,10 @@ fn nanoseconds(figure: f64) -> String {
     } else {
         format!("{figure:.0}")
     }
+}
+
+fn microseconds(nanoseconds: u64) -> String {
+    format!("{:.1}", nanoseconds as f64 / 1000.0)
 }
 
 fn times(ratio: f64) -> String {
