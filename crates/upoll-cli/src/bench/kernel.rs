@@ -27,8 +27,14 @@ impl Fd {
     /// `eventfd(2)`
     #[inline]
     pub(super) fn eventfd(initial: u32) -> io::Result<Self> {
+        Self::eventfd_with(initial, 0)
+    }
+
+    /// `eventfd(2)` with flags
+    #[inline]
+    pub(super) fn eventfd_with(initial: u32, flags: i32) -> io::Result<Self> {
         // SAFETY: no memory is involved.
-        Self::new(unsafe { libc::eventfd(initial, 0) })
+        Self::new(unsafe { libc::eventfd(initial, flags) })
     }
 
     /// `epoll_create1(2)`

@@ -8,6 +8,7 @@ mod machine;
 mod measure;
 mod report;
 mod wakes;
+mod workers;
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -43,6 +44,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(wakes::NAMES)
         .chain(growth::NAMES)
         .chain(limits::NAMES)
+        .chain(workers::NAMES)
 }
 
 /// Items in the sets whose growth is measured.
@@ -106,6 +108,11 @@ impl Run<'_> {
         let growth = self.growth()?;
         let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
+        let load = workers::Load {
+            events: if self.options.quick { 2000 } else { 20_000 },
+            rounds: if self.options.quick { 3 } else { 11 },
+        };
+        let workers = self.step(workers::NAME, || workers::measure(load))?;
         self.progress.finish_and_clear();
         Ok(Report {
             machine: self.machine,
@@ -115,6 +122,7 @@ impl Run<'_> {
             comparisons,
             growth,
             limits: limits.into_iter().collect(),
+            workers: workers.unwrap_or_default(),
         })
     }
 

@@ -10,6 +10,7 @@ use super::growth::Grown;
 use super::limits::Limited;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
+use super::workers::Shared;
 
 /// All that was measured.
 #[derive(Serialize)]
@@ -22,6 +23,7 @@ pub(super) struct Report {
     pub(super) comparisons: Vec<Compared>,
     pub(super) growth: Vec<Grown>,
     pub(super) limits: Vec<Limited>,
+    pub(super) workers: Vec<Shared>,
 }
 
 impl Report {
@@ -61,6 +63,18 @@ impl Report {
                 out,
                 "\nHow late a wait ends that has a time limit and nothing to report\n{}",
                 limits(&self.limits)
+            );
+        }
+        if let Some(first) = self.workers.first() {
+            let _ = writeln!(
+                out,
+                "\n{} workers on {} CPUs take {} events from one source, {} rounds of each way by \
+                 turns: medians\n{}",
+                first.workers,
+                machine.cpus.len(),
+                first.load.events,
+                first.load.rounds,
+                workers(&self.workers)
             );
         }
         out
@@ -178,6 +192,58 @@ fn limits(rows: &[Limited]) -> Table {
             }
             table.add_row(cells);
         }
+    }
+    table
+}
+
+fn workers(rows: &[Shared]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "way",
+            "ms",
+            "ratio",
+            "10-90 %",
+            "events of a worker",
+            "fairness",
+            "worst",
+            "switches per event",
+            "voluntary",
+            "involuntary",
+            "empty wakes per event",
+            "to reach",
+            "reached",
+        ],
+        2..12,
+    );
+    for row in rows {
+        let [fewest, middle, most] = row.shares;
+        table.add_row([
+            row.name.to_owned(),
+            row.way.to_owned(),
+            format!("{:.1}", row.milliseconds.median),
+            times(row.ratio.median),
+            format!("{:.1}-{:.1}", row.ratio.p10, row.ratio.p90),
+            format!(
+                "{:.0} / {:.0} / {:.0}",
+                fewest.median, middle.median, most.median
+            ),
+            format!("{:.4}", row.fairness.median),
+            format!("{:.4}", row.worst_fairness),
+            format!("{:.2}", row.switches_per_event.median),
+            format!("{:.2}", row.voluntary_switches_per_event.median),
+            format!("{:.2}", row.involuntary_switches_per_event.median),
+            format!("{:.2}", row.empty_wakes_per_event.median),
+            row.goal.map_or_else(String::new, |goal| {
+                format!(
+                    "{}, fairness {}, switches {}",
+                    times(goal.ratio),
+                    goal.fairness,
+                    goal.switches_per_event
+                )
+            }),
+            row.reached.map_or("", yes_no).to_owned(),
+        ]);
     }
     table
 }
