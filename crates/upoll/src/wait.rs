@@ -710,22 +710,6 @@ impl WaitQueue {
         }
     }
 
-    /// Moves `me` behind all others, unless it holds a claim.
-    ///
-    /// # Safety
-    /// `me` is linked into this queue.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) unsafe fn stand_last(&self, me: &WaitEntry) {
-        let mut list = self.list.lock();
-        if !me.is_claimed() {
-            // SAFETY: `me` is linked here and the list locked.
-            unsafe {
-                list.unlink(me);
-                list.push_last(me);
-            }
-        }
-    }
-
     /// Hands the wake that a leaving waiter took to the next exclusive one.
     pub(crate) fn pass_on(&self, key: Events, rotating: bool) {
         let mut deferred = Deferred::new();
