@@ -85,7 +85,7 @@ const fn row(
 
 /// The comparisons, with the ratio that each is to reach.
 pub(super) const COMPARISONS: &[Comparison] = &[
-    row("eventfd", "eventfd write + read, unwatched", 15.0, || {
+    row("eventfd-calls", "eventfd write + read, unwatched", 15.0, || {
         let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
         Ok([
             side(move || {
