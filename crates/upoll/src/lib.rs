@@ -31,7 +31,9 @@ pub use crate::file::{File, FileRef, PollTable, Pollable};
 pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
-pub use crate::sleep::{Clock, SigSet, Timeout, poll, ppoll, pselect, select};
+pub use crate::sleep::{
+    Clock, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
+};
 #[cfg(loom)]
 pub use crate::sync::{Rule, break_rule};
 pub use crate::target::{Source, Target};

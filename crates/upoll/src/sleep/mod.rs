@@ -6,6 +6,7 @@
 //! `ppoll` or `pselect`, and the wake rings its doorbell.
 
 mod doorbell;
+mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
 mod futex;
@@ -15,6 +16,7 @@ mod select;
 mod sigset;
 mod timeout;
 
+pub use self::epoll_pwait1::{Timespec, WaitParams};
 pub use self::poll::{poll, ppoll};
 pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;
