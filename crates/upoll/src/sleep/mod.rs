@@ -4,6 +4,7 @@
 //! queue leads there; a wake sets the word, unlinks the entry, and rouses the thread once it has
 //! let go of its locks.
 
+mod blocking;
 mod epoll_wait;
 mod eventfd;
 mod futex;
