@@ -1,7 +1,8 @@
 //! Linux's readiness subsystem as a library in user space.
 //!
-//! [`Epoll`], [`EventFd`] and the objects you make [`Pollable`] yourself behave as `epoll(7)`,
-//! `eventfd(2)` and the kernel's files do, without a system call.
+//! [`Epoll`], [`EventFd`], [`pipe()`] and the objects you make [`Pollable`]
+//! yourself behave as `epoll(7)`, `eventfd(2)`, `pipe(7)` and the kernel's files do,
+//! without a system call.
 #![cfg_attr(not(any(feature = "std", loom)), no_std)]
 
 extern crate alloc;
@@ -11,6 +12,8 @@ mod errno;
 mod eventfd;
 mod events;
 mod file;
+mod pages;
+mod pipe;
 #[cfg(all(feature = "std", not(loom)))]
 mod sleep;
 mod sync;
@@ -23,6 +26,7 @@ pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
+pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{Clock, Timeout};
 #[cfg(loom)]

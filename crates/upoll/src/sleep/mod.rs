@@ -8,6 +8,7 @@ mod blocking;
 mod epoll_wait;
 mod eventfd;
 mod futex;
+mod pipe;
 mod timeout;
 
 pub use self::timeout::{Clock, Timeout};
