@@ -1,7 +1,7 @@
 //! Linux's readiness subsystem as a library in user space.
 //!
-//! [`Epoll`], [`EventFd`], [`pipe()`] and the objects you make [`Pollable`]
-//! yourself behave as `epoll(7)`, `eventfd(2)`, `pipe(7)` and the kernel's files do,
+//! [`Epoll`], [`EventFd`], [`pipe()`], [`socketpair()`] and the objects you make [`Pollable`]
+//! yourself behave as `epoll(7)`, `eventfd(2)`, `pipe(7)`, `unix(7)` and the kernel's files do,
 //! without a system call.
 #![cfg_attr(not(any(feature = "std", loom)), no_std)]
 
@@ -16,6 +16,7 @@ mod pages;
 mod pipe;
 #[cfg(all(feature = "std", not(loom)))]
 mod sleep;
+mod socketpair;
 mod sync;
 mod target;
 mod wait;
@@ -29,6 +30,7 @@ pub use crate::file::{File, FileRef, PollTable, Pollable};
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{Clock, Timeout};
+pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(loom)]
 pub use crate::sync::{Rule, break_rule};
 pub use crate::target::{Source, Target};

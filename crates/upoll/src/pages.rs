@@ -91,6 +91,23 @@ impl Pages {
         });
     }
 
+    /// Appends `count` bytes, in whatever pages.
+    #[inline]
+    pub(crate) fn append<B: Deref<Target = [u8]>>(
+        &mut self,
+        from: &mut Gather<'_, B>,
+        mut count: usize,
+    ) {
+        let merged = self.room_in_last().min(count);
+        self.merge(from, merged);
+        count -= merged;
+        while count > 0 {
+            let piece = count.min(PAGE);
+            self.push(from, piece, false);
+            count -= piece;
+        }
+    }
+
     /// Takes bytes from the front until `into` is full, nothing is left, or a packet ends.
     #[inline]
     pub(crate) fn take<B: DerefMut<Target = [u8]>>(&mut self, into: &mut Scatter<'_, B>) {

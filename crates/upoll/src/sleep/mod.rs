@@ -9,6 +9,7 @@ mod epoll_wait;
 mod eventfd;
 mod futex;
 mod pipe;
+mod socketpair;
 mod timeout;
 
 pub use self::timeout::{Clock, Timeout};
