@@ -373,14 +373,7 @@ pub(super) fn measure(load: Load) -> Result<Vec<Shared>> {
     let mut rounds = RUNNERS.map(|_| Vec::with_capacity(load.rounds));
     for _ in 0..load.rounds {
         for (runner, rounds) in RUNNERS.iter().zip(&mut rounds) {
-            rounds.push(
-                (runner.round)(if runner.goal.is_some() {
-                    load.events
-                } else {
-                    load.events / 100
-                })
-                .context(runner.way)?,
-            );
+            rounds.push((runner.round)(load.events).context(runner.way)?);
         }
     }
     let stock = series(&rounds[0], load);
