@@ -15,6 +15,7 @@ impl EventFd {
     /// # Errors
     /// `EAGAIN`: the count is 0 and the object was made with `NONBLOCK`. `EINTR`: a signal handler
     /// without `SA_RESTART` ran.
+    #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
         self.blocking(Self::try_read)
     }
@@ -24,6 +25,7 @@ impl EventFd {
     /// # Errors
     /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object was made with
     /// `NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran.
+    #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
         self.blocking(|this| this.try_write(value))
     }
@@ -31,9 +33,13 @@ impl EventFd {
     #[inline]
     fn blocking<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
         match attempt(self) {
-            Err(Errno::AGAIN) if !self.is_nonblocking() => {}
-            done => return done,
+            Err(Errno::AGAIN) if !self.is_nonblocking() => self.block(attempt),
+            done => done,
         }
+    }
+
+    #[cold]
+    fn block<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
         loop {
             let sleeper = Sleeper::new();
             // SAFETY: the sleeper stays in this frame until it is unhooked, and `self` keeps the
