@@ -29,7 +29,7 @@ use self::report::Report;
 pub(crate) struct Options {
     /// What to measure; everything if nothing is named.
     ///
-    /// eventfd to create: single calls on one thread. wake, wake-across: a thread wakes another on
+    /// eventfd-calls to create: single calls on one thread. eventfd: what a maximum does. wake, wake-across: a thread wakes another on
     /// the same CPU, on another CPU. growth-...: calls in sets of growing size. limit: how late a
     /// wait with a time limit ends. workers: threads that share one source of events, four ways.
     #[arg(value_parser = PossibleValuesParser::new(names()))]
