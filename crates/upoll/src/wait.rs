@@ -305,19 +305,34 @@ impl WaitEntry {
         NonNull::new(self.queue.load(Ordering::Relaxed))
     }
 
+    /// Gives up the claim that this entry may hold; says whose it was. The owner passes it on.
+    pub(crate) fn disclaim(&self) -> Option<NonNull<WaitQueue>> {
+        let queue = self.queue()?;
+        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        let mut list = unsafe { queue.as_ref() }.list.lock();
+        list.unclaim(self).then_some(queue)
+    }
+
     /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
     /// found nobody, the next waiter is offered one now.
     ///
+    /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
+    /// or what that wake left owing would be forgotten.
+    ///
     /// # Safety
     /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.
-    pub(crate) unsafe fn settle(&self, still_ready: bool, deferred: &mut Deferred) {
+    pub(crate) unsafe fn settle(
+        &self,
+        still_ready: impl FnOnce() -> bool,
+        deferred: &mut Deferred,
+    ) {
         let Some(queue) = self.queue() else { return };
         // SAFETY: the caller vouches for the queue.
         let mut list = unsafe { queue.as_ref() }.list.lock();
         self.set_standing(ABSENT, false);
         let retired = self.stands(RETIRED);
         let claimed = list.unclaim(self);
-        if !still_ready {
+        if !still_ready() {
             list.owed = false;
             if claimed && retired && self.is_linked.load(Ordering::Relaxed) {
                 // Chosen for nothing: that was no turn, so the next one is its again.

@@ -241,6 +241,44 @@ fn a_worker_that_leaves_with_its_claim_loses_the_event() {
     must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
 }
 
+/// A worker looks for an event that is gone, and leaves, while the next one comes and another
+/// worker begins to wait: that one has it.
+fn leaving_against_coming() {
+    model(3, || {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, IN).unwrap();
+        let [first, second, above] = [(); 3].map(|()| Epoll::new().unwrap());
+        first.add(&rotating, IN).unwrap();
+        second.add(&rotating, IN).unwrap();
+        above.add(&first, IN).unwrap();
+        // The first worker is chosen, for an event that somebody else takes.
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        above.delete(&first).unwrap();
+        let leaver = (first, rotating.clone());
+        let leaving = thread::spawn(move || {
+            let (first, rotating) = leaver;
+            let taken = harvest(&first);
+            first.delete(&rotating).unwrap();
+            taken
+        });
+        source.try_write(1).unwrap();
+        above.add(&second, IN).unwrap();
+        let mut taken = harvest(&second);
+        taken += leaving.join().unwrap();
+        if taken == 0 {
+            taken = harvest(&second);
+        }
+        assert!(taken > 0);
+    });
+}
+
+#[test]
+fn an_event_that_comes_while_a_worker_leaves_is_with_the_one_that_stays() {
+    leaving_against_coming();
+}
+
 /// Rotation while workers come and look: of two events that came with one wake both are taken.
 fn rotating_while_workers_look() {
     model(4, || {

@@ -226,6 +226,19 @@ impl Set {
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
         self.queue_if_ready(item, ready);
+        if ready.is_empty() && node.state() & state::ROTATING != 0 {
+            // It may have been chosen for what it wants no more.
+            let pass_on = node.entry.disclaim().map(|queue| PassOn {
+                queue,
+                rotating: true,
+                // SAFETY: as above.
+                file: unsafe { node.file() }.clone(),
+            });
+            drop(inner);
+            if let Some(pass_on) = pass_on {
+                pass_on.run();
+            }
+        }
         Ok(())
     }
 

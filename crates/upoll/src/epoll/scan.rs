@@ -50,12 +50,13 @@ impl<'a> Scan<'a> {
             } else {
                 Set::look_or_unqueue(&mut self.inner.ready, item)
             };
+            if events.is_empty() {
+                Self::settle_idle(node, &mut self.deferred);
+                return Event::default();
+            }
             let claimed = node.entry.is_claimed();
             if claimed {
-                node.entry.settle(!events.is_empty(), &mut self.deferred);
-            }
-            if events.is_empty() {
-                return Event::default();
+                node.entry.settle(|| true, &mut self.deferred);
             }
             if !claimed && node.state() & state::ROTATING != 0 && !self.may_take(item, consumes) {
                 return Event::default();
@@ -67,6 +68,20 @@ impl<'a> Scan<'a> {
                 self.again.push_back(item);
             }
             Event::new(events, node.data())
+        }
+    }
+
+    /// An item was found idle: a claim that it holds is used up, or it would keep others waiting.
+    ///
+    /// # Safety
+    /// The item is registered, and was taken off the ready list before it was looked at.
+    unsafe fn settle_idle(node: &Item, deferred: &mut Deferred) {
+        // A wake under way makes its claim after it has told the item; only the queue's lock, which
+        // it holds, tells whether there is one. Where nobody counts claims that does not matter.
+        if node.state() & state::ROTATING != 0 || node.entry.is_claimed() {
+            let told_again = || node.state() & state::QUEUED != 0;
+            // SAFETY: a registered item is hooked.
+            unsafe { node.entry.settle(told_again, deferred) };
         }
     }
 
@@ -162,9 +177,11 @@ impl Set {
         {
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.
-                let events = unsafe { Set::look_or_unqueue(&mut scan.inner.ready, item) };
-                if !events.is_empty() {
-                    return true;
+                unsafe {
+                    if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
+                        return true;
+                    }
+                    Scan::settle_idle(item.as_ref(), &mut scan.deferred);
                 }
             }
         }
