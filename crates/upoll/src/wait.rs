@@ -39,7 +39,8 @@ use crate::sync::{
 /// Waiters are called with the queue's lock held: do not hold a lock around a wake that your
 /// `poll` takes while it calls into other objects' queues.
 pub struct WaitQueue {
-    /// How many entries are linked. Written under `list`'s lock, read without it by wakes.
+    /// How many entries are linked, or unlinked by a rotating wake and not yet settled: a wake that
+    /// comes meanwhile finds nobody, and has to leave a note. Written under `list`'s lock, read without it by wakes.
     linked: AtomicUsize,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
@@ -272,6 +273,8 @@ impl WaitEntry {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let mut list = unsafe { queue.as_ref() }.list.lock();
+        // SAFETY: as above.
+        let claimed = unsafe { queue.as_ref() }.unclaim(&mut list, self);
         if self.is_linked.load(Ordering::Relaxed) {
             // SAFETY: the entry is linked here and the list locked.
             unsafe { list.unlink(self) };
@@ -281,7 +284,7 @@ impl WaitEntry {
                 .fetch_sub(1, Ordering::SeqCst);
         }
         self.queue.store(ptr::null_mut(), Ordering::Relaxed);
-        list.unclaim(self).then_some(queue)
+        claimed.then_some(queue)
     }
 
     /// Whether a wake was taken and not yet settled.
@@ -309,8 +312,9 @@ impl WaitEntry {
     pub(crate) fn disclaim(&self) -> Option<NonNull<WaitQueue>> {
         let queue = self.queue()?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
-        let mut list = unsafe { queue.as_ref() }.list.lock();
-        list.unclaim(self).then_some(queue)
+        let queue_ref = unsafe { queue.as_ref() };
+        let mut list = queue_ref.list.lock();
+        queue_ref.unclaim(&mut list, self).then_some(queue)
     }
 
     /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
@@ -331,7 +335,8 @@ impl WaitEntry {
         let mut list = unsafe { queue.as_ref() }.list.lock();
         self.set_standing(ABSENT, false);
         let retired = self.stands(RETIRED);
-        let claimed = list.unclaim(self);
+        // SAFETY: as above.
+        let claimed = unsafe { queue.as_ref() }.unclaim(&mut list, self);
         if !still_ready() {
             list.owed = false;
             if claimed && retired && self.is_linked.load(Ordering::Relaxed) {
@@ -594,7 +599,9 @@ impl WaitQueue {
             }
             // SAFETY: as above, and `entry` is still linked.
             at = unsafe { list.next(entry) };
-            took += usize::from(self.call(&mut list, entry, wake) != Reply::Passed);
+            let reply = self.call(&mut list, entry, wake);
+            self.uncount(reply);
+            took += usize::from(reply != Reply::Passed);
         }
         wake.mode = Mode::Offer;
         if self.offer_in_turn(&mut list, wake, ptr::null()) {
@@ -656,7 +663,7 @@ impl WaitQueue {
     ) -> Turn {
         let mut list = self.list.lock();
         me.set_standing(ABSENT, false);
-        if list.unclaim(me) {
+        if self.unclaim(&mut list, me) {
             // A wake chose `me` just now.
             return Turn::Mine;
         }
@@ -768,6 +775,15 @@ impl WaitQueue {
         false
     }
 
+    /// The entry's claim, if it has one, is over.
+    fn unclaim(&self, list: &mut MutexGuard<'_, List>, entry: &WaitEntry) -> bool {
+        let claimed = list.unclaim(entry);
+        if claimed && !entry.is_linked.load(Ordering::Relaxed) {
+            self.linked.fetch_sub(1, Ordering::SeqCst);
+        }
+        claimed
+    }
+
     /// The entry took a rotating wake: it has a claim, and stands last from now on.
     fn retire_to_tail(&self, list: &mut MutexGuard<'_, List>, entry: NonNull<WaitEntry>) {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
@@ -798,6 +814,7 @@ impl WaitQueue {
             // SAFETY: as above.
             let exclusive = unsafe { entry.as_ref() }.exclusive.load(Ordering::Relaxed);
             let reply = self.call(list, entry, wake);
+            self.uncount(reply);
             if reply != Reply::Passed {
                 took += 1;
                 if exclusive {
@@ -810,6 +827,14 @@ impl WaitQueue {
             }
         }
         took
+    }
+
+    /// What [`call`](Self::call) unlinked counts no more; what took a rotating wake still does.
+    #[inline]
+    fn uncount(&self, reply: Reply) {
+        if reply == Reply::TookAndLeft {
+            self.linked.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     #[inline]
@@ -827,7 +852,6 @@ impl WaitQueue {
             // SAFETY: it was linked and the list is locked. Its owner cannot free it before it
             // has taken this lock: a sleeper that was roused still unhooks under the lock.
             unsafe { list.unlink(entry.as_ref()) };
-            self.linked.fetch_sub(1, Ordering::SeqCst);
         }
         reply
     }

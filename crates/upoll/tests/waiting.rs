@@ -423,3 +423,31 @@ fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
     drop(first);
     assert_eq!(second.harvest(&mut [Event::default()]), Ok(1));
 }
+
+#[test]
+fn a_thread_that_comes_while_another_is_on_its_way_has_the_next_event() {
+    for _ in 0..200 {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, interest(Events::IN)).unwrap();
+        let (set, counter) = (rotating.clone(), source.clone());
+        let take = move || {
+            let ready = set.wait(&mut [Event::default()], LONG);
+            (ready, counter.try_read())
+        };
+        // Neither comes back after its event.
+        let (first, _) = asleep(take.clone());
+        let (begin, begun) = mpsc::channel();
+        let second = thread::spawn(move || {
+            while begun.try_recv().is_err() {
+                std::hint::spin_loop();
+            }
+            take()
+        });
+        source.try_write(1).unwrap();
+        source.try_write(1).unwrap();
+        begin.send(()).unwrap();
+        assert_eq!(first.join().unwrap(), (Ok(1), Ok(1)));
+        assert_eq!(second.join().unwrap(), (Ok(1), Ok(1)));
+    }
+}
