@@ -12,13 +12,15 @@ mod eventfd;
 mod events;
 mod file;
 #[cfg(all(feature = "std", not(loom)))]
+mod host;
+#[cfg(all(feature = "std", not(loom)))]
 mod sleep;
 mod sync;
 mod target;
 mod wait;
 mod watch;
 
-pub use crate::epoll::{CreateFlags, Epoll, Op, WatchLimit};
+pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};

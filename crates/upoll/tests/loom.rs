@@ -18,6 +18,7 @@ const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
     builder.check(body);
 }
 
@@ -308,4 +309,59 @@ fn rotation_loses_no_event_while_workers_come_and_go() {
 #[test]
 fn a_turn_that_is_not_handed_on_loses_an_event() {
     must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
+}
+
+/// A maximum that is set while others write: no write is lost, none goes beyond it, and a writer
+/// that does not fit is told when it may look again.
+fn limiting_against_writing() {
+    model(4, || {
+        let counter = EventFd::new(1).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(2));
+        let limited = counter.set_maximum(3);
+        let written = writing.join().unwrap();
+        // One of the two came first, and the other then did not fit.
+        assert_ne!(limited.is_ok(), written.is_ok());
+        let maximum = if limited.is_ok() { 3 } else { u64::MAX };
+        assert_eq!(counter.maximum(), maximum);
+        counter.set_maximum(u64::MAX).unwrap();
+        let count = if written.is_ok() { 3 } else { 1 };
+        assert_eq!(counter.try_read(), Ok(count));
+    });
+}
+
+#[test]
+fn a_maximum_that_comes_while_others_write_loses_nothing() {
+    limiting_against_writing();
+}
+
+#[test]
+fn a_count_that_moves_in_two_steps_loses_a_write() {
+    must_fail_without(Rule::MoveCountInOneStep, limiting_against_writing);
+}
+
+#[test]
+fn a_writer_that_does_not_fit_learns_of_a_read_or_of_a_raised_maximum() {
+    for raise in [false, true] {
+        model(4, move || {
+            let counter = EventFd::new(1).unwrap();
+            counter.set_maximum(2).unwrap();
+            let other = counter.clone();
+            let thread = thread::spawn(move || {
+                if raise {
+                    other.set_maximum(u64::MAX).unwrap();
+                } else {
+                    other.try_read().unwrap();
+                }
+            });
+            let told = Arc::new(AtomicUsize::new(0));
+            let note = told.clone();
+            let (watch, ready) = Watch::new(counter.as_file_ref(), Events::OUT, move |_| {
+                note.fetch_add(1, Ordering::SeqCst);
+            });
+            thread.join().unwrap();
+            assert!(!ready.is_empty() || told.load(Ordering::SeqCst) > 0);
+            drop(watch);
+        });
+    }
 }

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::ptr::NonNull;
 
+use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
@@ -56,52 +57,131 @@ impl PassOn {
     }
 }
 
+/// What is left of an item that has gone: to be finished once the set's lock is free, for it may run
+/// foreign code.
+pub(super) struct Forgotten {
+    file: Arc<Description>,
+    pass_on: Option<PassOn>,
+}
+
+impl Forgotten {
+    /// Hands on the claim that the item had, then lets go of the file's memory.
+    pub(super) fn finish(self) {
+        if let Some(pass_on) = self.pass_on {
+            pass_on.run();
+        }
+        drop(self.file);
+    }
+}
+
 impl Epoll {
     /// `epoll_ctl` for a user-level file.
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        let set = self.set();
+        if op == Op::Add
+            && let Some(target) = as_set(file.description())
+        {
+            return self.add_set(file, target, event);
+        }
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        let result = {
+            let mut inner = self.set().inner.lock();
+            self.ctl_locked(&mut inner, op, file, event, &mut left, &mut deferred)
+        };
+        drop(deferred);
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    /// One change under the set's lock; anything but ADD of a set. The caller lets go of the lock,
+    /// then of `deferred`, and then finishes what is `left`.
+    pub(super) fn ctl_locked(
+        &self,
+        inner: &mut Interests,
+        op: Op,
+        file: FileRef<'_>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
         if file.identity() == self.as_file_ref().identity() {
             return Err(Errno::INVAL);
         }
-        // Linux without the capability to hold off suspend drops the bit; so do we.
-        let wanted = (event.events() - Events::WAKEUP) | Events::ALWAYS;
+        let wanted = wanted(event);
+        let is_exclusive = wanted.contains(Events::EXCLUSIVE);
         match op {
-            Op::Add => self.add_file(file, wanted, event.data()),
-            Op::Mod => {
-                if wanted.contains(Events::EXCLUSIVE) {
-                    return Err(Errno::INVAL);
-                }
-                set.modify(file, wanted, event.data())
+            Op::Add if is_exclusive && !Events::BESIDE_EXCLUSIVE.contains(wanted) => {
+                Err(Errno::INVAL)
             }
-            Op::Del => set.delete(file.identity(), file.number()),
+            Op::Add => self.add_locked(inner, file, None, event, left, deferred),
+            Op::Mod if is_exclusive => Err(Errno::INVAL),
+            Op::Mod => self.set().modify(inner, file, event, left, deferred),
+            Op::Del => {
+                let (identity, number) = (file.identity(), file.number());
+                self.set().delete(inner, identity, number, left)
+            }
         }
     }
 
-    fn add_file(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
-        let set = self.set();
-        let object: &dyn Any = file.description().object();
-        let target = object.downcast_ref::<Set>();
-        if wanted.contains(Events::EXCLUSIVE)
-            && (target.is_some() || !Events::BESIDE_EXCLUSIVE.contains(wanted))
+    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
+        if file.identity() == self.as_file_ref().identity()
+            || event.events().contains(Events::EXCLUSIVE)
         {
             return Err(Errno::INVAL);
         }
-        let _nested_add = match target {
-            Some(target) => {
-                let guard = nesting::lock();
-                nesting::check_loops(self, target, file.identity())?;
-                Some(guard)
-            }
-            None => None,
+        let _nested_add = nesting::lock();
+        nesting::check_loops(self, target, file.identity())?;
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        let mut result = {
+            let mut inner = self.set().inner.lock();
+            self.add_locked(
+                &mut inner,
+                file,
+                Some(target),
+                event,
+                &mut left,
+                &mut deferred,
+            )
         };
-        let mut inner = set.inner.lock();
+        // Linked first, then this look: a companion that comes later finds the item.
+        if result.is_ok()
+            && let Some(there) = target.companion()
+        {
+            result = there.nest_in(file.description(), self.description());
+            if result.is_err() {
+                let mut inner = self.set().inner.lock();
+                let (identity, number) = (file.identity(), file.number());
+                self.set().delete(&mut inner, identity, number, &mut left)?;
+            }
+        }
+        drop(deferred);
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    fn add_locked(
+        &self,
+        inner: &mut Interests,
+        file: FileRef<'_>,
+        target: Option<&Set>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        let set = self.set();
+        let wanted = wanted(event);
         if inner.find(file.identity(), file.number()).is_some() {
             return Err(Errno::EXIST);
         }
-        if set.rotates && target.is_none() && inner.len() > inner.nested {
+        if set.rotates && target.is_none() && set.has_source(inner) {
             return Err(Errno::INVAL);
         }
-        let item = inner.insert(self.as_set_ptr(), file, wanted, data)?;
+        let item = inner.insert(self.as_set_ptr(), file, wanted, event.data())?;
         // SAFETY: the item is in the table and the set's lock is held until it is hooked up.
         let node = unsafe { &*item };
         {
@@ -110,9 +190,7 @@ impl Epoll {
             unsafe { watchers.link(&node.link, on_file_close) };
         }
         if nesting::has_too_many_paths(self, file.description(), target) {
-            let forgotten = set.forget(&mut inner, item, None);
-            drop(inner);
-            drop(forgotten);
+            *left = Some(set.forget(inner, item, None));
             return Err(Errno::INVAL);
         }
         let place = match target {
@@ -132,8 +210,8 @@ impl Epoll {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = set.hook(&mut inner, item, file, place) & wanted;
-        set.queue_if_ready(item, ready);
+        let ready = set.hook(inner, item, file, place) & wanted;
+        set.queue_if_ready(item, ready, deferred);
         Ok(())
     }
 
@@ -143,7 +221,18 @@ impl Epoll {
     }
 }
 
+/// What an interest asks for beyond what it says: Linux reports `ERR` and `HUP` always, and without
+/// the capability to hold off suspend it drops that bit; so do we.
+fn wanted(event: Event) -> Events {
+    (event.events() - Events::WAKEUP) | Events::ALWAYS
+}
+
 impl Set {
+    /// Whether the set, a rotating one, watches anything but sets.
+    pub(crate) fn has_source(&self, inner: &Interests) -> bool {
+        inner.len() > inner.nested || self.companion().is_some_and(Companion::has_source)
+    }
+
     /// Hooks an item into every queue that its file registers; says what is ready.
     fn hook(
         &self,
@@ -193,7 +282,7 @@ impl Set {
 
     /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
     /// already they have been told before.
-    fn queue_if_ready(&self, item: *const Item, ready: Events) {
+    fn queue_if_ready(&self, item: *const Item, ready: Events, deferred: &mut Deferred) {
         if ready.is_empty() {
             return;
         }
@@ -201,16 +290,21 @@ impl Set {
         if !unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) } {
             return;
         }
-        let mut deferred = Deferred::new();
         self.tell(&mut Wake {
             key: Events::IN,
             mode: Mode::Tell,
-            deferred: &mut deferred,
+            deferred,
         });
     }
 
-    fn modify(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
-        let inner = self.inner.lock();
+    fn modify(
+        &self,
+        inner: &Interests,
+        file: FileRef<'_>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
         let item = inner
             .find(file.identity(), file.number())
             .ok_or(Errno::NOENT)?;
@@ -220,39 +314,38 @@ impl Set {
             return Err(Errno::INVAL);
         }
         // SAFETY: the lock is held.
-        unsafe { node.set_data(data) };
+        unsafe { node.set_data(event.data()) };
         // Publish the interest, then look: a wake that still saw the old one came before the look.
-        node.set_interest(wanted);
+        node.set_interest(wanted(event));
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
-        self.queue_if_ready(item, ready);
+        self.queue_if_ready(item, ready, deferred);
         if ready.is_empty() && node.state() & state::ROTATING != 0 {
             // It may have been chosen for what it wants no more.
-            let pass_on = node.entry.disclaim().map(|queue| PassOn {
-                queue,
-                rotating: true,
-                // SAFETY: as above.
-                file: unsafe { node.file() }.clone(),
+            // SAFETY: as above.
+            let file = unsafe { node.file() };
+            *left = node.entry.disclaim().map(|queue| Forgotten {
+                file: file.clone(),
+                pass_on: Some(PassOn {
+                    queue,
+                    rotating: true,
+                    file: file.clone(),
+                }),
             });
-            drop(inner);
-            if let Some(pass_on) = pass_on {
-                pass_on.run();
-            }
         }
         Ok(())
     }
 
-    fn delete(&self, identity: Identity, number: i32) -> Result<(), Errno> {
-        let mut inner = self.inner.lock();
+    fn delete(
+        &self,
+        inner: &mut Interests,
+        identity: Identity,
+        number: i32,
+        left: &mut Option<Forgotten>,
+    ) -> Result<(), Errno> {
         let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
-        let claim = Self::unhook(&inner, item);
-        let (file, pass_on) = self.forget(&mut inner, item, claim);
-        // The lock goes first: the rest may run foreign code, or free the object.
-        drop(inner);
-        if let Some(pass_on) = pass_on {
-            pass_on.run();
-        }
-        drop(file);
+        let claim = Self::unhook(inner, item);
+        *left = Some(self.forget(inner, item, claim));
         Ok(())
     }
 
@@ -270,22 +363,29 @@ impl Set {
         claim
     }
 
-    /// Removes an unhooked item. The caller lets go of the set's lock, hands on the claim if there
-    /// is one, and then drops the file.
+    /// Removes an unhooked item.
     fn forget(
         &self,
         inner: &mut Interests,
         item: *const Item,
         claim: Option<NonNull<WaitQueue>>,
-    ) -> (Arc<Description>, Option<PassOn>) {
+    ) -> Forgotten {
         // SAFETY: the item is registered in this set, and its lock is held.
         unsafe {
             let node = &*item;
             let bits = node.state();
+            let file = node.file();
+            file.watchers().lock().unlink(&node.link);
+            let mut claim = claim;
             if bits & state::WATCHES_SET != 0 {
                 inner.nested -= 1;
+                if let Some(here) = self.companion() {
+                    here.nested_changed(self, inner, file);
+                }
+                if bits & state::ROTATING != 0 {
+                    claim = claim.or_else(|| source_queue(file));
+                }
             }
-            node.file().watchers().lock().unlink(&node.link);
             self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
             let file = inner.remove(item);
             let claim = if broken(Rule::PassOnWhenLeaving) {
@@ -298,7 +398,7 @@ impl Set {
                 rotating: bits & state::ROTATING != 0,
                 file: file.clone(),
             });
-            (file, pass_on)
+            Forgotten { file, pass_on }
         }
     }
 
@@ -324,11 +424,29 @@ impl Set {
 
     /// The file closed: its item goes, if nobody else was quicker.
     fn remove_closed(&self, identity: Identity, number: i32) {
-        let removed = self.delete(identity, number);
+        let mut left = None;
+        let removed = self.delete(&mut self.inner.lock(), identity, number, &mut left);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
         }
+        if let Some(left) = left {
+            left.finish();
+        }
     }
+}
+
+/// The queue of a rotating set whose source is in its companion. There an item may have been
+/// chosen without knowing yet, so when it leaves the others have to be asked.
+fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
+    let set = as_set(file)?;
+    let has_source = set.companion()?.has_source();
+    has_source.then(|| NonNull::from(&set.watched_by))
+}
+
+/// The set that a description is of, if it is one.
+pub(crate) fn as_set(file: &Description) -> Option<&Set> {
+    let object: &dyn Any = file.object();
+    object.downcast_ref()
 }
 
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
@@ -378,12 +496,9 @@ impl Emptying<'_> {
                     .find(|(claimed, _)| core::ptr::eq(*claimed, item))
                     .map(|&(_, queue)| queue)
             });
-            let (file, pass_on) = self.set.forget(&mut inner, item, claim);
+            let forgotten = self.set.forget(&mut inner, item, claim);
             drop(inner);
-            if let Some(pass_on) = pass_on {
-                pass_on.run();
-            }
-            drop(file);
+            forgotten.finish();
         }
     }
 }
@@ -413,7 +528,7 @@ fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
 }
 
 /// The item that a watcher link is part of.
-pub(super) fn item_of(link: *const WatcherLink) -> *const Item {
+pub(crate) fn item_of(link: *const WatcherLink) -> *const Item {
     link.wrapping_byte_sub(core::mem::offset_of!(Item, link))
         .cast()
 }

@@ -129,7 +129,7 @@ impl Set {
     /// # Safety
     /// The item is registered in this set, or is being registered by the holder of its lock.
     #[inline]
-    pub(super) unsafe fn queue(&self, item: NonNull<Item>) -> bool {
+    pub(crate) unsafe fn queue(&self, item: NonNull<Item>) -> bool {
         // SAFETY: a registered item is alive.
         let node = unsafe { item.as_ref() };
         // The load spares the bus the write that is not needed. If it sees the bit, the scan that
@@ -238,10 +238,14 @@ impl Set {
     /// Clears `QUEUED`: from now on a wake queues the item anew. Look at the file afterwards.
     #[inline]
     pub(super) fn unqueue(item: &Item) {
-        item.entry
+        let before = item
+            .entry
             .owner_word
             .fetch_and(!state::QUEUED, Ordering::SeqCst);
         fence_after_rmw();
+        if before & state::ROTATING != 0 {
+            item.use_up_notes();
+        }
     }
 
     /// What of the item's interest is ready now. A file that is being closed shows nothing.
