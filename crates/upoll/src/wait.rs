@@ -389,6 +389,14 @@ impl WaitEntry {
         claimed.then_some(queue)
     }
 
+    /// Waits until a wake that is under way in this entry's queue is over.
+    pub(crate) fn outlast_wake(&self) {
+        if let Some(queue) = self.queue() {
+            // SAFETY: the queue outlives the hook (`hook`'s contract).
+            drop(unsafe { queue.as_ref() }.list.lock());
+        }
+    }
+
     /// Whether a wake was taken and not yet settled.
     #[inline]
     pub(crate) fn is_claimed(&self) -> bool {

@@ -92,6 +92,39 @@ fn without_the_second_look_a_scan_loses_a_wake() {
     must_fail_without(Rule::RepollAfterUnqueue, scanning_against_writing);
 }
 
+/// Whoever wrote to a file finds it ready at once, although a MOD or an ADD of another thread may
+/// be just about to queue it for the same reason.
+#[test]
+fn a_writer_that_looks_finds_what_it_wrote_while_others_change_the_set() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, IN).unwrap();
+        let (other_set, other_counter) = (set.clone(), counter.clone());
+        let changing = thread::spawn(move || other_set.modify(&other_counter, IN).unwrap());
+        counter.try_write(1).unwrap();
+        assert_eq!(harvest(&set), 1);
+        changing.join().unwrap();
+    });
+}
+
+/// Whoever adds a file that is ready finds it so at once, although a wake may be on its way.
+#[test]
+fn an_add_that_looks_finds_what_is_ready_while_a_wake_is_on_its_way() {
+    model(5, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        let (adder, added) = (set.clone(), counter.clone());
+        let adding = thread::spawn(move || {
+            let was_ready = added.as_file_ref().is_ready(Events::IN);
+            adder.add(&added, IN).unwrap();
+            assert!(harvest(&adder) == 1 || !was_ready);
+        });
+        counter.try_write(1).unwrap();
+        adding.join().unwrap();
+    });
+}
+
 /// Edge-triggered: one write is reported exactly once, to one of two scanners.
 #[test]
 fn an_edge_is_reported_once_however_scanners_race() {

@@ -211,7 +211,7 @@ impl Epoll {
             None => Place::Shared,
         };
         let ready = set.hook(inner, item, file, place) & wanted;
-        set.queue_if_ready(item, ready, deferred);
+        set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
 
@@ -282,12 +282,29 @@ impl Set {
 
     /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
     /// already they have been told before.
-    fn queue_if_ready(&self, item: *const Item, ready: Events, deferred: &mut Deferred) {
+    fn queue_if_ready(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        ready: Events,
+        deferred: &mut Deferred,
+    ) {
         if ready.is_empty() {
             return;
         }
         // SAFETY: the item is registered and the caller holds the set's lock.
-        if !unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) } {
+        let (node, queued) = unsafe {
+            let pointer = NonNull::new_unchecked(item.cast_mut());
+            (&*item, self.queue_locked(&mut inner.ready, pointer))
+        };
+        if !queued {
+            // By a wake that may be just about to put it on the list. The caller may look for it.
+            node.entry.outlast_wake();
+            if node.state() & state::HAS_EXTRAS != 0 {
+                for extra in inner.extras(item) {
+                    extra.entry.outlast_wake();
+                }
+            }
             return;
         }
         self.tell(&mut Wake {
@@ -299,7 +316,7 @@ impl Set {
 
     fn modify(
         &self,
-        inner: &Interests,
+        inner: &mut Interests,
         file: FileRef<'_>,
         event: Event,
         left: &mut Option<Forgotten>,
@@ -319,7 +336,7 @@ impl Set {
         node.set_interest(wanted(event));
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
-        self.queue_if_ready(item, ready, deferred);
+        self.queue_if_ready(inner, item, ready, deferred);
         if ready.is_empty() && node.state() & state::ROTATING != 0 {
             // It may have been chosen for what it wants no more.
             // SAFETY: as above.
