@@ -503,3 +503,28 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
         assert_eq!(thread.join().unwrap(), Ok(1));
     }
 }
+
+/// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
+/// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
+#[test]
+fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
+    let writable = Events::OUT | Events::EXCLUSIVE;
+    for _ in 0..5 {
+        let source = EventFd::new(0).unwrap();
+        source.try_write(u64::MAX - 1).unwrap();
+        let first = set_with(&source, writable);
+        let second = set_with(&source, writable);
+        let (stays, _) = asleep(move || second.wait(&mut [Event::default()], LONG));
+        let leaver = first.clone();
+        let limit = Duration::from_millis(200);
+        let (leaves, _) = asleep(move || leaver.wait(&mut [Event::default()], limit));
+        source.try_read().unwrap();
+        source.try_write(1).unwrap();
+        first.delete(&source).unwrap();
+        if leaves.join().unwrap() == Ok(1) {
+            // It was quicker, and had the event. This one is for the other.
+            source.try_read().unwrap();
+        }
+        assert_eq!(stays.join().unwrap(), Ok(1));
+    }
+}

@@ -33,6 +33,8 @@ pub enum Op {
 struct PassOn {
     queue: NonNull<WaitQueue>,
     rotating: bool,
+    /// What the item wanted: the wake was for that.
+    interest: Events,
     /// Keeps the queue's owner alive.
     file: Arc<Description>,
 }
@@ -44,14 +46,10 @@ impl PassOn {
             return;
         }
         let ready = self.file.object().poll(&mut PollTable::look_only());
-        if !ready.intersects(Events::IN | Events::OUT) {
+        let key = ready & self.interest & (Events::IN | Events::OUT);
+        if key.is_empty() {
             return;
         }
-        let key = if ready.contains(Events::IN) {
-            Events::IN
-        } else {
-            Events::OUT
-        };
         // SAFETY: `file` keeps the object alive that the queue is part of.
         unsafe { self.queue.as_ref() }.pass_on(key, self.rotating);
     }
@@ -346,6 +344,7 @@ impl Set {
                 pass_on: Some(PassOn {
                     queue,
                     rotating: true,
+                    interest: Events::IN,
                     file: file.clone(),
                 }),
             });
@@ -413,6 +412,7 @@ impl Set {
             let pass_on = claim.map(|queue| PassOn {
                 queue,
                 rotating: bits & state::ROTATING != 0,
+                interest: node.interest(),
                 file: file.clone(),
             });
             Forgotten { file, pass_on }
