@@ -201,3 +201,28 @@ fn a_waker_may_write_to_the_file_when_it_is_replaced() {
     // The old waker goes, and with it its task, which writes.
     assert_eq!(poll_for(&ready, &new), Poll::Ready(Events::IN));
 }
+
+#[test]
+fn a_waker_may_close_what_the_set_watches() {
+    let counter = EventFd::new(0).unwrap();
+    let set = Epoll::new().unwrap();
+    let doomed = EventFd::new(0).unwrap();
+    set.add(&doomed, IN).unwrap();
+    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN));
+    let task = Arc::new(Closer(Mutex::new(Some(doomed))));
+    let waker = Waker::from(task);
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+    counter.try_write(1).unwrap();
+    set.add(&counter, IN).unwrap();
+    assert_eq!(set.len(), 1);
+}
+
+/// Closes its counter when it is woken.
+struct Closer(Mutex<Option<EventFd>>);
+
+impl Wake for Closer {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+    }
+}
