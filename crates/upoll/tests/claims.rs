@@ -2,7 +2,10 @@
 //! one that looks.
 #![cfg(not(loom))]
 
-use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Watch};
 
 const IN: Event = Event::new(Events::IN, 0);
 
@@ -49,4 +52,23 @@ fn a_chosen_worker_that_wants_the_event_no_more_hands_it_on() {
     first.modify(&rotating, Event::default()).unwrap();
     assert_eq!(harvest(&first), 0);
     assert_eq!(harvest(&second), 1);
+}
+
+#[test]
+fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
+    let (source, rotating) = rotating();
+    let worker = above(&rotating);
+    // Nobody waits: the worker has a note.
+    source.try_write(1).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let (_watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    assert!(!ready.is_empty());
+    assert_eq!(harvest(&worker), 1);
+    assert_eq!(source.try_read(), Ok(1));
+    // It waits now, for its callback.
+    source.try_write(1).unwrap();
+    assert_eq!(told.load(Ordering::Relaxed), 1);
 }

@@ -75,6 +75,11 @@ impl<'a> Scan<'a> {
                     return Event::default();
                 }
             }
+            if node.state() & state::ROTATING != 0 && self.set.watched_by.is_watched() {
+                // Who watches this set need not look at it again before they wait: they are in
+                // line, although the item stays on the list.
+                node.use_up_notes();
+            }
             if interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
             } else if !consumes {
@@ -191,6 +196,10 @@ impl Set {
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.
                 unsafe {
+                    if item.as_ref().state() & state::ROTATING != 0 {
+                        // Whoever asks for it waits from now on, whatever this finds.
+                        item.as_ref().use_up_notes();
+                    }
                     if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
                         return true;
                     }
