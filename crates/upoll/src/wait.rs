@@ -708,6 +708,32 @@ impl WaitQueue {
         })
     }
 
+    /// Like [`wake`](Self::wake), but every exclusive waiter is told too (`wake_up_all`): for news
+    /// that one of them cannot use up, such as a close.
+    pub fn wake_all(&self, key: Events) -> usize {
+        fence(Ordering::SeqCst);
+        if !self.is_watched() {
+            return 0;
+        }
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        let mut took = 0;
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            let reply = self.call(&mut list, entry, &mut wake);
+            self.uncount(reply);
+            took += usize::from(reply != Reply::Passed);
+        }
+        took
+    }
+
     /// Like [`wake`](Self::wake), but exclusive waiters take turns: the one that took the event
     /// moves behind all others, and one that nobody waits on is passed over.
     ///
@@ -790,41 +816,6 @@ impl WaitQueue {
             }
         }
         took
-    }
-
-    /// Wakes every entry, exclusive or not: all are to look again.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn wake_all(&self) {
-        let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key: Events::empty(),
-            mode: Mode::Tell,
-            deferred: &mut deferred,
-        };
-        let mut list = self.list.lock();
-        let mut at = list.first(false);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            let reply = self.call(&mut list, entry, &mut wake);
-            self.uncount(reply);
-        }
-    }
-
-    /// Moves `me` behind all others, unless it holds a claim.
-    ///
-    /// # Safety
-    /// `me` is linked into this queue.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) unsafe fn stand_last(&self, me: &WaitEntry) {
-        let mut list = self.list.lock();
-        if !me.is_claimed() {
-            // SAFETY: `me` is linked here and the list locked.
-            unsafe {
-                list.unlink(me);
-                list.push_last(me);
-            }
-        }
     }
 
     /// Hands the wake that a leaving waiter took to the next exclusive one.
