@@ -9,11 +9,11 @@ use upoll::{Errno, Event};
 
 use super::{Kernel, Twin, same};
 
-/// One event as both worlds report it.
+/// What a wait reports: masks and data.
 pub type Events = Result<Vec<(u32, u64)>, Errno>;
 
 /// A thread that was seen asleep.
-struct Sleeper<T> {
+pub struct Sleeper<T> {
     thread: thread::JoinHandle<T>,
     tid: i32,
     sleeps: u64,
@@ -47,7 +47,8 @@ fn until_asleep(tid: i32) -> u64 {
 }
 
 impl<T: Send + 'static> Sleeper<T> {
-    fn start(body: impl FnOnce() -> T + Send + 'static) -> Self {
+    /// Starts a thread and waits until it sleeps.
+    pub fn start(body: impl FnOnce() -> T + Send + 'static) -> Self {
         let (send, receive) = mpsc::channel();
         let thread = thread::spawn(move || {
             // SAFETY: no arguments, no memory.
@@ -61,6 +62,12 @@ impl<T: Send + 'static> Sleeper<T> {
             tid,
             sleeps,
         }
+    }
+
+    /// Whether it still sleeps the sleep that it was first seen in. A thread that was woken says no
+    /// from the moment of the wake, whether or not it has run since.
+    pub fn undisturbed(&self) -> bool {
+        sleeps(self.tid) == (true, self.sleeps)
     }
 
     fn signal(&self, signal: i32) {
@@ -87,15 +94,10 @@ pub fn asleep<T: Send + 'static>(
 }
 
 impl<T: PartialEq + Debug + Send + 'static> Asleep<T> {
-    /// Whether both still sleep the sleep that they were first seen in. A thread that was woken
-    /// says no from the moment of the wake, whether or not it has run since.
+    /// Whether both still sleep the sleep that they were first seen in.
     pub fn undisturbed(&self) -> bool {
-        let undisturbed = |sleeper: &Sleeper<T>| sleeps(sleeper.tid) == (true, sleeper.sleeps);
-        same(
-            "undisturbed",
-            undisturbed(&self.upoll),
-            undisturbed(&self.kernel),
-        )
+        let (upoll, kernel) = (self.upoll.undisturbed(), self.kernel.undisturbed());
+        same("undisturbed", upoll, kernel)
     }
 
     /// Waits until both sleep again, if they were woken and went back to sleep.
