@@ -149,6 +149,19 @@ impl Twin {
         )
     }
 
+    /// A write that waits if the counter was made so.
+    pub fn put(&self, number: usize, value: u64) -> Result<(), Errno> {
+        let upoll = self.counter(number).write(value);
+        let kernel = self.kernel.write(number, value);
+        same(("put", number, value), upoll, kernel)
+    }
+
+    /// A read that waits if the counter was made so.
+    pub fn take(&self, number: usize) -> Result<u64, Errno> {
+        let upoll = self.counter(number).read();
+        same(("take", number), upoll, self.kernel.read(number))
+    }
+
     /// Sleeps in a read of a blocking counter.
     pub fn sleep_reading(&self, number: usize) -> Asleep<Result<u64, Errno>> {
         let (counter, fd) = (self.counter(number).clone(), self.kernel.fd(number));
