@@ -135,6 +135,27 @@ fn what_is_watched_already_gives_eexist_even_if_the_account_is_used_up() {
 }
 
 #[test]
+fn an_account_serves_as_many_sets_as_it_has_watches() {
+    let watches = 10_000;
+    let account = WatchLimit::new(watches);
+    let counter = EventFd::new(0).unwrap();
+    let interest = Event::new(IN, 0);
+    let mut sets = Vec::new();
+    let mut watch_in_a_new_set = || {
+        let set = Epoll::create_within(CreateFlags::empty(), account.clone()).unwrap();
+        let added = set.add(&counter, interest);
+        sets.push(set);
+        added
+    };
+    for _ in 0..watches {
+        watch_in_a_new_set().unwrap();
+    }
+    assert_eq!(watch_in_a_new_set(), Err(Errno::NOSPC));
+    drop(sets);
+    assert_eq!(account.used(), 0);
+}
+
+#[test]
 fn an_add_that_is_refused_leaves_nothing_behind() {
     let mut twin = Twin::new(8);
     for set in 0..6 {
