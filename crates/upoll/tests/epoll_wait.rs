@@ -13,7 +13,7 @@ use upoll::{
     Epoll, Errno, Event, EventFd, Events, File, PollTable, Pollable, Timeout, WaitQueue, Watch,
 };
 
-use kernel::asleep::{asleep, handle};
+use kernel::asleep::{asleep, handle, join_in_any_order};
 use kernel::{Kernel, Twin};
 
 const IN: Events = Events::IN;
@@ -468,16 +468,42 @@ fn a_level_triggered_event_reaches_every_thread_of_a_set() {
 #[test]
 fn two_edges_reach_two_threads_of_a_set() {
     let twin = watching(2, IN | ET);
-    let first = twin.sleep_in(0, 1);
-    let second = twin.sleep_in(0, 1);
+    let sleepers = vec![twin.sleep_in(0, 1), twin.sleep_in(0, 1)];
     twin.write(1, 1);
     twin.write(2, 1);
-    let mut data: Vec<_> = [first.join(), second.join()]
-        .into_iter()
-        .map(|events| events.unwrap()[0].1)
-        .collect();
-    data.sort_unstable();
-    assert_eq!(data, [1, 2]);
+    let events = join_in_any_order(sleepers);
+    assert_eq!(events, [1, 2].map(|n| Ok(vec![(IN.bits(), n)])));
+}
+
+#[test]
+fn a_limit_beyond_all_clocks_is_no_limit() {
+    let twin = watching(1, IN);
+    let (set, fd) = (twin.set(0).unwrap().clone(), twin.kernel.fd(0));
+    let sleeper = asleep(
+        move || set.wait(&mut [Event::default()], Duration::MAX),
+        move || {
+            let limit = libc::timespec {
+                tv_sec: libc::time_t::MAX,
+                tv_nsec: 999_999_999,
+            };
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: room for one event, a live limit and no signal mask.
+            let ready = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    fd,
+                    &raw mut event,
+                    1,
+                    &raw const limit,
+                    std::ptr::null::<u64>(),
+                    size_of::<u64>(),
+                )
+            };
+            Kernel::result(ready).map(|ready| usize::try_from(ready).unwrap())
+        },
+    );
+    twin.write(1, 1);
+    assert_eq!(sleeper.join(), Ok(1));
 }
 
 #[test]

@@ -70,6 +70,10 @@ impl<T: Send + 'static> Sleeper<T> {
         sleeps(self.tid) == (true, self.sleeps)
     }
 
+    fn join(self) -> T {
+        self.thread.join().unwrap()
+    }
+
     fn signal(&self, signal: i32) {
         // SAFETY: sends a signal that has a handler to a thread of this process.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.tid, signal) };
@@ -115,9 +119,21 @@ impl<T: PartialEq + Debug + Send + 'static> Asleep<T> {
 
     /// What both returned.
     pub fn join(self) -> T {
-        let upoll = self.upoll.thread.join().unwrap();
-        same("join", upoll, self.kernel.thread.join().unwrap())
+        same("join", self.upoll.join(), self.kernel.join())
     }
+}
+
+/// What all returned, sorted: for where either world leaves open who returns what.
+pub fn join_in_any_order<T: Ord + Debug + Send + 'static>(all: Vec<Asleep<T>>) -> Vec<T> {
+    let (upoll, kernel): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .map(|both| (both.upoll.join(), both.kernel.join()))
+        .unzip();
+    let sorted = |mut results: Vec<T>| {
+        results.sort();
+        results
+    };
+    same("join", sorted(upoll), sorted(kernel))
 }
 
 extern "C" fn on_signal(_: i32) {}
