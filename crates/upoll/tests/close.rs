@@ -6,7 +6,7 @@
 mod kernel;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use upoll::{
@@ -274,13 +274,51 @@ fn a_file_that_ends_may_end_other_files_and_their_sets() {
 
 type Step<'a> = Box<dyn FnMut(usize) + Send + 'a>;
 
+/// Where threads meet. If one of them fails the others fail too, instead of waiting for it.
+struct Meeting {
+    members: usize,
+    arrivals: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Meeting {
+    fn of(members: usize) -> Self {
+        Meeting {
+            members,
+            arrivals: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    fn wait(&self) {
+        let arrived = self.arrivals.fetch_add(1, Ordering::SeqCst);
+        let complete = (arrived / self.members + 1) * self.members;
+        while self.arrivals.load(Ordering::SeqCst) < complete {
+            assert!(!self.failed.load(Ordering::SeqCst), "another thread failed");
+            thread::yield_now();
+        }
+    }
+}
+
+/// Tells a meeting if its thread fails.
+struct Member<'a>(&'a Meeting);
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.failed.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
 /// Runs the steps of each round at the same time, on a thread each.
 fn race(rounds: usize, steps: Vec<Step<'_>>) {
-    let start = Barrier::new(steps.len());
+    let start = Meeting::of(steps.len());
     thread::scope(|scope| {
         for mut step in steps {
             let start = &start;
             scope.spawn(move || {
+                let _member = Member(start);
                 for round in 0..rounds {
                     start.wait();
                     // Vary who comes first, and by how much.
@@ -491,32 +529,22 @@ fn the_graph_may_be_walked_while_sets_in_it_close() {
 #[test]
 fn two_threads_cannot_close_a_loop_between_them() {
     let (account, new_set) = account();
-    let (one, two) = (new_set(), new_set());
+    let pairs: Vec<_> = (0..ROUNDS).map(|_| [new_set(), new_set()]).collect();
     let added = AtomicUsize::new(0);
-    let start = AtomicUsize::new(0);
     let link = |from: &Epoll, to: &Epoll| match from.add(to, interest()) {
         Ok(()) => drop(added.fetch_add(1, Ordering::SeqCst)),
         Err(errno) => assert_eq!(errno, Errno::LOOP),
     };
-    let again = Barrier::new(2);
     race(
         ROUNDS,
         vec![
-            Box::new(|round| {
-                link(&one, &two);
-                again.wait();
-                assert_eq!(added.swap(0, Ordering::SeqCst), 1, "in round {round}");
-                let (first, second) = (one.delete(&two), two.delete(&one));
-                assert!(first.is_ok() != second.is_ok());
-                start.fetch_add(1, Ordering::SeqCst);
-            }),
-            Box::new(|_| {
-                link(&two, &one);
-                again.wait();
-            }),
+            Box::new(|round| link(&pairs[round][0], &pairs[round][1])),
+            Box::new(|round| link(&pairs[round][1], &pairs[round][0])),
         ],
     );
-    assert_eq!(start.load(Ordering::SeqCst), ROUNDS);
-    drop((one, two));
+    assert_eq!(added.load(Ordering::SeqCst), ROUNDS);
+    let links = |pair: &[Epoll; 2]| pair[0].len() + pair[1].len();
+    assert!(pairs.iter().all(|pair| links(pair) == 1));
+    drop(pairs);
     assert_eq!(account.used(), 0);
 }
