@@ -351,7 +351,11 @@ fn a_file_and_its_set_may_close_at_the_same_time() {
     race(
         ROUNDS,
         vec![
-            Box::new(|round| drop(sets[round].take())),
+            Box::new(|round| {
+                drop(sets[round].take());
+                // Whoever still uses the set's memory finds another set there.
+                drop(new_set());
+            }),
             Box::new(|round| drop(files[round].take())),
         ],
     );

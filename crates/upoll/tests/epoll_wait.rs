@@ -9,10 +9,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use upoll::{
-    Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollTable, Pollable, Timeout,
-    WaitQueue, Watch,
-};
+use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout, Watch};
 
 use kernel::asleep::{asleep, handle, join_in_any_order};
 use kernel::{Kernel, Twin};
@@ -97,53 +94,6 @@ fn what_was_not_reached_comes_before_what_arrived_and_that_before_what_was_deliv
     assert_eq!(twin.data(0, 1), [2]);
     twin.write(5, 1);
     assert_eq!(twin.data(0, 8), [3, 1, 4, 2, 5]);
-}
-
-/// An object whose poll wakes others: they become ready while a scan is under way.
-struct Chatty {
-    others: Vec<EventFd>,
-    armed: AtomicUsize,
-    queue: WaitQueue,
-}
-
-impl Pollable for Chatty {
-    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(&self.queue);
-        if self.armed.swap(0, Ordering::SeqCst) == 1 {
-            for other in &self.others {
-                other.try_write(1).unwrap();
-            }
-        }
-        IN
-    }
-}
-
-#[test]
-fn what_arrives_during_a_scan_comes_in_its_order_before_what_the_scan_delivered() {
-    // The kernel has no object that does this at a known point of a scan. The order is that of
-    // ep_done_scan(): the rest of the batch, the arrivals first in first out, the delivered.
-    let set = Epoll::new().unwrap();
-    let others: Vec<_> = (0..4).map(|_| EventFd::new(0).unwrap()).collect();
-    let chatty = File::new(Chatty {
-        others: others.iter().rev().cloned().collect(),
-        armed: AtomicUsize::new(0),
-        queue: WaitQueue::new(),
-    });
-    set.add(&chatty.by_ref(), Event::new(IN, 10)).unwrap();
-    for (n, other) in (0..).zip(&others) {
-        set.add(other, Event::new(IN, n)).unwrap();
-    }
-    // Queued when the scan comes to it: it keeps its place and is not queued twice.
-    others[0].try_write(1).unwrap();
-    chatty.armed.store(1, Ordering::SeqCst);
-    let mut events = [Event::default(); 8];
-    let data = |ready: usize, events: &[Event]| -> Vec<u64> {
-        events[..ready].iter().map(Event::data).collect()
-    };
-    let ready = set.harvest(&mut events[..1]).unwrap();
-    assert_eq!(data(ready, &events), [10]);
-    let ready = set.harvest(&mut events).unwrap();
-    assert_eq!(data(ready, &events), [0, 3, 2, 1, 10]);
 }
 
 #[test]
