@@ -93,6 +93,17 @@ impl Item {
     pub(crate) fn set_interest(&self, interest: Events) {
         self.interest.swap(interest.bits(), Ordering::SeqCst);
         fence_after_rmw();
+        if self.state() & state::ROTATING != 0 {
+            self.use_up_notes();
+        }
+    }
+
+    /// The item may have no note of the rotating set that it watches; look at the set afterwards.
+    pub(crate) fn use_up_notes(&self) {
+        if let Some(queue) = self.entry.queue() {
+            // SAFETY: the item is hooked into the queue, which therefore is alive.
+            unsafe { queue.as_ref() }.use_up_notes();
+        }
     }
 
     /// The watched file's description.
@@ -250,7 +261,8 @@ impl Interests {
             (*item).file.with_mut(|place| *place = Some(file.keep()));
             (*item).number.with_mut(|number| *number = key.1);
             (*item).set_data(data);
-            (*item).set_interest(interest);
+            // The hook comes later, and publishes it.
+            (*item).interest.store(interest.bits(), Ordering::Relaxed);
             (*item).entry.owner_word.store(0, Ordering::Relaxed);
         }
         let slots = &self.slots;
