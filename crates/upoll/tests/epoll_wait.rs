@@ -5,11 +5,11 @@
 mod kernel;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout, Watch};
+use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
 
 use kernel::asleep::{asleep, handle, join_in_any_order};
 use kernel::{Kernel, Twin};
@@ -18,6 +18,8 @@ const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;
 const ET: Events = Events::ET;
 const ONESHOT: Events = Events::ONESHOT;
+/// What a set shows when anything in it is ready.
+const READY: Events = Events::IN.union(Events::RDNORM);
 
 /// A set at 0 and counters behind it, all idle, each watched for `wanted` with its
 /// number as data.
@@ -299,38 +301,37 @@ fn modifying_to_something_ready_ends_a_sleeping_wait_and_to_something_idle_does_
 }
 
 #[test]
-fn adding_or_modifying_to_something_ready_tells_whoever_polls_the_set() {
+fn adding_or_modifying_to_something_ready_ends_a_sleeping_poll_of_the_set() {
     for add in [true, false] {
         let mut twin = watching(0, IN);
         twin.open_counter(1, 1, false);
         if !add {
             twin.add(0, 1, Events::empty(), 0).unwrap();
         }
-        // A thread in poll(2) on the kernel's side, a watch on this.
-        let fd = twin.kernel.fd(0);
-        let (told, heard) = mpsc::channel();
-        let told = Mutex::new(told);
-        let file = twin.set(0).unwrap().as_file_ref();
-        let (watch, _) = Watch::new(file, IN, move |_| told.lock().unwrap().send(()).unwrap());
-        let poller = asleep(
-            move || heard.recv().is_ok(),
-            move || {
-                let mut entry = libc::pollfd {
-                    fd,
-                    events: libc::POLLIN,
-                    revents: 0,
-                };
-                // SAFETY: one live pollfd.
-                unsafe { libc::poll(&raw mut entry, 1, -1) == 1 }
-            },
-        );
+        let poller = twin.sleep_polling(0, READY);
         if add {
             twin.add(0, 1, IN, 0).unwrap();
         } else {
             twin.modify(0, 1, IN, 0).unwrap();
         }
-        assert!(poller.join());
-        drop(watch);
+        assert_eq!(poller.join(), READY.bits());
+    }
+}
+
+#[test]
+fn whoever_polls_a_set_is_told_of_an_event_besides_the_thread_that_waits_in_it() {
+    let twin = watching(1, IN | ET);
+    let waiter = twin.sleep_in(0, 4);
+    let pollers = [(); 2].map(|()| twin.sleep_polling(0, IN));
+    twin.write(1, 1);
+    assert_eq!(waiter.join().unwrap(), [(IN.bits(), 1)]);
+    // Who looks first is open: the waiter takes the edge, and then nothing is ready. They have
+    // been woken in any case.
+    assert!(pollers.iter().all(|poller| !poller.undisturbed()));
+    twin.delete(0, 1).unwrap();
+    twin.add(0, 1, IN, 2).unwrap();
+    for poller in pollers {
+        assert_eq!(poller.join(), IN.bits());
     }
 }
 

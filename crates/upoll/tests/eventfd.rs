@@ -231,10 +231,12 @@ fn fdinfo_shows_the_count_and_whether_it_is_a_semaphore() {
         twin.put(0, count).unwrap();
         let path = format!("/proc/self/fdinfo/{}", twin.kernel.fd(0));
         let kernel = std::fs::read_to_string(path).unwrap();
-        // The kernel numbers its counters; these here have no number.
+        // The kernel numbers its counters, these here have no number; they have a maximum, as
+        // kernels after this one may have.
         let lines = |text: &str| -> Vec<_> {
+            let known = ["eventfd-count:", "eventfd-semaphore:"];
             text.lines()
-                .filter(|line| line.starts_with("eventfd-") && !line.starts_with("eventfd-id"))
+                .filter(|line| known.iter().any(|name| line.starts_with(name)))
                 .map(str::to_owned)
                 .collect()
         };

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use upoll::{Errno, Event};
+use upoll::{Errno, Event, PollFd};
 
 use super::{Kernel, Twin, same};
 
@@ -162,6 +162,32 @@ impl Twin {
                 Ok(events[..ready].iter().map(pair).collect())
             },
             move || Kernel::wait_for(fd, room, -1),
+        )
+    }
+
+    /// Sleeps in a `poll` of one number without a time limit; gives what it shows.
+    pub fn sleep_polling(&self, number: usize, wanted: upoll::Events) -> Asleep<u32> {
+        let (object, fd) = (
+            self.objects[number].clone().unwrap(),
+            self.kernel.fd(number),
+        );
+        asleep(
+            move || {
+                let file = object.file(number);
+                let mut entry = [PollFd::new(&file, wanted)];
+                assert_eq!(upoll::poll(&mut entry, None), Ok(1));
+                entry[0].revents().bits()
+            },
+            move || {
+                let mut entry = libc::pollfd {
+                    fd,
+                    events: i16::try_from(wanted.bits()).unwrap(),
+                    revents: 0,
+                };
+                // SAFETY: one live pollfd.
+                assert_eq!(unsafe { libc::poll(&raw mut entry, 1, -1) }, 1);
+                u32::from(entry.revents.cast_unsigned())
+            },
         )
     }
 
