@@ -264,6 +264,27 @@ fn without_rotation_an_event_wakes_every_worker() {
 }
 
 #[test]
+fn with_rotation_an_event_wakes_one_worker_and_the_next_event_the_next() {
+    let (source, _rotating, workers) = rotating(3, IN);
+    let mut sleepers: Vec<_> = workers
+        .iter()
+        .map(|worker| {
+            let (worker, source) = (worker.clone(), source.clone());
+            Sleeper::start(move || {
+                assert_eq!(worker.wait(&mut [Event::default()], None), Ok(1));
+                source.try_read()
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        source.try_write(1).unwrap();
+        let first = sleepers.remove(0);
+        assert_eq!(first.join(), Ok(1));
+        assert!(sleepers.iter().all(Sleeper::undisturbed));
+    }
+}
+
+#[test]
 fn a_rotating_set_takes_a_second_source_under_no_number() {
     let (source, rotating, _workers) = rotating(0, IN);
     let again = source.as_file_ref().numbered(1);

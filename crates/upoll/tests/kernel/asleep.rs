@@ -70,7 +70,8 @@ impl<T: Send + 'static> Sleeper<T> {
         sleeps(self.tid) == (true, self.sleeps)
     }
 
-    fn join(self) -> T {
+    /// What it returned.
+    pub fn join(self) -> T {
         self.thread.join().unwrap()
     }
 
