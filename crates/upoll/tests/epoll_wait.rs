@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
 
 use kernel::asleep::{asleep, handle, join_in_any_order};
-use kernel::{Kernel, Twin};
+use kernel::{Kernel, Twin, same};
 
 const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;
@@ -254,20 +254,19 @@ fn a_signal_ends_a_wait_and_takes_no_event_with_it() {
 #[test]
 fn a_time_limit_ends_a_wait_after_it_and_not_before() {
     let twin = watching(1, IN);
-    let limit = Duration::from_millis(20);
-    let (set, fd) = (twin.set(0).unwrap().clone(), twin.kernel.fd(0));
-    let begun = Instant::now();
-    let sleeper = asleep(
-        move || {
-            let ready = set.wait(&mut [Event::default()], limit).unwrap();
-            (ready, begun.elapsed() >= limit)
-        },
-        move || {
-            let ready = Kernel::wait_for(fd, 1, 20).unwrap().len();
-            (ready, begun.elapsed() >= limit)
-        },
-    );
-    assert_eq!(sleeper.join(), (0, true));
+    for millis in [1, 20] {
+        let limit = Duration::from_millis(millis);
+        let begun = Instant::now();
+        let upoll = twin
+            .set(0)
+            .unwrap()
+            .wait(&mut [Event::default()], limit)
+            .map(|ready| (ready, begun.elapsed() >= limit));
+        let begun = Instant::now();
+        let kernel = Kernel::wait_for(twin.kernel.fd(0), 1, i32::try_from(millis).unwrap())
+            .map(|events| (events.len(), begun.elapsed() >= limit));
+        assert_eq!(same(("limit", limit), upoll, kernel), Ok((0, true)));
+    }
 }
 
 #[test]
