@@ -276,6 +276,10 @@ impl<T: Pollable> File<T> {
         File(self.0.clone())
     }
 
+    pub(crate) fn description(&self) -> &Description<T> {
+        &self.0
+    }
+
     #[inline]
     pub(crate) fn as_description_ptr(&self) -> *const Description<T> {
         Arc::as_ptr(&self.0)

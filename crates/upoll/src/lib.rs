@@ -12,6 +12,8 @@ mod eventfd;
 mod events;
 mod file;
 #[cfg(all(feature = "std", not(loom)))]
+mod host;
+#[cfg(all(feature = "std", not(loom)))]
 mod sleep;
 mod sync;
 mod target;

@@ -94,6 +94,18 @@ pub(crate) enum Reply {
     TookAndLeft,
 }
 
+/// How a waiter without a claim asks for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Others may be on their way: they are given time.
+    Patient,
+    /// They have had time.
+    Insistent,
+    /// Something outside chose it, as the first in line by its own book: only those who wait and
+    /// stand before it here come first.
+    Chosen,
+}
+
 /// What [`WaitQueue::turn`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
@@ -103,6 +115,15 @@ pub(crate) enum Turn {
     Others,
     /// Nobody waits, but some who were served longer ago may be on their way.
     Later,
+}
+
+/// Which exclusive waiters are offered a wake.
+#[derive(Clone, Copy)]
+enum Whom {
+    All,
+    Except(*const WaitEntry),
+    /// Those before this one that have no claim yet.
+    Before(*const WaitEntry),
 }
 
 /// One wake on its way through the queues.
@@ -334,7 +355,7 @@ impl WaitEntry {
                 deferred,
             };
             // SAFETY: the list is the locked list of this queue.
-            unsafe { queue.as_ref() }.offer_in_turn(&mut list, &mut wake, self);
+            unsafe { queue.as_ref() }.offer_in_turn(&mut list, &mut wake, Whom::Except(self));
         }
     }
 }
@@ -582,7 +603,7 @@ impl WaitQueue {
             took += usize::from(self.call(&mut list, entry, wake) != Reply::Passed);
         }
         wake.mode = Mode::Offer;
-        if self.offer_in_turn(&mut list, wake, ptr::null()) {
+        if self.offer_in_turn(&mut list, wake, Whom::All) {
             return took + 1;
         }
         // Nobody waits. Leave a note with all of them: whoever comes first will look.
@@ -600,6 +621,40 @@ impl WaitQueue {
         took
     }
 
+    /// Wakes every entry, exclusive or not: all are to look again.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn wake_all(&self) {
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key: Events::empty(),
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            self.call(&mut list, entry, &mut wake);
+        }
+    }
+
+    /// Moves `me` behind all others, unless it holds a claim.
+    ///
+    /// # Safety
+    /// `me` is linked into this queue.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) unsafe fn stand_last(&self, me: &WaitEntry) {
+        let mut list = self.list.lock();
+        if !me.is_claimed() {
+            // SAFETY: `me` is linked here and the list locked.
+            unsafe {
+                list.unlink(me);
+                list.push_back(me);
+            }
+        }
+    }
+
     /// Hands the wake that a leaving waiter took to the next exclusive one.
     pub(crate) fn pass_on(&self, key: Events, rotating: bool) {
         let mut deferred = Deferred::new();
@@ -611,7 +666,7 @@ impl WaitQueue {
         let mut list = self.list.lock();
         if rotating {
             wake.mode = Mode::Offer;
-            if !self.offer_in_turn(&mut list, &mut wake, ptr::null()) {
+            if !self.offer_in_turn(&mut list, &mut wake, Whom::All) {
                 list.owed = true;
                 wake.mode = Mode::Tell;
                 self.walk(&mut list, &mut wake, true);
@@ -627,7 +682,8 @@ impl WaitQueue {
     /// While others hold claims they come first: each of them will look, and ask this in its turn.
     /// Otherwise the next waiter in line is offered it. If nobody waits, those who stand before
     /// `me` are given time to come, until `me` insists; from then on they count as absent until
-    /// they have come. `refused` runs under the queue's lock if it is the others': what it undoes
+    /// they have come. One that was chosen outside asks only those before it, and waits for nobody.
+    /// `refused` runs under the queue's lock if it is the others': what it undoes
     /// cannot race with a wake.
     ///
     /// # Safety
@@ -635,7 +691,7 @@ impl WaitQueue {
     pub(crate) unsafe fn turn(
         &self,
         me: &WaitEntry,
-        insist: bool,
+        ask: Ask,
         refused: impl FnOnce(),
         deferred: &mut Deferred,
     ) -> Turn {
@@ -645,7 +701,8 @@ impl WaitQueue {
             // A wake chose `me` just now.
             return Turn::Mine;
         }
-        if list.claims > 0 || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
+        let chosen = ask == Ask::Chosen;
+        if (list.claims > 0 && !chosen) || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
             refused();
             return Turn::Others;
         }
@@ -654,15 +711,20 @@ impl WaitQueue {
             mode: Mode::Offer,
             deferred,
         };
-        if self.offer_in_turn(&mut list, &mut wake, me) {
+        let whom = if chosen {
+            Whom::Before(me)
+        } else {
+            Whom::Except(me)
+        };
+        if self.offer_in_turn(&mut list, &mut wake, whom) {
             refused();
             return Turn::Others;
         }
         let mut at = list.first(true);
-        while let Some(entry) = at.filter(|entry| !ptr::eq(entry.as_ptr(), me)) {
+        while let Some(entry) = at.filter(|entry| !chosen && !ptr::eq(entry.as_ptr(), me)) {
             // SAFETY: a linked entry is alive under the lock.
             let before = unsafe { entry.as_ref() };
-            if insist {
+            if ask == Ask::Insistent {
                 before.set_standing(ABSENT, true);
             } else if !before.stands(ABSENT) {
                 return Turn::Later;
@@ -720,7 +782,7 @@ impl WaitQueue {
             mode: Mode::Offer,
             deferred,
         };
-        if list.claims > 0 || self.offer_in_turn(&mut list, &mut wake, me) {
+        if list.claims > 0 || self.offer_in_turn(&mut list, &mut wake, Whom::Except(me)) {
             return false;
         }
         // SAFETY: `me` was linked above and the list is still locked.
@@ -730,20 +792,24 @@ impl WaitQueue {
         true
     }
 
-    /// Offers the wake to the exclusive entries in their order, `except` one, until one takes it;
-    /// that one moves to the tail with a claim.
+    /// Offers the wake to the exclusive entries in their order until one takes it; that one moves
+    /// to the tail with a claim.
     fn offer_in_turn(
         &self,
         list: &mut MutexGuard<'_, List>,
         wake: &mut Wake<'_>,
-        except: *const WaitEntry,
+        whom: Whom,
     ) -> bool {
         let mut at = list.first(true);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
-            if ptr::eq(entry.as_ptr(), except) {
-                continue;
+            match whom {
+                Whom::Except(one) if ptr::eq(entry.as_ptr(), one) => continue,
+                Whom::Before(one) if ptr::eq(entry.as_ptr(), one) => break,
+                // SAFETY: as above. One with a claim has an event of its own to look for.
+                Whom::Before(_) if unsafe { entry.as_ref() }.is_claimed() => continue,
+                _ => {}
             }
             if self.call(list, entry, wake) != Reply::Passed {
                 self.retire_to_tail(list, entry);

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::ptr::NonNull;
 
+use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
@@ -75,8 +76,7 @@ impl Epoll {
 
     fn add_file(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
         let set = self.set();
-        let object: &dyn Any = file.description().object();
-        let target = object.downcast_ref::<Set>();
+        let target = as_set(file.description());
         if wanted.contains(Events::EXCLUSIVE)
             && (target.is_some() || !Events::BESIDE_EXCLUSIVE.contains(wanted))
         {
@@ -94,7 +94,7 @@ impl Epoll {
         if inner.find(file.identity(), file.number()).is_some() {
             return Err(Errno::EXIST);
         }
-        if set.rotates && target.is_none() && inner.len() > inner.nested {
+        if set.rotates && target.is_none() && set.has_source(&inner) {
             return Err(Errno::INVAL);
         }
         let item = inner.insert(self.as_set_ptr(), file, wanted, data)?;
@@ -130,6 +130,14 @@ impl Epoll {
         };
         let ready = set.hook(&mut inner, item, file, place) & wanted;
         set.queue_if_ready(item, ready);
+        drop(inner);
+        // Linked first, then this look: a companion that comes later finds the item.
+        if let Some(there) = target.and_then(Set::companion)
+            && let Err(errno) = there.nest_in(file.description(), self.description())
+        {
+            set.delete(file.identity(), file.number())?;
+            return Err(errno);
+        }
         Ok(())
     }
 
@@ -140,6 +148,11 @@ impl Epoll {
 }
 
 impl Set {
+    /// Whether the set, a rotating one, watches anything but sets.
+    pub(crate) fn has_source(&self, inner: &Interests) -> bool {
+        inner.len() > inner.nested || self.companion().is_some_and(Companion::has_source)
+    }
+
     /// Hooks an item into every queue that its file registers; says what is ready.
     fn hook(
         &self,
@@ -257,10 +270,18 @@ impl Set {
         unsafe {
             let node = &*item;
             let bits = node.state();
+            let file = node.file();
+            file.watchers().lock().unlink(&node.link);
+            let mut claim = claim;
             if bits & state::WATCHES_SET != 0 {
                 inner.nested -= 1;
+                if let Some(here) = self.companion() {
+                    here.nested_changed(self, inner, file);
+                }
+                if bits & state::ROTATING != 0 {
+                    claim = claim.or_else(|| source_queue(file));
+                }
             }
-            node.file().watchers().lock().unlink(&node.link);
             self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
             let file = inner.remove(item);
             let claim = if broken(Rule::PassOnWhenLeaving) {
@@ -321,6 +342,20 @@ impl Set {
     }
 }
 
+/// The queue of a rotating set whose source is in its companion. There an item may have been
+/// chosen without knowing yet, so when it leaves the others have to be asked.
+fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
+    let set = as_set(file)?;
+    let has_source = set.companion()?.has_source();
+    has_source.then(|| NonNull::from(&set.watched_by))
+}
+
+/// The set that a description is of, if it is one.
+pub(crate) fn as_set(file: &Description) -> Option<&Set> {
+    let object: &dyn Any = file.object();
+    object.downcast_ref()
+}
+
 /// The last reference to a watched file is gone (`eventpoll_release_file`).
 fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
     loop {
@@ -340,7 +375,7 @@ fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
 }
 
 /// The item that a watcher link is part of.
-pub(super) fn item_of(link: *const WatcherLink) -> *const Item {
+pub(crate) fn item_of(link: *const WatcherLink) -> *const Item {
     link.wrapping_byte_sub(core::mem::offset_of!(Item, link))
         .cast()
 }

@@ -34,5 +34,8 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
             identity.addr()
         )?;
     }
-    Ok(())
+    match set.companion() {
+        Some(companion) => companion.show_fdinfo(out),
+        None => Ok(()),
+    }
 }

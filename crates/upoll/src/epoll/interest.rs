@@ -22,7 +22,7 @@ use crate::file::{Description, FileRef, Identity, WatcherLink};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry};
 
-/// State bits, in the wait entry's owner word. All but `QUEUED` are fixed while the item is
+/// State bits, in the wait entry's owner word. All but `QUEUED` and `CHOSEN` are fixed while the item is
 /// registered.
 pub(crate) mod state {
     /// The item is among the arrivals or on the ready list.
@@ -33,6 +33,9 @@ pub(crate) mod state {
     pub(crate) const WATCHES_SET: u32 = 4;
     /// Its file registered more than one wait queue: the others' entries are in `extras`.
     pub(crate) const HAS_EXTRAS: u32 = 8;
+    /// The source of the rotating set that it watches chose it outside the core. Guarded by the
+    /// set's lock.
+    pub(crate) const CHOSEN: u32 = 16;
 }
 
 /// One interest: an open file under a number, what is wanted of it, and its places in the lists
@@ -292,7 +295,15 @@ impl Interests {
             .map_or(&[], Vec::as_slice)
     }
 
-    fn slot_of(&self, item: *const Item) -> u32 {
+    /// The item in `slot`, if one is registered there.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn at(&self, slot: u32) -> Option<*const Item> {
+        self.next_from(slot)
+            .filter(|&(_, next)| next == slot + 1)
+            .map(|(item, _)| item)
+    }
+
+    pub(crate) fn slot_of(&self, item: *const Item) -> u32 {
         // SAFETY: the item is registered here and `&self` borrows the locked set.
         let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };
         let slot = self.table.find(hash(identity, number), |&slot| {

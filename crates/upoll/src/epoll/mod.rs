@@ -5,6 +5,7 @@
 //! | `interest` | the interest list: items, their keys and their memory |
 //! | `ready` | the ready list, the arrivals, and what a wake does |
 //! | `scan` | taking reports off the ready list (`epoll_wait` without the wait) |
+//! | `companion` | what the core asks of the part of a set that lives outside it |
 //! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
 //! | `nesting` | sets in sets: loops, depth, number of paths |
 //! | `limit` | `max_user_watches` |
@@ -15,22 +16,24 @@ use core::fmt;
 
 use bitflags::bitflags;
 
-mod ctl;
+pub(crate) mod companion;
+pub(crate) mod ctl;
 mod fdinfo;
 pub(crate) mod interest;
 mod limit;
-mod nesting;
+pub(crate) mod nesting;
 pub(crate) mod ready;
 mod scan;
 
 pub use self::ctl::Op;
 pub use self::limit::WatchLimit;
 
+use self::companion::{Companion, Companionship};
 use self::interest::{Interests, Item};
 use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{Description, File, FileRef, PollTable, Pollable};
 #[cfg(all(feature = "std", not(loom)))]
 use crate::sync::Ordering;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex};
@@ -60,11 +63,13 @@ pub(crate) struct Set {
     pub(crate) watched_by: WaitQueue,
     /// The interest list and the ready list (`ep->mtx`). The lock of a set nests outside the locks
     /// of the sets that it watches, of its files' watcher lists, and of their wait queues.
-    inner: Mutex<Interests>,
+    pub(crate) inner: Mutex<Interests>,
     rotates: bool,
     /// The last harvest left an event to others, or took one that nobody else waited for: a thread
     /// that comes again lets the others get in line first.
     pub(crate) out_of_turn: AtomicBool,
+    /// The part of the set that lives outside the core, once it has one.
+    companion: Companionship,
 }
 
 impl Set {
@@ -82,15 +87,14 @@ impl Set {
 
     /// Whether anybody, thread or set, would learn of a wake.
     fn is_awaited(&self) -> bool {
-        self.sleepers.is_watched() || self.watched_by.is_watched()
+        self.sleepers.is_watched()
+            || self.watched_by.is_watched()
+            || self.companion().is_some_and(Companion::is_awaited)
     }
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
-        let mut slept = 0;
-        if self.sleepers.is_watched() {
-            slept = self.wake_sleepers(&mut wake.with_key(Events::IN));
-        }
+        let slept = self.rouse_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {
             let wake = &mut wake.with_key(Events::IN);
@@ -100,14 +104,27 @@ impl Set {
                 self.watched_by.wake_within(wake)
             };
         }
-        (slept != 0, watched != 0)
+        (slept, watched != 0)
     }
 
-    fn wake_sleepers(&self, wake: &mut Wake<'_>) -> usize {
-        if self.rotates {
-            self.sleepers.wake_rotate_within(wake)
-        } else {
-            self.sleepers.wake_within(wake)
+    /// Rouses one thread that sleeps in this set; says whether there was one.
+    fn rouse_one(&self, wake: &mut Wake<'_>) -> bool {
+        if self.sleepers.is_watched() {
+            let took = if self.rotates {
+                self.sleepers.wake_rotate_within(wake)
+            } else {
+                self.sleepers.wake_within(wake)
+            };
+            if took != 0 {
+                return true;
+            }
+        }
+        match self.companion() {
+            Some(companion) if companion.is_awaited() => {
+                companion.ring(wake.deferred);
+                true
+            }
+            _ => false,
         }
     }
 }
@@ -115,7 +132,7 @@ impl Set {
 impl Pollable for Set {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.watched_by);
-        if self.has_ready() {
+        if self.has_ready() || self.companion().is_some_and(|there| there.is_ready(self)) {
             Events::IN | Events::RDNORM
         } else {
             Events::empty()
@@ -218,6 +235,7 @@ impl Epoll {
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),
                 rotates: flags.contains(CreateFlags::ROTATE),
                 out_of_turn: AtomicBool::new(false),
+                companion: Companionship::new(),
             }),
         })
     }
@@ -280,7 +298,7 @@ impl Epoll {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
             #[cfg(all(feature = "std", not(loom)))]
-            Target::Kernel(_) => Err(Errno::PERM),
+            Target::Kernel(fd) => crate::host::ctl(self, op, fd, interest),
         }
     }
 
@@ -295,7 +313,10 @@ impl Epoll {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
-        Ok(self.file.harvest(events))
+        Ok(match self.file.companion() {
+            None => self.file.harvest(events),
+            Some(companion) => companion.harvest_both(&self.file, events),
+        })
     }
 
     /// What `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.
@@ -310,7 +331,7 @@ impl Epoll {
     /// How many interests the set holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.file.inner.lock().len()
+        self.file.inner.lock().len() + self.file.companion().map_or(0, Companion::len)
     }
 
     /// Whether the set watches nothing.
@@ -321,6 +342,10 @@ impl Epoll {
 
     pub(crate) fn set(&self) -> &Set {
         &self.file
+    }
+
+    pub(crate) fn description(&self) -> &Description<Set> {
+        self.file.description()
     }
 }
 

@@ -8,12 +8,11 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use super::ctl::item_of;
+use super::ctl::{as_set, item_of};
 use super::interest::state;
 use super::{Epoll, Set};
 use crate::errno::Errno;
@@ -84,8 +83,7 @@ impl Below {
                 if item.state() & state::WATCHES_SET == 0 {
                     continue;
                 }
-                let object: &dyn Any = file.object();
-                let Some(inside) = object.downcast_ref::<Set>() else {
+                let Some(inside) = as_set(file) else {
                     continue;
                 };
                 let identity = Identity::of(file);
@@ -107,7 +105,7 @@ impl Below {
 }
 
 /// The sets that watch a file, one entry for each item. They are kept alive, and no lock is held.
-fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Arc<Description<Set>>> {
+pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Arc<Description<Set>>> {
     let watchers = watchers.lock();
     watchers
         .iter()
@@ -149,8 +147,7 @@ fn files_below_exceed(set: &Set, level: usize) -> bool {
     inner.iter().any(|item| {
         // SAFETY: registered, and its set's lock is held.
         let file = unsafe { (*item).file() };
-        let object: &dyn Any = file.object();
-        match object.downcast_ref::<Set>() {
+        match as_set(file) {
             Some(inside) => files_below_exceed(inside, level + 1),
             None => exceeds_paths(file.watchers()),
         }

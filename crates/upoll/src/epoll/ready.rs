@@ -129,7 +129,7 @@ impl Set {
     /// # Safety
     /// The item is registered in this set, or is being registered by the holder of its lock.
     #[inline]
-    pub(super) unsafe fn queue(&self, item: NonNull<Item>) -> bool {
+    pub(crate) unsafe fn queue(&self, item: NonNull<Item>) -> bool {
         // SAFETY: a registered item is alive.
         let node = unsafe { item.as_ref() };
         // The load spares the bus the write that is not needed. If it sees the bit, the scan that

@@ -5,7 +5,7 @@ use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering};
-use crate::wait::{Deferred, Mode, Turn, Wake};
+use crate::wait::{Ask, Deferred, Mode, Turn, Wake};
 use core::ptr::NonNull;
 
 /// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
@@ -50,6 +50,11 @@ impl<'a> Scan<'a> {
             } else {
                 Set::look_or_unqueue(&mut self.inner.ready, item)
             };
+            let chosen = node.state() & state::CHOSEN != 0;
+            if chosen {
+                let word = &node.entry.owner_word;
+                word.fetch_and(!state::CHOSEN, Ordering::Relaxed);
+            }
             let claimed = node.entry.is_claimed();
             if claimed {
                 node.entry.settle(!events.is_empty(), &mut self.deferred);
@@ -57,8 +62,17 @@ impl<'a> Scan<'a> {
             if events.is_empty() {
                 return Event::default();
             }
-            if !claimed && node.state() & state::ROTATING != 0 && !self.may_take(item, consumes) {
-                return Event::default();
+            if !claimed && node.state() & state::ROTATING != 0 {
+                let ask = if chosen {
+                    Ask::Chosen
+                } else if self.insist || consumes {
+                    Ask::Insistent
+                } else {
+                    Ask::Patient
+                };
+                if !self.may_take(item, consumes, ask) {
+                    return Event::default();
+                }
             }
             if interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
@@ -75,7 +89,7 @@ impl<'a> Scan<'a> {
     ///
     /// # Safety
     /// The item is registered, and on the ready list unless `unqueued`.
-    unsafe fn may_take(&mut self, item: NonNull<Item>, unqueued: bool) -> bool {
+    unsafe fn may_take(&mut self, item: NonNull<Item>, unqueued: bool, ask: Ask) -> bool {
         // SAFETY: the caller's contract, with the set's lock held.
         unsafe {
             let node = item.as_ref();
@@ -89,10 +103,9 @@ impl<'a> Scan<'a> {
                     Set::unqueue(node);
                 }
             };
-            let insist = self.insist || unqueued;
             let turn = queue
                 .as_ref()
-                .turn(&node.entry, insist, refuse, &mut self.deferred);
+                .turn(&node.entry, ask, refuse, &mut self.deferred);
             if turn == Turn::Later {
                 self.inner.ready.unlink(item);
                 self.again.push_back(item);
@@ -115,8 +128,8 @@ impl Drop for Scan<'_> {
         } else {
             !self.inner.ready.is_empty()
         };
-        if cascade && set.sleepers.is_watched() {
-            set.wake_sleepers(&mut Wake {
+        if cascade {
+            set.rouse_one(&mut Wake {
                 key: Events::IN,
                 mode: Mode::Tell,
                 deferred: &mut self.deferred,

@@ -1,10 +1,13 @@
 //! `epoll_wait(2)`: harvest, or sleep until there is something to harvest.
 
+use std::cell::RefCell;
+
 use super::timeout::Deadline;
 use super::{Outcome, Sleeper, Timeout};
 use crate::epoll::{Epoll, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::host::{KernelSide, SignalMask};
 use crate::sync::Ordering;
 use crate::wait::{Deferred, Place};
 
@@ -45,16 +48,19 @@ impl Epoll {
         let timeout = timeout.into();
         let set = self.set();
         if timeout.is_now() {
-            return Ok(set.harvest(events));
+            return self.harvest(events);
         }
-        if set.rotates() {
-            return wait_in_turn(set, events, timeout.deadline());
+        if set.companion().is_none() {
+            let ended = if set.rotates() {
+                wait_in_turn(set, events, timeout.deadline())
+            } else {
+                wait_in_core(set, events, timeout.deadline())
+            };
+            if let Some(result) = ended {
+                return result;
+            }
         }
-        let ready = harvest_in_turn(set, events);
-        if ready > 0 {
-            return Ok(ready);
-        }
-        wait_asleep(set, events, timeout.deadline())
+        self.wait_in_kernel(events, timeout.deadline(), None)
     }
 }
 
@@ -74,14 +80,25 @@ fn harvest_in_turn(set: &Set, events: &mut [Event]) -> usize {
     set.harvest(events)
 }
 
-fn wait_asleep(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<usize, Errno> {
+/// A wait in a set whose members are all of the core. None if that is no longer so.
+fn wait_in_core(
+    set: &Set,
+    events: &mut [Event],
+    deadline: Deadline,
+) -> Option<Result<usize, Errno>> {
+    let ready = harvest_in_turn(set, events);
+    if ready > 0 {
+        return Some(Ok(ready));
+    }
     loop {
         let sleeper = Sleeper::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
         // borrowed for longer.
         unsafe { sleeper.entry.hook(&set.sleepers, Place::ExclusiveHead) };
-        // Registered, now look: whoever queued something before that did not see the sleeper.
-        let outcome = if set.is_pending() {
+        // Registered, now look: whoever queued something before that did not see the sleeper, nor
+        // did whoever gave the set a companion.
+        let has_companion = set.companion().is_some();
+        let outcome = if set.is_pending() || has_companion {
             Outcome::Woken
         } else {
             sleeper.sleep(deadline)
@@ -91,19 +108,24 @@ fn wait_asleep(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<us
         // signal, and would be lost if nobody looked.
         let ready = harvest_in_turn(set, events);
         if ready > 0 {
-            return Ok(ready);
+            return Some(Ok(ready));
         }
         match outcome {
+            Outcome::Woken if has_companion => return None,
             Outcome::Woken => {}
-            Outcome::TimedOut => return Ok(0),
-            Outcome::Interrupted => return Err(Errno::INTR),
+            Outcome::TimedOut => return Some(Ok(0)),
+            Outcome::Interrupted => return Some(Err(Errno::INTR)),
         }
     }
 }
 
 /// In a rotating set threads take turns: one that comes while others wait stands last in line,
-/// even if something is ready, and the first in line has it.
-fn wait_in_turn(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<usize, Errno> {
+/// even if something is ready, and the first in line has it. None as for [`wait_in_core`].
+fn wait_in_turn(
+    set: &Set,
+    events: &mut [Event],
+    deadline: Deadline,
+) -> Option<Result<usize, Errno>> {
     let mut chosen_for_nothing = false;
     loop {
         if set.take_out_of_turn() {
@@ -124,8 +146,11 @@ fn wait_in_turn(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<u
             )
         };
         drop(deferred);
+        let has_companion = set.companion().is_some();
         let outcome = if my_turn {
             set.out_of_turn.store(true, Ordering::Relaxed);
+            Outcome::Woken
+        } else if has_companion {
             Outcome::Woken
         } else {
             sleeper.sleep(deadline)
@@ -143,12 +168,100 @@ fn wait_in_turn(set: &Set, events: &mut [Event], deadline: Deadline) -> Result<u
             unsafe { queue.as_ref() }.pass_on(Events::IN, true);
         }
         if ready > 0 {
-            return Ok(ready);
+            return Some(Ok(ready));
         }
         match outcome {
+            Outcome::Woken if has_companion => return None,
             Outcome::Woken => chosen_for_nothing = !my_turn,
-            Outcome::TimedOut => return Ok(0),
-            Outcome::Interrupted => return Err(Errno::INTR),
+            Outcome::TimedOut => return Some(Ok(0)),
+            Outcome::Interrupted => return Some(Err(Errno::INTR)),
+        }
+    }
+}
+
+impl Epoll {
+    /// A wait in a set with a kernel side, or with a signal mask: the thread sleeps in the kernel.
+    fn wait_in_kernel(
+        &self,
+        events: &mut [Event],
+        deadline: Deadline,
+        mask: SignalMask<'_>,
+    ) -> Result<usize, Errno> {
+        if !self.set().rotates() {
+            return wait_in_kernel_set(self, events, deadline, mask);
+        }
+        let worker = worker_of(self)?;
+        loop {
+            let chosen = &mut [Event::default()];
+            if wait_in_kernel_set(&worker, chosen, deadline, mask)? == 0 {
+                return Ok(0);
+            }
+            let ready = self.harvest(events)?;
+            if ready > 0 {
+                return Ok(ready);
+            }
+        }
+    }
+}
+
+std::thread_local! {
+    /// The sets through which this thread waits in rotating sets with a kernel side: it takes
+    /// turns with workers that way, and keeps its place in line between two waits.
+    static WORKERS: RefCell<Vec<(usize, Epoll)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The set through which this thread waits in `rotating`.
+fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
+    let identity = rotating.as_file_ref().identity().addr();
+    let found = WORKERS.try_with(|workers| {
+        let mut workers = workers.borrow_mut();
+        // A rotating set that was closed has left its workers.
+        workers.retain(|(_, worker)| !worker.is_empty());
+        let known = workers.iter().find(|(of, _)| *of == identity);
+        known.map(|(_, worker)| worker.clone())
+    });
+    if let Ok(Some(worker)) = found {
+        return Ok(worker);
+    }
+    let worker = Epoll::new()?;
+    worker.add(rotating, Event::new(Events::IN, 0))?;
+    KernelSide::ensure(worker.description())?;
+    // A thread about to end has no place to keep it.
+    let _ = WORKERS.try_with(|workers| workers.borrow_mut().push((identity, worker.clone())));
+    Ok(worker)
+}
+
+/// Waits in the kernel set of `epoll`, which does not rotate.
+fn wait_in_kernel_set(
+    epoll: &Epoll,
+    events: &mut [Event],
+    deadline: Deadline,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    let set = epoll.set();
+    let side = KernelSide::ensure(epoll.description())?;
+    loop {
+        side.stand_last(set);
+        if set.is_pending() {
+            let ready = side.harvest_with(set, events, |out| harvest_in_turn(set, out));
+            side.settle_choice(ready > 0);
+            if ready > 0 {
+                return Ok(ready);
+            }
+        }
+        let limit = deadline.next_sleep();
+        let slept = side.sleep(set, events, limit, mask);
+        let mut ready = slept.as_ref().map_or(0, |slept| slept.kept);
+        // Harvest whatever ended the sleep, as above.
+        if ready < events.len() && set.is_pending() {
+            ready += harvest_in_turn(set, &mut events[ready..]);
+        }
+        side.settle_choice(ready > 0);
+        if ready > 0 {
+            return Ok(ready);
+        }
+        if !slept?.woken && deadline.has_passed() {
+            return Ok(0);
         }
     }
 }

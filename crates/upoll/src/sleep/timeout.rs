@@ -68,6 +68,27 @@ impl Timeout {
         }
     }
 
+    /// The clock that measures the limit.
+    #[must_use]
+    pub const fn clock(self) -> Clock {
+        self.clock
+    }
+
+    /// The limit, if there is one.
+    #[must_use]
+    pub const fn limit(self) -> Option<Duration> {
+        self.limit
+    }
+
+    /// The limit as the kernel's calls take it; none if there is none, or none that it can count.
+    pub(super) fn as_timespec(self) -> Option<libc::timespec> {
+        let limit = self.limit?;
+        Some(libc::timespec {
+            tv_sec: libc::time_t::try_from(limit.as_secs()).ok()?,
+            tv_nsec: libc::c_long::from(limit.subsec_nanos().cast_signed()),
+        })
+    }
+
     pub(super) fn is_now(self) -> bool {
         self.limit == Some(Duration::ZERO)
     }
@@ -119,4 +140,46 @@ pub(super) enum Deadline {
     Never,
     /// At this point of a clock.
     At(Clock, libc::timespec),
+}
+
+/// How long it is until `at`; zero if that has passed.
+fn until(clock: Clock, at: libc::timespec) -> Duration {
+    let now = clock.now();
+    let since = |time: libc::timespec| {
+        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+        let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
+        Duration::new(seconds, nanoseconds)
+    };
+    since(at).saturating_sub(since(now))
+}
+
+/// How long a sleep that the kernel measures by `CLOCK_MONOTONIC` may last before the wall clock is
+/// read again: it may have been set.
+const GLANCE: Duration = Duration::from_secs(1);
+
+impl Deadline {
+    /// How long to sleep in a call that takes a relative limit; none: without limit.
+    ///
+    /// Until the end, or by the wall clock a second at most.
+    pub(super) fn next_sleep(self) -> Option<libc::timespec> {
+        let Deadline::At(clock, at) = self else {
+            return None;
+        };
+        let mut rest = until(clock, at);
+        if clock == Clock::Realtime {
+            rest = rest.min(GLANCE);
+        }
+        Timeout::after(clock, rest).as_timespec()
+    }
+
+    /// Whether the end is reached.
+    pub(super) fn has_passed(self) -> bool {
+        match self {
+            Deadline::At(clock, at) => {
+                let now = clock.now();
+                (now.tv_sec, now.tv_nsec) >= (at.tv_sec, at.tv_nsec)
+            }
+            Deadline::Never | Deadline::NeverRestart => false,
+        }
+    }
 }

@@ -1,0 +1,80 @@
+//! The part of a set that lives outside the core: members that the core cannot look at itself.
+//!
+//! The core knows nothing of kernel descriptors. The layer above gives a set a *companion* when the
+//! first member of that kind comes, or when threads have to sleep where the companion can see
+//! them; from then on the core asks it what is ready there, and rings it for threads that sleep
+//! there. A companion stays for the set's life.
+
+use alloc::boxed::Box;
+use core::any::Any;
+use core::fmt;
+
+use once_cell::race::OnceBox;
+
+use super::Set;
+use super::interest::Interests;
+use crate::errno::Errno;
+use crate::events::Event;
+use crate::file::Description;
+use crate::wait::Deferred;
+
+/// What the core asks of the outside part of a set.
+pub(crate) trait Companion: Any + Send + Sync {
+    /// Whether a thread sleeps there: one that [`ring`](Self::ring) would rouse.
+    fn is_awaited(&self) -> bool;
+
+    /// Rouses one thread that sleeps there, once all locks are free.
+    fn ring(&self, deferred: &mut Deferred);
+
+    /// Whether anything is ready there. Nothing is consumed.
+    fn is_ready(&self, set: &Set) -> bool;
+
+    /// Fills `out` with what is ready there and, taking turns at who comes first, with what is
+    /// ready in the core.
+    fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;
+
+    /// Has `outer` learn of what becomes ready in this companion of `inner`, which it watches.
+    fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno>;
+
+    /// Items of this companion's set that watch `inner` came or went. The set's lock is held.
+    fn nested_changed(&self, set: &Set, interests: &Interests, inner: &Description);
+
+    /// Whether it holds the source of a rotating set, which workers watch there by themselves.
+    fn has_source(&self) -> bool;
+
+    /// How many members it has.
+    fn len(&self) -> usize;
+
+    /// A line of fdinfo for each member.
+    fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result;
+}
+
+/// A set's companion, once it has one.
+pub(crate) type Companionship = OnceBox<Box<dyn Companion>>;
+
+impl Set {
+    /// The part of the set that lives outside the core, if it has one.
+    #[inline]
+    pub(crate) fn companion(&self) -> Option<&dyn Companion> {
+        self.companion.get().map(Box::as_ref)
+    }
+
+    /// Gives the set a companion, unless it has one already, and rouses the threads that sleep
+    /// without one, so that they look again.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn companion_or_insert(
+        &self,
+        make: impl FnOnce() -> Result<Box<dyn Companion>, Errno>,
+    ) -> Result<&dyn Companion, Errno> {
+        if let Some(companion) = self.companion() {
+            return Ok(companion);
+        }
+        let companion = self
+            .companion
+            .get_or_try_init(|| make().map(Box::new))?
+            .as_ref();
+        crate::sync::fence(crate::sync::Ordering::SeqCst);
+        self.sleepers.wake_all();
+        Ok(companion)
+    }
+}

@@ -1,0 +1,239 @@
+//! Sets with a kernel side that are watched by other sets.
+//!
+//! The outer set's kernel set has the inner one's in it, edge-triggered, so that threads that sleep
+//! in the outer one learn when something becomes ready in the inner one. What the core then makes
+//! of it is its business: the inner set is queued in the outer one and looked at like any member.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::{self, NonNull};
+
+use smallvec::SmallVec;
+
+use super::special::Special;
+use super::{EDGE, KernelSide};
+use crate::epoll::ctl::{as_set, item_of};
+use crate::epoll::interest::{Interests, Item, state};
+use crate::epoll::{Op, Set};
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::Description;
+use crate::sync::Ordering;
+
+/// The kernel sides below a set: one for each watched set that has one.
+pub(super) struct Links(Vec<Link>);
+
+struct Link {
+    /// Which set it is of: its description's address, for as long as an item watches it.
+    inner: usize,
+    /// An item that watches it.
+    slot: u32,
+    /// Its kernel set.
+    fd: RawFd,
+    /// Its source is watched from here, too.
+    has_source: bool,
+}
+
+/// Whether a source's interest must be registered anew even if it is registered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renew {
+    No,
+    Source,
+}
+
+impl Links {
+    pub(super) fn new() -> Self {
+        Links(Vec::new())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Changes what the kernel set above wants of those below.
+    pub(super) fn reregister(&self, above: &KernelSide, events: Events) {
+        for link in &self.0 {
+            // Registered and ours, so MOD does not fail.
+            let _ = above.register(Op::Mod, link.fd, events, Special::Nested(link.slot));
+        }
+    }
+}
+
+impl KernelSide {
+    /// Makes the kernel set know what the items of this set that watch `inner` need it to know:
+    /// `inner`'s kernel set, and its source if it is a rotating set. `interests` is the set's,
+    /// locked.
+    pub(super) fn link(
+        &self,
+        set: &Set,
+        interests: &Interests,
+        inner: &Description,
+        renew: Renew,
+    ) -> Result<(), Errno> {
+        let Some(below) = as_set(inner).and_then(KernelSide::of) else {
+            return Ok(());
+        };
+        let address = ptr::from_ref(inner).cast::<()>().addr();
+        let slots = slots_that_watch(set, interests, inner);
+        let mut links = self.links.lock();
+        let known = links.0.iter().position(|link| link.inner == address);
+        let Some(&first) = slots.first() else {
+            if let Some(at) = known {
+                let link = links.0.swap_remove(at);
+                if let Some(rotation) = below.rotation.as_ref().filter(|_| link.has_source) {
+                    rotation.unwatch(&self.set);
+                }
+                return self.register(Op::Del, link.fd, EDGE, Special::Nested(link.slot));
+            }
+            return Ok(());
+        };
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let fd = below.set.as_raw_fd();
+                self.register(Op::Add, fd, EDGE, Special::Nested(first))?;
+                links.0.push(Link {
+                    inner: address,
+                    slot: first,
+                    fd,
+                    has_source: false,
+                });
+                links.0.len() - 1
+            }
+        };
+        let link = &mut links.0[at];
+        let mut renew = renew;
+        if !slots.contains(&link.slot) {
+            link.slot = first;
+            renew = Renew::Source;
+            self.register(Op::Mod, link.fd, EDGE, Special::Nested(first))?;
+        }
+        let Some(rotation) = &below.rotation else {
+            return Ok(());
+        };
+        if link.has_source && renew == Renew::Source {
+            link.has_source = false;
+            rotation.unwatch(&self.set);
+        }
+        if !link.has_source {
+            let data = self.specials.encode(Special::Chosen(link.slot));
+            link.has_source = rotation.watch(&self.set, data)?;
+        }
+        Ok(())
+    }
+
+    /// Something happened below: has the core look there.
+    pub(super) fn kick(&self, set: &Set, below: &[Special]) {
+        let interests = set.inner.lock();
+        for &special in below {
+            let (Special::Nested(slot) | Special::Chosen(slot)) = special else {
+                continue;
+            };
+            // A slot that means another item by now has that one looked at for nothing.
+            let Some(item) = interests.at(slot) else {
+                continue;
+            };
+            // SAFETY: registered, and the set's lock is held.
+            let node = unsafe { &*item };
+            if node.state() & state::WATCHES_SET == 0 {
+                continue;
+            }
+            if let Special::Chosen(_) = special {
+                node.entry
+                    .owner_word
+                    .fetch_or(state::CHOSEN, Ordering::Relaxed);
+                let mut chosen = self.chosen.lock();
+                if !chosen.contains(&slot) {
+                    chosen.push(slot);
+                }
+                self.has_chosen.store(true, Ordering::Release);
+            }
+            // SAFETY: as above.
+            for slot in slots_that_watch(set, &interests, unsafe { node.file() }) {
+                if let Some(item) = interests.at(slot).and_then(as_item) {
+                    // SAFETY: as above.
+                    unsafe { set.queue(item) };
+                }
+            }
+        }
+    }
+
+    /// Has the core look at all sets below.
+    pub(super) fn kick_all(&self, set: &Set) {
+        let below: SmallVec<[Special; 4]> = {
+            let links = self.links.lock();
+            links
+                .0
+                .iter()
+                .map(|link| Special::Nested(link.slot))
+                .collect()
+        };
+        self.kick(set, &below);
+    }
+
+    /// A report has gone out: the sources that chose this set have it stand last in line, from the
+    /// next sleep on. If there was nothing to report the set keeps its place.
+    pub(crate) fn settle_choice(&self, reported: bool) {
+        if !reported && self.has_chosen.load(Ordering::Relaxed) {
+            self.chosen.lock().clear();
+            self.has_chosen.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Before a sleep: stands last in line for the sources that chose this set before.
+    pub(crate) fn stand_last(&self, set: &Set) {
+        if !self.has_chosen.load(Ordering::Relaxed) {
+            return;
+        }
+        let interests = set.inner.lock();
+        let chosen = std::mem::take(&mut *self.chosen.lock());
+        self.has_chosen.store(false, Ordering::Relaxed);
+        for slot in chosen {
+            self.stand_last_for(set, &interests, slot);
+        }
+    }
+
+    fn stand_last_for(&self, _set: &Set, interests: &Interests, slot: u32) {
+        let mut links = self.links.lock();
+        let Some(link) = links.0.iter_mut().find(|link| link.slot == slot) else {
+            return;
+        };
+        let Some(item) = interests.at(slot) else {
+            return;
+        };
+        // SAFETY: registered, and the set's lock is held.
+        let node = unsafe { &*item };
+        // SAFETY: as above.
+        let below = as_set(unsafe { node.file() });
+        let Some(below) = below else { return };
+        let Some(rotation) = KernelSide::of(below).and_then(|side| side.rotation.as_ref()) else {
+            return;
+        };
+        let data = self.specials.encode(Special::Chosen(slot));
+        // If the kernel is out of memory the next change of the source registers it again.
+        link.has_source = rotation.renew(&self.set, data).unwrap_or(false);
+        if node.state() & state::ROTATING != 0 {
+            // SAFETY: a registered item that watches a rotating set is linked into its queue, as an
+            // exclusive entry, and stays so while the set's lock is held.
+            unsafe { below.watched_by.stand_last(&node.entry) };
+        }
+    }
+}
+
+fn as_item(item: *const Item) -> Option<NonNull<Item>> {
+    NonNull::new(item.cast_mut())
+}
+
+/// The slots of the items of `set`, whose `interests` are locked, that watch `inner`.
+fn slots_that_watch(set: &Set, interests: &Interests, inner: &Description) -> SmallVec<[u32; 4]> {
+    let watchers = inner.watchers().lock();
+    watchers
+        .iter()
+        .map(item_of)
+        .filter(|&item| {
+            // SAFETY: items in a locked watcher list are registered, so their set is alive.
+            let watches_for = unsafe { (*(*item).set).object() };
+            ptr::eq(watches_for, set)
+        })
+        .map(|item| interests.slot_of(item))
+        .collect()
+}

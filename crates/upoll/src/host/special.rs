@@ -1,0 +1,106 @@
+//! Events in a kernel set that are not for the user.
+//!
+//! A member's event carries the user's data as it is, so a wait can hand the kernel's events on
+//! without looking each of them up. The few events that are ours must be told from those: their
+//! data is a random number of the set's plus a multiple of a constant. Data of a user's that looks
+//! like that by chance would be lost; for a set with a thousand specials that is one chance in
+//! 2^54 for each different data, and no program can aim for it.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// An odd number with well-mixed bits (2^64 divided by the golden ratio).
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// What undoes a multiplication by it.
+const STEP_INVERSE: u64 = inverse(STEP);
+
+/// Newton's method doubles the right bits each time; an odd number is right to three.
+const fn inverse(odd: u64) -> u64 {
+    let mut guess = odd;
+    let mut round = 0;
+    while round < 5 {
+        guess = guess.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(guess)));
+        round += 1;
+    }
+    guess
+}
+
+/// What an event that is not for the user means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Special {
+    /// Something in the core became ready.
+    Bell,
+    /// Something became ready in the kernel side of the set that the item in this slot watches.
+    Nested(u32),
+    /// The source of the rotating set that the item in this slot watches chose this set.
+    Chosen(u32),
+}
+
+/// How a set's kernel side encodes what its own events mean.
+pub(super) struct Specials {
+    first: u64,
+    /// Indices below this one are in use.
+    limit: AtomicU64,
+}
+
+impl Specials {
+    pub(super) fn new() -> Self {
+        Specials {
+            first: RandomState::new().build_hasher().finish(),
+            limit: AtomicU64::new(1),
+        }
+    }
+
+    /// The data for a registration.
+    pub(super) fn encode(&self, special: Special) -> u64 {
+        let index = match special {
+            Special::Bell => 0,
+            Special::Nested(slot) => 1 + 2 * u64::from(slot),
+            Special::Chosen(slot) => 2 + 2 * u64::from(slot),
+        };
+        // Known before the registration, hence before its first event.
+        self.limit.fetch_max(index + 1, Ordering::SeqCst);
+        self.first.wrapping_add(index.wrapping_mul(STEP))
+    }
+
+    /// What an event's data means; None if it is a user's.
+    #[inline]
+    pub(super) fn decode(&self, data: u64) -> Option<Special> {
+        let index = data.wrapping_sub(self.first).wrapping_mul(STEP_INVERSE);
+        if index >= self.limit.load(Ordering::Relaxed) {
+            return None;
+        }
+        let Some(index) = index.checked_sub(1) else {
+            return Some(Special::Bell);
+        };
+        let slot = u32::try_from(index / 2).ok()?;
+        Some(if index % 2 == 0 {
+            Special::Nested(slot)
+        } else {
+            Special::Chosen(slot)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specials_come_back_as_encoded_and_other_data_is_the_users() {
+        let specials = Specials::new();
+        assert_eq!(
+            specials.decode(specials.encode(Special::Bell)),
+            Some(Special::Bell)
+        );
+        for slot in [0, 1, 2, 1000, u32::MAX] {
+            for special in [Special::Nested(slot), Special::Chosen(slot)] {
+                assert_eq!(specials.decode(specials.encode(special)), Some(special));
+            }
+        }
+        let fresh = Specials::new();
+        let mut users = (0..1000).chain((0..1000).map(|n| u64::MAX - n));
+        assert!(users.all(|data| fresh.decode(data).is_none()));
+    }
+}
