@@ -14,6 +14,8 @@ pub(super) const PAGE: &str = "Answered by one of several workers that share a l
 const HEAD_LIMIT: usize = 8 * 1024;
 /// How many header fields a request may have.
 const FIELDS_LIMIT: usize = 64;
+/// A body may be this long: it is dropped, and whoever sends more is better told so.
+const BODY_LIMIT: u64 = 1024 * 1024;
 /// The line that begins a chunk may be this long.
 const CHUNK_LINE_LIMIT: usize = 256;
 
@@ -24,6 +26,7 @@ pub(super) enum Status {
     BadRequest,
     NotFound,
     MethodNotAllowed,
+    ContentTooLarge,
     UriTooLong,
     HeaderFieldsTooLarge,
     NotImplemented,
@@ -37,6 +40,7 @@ impl Status {
             Status::BadRequest => "400 Bad Request",
             Status::NotFound => "404 Not Found",
             Status::MethodNotAllowed => "405 Method Not Allowed",
+            Status::ContentTooLarge => "413 Content Too Large",
             Status::UriTooLong => "414 URI Too Long",
             Status::HeaderFieldsTooLarge => "431 Request Header Fields Too Large",
             Status::NotImplemented => "501 Not Implemented",
@@ -136,8 +140,16 @@ pub(super) struct Decoder {
 #[derive(Debug)]
 enum Expecting {
     Head,
-    Body { left: u64, answer: Answer },
-    Chunks { at: Chunk, answer: Answer },
+    Body {
+        left: u64,
+        answer: Answer,
+    },
+    Chunks {
+        at: Chunk,
+        /// How long the body may yet be.
+        room: u64,
+        answer: Answer,
+    },
 }
 
 /// Where in a chunked body.
@@ -171,7 +183,7 @@ impl Decoder {
                     *left -= here as u64;
                     Step::Used(here, (*left == 0).then_some(*answer))
                 }
-                Expecting::Chunks { at, answer } => at.step(rest, *answer),
+                Expecting::Chunks { at, room, answer } => at.step(rest, room, *answer),
             };
             match step {
                 Step::Used(here, Some(answer)) => {
@@ -228,6 +240,7 @@ impl Decoder {
             Body::Length(left) => Expecting::Body { left, answer },
             Body::Chunked => Expecting::Chunks {
                 at: Chunk::Size,
+                room: BODY_LIMIT,
                 answer,
             },
         };
@@ -246,10 +259,14 @@ enum Step {
 }
 
 impl Chunk {
-    fn step(&mut self, input: &[u8], answer: Answer) -> Step {
+    fn step(&mut self, input: &[u8], room: &mut u64, answer: Answer) -> Step {
         match self {
             Chunk::Size => match httparse::parse_chunk_size(input) {
+                Ok(httparse::Status::Complete((_, size))) if size > *room => {
+                    Step::Refused(Status::ContentTooLarge)
+                }
                 Ok(httparse::Status::Complete((used, size))) => {
+                    *room -= size;
                     *self = match size {
                         0 => Chunk::Trailer { seen: 0 },
                         left => Chunk::Data { left },
@@ -364,6 +381,7 @@ impl Fields {
             (Some(false), None) => return Err(Status::NotImplemented),
             (Some(true), None) => Body::Chunked,
             (None, None | Some(0)) => Body::None,
+            (None, Some(length)) if length > BODY_LIMIT => return Err(Status::ContentTooLarge),
             (None, Some(length)) => Body::Length(length),
         };
         Ok(found)

@@ -34,8 +34,9 @@ pub(super) struct Row {
     requests_per_second: Option<f64>,
     latency_us: Option<Latency>,
     wakeups_per_request: Option<f64>,
-    empty_wakeups_per_request: Option<f64>,
-    context_switches_per_request: Option<f64>,
+    /// Wakeups of a worker that found nothing to do, in all.
+    empty_wakeups: u64,
+    context_switches_per_request: Switches,
     requests_per_worker: Vec<u64>,
     fairness: Option<f64>,
 }
@@ -47,6 +48,13 @@ struct Latency {
     p99: f64,
     #[serde(rename = "p99.9")]
     p99_9: f64,
+}
+
+/// How often a worker left its processor.
+#[derive(Debug, Serialize)]
+struct Switches {
+    voluntary: Option<f64>,
+    involuntary: Option<f64>,
 }
 
 impl Row {
@@ -72,8 +80,11 @@ impl Row {
                 p99_9: latency(0.999),
             }),
             wakeups_per_request: per_request(|worker| worker.wakeups),
-            empty_wakeups_per_request: per_request(|worker| worker.empty_wakeups),
-            context_switches_per_request: per_request(|worker| worker.switches),
+            empty_wakeups: workers.iter().map(|worker| worker.empty_wakeups).sum(),
+            context_switches_per_request: Switches {
+                voluntary: per_request(|worker| worker.voluntary_switches),
+                involuntary: per_request(|worker| worker.involuntary_switches),
+            },
             fairness: fairness(&shares),
             requests_per_worker: shares,
             first_failure: outcome.first_failure,
@@ -146,11 +157,18 @@ const LINES: &[(&str, Show)] = &[
     ("wakeups per request", |row| {
         hundredths(row.wakeups_per_request)
     }),
-    ("  of these for nothing", |row| {
-        hundredths(row.empty_wakeups_per_request)
+    ("wakeups that found nothing", |row| {
+        Some(row.empty_wakeups.to_string())
     }),
     ("context switches per request", |row| {
-        hundredths(row.context_switches_per_request)
+        let switches = &row.context_switches_per_request;
+        hundredths(Some(switches.voluntary? + switches.involuntary?))
+    }),
+    ("  voluntary", |row| {
+        hundredths(row.context_switches_per_request.voluntary)
+    }),
+    ("  involuntary", |row| {
+        hundredths(row.context_switches_per_request.involuntary)
     }),
     ("requests per worker", |row| {
         Some(span(row.requests_per_worker.iter().copied()))

@@ -60,8 +60,6 @@ pub(super) trait WorkerSet: Send + 'static {
     fn data(ready: &Self::Ready, index: usize) -> u64;
     fn add(&self, stream: &TcpStream, wanted: Events, data: u64) -> io::Result<()>;
     fn modify(&self, stream: &TcpStream, wanted: Events, data: u64) -> io::Result<()>;
-    /// Before the stream is closed.
-    fn delete(&self, stream: &TcpStream) -> io::Result<()>;
     fn add_listener(&self) -> io::Result<()>;
     /// Until it is added again, new connections are left to other workers.
     fn delete_listener(&self) -> io::Result<()>;
@@ -159,10 +157,6 @@ impl WorkerSet for KernelSet {
         Ok(epoll::modify(&self.epoll, stream, data, flags(wanted))?)
     }
 
-    fn delete(&self, stream: &TcpStream) -> io::Result<()> {
-        Ok(epoll::delete(&self.epoll, stream)?)
-    }
-
     fn add_listener(&self) -> io::Result<()> {
         let data = epoll::EventData::new_u64(LISTENER);
         Ok(epoll::add(
@@ -235,10 +229,6 @@ impl WorkerSet for TurnSet {
 
     fn modify(&self, stream: &TcpStream, wanted: Events, data: u64) -> io::Result<()> {
         Ok(self.set.modify(stream, Event::new(wanted, data))?)
-    }
-
-    fn delete(&self, stream: &TcpStream) -> io::Result<()> {
-        Ok(self.set.delete(stream)?)
     }
 
     fn add_listener(&self) -> io::Result<()> {

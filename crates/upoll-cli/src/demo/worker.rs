@@ -8,7 +8,7 @@
 //! socket is watched level-triggered, so what is left is reported again, to whomever the set
 //! chooses.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use super::ways::{BELL, LISTENER, WorkerSet};
 
 /// A client may be silent for this long.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
-/// How often to look for silent clients, and whether there are descriptors again.
+/// How often to look for silent clients, and whether more connections can be accepted again.
 const PATROL: Duration = Duration::from_secs(1);
 /// How often one accept is tried again because the client was gone already, or a signal came.
 const ACCEPT_TRIES: usize = 8;
@@ -38,10 +38,13 @@ pub(super) struct Counts {
     /// Waits that reported an event.
     pub(super) wakeups: u64,
     /// Of those, waits that reported the listening socket alone, and another worker had been
-    /// quicker to accept.
+    /// quicker to accept. Those that the set itself notices are not among them: it has the thread
+    /// sleep on, and only the context switches tell.
     pub(super) empty_wakeups: u64,
-    /// How often the thread left its processor: because it slept, or was made to.
-    pub(super) switches: u64,
+    /// How often the thread left its processor because it slept.
+    pub(super) voluntary_switches: u64,
+    /// How often it was made to leave.
+    pub(super) involuntary_switches: u64,
 }
 
 /// One worker.
@@ -50,7 +53,7 @@ pub(super) struct Worker<S> {
     set: S,
     listener: Arc<TcpListener>,
     connections: Slab<Connection>,
-    /// False while there are no descriptors for more connections.
+    /// False while there is no descriptor, or no memory, for more connections.
     accepting: bool,
     next_patrol: Instant,
     scratch: Vec<u8>,
@@ -92,7 +95,7 @@ impl<S: WorkerSet> Worker<S> {
                 }
             }
             if rung {
-                self.counts.switches = context_switches();
+                self.count_context_switches();
                 return Ok(self.counts);
             }
             if now >= self.next_patrol {
@@ -111,26 +114,39 @@ impl<S: WorkerSet> Worker<S> {
                     let stream = TcpStream::from(stream);
                     let entry = self.connections.vacant_entry();
                     let connection = Connection::new(stream, now);
-                    self.set.add(
+                    let watched = self.set.add(
                         &connection.stream,
                         connection.watched_for,
                         entry.key() as u64,
-                    )?;
-                    entry.insert(connection);
+                    );
+                    match watched {
+                        Ok(()) => {
+                            entry.insert(connection);
+                        }
+                        Err(error) if is_shortage(&error) => self.accept_no_more()?,
+                        Err(error) => return Err(error),
+                    }
                     return Ok(true);
                 }
                 Err(Errno::AGAIN) => return Ok(false),
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    // The socket stays ready: to keep watching it would be to wait no more.
-                    self.set.delete_listener()?;
-                    self.accepting = false;
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PERM | Errno::PROTO) => {}
+                Err(error) if is_shortage(&error.into()) => {
+                    self.accept_no_more()?;
                     return Ok(false);
                 }
-                Err(Errno::INTR | Errno::CONNABORTED | Errno::PERM | Errno::PROTO) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(false)
+    }
+
+    /// For want of descriptors or memory. The socket stays ready: to keep watching it would be to
+    /// wait no more.
+    fn accept_no_more(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.accepting) {
+            self.set.delete_listener()?;
+        }
+        Ok(())
     }
 
     fn advance(&mut self, key: usize, now: Instant) -> io::Result<()> {
@@ -147,9 +163,8 @@ impl<S: WorkerSet> Worker<S> {
     }
 
     fn close(&mut self, key: usize) -> io::Result<()> {
-        let connection = self.connections.remove(key);
-        self.set.delete(&connection.stream)?;
-        drop(connection);
+        // The set forgets a stream that is closed.
+        drop(self.connections.remove(key));
         self.accept_again()
     }
 
@@ -158,7 +173,7 @@ impl<S: WorkerSet> Worker<S> {
             return Ok(());
         }
         match self.set.add_listener() {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => Ok(()),
+            Err(error) if is_shortage(&error) => Ok(()),
             added => {
                 self.accepting = added.is_ok();
                 added
@@ -180,14 +195,27 @@ impl<S: WorkerSet> Worker<S> {
         }
         self.accept_again()
     }
+
+    fn count_context_switches(&mut self) {
+        // SAFETY: all-zero bytes are a valid `rusage`.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: `usage` is an rusage to be filled.
+        let failed = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+        debug_assert_eq!(failed, 0, "the call fails only for bad arguments");
+        self.counts.voluntary_switches = usage.ru_nvcsw.unsigned_abs();
+        self.counts.involuntary_switches = usage.ru_nivcsw.unsigned_abs();
+    }
 }
 
-/// How often this thread left its processor so far.
-fn context_switches() -> u64 {
-    // SAFETY: all-zero bytes are a valid `rusage`.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is an rusage to be filled.
-    let failed = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    debug_assert_eq!(failed, 0, "the call fails only for bad arguments");
-    (usage.ru_nvcsw + usage.ru_nivcsw).unsigned_abs()
+/// Whether there is too little of something that others may give back.
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        // As many members as `fs.epoll.max_user_watches` allows.
+        Errno::NOSPC,
+    ];
+    Errno::from_io_error(error).is_some_and(|error| shortages.contains(&error))
 }

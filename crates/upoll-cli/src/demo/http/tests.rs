@@ -1,6 +1,8 @@
 //! Framing: what is a request, where does it end, what is the answer.
 
-use super::{Answer, CONTINUE, Decoder, FIELDS_LIMIT, Found, HEAD_LIMIT, PAGE, Status, Then};
+use super::{
+    Answer, BODY_LIMIT, CONTINUE, Decoder, FIELDS_LIMIT, Found, HEAD_LIMIT, PAGE, Status, Then,
+};
 
 /// All that is found in `input` if it arrives in pieces of `piece` bytes, and how much of it was
 /// done with.
@@ -253,6 +255,27 @@ fn a_head_that_is_too_long_is_refused_before_it_ends() {
     ] {
         assert_eq!(statuses(input.as_bytes()), [status], "{input:.40}");
     }
+}
+
+#[test]
+fn a_body_that_is_too_long_is_refused_before_it_comes() {
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n";
+    let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n");
+    let chunk = "a".repeat(0x1000);
+    let chunks = format!("1000\r\n{chunk}\r\n").repeat(BODY_LIMIT as usize / 0x1000);
+    let too_long = [
+        format!("{head}Content-Length: {}\r\n\r\n", BODY_LIMIT + 1),
+        format!("{chunked}{:x}\r\n", BODY_LIMIT + 1),
+        format!("{chunked}{chunks}1\r\n"),
+    ];
+    for input in too_long {
+        let answers = answers(input.as_bytes());
+        assert_eq!(answers.len(), 1);
+        assert_eq!(answers[0].status, Status::ContentTooLarge);
+        assert_eq!(answers[0].then, Then::CloseUnread);
+    }
+    let longest = format!("{chunked}{chunks}0\r\n\r\n");
+    assert_eq!(statuses(longest.as_bytes()), [Status::MethodNotAllowed]);
 }
 
 #[test]
