@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
+use libc::c_int;
 use signal_hook::iterator::Signals;
 
 use super::load::{Client, Load, Outcome};
@@ -57,8 +58,7 @@ impl Comparison {
         let mut contenders = Vec::new();
         for &way in &self.ways {
             let address = SocketAddr::from(([127, 0, 0, 1], 0));
-            let server = Server::start(way, address, self.workers)
-                .with_context(|| format!("starting the workers with {}", way.title()))?;
+            let server = Server::start(way, address, self.workers)?;
             contenders.push(Contender {
                 way,
                 server,
@@ -68,8 +68,9 @@ impl Comparison {
         }
         let over = AtomicU64::new(0);
         let stop = AtomicBool::new(false);
+        let mut ended_by = None;
         let bar = progress_bar(self.requests * self.ways.len() as u64);
-        for round in 0..ROUNDS {
+        'rounds: for round in 0..ROUNDS {
             for place in 0..contenders.len() {
                 let next = (round as usize + place) % contenders.len();
                 let contender = &mut contenders[next];
@@ -83,8 +84,11 @@ impl Comparison {
                     stop: &stop,
                 };
                 let begun = Instant::now();
-                self.send(&load, &mut contender.outcome, signals, &bar)?;
+                ended_by = self.send(&load, &mut contender.outcome, signals, &bar)?;
                 contender.took += begun.elapsed();
+                if ended_by.is_some() {
+                    break 'rounds;
+                }
             }
         }
         bar.finish_and_clear();
@@ -103,20 +107,22 @@ impl Comparison {
             connections: self.connections,
             requests: self.requests,
             processors: processors(),
-            interrupted: stop.into_inner(),
+            interrupted: ended_by.is_some(),
+            ended_by,
             ways,
         })
     }
 
-    /// Sends one load and adds what came of it to `outcome`.
+    /// Sends one load and adds what came of it to `outcome`. Says which signal ended it, if any.
     fn send(
         &self,
         load: &Load<'_>,
         outcome: &mut Outcome,
         signals: &mut Signals,
         bar: &ProgressBar,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<c_int>> {
         let clients = self.clients();
+        let mut ended_by = None;
         let (ended, results) = mpsc::channel();
         thread::scope(|scope| {
             for number in 0..clients {
@@ -138,10 +144,11 @@ impl Comparison {
                         return Err(error).context("the client cannot go on");
                     }
                     Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    Err(RecvTimeoutError::Disconnected) => return Ok(ended_by),
                 }
                 bar.set_position(load.over.load(Ordering::Relaxed));
-                if signals.pending().next().is_some() {
+                if let Some(signal) = signals.pending().next() {
+                    ended_by = Some(signal);
                     load.stop.store(true, Ordering::Relaxed);
                 }
             }

@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const ALWAYS: u64 = 24;
 
 /// Sees to it that the process may have `more` descriptors, beside those it always has; raises the
-/// soft limit if that is needed. `what` needs them.
-pub(super) fn allow(more: u64, what: &str) -> anyhow::Result<()> {
+/// soft limit if that is needed. `for_what` tells people what needs them.
+pub(super) fn allow(more: u64, for_what: &str) -> anyhow::Result<()> {
     let needed = more + ALWAYS;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|limit| limit >= needed) {
@@ -16,7 +16,7 @@ pub(super) fn allow(more: u64, what: &str) -> anyhow::Result<()> {
     }
     if let Some(limit) = maximum.filter(|&limit| limit < needed) {
         bail!(
-            "{what} needs up to {needed} open file descriptors, and the limit is {limit}; \
+            "{for_what} may need {needed} open file descriptors, and the limit is {limit}; \
              ask for less, or raise the limit (ulimit -Hn)"
         );
     }
@@ -25,5 +25,5 @@ pub(super) fn allow(more: u64, what: &str) -> anyhow::Result<()> {
         maximum,
     };
     setrlimit(Resource::Nofile, raised)
-        .with_context(|| format!("{what} needs up to {needed} open file descriptors"))
+        .with_context(|| format!("{for_what} may need {needed} open file descriptors"))
 }

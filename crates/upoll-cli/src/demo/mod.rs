@@ -54,7 +54,7 @@ pub(crate) struct Options {
     connections: u32,
 
     /// How many requests each way is sent, a new connection for each.
-    #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 80_000, value_parser = value_parser!(u32).range(1..))]
     requests: u32,
 
     /// Only serve, at ADDRESS:PORT, for clients of your own, until Ctrl-C. Port 0 is any free one.
@@ -129,9 +129,9 @@ impl Options {
     fn start(&self, address: SocketAddr) -> anyhow::Result<(Way, Server)> {
         ensure!(self.way.len() <= 1, "--listen serves one --way only");
         let way = self.way.first().copied().unwrap_or(Way::Rotating);
-        descriptors::allow(self.descriptors_of_a_server(), "--workers")?;
-        let server = Server::start(way, address, self.workers())
-            .with_context(|| format!("cannot listen on {address}"))?;
+        let for_what = format!("{} workers", self.workers);
+        descriptors::allow(self.descriptors_of_a_server(), &for_what)?;
+        let server = Server::start(way, address, self.workers())?;
         Ok((way, server))
     }
 
@@ -148,8 +148,11 @@ impl Options {
         let descriptors = self.descriptors_of_a_server() * comparison.ways.len() as u64
             + comparison.client_descriptors() as u64
             + u64::from(self.connections);
-        let what = format!("--connections {}", self.connections);
-        if let Err(error) = descriptors::allow(descriptors, &what) {
+        let for_what = format!(
+            "{} workers for each way and {} connections",
+            self.workers, self.connections
+        );
+        if let Err(error) = descriptors::allow(descriptors, &for_what) {
             return Ok(cannot(&error));
         }
         let report = comparison.run(&mut signals)?;
@@ -159,12 +162,10 @@ impl Options {
             eprintln!("{failure}");
             failed = true;
         }
-        Ok(if report.interrupted {
-            ExitCode::from(BY_SIGNAL + SIGINT as u8)
-        } else if failed {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
+        Ok(match report.ended_by {
+            Some(signal) => ExitCode::from(BY_SIGNAL + signal as u8),
+            None if failed => ExitCode::FAILURE,
+            None => ExitCode::SUCCESS,
         })
     }
 

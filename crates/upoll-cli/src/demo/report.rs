@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
+use libc::c_int;
 use serde::Serialize;
 
 use super::load::Outcome;
@@ -20,6 +21,9 @@ pub(super) struct Report {
     pub(super) processors: usize,
     /// Whether it was ended before all requests were sent.
     pub(super) interrupted: bool,
+    /// The signal that ended it.
+    #[serde(skip)]
+    pub(super) ended_by: Option<c_int>,
     pub(super) ways: Vec<Row>,
 }
 

@@ -5,16 +5,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use anyhow::Context;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::ways::{Bell, KernelSet, TurnSet, Way, WorkerSet};
 use super::worker::{Counts, Worker};
 
-/// How many descriptors a worker needs before its first connection: its set, its bell, and as many
-/// again within a upoll set.
-pub(super) const DESCRIPTORS_PER_WORKER: u64 = 4;
+/// How many descriptors a worker needs before its first connection: its set and its bell.
+pub(super) const DESCRIPTORS_PER_WORKER: u64 = 2;
 /// The listening socket, and what stands behind the rotating set.
-pub(super) const DESCRIPTORS_PER_SERVER: u64 = 4;
+pub(super) const DESCRIPTORS_PER_SERVER: u64 = 6;
 
 /// How many connections may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 65_535;
@@ -29,24 +29,30 @@ pub(super) struct Server {
 
 impl Server {
     /// Listens on `address` and starts the workers.
-    pub(super) fn start(way: Way, address: SocketAddr, workers: usize) -> io::Result<Self> {
-        let listener = Arc::new(listen(address)?);
+    pub(super) fn start(way: Way, address: SocketAddr, workers: usize) -> anyhow::Result<Self> {
+        let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
         let mut server = Server {
             address: listener.local_addr()?,
             bells: Vec::new(),
             workers: Vec::new(),
         };
+        server
+            .staff(way, workers, &Arc::new(listener))
+            .with_context(|| format!("cannot start {workers} workers"))?;
+        Ok(server)
+    }
+
+    fn staff(&mut self, way: Way, workers: usize, listener: &Arc<TcpListener>) -> io::Result<()> {
         match way {
             Way::Stock | Way::Exclusive => {
                 let exclusive = way == Way::Exclusive;
-                server.employ(workers, &listener, || KernelSet::new(&listener, exclusive))?;
+                self.employ(workers, listener, || KernelSet::new(listener, exclusive))
             }
             Way::Rotating => {
-                let turns = TurnSet::turns(&listener)?;
-                server.employ(workers, &listener, || TurnSet::new(&turns))?;
+                let turns = TurnSet::turns(listener)?;
+                self.employ(workers, listener, || TurnSet::new(&turns))
             }
         }
-        Ok(server)
     }
 
     /// Makes all sets, in the workers' order, and then the threads.
