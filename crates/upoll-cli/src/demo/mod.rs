@@ -38,14 +38,17 @@ use self::ways::Way;
 
 /// What was asked for cannot be done, or not here: as clap does for arguments that make no sense.
 const USAGE: u8 = 2;
+/// Something failed while it ran.
+const FAILED: u8 = 1;
 /// Added to the number of the signal that ended the comparison.
 const BY_SIGNAL: u8 = 128;
 
 /// The options.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
-    /// How many threads share the listening socket.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=1024))]
+    /// How many threads share the listening socket. (A set can be watched by at most 500 sets, with
+    /// upoll as with the kernel's epoll.)
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=500))]
     workers: u16,
 
     /// How many requests are under way at a time, each on a connection of its own. The kernel keeps
@@ -84,10 +87,11 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     // First of all, so that no signal ends the program by itself any more.
     let signals = Signals::new([SIGINT, SIGTERM]).context("handling signals")?;
-    match options.listen {
+    let ended = match options.listen {
         Some(address) => options.serve(address, signals),
         None => options.compare(signals),
-    }
+    };
+    Ok(ended.unwrap_or_else(|error| told(&error, FAILED)))
 }
 
 impl Options {
@@ -100,10 +104,9 @@ impl Options {
     }
 
     fn serve(&self, address: SocketAddr, mut signals: Signals) -> anyhow::Result<ExitCode> {
-        let started = self.start(address);
-        let (way, server) = match started {
+        let (way, server) = match self.start(address) {
             Ok(started) => started,
-            Err(error) => return Ok(cannot(&error)),
+            Err(error) => return Ok(told(&error, USAGE)),
         };
         let mut out = io::stdout();
         writeln!(
@@ -153,7 +156,7 @@ impl Options {
             self.workers, self.connections
         );
         if let Err(error) = descriptors::allow(descriptors, &for_what) {
-            return Ok(cannot(&error));
+            return Ok(told(&error, USAGE));
         }
         let report = comparison.run(&mut signals)?;
         self.print(&report)?;
@@ -164,7 +167,7 @@ impl Options {
         }
         Ok(match report.ended_by {
             Some(signal) => ExitCode::from(BY_SIGNAL + signal as u8),
-            None if failed => ExitCode::FAILURE,
+            None if failed => ExitCode::from(FAILED),
             None => ExitCode::SUCCESS,
         })
     }
@@ -189,8 +192,8 @@ impl Options {
     }
 }
 
-/// Tells why, in the form that clap has for arguments.
-fn cannot(error: &anyhow::Error) -> ExitCode {
+/// Tells what went wrong, in the form that clap has for arguments.
+fn told(error: &anyhow::Error, code: u8) -> ExitCode {
     eprintln!("error: {error:#}");
-    ExitCode::from(USAGE)
+    ExitCode::from(code)
 }
