@@ -210,7 +210,10 @@ impl Decoder {
             Ok(httparse::Status::Partial) if input.len() < HEAD_LIMIT => {
                 return (0, Found::Nothing);
             }
-            Ok(_) if request.path.is_none() => return refused(Status::UriTooLong),
+            // Too long: mostly because of the target, or because of the rest?
+            Ok(_) if request.path.is_none_or(|path| path.len() > HEAD_LIMIT / 2) => {
+                return refused(Status::UriTooLong);
+            }
             Ok(_) | Err(httparse::Error::TooManyHeaders) => {
                 return refused(Status::HeaderFieldsTooLarge);
             }

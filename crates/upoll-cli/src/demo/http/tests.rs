@@ -235,6 +235,10 @@ fn a_head_that_is_too_long_is_refused_before_it_ends() {
     for (input, status) in [
         (format!("GET /{long}"), Status::UriTooLong),
         (
+            format!("GET /{long} HTTP/1.1\r\nHost: a\r\n\r\n"),
+            Status::UriTooLong,
+        ),
+        (
             format!("GET / HTTP/1.1\r\nHost: a\r\nA: {long}"),
             Status::HeaderFieldsTooLarge,
         ),
