@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
@@ -25,15 +25,34 @@ bitflags! {
     }
 }
 
-/// A write must leave the count below this; only `signal` reaches it.
-const MAXIMUM: u64 = u64::MAX;
+/// What the maximum is until it is set: a write must leave the count below it, and only `signal`
+/// reaches it.
+const NO_MAXIMUM: u64 = u64::MAX;
 
 /// The counter behind the handles (`struct eventfd_ctx`).
+///
+/// Without a maximum the count is one atomic word. A maximum and the count must be read and changed
+/// as one, so as long as there is one both are behind a lock and the word says so. A change under
+/// way that goes by the word alone fails at its compare-and-swap and starts again.
 pub(crate) struct Counter {
-    count: AtomicU64,
+    /// The count, or [`LIMITED`].
+    word: AtomicU64,
+    /// What counts while `word` is [`LIMITED`], which only the holder of this lock writes or
+    /// replaces. Nothing is locked inside it.
+    limited: Mutex<Limited>,
     /// Readers, writers and sets alike, as in Linux.
     queue: WaitQueue,
     flags: EventFdFlags,
+}
+
+/// In [`Counter::word`]: the count is behind the lock. A count of that value, which only `signal`
+/// brings about, is kept there, too.
+const LIMITED: u64 = u64::MAX;
+
+#[derive(Clone, Copy)]
+struct Limited {
+    count: u64,
+    maximum: u64,
 }
 
 impl Counter {
@@ -41,9 +60,113 @@ impl Counter {
         self.flags.contains(EventFdFlags::SEMAPHORE)
     }
 
-    /// Whether adding `value` to `count` keeps it below the maximum.
-    fn fits(count: u64, value: u64) -> bool {
-        MAXIMUM - count > value
+    /// Makes `step` of the count and the maximum the new count; says what the old one was.
+    #[inline]
+    fn change(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
+        let mut count = self.word.load(Ordering::Relaxed);
+        loop {
+            if count == LIMITED {
+                return self.change_limited(step);
+            }
+            let new = match step(Limited::without_maximum(count)) {
+                Ok(new) => new,
+                Err(errno) => {
+                    // What was read relaxed may be stale; one who blocks decides on this.
+                    let now = self.word.load(Ordering::SeqCst);
+                    if now == count {
+                        return Err(errno);
+                    }
+                    count = now;
+                    continue;
+                }
+            };
+            if new == LIMITED {
+                drop(self.limit());
+                count = LIMITED;
+                continue;
+            }
+            match self
+                .word
+                .compare_exchange_weak(count, new, Ordering::SeqCst, Ordering::Relaxed)
+            {
+                Ok(_) => return Ok(count),
+                Err(now) => count = now,
+            }
+        }
+    }
+
+    #[cold]
+    fn change_limited(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
+        let mut limited = self.limit();
+        let result = step(*limited).map(|new| core::mem::replace(&mut limited.count, new));
+        self.unlimit(&limited);
+        result
+    }
+
+    /// Moves the count behind the lock, and locks it.
+    fn limit(&self) -> MutexGuard<'_, Limited> {
+        let mut limited = self.limited.lock();
+        if self.word.load(Ordering::Relaxed) != LIMITED {
+            let count = if broken(Rule::MoveCountInOneStep) {
+                let count = self.word.load(Ordering::SeqCst);
+                self.word.store(LIMITED, Ordering::SeqCst);
+                count
+            } else {
+                self.word.swap(LIMITED, Ordering::SeqCst)
+            };
+            *limited = Limited::without_maximum(count);
+        }
+        limited
+    }
+
+    /// Moves the count back into the word if there is no need for the lock.
+    fn unlimit(&self, limited: &Limited) {
+        if limited.maximum == NO_MAXIMUM && limited.count != LIMITED {
+            self.word.store(limited.count, Ordering::SeqCst);
+        }
+    }
+
+    fn look(&self) -> Limited {
+        loop {
+            let count = self.word.load(Ordering::SeqCst);
+            if count != LIMITED {
+                return Limited::without_maximum(count);
+            }
+            let limited = self.limited.lock();
+            if self.word.load(Ordering::Relaxed) == LIMITED {
+                return *limited;
+            }
+        }
+    }
+
+    fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
+        let mut limited = self.limit();
+        let result = if limited.count >= maximum {
+            Err(Errno::INVAL)
+        } else {
+            limited.maximum = maximum;
+            Ok(())
+        };
+        self.unlimit(&limited);
+        drop(limited);
+        if result.is_ok() {
+            self.queue.wake(Events::OUT);
+        }
+        result
+    }
+}
+
+impl Limited {
+    fn without_maximum(count: u64) -> Self {
+        Limited {
+            count,
+            maximum: NO_MAXIMUM,
+        }
+    }
+
+    /// Whether adding `value` keeps the count below the maximum.
+    fn fits(self, value: u64) -> bool {
+        self.maximum > self.count && self.maximum - self.count > value
     }
 }
 
@@ -51,11 +174,11 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
-        let count = self.count.load(Ordering::SeqCst);
+        let Limited { count, maximum } = self.look();
         let mut events = Events::empty();
         events.set(Events::IN, count > 0);
-        events.set(Events::ERR, count == MAXIMUM);
-        events.set(Events::OUT, MAXIMUM - 1 > count);
+        events.set(Events::ERR, count == maximum);
+        events.set(Events::OUT, maximum - 1 > count);
         events
     }
 
@@ -64,21 +187,24 @@ impl Pollable for Counter {
     }
 
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        writeln!(
-            out,
-            "eventfd-count: {:16x}",
-            self.count.load(Ordering::Relaxed)
-        )?;
-        writeln!(out, "eventfd-semaphore: {}", i32::from(self.is_semaphore()))
+        let Limited { count, maximum } = self.look();
+        writeln!(out, "eventfd-count: {count:16x}")?;
+        writeln!(out, "eventfd-semaphore: {}", i32::from(self.is_semaphore()))?;
+        writeln!(out, "eventfd-maximum: {maximum:16x}")
     }
 }
 
 /// A user-level eventfd: a 64-bit counter that sets, `poll` and `select` can watch.
 ///
-/// Readiness as in Linux 6.18: `IN` iff the count is above 0, `OUT` iff it is below `u64::MAX - 1`,
-/// `ERR` iff it is `u64::MAX`, where only [`signal`](Self::signal) brings it. Every
-/// write wakes readers, even of 0 and even if nothing was read since the last, so an edge-triggered
-/// interest reports each; every read wakes writers.
+/// A write keeps the count below a maximum, which is `u64::MAX` unless
+/// [`set_maximum`](Self::set_maximum) changes it; a write that does not fit gives `EAGAIN` or, from
+/// the blocking call, waits. So writers are held back by a slow reader.
+///
+/// Readiness as in Linux 6.18, and with a maximum as in seed 2's series: `IN` iff the count is above
+/// 0, `OUT` iff it is below the maximum less one, `ERR` iff it is the maximum, where only
+/// [`signal`](Self::signal) brings it. Every write wakes readers, even of 0 and even if nothing was
+/// read since the last, so an edge-triggered interest reports each; every read wakes writers, and
+/// so does a new maximum.
 ///
 /// # Example
 /// ```
@@ -117,7 +243,8 @@ impl EventFd {
         }
         Ok(EventFd {
             file: File::new(Counter {
-                count: AtomicU64::new(u64::from(initial)),
+                word: AtomicU64::new(u64::from(initial)),
+                limited: Mutex::new(Limited::without_maximum(0)),
                 queue: WaitQueue::new(),
                 flags,
             }),
@@ -127,34 +254,17 @@ impl EventFd {
     /// Adds `value` without waiting.
     ///
     /// # Errors
-    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: the sum would reach `u64::MAX`.
+    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: the sum would reach the maximum.
     #[inline]
     pub fn try_write(&self, value: u64) -> Result<(), Errno> {
         if value == u64::MAX {
             return Err(Errno::INVAL);
         }
         let counter = &*self.file;
-        let mut count = counter.count.load(Ordering::Relaxed);
-        loop {
-            if !Counter::fits(count, value) {
-                // What was read relaxed may be stale; a blocked writer decides on this.
-                let now = counter.count.load(Ordering::SeqCst);
-                if now == count {
-                    return Err(Errno::AGAIN);
-                }
-                count = now;
-                continue;
-            }
-            match counter.count.compare_exchange_weak(
-                count,
-                count + value,
-                Ordering::SeqCst,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => break,
-                Err(now) => count = now,
-            }
-        }
+        counter.change(|now| {
+            let fits = now.fits(value);
+            fits.then(|| now.count + value).ok_or(Errno::AGAIN)
+        })?;
         counter.queue.wake_published(Events::IN);
         Ok(())
     }
@@ -166,52 +276,54 @@ impl EventFd {
     #[inline]
     pub fn try_read(&self) -> Result<u64, Errno> {
         let counter = &*self.file;
-        let taken = if counter.is_semaphore() {
-            let mut count = counter.count.load(Ordering::SeqCst);
-            loop {
-                if count == 0 {
-                    return Err(Errno::AGAIN);
-                }
-                match counter.count.compare_exchange_weak(
-                    count,
-                    count - 1,
-                    Ordering::SeqCst,
-                    Ordering::SeqCst,
-                ) {
-                    Ok(_) => break 1,
-                    Err(now) => count = now,
-                }
-            }
-        } else {
-            if counter.count.load(Ordering::SeqCst) == 0 {
-                return Err(Errno::AGAIN);
-            }
-            match counter.count.swap(0, Ordering::SeqCst) {
-                0 => return Err(Errno::AGAIN),
-                count => count,
-            }
-        };
+        let is_semaphore = counter.is_semaphore();
+        let count = counter.change(|now| match now.count {
+            0 => Err(Errno::AGAIN),
+            count if is_semaphore => Ok(count - 1),
+            _ => Ok(0),
+        })?;
         counter.queue.wake_published(Events::OUT);
-        Ok(taken)
+        Ok(if is_semaphore { 1 } else { count })
     }
 
-    /// Adds one without ever blocking or failing, as `eventfd_signal` does in the kernel: the count
-    /// may reach `u64::MAX`, which shows as `ERR`, and stays there. Readers are woken each time.
+    /// Adds one without ever blocking or failing, as `eventfd_signal` does in the kernel: for
+    /// producers that may not wait. The count may reach the maximum, which shows as `ERR`, and
+    /// stays there. Readers are woken each time.
     pub fn signal(&self) {
         let counter = &*self.file;
-        let mut count = counter.count.load(Ordering::Relaxed);
-        while count < MAXIMUM {
-            match counter.count.compare_exchange_weak(
-                count,
-                count + 1,
-                Ordering::SeqCst,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => break,
-                Err(now) => count = now,
-            }
-        }
+        let signalled = counter.change(|now| Ok(now.count.saturating_add(1).min(now.maximum)));
+        debug_assert!(signalled.is_ok(), "the step never fails");
         counter.queue.wake(Events::IN);
+    }
+
+    /// `EFD_IOC_SET_MAXIMUM`: writes keep the count below `maximum` from now on.
+    ///
+    /// Writers that wait look again at once. The maximum belongs to the open file: all references
+    /// to it share it. `u64::MAX` takes it away.
+    ///
+    /// # Errors
+    /// `EINVAL`: the count is `maximum` already or above it, so 0 never goes.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{Errno, EventFd};
+    /// let counter = EventFd::new(0)?;
+    /// counter.set_maximum(3)?;
+    /// counter.try_write(2)?;
+    /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
+    /// assert_eq!(counter.set_maximum(2), Err(Errno::INVAL));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[doc(alias = "EFD_IOC_SET_MAXIMUM")]
+    pub fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
+        self.file.set_maximum(maximum)
+    }
+
+    /// `EFD_IOC_GET_MAXIMUM`: what writes keep the count below; `u64::MAX` if it was never set.
+    #[must_use]
+    #[doc(alias = "EFD_IOC_GET_MAXIMUM")]
+    pub fn maximum(&self) -> u64 {
+        self.file.look().maximum
     }
 
     /// Whether reads take one at a time.

@@ -6,11 +6,11 @@
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
 #[cfg(all(feature = "std", not(loom)))]
@@ -108,6 +108,8 @@ pub enum Rule {
     RecheckUnderSetLock,
     /// A worker that comes back to a source still ready hands the turn on.
     HandOnTurn,
+    /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
+    MoveCountInOneStep,
 }
 
 #[cfg(loom)]

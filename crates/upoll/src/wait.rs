@@ -26,8 +26,8 @@ use core::ptr::{self, NonNull};
 
 use crate::events::Events;
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering,
-    UnsafeCell, fence, fence_after_rmw, seqcst_pair_fence,
+    AtomicBool, AtomicPtr, AtomicU32, Mutex, MutexGuard, Ordering, UnsafeCell, fence,
+    fence_after_rmw, seqcst_pair_fence,
 };
 
 /// A list of waiters that an object wakes when it changes.
@@ -40,7 +40,14 @@ use crate::sync::{
 /// `poll` takes while it calls into other objects' queues.
 pub struct WaitQueue {
     /// How many entries are linked. Written under `list`'s lock, read without it by wakes.
-    linked: AtomicUsize,
+    linked: AtomicU32,
+    /// A rotating wake found nobody who waits, and all exclusive entries have the note that tells
+    /// them to look before they sleep. Until one of them uses it up, no further note is needed, and
+    /// nobody is in line. Set under `list`'s lock.
+    noted: AtomicBool,
+    /// A rotating wake found nobody to take it: whoever settles a claim next hands on one more.
+    /// Guarded by `list`'s lock.
+    owed: AtomicBool,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
     list: Mutex<List>,
@@ -51,8 +58,8 @@ struct List {
     tail: *mut WaitEntry,
     /// Rotating wakes taken and not yet settled.
     claims: u32,
-    /// A rotating wake found nobody to take it: whoever settles a claim next hands on one more.
-    owed: bool,
+    /// Turns: who had fewer than this counts as having had this many.
+    floor: u32,
 }
 
 // SAFETY: the pointers lead to entries that are linked, and an entry stays valid while it is
@@ -180,7 +187,7 @@ impl Deferred {
         self.len += 1;
     }
 
-    fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let len = core::mem::take(&mut self.len);
         for slot in &self.actions[..len] {
             // SAFETY: the first `len` slots were written by `push`; the type is `Copy`.
@@ -216,20 +223,26 @@ pub(crate) struct WaitEntry {
     on_wake: OnWake,
     /// A word for the owner; it fills what would be padding.
     pub(crate) owner_word: AtomicU32,
-    /// The entry took a wake and has not settled it. Written under the queue's lock.
-    claimed: AtomicBool,
-    /// Written under the queue's lock: a wake unlinks a sleeper that it roused.
-    is_linked: AtomicBool,
-    exclusive: AtomicBool,
-    /// [`RETIRED`] and [`ABSENT`]; guarded by the queue's lock.
-    standing: AtomicU8,
+    /// How the entry stands in its queue: the bits below, and above them how many rotating wakes
+    /// were its own. Written under the queue's lock.
+    standing: AtomicU32,
     _pinned: PhantomPinned,
 }
 
-/// The claim came from a rotating wake, which moved the entry to the tail.
-const RETIRED: u8 = 1;
+/// A wake unlinks a sleeper that it roused.
+const LINKED: u32 = 1;
+const EXCLUSIVE: u32 = 2;
+/// The entry took a wake and has not settled it.
+const CLAIMED: u32 = 4;
+/// The claim came from a rotating wake, which counted as a turn.
+const RETIRED: u32 = 8;
 /// Others gave up on this entry's owner: it does not come.
-const ABSENT: u8 = 2;
+const ABSENT: u32 = 16;
+/// One turn. Their number wraps around.
+const TURN: u32 = 32;
+
+/// By how many turns one entry may be ahead of another; what is more than that is forgotten.
+const REMEMBERED: u32 = 1024 * TURN;
 
 struct Node {
     next: *mut WaitEntry,
@@ -252,10 +265,7 @@ impl WaitEntry {
             queue: AtomicPtr::new(ptr::null_mut()),
             on_wake,
             owner_word: AtomicU32::new(0),
-            claimed: AtomicBool::new(false),
-            is_linked: AtomicBool::new(false),
-            exclusive: AtomicBool::new(false),
-            standing: AtomicU8::new(0),
+            standing: AtomicU32::new(0),
             _pinned: PhantomPinned,
         }
     }
@@ -267,19 +277,19 @@ impl WaitEntry {
     /// [`WaitEntry::unhook`] has returned; hook and unhook are called by one owner at a time.
     pub(crate) unsafe fn hook(&self, queue: *const WaitQueue, place: Place) {
         self.queue.store(queue.cast_mut(), Ordering::Relaxed);
-        self.exclusive
-            .store(place != Place::Shared, Ordering::Relaxed);
         // SAFETY: the caller keeps the queue alive.
         let queue = unsafe { &*queue };
         let mut list = queue.list.lock();
+        self.set_standing(EXCLUSIVE, place != Place::Shared);
         // SAFETY: the entry is unlinked and the list locked.
         unsafe {
             match place {
-                Place::ExclusiveTail => list.push_back(self),
+                Place::ExclusiveTail => list.push_last(self),
                 Place::Shared | Place::ExclusiveHead => list.push_front(self),
             }
         }
         queue.linked.fetch_add(1, Ordering::SeqCst);
+        queue.use_up_notes();
         drop(list);
         // The waiter's half of the named pair: an object's poll may read in any order it likes.
         fence_after_rmw();
@@ -293,7 +303,7 @@ impl WaitEntry {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let mut list = unsafe { queue.as_ref() }.list.lock();
-        if self.is_linked.load(Ordering::Relaxed) {
+        if self.stands(LINKED) {
             // SAFETY: the entry is linked here and the list locked.
             unsafe { list.unlink(self) };
             // SAFETY: as above.
@@ -308,14 +318,14 @@ impl WaitEntry {
     /// Whether a wake was taken and not yet settled.
     #[inline]
     pub(crate) fn is_claimed(&self) -> bool {
-        self.claimed.load(Ordering::Relaxed)
+        self.stands(CLAIMED)
     }
 
-    fn stands(&self, bit: u8) -> bool {
+    fn stands(&self, bit: u32) -> bool {
         self.standing.load(Ordering::Relaxed) & bit != 0
     }
 
-    fn set_standing(&self, bit: u8, on: bool) {
+    fn set_standing(&self, bit: u32, on: bool) {
         let others = self.standing.load(Ordering::Relaxed) & !bit;
         self.standing
             .store(if on { others | bit } else { others }, Ordering::Relaxed);
@@ -334,28 +344,29 @@ impl WaitEntry {
     pub(crate) unsafe fn settle(&self, still_ready: bool, deferred: &mut Deferred) {
         let Some(queue) = self.queue() else { return };
         // SAFETY: the caller vouches for the queue.
-        let mut list = unsafe { queue.as_ref() }.list.lock();
+        let queue = unsafe { queue.as_ref() };
+        let mut list = queue.list.lock();
         self.set_standing(ABSENT, false);
         let retired = self.stands(RETIRED);
         let claimed = list.unclaim(self);
         if !still_ready {
-            list.owed = false;
-            if claimed && retired && self.is_linked.load(Ordering::Relaxed) {
+            queue.owed.store(false, Ordering::Relaxed);
+            if claimed && retired && self.stands(LINKED) {
                 // Chosen for nothing: that was no turn, so the next one is its again.
                 // SAFETY: the entry is linked here and the list locked.
                 unsafe {
                     list.unlink(self);
-                    list.push_first_exclusive(self);
+                    let lead = list.lead(self).saturating_sub(TURN);
+                    list.push_in_turn(self, lead, true);
                 }
             }
-        } else if list.owed {
+        } else if queue.owed.load(Ordering::Relaxed) {
             let mut wake = Wake {
                 key: Events::IN,
                 mode: Mode::Offer,
                 deferred,
             };
-            // SAFETY: the list is the locked list of this queue.
-            unsafe { queue.as_ref() }.offer_in_turn(&mut list, &mut wake, Whom::Except(self));
+            queue.offer_in_turn(&mut list, &mut wake, Whom::Except(self));
         }
     }
 }
@@ -382,60 +393,103 @@ impl List {
             unsafe { (*head).node.with_mut(|node| (*node).prev = this) };
         }
         self.head = this;
-        entry.is_linked.store(true, Ordering::Relaxed);
+        entry.set_standing(LINKED, true);
     }
 
-    /// # Safety
-    /// The entry is in no list, and this list is locked.
-    unsafe fn push_back(&mut self, entry: &WaitEntry) {
-        let this = ptr::from_ref(entry).cast_mut();
-        let tail = self.tail;
-        entry.node.with_mut(|node| {
-            // SAFETY: the lock is held.
-            unsafe {
-                *node = Node {
-                    next: ptr::null_mut(),
-                    prev: tail,
-                }
-            }
-        });
-        if tail.is_null() {
-            self.head = this;
-        } else {
-            // SAFETY: a linked entry is alive, and the lock is held.
-            unsafe { (*tail).node.with_mut(|node| (*node).next = this) };
-        }
-        self.tail = this;
-        entry.is_linked.store(true, Ordering::Relaxed);
+    /// By how many turns the entry is ahead of those that count as having had the fewest. One that
+    /// was away for long is not behind them.
+    fn lead(&self, entry: &WaitEntry) -> u32 {
+        let turns = entry.standing.load(Ordering::Relaxed) & !(TURN - 1);
+        let lead = turns.wrapping_sub(self.floor);
+        if lead > REMEMBERED { 0 } else { lead }
     }
 
-    /// Links the entry before all other exclusive ones.
+    /// Links an exclusive entry that is ahead by `lead` behind those ahead by as much or less, or
+    /// before those ahead by as much or more.
     ///
     /// # Safety
     /// The entry is in no list, and this list is locked.
-    unsafe fn push_first_exclusive(&mut self, entry: &WaitEntry) {
-        let Some(after) = self.first(true) else {
-            // SAFETY: passed on to the caller.
-            return unsafe { self.push_back(entry) };
+    unsafe fn push_in_turn(&mut self, entry: &WaitEntry, lead: u32, before_equals: bool) {
+        self.set_lead(entry, lead);
+        let goes_before = |other: &WaitEntry| {
+            let theirs = self.lead(other);
+            other.stands(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
         };
+        let (mut prev, mut next) = (self.tail, ptr::null_mut());
+        while let Some(at) = NonNull::new(prev) {
+            // SAFETY: a linked entry is alive, and the lock is held.
+            let at = unsafe { at.as_ref() };
+            if !goes_before(at) {
+                break;
+            }
+            next = prev;
+            // SAFETY: as above.
+            prev = at.node.with(|node| unsafe { (*node).prev });
+        }
         let this = ptr::from_ref(entry).cast_mut();
-        // SAFETY: a linked entry is alive, and the lock is held.
-        let prev = unsafe { after.as_ref().node.with(|node| (*node).prev) };
         // SAFETY: as above; the entry is unlinked.
         unsafe {
-            entry.node.with_mut(|node| {
-                *node = Node {
-                    next: after.as_ptr(),
-                    prev,
-                };
-            });
-            after.as_ref().node.with_mut(|node| (*node).prev = this);
+            entry.node.with_mut(|node| *node = Node { next, prev });
             match NonNull::new(prev) {
                 None => self.head = this,
                 Some(prev) => prev.as_ref().node.with_mut(|node| (*node).next = this),
             }
+            match NonNull::new(next) {
+                None => self.tail = this,
+                Some(next) => next.as_ref().node.with_mut(|node| (*node).prev = this),
+            }
         }
-        entry.is_linked.store(true, Ordering::Relaxed);
+        entry.set_standing(LINKED, true);
+    }
+
+    /// Links an exclusive entry that is new here behind all others.
+    ///
+    /// # Safety
+    /// As [`push_in_turn`](Self::push_in_turn).
+    unsafe fn push_last(&mut self, entry: &WaitEntry) {
+        // SAFETY: a linked entry is alive, and the lock is held.
+        let last = NonNull::new(self.tail).map(|last| unsafe { last.as_ref() });
+        let lead = last.map_or(0, |last| self.lead(last));
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_in_turn(entry, lead, false) };
+    }
+
+    /// Links an exclusive entry that is new here before all others.
+    ///
+    /// # Safety
+    /// As [`push_in_turn`](Self::push_in_turn).
+    unsafe fn push_first(&mut self, entry: &WaitEntry) {
+        // SAFETY: a linked entry is alive, and the lock is held.
+        let first = self.first(true).map(|first| unsafe { first.as_ref() });
+        let lead = first.map_or(0, |first| self.lead(first));
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_in_turn(entry, lead, true) };
+    }
+
+    /// The entry has one turn more: it stands behind all that have had as many or fewer.
+    ///
+    /// # Safety
+    /// The entry is alive, and this list is locked.
+    unsafe fn count_turn(&mut self, entry: &WaitEntry) {
+        let mut lead = self.lead(entry) + TURN;
+        if lead > REMEMBERED {
+            self.floor = self.floor.wrapping_add(TURN);
+            lead -= TURN;
+        }
+        self.set_lead(entry, lead);
+        if entry.stands(LINKED) {
+            // SAFETY: the entry is linked here and the list locked.
+            unsafe {
+                self.unlink(entry);
+                self.push_in_turn(entry, lead, false);
+            }
+        }
+    }
+
+    fn set_lead(&self, entry: &WaitEntry, lead: u32) {
+        let bits = entry.standing.load(Ordering::Relaxed) & (TURN - 1);
+        let turns = self.floor.wrapping_add(lead);
+        entry.standing.store(turns | bits, Ordering::Relaxed);
     }
 
     /// # Safety
@@ -457,7 +511,7 @@ impl List {
             // SAFETY: a linked entry is alive, and the lock is held.
             unsafe { (*next).node.with_mut(|node| (*node).prev = prev) };
         }
-        entry.is_linked.store(false, Ordering::Relaxed);
+        entry.set_standing(LINKED, false);
     }
 
     /// The entry after `entry`.
@@ -474,7 +528,7 @@ impl List {
         let mut entry = NonNull::new(self.head);
         while let Some(at) = entry {
             // SAFETY: a linked entry is alive, and the caller holds the lock.
-            if !exclusive_only || unsafe { at.as_ref() }.exclusive.load(Ordering::Relaxed) {
+            if !exclusive_only || unsafe { at.as_ref() }.stands(EXCLUSIVE) {
                 break;
             }
             // SAFETY: as above.
@@ -484,18 +538,17 @@ impl List {
     }
 
     fn unclaim(&mut self, entry: &WaitEntry) -> bool {
-        let claimed = entry.claimed.load(Ordering::Relaxed);
+        let claimed = entry.stands(CLAIMED);
         if claimed {
-            entry.claimed.store(false, Ordering::Relaxed);
-            entry.set_standing(RETIRED, false);
+            entry.set_standing(CLAIMED | RETIRED, false);
             self.claims -= 1;
         }
         claimed
     }
 
     fn claim(&mut self, entry: &WaitEntry) {
-        if !entry.claimed.load(Ordering::Relaxed) {
-            entry.claimed.store(true, Ordering::Relaxed);
+        if !entry.stands(CLAIMED) {
+            entry.set_standing(CLAIMED, true);
             self.claims += 1;
         }
     }
@@ -520,12 +573,14 @@ impl WaitQueue {
     #[must_use]
     pub fn new() -> Self {
         WaitQueue {
-            linked: AtomicUsize::new(0),
+            linked: AtomicU32::new(0),
+            noted: AtomicBool::new(false),
+            owed: AtomicBool::new(false),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
                 claims: 0,
-                owed: false,
+                floor: 0,
             }),
         }
     }
@@ -575,6 +630,16 @@ impl WaitQueue {
         self.linked.load(Ordering::SeqCst) != 0
     }
 
+    /// An exclusive entry of this queue has no note any more, or never had one: call this before
+    /// the last look at the object. Pairs with a rotating wake that publishes, then reads `noted`.
+    #[inline]
+    pub(crate) fn use_up_notes(&self) {
+        if self.noted.load(Ordering::Relaxed) {
+            self.noted.swap(false, Ordering::SeqCst);
+            fence_after_rmw();
+        }
+    }
+
     /// A wake that is part of another one, whose state is already published.
     pub(crate) fn wake_within(&self, wake: &mut Wake<'_>) -> usize {
         if !self.is_watched() {
@@ -595,7 +660,7 @@ impl WaitQueue {
         let mut at = list.first(false);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
-            if unsafe { entry.as_ref() }.exclusive.load(Ordering::Relaxed) {
+            if unsafe { entry.as_ref() }.stands(EXCLUSIVE) {
                 break;
             }
             // SAFETY: as above, and `entry` is still linked.
@@ -606,15 +671,21 @@ impl WaitQueue {
         if self.offer_in_turn(&mut list, wake, Whom::All) {
             return took + 1;
         }
+        self.owed.store(true, Ordering::Relaxed);
+        if self.noted.load(Ordering::SeqCst) {
+            return took;
+        }
         // Nobody waits. Leave a note with all of them: whoever comes first will look.
         wake.mode = Mode::Tell;
-        list.owed = true;
+        self.noted.store(true, Ordering::SeqCst);
         let mut at = list.first(true);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
             if self.call(&mut list, entry, wake) != Reply::Passed {
-                self.retire_to_tail(&mut list, entry);
+                // The rest goes without a note.
+                self.use_up_notes();
+                self.retire(&mut list, entry);
                 return took + 1;
             }
         }
@@ -639,22 +710,6 @@ impl WaitQueue {
         }
     }
 
-    /// Moves `me` behind all others, unless it holds a claim.
-    ///
-    /// # Safety
-    /// `me` is linked into this queue.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) unsafe fn stand_last(&self, me: &WaitEntry) {
-        let mut list = self.list.lock();
-        if !me.is_claimed() {
-            // SAFETY: `me` is linked here and the list locked.
-            unsafe {
-                list.unlink(me);
-                list.push_back(me);
-            }
-        }
-    }
-
     /// Hands the wake that a leaving waiter took to the next exclusive one.
     pub(crate) fn pass_on(&self, key: Events, rotating: bool) {
         let mut deferred = Deferred::new();
@@ -667,7 +722,7 @@ impl WaitQueue {
         if rotating {
             wake.mode = Mode::Offer;
             if !self.offer_in_turn(&mut list, &mut wake, Whom::All) {
-                list.owed = true;
+                self.owed.store(true, Ordering::Relaxed);
                 wake.mode = Mode::Tell;
                 self.walk(&mut list, &mut wake, true);
             }
@@ -727,18 +782,15 @@ impl WaitQueue {
             if ask == Ask::Insistent {
                 before.set_standing(ABSENT, true);
             } else if !before.stands(ABSENT) {
+                // `me` gets in line although it has its note.
+                self.use_up_notes();
                 return Turn::Later;
             }
             // SAFETY: as above.
             at = unsafe { list.next(entry) };
         }
-        if me.is_linked.load(Ordering::Relaxed) {
-            // SAFETY: `me` is linked into this queue and the list is locked.
-            unsafe {
-                list.unlink(me);
-                list.push_back(me);
-            }
-        }
+        // SAFETY: `me` is borrowed, and the list is locked.
+        unsafe { list.count_turn(me) };
         Turn::Mine
     }
 
@@ -763,16 +815,17 @@ impl WaitQueue {
         let mut list = self.list.lock();
         me.queue
             .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
-        me.exclusive.store(true, Ordering::Relaxed);
+        me.set_standing(EXCLUSIVE, true);
         // SAFETY: `me` is unlinked and the list locked.
         unsafe {
             if first {
-                list.push_first_exclusive(me);
+                list.push_first(me);
             } else {
-                list.push_back(me);
+                list.push_last(me);
             }
         }
         self.linked.fetch_add(1, Ordering::SeqCst);
+        self.use_up_notes();
         fence_after_rmw();
         if !ready() {
             return false;
@@ -800,6 +853,9 @@ impl WaitQueue {
         wake: &mut Wake<'_>,
         whom: Whom,
     ) -> bool {
+        if self.noted.load(Ordering::SeqCst) {
+            return false;
+        }
         let mut at = list.first(true);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
@@ -812,26 +868,21 @@ impl WaitQueue {
                 _ => {}
             }
             if self.call(list, entry, wake) != Reply::Passed {
-                self.retire_to_tail(list, entry);
+                self.retire(list, entry);
                 return true;
             }
         }
         false
     }
 
-    /// The entry took a rotating wake: it has a claim, and stands last from now on.
-    fn retire_to_tail(&self, list: &mut MutexGuard<'_, List>, entry: NonNull<WaitEntry>) {
+    /// The entry took a rotating wake: it has a claim, and has had its turn.
+    fn retire(&self, list: &mut MutexGuard<'_, List>, entry: NonNull<WaitEntry>) {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
         let entry = unsafe { entry.as_ref() };
         list.claim(entry);
         entry.set_standing(RETIRED, true);
-        if entry.is_linked.load(Ordering::Relaxed) {
-            // SAFETY: the entry is linked here and the list locked.
-            unsafe {
-                list.unlink(entry);
-                list.push_back(entry);
-            }
-        }
+        // SAFETY: as above.
+        unsafe { list.count_turn(entry) };
     }
 
     /// Calls entries from the head, exclusive ones until one took it.
@@ -847,7 +898,7 @@ impl WaitQueue {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
             // SAFETY: as above.
-            let exclusive = unsafe { entry.as_ref() }.exclusive.load(Ordering::Relaxed);
+            let exclusive = unsafe { entry.as_ref() }.stands(EXCLUSIVE);
             let reply = self.call(list, entry, wake);
             if reply != Reply::Passed {
                 took += 1;

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::thread;
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, File, PollTable, Pollable, Rule,
-    WaitQueue, Watch, break_rule,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, PollFd,
+    PollTable, Pollable, Rule, Source, WaitQueue, Watch, break_rule, poll_now, select_now,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -270,4 +270,82 @@ fn rotation_loses_no_event_while_workers_come_and_go() {
 #[test]
 fn a_turn_that_is_not_handed_on_loses_an_event() {
     must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
+}
+
+/// A maximum that is set while others write: no write is lost, none goes beyond it, and a writer
+/// that does not fit is told when it may look again.
+fn limiting_against_writing() {
+    model(4, || {
+        let counter = EventFd::new(1).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(2));
+        let limited = counter.set_maximum(3);
+        let written = writing.join().unwrap();
+        // One of the two came first, and the other then did not fit.
+        assert_ne!(limited.is_ok(), written.is_ok());
+        let maximum = if limited.is_ok() { 3 } else { u64::MAX };
+        assert_eq!(counter.maximum(), maximum);
+        counter.set_maximum(u64::MAX).unwrap();
+        let count = if written.is_ok() { 3 } else { 1 };
+        assert_eq!(counter.try_read(), Ok(count));
+    });
+}
+
+#[test]
+fn a_maximum_that_comes_while_others_write_loses_nothing() {
+    limiting_against_writing();
+}
+
+#[test]
+fn a_count_that_moves_in_two_steps_loses_a_write() {
+    must_fail_without(Rule::MoveCountInOneStep, limiting_against_writing);
+}
+
+#[test]
+fn a_writer_that_does_not_fit_learns_of_a_read_or_of_a_raised_maximum() {
+    for raise in [false, true] {
+        model(4, move || {
+            let counter = EventFd::new(1).unwrap();
+            counter.set_maximum(2).unwrap();
+            let other = counter.clone();
+            let thread = thread::spawn(move || {
+                if raise {
+                    other.set_maximum(u64::MAX).unwrap();
+                } else {
+                    other.try_read().unwrap();
+                }
+            });
+            let told = Arc::new(AtomicUsize::new(0));
+            let note = told.clone();
+            let (watch, ready) = Watch::new(counter.as_file_ref(), Events::OUT, move |_| {
+                note.fetch_add(1, Ordering::SeqCst);
+            });
+            thread.join().unwrap();
+            assert!(!ready.is_empty() || told.load(Ordering::SeqCst) > 0);
+            drop(watch);
+        });
+    }
+}
+
+/// What there is of `poll` and `select` without a thread to put to sleep.
+#[test]
+fn poll_and_select_look_without_waiting() {
+    model(1, || {
+        let counters = [0, 1].map(|count| EventFd::new(count).unwrap());
+        let mut fds = [
+            PollFd::new(&counters[0], Events::IN),
+            PollFd::new(&counters[1], Events::IN),
+            PollFd::not_open(),
+        ];
+        assert_eq!(poll_now(&mut fds), 2);
+        let masks = fds.map(|fd| fd.revents());
+        assert_eq!(masks, [Events::empty(), Events::IN, Events::NVAL]);
+        let mut read = FdSet::from_iter([0, 1]);
+        let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
+        assert_eq!(select_now(2, Some(&mut read), None, None, resolve), Ok(1));
+        assert_eq!(read, FdSet::from_iter([1]));
+        let mut read = FdSet::from_iter([2]);
+        let closed = select_now(3, Some(&mut read), None, None, resolve);
+        assert_eq!(closed, Err(Errno::BADF));
+    });
 }

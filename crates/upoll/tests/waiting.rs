@@ -423,3 +423,55 @@ fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
     drop(first);
     assert_eq!(second.harvest(&mut [Event::default()]), Ok(1));
 }
+
+#[test]
+fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let sets: Vec<_> = (0..3)
+        .map(|_| {
+            let set = Epoll::new().unwrap();
+            set.add(&rotating, interest(Events::IN)).unwrap();
+            set
+        })
+        .collect();
+    let take = |set: &Epoll| {
+        let (set, source) = (set.clone(), source.clone());
+        asleep(move || {
+            assert_eq!(set.wait(&mut [Event::default()], LONG), Ok(1));
+            source.try_read()
+        })
+    };
+    // The last set is the only one that anybody waits on, for three events.
+    for _ in 0..3 {
+        let (thread, _) = take(&sets[2]);
+        source.write(1).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(1));
+    }
+    // Now all are waited on, all the time.
+    let mut threads: Vec<_> = sets.iter().map(|set| Some(take(set).0)).collect();
+    let mut order = Vec::new();
+    for _ in 0..9 {
+        source.write(1).unwrap();
+        let served = loop {
+            let done = |thread: &Option<thread::JoinHandle<_>>| {
+                thread.as_ref().is_some_and(thread::JoinHandle::is_finished)
+            };
+            match threads.iter().position(done) {
+                Some(worker) => break worker,
+                None => thread::yield_now(),
+            }
+        };
+        assert_eq!(threads[served].take().unwrap().join().unwrap(), Ok(1));
+        threads[served] = Some(take(&sets[served]).0);
+        order.push(served);
+    }
+    assert_eq!(order, [0, 1, 0, 1, 0, 1, 2, 0, 1]);
+    for _ in 0..3 {
+        source.write(1).unwrap();
+    }
+    for thread in threads.into_iter().flatten() {
+        assert_eq!(thread.join().unwrap(), Ok(1));
+    }
+}

@@ -1,12 +1,176 @@
-//! Under construction.
+//! `upoll bench`: how fast upoll is, as ratios against the host kernel in the same run.
 
-use anyhow::bail;
+mod backpressure;
+mod calls;
+mod growth;
+mod kernel;
+mod limits;
+mod machine;
+mod measure;
+mod report;
+mod wakes;
+mod workers;
 
-/// The options.
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use self::calls::COMPARISONS;
+use self::machine::Machine;
+use self::measure::Effort;
+use self::report::Report;
+
+/// What to measure, and where to put it.
 #[derive(clap::Args)]
-pub(crate) struct Options {}
+pub(crate) struct Options {
+    /// What to measure; everything if nothing is named.
+    #[arg(value_parser = PossibleValuesParser::new(names()))]
+    names: Vec<String>,
+    /// Measure less of everything: for a first look.
+    #[arg(long)]
+    quick: bool,
+    /// Also write every figure to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
 
-/// Runs it.
-pub(crate) fn run(_options: &Options) -> anyhow::Result<()> {
-    bail!("not there yet")
+/// All benchmarks, in the order of the tables.
+fn names() -> impl Iterator<Item = &'static str> {
+    let calls = COMPARISONS.iter().map(|comparison| comparison.row.name);
+    calls
+        .chain(wakes::NAMES)
+        .chain(growth::NAMES)
+        .chain(limits::NAMES)
+        .chain(workers::NAMES)
+        .chain(backpressure::NAMES)
+}
+
+/// Items in the sets whose growth is measured.
+const SIZES: [usize; 3] = [100, 10_000, 1_000_000];
+
+/// Measures, prints the tables, writes the JSON.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let machine = Machine::look().context("looking at the machine")?;
+    let report = Run {
+        effort: Effort {
+            batches: if options.quick { 31 } else { 201 },
+            batch_microseconds: 1000,
+        },
+        options,
+        pinned_to: *machine.cpus.last().context("no CPU to run on")?,
+        progress: progress(names().filter(|name| options.wants(name)).count()),
+        machine,
+    }
+    .measure()?;
+    print!("{}", report.tables());
+    if let Some(path) = &options.json {
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        serde_json::to_writer_pretty(BufWriter::new(file), &report)
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|wanted| wanted == name)
+    }
+}
+
+/// A run under way.
+struct Run<'a> {
+    options: &'a Options,
+    effort: Effort,
+    machine: Machine,
+    pinned_to: usize,
+    progress: ProgressBar,
+}
+
+impl Run<'_> {
+    fn measure(self) -> Result<Report> {
+        machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
+        let mut comparisons = Vec::new();
+        for comparison in COMPARISONS {
+            comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
+        }
+        let elsewhere = self.machine.cpus.iter().find(|&&cpu| cpu != self.pinned_to);
+        for (name, cpu) in [
+            (wakes::ONE_CPU, Some(&self.pinned_to)),
+            (wakes::TWO_CPUS, elsewhere),
+        ] {
+            if let Some(&cpu) = cpu {
+                let rows = self.step(name, || wakes::measure(name, cpu, self.effort))?;
+                comparisons.extend(rows.into_iter().flatten());
+            }
+        }
+        let growth = self.growth()?;
+        let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
+        machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
+        let load = workers::Load {
+            events: if self.options.quick { 2000 } else { 20_000 },
+            rounds: if self.options.quick { 3 } else { 11 },
+        };
+        let workers = self.step(workers::NAME, || workers::measure(load))?;
+        let load = if self.options.quick {
+            backpressure::Load::QUICK
+        } else {
+            backpressure::Load::FULL
+        };
+        let backpressure = self.step(backpressure::NAME, || {
+            backpressure::measure(load, &self.machine.cpus)
+        })?;
+        self.progress.finish_and_clear();
+        Ok(Report {
+            machine: self.machine,
+            pinned_to: self.pinned_to,
+            quick: self.options.quick,
+            effort: self.effort,
+            comparisons,
+            growth,
+            limits: limits.into_iter().collect(),
+            workers: workers.unwrap_or_default(),
+            backpressure: backpressure.unwrap_or_default(),
+        })
+    }
+
+    fn growth(&self) -> Result<Vec<growth::Grown>> {
+        let names: Vec<_> = growth::NAMES
+            .into_iter()
+            .filter(|name| self.options.wants(name))
+            .collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sizes = if self.options.quick {
+            &SIZES[..2]
+        } else {
+            &SIZES
+        };
+        self.progress.set_message("growth");
+        let rows = growth::measure(&names, sizes, self.machine.descriptor_limit, self.effort)?;
+        self.progress.inc(names.len() as u64);
+        Ok(rows)
+    }
+
+    /// Runs a step if it is wanted.
+    fn step<T>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        if !self.options.wants(name) {
+            return Ok(None);
+        }
+        self.progress.set_message(name);
+        let done = run().context(name)?;
+        self.progress.inc(1);
+        Ok(Some(done))
+    }
+}
+
+/// Shown on a terminal only.
+fn progress(steps: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
+        .expect("the template is a valid one");
+    ProgressBar::new(steps as u64).with_style(style)
 }

@@ -39,8 +39,12 @@ struct PassOn {
 
 impl PassOn {
     fn run(self) {
+        // A closed file first: its close calls this, and no foreign `poll` may end that early.
+        if !self.file.is_open() {
+            return;
+        }
         let ready = self.file.object().poll(&mut PollTable::look_only());
-        if !self.file.is_open() || !ready.intersects(Events::IN | Events::OUT) {
+        if !ready.intersects(Events::IN | Events::OUT) {
             return;
         }
         let key = if ready.contains(Events::IN) {
@@ -53,51 +57,131 @@ impl PassOn {
     }
 }
 
+/// What is left of an item that has gone: to be finished once the set's lock is free, for it may run
+/// foreign code.
+pub(super) struct Forgotten {
+    file: Arc<Description>,
+    pass_on: Option<PassOn>,
+}
+
+impl Forgotten {
+    /// Hands on the claim that the item had, then lets go of the file's memory.
+    pub(super) fn finish(self) {
+        if let Some(pass_on) = self.pass_on {
+            pass_on.run();
+        }
+        drop(self.file);
+    }
+}
+
 impl Epoll {
     /// `epoll_ctl` for a user-level file.
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        let set = self.set();
+        if op == Op::Add
+            && let Some(target) = as_set(file.description())
+        {
+            return self.add_set(file, target, event);
+        }
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        let result = {
+            let mut inner = self.set().inner.lock();
+            self.ctl_locked(&mut inner, op, file, event, &mut left, &mut deferred)
+        };
+        drop(deferred);
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    /// One change under the set's lock; anything but ADD of a set. The caller lets go of the lock,
+    /// then of `deferred`, and then finishes what is `left`.
+    pub(super) fn ctl_locked(
+        &self,
+        inner: &mut Interests,
+        op: Op,
+        file: FileRef<'_>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
         if file.identity() == self.as_file_ref().identity() {
             return Err(Errno::INVAL);
         }
-        // Linux without the capability to hold off suspend drops the bit; so do we.
-        let wanted = (event.events() - Events::WAKEUP) | Events::ALWAYS;
+        let wanted = wanted(event);
+        let is_exclusive = wanted.contains(Events::EXCLUSIVE);
         match op {
-            Op::Add => self.add_file(file, wanted, event.data()),
-            Op::Mod => {
-                if wanted.contains(Events::EXCLUSIVE) {
-                    return Err(Errno::INVAL);
-                }
-                set.modify(file, wanted, event.data())
+            Op::Add if is_exclusive && !Events::BESIDE_EXCLUSIVE.contains(wanted) => {
+                Err(Errno::INVAL)
             }
-            Op::Del => set.delete(file.identity(), file.number()),
+            Op::Add => self.add_locked(inner, file, None, event, left, deferred),
+            Op::Mod if is_exclusive => Err(Errno::INVAL),
+            Op::Mod => self.set().modify(inner, file, event, deferred),
+            Op::Del => {
+                let (identity, number) = (file.identity(), file.number());
+                self.set().delete(inner, identity, number, left)
+            }
         }
     }
 
-    fn add_file(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
-        let set = self.set();
-        let target = as_set(file.description());
-        if wanted.contains(Events::EXCLUSIVE)
-            && (target.is_some() || !Events::BESIDE_EXCLUSIVE.contains(wanted))
+    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
+        if file.identity() == self.as_file_ref().identity()
+            || event.events().contains(Events::EXCLUSIVE)
         {
             return Err(Errno::INVAL);
         }
-        let _nested_add = match target {
-            Some(target) => {
-                let guard = nesting::lock();
-                nesting::check_loops(self, target, file.identity())?;
-                Some(guard)
-            }
-            None => None,
+        let _nested_add = nesting::lock();
+        nesting::check_loops(self, target, file.identity())?;
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        let mut result = {
+            let mut inner = self.set().inner.lock();
+            self.add_locked(
+                &mut inner,
+                file,
+                Some(target),
+                event,
+                &mut left,
+                &mut deferred,
+            )
         };
-        let mut inner = set.inner.lock();
+        // Linked first, then this look: a companion that comes later finds the item.
+        if result.is_ok()
+            && let Some(there) = target.companion()
+        {
+            result = there.nest_in(file.description(), self.description());
+            if result.is_err() {
+                let mut inner = self.set().inner.lock();
+                let (identity, number) = (file.identity(), file.number());
+                self.set().delete(&mut inner, identity, number, &mut left)?;
+            }
+        }
+        drop(deferred);
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    fn add_locked(
+        &self,
+        inner: &mut Interests,
+        file: FileRef<'_>,
+        target: Option<&Set>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        let set = self.set();
+        let wanted = wanted(event);
         if inner.find(file.identity(), file.number()).is_some() {
             return Err(Errno::EXIST);
         }
-        if set.rotates && target.is_none() && set.has_source(&inner) {
+        if set.rotates && target.is_none() && set.has_source(inner) {
             return Err(Errno::INVAL);
         }
-        let item = inner.insert(self.as_set_ptr(), file, wanted, data)?;
+        let item = inner.insert(self.as_set_ptr(), file, wanted, event.data())?;
         // SAFETY: the item is in the table and the set's lock is held until it is hooked up.
         let node = unsafe { &*item };
         {
@@ -106,9 +190,7 @@ impl Epoll {
             unsafe { watchers.link(&node.link, on_file_close) };
         }
         if nesting::has_too_many_paths(self, file.description(), target) {
-            let forgotten = set.forget(&mut inner, item, None);
-            drop(inner);
-            drop(forgotten);
+            *left = Some(set.forget(inner, item, None));
             return Err(Errno::INVAL);
         }
         let place = match target {
@@ -128,16 +210,8 @@ impl Epoll {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = set.hook(&mut inner, item, file, place) & wanted;
-        set.queue_if_ready(item, ready);
-        drop(inner);
-        // Linked first, then this look: a companion that comes later finds the item.
-        if let Some(there) = target.and_then(Set::companion)
-            && let Err(errno) = there.nest_in(file.description(), self.description())
-        {
-            set.delete(file.identity(), file.number())?;
-            return Err(errno);
-        }
+        let ready = set.hook(inner, item, file, place) & wanted;
+        set.queue_if_ready(item, ready, deferred);
         Ok(())
     }
 
@@ -145,6 +219,12 @@ impl Epoll {
     pub(super) fn as_set_ptr(&self) -> *const Description<Set> {
         self.file.as_description_ptr()
     }
+}
+
+/// What an interest asks for beyond what it says: Linux reports `ERR` and `HUP` always, and without
+/// the capability to hold off suspend it drops that bit; so do we.
+fn wanted(event: Event) -> Events {
+    (event.events() - Events::WAKEUP) | Events::ALWAYS
 }
 
 impl Set {
@@ -162,7 +242,13 @@ impl Set {
         place: Place,
     ) -> Events {
         let mut hooked = 0_usize;
-        let mut extras = Extras::new();
+        let mut hooking = Hooking {
+            set: self,
+            inner,
+            item,
+            extras: Extras::new(),
+        };
+        let extras = &mut hooking.extras;
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.
@@ -181,6 +267,8 @@ impl Set {
             .description()
             .object()
             .poll(&mut PollTable::new(&mut on_register));
+        let extras = core::mem::take(extras);
+        core::mem::forget(hooking);
         if !extras.is_empty() {
             // SAFETY: the item is registered and the lock held.
             unsafe { &*item }
@@ -194,7 +282,7 @@ impl Set {
 
     /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
     /// already they have been told before.
-    fn queue_if_ready(&self, item: *const Item, ready: Events) {
+    fn queue_if_ready(&self, item: *const Item, ready: Events, deferred: &mut Deferred) {
         if ready.is_empty() {
             return;
         }
@@ -202,16 +290,20 @@ impl Set {
         if !unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) } {
             return;
         }
-        let mut deferred = Deferred::new();
         self.tell(&mut Wake {
             key: Events::IN,
             mode: Mode::Tell,
-            deferred: &mut deferred,
+            deferred,
         });
     }
 
-    fn modify(&self, file: FileRef<'_>, wanted: Events, data: u64) -> Result<(), Errno> {
-        let inner = self.inner.lock();
+    fn modify(
+        &self,
+        inner: &Interests,
+        file: FileRef<'_>,
+        event: Event,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
         let item = inner
             .find(file.identity(), file.number())
             .ok_or(Errno::NOENT)?;
@@ -221,26 +313,25 @@ impl Set {
             return Err(Errno::INVAL);
         }
         // SAFETY: the lock is held.
-        unsafe { node.set_data(data) };
+        unsafe { node.set_data(event.data()) };
         // Publish the interest, then look: a wake that still saw the old one came before the look.
-        node.set_interest(wanted);
+        node.set_interest(wanted(event));
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
-        self.queue_if_ready(item, ready);
+        self.queue_if_ready(item, ready, deferred);
         Ok(())
     }
 
-    fn delete(&self, identity: Identity, number: i32) -> Result<(), Errno> {
-        let mut inner = self.inner.lock();
+    fn delete(
+        &self,
+        inner: &mut Interests,
+        identity: Identity,
+        number: i32,
+        left: &mut Option<Forgotten>,
+    ) -> Result<(), Errno> {
         let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
-        let claim = Self::unhook(&inner, item);
-        let (file, pass_on) = self.forget(&mut inner, item, claim);
-        // The lock goes first: the rest may run foreign code, or free the object.
-        drop(inner);
-        if let Some(pass_on) = pass_on {
-            pass_on.run();
-        }
-        drop(file);
+        let claim = Self::unhook(inner, item);
+        *left = Some(self.forget(inner, item, claim));
         Ok(())
     }
 
@@ -258,14 +349,13 @@ impl Set {
         claim
     }
 
-    /// Removes an unhooked item. The caller lets go of the set's lock, hands on the claim if there
-    /// is one, and then drops the file.
+    /// Removes an unhooked item.
     fn forget(
         &self,
         inner: &mut Interests,
         item: *const Item,
         claim: Option<NonNull<WaitQueue>>,
-    ) -> (Arc<Description>, Option<PassOn>) {
+    ) -> Forgotten {
         // SAFETY: the item is registered in this set, and its lock is held.
         unsafe {
             let node = &*item;
@@ -294,50 +384,39 @@ impl Set {
                 rotating: bits & state::ROTATING != 0,
                 file: file.clone(),
             });
-            (file, pass_on)
+            Forgotten { file, pass_on }
         }
     }
 
     /// The last reference to the set is gone.
     pub(super) fn close(&self) {
+        let mut emptying = Emptying {
+            set: self,
+            claims: Vec::new(),
+            slot: 0,
+        };
         self.watched_by.wake(Events::IN);
-        let mut claims = Vec::new();
         {
             // First all hooks, so that no wake meets a half-taken set.
             let inner = self.inner.lock();
             for item in inner.iter() {
                 if let Some(queue) = Self::unhook(&inner, item) {
-                    claims.push((item, queue));
+                    emptying.claims.push((item, queue));
                 }
             }
         }
-        // Nobody adds any more, so one pass over the slots meets every item. Files that close
-        // meanwhile may take out theirs.
-        let mut slot = 0;
-        loop {
-            let mut inner = self.inner.lock();
-            let Some((item, next)) = inner.next_from(slot) else {
-                break;
-            };
-            slot = next;
-            let claim = claims
-                .iter()
-                .find(|(claimed, _)| core::ptr::eq(*claimed, item))
-                .map(|&(_, queue)| queue);
-            let (file, pass_on) = self.forget(&mut inner, item, claim);
-            drop(inner);
-            if let Some(pass_on) = pass_on {
-                pass_on.run();
-            }
-            drop(file);
-        }
+        emptying.run();
     }
 
     /// The file closed: its item goes, if nobody else was quicker.
     fn remove_closed(&self, identity: Identity, number: i32) {
-        let removed = self.delete(identity, number);
+        let mut left = None;
+        let removed = self.delete(&mut self.inner.lock(), identity, number, &mut left);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
+        }
+        if let Some(left) = left {
+            left.finish();
         }
     }
 }
@@ -354,6 +433,66 @@ fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
 pub(crate) fn as_set(file: &Description) -> Option<&Set> {
     let object: &dyn Any = file.object();
     object.downcast_ref()
+}
+
+/// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
+/// then the item goes again.
+struct Hooking<'a> {
+    set: &'a Set,
+    inner: &'a mut Interests,
+    item: *const Item,
+    extras: Extras,
+}
+
+impl Drop for Hooking<'_> {
+    fn drop(&mut self) {
+        for extra in &self.extras {
+            extra.entry.unhook();
+        }
+        Set::unhook(self.inner, self.item);
+        // The caller of ADD holds the file, so its object does not end here.
+        self.set.forget(self.inner, self.item, None);
+    }
+}
+
+/// Empties a set that closes, to the end even if foreign code panics on the way: nothing may lead
+/// to the set when it is gone.
+struct Emptying<'a> {
+    set: &'a Set,
+    claims: Vec<(*const Item, NonNull<WaitQueue>)>,
+    /// All slots before this one have been emptied.
+    slot: u32,
+}
+
+impl Emptying<'_> {
+    /// Nobody adds to a closed set, so one pass over the slots meets every item. Files that close
+    /// meanwhile may take out theirs.
+    fn run(&mut self) {
+        loop {
+            let mut inner = self.set.inner.lock();
+            let Some((item, next)) = inner.next_from(self.slot) else {
+                break;
+            };
+            self.slot = next;
+            // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
+            // `release` of a set that is open and adds to it.
+            let claim = Set::unhook(&inner, item).or_else(|| {
+                self.claims
+                    .iter()
+                    .find(|(claimed, _)| core::ptr::eq(*claimed, item))
+                    .map(|&(_, queue)| queue)
+            });
+            let forgotten = self.set.forget(&mut inner, item, claim);
+            drop(inner);
+            forgotten.finish();
+        }
+    }
+}
+
+impl Drop for Emptying<'_> {
+    fn drop(&mut self) {
+        self.run();
+    }
 }
 
 /// The last reference to a watched file is gone (`eventpoll_release_file`).

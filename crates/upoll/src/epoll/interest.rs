@@ -93,6 +93,17 @@ impl Item {
     pub(crate) fn set_interest(&self, interest: Events) {
         self.interest.swap(interest.bits(), Ordering::SeqCst);
         fence_after_rmw();
+        if self.state() & state::ROTATING != 0 {
+            self.use_up_notes();
+        }
+    }
+
+    /// The item may have no note of the rotating set that it watches; look at the set afterwards.
+    pub(crate) fn use_up_notes(&self) {
+        if let Some(queue) = self.entry.queue() {
+            // SAFETY: the item is hooked into the queue, which therefore is alive.
+            unsafe { queue.as_ref() }.use_up_notes();
+        }
     }
 
     /// The watched file's description.

@@ -7,6 +7,7 @@
 //! | `scan` | taking reports off the ready list (`epoll_wait` without the wait) |
 //! | `companion` | what the core asks of the part of a set that lives outside it |
 //! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
+//! | `ctl_batch` | many changes under one hold of the lock |
 //! | `nesting` | sets in sets: loops, depth, number of paths |
 //! | `limit` | `max_user_watches` |
 //! | `fdinfo` | what `/proc/PID/fdinfo` shows |
@@ -18,6 +19,7 @@ use bitflags::bitflags;
 
 pub(crate) mod companion;
 pub(crate) mod ctl;
+mod ctl_batch;
 mod fdinfo;
 pub(crate) mod interest;
 mod limit;
@@ -26,6 +28,7 @@ pub(crate) mod ready;
 mod scan;
 
 pub use self::ctl::Op;
+pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
 use self::companion::{Companion, Companionship};

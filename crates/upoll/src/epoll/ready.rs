@@ -238,10 +238,14 @@ impl Set {
     /// Clears `QUEUED`: from now on a wake queues the item anew. Look at the file afterwards.
     #[inline]
     pub(super) fn unqueue(item: &Item) {
-        item.entry
+        let before = item
+            .entry
             .owner_word
             .fetch_and(!state::QUEUED, Ordering::SeqCst);
         fence_after_rmw();
+        if before & state::ROTATING != 0 {
+            item.use_up_notes();
+        }
     }
 
     /// What of the item's interest is ready now. A file that is being closed shows nothing.

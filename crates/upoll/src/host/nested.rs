@@ -179,7 +179,8 @@ impl KernelSide {
         }
     }
 
-    /// Before a sleep: stands last in line for the sources that chose this set before.
+    /// Before a sleep: stands last in the kernel's line for the sources that chose this set before.
+    /// The core has counted its turn already.
     pub(crate) fn stand_last(&self, set: &Set) {
         if !self.has_chosen.load(Ordering::Relaxed) {
             return;
@@ -188,11 +189,11 @@ impl KernelSide {
         let chosen = std::mem::take(&mut *self.chosen.lock());
         self.has_chosen.store(false, Ordering::Relaxed);
         for slot in chosen {
-            self.stand_last_for(set, &interests, slot);
+            self.stand_last_for(&interests, slot);
         }
     }
 
-    fn stand_last_for(&self, _set: &Set, interests: &Interests, slot: u32) {
+    fn stand_last_for(&self, interests: &Interests, slot: u32) {
         let mut links = self.links.lock();
         let Some(link) = links.0.iter_mut().find(|link| link.slot == slot) else {
             return;
@@ -201,21 +202,13 @@ impl KernelSide {
             return;
         };
         // SAFETY: registered, and the set's lock is held.
-        let node = unsafe { &*item };
-        // SAFETY: as above.
-        let below = as_set(unsafe { node.file() });
-        let Some(below) = below else { return };
-        let Some(rotation) = KernelSide::of(below).and_then(|side| side.rotation.as_ref()) else {
+        let below = as_set(unsafe { (*item).file() }).and_then(KernelSide::of);
+        let Some(rotation) = below.and_then(|side| side.rotation.as_ref()) else {
             return;
         };
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
         link.has_source = rotation.renew(&self.set, data).unwrap_or(false);
-        if node.state() & state::ROTATING != 0 {
-            // SAFETY: a registered item that watches a rotating set is linked into its queue, as an
-            // exclusive entry, and stays so while the set's lock is held.
-            unsafe { below.watched_by.stand_last(&node.entry) };
-        }
     }
 }
 

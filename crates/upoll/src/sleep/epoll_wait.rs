@@ -75,7 +75,13 @@ fn harvest_in_turn(set: &Set, events: &mut [Event]) -> usize {
         if ready > 0 || !set.take_out_of_turn() {
             return ready;
         }
+        // In line meanwhile, so that whoever comes next leaves the event to this worker and sleeps.
+        let sleeper = Sleeper::new();
+        // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
+        // borrowed for longer.
+        unsafe { sleeper.entry.hook(&set.sleepers, Place::ExclusiveHead) };
         std::thread::yield_now();
+        sleeper.entry.unhook();
     }
     set.harvest(events)
 }

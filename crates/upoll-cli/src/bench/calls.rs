@@ -1,0 +1,280 @@
+//! Single calls on one thread, the kernel's and upoll's by turns.
+
+use std::hint::black_box;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use upoll::{Epoll, Event, EventFd, Events, Timeout};
+
+use super::kernel::{self, Fd};
+use super::measure::{Effort, Series, Side, Spread, interleave, side};
+
+/// What is compared.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    /// What upoll is compared with.
+    pub(super) against: &'static str,
+    /// How many times faster than that upoll is to be; none if it is only shown.
+    pub(super) target: Option<f64>,
+}
+
+/// A comparison to make.
+pub(super) struct Comparison {
+    pub(super) row: Row,
+    /// The other side, and upoll.
+    sides: fn() -> Result<[Side; 2]>,
+}
+
+/// A comparison made.
+#[derive(Serialize)]
+pub(super) struct Compared {
+    #[serde(flatten)]
+    pub(super) row: Row,
+    pub(super) other_nanoseconds: Spread,
+    pub(super) upoll_nanoseconds: Spread,
+    /// How many times faster upoll is.
+    pub(super) ratio: Spread,
+    pub(super) reached: Option<bool>,
+    /// Whether the spread of the ratio is small enough to go by its median.
+    pub(super) trusted: bool,
+    other_batches: Series,
+    upoll_batches: Series,
+}
+
+impl Comparison {
+    pub(super) fn measure(&self, effort: Effort) -> Result<Compared> {
+        let series = interleave(&mut (self.sides)()?, effort);
+        Ok(Compared::new(self.row, &series[0], &series[1]))
+    }
+}
+
+impl Compared {
+    pub(super) fn new(row: Row, other: &Series, upoll: &Series) -> Self {
+        let ratio = other.ratio_to(upoll);
+        Compared {
+            row,
+            other_nanoseconds: other.spread(),
+            upoll_nanoseconds: upoll.spread(),
+            ratio,
+            reached: row.target.map(|target| ratio.median >= target),
+            trusted: ratio.is_trusted(),
+            other_batches: other.clone(),
+            upoll_batches: upoll.clone(),
+        }
+    }
+}
+
+const fn row(
+    name: &'static str,
+    what: &'static str,
+    target: f64,
+    sides: fn() -> Result<[Side; 2]>,
+) -> Comparison {
+    Comparison {
+        row: Row {
+            name,
+            what,
+            against: "kernel",
+            target: Some(target),
+        },
+        sides,
+    }
+}
+
+/// The comparisons, with the ratio that each is to reach.
+pub(super) const COMPARISONS: &[Comparison] = &[
+    row(
+        "eventfd-calls",
+        "eventfd write + read, unwatched",
+        15.0,
+        || {
+            let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
+            Ok([
+                side(move || {
+                    theirs.write_count(black_box(1)).expect("write");
+                    black_box(theirs.read_count().expect("read"));
+                }),
+                side(move || {
+                    ours.write(black_box(1)).expect("write");
+                    black_box(ours.read().expect("read"));
+                }),
+            ])
+        },
+    ),
+    row("wait-idle", "wait(0), nothing ready", 10.0, || {
+        Ok(Watched::new(1, 0, Events::IN)?.waits(0))
+    }),
+    row(
+        "wait-ready",
+        "wait(0), 1 ready, level-triggered",
+        6.0,
+        || Ok(Watched::new(1, 1, Events::IN)?.waits(1)),
+    ),
+    row("wait-128", "wait(0), 128 ready", 6.0, || {
+        Ok(Watched::new(ROOM, 1, Events::IN)?.waits(ROOM))
+    }),
+    row("write-wait-read", "write + wait(0) + read", 8.0, || {
+        let (mut theirs, mut ours) = Watched::new(1, 0, Events::IN)?.split();
+        Ok([
+            side(move || {
+                theirs.one.write_count(black_box(1)).expect("write");
+                theirs.wait(1);
+                black_box(theirs.one.read_count().expect("read"));
+            }),
+            side(move || {
+                ours.one.write(black_box(1)).expect("write");
+                ours.wait(1);
+                black_box(ours.one.read().expect("read"));
+            }),
+        ])
+    }),
+    row("write-wait-edge", "write + wait(0), EPOLLET", 8.0, || {
+        let (mut theirs, mut ours) = Watched::new(1, 0, Events::IN | Events::ET)?.split();
+        Ok([
+            side(move || {
+                theirs.one.write_count(black_box(1)).expect("write");
+                theirs.wait(1);
+            }),
+            side(move || {
+                ours.one.write(black_box(1)).expect("write");
+                ours.wait(1);
+            }),
+        ])
+    }),
+    row("mod", "ctl MOD", 7.0, || {
+        let (theirs, ours) = Watched::new(1, 0, Events::IN)?.split();
+        Ok([
+            side(move || {
+                let events = black_box(libc::EPOLLIN);
+                theirs.set.modify(&theirs.one, events, 1).expect("MOD");
+            }),
+            side(move || {
+                let interest = Event::new(black_box(Events::IN), 1);
+                ours.set.modify(&ours.one, interest).expect("MOD");
+            }),
+        ])
+    }),
+    row("add-del", "ctl ADD + DEL", 7.0, || {
+        let (theirs, ours) = (
+            (Fd::epoll()?, Fd::eventfd(0)?),
+            (Epoll::new()?, EventFd::new(0)?),
+        );
+        Ok([
+            side(move || {
+                let (set, counter) = &theirs;
+                set.add(counter, black_box(libc::EPOLLIN), 1).expect("ADD");
+                set.delete(counter).expect("DEL");
+            }),
+            side(move || {
+                let (set, counter) = &ours;
+                let interest = Event::new(black_box(Events::IN), 1);
+                set.add(counter, interest).expect("ADD");
+                set.delete(counter).expect("DEL");
+            }),
+        ])
+    }),
+    row("create", "create eventfd + ADD + close", 6.0, || {
+        let (theirs, ours) = (Fd::epoll()?, Epoll::new()?);
+        Ok([
+            side(move || {
+                let counter = Fd::eventfd(black_box(0)).expect("eventfd");
+                theirs.add(&counter, libc::EPOLLIN, 1).expect("ADD");
+            }),
+            side(move || {
+                let counter = EventFd::new(black_box(0)).expect("eventfd");
+                ours.add(&counter, Event::new(Events::IN, 1)).expect("ADD");
+            }),
+        ])
+    }),
+];
+
+/// Room for reports on both sides.
+const ROOM: usize = 128;
+
+/// The same counters in the same kind of set, the kernel's and ours.
+struct Watched {
+    theirs: Theirs,
+    ours: Ours,
+}
+
+struct Theirs {
+    set: Fd,
+    /// One of those that the set watches.
+    one: Fd,
+    /// The others.
+    _rest: Vec<Fd>,
+    reports: Box<[kernel::Event; ROOM]>,
+}
+
+struct Ours {
+    set: Epoll,
+    one: EventFd,
+    _rest: Vec<EventFd>,
+    reports: Box<[Event; ROOM]>,
+}
+
+impl Theirs {
+    #[inline]
+    fn wait(&mut self, ready: usize) {
+        let found = self.set.wait(&mut self.reports[..], 0).expect("wait");
+        assert_eq!(found, ready, "as many as are ready");
+        black_box(&self.reports);
+    }
+}
+
+impl Ours {
+    #[inline]
+    fn wait(&mut self, ready: usize) {
+        let found = self
+            .set
+            .wait(&mut self.reports[..], Timeout::NOW)
+            .expect("wait");
+        assert_eq!(found, ready, "as many as are ready");
+        black_box(&self.reports);
+    }
+}
+
+impl Watched {
+    /// Sets that watch `count` counters, which begin with `initial`.
+    fn new(count: usize, initial: u32, interest: Events) -> Result<Self> {
+        let (their_set, our_set) = (Fd::epoll()?, Epoll::new()?);
+        let (mut their_counters, mut our_counters) = (Vec::new(), Vec::new());
+        for data in 0..count as u64 {
+            let theirs = Fd::eventfd(initial)?;
+            their_set.add(&theirs, interest.bits().cast_signed(), data)?;
+            their_counters.push(theirs);
+            let ours = EventFd::new(initial)?;
+            our_set.add(&ours, Event::new(interest, data))?;
+            our_counters.push(ours);
+        }
+        Ok(Watched {
+            theirs: Theirs {
+                set: their_set,
+                one: their_counters.pop().context("no counter")?,
+                _rest: their_counters,
+                reports: Box::new([kernel::IDLE; ROOM]),
+            },
+            ours: Ours {
+                set: our_set,
+                one: our_counters.pop().context("no counter")?,
+                _rest: our_counters,
+                reports: Box::new([Event::default(); ROOM]),
+            },
+        })
+    }
+
+    fn split(self) -> (Theirs, Ours) {
+        (self.theirs, self.ours)
+    }
+
+    /// Waits without waiting, with `ready` to report.
+    fn waits(self, ready: usize) -> [Side; 2] {
+        let (mut theirs, mut ours) = self.split();
+        [
+            side(move || theirs.wait(ready)),
+            side(move || ours.wait(ready)),
+        ]
+    }
+}

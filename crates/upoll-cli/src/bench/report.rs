@@ -1,0 +1,353 @@
+//! The figures as tables for people and as JSON for programs.
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use serde::Serialize;
+
+use super::backpressure::Pressed;
+use super::calls::Compared;
+use super::growth::Grown;
+use super::limits::Limited;
+use super::machine::Machine;
+use super::measure::{Effort, Spread};
+use super::workers::Shared;
+
+/// All that was measured.
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) machine: Machine,
+    /// The CPU that everything with one thread was bound to.
+    pub(super) pinned_to: usize,
+    pub(super) quick: bool,
+    pub(super) effort: Effort,
+    pub(super) comparisons: Vec<Compared>,
+    pub(super) growth: Vec<Grown>,
+    pub(super) limits: Vec<Limited>,
+    pub(super) workers: Vec<Shared>,
+    pub(super) backpressure: Vec<Pressed>,
+}
+
+impl Report {
+    /// The tables of what was measured.
+    pub(super) fn tables(&self) -> String {
+        let mut out = String::new();
+        let machine = &self.machine;
+        let _ = writeln!(
+            out,
+            "upoll {} against Linux {} on {}, {} CPUs, clock source {}",
+            machine.upoll_version,
+            machine.kernel_release,
+            machine.cpu_model,
+            machine.cpus.len(),
+            machine.clock_source,
+        );
+        if !self.comparisons.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nOn CPU {}, {} batches of {} us on each side by turns: medians, and of the \
+                 ratios of paired batches the 10th to 90th percentile\n{}",
+                self.pinned_to,
+                self.effort.batches,
+                self.effort.batch_microseconds,
+                comparisons(&self.comparisons)
+            );
+        }
+        if !self.growth.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nCost as the set grows, against the smallest set\n{}",
+                growth(&self.growth)
+            );
+        }
+        if !self.limits.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nHow late a wait ends that has a time limit and nothing to report\n{}",
+                limits(&self.limits)
+            );
+        }
+        if let Some(first) = self.workers.first() {
+            let _ = writeln!(
+                out,
+                "\n{} workers on {} CPUs take {} events from one source, {} rounds of each way by \
+                 turns: medians\n{}",
+                first.workers,
+                machine.cpus.len(),
+                first.load.events,
+                first.load.rounds,
+                workers(&self.workers)
+            );
+        }
+        if !self.backpressure.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nA fast writer and a slow reader, without a maximum and with one\n{}",
+                backpressure(&self.backpressure)
+            );
+        }
+        out
+    }
+}
+
+fn comparisons(rows: &[Compared]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "operation",
+            "against",
+            "other ns",
+            "upoll ns",
+            "ratio",
+            "10-90 %",
+            "to reach",
+            "reached",
+        ],
+        3..8,
+    );
+    for row in rows {
+        table.add_row([
+            row.row.name.to_owned(),
+            row.row.what.to_owned(),
+            row.row.against.to_owned(),
+            nanoseconds(row.other_nanoseconds.median),
+            nanoseconds(row.upoll_nanoseconds.median),
+            times(row.ratio.median),
+            percentiles(row.ratio, row.trusted),
+            row.row.target.map_or_else(String::new, times),
+            row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn growth(rows: &[Grown]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "operation",
+            "items",
+            "kernel items",
+            "kernel ns",
+            "upoll ns",
+            "ratio",
+            "kernel growth",
+            "upoll growth",
+            "10-90 %",
+            "at most",
+            "reached",
+        ],
+        2..11,
+    );
+    for row in rows {
+        let kernel_items = if row.kernel_items == row.items {
+            row.kernel_items.to_string()
+        } else {
+            format!("{}, all descriptors", row.kernel_items)
+        };
+        table.add_row([
+            row.name.to_owned(),
+            row.what.to_owned(),
+            row.items.to_string(),
+            kernel_items,
+            nanoseconds(row.kernel_nanoseconds.median),
+            nanoseconds(row.upoll_nanoseconds.median),
+            times(row.ratio.median),
+            times(row.kernel_growth.median),
+            times(row.upoll_growth.median),
+            percentiles(row.upoll_growth, row.trusted),
+            times(row.upoll_growth_tolerated),
+            yes_no(row.reached).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn limits(rows: &[Limited]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "limit us",
+            "by",
+            "late p50 us",
+            "late p99 us",
+            "worst us",
+            "early",
+            "ratio",
+            "10-90 %",
+            "to reach",
+            "reached",
+        ],
+        3..10,
+    );
+    for row in rows {
+        for (side, by) in [(&row.epoll_pwait2, "epoll_pwait2"), (&row.upoll, "upoll")] {
+            let mut cells = vec![
+                row.name.to_owned(),
+                (row.limit_nanoseconds / 1000).to_string(),
+                by.to_owned(),
+                microseconds(side.p50_nanoseconds),
+                microseconds(side.p99_nanoseconds),
+                microseconds(side.worst_nanoseconds),
+                side.early.to_string(),
+            ];
+            if by == "upoll" {
+                cells.extend([
+                    times(row.ratio.median),
+                    percentiles(row.ratio, row.trusted),
+                    format!("{}, none early", times(row.target)),
+                    yes_no(row.reached).to_owned(),
+                ]);
+            }
+            table.add_row(cells);
+        }
+    }
+    table
+}
+
+fn workers(rows: &[Shared]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "way",
+            "ms",
+            "ratio",
+            "10-90 %",
+            "events of a worker",
+            "fairness",
+            "worst",
+            "switches per event",
+            "voluntary",
+            "involuntary",
+            "empty wakes per event",
+            "to reach",
+            "reached",
+        ],
+        2..12,
+    );
+    for row in rows {
+        let [fewest, middle, most] = row.shares;
+        table.add_row([
+            row.name.to_owned(),
+            row.way.to_owned(),
+            format!("{:.1}", row.milliseconds.median),
+            times(row.ratio.median),
+            format!("{:.1}-{:.1}", row.ratio.p10, row.ratio.p90),
+            format!(
+                "{:.0} / {:.0} / {:.0}",
+                fewest.median, middle.median, most.median
+            ),
+            format!("{:.4}", row.fairness.median),
+            format!("{:.4}", row.worst_fairness),
+            format!("{:.2}", row.switches_per_event.median),
+            format!("{:.2}", row.voluntary_switches_per_event.median),
+            format!("{:.2}", row.involuntary_switches_per_event.median),
+            format!("{:.2}", row.empty_wakes_per_event.median),
+            row.goal.map_or_else(String::new, |goal| {
+                format!(
+                    "{}, fairness {}, switches {}",
+                    times(goal.ratio),
+                    goal.fairness,
+                    goal.switches_per_event
+                )
+            }),
+            row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn backpressure(rows: &[Pressed]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "what",
+            "by",
+            "maximum",
+            "writer CPU ms",
+            "reader CPU ms",
+            "writes",
+            "reads",
+            "average batch",
+            "p99 us",
+            "p999 us",
+            "worst us",
+            "to reach",
+            "figure",
+            "reached",
+        ],
+        3..12,
+    );
+    for row in rows {
+        let latency = |pick: fn(&super::backpressure::Latency) -> f64| {
+            let figure = row.latency.as_ref().map(pick);
+            figure.map_or_else(String::new, |figure| format!("{figure:.0}"))
+        };
+        let maximum = match row.maximum {
+            u64::MAX => "none".to_owned(),
+            maximum => maximum.to_string(),
+        };
+        let goal = row.goal.as_ref();
+        table.add_row([
+            row.name.to_owned(),
+            row.what.to_owned(),
+            row.by.to_owned(),
+            maximum,
+            format!("{:.0}", row.writer_cpu_milliseconds),
+            format!("{:.0}", row.reader_cpu_milliseconds),
+            row.writes.to_string(),
+            row.reads.to_string(),
+            format!("{:.1}", row.average_batch),
+            latency(|latency| latency.p99_microseconds),
+            latency(|latency| latency.p999_microseconds),
+            latency(|latency| latency.worst_microseconds),
+            goal.map_or_else(String::new, |goal| goal.what.clone()),
+            goal.map_or_else(String::new, |goal| format!("{:.1}", goal.figure)),
+            goal.map_or("", |goal| yes_no(goal.reached)).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn table(header: &[&str], figures: std::ops::Range<usize>) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(comfy_table::presets::ASCII_MARKDOWN)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header.to_vec());
+    for column in figures {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn nanoseconds(figure: f64) -> String {
+    if figure < 1000.0 {
+        format!("{figure:.1}")
+    } else {
+        format!("{figure:.0}")
+    }
+}
+
+fn microseconds(nanoseconds: u64) -> String {
+    format!("{:.1}", nanoseconds as f64 / 1000.0)
+}
+
+fn times(ratio: f64) -> String {
+    format!("{ratio:.2}x")
+}
+
+fn percentiles(ratio: Spread, trusted: bool) -> String {
+    let shown = format!("{:.2}-{:.2}", ratio.p10, ratio.p90);
+    if trusted {
+        shown
+    } else {
+        format!("{shown}, too wide to trust")
+    }
+}
+
+fn yes_no(reached: bool) -> &'static str {
+    if reached { "yes" } else { "no" }
+}

@@ -1,0 +1,182 @@
+//! Waking a thread that sleeps: two threads that wake each other by turns.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use anyhow::Result;
+use upoll::{Epoll, Event, EventFd, Events, Timeout};
+
+use super::calls::{Compared, Row};
+use super::kernel::{self, Fd};
+use super::machine;
+use super::measure::{Effort, Side, interleave, side};
+
+pub(super) const ONE_CPU: &str = "wake";
+pub(super) const TWO_CPUS: &str = "wake-across";
+pub(super) const NAMES: [&str; 2] = [ONE_CPU, TWO_CPUS];
+
+/// Within 15 % of the bare futex.
+const TARGET: f64 = 1.0 / 1.15;
+
+/// Something that one thread sleeps on and another rings.
+trait Bell: Send + Sync + 'static {
+    fn ring(&self);
+    /// Returns once it was rung since the last return.
+    fn sleep(&self);
+}
+
+/// The least that Linux offers: a word and a system call on either side.
+struct Futex(AtomicU32);
+
+impl Bell for Futex {
+    fn ring(&self) {
+        self.0.store(1, Ordering::Release);
+        // SAFETY: the word is alive; the kernel only uses its address.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.0.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                1,
+            );
+        }
+    }
+
+    fn sleep(&self) {
+        while self.0.swap(0, Ordering::Acquire) == 0 {
+            // SAFETY: the word is alive for the length of the call; the limit is null.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    self.0.as_ptr(),
+                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                    0,
+                    std::ptr::null::<libc::timespec>(),
+                );
+            }
+        }
+    }
+}
+
+/// A counter of the kernel's in a set of the kernel's, edge-triggered.
+struct Theirs(Fd, Fd);
+
+impl Theirs {
+    fn new() -> Result<Self> {
+        let (set, counter) = (Fd::epoll()?, Fd::eventfd(0)?);
+        set.add(&counter, libc::EPOLLIN | libc::EPOLLET, 0)?;
+        Ok(Theirs(set, counter))
+    }
+}
+
+impl Bell for Theirs {
+    fn ring(&self) {
+        self.1.write_count(1).expect("write");
+    }
+
+    fn sleep(&self) {
+        let found = self.0.wait(&mut [kernel::IDLE; 8], -1).expect("wait");
+        assert_eq!(found, 1, "the counter is reported");
+    }
+}
+
+/// The same of upoll.
+struct Ours(Epoll, EventFd);
+
+impl Ours {
+    fn new() -> Result<Self> {
+        let (set, counter) = (Epoll::new()?, EventFd::new(0)?);
+        set.add(&counter, Event::new(Events::IN | Events::ET, 0))?;
+        Ok(Ours(set, counter))
+    }
+}
+
+impl Bell for Ours {
+    fn ring(&self) {
+        self.1.write(1).expect("write");
+    }
+
+    fn sleep(&self) {
+        let mut reports = [Event::default(); 8];
+        let found = self.0.wait(&mut reports, Timeout::NEVER).expect("wait");
+        assert_eq!(found, 1, "the counter is reported");
+    }
+}
+
+/// A thread that answers each ring with one.
+struct Partner<B: Bell> {
+    /// His and mine.
+    bells: Arc<[B; 2]>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<B: Bell> Partner<B> {
+    fn new(bells: [B; 2], cpu: usize) -> Self {
+        let bells = Arc::new(bells);
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (bells, stop) = (bells.clone(), stop.clone());
+            thread::spawn(move || {
+                machine::pin(&[cpu]).expect("the process may use this CPU");
+                loop {
+                    bells[0].sleep();
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    bells[1].ring();
+                }
+            })
+        };
+        Partner {
+            bells,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// A side whose operation is one wake: half of a ring and its answer.
+    fn into_side(self) -> Side {
+        let mut answered = side(move || {
+            self.bells[0].ring();
+            self.bells[1].sleep();
+        });
+        Box::new(move |wakes| answered(wakes.div_ceil(2)))
+    }
+}
+
+impl<B: Bell> Drop for Partner<B> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.bells[0].ring();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the partner does not panic");
+        }
+    }
+}
+
+/// Measures with the calling thread where it is and the other one on `cpu`.
+pub(super) fn measure(name: &'static str, cpu: usize, effort: Effort) -> Result<[Compared; 2]> {
+    let futexes = [Futex(AtomicU32::new(0)), Futex(AtomicU32::new(0))];
+    let mut sides = [
+        Partner::new(futexes, cpu).into_side(),
+        Partner::new([Theirs::new()?, Theirs::new()?], cpu).into_side(),
+        Partner::new([Ours::new()?, Ours::new()?], cpu).into_side(),
+    ];
+    let series = interleave(&mut sides, effort);
+    let row = |against, target| Row {
+        name,
+        what: if name == ONE_CPU {
+            "wake of a sleeping thread, one CPU"
+        } else {
+            "wake of a sleeping thread, two CPUs"
+        },
+        against,
+        target,
+    };
+    Ok([
+        Compared::new(row("bare futex", Some(TARGET)), &series[0], &series[2]),
+        Compared::new(row("kernel", None), &series[1], &series[2]),
+    ])
+}

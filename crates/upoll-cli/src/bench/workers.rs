@@ -1,0 +1,446 @@
+//! Workers that share one source of events, after the test program of the patch series that
+//! proposed `EPOLL_ROTATE`: each worker has a set of its own, takes an event at a time and waits
+//! again.
+//!
+//! The source is an eventfd in semaphore mode on both sides, where the test program has a pipe: an
+//! event is taken by one worker, and one that comes too late sees that there is none.
+
+use std::fs;
+use std::io;
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
+
+use super::kernel::{self, Fd};
+use super::measure::{Series, Spread};
+
+pub(super) const NAME: &str = "workers";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+const WORKERS: usize = 100;
+
+/// How much to measure.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Load {
+    /// Events that the workers take in a round.
+    pub(super) events: u64,
+    /// Rounds of each way, by turns.
+    pub(super) rounds: usize,
+}
+
+/// What workers that take turns are to reach.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Goal {
+    /// How many times faster than the kernel.
+    pub(super) ratio: f64,
+    /// Jain's index, in every round.
+    pub(super) fairness: f64,
+    pub(super) switches_per_event: f64,
+}
+
+const GOAL: Goal = Goal {
+    ratio: 20.0,
+    fairness: 0.999,
+    switches_per_event: 2.5,
+};
+
+/// Data of the interest in the source, and of the one in the bell that ends the work.
+const EVENT: u64 = 0;
+const STOP: u64 = 1;
+
+/// A source of events and the sets that workers wait for it in.
+trait Way: Send + Sync + 'static {
+    /// A worker's own set.
+    type Set: Send + 'static;
+
+    fn set(&self) -> Result<Self::Set>;
+    /// Waits until there is something to look at; false if that is the end.
+    fn wait(&self, set: &Self::Set) -> bool;
+    /// Puts an event in the source.
+    fn put(&self);
+    /// Takes an event if there is one.
+    fn take(&self) -> bool;
+    /// Rings the bell for all workers.
+    fn stop(&self);
+}
+
+/// Linux as it is.
+struct Stock {
+    source: Fd,
+    /// The set between the source and the workers' sets; without it they watch the source
+    /// themselves with `EPOLLEXCLUSIVE`, which Linux does not allow on a set.
+    shared: Option<Fd>,
+    bell: Fd,
+}
+
+impl Stock {
+    fn new(exclusive: bool) -> Result<Self> {
+        let source = Fd::eventfd_with(0, libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK)?;
+        let shared = if exclusive {
+            None
+        } else {
+            let shared = Fd::epoll()?;
+            shared.add(&source, libc::EPOLLIN, EVENT)?;
+            Some(shared)
+        };
+        Ok(Stock {
+            source,
+            shared,
+            bell: Fd::eventfd(0)?,
+        })
+    }
+}
+
+impl Way for Stock {
+    type Set = Fd;
+
+    fn set(&self) -> Result<Fd> {
+        let set = Fd::epoll()?;
+        match &self.shared {
+            Some(shared) => set.add(shared, libc::EPOLLIN, EVENT)?,
+            None => set.add(&self.source, libc::EPOLLIN | libc::EPOLLEXCLUSIVE, EVENT)?,
+        }
+        set.add(&self.bell, libc::EPOLLIN, STOP)?;
+        Ok(set)
+    }
+
+    fn wait(&self, set: &Fd) -> bool {
+        let mut reports = [kernel::IDLE; 2];
+        let found = set.wait(&mut reports, -1).expect("wait");
+        reports[..found].iter().all(|report| report.u64 != STOP)
+    }
+
+    fn put(&self) {
+        self.source.write_count(1).expect("write");
+    }
+
+    fn take(&self) -> bool {
+        match self.source.read_count() {
+            Ok(_) => true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+            Err(error) => panic!("read: {error}"),
+        }
+    }
+
+    fn stop(&self) {
+        self.bell.write_count(1).expect("write");
+    }
+}
+
+/// The same in upoll, with a shared set that rotates or not.
+struct Ours {
+    source: EventFd,
+    shared: Epoll,
+    bell: EventFd,
+}
+
+impl Ours {
+    fn new(flags: CreateFlags) -> Result<Self> {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE)?;
+        let shared = Epoll::create(flags)?;
+        shared.add(&source, Event::new(Events::IN, EVENT))?;
+        Ok(Ours {
+            source,
+            shared,
+            bell: EventFd::new(0)?,
+        })
+    }
+}
+
+impl Way for Ours {
+    type Set = Epoll;
+
+    fn set(&self) -> Result<Epoll> {
+        let set = Epoll::new()?;
+        set.add(&self.shared, Event::new(Events::IN, EVENT))?;
+        set.add(&self.bell, Event::new(Events::IN, STOP))?;
+        Ok(set)
+    }
+
+    fn wait(&self, set: &Epoll) -> bool {
+        let mut reports = [Event::default(); 2];
+        let found = set.wait(&mut reports, Timeout::NEVER).expect("wait");
+        reports[..found].iter().all(|report| report.data() != STOP)
+    }
+
+    fn put(&self) {
+        self.source.write(1).expect("write");
+    }
+
+    fn take(&self) -> bool {
+        match self.source.try_read() {
+            Ok(_) => true,
+            Err(Errno::AGAIN) => false,
+            Err(error) => panic!("read: {error}"),
+        }
+    }
+
+    fn stop(&self) {
+        self.bell.write(1).expect("write");
+    }
+}
+
+/// What a round of one way took, until the last event was taken.
+#[derive(Clone, Serialize)]
+pub(super) struct Round {
+    pub(super) nanoseconds: u64,
+    /// Events that each worker took.
+    pub(super) shares: Vec<u64>,
+    /// Jain's index of the shares.
+    pub(super) fairness: f64,
+    /// Context switches of all threads, the writer's too.
+    pub(super) voluntary_switches: u64,
+    pub(super) involuntary_switches: u64,
+    /// Waits that ended with no event left to take.
+    pub(super) empty_wakes: u64,
+}
+
+/// Rounds of one way.
+#[derive(Serialize)]
+pub(super) struct Shared {
+    pub(super) name: &'static str,
+    pub(super) way: &'static str,
+    pub(super) workers: usize,
+    pub(super) load: Load,
+    pub(super) milliseconds: Spread,
+    /// How many times faster than the first way, round by round.
+    pub(super) ratio: Spread,
+    /// The fewest and the most events that a worker took in a round, and the middle worker's.
+    pub(super) shares: [Spread; 3],
+    pub(super) fairness: Spread,
+    pub(super) worst_fairness: f64,
+    pub(super) voluntary_switches_per_event: Spread,
+    pub(super) involuntary_switches_per_event: Spread,
+    pub(super) switches_per_event: Spread,
+    pub(super) empty_wakes_per_event: Spread,
+    pub(super) goal: Option<Goal>,
+    /// Every part of the goal, and no worker without an event in any round.
+    pub(super) reached: Option<bool>,
+    rounds: Vec<Round>,
+}
+
+/// Context switches of all threads of this process so far: voluntary, involuntary.
+fn switches() -> io::Result<[u64; 2]> {
+    // SAFETY: the structure is plain numbers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: `usage` is there to be filled.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok([
+        usage.ru_nvcsw.cast_unsigned(),
+        usage.ru_nivcsw.cast_unsigned(),
+    ])
+}
+
+/// The state of a thread of this process, as the kernel shows it.
+fn is_asleep(thread: i32) -> io::Result<bool> {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"))?;
+    // The name before it is in parentheses and may hold anything.
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+    Ok(state == Some(b'S'))
+}
+
+/// What the worker that took the last event saw.
+type Finish = (Instant, [u64; 2]);
+
+struct Work<W> {
+    way: W,
+    events: u64,
+    taken: AtomicU64,
+    all_here: Barrier,
+    finished: SyncSender<Finish>,
+}
+
+impl<W: Way> Work<W> {
+    /// Takes events until the bell rings: how many, and how often there was none.
+    fn worker(&self, set: &W::Set) -> Result<[u64; 2]> {
+        let (mut taken, mut empty) = (0, 0);
+        while self.way.wait(set) {
+            if !self.way.take() {
+                empty += 1;
+                continue;
+            }
+            taken += 1;
+            if self.taken.fetch_add(1, Ordering::Relaxed) + 1 == self.events {
+                self.finished.send((Instant::now(), switches()?))?;
+            }
+        }
+        Ok([taken, empty])
+    }
+}
+
+/// A round begins when all workers wait: who has not come yet has no place in line.
+fn round<W: Way>(way: W, events: u64) -> Result<Round> {
+    let (finished, finish) = mpsc::sync_channel(1);
+    let work = Arc::new(Work {
+        way,
+        events,
+        taken: AtomicU64::new(0),
+        all_here: Barrier::new(WORKERS + 1),
+        finished,
+    });
+    let (here, arrivals) = mpsc::channel();
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|_| {
+            let set = work.way.set()?;
+            let (work, here) = (work.clone(), here.clone());
+            Ok(thread::spawn(move || {
+                // SAFETY: no memory is involved.
+                here.send(unsafe { libc::gettid() })?;
+                work.all_here.wait();
+                work.worker(&set)
+            }))
+        })
+        .collect::<Result<_>>()?;
+    work.all_here.wait();
+    for thread in arrivals.iter().take(WORKERS) {
+        while !is_asleep(thread)? {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    let (begun, before) = (Instant::now(), switches()?);
+    for _ in 0..events {
+        work.way.put();
+    }
+    let (ended, after) = finish.recv()?;
+    work.way.stop();
+
+    let mut shares = Vec::with_capacity(WORKERS);
+    let mut empty_wakes = 0;
+    for worker in workers {
+        let [taken, empty] = worker.join().expect("a worker does not panic")?;
+        shares.push(taken);
+        empty_wakes += empty;
+    }
+    Ok(Round {
+        nanoseconds: u64::try_from((ended - begun).as_nanos())?,
+        fairness: fairness(&shares),
+        shares,
+        voluntary_switches: after[0] - before[0],
+        involuntary_switches: after[1] - before[1],
+        empty_wakes,
+    })
+}
+
+/// Jain's index: 1 if all got the same, 1/n if one got all.
+fn fairness(shares: &[u64]) -> f64 {
+    let sum: f64 = shares.iter().map(|&share| share as f64).sum();
+    let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
+    sum * sum / (shares.len() as f64 * squares)
+}
+
+/// A way and how to run a round of it.
+struct Runner {
+    way: &'static str,
+    goal: Option<Goal>,
+    round: fn(u64) -> Result<Round>,
+}
+
+const RUNNERS: [Runner; 4] = [
+    Runner {
+        way: "kernel",
+        goal: None,
+        round: |events| round(Stock::new(false)?, events),
+    },
+    Runner {
+        way: "kernel, EPOLLEXCLUSIVE",
+        goal: None,
+        round: |events| round(Stock::new(true)?, events),
+    },
+    Runner {
+        way: "upoll",
+        goal: None,
+        round: |events| round(Ours::new(CreateFlags::empty())?, events),
+    },
+    Runner {
+        way: "upoll, EPOLL_ROTATE",
+        goal: Some(GOAL),
+        round: |events| round(Ours::new(CreateFlags::ROTATE)?, events),
+    },
+];
+
+/// Measures all ways by turns, with the threads on whichever CPUs the caller may use.
+pub(super) fn measure(load: Load) -> Result<Vec<Shared>> {
+    let mut rounds = RUNNERS.map(|_| Vec::with_capacity(load.rounds));
+    for _ in 0..load.rounds {
+        for (runner, rounds) in RUNNERS.iter().zip(&mut rounds) {
+            rounds.push(
+                (runner.round)(if runner.goal.is_some() {
+                    load.events
+                } else {
+                    load.events / 100
+                })
+                .context(runner.way)?,
+            );
+        }
+    }
+    let stock = series(&rounds[0], load);
+    Ok(RUNNERS
+        .into_iter()
+        .zip(rounds)
+        .map(|(runner, rounds)| Shared::new(&runner, rounds, load, &stock))
+        .collect())
+}
+
+fn series(rounds: &[Round], load: Load) -> Series {
+    let per_event = |round: &Round| round.nanoseconds as f64 / load.events as f64;
+    Series {
+        operations_per_batch: load.events,
+        nanoseconds: rounds.iter().map(per_event).collect(),
+    }
+}
+
+impl Shared {
+    fn new(runner: &Runner, rounds: Vec<Round>, load: Load, stock: &Series) -> Self {
+        let spread =
+            |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
+        let per_event = |count: &dyn Fn(&Round) -> u64| {
+            spread(&|round| count(round) as f64 / load.events as f64)
+        };
+        let share = |rank: usize| {
+            spread(&|round| {
+                let mut shares = round.shares.clone();
+                shares.sort_unstable();
+                shares[rank] as f64
+            })
+        };
+        let ratio = stock.ratio_to(&series(&rounds, load));
+        let switches_per_event =
+            per_event(&|round| round.voluntary_switches + round.involuntary_switches);
+        let worst = rounds.iter().map(|round| round.fairness);
+        let worst_fairness = worst.fold(f64::INFINITY, f64::min);
+        let idle = rounds.iter().any(|round| round.shares.contains(&0));
+        Shared {
+            name: NAME,
+            way: runner.way,
+            workers: WORKERS,
+            load,
+            milliseconds: spread(&|round| round.nanoseconds as f64 / 1e6),
+            ratio,
+            shares: [share(0), share(WORKERS / 2), share(WORKERS - 1)],
+            fairness: spread(&|round| round.fairness),
+            worst_fairness,
+            voluntary_switches_per_event: per_event(&|round| round.voluntary_switches),
+            involuntary_switches_per_event: per_event(&|round| round.involuntary_switches),
+            switches_per_event,
+            empty_wakes_per_event: per_event(&|round| round.empty_wakes),
+            goal: runner.goal,
+            reached: runner.goal.map(|goal| {
+                !idle
+                    && ratio.median >= goal.ratio
+                    && worst_fairness >= goal.fairness
+                    && switches_per_event.median <= goal.switches_per_event
+            }),
+            rounds,
+        }
+    }
+}

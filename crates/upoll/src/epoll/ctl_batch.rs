@@ -1,0 +1,176 @@
+//! `epoll_ctl_batch`: many changes in one call (seed 4).
+
+use smallvec::SmallVec;
+
+use super::ctl::{Forgotten, as_set};
+use super::interest::Interests;
+use super::{Epoll, Op};
+use crate::errno::Errno;
+use crate::events::Event;
+use crate::file::FileRef;
+use crate::sync::MutexGuard;
+use crate::target::{Source, Target};
+use crate::wait::Deferred;
+
+/// One change of a batch (`struct epoll_ctl_cmd`).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "epoll_ctl_cmd")]
+pub struct CtlCommand<'a> {
+    /// Must be 0: there are no flags yet.
+    pub flags: u32,
+    /// What to do.
+    pub op: Op,
+    /// What to do it to.
+    pub target: Target<'a>,
+    /// What is wanted of it; DEL does not look at it.
+    pub interest: Event,
+    /// How it went. Only those commands are written that were executed.
+    pub result: Result<(), Errno>,
+}
+
+impl<'a> CtlCommand<'a> {
+    /// `EPOLL_CTL_ADD`, see [`Epoll::add`].
+    #[must_use]
+    pub fn add(source: &'a (impl Source + ?Sized), interest: Event) -> Self {
+        Self::new(Op::Add, source.target(), interest)
+    }
+
+    /// `EPOLL_CTL_MOD`, see [`Epoll::modify`].
+    #[must_use]
+    pub fn modify(source: &'a (impl Source + ?Sized), interest: Event) -> Self {
+        Self::new(Op::Mod, source.target(), interest)
+    }
+
+    /// `EPOLL_CTL_DEL`, see [`Epoll::delete`].
+    #[must_use]
+    pub fn delete(source: &'a (impl Source + ?Sized)) -> Self {
+        Self::new(Op::Del, source.target(), Event::default())
+    }
+
+    /// Any operation.
+    #[must_use]
+    pub const fn new(op: Op, target: Target<'a>, interest: Event) -> Self {
+        CtlCommand {
+            flags: 0,
+            op,
+            target,
+            interest,
+            result: Ok(()),
+        }
+    }
+}
+
+impl Epoll {
+    /// `epoll_ctl_batch`: applies `commands` in their order, stops at the first that fails, and says
+    /// how many succeeded.
+    ///
+    /// Each executed command has its own [`result`](CtlCommand::result); if the count is less than
+    /// the number of commands, the one at that index says why. Those before it stay applied: a
+    /// batch is not atomic, and others may see it half done. Neighbouring changes to user-level
+    /// members share one pass under the set's lock.
+    ///
+    /// # Errors
+    /// Nothing was done: `EINVAL`: `flags` is not 0, or there are no commands.
+    /// A command fails as [`ctl`](Self::ctl) does, and with `EINVAL` if its own flags are not 0.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, Events};
+    /// let set = Epoll::new()?;
+    /// let (a, b) = (EventFd::new(0)?, EventFd::new(0)?);
+    /// let interest = Event::new(Events::IN, 0);
+    /// let mut commands = [
+    ///     CtlCommand::add(&a, interest),
+    ///     CtlCommand::modify(&b, interest),
+    ///     CtlCommand::add(&b, interest),
+    /// ];
+    /// assert_eq!(set.ctl_batch(0, &mut commands)?, 1);
+    /// assert_eq!(commands[1].result, Err(Errno::NOENT));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[doc(alias = "epoll_ctl_batch")]
+    pub fn ctl_batch(&self, flags: u32, commands: &mut [CtlCommand<'_>]) -> Result<usize, Errno> {
+        if flags != 0 || commands.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let mut pass = Pass {
+            inner: None,
+            deferred: Deferred::new(),
+            left: SmallVec::new(),
+        };
+        for (at, command) in commands.iter_mut().enumerate() {
+            command.result = if command.flags == 0 {
+                pass.apply(self, command)
+            } else {
+                Err(Errno::INVAL)
+            };
+            if command.result.is_err() {
+                return Ok(at);
+            }
+        }
+        Ok(commands.len())
+    }
+}
+
+/// A stretch of a batch under one hold of the set's lock. The fields end in their order: first the
+/// lock, then what was put off until it is free.
+struct Pass<'a> {
+    inner: Option<MutexGuard<'a, Interests>>,
+    deferred: Deferred,
+    left: SmallVec<[Left; Pass::ROOM]>,
+}
+
+/// [`Forgotten`] that is finished when it ends.
+struct Left(Option<Forgotten>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if let Some(forgotten) = self.0.take() {
+            forgotten.finish();
+        }
+    }
+}
+
+impl<'a> Pass<'a> {
+    /// How many items may go before the lock is let go of to finish them.
+    const ROOM: usize = 16;
+
+    fn apply(&mut self, epoll: &'a Epoll, command: &CtlCommand<'_>) -> Result<(), Errno> {
+        let CtlCommand { op, interest, .. } = *command;
+        match command.target {
+            Target::File(file) if op != Op::Add || as_set(file.description()).is_none() => {
+                self.apply_locked(epoll, op, file, interest)
+            }
+            target => {
+                self.pause();
+                epoll.ctl(op, target, interest)
+            }
+        }
+    }
+
+    fn apply_locked(
+        &mut self,
+        epoll: &'a Epoll,
+        op: Op,
+        file: FileRef<'_>,
+        interest: Event,
+    ) -> Result<(), Errno> {
+        if self.left.len() == Self::ROOM {
+            self.pause();
+        }
+        let inner = self.inner.get_or_insert_with(|| epoll.set().inner.lock());
+        let mut left = None;
+        let result = epoll.ctl_locked(inner, op, file, interest, &mut left, &mut self.deferred);
+        if left.is_some() {
+            self.left.push(Left(left));
+        }
+        result
+    }
+
+    /// Lets go of the lock, and does what had to wait for that.
+    fn pause(&mut self) {
+        self.inner = None;
+        self.deferred.run();
+        self.left.clear();
+    }
+}

@@ -1,0 +1,245 @@
+//! `ctl_batch` against the kernel's `epoll_ctl`, called once for each command until one fails.
+#![cfg(not(loom))]
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use proptest::prelude::*;
+use upoll::{CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, Op, Source, Target};
+
+/// What commands are aimed at: a user-level object and its kernel twin, or a kernel object that
+/// both sides watch.
+struct Subjects {
+    user: Vec<EventFd>,
+    nested: Epoll,
+    kernel: Vec<OwnedFd>,
+    twins: Vec<OwnedFd>,
+    nested_twin: OwnedFd,
+    regular: std::fs::File,
+}
+
+const USER: usize = 3;
+const KERNEL: usize = 3;
+/// User-level eventfds, kernel eventfds, a set, a regular file.
+const TARGETS: usize = USER + KERNEL + 2;
+
+fn eventfd(count: u32) -> OwnedFd {
+    // SAFETY: makes a descriptor; nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(count, libc::EFD_NONBLOCK)) }
+}
+
+fn kernel_set() -> OwnedFd {
+    // SAFETY: as above.
+    unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }
+}
+
+impl Subjects {
+    /// Every other counter is ready.
+    fn new() -> Self {
+        let count = |at| u32::try_from(at % 2).unwrap();
+        Subjects {
+            user: (0..USER)
+                .map(|at| EventFd::new(count(at)).unwrap())
+                .collect(),
+            nested: Epoll::new().unwrap(),
+            kernel: (0..KERNEL).map(|at| eventfd(count(at))).collect(),
+            twins: (0..USER).map(|at| eventfd(count(at))).collect(),
+            nested_twin: kernel_set(),
+            regular: std::fs::File::open("/proc/self/exe").unwrap(),
+        }
+    }
+
+    fn target(&self, which: usize) -> Target<'_> {
+        match which {
+            at if at < USER => self.user[at].target(),
+            at if at < USER + KERNEL => Target::Kernel(self.kernel[at - USER].as_fd()),
+            at if at == USER + KERNEL => self.nested.target(),
+            _ => Target::Kernel(self.regular.as_fd()),
+        }
+    }
+
+    fn number(&self, which: usize) -> i32 {
+        match which {
+            at if at < USER => self.twins[at].as_raw_fd(),
+            at if at < USER + KERNEL => self.kernel[at - USER].as_raw_fd(),
+            at if at == USER + KERNEL => self.nested_twin.as_raw_fd(),
+            _ => self.regular.as_raw_fd(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Command {
+    flags: u32,
+    op: Op,
+    which: usize,
+    events: Events,
+    data: u64,
+}
+
+fn any_command() -> impl Strategy<Value = Command> {
+    let op = prop_oneof![4 => Just(Op::Add), 2 => Just(Op::Mod), 2 => Just(Op::Del)];
+    let events = prop::sample::select(vec![
+        Events::IN,
+        Events::IN | Events::OUT,
+        Events::OUT | Events::ET,
+        Events::IN | Events::ONESHOT,
+        Events::empty(),
+        Events::IN | Events::EXCLUSIVE,
+        Events::IN | Events::EXCLUSIVE | Events::ONESHOT,
+    ]);
+    let flags = prop_oneof![40 => Just(0), 1 => Just(1)];
+    (flags, op, 0..TARGETS, events, any::<u64>()).prop_map(|(flags, op, which, events, data)| {
+        Command {
+            flags,
+            op,
+            which,
+            events,
+            data,
+        }
+    })
+}
+
+fn kernel_ctl(set: &OwnedFd, command: &Command, fd: i32) -> Result<(), Errno> {
+    if command.flags != 0 {
+        return Err(Errno::INVAL);
+    }
+    let mut event = libc::epoll_event {
+        events: command.events.bits(),
+        u64: command.data,
+    };
+    // SAFETY: the event outlives the call.
+    match unsafe { libc::epoll_ctl(set.as_raw_fd(), command.op as i32, fd, &raw mut event) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_raw(
+            std::io::Error::last_os_error().raw_os_error().unwrap(),
+        )),
+    }
+}
+
+fn kernel_wait(set: &OwnedFd) -> Vec<(u32, u64)> {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+    // SAFETY: the buffer holds sixteen events.
+    let ready = unsafe { libc::epoll_wait(set.as_raw_fd(), events.as_mut_ptr(), 16, 0) };
+    let mut ready: Vec<_> = events[..usize::try_from(ready).unwrap()]
+        .iter()
+        .map(|event| (event.events, event.u64))
+        .collect();
+    ready.sort_unstable();
+    ready
+}
+
+fn wait(set: &Epoll) -> Vec<(u32, u64)> {
+    let mut events = [Event::default(); 16];
+    let ready = set.harvest(&mut events).unwrap();
+    let mut ready: Vec<_> = events[..ready]
+        .iter()
+        .map(|event| (event.events().bits(), event.data()))
+        .collect();
+    ready.sort_unstable();
+    ready
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn a_batch_does_what_single_calls_do_until_one_fails(
+        batches in prop::collection::vec(prop::collection::vec(any_command(), 1..40), 1..6),
+    ) {
+        let subjects = Subjects::new();
+        let set = Epoll::new().unwrap();
+        let kernel = kernel_set();
+        for batch in batches {
+            let mut commands: Vec<_> = batch
+                .iter()
+                .map(|command| CtlCommand {
+                    flags: command.flags,
+                    ..CtlCommand::new(
+                        command.op,
+                        subjects.target(command.which),
+                        Event::new(command.events, command.data),
+                    )
+                })
+                .collect();
+            // What an untouched result looks like.
+            for command in &mut commands {
+                command.result = Err(Errno::NOTTY);
+            }
+            let done = set.ctl_batch(0, &mut commands).unwrap();
+            let mut expected = 0;
+            for (at, command) in batch.iter().enumerate() {
+                let result = kernel_ctl(&kernel, command, subjects.number(command.which));
+                prop_assert_eq!(commands[at].result, result, "command {} of {:?}", at, batch);
+                if result.is_err() {
+                    break;
+                }
+                expected += 1;
+            }
+            prop_assert_eq!(done, expected);
+            for command in commands.iter().skip(done + 1) {
+                prop_assert_eq!(command.result, Err(Errno::NOTTY), "not executed, not written");
+            }
+            // Oneshot items are spent on both sides alike.
+            prop_assert_eq!(wait(&set), kernel_wait(&kernel));
+            prop_assert_eq!(wait(&set), kernel_wait(&kernel));
+        }
+    }
+}
+
+#[test]
+fn flags_and_empty_batches_are_refused_and_nothing_is_done() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(1).unwrap();
+    let mut commands = [CtlCommand::add(&counter, Event::new(Events::IN, 0))];
+    assert_eq!(set.ctl_batch(1, &mut commands), Err(Errno::INVAL));
+    assert_eq!(set.ctl_batch(0, &mut []), Err(Errno::INVAL));
+    assert!(set.is_empty());
+}
+
+#[test]
+fn a_batch_of_deletions_frees_what_was_watched_last_by_it() {
+    let set = Epoll::new().unwrap();
+    let counters: Vec<_> = (0..100).map(|_| EventFd::new(1).unwrap()).collect();
+    let interest = Event::new(Events::IN, 0);
+    let mut adds: Vec<_> = counters
+        .iter()
+        .map(|counter| CtlCommand::add(counter, interest))
+        .collect();
+    assert_eq!(set.ctl_batch(0, &mut adds).unwrap(), 100);
+    assert_eq!(set.len(), 100);
+    let mut deletes: Vec<_> = counters.iter().map(CtlCommand::delete).collect();
+    assert_eq!(set.ctl_batch(0, &mut deletes).unwrap(), 100);
+    assert!(set.is_empty());
+}
+
+#[test]
+fn a_rotating_set_keeps_its_rule_within_a_batch() {
+    let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let (first, second) = (EventFd::new(0).unwrap(), eventfd(0));
+    let interest = Event::new(Events::IN, 0);
+    let mut commands = [
+        CtlCommand::add(&first, interest),
+        CtlCommand::delete(&first),
+        CtlCommand::add(&second, interest),
+        CtlCommand::add(&first, interest),
+    ];
+    assert_eq!(set.ctl_batch(0, &mut commands).unwrap(), 3);
+    assert_eq!(commands[3].result, Err(Errno::INVAL));
+}
+
+#[test]
+fn a_batch_wakes_a_sleeping_wait() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(1).unwrap();
+    let waiter = std::thread::spawn({
+        let set = set.clone();
+        move || {
+            let mut events = [Event::default(); 4];
+            set.wait(&mut events, std::time::Duration::from_secs(20))
+        }
+    });
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let mut commands = [CtlCommand::add(&counter, Event::new(Events::IN, 0))];
+    set.ctl_batch(0, &mut commands).unwrap();
+    assert_eq!(waiter.join().unwrap(), Ok(1));
+}
