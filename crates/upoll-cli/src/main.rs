@@ -20,6 +20,11 @@ enum Command {
     /// Serves HTTP from one listening socket with N workers, three ways, and compares them.
     Demo(demo::Options),
     /// Measures upoll against the host kernel in the same run.
+    ///
+    /// Every figure is a ratio: upoll and the kernel do the same work by turns, in short batches on
+    /// one CPU (or with the threads that the table names), and the median of the ratios counts. It
+    /// stands beside the ratio to reach. A spread too wide to trust is marked: the machine was
+    /// busy with something else. A full run takes about two minutes.
     Bench(bench::Options),
 }
 

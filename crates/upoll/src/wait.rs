@@ -7,8 +7,8 @@
 //! # Order and exclusivity
 //! Non-exclusive entries stand first, the newest of them foremost; exclusive ones follow in the
 //! order they came. A wake calls every non-exclusive entry, then exclusive ones until one says
-//! that it took the event. [`WaitQueue::wake_rotate`] does the same and moves the one that took it
-//! to the tail, so that exclusive waiters take turns.
+//! that it took the event. [`WaitQueue::wake_rotate`] does the same and counts a turn for the one
+//! that took it: exclusive waiters stand in the order of the turns they had.
 //!
 //! # Claims
 //! A wake that an exclusive waiter took is that waiter's *claim* until it has looked at the object
@@ -307,9 +307,7 @@ impl WaitEntry {
             // SAFETY: the entry is linked here and the list locked.
             unsafe { list.unlink(self) };
             // SAFETY: as above.
-            unsafe { queue.as_ref() }
-                .linked
-                .fetch_sub(1, Ordering::SeqCst);
+            unsafe { queue.as_ref() }.count_unlinked();
         }
         self.queue.store(ptr::null_mut(), Ordering::Relaxed);
         list.unclaim(self).then_some(queue)
@@ -599,9 +597,16 @@ impl WaitQueue {
     #[inline]
     pub(crate) fn wake_published(&self, key: Events) -> usize {
         seqcst_pair_fence();
-        if self.linked.load(Ordering::SeqCst) == 0 {
-            return 0;
+        if self.is_watched() {
+            self.wake_watched(key)
+        } else {
+            0
         }
+    }
+
+    /// Apart from [`wake_published`](Self::wake_published), which needs no stack without it.
+    #[inline(never)]
+    fn wake_watched(&self, key: Events) -> usize {
         let mut deferred = Deferred::new();
         self.wake_within(&mut Wake {
             key,
@@ -610,8 +615,33 @@ impl WaitQueue {
         })
     }
 
+    /// Like [`wake`](Self::wake), but every exclusive waiter is told too (`wake_up_all`): for news
+    /// that one of them cannot use up, such as a close.
+    pub fn wake_all(&self, key: Events) -> usize {
+        fence(Ordering::SeqCst);
+        if !self.is_watched() {
+            return 0;
+        }
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        let mut took = 0;
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            took += usize::from(self.call(&mut list, entry, &mut wake) != Reply::Passed);
+        }
+        took
+    }
+
     /// Like [`wake`](Self::wake), but exclusive waiters take turns: the one that took the event
-    /// moves behind all others, and one that nobody waits on is passed over.
+    /// has had a turn, and stands behind those that had as many or fewer; one that nobody waits on
+    /// is passed over.
     ///
     /// If nobody takes it every exclusive waiter is left a note, so that the first to come looks.
     pub fn wake_rotate(&self, key: Events) -> usize {
@@ -622,6 +652,14 @@ impl WaitQueue {
             mode: Mode::Tell,
             deferred: &mut deferred,
         })
+    }
+
+    /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with
+    /// anything: a wake that sees the old number looks for nothing.
+    #[inline]
+    fn count_unlinked(&self) {
+        let linked = self.linked.load(Ordering::Relaxed);
+        self.linked.store(linked - 1, Ordering::Relaxed);
     }
 
     /// Whether any entry is linked. Pairs with a waiter that registers, then looks.
@@ -690,24 +728,6 @@ impl WaitQueue {
             }
         }
         took
-    }
-
-    /// Wakes every entry, exclusive or not: all are to look again.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn wake_all(&self) {
-        let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key: Events::empty(),
-            mode: Mode::Tell,
-            deferred: &mut deferred,
-        };
-        let mut list = self.list.lock();
-        let mut at = list.first(false);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            self.call(&mut list, entry, &mut wake);
-        }
     }
 
     /// Hands the wake that a leaving waiter took to the next exclusive one.
@@ -840,13 +860,13 @@ impl WaitQueue {
         }
         // SAFETY: `me` was linked above and the list is still locked.
         unsafe { list.unlink(me) };
-        self.linked.fetch_sub(1, Ordering::SeqCst);
+        self.count_unlinked();
         me.queue.store(ptr::null_mut(), Ordering::Relaxed);
         true
     }
 
-    /// Offers the wake to the exclusive entries in their order until one takes it; that one moves
-    /// to the tail with a claim.
+    /// Offers the wake to the exclusive entries in their order until one takes it; that one has
+    /// a claim then, and one turn more.
     fn offer_in_turn(
         &self,
         list: &mut MutexGuard<'_, List>,
@@ -929,7 +949,7 @@ impl WaitQueue {
             // SAFETY: it was linked and the list is locked. Its owner cannot free it before it
             // has taken this lock: a sleeper that was roused still unhooks under the lock.
             unsafe { list.unlink(entry.as_ref()) };
-            self.linked.fetch_sub(1, Ordering::SeqCst);
+            self.count_unlinked();
         }
         reply
     }

@@ -28,12 +28,17 @@ use self::report::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// What to measure; everything if nothing is named.
+    ///
+    /// eventfd-calls to create: single calls on one thread. eventfd: what a maximum does. wake, wake-across: a thread wakes another on
+    /// the same CPU, on another CPU. growth-...: calls in sets of growing size. limit: how late a
+    /// wait with a time limit ends. workers: threads that share one source of events, four ways.
     #[arg(value_parser = PossibleValuesParser::new(names()))]
     names: Vec<String>,
-    /// Measure less of everything: for a first look.
+    /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
+    /// are rough.
     #[arg(long)]
     quick: bool,
-    /// Also write every figure to this file, as JSON.
+    /// Also write every figure of every batch to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -133,6 +133,7 @@ impl Epoll {
         }
         let _nested_add = nesting::lock();
         nesting::check_loops(self, target, file.identity())?;
+        target.was_nested.store(true, Ordering::Relaxed);
         let mut deferred = Deferred::new();
         let mut left = None;
         let mut result = {

@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 
+use super::sigset::Held;
 use super::timeout::Deadline;
-use super::{Outcome, Sleeper, Timeout};
+use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::{Epoll, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -61,6 +62,49 @@ impl Epoll {
             }
         }
         self.wait_in_kernel(events, timeout.deadline(), None)
+    }
+
+    /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
+    ///
+    /// While the thread sleeps `mask` is its signal mask, set and reset together with the sleep: a
+    /// signal that the thread holds back otherwise and `mask` does not is never missed, and ends
+    /// the call. If something is ready at once, or the limit is zero, no signal gets through.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait). `EINTR` if and only if a handler ran of a signal that `mask` let
+    /// through. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptor to sleep by.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    /// use upoll::{Epoll, Event, SigSet};
+    /// let set = Epoll::new()?;
+    /// let mut events = [Event::default(); 4];
+    /// let ready = set.pwait(&mut events, Duration::from_millis(1), &SigSet::full())?;
+    /// assert_eq!(ready, 0);
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    #[doc(alias = "epoll_pwait")]
+    #[doc(alias = "epoll_pwait2")]
+    pub fn pwait(
+        &self,
+        events: &mut [Event],
+        timeout: impl Into<Timeout>,
+        mask: &SigSet,
+    ) -> Result<usize, Errno> {
+        if events.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let timeout = timeout.into();
+        if !self.set().rotates() || timeout.is_now() {
+            let ready = self.harvest(events)?;
+            if ready > 0 || timeout.is_now() {
+                return Ok(ready);
+            }
+        }
+        // Between two sleeps no handler may run unnoticed.
+        let _held = Held::new();
+        self.wait_in_kernel(events, timeout.deadline(), Some(mask.as_libc()))
     }
 }
 

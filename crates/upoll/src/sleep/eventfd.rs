@@ -1,7 +1,6 @@
 //! `read(2)` and `write(2)` on an eventfd that waits.
 
-use super::Sleeper;
-use super::timeout::Deadline;
+use super::blocking::until_done;
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
 use crate::wait::Place;
@@ -15,6 +14,7 @@ impl EventFd {
     /// # Errors
     /// `EAGAIN`: the count is 0 and the object was made with `NONBLOCK`. `EINTR`: a signal handler
     /// without `SA_RESTART` ran.
+    #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
         self.blocking(Self::try_read)
     }
@@ -24,6 +24,7 @@ impl EventFd {
     /// # Errors
     /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object was made with
     /// `NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran.
+    #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
         self.blocking(|this| this.try_write(value))
     }
@@ -31,28 +32,13 @@ impl EventFd {
     #[inline]
     fn blocking<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
         match attempt(self) {
-            Err(Errno::AGAIN) if !self.is_nonblocking() => {}
-            done => return done,
+            Err(Errno::AGAIN) if !self.is_nonblocking() => self.block(attempt),
+            done => done,
         }
-        loop {
-            let sleeper = Sleeper::new();
-            // SAFETY: the sleeper stays in this frame until it is unhooked, and `self` keeps the
-            // queue for longer.
-            unsafe { sleeper.entry.hook(self.wait_queue(), Place::Shared) };
-            // Registered, now look.
-            match attempt(self) {
-                Err(Errno::AGAIN) => {}
-                done => return done,
-            }
-            let outcome = sleeper.sleep(Deadline::NeverRestart);
-            sleeper.entry.unhook();
-            match attempt(self) {
-                Err(Errno::AGAIN) => {}
-                done => return done,
-            }
-            if outcome == super::Outcome::Interrupted {
-                return Err(Errno::INTR);
-            }
-        }
+    }
+
+    #[cold]
+    fn block<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
+        until_done(self.wait_queue(), Place::Shared, |_| attempt(self))
     }
 }

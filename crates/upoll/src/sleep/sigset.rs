@@ -86,6 +86,10 @@ impl SigSet {
         unsafe { libc::sigismember(&raw const self.0, signal) == 1 }
     }
 
+    pub(super) fn as_libc(&self) -> &libc::sigset_t {
+        &self.0
+    }
+
     pub(super) fn as_ptr(&self) -> *const libc::sigset_t {
         &raw const self.0
     }
