@@ -1,6 +1,7 @@
 //! `upoll bench`: how fast upoll is, as ratios against the host kernel in the same run.
 
 mod backpressure;
+mod batch;
 mod calls;
 mod growth;
 mod kernel;
@@ -52,6 +53,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(limits::NAMES)
         .chain(workers::NAMES)
         .chain(backpressure::NAMES)
+        .chain(batch::NAMES)
 }
 
 /// Items in the sets whose growth is measured.
@@ -112,6 +114,8 @@ impl Run<'_> {
                 comparisons.extend(rows.into_iter().flatten());
             }
         }
+        let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
+        comparisons.extend(batches.into_iter().flatten());
         let growth = self.growth()?;
         let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;

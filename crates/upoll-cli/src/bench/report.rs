@@ -110,7 +110,7 @@ fn comparisons(rows: &[Compared]) -> Table {
     for row in rows {
         table.add_row([
             row.row.name.to_owned(),
-            row.row.what.to_owned(),
+            row.row.what.clone().into_owned(),
             row.row.against.to_owned(),
             nanoseconds(row.other_nanoseconds.median),
             nanoseconds(row.upoll_nanoseconds.median),
