@@ -317,7 +317,7 @@ fn a_client_that_is_refused_while_it_sends_gets_to_read_why() {
 }
 
 #[test]
-fn connections_stay_with_the_worker_that_accepted_them() {
+fn a_connection_stays_for_more_requests_and_these_may_come_in_pieces() {
     let serving = Serving::start(&["--workers=3"]);
     let mut streams = Vec::new();
     for _ in 0..6 {
