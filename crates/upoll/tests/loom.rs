@@ -533,3 +533,32 @@ fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
         assert_eq!(read, 2);
     });
 }
+
+/// A scan that has taken the only arrival off, and finds it idle, against one who makes it ready,
+/// looks, and makes it idle again: one of the two has the edge.
+fn scanning_alone_against_writing() {
+    model(4, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, EDGE).unwrap();
+        // Queued by a wake, and idle when the scan looks.
+        counter.try_write(1).unwrap();
+        counter.try_read().unwrap();
+        let scanner = set.clone();
+        let scanning = thread::spawn(move || harvest(&scanner));
+        counter.try_write(1).unwrap();
+        let seen = harvest(&set);
+        counter.try_read().unwrap();
+        assert!(scanning.join().unwrap() + seen > 0);
+    });
+}
+
+#[test]
+fn a_lone_edge_is_seen_by_the_scan_or_by_who_made_it() {
+    scanning_alone_against_writing();
+}
+
+#[test]
+fn a_lone_scan_that_others_do_not_see_hides_an_edge() {
+    must_fail_without(Rule::LoneScanIsPending, scanning_alone_against_writing);
+}

@@ -113,6 +113,8 @@ pub enum Rule {
     HandOnTurn,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
+    /// While a scan looks at the one item that was ready, others do not find the set idle.
+    LoneScanIsPending,
 }
 
 #[cfg(loom)]
