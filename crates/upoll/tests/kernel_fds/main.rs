@@ -1,9 +1,12 @@
 //! Descriptors of the kernel as members of sets, beside user-level objects.
 #![cfg(not(loom))]
 
+mod host;
+mod random;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,44 +15,7 @@ use std::time::Duration;
 
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
 
-const LONG: Duration = Duration::from_secs(20);
-
-/// The kernel's own epoll, for comparison.
-struct Kernel(OwnedFd);
-
-impl Kernel {
-    fn new() -> Self {
-        // SAFETY: makes a descriptor; nothing else owns it.
-        Kernel(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
-    }
-
-    fn ctl(&self, op: i32, fd: i32, interest: Event) -> Result<(), Errno> {
-        let mut event = libc::epoll_event {
-            events: interest.events().bits(),
-            u64: interest.data(),
-        };
-        // SAFETY: the event outlives the call.
-        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, &raw mut event) } {
-            0 => Ok(()),
-            _ => Err(last_errno()),
-        }
-    }
-}
-
-fn last_errno() -> Errno {
-    Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap())
-}
-
-fn wait(set: &Epoll, room: usize, limit: Duration) -> Vec<Event> {
-    let mut events = vec![Event::default(); room];
-    let ready = set.wait(&mut events, limit).unwrap();
-    events.truncate(ready);
-    events
-}
-
-fn data(events: &[Event]) -> Vec<u64> {
-    events.iter().map(Event::data).collect()
-}
+use self::host::{Kernel, LONG, data, wait};
 
 #[test]
 fn a_wait_reports_user_level_objects_and_descriptors_together() {
@@ -208,7 +174,7 @@ fn errors_are_the_kernels() {
             (upoll::Op::Del, near.as_fd(), plain),
         ] {
             let ours = set.ctl(op, upoll::Target::Kernel(fd), interest);
-            let theirs = kernel.ctl(op as i32, fd.as_raw_fd(), interest);
+            let theirs = kernel.ctl(op, fd.as_raw_fd(), interest);
             assert_eq!(ours, theirs, "{op:?} {fd:?} {interest:?}");
         }
     }
