@@ -4,6 +4,8 @@
 //! Three builds differ here and nowhere else: with `std` a lock sleeps when contended
 //! (`parking_lot`), without it spins (`spin`), and under loom it is loom's.
 
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use core::sync::atomic::AtomicI32;
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,

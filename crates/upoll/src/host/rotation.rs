@@ -218,7 +218,7 @@ impl Rotation {
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers()) {
-            let side = KernelSide::ensure(&worker)?;
+            let side = KernelSide::ensure_hub(&worker)?;
             let interests = worker.object().inner.lock();
             side.link(worker.object(), &interests, rotating, Renew::Source)?;
         }

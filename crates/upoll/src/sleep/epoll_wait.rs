@@ -50,17 +50,18 @@ impl Epoll {
         if timeout.is_now() {
             return self.harvest(events);
         }
+        let deadline = timeout.deadline();
         if set.companion().is_none() {
             let ended = if set.rotates() {
-                wait_in_turn(set, events, timeout.deadline())
+                wait_in_turn(set, events, deadline)
             } else {
-                wait_in_core(set, events, timeout.deadline())
+                wait_in_core(set, events, deadline)
             };
             if let Some(result) = ended {
                 return result;
             }
         }
-        self.wait_in_kernel(events, timeout.deadline(), None)
+        self.wait_in_kernel(events, deadline, None)
     }
 }
 
@@ -216,7 +217,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let found = WORKERS.try_with(|workers| {
         let mut workers = workers.borrow_mut();
         // A rotating set that was closed has left its workers.
-        workers.retain(|(_, worker)| !worker.is_empty());
+        workers.retain(|(_, worker)| worker.set().inner.lock().nested > 0);
         let known = workers.iter().find(|(of, _)| *of == identity);
         known.map(|(_, worker)| worker.clone())
     });
