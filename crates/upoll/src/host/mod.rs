@@ -213,6 +213,9 @@ impl KernelSide {
                 return (found, heard);
             }
             let (kept, also) = self.sift(set, &mut out[..found]);
+            if also.core {
+                self.vacate();
+            }
             heard.add(also);
             if kept > 0 || found == 0 {
                 return (kept, heard);

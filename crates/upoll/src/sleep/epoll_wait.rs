@@ -240,7 +240,11 @@ fn wait_in_kernel_set(
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
-    let side = KernelSide::ensure(epoll.description())?;
+    // If there is one it will do: whoever adds a member tells the sets above.
+    let side = match KernelSide::of(set) {
+        Some(side) => side,
+        None => KernelSide::ensure(epoll.description())?,
+    };
     loop {
         side.stand_last(set);
         if set.is_pending() {

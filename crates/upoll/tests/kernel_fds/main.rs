@@ -2,6 +2,8 @@
 #![cfg(not(loom))]
 
 mod host;
+mod interests;
+mod kinds;
 mod random;
 
 use std::io::{Read, Write};
