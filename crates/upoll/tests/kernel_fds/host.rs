@@ -154,9 +154,15 @@ pub fn eventfd_write(fd: &OwnedFd) {
 }
 
 pub fn eventfd_read(fd: &OwnedFd) {
+    eventfd_take(fd);
+}
+
+/// What an eventfd held.
+pub fn eventfd_take(fd: &OwnedFd) -> u64 {
     let mut count = 0;
-    // SAFETY: `count` is a live counter. Empty is as good.
+    // SAFETY: `count` is a live counter; it stays zero if the eventfd is.
     unsafe { libc::eventfd_read(fd.as_raw_fd(), &raw mut count) };
+    count
 }
 
 /// An interest in input.

@@ -5,6 +5,7 @@ mod host;
 mod interests;
 mod kinds;
 mod random;
+mod threads;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
