@@ -53,8 +53,10 @@ impl Rotation {
         })
     }
 
+    /// Whether there is a source that its number still stands for.
     pub(super) fn has_source(&self) -> bool {
-        self.source.lock().is_some()
+        let source = self.source.lock();
+        source.is_some_and(|source| self.is_current(source))
     }
 
     /// The user's number of the source.
@@ -208,6 +210,10 @@ impl Rotation {
         // The workers first, while the alias can still be told from a stranger.
         self.tell_workers(epoll)?;
         let mut source = self.source.lock();
+        if source.is_none_or(|source| !source.leaving) {
+            // Closed meanwhile, and another one came.
+            return Err(Errno::NOENT);
+        }
         *source = None;
         self.as_alias(number, |alias| {
             kernel::epoll_ctl(&self.members, Op::Del, alias, Event::default())
