@@ -4,6 +4,7 @@
 mod host;
 mod interests;
 mod kinds;
+mod nested;
 mod random;
 mod rotation;
 mod threads;
