@@ -93,10 +93,8 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
         rlim_max: 64,
     };
     // SAFETY: `limit` is live.
-    assert_eq!(
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
-        0
-    );
+    let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(limited, 0);
     let (reader, mut writer) = std::io::pipe().unwrap();
     for rotate in [false, true] {
         // A set, one above, and one above that: each needs some.

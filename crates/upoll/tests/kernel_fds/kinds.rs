@@ -269,8 +269,8 @@ fn terminals() {
             // A line at a time.
             let one = Both::new();
             one.add(&far, input(0));
-            while one.harvest() != [] {
-                program.read(&mut [0; 64]).unwrap();
+            while !one.harvest().is_empty() {
+                assert_eq!(program.read(&mut [0; 64]).unwrap(), 5);
             }
         },
     );

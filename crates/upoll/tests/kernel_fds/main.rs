@@ -1,6 +1,7 @@
 //! Descriptors of the kernel as members of sets, beside user-level objects.
 #![cfg(not(loom))]
 
+mod churn;
 mod host;
 mod interests;
 mod kinds;
