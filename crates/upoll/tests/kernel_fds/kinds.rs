@@ -10,7 +10,7 @@ use std::time::Duration;
 use upoll::{Errno, Event, Events, Op};
 
 use crate::host::{
-    Both, Kernel, edge, eventfd, eventfd_read, eventfd_write, input, last_errno, owned, pipe,
+    Both, Kernel, LONG, edge, eventfd, eventfd_read, eventfd_write, input, last_errno, owned, pipe,
 };
 
 const EVERYTHING: Events = Events::IN
@@ -33,8 +33,17 @@ fn until(fd: &impl AsFd, events: Events) {
     assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 20_000) }, 1);
 }
 
-/// Watches `fd` in all ways while `poke` makes it ready for `IN` and `calm` undoes that.
+/// Watches `fd` in all ways while `poke` makes it ready for `IN`, which is an event each time, and
+/// `calm` undoes that.
 fn check(fd: &impl AsFd, mut poke: impl FnMut(), mut calm: impl FnMut()) {
+    // Registered first it is told last: what it knows the others know.
+    let witness = Kernel::new();
+    witness.add(&fd.as_fd(), edge(0));
+    let mut poke = || {
+        witness.harvest(1);
+        poke();
+        assert_eq!(witness.wait(1, LONG).len(), 1);
+    };
     let level = Both::new();
     let edges = Both::new();
     let once = Both::new();
@@ -44,7 +53,6 @@ fn check(fd: &impl AsFd, mut poke: impl FnMut(), mut calm: impl FnMut()) {
     for _ in 0..3 {
         for _ in 0..2 {
             poke();
-            until(fd, Events::IN);
             assert_ne!(level.harvest(), []);
             for _ in 0..2 {
                 level.harvest();
@@ -196,12 +204,14 @@ fn timerfds() {
 
 #[test]
 fn signalfds() {
+    // Of a real-time signal each one is an event, also while others are pending.
+    let signal = libc::SIGRTMIN() + 3;
     // The signal is directed at this thread, which blocks it, so no other thread has it.
     // SAFETY: `mask` is a signal set to be filled, and the others are null or live.
     let signals = unsafe {
         let mut mask = std::mem::zeroed();
         libc::sigemptyset(&raw mut mask);
-        libc::sigaddset(&raw mut mask, libc::SIGUSR2);
+        libc::sigaddset(&raw mut mask, signal);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut());
         owned(libc::signalfd(
             -1,
@@ -214,7 +224,7 @@ fn signalfds() {
         &signals,
         || {
             // SAFETY: this thread is alive.
-            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
+            unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
         },
         || while drain.read(&mut [0; 128]).is_ok() {},
     );
@@ -260,6 +270,13 @@ fn terminals() {
     };
     assert_eq!(opened, 0, "{:?}", last_errno());
     let (near, far) = (owned(near), owned(far));
+    // SAFETY: `far` is a terminal, and `mode` is filled before it is read.
+    unsafe {
+        let mut mode = std::mem::zeroed();
+        libc::tcgetattr(far.as_raw_fd(), &raw mut mode);
+        mode.c_lflag &= !libc::ECHO;
+        libc::tcsetattr(far.as_raw_fd(), libc::TCSANOW, &raw const mode);
+    }
     let mut terminal = std::fs::File::from(near);
     let mut program = std::fs::File::from(far.try_clone().unwrap());
     check(
