@@ -12,6 +12,11 @@
 //! The kernel knows an interest by open file and number. A number that the user closes may mean
 //! something else the next moment; no call here acts on such a number unless the user has just
 //! passed it, or the kernel has confirmed that it still means the same.
+//!
+//! # Fork
+//! A child shares the kernel sets and the bells with its parent, as it does inherited epoll
+//! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
+//! child must leave such sets alone until it calls `exec` or `_exit`.
 
 mod kernel;
 mod nested;

@@ -208,7 +208,8 @@ impl KernelSide {
         link.has_source = rotation.renew(&hub.fd, data).unwrap_or(false);
         if node.state() & state::ROTATING != 0 {
             // SAFETY: a registered item that watches a rotating set is linked into its queue, as an
-            // exclusive entry, and stays so while the set's lock is held.
+            // exclusive entry, and stays so while the set's lock is held; only the close of a set
+            // unlinks items before it removes them, and a thread waits in this one.
             unsafe { below.watched_by.stand_last(&node.entry) };
         }
     }

@@ -9,6 +9,8 @@
 //! next moment, perhaps one that a worker watches under that number. So the registrations go by a
 //! number of our own, the *alias*. It stands for the source only while a registration is changed;
 //! otherwise it stands for a placeholder, so the source closes when the user closes it.
+//! A source whose number was closed counts as gone, also while its file lives on under another one:
+//! a second source may then be added.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 

@@ -22,7 +22,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call
-    /// is never restarted, whatever `SA_RESTART` says.
+    /// is never restarted, whatever `SA_RESTART` says. `EMFILE`, `ENFILE`, `ENOMEM`: a thread that
+    /// waits for the first time in a rotating set whose source is a kernel descriptor needs
+    /// descriptors of its own, and there are none.
     ///
     /// # Example
     /// ```
