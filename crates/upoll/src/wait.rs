@@ -778,6 +778,12 @@ impl WaitQueue {
         }
     }
 
+    /// Whether more than one entry is linked.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn has_several(&self) -> bool {
+        self.linked.load(Ordering::SeqCst) > 1
+    }
+
     /// A wake that is part of another one, whose state is already published.
     pub(crate) fn wake_within(&self, wake: &mut Wake<'_>) -> usize {
         if !self.is_watched() {
