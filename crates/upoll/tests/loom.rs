@@ -226,12 +226,12 @@ fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
     must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
 }
 
-/// A rotating set over a counter, and two workers; each worker set is awaited through a set above.
+/// A rotating set over a counter, and two workers; each worker set is awaited by a watch.
 struct Workers {
     source: EventFd,
     rotating: Epoll,
     sets: [Epoll; 2],
-    _above: [Epoll; 2],
+    _awaiting: [Watch; 2],
 }
 
 impl Workers {
@@ -240,16 +240,15 @@ impl Workers {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
         let sets = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        let above = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        for (set, above) in sets.iter().zip(&above) {
+        for set in &sets {
             set.add(&rotating, IN).unwrap();
-            above.add(set, IN).unwrap();
         }
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
         Workers {
             source,
             rotating,
+            _awaiting: [awaiting(&sets[0]), awaiting(&sets[1])],
             sets,
-            _above: above,
         }
     }
 }
