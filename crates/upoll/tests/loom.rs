@@ -282,14 +282,15 @@ fn leaving_against_coming() {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
-        let [first, second, above] = [(); 3].map(|()| Epoll::new().unwrap());
+        let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
         first.add(&rotating, IN).unwrap();
         second.add(&rotating, IN).unwrap();
-        above.add(&first, IN).unwrap();
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
+        let awaiting_first = awaiting(&first);
         // The first worker is chosen, for an event that somebody else takes.
         source.try_write(1).unwrap();
         source.try_read().unwrap();
-        above.delete(&first).unwrap();
+        drop(awaiting_first);
         let leaver = (first, rotating.clone());
         let leaving = thread::spawn(move || {
             let (first, rotating) = leaver;
@@ -298,7 +299,7 @@ fn leaving_against_coming() {
             taken
         });
         source.try_write(1).unwrap();
-        above.add(&second, IN).unwrap();
+        let _awaiting_second = awaiting(&second);
         let mut taken = harvest(&second);
         taken += leaving.join().unwrap();
         if taken == 0 {

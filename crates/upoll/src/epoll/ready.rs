@@ -414,7 +414,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     let took = if interest.contains(Events::EXCLUSIVE) {
         slept && took_direction(wake.key, interest)
     } else if node.state() & state::ROTATING != 0 {
-        slept || watched
+        slept || watched && set.is_awaited()
     } else {
         true
     };
