@@ -175,11 +175,22 @@ impl Counter {
 }
 
 impl Limited {
+    #[inline]
     fn without_maximum(count: u64) -> Self {
         Limited {
             count,
             maximum: NO_MAXIMUM,
         }
+    }
+
+    #[inline]
+    fn events(self) -> Events {
+        let only_if = |is_so: bool, events: Events| {
+            Events::from_bits_retain(u32::from(is_so) * events.bits())
+        };
+        only_if(self.count > 0, Events::IN)
+            | only_if(self.count == self.maximum, Events::ERR)
+            | only_if(self.maximum - 1 > self.count, Events::OUT)
     }
 
     /// Whether adding `value` keeps the count below the maximum.
@@ -192,12 +203,11 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
-        let Limited { count, maximum } = self.look();
-        let mut events = Events::empty();
-        events.set(Events::IN, count > 0);
-        events.set(Events::ERR, count == maximum);
-        events.set(Events::OUT, maximum - 1 > count);
-        events
+        let count = self.word.load(Ordering::SeqCst);
+        if count == LIMITED {
+            return self.look().events();
+        }
+        Limited::without_maximum(count).events()
     }
 
     fn release(&self) {
