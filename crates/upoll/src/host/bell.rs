@@ -3,7 +3,6 @@
 //! It is registered edge-triggered and never read for its own sake: each write is an event, and
 //! the kernel gives it to one of the threads that sleep in the set.
 
-use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use crate::sync::{AtomicBool, Ordering};
 use crate::wait::Deferred;
 
 pub(super) struct Bell {
-    pub(super) fd: OwnedFd,
+    pub(super) fd: kernel::Descriptor,
     /// An event of the bell's may be waiting in the kernel set.
     pub(super) rung: AtomicBool,
 }

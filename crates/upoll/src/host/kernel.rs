@@ -1,45 +1,59 @@
 //! The kernel's own calls, as this layer needs them: each with its error as an [`Errno`].
+//!
+//! They are made inline, not through the C library: its names may be this library's own (a program
+//! that has them replaced), and `errno` is the user's.
 
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
+
+use syscalls::{Sysno, syscall};
 
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
 
-fn last_errno() -> Errno {
-    Errno::from_raw(io::Error::last_os_error().raw_os_error().unwrap_or(0))
+fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
+    result.map_err(|errno| Errno::from_raw(errno.into_raw()))
 }
 
-fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
-    if result < 0 {
-        Err(last_errno())
-    } else {
-        Ok(result)
+/// A descriptor of this layer's own; closed when it ends.
+///
+/// Not an `OwnedFd`, which closes through the C library.
+#[derive(Debug)]
+pub(crate) struct Descriptor(RawFd);
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
     }
 }
 
-fn owned(result: libc::c_int) -> Result<OwnedFd, Errno> {
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the number is ours, and nobody uses it after this.
+        let _ = unsafe { syscall!(Sysno::close, self.0) };
+    }
+}
+
+/// What a call that opens something gave.
+fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
     let fd = check(result)?;
-    // SAFETY: the kernel has just opened it for the caller, who is its only owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(Descriptor(
+        RawFd::try_from(fd).expect("descriptor numbers are ints"),
+    ))
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
-pub(super) fn epoll_create() -> Result<OwnedFd, Errno> {
+pub(super) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+    opened(unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) })
 }
 
 /// `epoll_ctl(2)`.
-pub(super) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
-    let mut event = libc::epoll_event {
-        events: interest.events().bits(),
-        u64: interest.data(),
-    };
-    // SAFETY: `event` is a live epoll_event; the kernel checks the descriptors.
-    let result = unsafe { libc::epoll_ctl(set.as_raw_fd(), op as i32, fd, &raw mut event) };
+pub(super) fn epoll_ctl(set: &Descriptor, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+    // SAFETY: `Event` has epoll_event's layout, and this one is live; the kernel checks the
+    // descriptors.
+    let result = unsafe { syscall!(Sysno::epoll_ctl, set.0, op as i32, fd, &raw const interest) };
     check(result).map(drop)
 }
 
@@ -48,7 +62,7 @@ pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
 /// `epoll_pwait2(2)`; a `limit` of None is none.
 pub(super) fn epoll_wait(
-    set: &OwnedFd,
+    set: &Descriptor,
     events: &mut [Event],
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
@@ -59,18 +73,17 @@ pub(super) fn epoll_wait(
     // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has `room` of them,
     // and limit and mask are null or live. The kernel's signal set has 64 bits, the first ones of
     // the C library's.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_epoll_pwait2,
-            set.as_raw_fd(),
-            events.as_mut_ptr().cast::<libc::epoll_event>(),
+    check(unsafe {
+        syscall!(
+            Sysno::epoll_pwait2,
+            set.0,
+            events.as_mut_ptr(),
             room,
             limit,
             mask,
-            size_of::<u64>(),
+            size_of::<u64>()
         )
-    };
-    usize::try_from(result).map_err(|_| last_errno())
+    })
 }
 
 pub(super) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
@@ -79,44 +92,70 @@ pub(super) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 });
 
 /// `poll(2)` of one descriptor for `POLLIN`, without waiting.
-pub(super) fn is_readable(fd: &OwnedFd) -> bool {
+pub(super) fn is_readable(fd: &Descriptor) -> bool {
     let mut entry = libc::pollfd {
-        fd: fd.as_raw_fd(),
+        fd: fd.0,
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: `entry` is one live pollfd.
-    unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+    let mut limit = AT_ONCE;
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
+    unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) == Ok(1) }
 }
 
 /// `eventfd(2)` with the flags `EFD_CLOEXEC | EFD_NONBLOCK`.
-pub(super) fn eventfd() -> Result<OwnedFd, Errno> {
+pub(super) fn eventfd() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+    opened(unsafe { syscall!(Sysno::eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Adds one to an eventfd.
-pub(super) fn eventfd_write(fd: &OwnedFd) {
-    // SAFETY: no memory of ours is involved. The counter is far from full: nobody writes it 2^64
+pub(super) fn eventfd_write(fd: &Descriptor) {
+    let one = 1_u64;
+    // SAFETY: eight bytes of `one` are read. The counter is far from full: nobody writes it 2^64
     // times, so the write does not fail.
-    unsafe { libc::eventfd_write(fd.as_raw_fd(), 1) };
+    let _ = unsafe { syscall!(Sysno::write, fd.0, &raw const one, size_of::<u64>()) };
 }
 
 /// Sets an eventfd to zero.
-pub(super) fn eventfd_drain(fd: &OwnedFd) {
-    let mut count = 0;
-    // SAFETY: `count` is a live counter. EAGAIN, zero already, is as good.
-    unsafe { libc::eventfd_read(fd.as_raw_fd(), &raw mut count) };
+pub(super) fn eventfd_drain(fd: &Descriptor) {
+    let mut count = 0_u64;
+    // SAFETY: `count` has room for eight bytes. EAGAIN, zero already, is as good.
+    let _ = unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()) };
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.
-pub(super) fn duplicate(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
-    fd.try_clone()
-        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+pub(super) fn duplicate(fd: &Descriptor) -> Result<Descriptor, Errno> {
+    // SAFETY: no pointers are involved.
+    opened(unsafe { syscall!(Sysno::fcntl, fd.0, libc::F_DUPFD_CLOEXEC, 3) })
 }
 
 /// `dup3(2)`: `number`, which is ours, stands for the open file of `fd` from now on.
-pub(super) fn duplicate_to(fd: RawFd, number: &OwnedFd) -> Result<(), Errno> {
+pub(super) fn duplicate_to(fd: RawFd, number: &Descriptor) -> Result<(), Errno> {
     // SAFETY: what `number` stood for was ours to close.
-    check(unsafe { libc::dup3(fd, number.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
+    check(unsafe { syscall!(Sysno::dup3, fd, number.0, libc::O_CLOEXEC) }).map(drop)
+}
+
+/// All of a file of `/proc`; nothing if it cannot be read.
+pub(super) fn read_proc(path: &str) -> String {
+    let mut bytes = Vec::new();
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let Ok(path) = std::ffi::CString::new(path) else {
+        return String::new();
+    };
+    // SAFETY: the path is a live C string.
+    let file = opened(unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags) });
+    while let Ok(file) = &file {
+        bytes.reserve(4096);
+        let room = bytes.spare_capacity_mut();
+        // SAFETY: the buffer has as much room as is claimed.
+        let read = unsafe { syscall!(Sysno::read, file.0, room.as_mut_ptr(), room.len()) };
+        match read {
+            Ok(0) | Err(_) => break,
+            // SAFETY: the kernel has just filled as many bytes of the spare room.
+            Ok(read) => unsafe { bytes.set_len(bytes.len() + read) },
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }

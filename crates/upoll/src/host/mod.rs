@@ -23,13 +23,13 @@ pub(crate) use self::kernel::SignalMask;
 
 use std::any::Any;
 use std::fmt;
-use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use self::bell::Bell;
+use self::kernel::Descriptor;
 use self::nested::{Links, Renew};
 use self::rotation::Rotation;
 use self::special::{Special, Specials};
@@ -46,7 +46,7 @@ use crate::wait::Deferred;
 /// The part of a set that the kernel keeps.
 pub(crate) struct KernelSide {
     /// The kernel set that threads sleep in. A set's members are in it, except a rotating set's.
-    set: OwnedFd,
+    set: Descriptor,
     bell: Arc<Bell>,
     specials: Specials,
     /// Threads that sleep in `set`, or are about to. Pairs with the core's `pending`: a thread
@@ -120,7 +120,7 @@ impl KernelSide {
     }
 
     /// The kernel set that holds the members, which are the source for a rotating set.
-    fn members(&self) -> &OwnedFd {
+    fn members(&self) -> &Descriptor {
         match &self.rotation {
             Some(rotation) => &rotation.members,
             None => &self.set,
@@ -261,7 +261,7 @@ impl KernelSide {
     fn member_lines(&self, mut line: impl FnMut(&str) -> fmt::Result) -> fmt::Result {
         let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
         // Without /proc nothing is known of the kernel's members.
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = kernel::read_proc(&path);
         text.lines()
             .filter(|text| text.starts_with("tfd:"))
             .filter(|text| {

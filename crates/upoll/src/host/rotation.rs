@@ -10,8 +10,9 @@
 //! number of our own, the *alias*. It stands for the source only while a registration is changed;
 //! otherwise it stands for a placeholder, so the source closes when the user closes it.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
+use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{KernelSide, kernel};
 use crate::epoll::nesting::sets_above;
@@ -24,10 +25,10 @@ use crate::sync::Mutex;
 pub(super) struct Rotation {
     /// A kernel set with the source alone, and nobody sleeping in it: it keeps the interest, and
     /// says whether the source is ready by it.
-    pub(super) members: OwnedFd,
+    pub(super) members: Descriptor,
     /// What the alias stands for while it does not stand for the source.
-    placeholder: OwnedFd,
-    alias: OwnedFd,
+    placeholder: Descriptor,
+    alias: Descriptor,
     /// Guards the alias and the registrations under it. Nests inside the workers' sets' locks and
     /// the lock of the rotating set.
     source: Mutex<Option<SourceFd>>,
@@ -91,7 +92,7 @@ impl Rotation {
     }
 
     /// Has the worker whose kernel set is `worker` watch the source; says whether there is one.
-    pub(super) fn watch(&self, worker: &OwnedFd, data: u64) -> Result<bool, Errno> {
+    pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(false);
@@ -106,7 +107,7 @@ impl Rotation {
     }
 
     /// Has the worker forget the source. If it was closed the kernel has done so already.
-    pub(super) fn unwatch(&self, worker: &OwnedFd) {
+    pub(super) fn unwatch(&self, worker: &Descriptor) {
         let source = self.source.lock();
         if let Some(source) = *source {
             let _ = self.as_alias(source.number, |alias| {
@@ -116,7 +117,7 @@ impl Rotation {
     }
 
     /// Makes the worker the last in line; says whether it watches the source still.
-    pub(super) fn renew(&self, worker: &OwnedFd, data: u64) -> Result<bool, Errno> {
+    pub(super) fn renew(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(false);
