@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
@@ -42,7 +42,8 @@ pub(crate) struct Counter {
     limited: Mutex<Limited>,
     /// Readers, writers and sets alike, as in Linux.
     queue: WaitQueue,
-    flags: EventFdFlags,
+    /// All that the object was made with; `NONBLOCK` may change.
+    flags: AtomicU32,
 }
 
 /// In [`Counter::word`]: the count is behind the lock. A count of that value, which only `signal`
@@ -56,8 +57,13 @@ struct Limited {
 }
 
 impl Counter {
+    #[inline]
+    fn flags(&self) -> EventFdFlags {
+        EventFdFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
     fn is_semaphore(&self) -> bool {
-        self.flags.contains(EventFdFlags::SEMAPHORE)
+        self.flags().contains(EventFdFlags::SEMAPHORE)
     }
 
     /// Makes `step` of the count and the maximum the new count; says what the old one was.
@@ -246,7 +252,7 @@ impl EventFd {
                 word: AtomicU64::new(u64::from(initial)),
                 limited: Mutex::new(Limited::without_maximum(0)),
                 queue: WaitQueue::new(),
-                flags,
+                flags: AtomicU32::new(flags.bits()),
             }),
         })
     }
@@ -332,9 +338,26 @@ impl EventFd {
         self.file.is_semaphore()
     }
 
+    /// What it was made with, and whether it is `NONBLOCK` now (`F_GETFL`).
+    #[must_use]
+    pub fn flags(&self) -> EventFdFlags {
+        self.file.flags()
+    }
+
+    /// Changes the status flag `NONBLOCK` of the open file (`F_SETFL`); others are ignored. Calls
+    /// that block already go on blocking.
+    pub fn set_flags(&self, flags: EventFdFlags) {
+        let nonblock = EventFdFlags::NONBLOCK.bits();
+        if flags.contains(EventFdFlags::NONBLOCK) {
+            self.file.flags.fetch_or(nonblock, Ordering::Relaxed);
+        } else {
+            self.file.flags.fetch_and(!nonblock, Ordering::Relaxed);
+        }
+    }
+
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.file.flags.contains(EventFdFlags::NONBLOCK)
+        self.file.flags().contains(EventFdFlags::NONBLOCK)
     }
 
     #[cfg(all(feature = "std", not(loom)))]
