@@ -1,7 +1,8 @@
 //! Linux's readiness subsystem as a library in user space.
 //!
 //! [`Epoll`], [`EventFd`] and the objects you make [`Pollable`] yourself behave as `epoll(7)`,
-//! `eventfd(2)` and the kernel's files do, without a system call.
+//! `eventfd(2)` and the kernel's files do, without a system call. `poll(2)` and `select(2)` wait for
+//! them and for descriptors of the kernel in one call.
 #![cfg_attr(not(any(feature = "std", loom)), no_std)]
 
 extern crate alloc;
@@ -13,6 +14,8 @@ mod events;
 mod file;
 #[cfg(all(feature = "std", not(loom)))]
 mod host;
+mod poll;
+mod select;
 #[cfg(all(feature = "std", not(loom)))]
 mod sleep;
 mod sync;
@@ -25,10 +28,14 @@ pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
+pub use crate::poll::PollFd;
+pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
-pub use crate::sleep::{Clock, Timeout};
+pub use crate::sleep::{Clock, SigSet, Timeout, poll, ppoll, pselect, select};
 #[cfg(loom)]
 pub use crate::sync::{Rule, break_rule};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};
+#[cfg(any(not(feature = "std"), loom))]
+pub use crate::{poll::poll_now, select::select_now};

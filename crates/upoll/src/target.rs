@@ -16,6 +16,36 @@ pub enum Target<'a> {
     Kernel(BorrowedFd<'a>),
 }
 
+#[cfg(all(feature = "std", not(loom)))]
+impl<'a> Target<'a> {
+    /// The descriptor, if it is the kernel's.
+    #[inline]
+    pub(crate) fn kernel(self) -> Option<BorrowedFd<'a>> {
+        match self {
+            Target::Kernel(fd) => Some(fd),
+            Target::File(_) => None,
+        }
+    }
+
+    /// A descriptor of the kernel that a thread must await too while it waits for a user-level
+    /// file: part of what makes the file ready happens in the kernel.
+    ///
+    /// It is readable when the file may have become ready, and not for longer; what the file then
+    /// shows is up to its [`Pollable`]. A file that comes to have one wakes its wait queues, so
+    /// that those who sleep without it look again. This is the one place where `poll` and `select`
+    /// learn of it.
+    #[inline]
+    pub(crate) fn kernel_side(self) -> Option<BorrowedFd<'a>> {
+        match self {
+            Target::Kernel(_) => None,
+            #[cfg(test)]
+            Target::File(file) => crate::sleep::test_side(file),
+            #[cfg(not(test))]
+            Target::File(_) => None,
+        }
+    }
+}
+
 /// Anything that a set can watch.
 ///
 /// Implemented for every object of this crate, for [`File`] and [`FileRef`], and for whatever owns

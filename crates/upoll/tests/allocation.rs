@@ -3,8 +3,9 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use upoll::{Epoll, Event, EventFd, Events};
+use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, Source};
 
 struct Counting;
 
@@ -85,4 +86,83 @@ fn steady_state_allocates_nothing_and_idle_objects_are_small() {
         println!("an idle item, of {items}: {} bytes", bytes / items);
         assert!(bytes / items <= 128);
     }
+
+    small_polls_and_selects_allocate_nothing();
+}
+
+/// Nine wait queues, and 29 descriptors of the kernel beside them, fit on the stack; numbers below
+/// 320 do for `select`.
+fn small_polls_and_selects_allocate_nothing() {
+    const MOMENT: Duration = Duration::from_micros(50);
+    let counters: Vec<_> = (0..10).map(|_| EventFd::new(0).unwrap()).collect();
+    let pipe = std::io::pipe().unwrap();
+    let poll = |users: usize, kernels: usize, limit: Duration| {
+        let mut fds = [PollFd::ignored(); 64];
+        for (fd, counter) in fds.iter_mut().zip(&counters[..users]) {
+            *fd = PollFd::new(counter, Events::IN);
+        }
+        for fd in &mut fds[users..users + kernels] {
+            *fd = PollFd::new(&pipe.0, Events::IN);
+        }
+        upoll::poll(&mut fds[..users + kernels], limit).unwrap()
+    };
+    let mut sets = [(); 2].map(|()| FdSet::from_iter([0, 310]));
+    let mut select = |fill: &[i32], limit: Duration| {
+        for set in &mut sets {
+            set.clear();
+            fill.iter().for_each(|&number| set.insert(number));
+        }
+        let [read, except] = &mut sets;
+        let sets = (Some(read), Some(except));
+        let ready = upoll::select(320, sets.0, None, sets.1, &mut limit.into(), |number| {
+            Some(match number {
+                310 => pipe.0.target(),
+                _ => counters[0].target(),
+            })
+        });
+        ready.unwrap()
+    };
+
+    // The first makes the thread's doorbell.
+    assert_eq!(poll(9, 29, MOMENT), 0);
+    let (calls, _) = cost(|| {
+        for (users, kernels) in [(1, 0), (9, 0), (0, 30), (9, 29)] {
+            assert_eq!(poll(users, kernels, Duration::ZERO), 0);
+            assert_eq!(poll(users, kernels, MOMENT), 0);
+        }
+        for fill in [&[0][..], &[310], &[0, 310]] {
+            assert_eq!(select(fill, Duration::ZERO), 0);
+            assert_eq!(select(fill, MOMENT), 0);
+        }
+    });
+    assert_eq!(calls, 0);
+
+    // Woken by another thread, in both kinds of sleep.
+    let [go, stop] = [(); 2].map(|()| EventFd::new(0).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while stop.try_read().is_err() {
+                go.read().unwrap();
+                std::thread::sleep(MOMENT);
+                counters[0].write(1).unwrap();
+            }
+        });
+        let woken = |kernels| {
+            go.write(1).unwrap();
+            assert_eq!(poll(9, kernels, Duration::from_secs(20)), 1);
+            counters[0].read().unwrap();
+        };
+        woken(0);
+        woken(1);
+        let (calls, _) = cost(|| (0..50).for_each(|round| woken(round % 2)));
+        assert_eq!(calls, 0);
+        stop.write(1).unwrap();
+        woken(0);
+    });
+
+    // One more of each does not fit.
+    let (calls, _) = cost(|| assert_eq!(poll(10, 0, MOMENT), 0));
+    assert!(calls > 0);
+    let (calls, _) = cost(|| assert_eq!(poll(1, 30, MOMENT), 0));
+    assert!(calls > 0);
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::thread;
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, File, PollTable, Pollable, Rule,
-    WaitQueue, Watch, break_rule,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, PollFd,
+    PollTable, Pollable, Rule, Source, WaitQueue, Watch, break_rule, poll_now, select_now,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -325,4 +325,27 @@ fn a_writer_that_does_not_fit_learns_of_a_read_or_of_a_raised_maximum() {
             drop(watch);
         });
     }
+}
+
+/// What there is of `poll` and `select` without a thread to put to sleep.
+#[test]
+fn poll_and_select_look_without_waiting() {
+    model(1, || {
+        let counters = [0, 1].map(|count| EventFd::new(count).unwrap());
+        let mut fds = [
+            PollFd::new(&counters[0], Events::IN),
+            PollFd::new(&counters[1], Events::IN),
+            PollFd::not_open(),
+        ];
+        assert_eq!(poll_now(&mut fds), 2);
+        let masks = fds.map(|fd| fd.revents());
+        assert_eq!(masks, [Events::empty(), Events::IN, Events::NVAL]);
+        let mut read = FdSet::from_iter([0, 1]);
+        let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
+        assert_eq!(select_now(2, Some(&mut read), None, None, resolve), Ok(1));
+        assert_eq!(read, FdSet::from_iter([1]));
+        let mut read = FdSet::from_iter([2]);
+        let closed = select_now(3, Some(&mut read), None, None, resolve);
+        assert_eq!(closed, Err(Errno::BADF));
+    });
 }

@@ -85,19 +85,24 @@ const fn row(
 
 /// The comparisons, with the ratio that each is to reach.
 pub(super) const COMPARISONS: &[Comparison] = &[
-    row("eventfd", "eventfd write + read, unwatched", 15.0, || {
-        let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
-        Ok([
-            side(move || {
-                theirs.write_count(black_box(1)).expect("write");
-                black_box(theirs.read_count().expect("read"));
-            }),
-            side(move || {
-                ours.write(black_box(1)).expect("write");
-                black_box(ours.read().expect("read"));
-            }),
-        ])
-    }),
+    row(
+        "eventfd-calls",
+        "eventfd write + read, unwatched",
+        15.0,
+        || {
+            let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
+            Ok([
+                side(move || {
+                    theirs.write_count(black_box(1)).expect("write");
+                    black_box(theirs.read_count().expect("read"));
+                }),
+                side(move || {
+                    ours.write(black_box(1)).expect("write");
+                    black_box(ours.read().expect("read"));
+                }),
+            ])
+        },
+    ),
     row("wait-idle", "wait(0), nothing ready", 10.0, || {
         Ok(Watched::new(1, 0, Events::IN)?.waits(0))
     }),

@@ -1,5 +1,6 @@
 //! `upoll bench`: how fast upoll is, as ratios against the host kernel in the same run.
 
+mod backpressure;
 mod calls;
 mod growth;
 mod kernel;
@@ -45,6 +46,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(growth::NAMES)
         .chain(limits::NAMES)
         .chain(workers::NAMES)
+        .chain(backpressure::NAMES)
 }
 
 /// Items in the sets whose growth is measured.
@@ -113,6 +115,14 @@ impl Run<'_> {
             rounds: if self.options.quick { 3 } else { 11 },
         };
         let workers = self.step(workers::NAME, || workers::measure(load))?;
+        let load = if self.options.quick {
+            backpressure::Load::QUICK
+        } else {
+            backpressure::Load::FULL
+        };
+        let backpressure = self.step(backpressure::NAME, || {
+            backpressure::measure(load, &self.machine.cpus)
+        })?;
         self.progress.finish_and_clear();
         Ok(Report {
             machine: self.machine,
@@ -123,6 +133,7 @@ impl Run<'_> {
             growth,
             limits: limits.into_iter().collect(),
             workers: workers.unwrap_or_default(),
+            backpressure: backpressure.unwrap_or_default(),
         })
     }
 

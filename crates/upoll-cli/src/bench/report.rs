@@ -5,6 +5,7 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 
+use super::backpressure::Pressed;
 use super::calls::Compared;
 use super::growth::Grown;
 use super::limits::Limited;
@@ -24,6 +25,7 @@ pub(super) struct Report {
     pub(super) growth: Vec<Grown>,
     pub(super) limits: Vec<Limited>,
     pub(super) workers: Vec<Shared>,
+    pub(super) backpressure: Vec<Pressed>,
 }
 
 impl Report {
@@ -75,6 +77,13 @@ impl Report {
                 first.load.events,
                 first.load.rounds,
                 workers(&self.workers)
+            );
+        }
+        if !self.backpressure.is_empty() {
+            let _ = writeln!(
+                out,
+                "\nA fast writer and a slow reader, without a maximum and with one\n{}",
+                backpressure(&self.backpressure)
             );
         }
         out
@@ -243,6 +252,58 @@ fn workers(rows: &[Shared]) -> Table {
                 )
             }),
             row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn backpressure(rows: &[Pressed]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "what",
+            "by",
+            "maximum",
+            "writer CPU ms",
+            "reader CPU ms",
+            "writes",
+            "reads",
+            "average batch",
+            "p99 us",
+            "p999 us",
+            "worst us",
+            "to reach",
+            "figure",
+            "reached",
+        ],
+        3..12,
+    );
+    for row in rows {
+        let latency = |pick: fn(&super::backpressure::Latency) -> f64| {
+            let figure = row.latency.as_ref().map(pick);
+            figure.map_or_else(String::new, |figure| format!("{figure:.0}"))
+        };
+        let maximum = match row.maximum {
+            u64::MAX => "none".to_owned(),
+            maximum => maximum.to_string(),
+        };
+        let goal = row.goal.as_ref();
+        table.add_row([
+            row.name.to_owned(),
+            row.what.to_owned(),
+            row.by.to_owned(),
+            maximum,
+            format!("{:.0}", row.writer_cpu_milliseconds),
+            format!("{:.0}", row.reader_cpu_milliseconds),
+            row.writes.to_string(),
+            row.reads.to_string(),
+            format!("{:.1}", row.average_batch),
+            latency(|latency| latency.p99_microseconds),
+            latency(|latency| latency.p999_microseconds),
+            latency(|latency| latency.worst_microseconds),
+            goal.map_or_else(String::new, |goal| goal.what.clone()),
+            goal.map_or_else(String::new, |goal| format!("{:.1}", goal.figure)),
+            goal.map_or("", |goal| yes_no(goal.reached)).to_owned(),
         ]);
     }
     table

@@ -2,13 +2,22 @@
 //!
 //! A thread that waits for user-level objects sleeps on a word of its own. Its entry in the wait
 //! queue leads there; a wake sets the word, unlinks the entry, and rouses the thread once it has
-//! let go of its locks.
+//! let go of its locks. A thread that waits for descriptors of the kernel too sleeps in the kernel's
+//! `ppoll` or `pselect`, and the wake rings its doorbell.
 
+mod doorbell;
 mod epoll_wait;
 mod eventfd;
 mod futex;
+mod poll;
+mod poller;
+mod select;
+mod sigset;
 mod timeout;
 
+pub use self::poll::{poll, ppoll};
+pub use self::select::{pselect, select};
+pub use self::sigset::SigSet;
 pub use self::timeout::{Clock, Timeout};
 
 use core::ptr::NonNull;
@@ -79,3 +88,7 @@ unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     wake.deferred.push(futex::wake_one, word.as_ptr().addr());
     Reply::TookAndLeft
 }
+
+/// Gives the objects of this crate's own tests a kernel side.
+#[cfg(test)]
+pub(crate) use self::poller::tests::side as test_side;

@@ -80,6 +80,17 @@ impl Timeout {
         self.limit
     }
 
+    /// The limit begins to run out now.
+    pub(super) fn start(self) -> Running {
+        // Neither zero nor no limit ever changes.
+        let end = if self.is_now() {
+            Deadline::Never
+        } else {
+            self.deadline()
+        };
+        Running { timeout: self, end }
+    }
+
     /// The limit as the kernel's calls take it; none if there is none, or none that it can count.
     pub(super) fn as_timespec(self) -> Option<libc::timespec> {
         let limit = self.limit?;
@@ -140,6 +151,22 @@ pub(super) enum Deadline {
     Never,
     /// At this point of a clock.
     At(Clock, libc::timespec),
+}
+
+/// A time limit that is running out.
+pub(super) struct Running {
+    timeout: Timeout,
+    end: Deadline,
+}
+
+impl Running {
+    /// What is left.
+    pub(super) fn rest(&self) -> Timeout {
+        match self.end {
+            Deadline::At(clock, at) => Timeout::after(clock, until(clock, at)),
+            Deadline::Never | Deadline::NeverRestart => self.timeout,
+        }
+    }
 }
 
 /// How long it is until `at`; zero if that has passed.

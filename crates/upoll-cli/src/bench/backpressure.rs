@@ -1,0 +1,316 @@
+//! What a maximum does for a fast writer and a slow reader: the three measurements of the patch
+//! series that proposed it, with its parameters. The kernel's eventfd has none, upoll's has one.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use upoll::{EventFd, EventFdFlags};
+
+use super::kernel::Fd;
+use super::machine;
+
+pub(super) const NAME: &str = "eventfd";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+const MAXIMUM: u64 = 10;
+
+/// How much to measure.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Load {
+    /// How long the burst lasts.
+    pub(super) burst_milliseconds: u64,
+    /// Events whose latency is taken.
+    pub(super) paced_events: u64,
+    /// Writes that a slow reader collects.
+    pub(super) collected_writes: u64,
+}
+
+impl Load {
+    pub(super) const FULL: Load = Load {
+        burst_milliseconds: 5000,
+        paced_events: 5000,
+        collected_writes: 10_000,
+    };
+    pub(super) const QUICK: Load = Load {
+        burst_milliseconds: 500,
+        paced_events: 1000,
+        collected_writes: 2000,
+    };
+}
+
+/// One counter's row of one measurement.
+#[derive(Serialize)]
+pub(super) struct Pressed {
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    pub(super) by: &'static str,
+    pub(super) maximum: u64,
+    pub(super) writer_cpu_milliseconds: f64,
+    pub(super) reader_cpu_milliseconds: f64,
+    pub(super) writes: u64,
+    pub(super) reads: u64,
+    pub(super) average_batch: f64,
+    /// From before the write to after the read, where each read is of one event.
+    pub(super) latency: Option<Latency>,
+    pub(super) goal: Option<Goal>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Latency {
+    pub(super) p99_microseconds: f64,
+    pub(super) p999_microseconds: f64,
+    pub(super) worst_microseconds: f64,
+}
+
+/// What the row is to reach, beside the one without a maximum.
+#[derive(Serialize)]
+pub(super) struct Goal {
+    pub(super) what: String,
+    pub(super) figure: f64,
+    pub(super) reached: bool,
+}
+
+/// A counter with blocking reads and writes.
+trait Counter: Send + Sync {
+    fn write_one(&self);
+    fn read(&self) -> u64;
+}
+
+impl Counter for Fd {
+    fn write_one(&self) {
+        self.write_count(1).expect("write");
+    }
+
+    fn read(&self) -> u64 {
+        self.read_count().expect("read")
+    }
+}
+
+impl Counter for EventFd {
+    fn write_one(&self) {
+        self.write(1).expect("write");
+    }
+
+    fn read(&self) -> u64 {
+        EventFd::read(self).expect("read")
+    }
+}
+
+/// The three measurements.
+#[derive(Clone, Copy)]
+enum Kind {
+    Burst,
+    Latency,
+    Collecting,
+}
+
+impl Kind {
+    fn what(self) -> &'static str {
+        match self {
+            Kind::Burst => "burst, reader sleeps 1 ms",
+            Kind::Latency => "semaphore, 10 K/s written, 8 K/s read",
+            Kind::Collecting => "collecting, 125 us per read",
+        }
+    }
+
+    fn is_semaphore(self) -> bool {
+        matches!(self, Kind::Latency)
+    }
+}
+
+pub(super) fn measure(load: Load, cpus: &[usize]) -> Result<Vec<Pressed>> {
+    let mut rows = Vec::new();
+    for kind in [Kind::Burst, Kind::Latency, Kind::Collecting] {
+        let flags = if kind.is_semaphore() {
+            libc::EFD_SEMAPHORE
+        } else {
+            0
+        };
+        let stock = Fd::eventfd_with(0, flags)?;
+        let without = run(kind, &stock, load, cpus).context("kernel")?;
+        let flags = if kind.is_semaphore() {
+            EventFdFlags::SEMAPHORE
+        } else {
+            EventFdFlags::empty()
+        };
+        let limited = EventFd::with_flags(0, flags)?;
+        limited.set_maximum(MAXIMUM)?;
+        let with = run(kind, &limited, load, cpus).context("upoll")?;
+        let goal = goal(kind, &without, &with);
+        rows.push(without.into_row(kind, "kernel", u64::MAX, None));
+        rows.push(with.into_row(kind, "upoll", limited.maximum(), Some(goal)));
+    }
+    Ok(rows)
+}
+
+fn goal(kind: Kind, without: &Ran, with: &Ran) -> Goal {
+    let at_least = |what: &str, figure: f64, target: f64| Goal {
+        what: what.to_owned(),
+        figure,
+        reached: figure >= target,
+    };
+    match kind {
+        Kind::Burst => {
+            let less = 1.0 - with.writer_cpu.as_secs_f64() / without.writer_cpu.as_secs_f64();
+            at_least("97 % less writer CPU", 100.0 * less, 97.0)
+        }
+        Kind::Latency => {
+            let p999 = |ran: &Ran| ran.latencies.value_at_quantile(0.999) as f64;
+            at_least("60x lower p999", p999(without) / p999(with), 60.0)
+        }
+        Kind::Collecting => Goal {
+            what: "average batch below 10".to_owned(),
+            figure: with.average_batch(),
+            reached: with.average_batch() < 10.0,
+        },
+    }
+}
+
+/// What happened in a run.
+struct Ran {
+    writer_cpu: Duration,
+    reader_cpu: Duration,
+    writes: u64,
+    reads: u64,
+    /// In nanoseconds; empty if reads are of several events.
+    latencies: Histogram<u64>,
+}
+
+impl Ran {
+    fn average_batch(&self) -> f64 {
+        self.writes as f64 / self.reads as f64
+    }
+
+    fn into_row(self, kind: Kind, by: &'static str, maximum: u64, goal: Option<Goal>) -> Pressed {
+        let microseconds = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1000.0;
+        Pressed {
+            name: NAME,
+            what: kind.what(),
+            by,
+            maximum,
+            writer_cpu_milliseconds: self.writer_cpu.as_secs_f64() * 1000.0,
+            reader_cpu_milliseconds: self.reader_cpu.as_secs_f64() * 1000.0,
+            writes: self.writes,
+            reads: self.reads,
+            average_batch: self.average_batch(),
+            latency: kind.is_semaphore().then(|| Latency {
+                p99_microseconds: microseconds(0.99),
+                p999_microseconds: microseconds(0.999),
+                worst_microseconds: microseconds(1.0),
+            }),
+            goal,
+        }
+    }
+}
+
+/// A writer and a reader, each on a CPU of its own if there are two.
+fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result<Ran> {
+    let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        // The reader learns of the end by the number of events that the writer has written.
+        let (say, hear) = std::sync::mpsc::channel();
+        let writer = scope.spawn(move || {
+            machine::pin(&[first]).context("binding the writer")?;
+            let mut written_at = Vec::new();
+            let mut pace = Pace::new();
+            while match kind {
+                Kind::Burst => begun.elapsed() < Duration::from_millis(load.burst_milliseconds),
+                Kind::Latency => (written_at.len() as u64) < load.paced_events,
+                Kind::Collecting => (written_at.len() as u64) < load.collected_writes,
+            } {
+                if matches!(kind, Kind::Latency) {
+                    pace.step(Duration::from_micros(100));
+                }
+                // The burst is as fast as it gets, so its times are not taken.
+                written_at.push(match kind {
+                    Kind::Latency => Instant::now(),
+                    Kind::Burst | Kind::Collecting => begun,
+                });
+                counter.write_one();
+            }
+            let cpu = thread_cpu_time();
+            say.send(written_at.len() as u64)?;
+            Ok::<_, anyhow::Error>((cpu, written_at))
+        });
+        let reader = scope.spawn(move || {
+            machine::pin(&[last]).context("binding the reader")?;
+            let mut read_at = Vec::new();
+            let mut taken = 0;
+            let mut end = None;
+            let mut pace = Pace::new();
+            while end.is_none_or(|end| taken < end) {
+                match kind {
+                    Kind::Burst => thread::sleep(Duration::from_millis(1)),
+                    Kind::Latency | Kind::Collecting => pace.step(Duration::from_micros(125)),
+                }
+                // The writer may have ended with nothing left to read.
+                end = end.or_else(|| hear.try_recv().ok());
+                if end == Some(taken) {
+                    break;
+                }
+                taken += counter.read();
+                read_at.push(Instant::now());
+            }
+            Ok::<_, anyhow::Error>((thread_cpu_time(), read_at))
+        });
+        let (writer_cpu, written_at) = writer.join().expect("the writer does not panic")?;
+        let (reader_cpu, read_at) = reader.join().expect("the reader does not panic")?;
+        let mut latencies = Histogram::new(3).context("three digits")?;
+        if kind.is_semaphore() {
+            for (written, read) in written_at.iter().zip(&read_at) {
+                let latency = read.saturating_duration_since(*written);
+                latencies.record(u64::try_from(latency.as_nanos())?.max(1))?;
+            }
+        }
+        Ok(Ran {
+            writer_cpu,
+            reader_cpu,
+            writes: written_at.len() as u64,
+            reads: read_at.len() as u64,
+            latencies,
+        })
+    })
+}
+
+/// Steps of equal length; one that is late does not hurry the next.
+struct Pace {
+    next: Instant,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Pace {
+            next: Instant::now(),
+        }
+    }
+
+    /// Sleeps until the next step. The last stretch is spun: a sleep is late by more than the
+    /// steps are long.
+    fn step(&mut self, length: Duration) {
+        const LATE: Duration = Duration::from_micros(60);
+        self.next = (self.next + length).max(Instant::now());
+        if let Some(rest) = self.next.checked_duration_since(Instant::now() + LATE) {
+            thread::sleep(rest);
+        }
+        while Instant::now() < self.next {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is there to be filled, and every thread has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}

@@ -1,0 +1,212 @@
+//! `poll(2)` without the wait: the entries, and one pass over them.
+//!
+//! A pass looks at each user-level object once. What a pass does beyond looking, such as
+//! registering with the objects' wait queues, is its [`Viewer`]'s business; sleeping, and the
+//! kernel's descriptors, belong to the layer above.
+
+use core::fmt;
+
+use crate::events::Events;
+use crate::file::{FileRef, PollTable};
+use crate::target::{Source, Target};
+
+/// One entry of a [`poll`](crate::poll()): what to look at and what for (`struct pollfd`).
+///
+/// The entry borrows what it watches, so it stays open as long as the entry exists.
+#[derive(Clone, Copy)]
+pub struct PollFd<'a> {
+    subject: Subject<'a>,
+    /// Sixteen bits, as in `struct pollfd`.
+    events: u16,
+    revents: u16,
+}
+
+#[derive(Clone, Copy)]
+enum Subject<'a> {
+    Ignored,
+    NotOpen,
+    Open(Target<'a>),
+}
+
+impl<'a> PollFd<'a> {
+    /// Looks at `source` for `events`, and for `ERR` and `HUP`, which cannot be left out.
+    ///
+    /// Only the low 16 bits of `events` count, as in `struct pollfd`.
+    #[must_use]
+    #[inline]
+    pub fn new(source: &'a (impl Source + ?Sized), events: Events) -> Self {
+        Self::from_target(source.target(), events)
+    }
+
+    /// The same for a target.
+    #[must_use]
+    #[inline]
+    pub fn from_target(target: Target<'a>, events: Events) -> Self {
+        PollFd {
+            subject: Subject::Open(target),
+            events: low(events),
+            revents: 0,
+        }
+    }
+
+    /// An entry that is passed over, as one with a negative number: its `revents` become empty.
+    #[must_use]
+    pub const fn ignored() -> Self {
+        PollFd {
+            subject: Subject::Ignored,
+            events: 0,
+            revents: 0,
+        }
+    }
+
+    /// An entry for a number that is not open: it is ready at once, with `NVAL`.
+    #[must_use]
+    pub const fn not_open() -> Self {
+        PollFd {
+            subject: Subject::NotOpen,
+            events: 0,
+            revents: 0,
+        }
+    }
+
+    /// What is looked for.
+    #[must_use]
+    #[inline]
+    pub fn events(&self) -> Events {
+        Events::from_bits_retain(self.events.into())
+    }
+
+    /// Looks for `events` from now on.
+    #[inline]
+    pub fn set_events(&mut self, events: Events) {
+        self.events = low(events);
+    }
+
+    /// What the last poll found: of [`events`](Self::events), and of `ERR`, `HUP` and `NVAL`.
+    #[must_use]
+    #[inline]
+    pub fn revents(&self) -> Events {
+        Events::from_bits_retain(self.revents.into())
+    }
+
+    /// What it stands for, if that is open.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn target(&self) -> Option<Target<'a>> {
+        match self.subject {
+            Subject::Open(target) => Some(target),
+            Subject::Ignored | Subject::NotOpen => None,
+        }
+    }
+
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn set_revents(&mut self, revents: Events) {
+        self.revents = low(revents);
+    }
+}
+
+impl fmt::Debug for PollFd<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("PollFd");
+        match &self.subject {
+            Subject::Ignored => out.field("target", &"ignored"),
+            Subject::NotOpen => out.field("target", &"not open"),
+            Subject::Open(target) => out.field("target", target),
+        };
+        out.field("events", &self.events())
+            .field("revents", &self.revents())
+            .finish()
+    }
+}
+
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "struct pollfd has sixteen bits"
+)]
+fn low(events: Events) -> u16 {
+    events.bits() as u16
+}
+
+/// What a pass of `poll` or `select` found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// Entries, or for `select` bits, that are ready.
+    pub(crate) ready: usize,
+    /// User-level objects that were looked at.
+    pub(crate) objects: usize,
+    /// Descriptors of the kernel, which were not looked at.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) kernel: usize,
+    /// User-level objects that the kernel has to be asked about too, before the thread sleeps.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) sides: usize,
+}
+
+impl Seen {
+    #[inline]
+    pub(crate) fn count(&mut self, target: Target<'_>) {
+        match target {
+            Target::File(_) => self.objects += 1,
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Kernel(_) => self.kernel += 1,
+        }
+        #[cfg(all(feature = "std", not(loom)))]
+        {
+            self.sides += usize::from(target.kernel_side().is_some());
+        }
+    }
+}
+
+/// How a pass looks at an object.
+pub(crate) trait Viewer {
+    /// What is ready on `file`. Wakes with another key than `wanted` are of no interest.
+    fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events;
+
+    /// The last look found something to report.
+    fn hit(&mut self) {}
+}
+
+/// Looks and leaves no trace.
+pub(crate) struct LookOnly;
+
+impl Viewer for LookOnly {
+    #[inline]
+    fn view(&mut self, file: FileRef<'_>, _wanted: Events) -> Events {
+        let object = file.description().object();
+        object.poll(&mut PollTable::look_only())
+    }
+}
+
+/// Looks at every user-level object once and fills in the `revents` of all entries but those of
+/// the kernel's descriptors (`do_pollfd`).
+#[inline]
+pub(crate) fn pass(fds: &mut [PollFd<'_>], viewer: &mut impl Viewer) -> Seen {
+    let mut seen = Seen::default();
+    for fd in fds {
+        let wanted = fd.events() | Events::ALWAYS;
+        let found = match fd.subject {
+            Subject::Ignored => Events::empty(),
+            Subject::NotOpen => Events::NVAL,
+            Subject::Open(target) => {
+                seen.count(target);
+                match target {
+                    Target::File(file) => viewer.view(file, wanted) & wanted,
+                    #[cfg(all(feature = "std", not(loom)))]
+                    Target::Kernel(_) => continue,
+                }
+            }
+        };
+        fd.revents = low(found);
+        if !found.is_empty() {
+            seen.ready += 1;
+            viewer.hit();
+        }
+    }
+    seen
+}
+
+/// `poll(2)` with a timeout of 0: fills in what is ready now and says for how many entries.
+#[cfg(any(not(feature = "std"), loom))]
+pub fn poll_now(fds: &mut [PollFd<'_>]) -> usize {
+    pass(fds, &mut LookOnly).ready
+}

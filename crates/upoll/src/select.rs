@@ -1,0 +1,378 @@
+//! `select(2)` without the wait: the bitmaps, and one pass over them.
+
+use core::ffi::c_ulong;
+use core::fmt;
+
+use smallvec::SmallVec;
+
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::poll::{Seen, Viewer};
+use crate::target::Target;
+
+/// Bits in a word of a bitmap.
+pub(crate) const WORD: usize = c_ulong::BITS as usize;
+
+/// Stack space for the bitmaps of one call, in bytes (`SELECT_STACK_ALLOC`).
+const STACK: usize = 256;
+
+/// Words of a group of three bitmaps that stay on the stack. A call needs two such groups, what
+/// was found and what the kernel is asked: numbers below 320 fit, as in Linux.
+const INLINE: usize = 3 * (STACK / 6 / size_of::<c_ulong>());
+
+const _: () = assert!(2 * INLINE * size_of::<c_ulong>() <= STACK);
+const _: () = assert!(INLINE / 3 * WORD >= 320);
+
+/// Three bitmaps of the same size, one behind the other: readable, writable, exceptional.
+pub(crate) type Bitmaps = SmallVec<[c_ulong; INLINE]>;
+
+/// What each of the three sets counts as ready (`POLLIN_SET`, `POLLOUT_SET`, `POLLEX_SET`).
+pub(crate) const REPORTED: [Events; 3] = [
+    Events::IN
+        .union(Events::RDNORM)
+        .union(Events::RDBAND)
+        .union(Events::HUP)
+        .union(Events::ERR)
+        .union(Events::NVAL),
+    Events::OUT
+        .union(Events::WRNORM)
+        .union(Events::WRBAND)
+        .union(Events::ERR)
+        .union(Events::NVAL),
+    Events::PRI.union(Events::NVAL),
+];
+
+/// A set of numbers, for [`select`](crate::select()): `fd_set` without its limit of 1024.
+///
+/// Numbers below 1024 are kept in place, without an allocation.
+///
+/// # Example
+/// ```
+/// use upoll::FdSet;
+/// let mut set = FdSet::new();
+/// set.insert(3);
+/// set.insert(5000);
+/// assert!(set.contains(5000));
+/// assert_eq!(set.iter().collect::<Vec<_>>(), [3, 5000]);
+/// ```
+#[derive(Clone, Default)]
+#[doc(alias = "fd_set")]
+pub struct FdSet {
+    words: SmallVec<[c_ulong; 1024 / WORD]>,
+}
+
+impl FdSet {
+    /// An empty set (`FD_ZERO`).
+    #[must_use]
+    #[inline]
+    pub fn new() -> Self {
+        FdSet {
+            words: SmallVec::new(),
+        }
+    }
+
+    /// The set that an `fd_set` of the C library, or a longer array like it, holds.
+    #[must_use]
+    pub fn from_words(words: &[c_ulong]) -> Self {
+        FdSet {
+            words: SmallVec::from_slice(words),
+        }
+    }
+
+    /// The bitmap, as long as was needed so far.
+    #[must_use]
+    #[inline]
+    pub fn as_words(&self) -> &[c_ulong] {
+        &self.words
+    }
+
+    #[inline]
+    fn place(number: i32) -> Option<(usize, c_ulong)> {
+        let number = usize::try_from(number).ok()?;
+        Some((number / WORD, 1 << (number % WORD)))
+    }
+
+    /// Adds a number (`FD_SET`).
+    ///
+    /// # Panics
+    /// If the number is negative.
+    #[inline]
+    pub fn insert(&mut self, number: i32) {
+        let Some((word, bit)) = Self::place(number) else {
+            panic!("a negative number in a set");
+        };
+        if word >= self.words.len() {
+            self.words.resize(word + 1, 0);
+        }
+        self.words[word] |= bit;
+    }
+
+    /// Takes a number out (`FD_CLR`).
+    #[inline]
+    pub fn remove(&mut self, number: i32) {
+        if let Some((word, bit)) = Self::place(number)
+            && let Some(word) = self.words.get_mut(word)
+        {
+            *word &= !bit;
+        }
+    }
+
+    /// Whether a number is in the set (`FD_ISSET`).
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, number: i32) -> bool {
+        Self::place(number)
+            .and_then(|(word, bit)| Some(self.words.get(word)? & bit != 0))
+            .unwrap_or(false)
+    }
+
+    /// Takes all numbers out (`FD_ZERO`).
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// The numbers, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = i32> + '_ {
+        self.words.iter().enumerate().flat_map(|(word, &bits)| {
+            Bits(bits).filter_map(move |bit| i32::try_from(word * WORD + bit).ok())
+        })
+    }
+}
+
+impl PartialEq for FdSet {
+    /// Whether both hold the same numbers, however long their bitmaps are.
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for FdSet {}
+
+impl FromIterator<i32> for FdSet {
+    fn from_iter<I: IntoIterator<Item = i32>>(numbers: I) -> Self {
+        let mut set = FdSet::new();
+        numbers.into_iter().for_each(|number| set.insert(number));
+        set
+    }
+}
+
+impl fmt::Debug for FdSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// The positions of the bits that are set, ascending.
+struct Bits(c_ulong);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
+        let bit = self.0.trailing_zeros();
+        self.0 &= self.0 - 1;
+        Some(bit as usize)
+    }
+}
+
+/// The three sets of a call and what was found for them.
+pub(crate) struct Selection<'s> {
+    /// Numbers from here on are not looked at.
+    end: usize,
+    /// Words of each bitmap that the call covers.
+    words: usize,
+    sets: [Option<&'s mut FdSet>; 3],
+    /// The members that are ready; becomes the sets' new content.
+    found: Bitmaps,
+}
+
+/// A number that is in at least one of the sets.
+#[derive(Clone, Copy)]
+pub(crate) struct Member {
+    word: usize,
+    bit: c_ulong,
+    /// In which of the sets it is.
+    wanted: [bool; 3],
+}
+
+impl Member {
+    /// In which of the sets it is.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn wanted(self) -> [bool; 3] {
+        self.wanted
+    }
+
+    /// The number.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "below `n`, which was given as an i32"
+    )]
+    pub(crate) fn number(self) -> i32 {
+        (self.word * WORD + self.bit.trailing_zeros() as usize) as i32
+    }
+
+    /// Wakes with other keys are of no interest (`wait_key_set`).
+    fn filter(self) -> Events {
+        let mut filter = REPORTED[2];
+        for which in [0, 1] {
+            if self.wanted[which] {
+                filter |= REPORTED[which];
+            }
+        }
+        filter
+    }
+}
+
+impl<'s> Selection<'s> {
+    /// # Errors
+    /// `EINVAL`: `n` is negative. `ENOMEM`: no memory for the bitmaps.
+    #[inline]
+    pub(crate) fn new(n: i32, sets: [Option<&'s mut FdSet>; 3]) -> Result<Self, Errno> {
+        let end = usize::try_from(n).map_err(|_| Errno::INVAL)?;
+        let longest = sets.iter().flatten().map(|set| set.words.len()).max();
+        let words = end.div_ceil(WORD).min(longest.unwrap_or(0));
+        let mut found = Bitmaps::new();
+        found.try_reserve(3 * words).map_err(|_| Errno::NOMEM)?;
+        found.resize(3 * words, 0);
+        Ok(Selection {
+            end,
+            words,
+            sets,
+            found,
+        })
+    }
+
+    /// The members in a word, ascending.
+    #[inline]
+    fn members(&self, word: usize) -> impl Iterator<Item = Member> + use<> {
+        let of = |set: &Option<&mut FdSet>| {
+            let words = set.as_ref().map_or(&[][..], |set| set.as_words());
+            words.get(word).copied().unwrap_or(0)
+        };
+        let wanted = [of(&self.sets[0]), of(&self.sets[1]), of(&self.sets[2])];
+        let mut all = wanted[0] | wanted[1] | wanted[2];
+        if self.end - word * WORD < WORD {
+            all &= (1 << (self.end % WORD)) - 1;
+        }
+        Bits(all).map(move |at| {
+            let bit = 1 << at;
+            Member {
+                word,
+                bit,
+                wanted: wanted.map(|set| set & bit != 0),
+            }
+        })
+    }
+
+    /// Calls `body` with every member.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn for_each(&mut self, mut body: impl FnMut(&mut Self, Member)) {
+        for word in 0..self.words {
+            for member in self.members(word) {
+                body(self, member);
+            }
+        }
+    }
+
+    /// Calls `body` with every member until it fails.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn try_for_each(
+        &self,
+        body: impl FnMut(Member) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        (0..self.words)
+            .flat_map(|word| self.members(word))
+            .try_for_each(body)
+    }
+
+    /// Notes what of `member` is ready, and says in how many sets.
+    #[inline]
+    pub(crate) fn note(&mut self, member: Member, ready: [bool; 3]) -> usize {
+        let mut count = 0;
+        for (which, ready) in ready.into_iter().enumerate() {
+            if ready && member.wanted[which] {
+                self.found[which * self.words + member.word] |= member.bit;
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Looks at every user-level object once (`do_select`), and forgets what was found before.
+    ///
+    /// # Errors
+    /// `EBADF`, only if `first`: a member is not open. Later on that shows as `NVAL`, as when a
+    /// descriptor is closed while `select` waits for it.
+    #[inline]
+    pub(crate) fn pass<'a>(
+        &mut self,
+        first: bool,
+        resolve: &impl Fn(i32) -> Option<Target<'a>>,
+        viewer: &mut impl Viewer,
+    ) -> Result<Seen, Errno> {
+        let mut seen = Seen::default();
+        if !first {
+            self.found.fill(0);
+        }
+        for word in 0..self.words {
+            for member in self.members(word) {
+                let target = resolve(member.number());
+                if let Some(target) = target {
+                    seen.count(target);
+                }
+                let events = match target {
+                    Some(Target::File(file)) => viewer.view(file, member.filter()),
+                    #[cfg(all(feature = "std", not(loom)))]
+                    Some(Target::Kernel(_)) => continue,
+                    None if first => return Err(Errno::BADF),
+                    None => Events::NVAL,
+                };
+                let bits = self.note(member, REPORTED.map(|reported| events.intersects(reported)));
+                if bits > 0 {
+                    seen.ready += bits;
+                    viewer.hit();
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Hands over what was found: the sets now hold what is ready, in every word that the call
+    /// covers.
+    #[inline]
+    pub(crate) fn finish(self) {
+        for (which, set) in self.sets.into_iter().enumerate() {
+            let Some(set) = set else { continue };
+            let found = &self.found[which * self.words..][..self.words];
+            // A shorter set has no members in the words that it lacks.
+            for (word, &found) in set.words.iter_mut().zip(found) {
+                *word = found;
+            }
+        }
+    }
+}
+
+/// `select(2)` with a timeout of 0: leaves in the sets what is ready now, and says how many
+/// members that are.
+///
+/// # Errors
+/// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for long
+/// sets.
+#[cfg(any(not(feature = "std"), loom))]
+pub fn select_now<'a>(
+    n: i32,
+    read: Option<&mut FdSet>,
+    write: Option<&mut FdSet>,
+    except: Option<&mut FdSet>,
+    resolve: impl Fn(i32) -> Option<Target<'a>>,
+) -> Result<usize, Errno> {
+    let mut selection = Selection::new(n, [read, write, except])?;
+    let seen = selection.pass(true, &resolve, &mut crate::poll::LookOnly)?;
+    selection.finish();
+    Ok(seen.ready)
+}

@@ -1,0 +1,204 @@
+//! The doorbell: what a user-level wake rings when a thread sleeps in the kernel for descriptors.
+//!
+//! A kernel eventfd per thread, made when it is first needed and kept until the thread ends.
+//!
+//! # What could go wrong with a number
+//! A wake rings after it has let go of its locks, so the sleeper may be gone by then, and the
+//! number of a closed descriptor may be the program's again. So a wake that is going to ring holds
+//! a reference, and the last reference closes.
+//!
+//! A program may also close the number itself, as one does that closes all it did not open, and
+//! open something else under it, to which eight bytes would come as a surprise. So each doorbell
+//! carries a mark, and before it is rung, read, closed or slept by, somebody looks for the mark.
+//! The mark is the owner that `fcntl(2)`, `F_SETOWN_EX`, gives to an open file: the thread. Without
+//! `O_ASYNC` that has no other effect.
+//!
+//! # Fork
+//! A child has the parent's doorbells open and must neither ring them nor hear them. Each doorbell
+//! knows the generation it was made in; `fork` begins a new one in the child.
+
+use alloc::sync::Arc;
+use core::cell::Cell;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::os::fd::RawFd;
+
+use crate::errno::Errno;
+use crate::wait::Deferred;
+
+/// A kernel eventfd that wakes a thread from a sleep in the kernel.
+#[derive(Debug)]
+pub(super) struct Doorbell {
+    /// Not an `OwnedFd`: the program may have closed it.
+    fd: RawFd,
+    /// The thread that it was made for.
+    owner: libc::pid_t,
+    generation: u32,
+}
+
+/// `struct f_owner_ex`; the `libc` crate has neither it nor its constants for all C libraries.
+#[repr(C)]
+struct Owner {
+    kind: libc::c_int,
+    pid: libc::pid_t,
+}
+
+const F_SETSIG: libc::c_int = 10;
+const F_GETSIG: libc::c_int = 11;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_GETOWN_EX: libc::c_int = 16;
+const F_OWNER_TID: libc::c_int = 0;
+
+/// The second half of the mark, a signal that will not be sent: it stays when the owner has ended.
+const MARK: libc::c_int = libc::SIGURG;
+
+/// How many forks lie between the first process and this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Runs in the child of a fork, where only async-signal-safe calls are allowed.
+extern "C" fn begin_generation() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+std::thread_local! {
+    /// Taken out while it is in use: a call within the call makes its own.
+    static OF_THIS_THREAD: Cell<Option<Arc<Doorbell>>> = const { Cell::new(None) };
+}
+
+impl Doorbell {
+    /// The calling thread's, lent until the loan is dropped.
+    ///
+    /// # Errors
+    /// `ENOMEM`: it has to be made, and there is no memory or no descriptor left for it.
+    pub(super) fn of_this_thread() -> Result<Loan, Errno> {
+        // A thread that is ending may have none any more.
+        let kept = OF_THIS_THREAD.try_with(Cell::take).ok().flatten();
+        let doorbell = match kept.filter(|doorbell| doorbell.is_intact()) {
+            Some(doorbell) => doorbell,
+            None => Arc::new(Self::make()?),
+        };
+        Ok(Loan(ManuallyDrop::new(doorbell)))
+    }
+
+    fn make() -> Result<Self, Errno> {
+        // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Two
+        // handlers do no harm.
+        static WATCHES_FORK: AtomicBool = AtomicBool::new(false);
+        if !WATCHES_FORK.load(Ordering::Relaxed) {
+            // SAFETY: the handler is async-signal-safe and, as this library, never unloaded.
+            if unsafe { libc::pthread_atfork(None, None, Some(begin_generation)) } != 0 {
+                return Err(Errno::NOMEM);
+            }
+            WATCHES_FORK.store(true, Ordering::Relaxed);
+        }
+        let generation = GENERATION.load(Ordering::Relaxed);
+        // SAFETY: no arguments, no memory.
+        let owner = unsafe { libc::gettid() };
+        // SAFETY: makes a descriptor.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(Errno::NOMEM);
+        }
+        let mark = Owner {
+            kind: F_OWNER_TID,
+            pid: owner,
+        };
+        // SAFETY: the descriptor was just made, and the calls take a number and a structure.
+        let is_marked = unsafe {
+            libc::fcntl(fd, F_SETSIG, MARK) == 0
+                && libc::fcntl(fd, F_SETOWN_EX, &raw const mark) == 0
+        };
+        if !is_marked {
+            // SAFETY: it was made here, and nothing else knows it.
+            unsafe { libc::close(fd) };
+            return Err(Errno::NOMEM);
+        }
+        Ok(Doorbell {
+            fd,
+            owner,
+            generation,
+        })
+    }
+
+    /// Whether its number still leads to it, and it is this process's.
+    pub(super) fn is_intact(&self) -> bool {
+        self.generation == GENERATION.load(Ordering::Relaxed) && self.is_marked()
+    }
+
+    fn is_marked(&self) -> bool {
+        let mut mark = Owner { kind: -1, pid: -1 };
+        // SAFETY: the call fills the structure. A number that is not open gives an error.
+        let found = unsafe { libc::fcntl(self.fd, F_GETOWN_EX, &raw mut mark) } == 0;
+        if !found || mark.kind != F_OWNER_TID {
+            return false;
+        }
+        // An owner that has ended is shown as zero, and so is none.
+        // SAFETY: no memory.
+        mark.pid == self.owner
+            || (mark.pid == 0 && unsafe { libc::fcntl(self.fd, F_GETSIG) } == MARK)
+    }
+
+    /// What to wait for: it is readable once it was rung.
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Has it rung once the wake has let go of its locks.
+    pub(super) fn ring_later(self: &Arc<Self>, deferred: &mut Deferred) {
+        let kept = Arc::into_raw(self.clone());
+        deferred.push(ring_and_drop, kept.expose_provenance());
+    }
+
+    fn ring(&self) {
+        if self.is_intact() {
+            let one = 1_u64;
+            // SAFETY: eight bytes are read from `one`. If the counter is full it has rung.
+            unsafe { libc::write(self.fd, (&raw const one).cast(), size_of::<u64>()) };
+        }
+    }
+
+    /// Has it not readable any more.
+    pub(super) fn quiet(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes are written to `count`. If the counter is empty it is quiet.
+        unsafe { libc::read(self.fd, (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        // A child of a fork closes its copy, if it still has it.
+        if self.is_marked() {
+            // SAFETY: the number leads to the eventfd that this is the last reference to.
+            unsafe { libc::close(self.fd) };
+        }
+    }
+}
+
+fn ring_and_drop(kept: usize) {
+    // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
+    let doorbell = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<Doorbell>(kept)) };
+    doorbell.ring();
+}
+
+/// A thread's doorbell while it is in use.
+pub(super) struct Loan(ManuallyDrop<Arc<Doorbell>>);
+
+impl Deref for Loan {
+    type Target = Arc<Doorbell>;
+
+    fn deref(&self) -> &Arc<Doorbell> {
+        &self.0
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here, and not used after.
+        let doorbell = unsafe { ManuallyDrop::take(&mut self.0) };
+        // A thread that is ending cannot keep it: it closes here, or with the last that rings.
+        let _ = OF_THIS_THREAD.try_with(|place| place.set(Some(doorbell)));
+    }
+}

@@ -1,0 +1,204 @@
+//! `poll(2)` and `ppoll(2)`.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use smallvec::SmallVec;
+
+use super::poller::{self, Call, Heard, WaitTable};
+use super::{SigSet, Timeout};
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::poll::{LookOnly, PollFd, Seen, pass};
+use crate::target::Target;
+
+/// What the kernel is asked stays on the stack for this many descriptors, the doorbell among them;
+/// with its own two words the list takes `FRONT` bytes (`N_STACK_PPS`).
+const INLINE: usize = 30;
+
+const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::FRONT);
+
+/// `poll(2)` with a timeout in nanoseconds: waits until at least one entry is ready, and says how
+/// many are.
+///
+/// The entries may be user-level objects and descriptors of the kernel in any mixture. As in Linux:
+/// - Every entry's [`revents`](PollFd::revents) are written: what of its events is ready, and
+///   `ERR` and `HUP` whether asked for or not. One that is not open shows `NVAL` and counts as
+///   ready; an [ignored](PollFd::ignored) one shows nothing. An object listed twice counts twice.
+/// - It returns 0 when the limit has passed, never before; what is ready then is still reported.
+/// - A limit of zero looks and does not wait. Without a limit it waits however long it takes.
+///
+/// Up to nine wait queues and 29 descriptors of the kernel cost no allocation, as in Linux since
+/// 2.6.17, which puts small sets on the stack. Objects are first looked at without registering
+/// with them, and if one of them is ready nothing else happens. If only user-level objects are
+/// waited for the thread sleeps on a futex; with descriptors of the kernel among them, in the
+/// kernel's `ppoll`, together with an eventfd of its own that user-level wakes ring. That one is
+/// made when the thread first needs it, and closed when the thread ends.
+///
+/// All who poll an object are woken by each of its wakes: nobody is passed over, and nobody has to
+/// take turns. An entry borrows its object, so that cannot be closed meanwhile. A descriptor of
+/// the kernel that is closed by its number while `poll` waits for it does not end the wait, and
+/// shows as `NVAL` when it ends.
+///
+/// # Errors
+/// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows (not enforced for lists of up to
+///   30 user-level objects).
+/// - `EINTR`: a signal handler ran while the thread slept, and nothing was ready; the call is never
+///   restarted, whatever `SA_RESTART` says. A handler that runs in the moment between a wake for
+///   nothing and the next sleep does not end the call: whoever depends on the signal uses [`ppoll`],
+///   where there is no such moment.
+/// - `ENOMEM`: no memory for a long list, or no descriptor for the thread's eventfd.
+///
+/// # Example
+/// ```
+/// use std::io::Write;
+/// use std::time::Duration;
+/// use upoll::{EventFd, Events, PollFd};
+///
+/// let counter = EventFd::new(0)?;
+/// let (reader, mut writer) = std::io::pipe().unwrap();
+/// let mut fds = [
+///     PollFd::new(&counter, Events::IN),
+///     PollFd::new(&reader, Events::IN),
+/// ];
+/// assert_eq!(upoll::poll(&mut fds, Duration::ZERO)?, 0);
+/// counter.try_write(1)?;
+/// writer.write_all(b"x").unwrap();
+/// assert_eq!(upoll::poll(&mut fds, None)?, 2);
+/// assert_eq!(fds[1].revents(), Events::IN);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+pub fn poll(fds: &mut [PollFd<'_>], timeout: impl Into<Timeout>) -> Result<usize, Errno> {
+    poll_masked(fds, timeout.into(), None)
+}
+
+/// `ppoll(2)`: [`poll`] while exactly the signals in `mask` are held back.
+///
+/// From when it begins to wait until it returns `mask` is the thread's signal mask, set and reset
+/// together with the sleep: a signal that the thread holds back otherwise and `mask` does not is
+/// never missed, and ends the call. If something is ready at once, no signal gets through.
+///
+/// # Errors
+/// As [`poll`]. `EINTR` if and only if a handler ran of a signal that `mask` let through.
+///
+/// # Example
+/// ```
+/// use upoll::{EventFd, Events, PollFd, SigSet};
+/// let counter = EventFd::new(1)?;
+/// let mut fds = [PollFd::new(&counter, Events::IN)];
+/// assert_eq!(upoll::ppoll(&mut fds, None, &SigSet::empty())?, 1);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+pub fn ppoll(
+    fds: &mut [PollFd<'_>],
+    timeout: impl Into<Timeout>,
+    mask: &SigSet,
+) -> Result<usize, Errno> {
+    poll_masked(fds, timeout.into(), Some(mask))
+}
+
+#[inline]
+fn poll_masked(
+    fds: &mut [PollFd<'_>],
+    timeout: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    if fds.len() > INLINE && fds.len() > open_limit() {
+        return Err(Errno::INVAL);
+    }
+    let seen = pass(fds, &mut LookOnly);
+    if poller::is_final(seen, timeout, mask) {
+        return Ok(seen.ready);
+    }
+    let mut call = PollCall {
+        fds,
+        asked: SmallVec::new(),
+    };
+    poller::wait(&mut call, seen, timeout, mask)
+}
+
+fn open_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+struct PollCall<'c, 'a> {
+    fds: &'c mut [PollFd<'a>],
+    /// The kernel's descriptors in the entries' order; the kernel sides of files; the doorbell.
+    asked: SmallVec<[libc::pollfd; INLINE]>,
+}
+
+impl PollCall<'_, '_> {
+    fn push(&mut self, fd: RawFd, events: Events) -> Result<(), Errno> {
+        self.asked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        self.asked.push(libc::pollfd {
+            fd,
+            events: events.bits() as libc::c_short,
+            revents: 0,
+        });
+        Ok(())
+    }
+}
+
+impl Call for PollCall<'_, '_> {
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
+        Ok(pass(self.fds, viewer))
+    }
+
+    fn ask(
+        &mut self,
+        limit: Option<&libc::timespec>,
+        mask: Option<&SigSet>,
+        doorbell: Option<RawFd>,
+    ) -> Result<Heard, Errno> {
+        self.asked.clear();
+        for at in 0..self.fds.len() {
+            if let Some(fd) = self.fds[at].target().and_then(Target::kernel) {
+                self.push(fd.as_raw_fd(), self.fds[at].events())?;
+            }
+        }
+        if let Some(doorbell) = doorbell {
+            for at in 0..self.fds.len() {
+                if let Some(side) = self.fds[at].target().and_then(Target::kernel_side) {
+                    self.push(side.as_raw_fd(), Events::IN)?;
+                }
+            }
+            self.push(doorbell, Events::IN)?;
+        }
+        let (list, count) = (self.asked.as_mut_ptr(), self.asked.len() as libc::nfds_t);
+        let outcome = if mask.is_none() && limit.is_some_and(poller::is_zero) {
+            // The kernel neither has a limit to read nor what is left of it to write.
+            // SAFETY: the list is as long as is claimed.
+            unsafe { libc::poll(list, count, 0) }
+        } else {
+            let limit = limit.map_or(core::ptr::null(), core::ptr::from_ref);
+            let mask = mask.map_or(core::ptr::null(), SigSet::as_ptr);
+            // SAFETY: as above; limit and mask are null or outlive the call.
+            unsafe { libc::ppoll(list, count, limit, mask) }
+        };
+        let outcome = poller::outcome(outcome);
+        if outcome.is_err() {
+            self.asked.clear();
+        }
+        let rang = doorbell.is_some() && self.asked.last().is_some_and(|last| last.revents != 0);
+        outcome.map(|_| Heard { rang })
+    }
+
+    fn merge(&mut self) -> usize {
+        let mut asked = self.asked.iter();
+        let mut ready = 0;
+        let is_kernel = |fd: &&mut PollFd<'_>| fd.target().and_then(Target::kernel).is_some();
+        for fd in self.fds.iter_mut().filter(is_kernel) {
+            let found = asked
+                .next()
+                .map_or(0, |asked| asked.revents.cast_unsigned());
+            fd.set_revents(Events::from_bits_retain(found.into()));
+            ready += usize::from(found != 0);
+        }
+        ready
+    }
+}

@@ -1,0 +1,517 @@
+//! The wait that `poll` and `select` share: entries in the objects' wait queues, and a thread that
+//! sleeps until one of them, or the kernel, has news.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::RawFd;
+
+use super::doorbell::Doorbell;
+use super::sigset::Held;
+use super::timeout::{Clock, Deadline, Timeout};
+use super::{Outcome, SigSet, futex};
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{FileRef, PollTable};
+use crate::poll::{Seen, Viewer};
+use crate::sync::fence_after_rmw;
+use crate::wait::{Deferred, Place, Reply, WaitEntry, WaitQueue, Wake};
+
+/// Stack space for a call, in bytes, and how it is divided (`MAX_STACK_ALLOC` and its parts).
+const STACK: usize = 832;
+/// For what the call is given and what it finds (`FRONTEND_STACK_ALLOC`).
+pub(super) const FRONT: usize = 256;
+/// For entries in wait queues (`WQUEUES_STACK_ALLOC`).
+const QUEUES: usize = STACK - FRONT;
+
+/// Entries in wait queues that stay on the stack (`N_INLINE_POLL_ENTRIES`).
+const INLINE: usize = 9;
+/// Entries in each further allocation.
+const CHUNK: usize = 64;
+
+const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEntry>() <= QUEUES);
+
+/// A call of `poll` or `select` under way.
+pub(super) trait Call {
+    /// Looks at all user-level objects and keeps what is ready.
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno>;
+
+    /// Waits until one of the kernel's descriptors is ready, until `limit` has passed, or until a
+    /// handler ran of a signal that `mask` lets through. With a `doorbell` it ends, too, if that
+    /// rings or if the kernel side of a user-level object stirs.
+    fn ask(
+        &mut self,
+        limit: Option<&libc::timespec>,
+        mask: Option<&SigSet>,
+        doorbell: Option<RawFd>,
+    ) -> Result<Heard, Errno>;
+
+    /// Adds to the last look what [`ask`](Self::ask) found, nothing if it failed, and says how much
+    /// that is.
+    fn merge(&mut self) -> usize;
+}
+
+/// What ended a sleep in the kernel, besides what [`Call::merge`] finds.
+#[derive(Clone, Copy)]
+pub(super) struct Heard {
+    /// The doorbell rang.
+    pub(super) rang: bool,
+}
+
+pub(super) fn is_zero(limit: &libc::timespec) -> bool {
+    limit.tv_sec == 0 && limit.tv_nsec == 0
+}
+
+/// The outcome of a call of the C library.
+pub(super) fn outcome(result: libc::c_int) -> Result<(), Errno> {
+    if result >= 0 {
+        return Ok(());
+    }
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    Err(errno.map_or(Errno::INVAL, Errno::from_raw))
+}
+
+/// A thread in `poll` or `select`: what its entries lead to.
+struct Poller<'d> {
+    state: AtomicU32,
+    /// What to ring; none if the thread sleeps on `state`.
+    doorbell: Option<&'d Arc<Doorbell>>,
+}
+
+/// It will look once more before it sleeps.
+const AWAKE: u32 = 0;
+/// It sleeps, or is about to: a wake has to rouse it.
+const ASLEEP: u32 = 1;
+/// A wake came since it last looked.
+const ROUSED: u32 = 2;
+
+impl Poller<'_> {
+    /// False if a wake came since the last [`get_up`](Self::get_up).
+    fn lie_down(&self) -> bool {
+        self.state
+            .compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    /// Look at the objects afterwards: wakes from here on are noticed, and what those before have
+    /// published is seen.
+    fn get_up(&self) {
+        self.state.swap(AWAKE, Ordering::SeqCst);
+        fence_after_rmw();
+    }
+
+    fn rouse(&self, deferred: &mut Deferred) {
+        if self.state.swap(ROUSED, Ordering::SeqCst) != ASLEEP {
+            return;
+        }
+        match self.doorbell {
+            // The word may be gone by the time this runs; see `super::rouse`.
+            None => deferred.push(futex::wake_one, self.state.as_ptr().addr()),
+            Some(doorbell) => doorbell.ring_later(deferred),
+        }
+    }
+
+    fn sleep(&self, deadline: Deadline) -> Outcome {
+        while self.state.load(Ordering::Acquire) == ASLEEP {
+            match futex::wait(&self.state, ASLEEP, deadline) {
+                Outcome::Woken => {}
+                ended => return ended,
+            }
+        }
+        Outcome::Woken
+    }
+}
+
+/// A place in a wait queue (`struct poll_table_entry`). The entry's owner word holds the events
+/// that are of interest.
+#[repr(C)]
+struct PollEntry {
+    /// First, so that a wake finds the rest.
+    entry: WaitEntry,
+    poller: NonNull<Poller<'static>>,
+}
+
+/// A wake reached a thread in `poll` or `select` (`pollwake`).
+///
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`PollEntry`]'s.
+unsafe fn on_wake_poll(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `PollEntry`, which is unhooked, under the lock that
+    // is held here, before it or its poller ends.
+    let (wanted, poller) = unsafe {
+        let entry = entry.cast::<PollEntry>().as_ref();
+        let wanted = entry.entry.owner_word.load(Ordering::Relaxed);
+        (Events::from_bits_retain(wanted), entry.poller.as_ref())
+    };
+    if !wake.key.is_empty() && !wake.key.intersects(wanted) {
+        return Reply::Passed;
+    }
+    poller.rouse(wake.deferred);
+    Reply::Took
+}
+
+/// The entries of a call, one for each queue that an object registers: the first few in place,
+/// then on the heap (`struct poll_wqueues`).
+///
+/// It does not move once an entry is hooked. Dropping it takes all entries out.
+pub(super) struct WaitTable<'p> {
+    poller: &'p Poller<'p>,
+    /// Looking at an object hooks entries into its queues. Off once something is ready.
+    registers: bool,
+    /// There was no memory for an entry.
+    failed: bool,
+    used: usize,
+    inline: [MaybeUninit<PollEntry>; INLINE],
+    /// Filled up to their capacity and never beyond, so that entries do not move.
+    chunks: Vec<Vec<PollEntry>>,
+}
+
+impl<'p> WaitTable<'p> {
+    /// # Safety
+    /// The table does not move before it is dropped, and it is dropped.
+    unsafe fn new(poller: &'p Poller<'p>) -> Self {
+        WaitTable {
+            poller,
+            registers: true,
+            failed: false,
+            used: 0,
+            inline: [const { MaybeUninit::uninit() }; INLINE],
+            chunks: Vec::new(),
+        }
+    }
+
+    /// # Safety
+    /// `queue` outlives this table.
+    unsafe fn hook(&mut self, queue: *const WaitQueue, wanted: Events) {
+        let entry = PollEntry {
+            entry: WaitEntry::new(on_wake_poll),
+            poller: NonNull::from(self.poller).cast(),
+        };
+        entry
+            .entry
+            .owner_word
+            .store(wanted.bits(), Ordering::Relaxed);
+        let entry = if let Some(place) = self.inline.get_mut(self.used) {
+            self.used += 1;
+            &*place.write(entry)
+        } else {
+            let Some(chunk) = self.chunk_with_room() else {
+                self.failed = true;
+                return;
+            };
+            chunk.push(entry);
+            &chunk[chunk.len() - 1]
+        };
+        // SAFETY: the entry is fresh and stays where it is, as the table does not move and a chunk
+        // does not grow; the table's drop unhooks it. The caller vouches for the queue.
+        unsafe { entry.entry.hook(queue, Place::Shared) };
+    }
+
+    fn chunk_with_room(&mut self) -> Option<&mut Vec<PollEntry>> {
+        let full = self
+            .chunks
+            .last()
+            .is_none_or(|chunk| chunk.len() == chunk.capacity());
+        if full {
+            let mut chunk = Vec::new();
+            chunk.try_reserve_exact(CHUNK).ok()?;
+            self.chunks.try_reserve(1).ok()?;
+            self.chunks.push(chunk);
+        }
+        self.chunks.last_mut()
+    }
+}
+
+impl Viewer for WaitTable<'_> {
+    fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events {
+        let object = file.description().object();
+        if !self.registers {
+            return object.poll(&mut PollTable::look_only());
+        }
+        // SAFETY: the queue is the object's, which the caller of `poll` or `select` borrows for the
+        // whole call; the table is dropped before the call ends.
+        let mut register = |queue: &WaitQueue| unsafe { self.hook(queue, wanted) };
+        object.poll(&mut PollTable::new(&mut register))
+    }
+
+    fn hit(&mut self) {
+        self.registers = false;
+    }
+}
+
+impl Drop for WaitTable<'_> {
+    fn drop(&mut self) {
+        for entry in &self.inline[..self.used] {
+            // SAFETY: the first `used` were written.
+            unsafe { entry.assume_init_ref() }.entry.unhook();
+        }
+        for entry in self.chunks.iter().flatten() {
+            entry.entry.unhook();
+        }
+    }
+}
+
+const ZERO: libc::timespec = libc::timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// Whether the first look, without a trace, is all that a call has to do.
+#[inline]
+pub(super) fn is_final(seen: Seen, timeout: Timeout, mask: Option<&SigSet>) -> bool {
+    seen.kernel == 0 && (seen.ready > 0 || (timeout.is_now() && mask.is_none()))
+}
+
+/// Finishes a call whose first look found `seen`: asks the kernel about its descriptors, and waits
+/// if nothing is ready. Says how much is.
+#[inline(never)]
+pub(super) fn wait(
+    call: &mut impl Call,
+    seen: Seen,
+    timeout: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    if seen.ready > 0 {
+        return with_kernel(call, seen);
+    }
+    if timeout.is_now() {
+        return ask_once(call, Some(&ZERO), mask);
+    }
+    if seen.objects == 0 && timeout.clock() == Clock::Monotonic {
+        return ask_once(call, timeout.as_timespec().as_ref(), mask);
+    }
+    let deadline = timeout.deadline();
+    // The kernel swaps masks for each sleep; what comes between two is held for the next.
+    let _held = mask.map(|_| Held::new());
+    if seen.objects == 0 {
+        return wait_for_kernel(call, deadline, mask);
+    }
+    let mut in_kernel = seen.kernel + seen.sides > 0 || mask.is_some();
+    loop {
+        let ready = if in_kernel {
+            let doorbell = Doorbell::of_this_thread()?;
+            wait_for_any(call, deadline, mask, Some(&doorbell))?
+        } else {
+            wait_for_any(call, deadline, mask, None)?
+        };
+        match ready {
+            Some(ready) => return Ok(ready),
+            None => in_kernel = true,
+        }
+    }
+}
+
+/// Adds what is ready in the kernel to what is ready here. The mask of a call that finds something
+/// ready lets no signal through, so there is no need to apply it.
+fn with_kernel(call: &mut impl Call, seen: Seen) -> Result<usize, Errno> {
+    if seen.kernel == 0 {
+        return Ok(seen.ready);
+    }
+    match call.ask(Some(&ZERO), None, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(seen.ready + call.merge()),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn ask_once(
+    call: &mut impl Call,
+    limit: Option<&libc::timespec>,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    let asked = call.ask(limit, mask, None);
+    let ready = call.merge();
+    asked.map(|_| ready)
+}
+
+/// Nothing but the kernel's descriptors, or nothing at all, is waited for, by the wall clock.
+fn wait_for_kernel(
+    call: &mut impl Call,
+    deadline: Deadline,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    loop {
+        let ready = ask_once(call, deadline.next_sleep().as_ref(), mask)?;
+        if ready > 0 || deadline.has_passed() {
+            return Ok(ready);
+        }
+    }
+}
+
+/// User-level objects are waited for, and with a doorbell what the kernel has, too.
+///
+/// None: without a doorbell, but one is needed by now.
+fn wait_for_any(
+    call: &mut impl Call,
+    deadline: Deadline,
+    mask: Option<&SigSet>,
+    doorbell: Option<&Arc<Doorbell>>,
+) -> Result<Option<usize>, Errno> {
+    let poller = Poller {
+        state: AtomicU32::new(AWAKE),
+        doorbell,
+    };
+    // SAFETY: it stays in this frame.
+    let mut table = unsafe { WaitTable::new(&poller) };
+    // Register, then look: whoever published something before that did not see the entries.
+    let mut seen = call.look(&mut table)?;
+    table.registers = false;
+    loop {
+        if seen.ready > 0 {
+            return with_kernel(call, seen).map(Some);
+        }
+        if table.failed {
+            return Err(Errno::NOMEM);
+        }
+        if doorbell.is_none() && seen.sides > 0 {
+            return Ok(None);
+        }
+        let may_sleep = poller.lie_down();
+        let Some(doorbell) = doorbell else {
+            let outcome = if may_sleep {
+                poller.sleep(deadline)
+            } else {
+                Outcome::Woken
+            };
+            poller.get_up();
+            // Whatever ended the sleep: what is ready goes before a limit or a signal.
+            seen = call.look(&mut table)?;
+            match outcome {
+                _ if seen.ready > 0 => {}
+                Outcome::Interrupted => return Err(Errno::INTR),
+                Outcome::Woken if !deadline.has_passed() => {}
+                Outcome::Woken | Outcome::TimedOut => return Ok(Some(0)),
+            }
+            continue;
+        };
+        let limit = if may_sleep {
+            deadline.next_sleep()
+        } else {
+            Some(ZERO)
+        };
+        let asked = call.ask(limit.as_ref(), mask, Some(doorbell.fd()));
+        poller.get_up();
+        if mask.is_some()
+            && let Err(errno) = asked
+        {
+            // The handler has run of a signal that only the mask let through. EINTR is how the
+            // caller learns of it.
+            call.merge();
+            return Err(errno);
+        }
+        let intact = doorbell.is_intact();
+        if intact && matches!(asked, Ok(Heard { rang: true })) {
+            doorbell.quiet();
+        }
+        seen = call.look(&mut table)?;
+        let kernel = call.merge();
+        match asked {
+            _ if seen.ready + kernel > 0 => return Ok(Some(seen.ready + kernel)),
+            // The program closed it, or the handler of a signal forked and this is the child.
+            _ if !intact => return Err(Errno::INTR),
+            Ok(_) if deadline.has_passed() => return Ok(Some(0)),
+            Ok(_) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::{PipeReader, Read, Write};
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::time::Duration;
+
+    use crate::file::Pollable;
+    use crate::wait::WaitQueue;
+    use crate::{Errno, EventFd, Events, FdSet, File, FileRef, PollFd, PollTable, Source, Timeout};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Ready when its pipe is; gets the pipe late.
+    #[derive(Default)]
+    struct Sided {
+        pipe: std::sync::OnceLock<PipeReader>,
+        changed: WaitQueue,
+    }
+
+    impl Pollable for Sided {
+        fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+            table.register(&self.changed);
+            let Some(pipe) = self.pipe.get() else {
+                return Events::empty();
+            };
+            let mut fds = [PollFd::new(pipe, Events::IN)];
+            crate::poll(&mut fds, Duration::ZERO).unwrap();
+            fds[0].revents()
+        }
+    }
+
+    pub(crate) fn side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
+        let object: &dyn std::any::Any = file.description().object();
+        Some(object.downcast_ref::<Sided>()?.pipe.get()?.as_fd())
+    }
+
+    fn poll_one(file: &File<Sided>, timeout: impl Into<Timeout>) -> Result<usize, Errno> {
+        crate::poll(&mut [PollFd::new(file, Events::IN)], timeout)
+    }
+
+    fn select_one(file: &File<Sided>, limit: Duration) -> Result<usize, Errno> {
+        let mut read = FdSet::from_iter([0]);
+        let mut timeout = limit.into();
+        let resolve = |_| Some(file.target());
+        crate::select(1, Some(&mut read), None, None, &mut timeout, resolve)
+    }
+
+    #[test]
+    fn what_stirs_on_a_files_kernel_side_wakes_a_sleeper() {
+        for wait in [
+            |file: &_| poll_one(file, LONG),
+            |file: &_| select_one(file, LONG),
+        ] {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let file = File::new(Sided::default());
+            assert!(file.pipe.set(reader).is_ok());
+            assert_eq!(poll_one(&file, Duration::from_millis(1)), Ok(0));
+            let thread = std::thread::spawn({
+                let file = file.clone();
+                move || wait(&file)
+            });
+            writer.write_all(b"x").unwrap();
+            assert_eq!(thread.join().unwrap(), Ok(1));
+            file.pipe.get().unwrap().read_exact(&mut [0]).unwrap();
+            assert_eq!(select_one(&file, Duration::from_millis(1)), Ok(0));
+        }
+    }
+
+    #[test]
+    fn a_kernel_side_that_comes_late_reaches_those_who_sleep_without_it() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let file = File::new(Sided::default());
+        let other = EventFd::new(0).unwrap();
+        let thread = std::thread::spawn({
+            let (file, other) = (file.clone(), other.clone());
+            move || {
+                let mut fds = [
+                    PollFd::new(&other, Events::IN),
+                    PollFd::new(&file, Events::IN),
+                ];
+                let ready = crate::poll(&mut fds, LONG);
+                (ready, fds[0].revents(), fds[1].revents())
+            }
+        });
+        while !file.changed.is_watched() {
+            std::thread::yield_now();
+        }
+        assert!(file.pipe.set(reader).is_ok());
+        file.changed.wake(Events::IN);
+        // Time to go to sleep again.
+        std::thread::sleep(Duration::from_millis(20));
+        let begun = std::time::Instant::now();
+        writer.write_all(b"x").unwrap();
+        let found = (Ok(1), Events::empty(), Events::IN);
+        assert_eq!(thread.join().unwrap(), found);
+        assert!(begun.elapsed() < LONG / 2, "it slept until its limit");
+    }
+}

@@ -1,0 +1,280 @@
+//! `select(2)` and `pselect(2)`.
+
+use core::ffi::c_ulong;
+use core::ptr;
+use std::os::fd::{AsRawFd, RawFd};
+
+use super::poller::{self, Call, Heard, WaitTable};
+use super::{SigSet, Timeout};
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::poll::{LookOnly, Seen};
+use crate::select::{Bitmaps, FdSet, REPORTED, Selection, WORD};
+use crate::target::Target;
+
+/// `select(2)` with a timeout in nanoseconds: waits until a number in one of the sets is ready.
+/// Leaves in the sets those that are, says how many that makes over the three, and leaves in
+/// `timeout` what is left of it.
+///
+/// `resolve` says what a number below `n` stands for: a user-level object, a descriptor of the
+/// kernel, or nothing that is open. As in Linux:
+/// - Readable counts `IN`, `RDNORM`, `RDBAND`, `HUP` and `ERR`; writable `OUT`, `WRNORM`, `WRBAND`
+///   and `ERR`; exceptional `PRI`.
+/// - Numbers from `n` on are not looked at. The sets are written in whole words of the bitmap, as
+///   many as hold the numbers below `n`, and only on success; also when nothing is ready.
+/// - What is left of the limit is written also on an error, and is zero when the limit has passed.
+/// - Linux quietly lowers `n` to the size of its table of descriptors. Whoever keeps such a table
+///   does that before; here each number below `n` counts.
+///
+/// How it waits, what it costs, and what happens to a descriptor that is closed meanwhile, is as
+/// in [`poll`](crate::poll()); numbers below 320 cost no allocation. There is no limit of 1024.
+///
+/// # Errors
+/// - `EINVAL`: `n` is negative.
+/// - `EBADF`: a number in the sets is not open.
+/// - `EINTR`: a signal handler ran and nothing was ready; the call is never restarted.
+/// - `ENOMEM`: no memory for long sets, or no descriptor for the thread's eventfd.
+///
+/// # Example
+/// ```
+/// use std::time::Duration;
+/// use upoll::{EventFd, FdSet, Source, Timeout};
+///
+/// let counters = [EventFd::new(0)?, EventFd::new(1)?];
+/// let mut readable = FdSet::from_iter([0, 1]);
+/// let ready = upoll::select(
+///     2,
+///     Some(&mut readable),
+///     None,
+///     None,
+///     &mut Timeout::from(Duration::from_secs(1)),
+///     |number| Some(counters.get(usize::try_from(number).ok()?)?.target()),
+/// )?;
+/// assert_eq!(ready, 1);
+/// assert_eq!(readable.iter().collect::<Vec<_>>(), [1]);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+pub fn select<'a>(
+    n: i32,
+    read: Option<&mut FdSet>,
+    write: Option<&mut FdSet>,
+    except: Option<&mut FdSet>,
+    timeout: &mut Timeout,
+    resolve: impl Fn(i32) -> Option<Target<'a>>,
+) -> Result<usize, Errno> {
+    let running = timeout.start();
+    let ready = select_masked(n, [read, write, except], *timeout, None, &resolve);
+    *timeout = running.rest();
+    ready
+}
+
+/// `pselect(2)`: [`select`] while exactly the signals in `mask` are held back, with a limit that
+/// is not written.
+///
+/// What the mask means is as in [`ppoll`](crate::ppoll).
+///
+/// # Errors
+/// As [`select`]. `EINTR` if and only if a handler ran of a signal that `mask` let through.
+pub fn pselect<'a>(
+    n: i32,
+    read: Option<&mut FdSet>,
+    write: Option<&mut FdSet>,
+    except: Option<&mut FdSet>,
+    timeout: impl Into<Timeout>,
+    mask: &SigSet,
+    resolve: impl Fn(i32) -> Option<Target<'a>>,
+) -> Result<usize, Errno> {
+    let sets = [read, write, except];
+    select_masked(n, sets, timeout.into(), Some(mask), &resolve)
+}
+
+#[inline]
+fn select_masked<'a>(
+    n: i32,
+    sets: [Option<&mut FdSet>; 3],
+    timeout: Timeout,
+    mask: Option<&SigSet>,
+    resolve: &impl Fn(i32) -> Option<Target<'a>>,
+) -> Result<usize, Errno> {
+    let mut selection = Selection::new(n, sets)?;
+    let seen = selection.pass(true, resolve, &mut LookOnly)?;
+    if poller::is_final(seen, timeout, mask) {
+        selection.finish();
+        return Ok(seen.ready);
+    }
+    let mut call = SelectCall {
+        selection,
+        resolve,
+        asked: Asked {
+            maps: Bitmaps::new(),
+            words: 0,
+            end: 0,
+        },
+        was_asked: false,
+    };
+    let ready = poller::wait(&mut call, seen, timeout, mask)?;
+    call.selection.finish();
+    Ok(ready)
+}
+
+/// The three bitmaps that the kernel is given and writes its answer to, by its own numbers.
+struct Asked {
+    maps: Bitmaps,
+    /// Words of each of them.
+    words: usize,
+    /// Numbers from here on are in none of them.
+    end: RawFd,
+}
+
+impl Asked {
+    fn clear(&mut self) {
+        self.maps.clear();
+        self.words = 0;
+        self.end = 0;
+    }
+
+    /// Makes room for `words` words in each bitmap.
+    fn widen(&mut self, words: usize) -> Result<(), Errno> {
+        let before = self.words;
+        let additional = 3 * (words - before);
+        self.maps
+            .try_reserve(additional)
+            .map_err(|_| Errno::NOMEM)?;
+        self.maps.resize(3 * words, 0);
+        for which in [2, 1, 0] {
+            let from = which * before;
+            self.maps.copy_within(from..from + before, which * words);
+            self.maps[which * words + before..(which + 1) * words].fill(0);
+        }
+        self.words = words;
+        Ok(())
+    }
+
+    fn insert(&mut self, fd: RawFd, wanted: [bool; 3]) -> Result<(), Errno> {
+        let number = usize::try_from(fd).map_err(|_| Errno::BADF)?;
+        if number / WORD >= self.words {
+            self.widen(number / WORD + 1)?;
+        }
+        self.end = self.end.max(fd + 1);
+        for (which, wanted) in wanted.into_iter().enumerate() {
+            let bit = c_ulong::from(wanted) << (number % WORD);
+            self.maps[which * self.words + number / WORD] |= bit;
+        }
+        Ok(())
+    }
+
+    fn contains(&self, fd: RawFd) -> [bool; 3] {
+        let number = fd.cast_unsigned() as usize;
+        [0, 1, 2].map(|which| {
+            number / WORD < self.words
+                && self.maps[which * self.words + number / WORD] & (1 << (number % WORD)) != 0
+        })
+    }
+
+    /// The bitmaps as the kernel takes them.
+    fn as_fd_sets(&mut self) -> [*mut libc::fd_set; 3] {
+        let maps = self.maps.as_mut_ptr();
+        [0, 1, 2].map(|which| match self.words {
+            0 => ptr::null_mut(),
+            words => maps.wrapping_add(which * words).cast(),
+        })
+    }
+}
+
+struct SelectCall<'c, 's, R> {
+    selection: Selection<'s>,
+    resolve: &'c R,
+    asked: Asked,
+    was_asked: bool,
+}
+
+impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
+    /// Asks about each descriptor by itself: one was closed since the call began, and must not hide
+    /// the others.
+    fn ask_each(&mut self) -> Result<(), Errno> {
+        self.asked.clear();
+        let (asked, resolve) = (&mut self.asked, self.resolve);
+        let any = REPORTED.into_iter().fold(Events::empty(), Events::union);
+        self.selection.try_for_each(|member| {
+            let Some(fd) = resolve(member.number()).and_then(Target::kernel) else {
+                return Ok(());
+            };
+            let mut one = libc::pollfd {
+                fd: fd.as_raw_fd(),
+                events: any.bits() as libc::c_short,
+                revents: 0,
+            };
+            // SAFETY: it is a list of one.
+            unsafe { libc::poll(&raw mut one, 1, 0) };
+            let found = Events::from_bits_retain(one.revents.cast_unsigned().into());
+            let wanted = member.wanted();
+            let ready = [0, 1, 2].map(|at| wanted[at] && found.intersects(REPORTED[at]));
+            asked.insert(one.fd, ready)
+        })
+    }
+}
+
+impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
+        self.selection.pass(false, self.resolve, viewer)
+    }
+
+    /// With `pselect`: `ppoll` would not sleep for a descriptor that has hung up, if it is to be
+    /// written to.
+    fn ask(
+        &mut self,
+        limit: Option<&libc::timespec>,
+        mask: Option<&SigSet>,
+        doorbell: Option<RawFd>,
+    ) -> Result<Heard, Errno> {
+        self.asked.clear();
+        let (asked, resolve) = (&mut self.asked, self.resolve);
+        if let Some(doorbell) = doorbell {
+            asked.insert(doorbell, READABLE)?;
+        }
+        self.selection.try_for_each(|member| {
+            let Some(target) = resolve(member.number()) else {
+                return Ok(());
+            };
+            if let Some(fd) = target.kernel() {
+                asked.insert(fd.as_raw_fd(), member.wanted())?;
+            }
+            match target.kernel_side().filter(|_| doorbell.is_some()) {
+                Some(side) => asked.insert(side.as_raw_fd(), READABLE),
+                None => Ok(()),
+            }
+        })?;
+        let [read, write, except] = asked.as_fd_sets();
+        let limit = limit.map_or(ptr::null(), ptr::from_ref);
+        let mask = mask.map_or(ptr::null(), SigSet::as_ptr);
+        // SAFETY: each bitmap is null or holds all numbers below the end; limit and mask are null or
+        // outlive the call.
+        let outcome = unsafe { libc::pselect(asked.end, read, write, except, limit, mask) };
+        match poller::outcome(outcome) {
+            Ok(()) => {}
+            Err(Errno::BADF) if self.was_asked => self.ask_each()?,
+            Err(errno) => {
+                // The kernel leaves the bitmaps as they were.
+                self.asked.clear();
+                return Err(errno);
+            }
+        }
+        self.was_asked = true;
+        let rang = doorbell.is_some_and(|doorbell| self.asked.contains(doorbell)[0]);
+        Ok(Heard { rang })
+    }
+
+    fn merge(&mut self) -> usize {
+        let (asked, resolve) = (&self.asked, self.resolve);
+        let mut ready = 0;
+        self.selection.for_each(|selection, member| {
+            if let Some(fd) = resolve(member.number()).and_then(Target::kernel) {
+                ready += selection.note(member, asked.contains(fd.as_raw_fd()));
+            }
+        });
+        ready
+    }
+}
+
+/// Only the readable set.
+const READABLE: [bool; 3] = [true, false, false];

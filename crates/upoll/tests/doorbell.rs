@@ -1,0 +1,266 @@
+//! The eventfd that a thread in `poll` or `select` sleeps by, if it waits for descriptors of the
+//! kernel too: one to a thread, and nobody else's, whatever becomes of its number.
+#![cfg(not(loom))]
+
+mod threads;
+
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use threads::{asleep, tid, until_asleep};
+use upoll::{Errno, EventFd, Events, PollFd};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn idle_pipe() -> (PipeReader, PipeWriter) {
+    std::io::pipe().unwrap()
+}
+
+/// Runs `body` in a child process; it must not panic there.
+fn in_child(body: impl FnOnce()) {
+    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
+    // of, and ends without running anything of this process.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            libc::_exit(i32::from(outcome.is_err()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child failed");
+    }
+}
+
+/// The eventfds that this process has open, by number, with the kernel's number of each.
+fn eventfds() -> Vec<(i32, String)> {
+    let mut found: Vec<_> = std::fs::read_dir("/proc/self/fdinfo")
+        .unwrap()
+        .filter_map(|entry| {
+            let entry = entry.unwrap();
+            let info = std::fs::read_to_string(entry.path()).ok()?;
+            let id = info.lines().find(|line| line.starts_with("eventfd-id"))?;
+            Some((entry.file_name().to_str()?.parse().unwrap(), id.to_owned()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// A sleep in the kernel that a wake by another thread ends; it needs the thread's doorbell.
+fn sleep_and_be_woken() {
+    let counter = EventFd::new(0).unwrap();
+    let (reader, _writer) = idle_pipe();
+    let sleeper = tid();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            until_asleep(sleeper);
+            counter.write(1).unwrap();
+        });
+        let mut fds = [
+            PollFd::new(&counter, Events::IN),
+            PollFd::new(&reader, Events::IN),
+        ];
+        let begun = Instant::now();
+        assert_eq!(upoll::poll(&mut fds, LONG), Ok(1));
+        assert!(begun.elapsed() < LONG, "the doorbell did not ring");
+    });
+}
+
+/// The doorbell that this thread makes in a process that had none for it: its number.
+fn make_doorbell() -> i32 {
+    let before = eventfds();
+    sleep_and_be_woken();
+    let mut made = eventfds();
+    made.retain(|eventfd| !before.contains(eventfd));
+    assert_eq!(made.len(), 1);
+    made[0].0
+}
+
+#[test]
+fn a_thread_makes_one_doorbell_and_closes_it_when_it_ends() {
+    in_child(|| {
+        let before = eventfds();
+        thread::spawn(|| {
+            make_doorbell();
+            let mine = eventfds();
+            sleep_and_be_woken();
+            assert_eq!(eventfds(), mine);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(eventfds(), before);
+    });
+}
+
+#[test]
+fn only_user_level_objects_need_no_doorbell() {
+    in_child(|| {
+        let before = eventfds();
+        let counter = EventFd::new(0).unwrap();
+        let mut fds = [PollFd::new(&counter, Events::IN)];
+        assert_eq!(upoll::poll(&mut fds, Duration::from_millis(1)), Ok(0));
+        assert_eq!(eventfds(), before);
+    });
+}
+
+#[test]
+fn a_child_makes_a_doorbell_of_its_own_and_leaves_the_parents_alone() {
+    in_child(|| {
+        let number = make_doorbell();
+        let of_parent = eventfds();
+        in_child(|| {
+            assert_eq!(eventfds(), of_parent);
+            sleep_and_be_woken();
+            let of_child = eventfds();
+            let new = |eventfd: &&(i32, String)| !of_parent.contains(eventfd);
+            assert_eq!(of_child.iter().filter(new).count(), 1);
+            // The copy of the parent's is closed.
+            assert_eq!(of_child.len(), of_parent.len());
+        });
+        assert_eq!(eventfds(), of_parent);
+        in_child(|| {
+            // What has its number in the child stays open.
+            let (reader, _writer) = idle_pipe();
+            // SAFETY: the number is the doorbell's, which a program may close by mistake.
+            unsafe { libc::dup2(reader.as_raw_fd(), number) };
+            sleep_and_be_woken();
+            // SAFETY: takes a number.
+            let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+            assert_eq!(flags, libc::O_RDONLY);
+        });
+        sleep_and_be_woken();
+        assert_eq!(eventfds(), of_parent);
+    });
+}
+
+#[test]
+fn what_has_the_number_of_a_doorbell_that_the_program_closed_is_left_alone() {
+    in_child(|| {
+        thread::spawn(|| {
+            let number = make_doorbell();
+            let (end, mut other) = UnixStream::pair().unwrap();
+            other.write_all(b"12345678").unwrap();
+            // SAFETY: closes the doorbell, as a program does that closes all numbers.
+            let mut reused = unsafe {
+                assert_eq!(libc::dup2(end.as_raw_fd(), number), number);
+                UnixStream::from_raw_fd(number)
+            };
+            drop(end);
+            sleep_and_be_woken();
+            // Nothing was read from it, written to it, and it is open.
+            let mut bytes = [0; 8];
+            reused.read_exact(&mut bytes).unwrap();
+            assert_eq!(&bytes, b"12345678");
+            other.set_nonblocking(true).unwrap();
+            let read = other.read(&mut bytes).unwrap_err();
+            assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
+        })
+        .join()
+        .unwrap();
+    });
+}
+
+#[test]
+fn a_doorbell_closed_under_a_sleeper_is_not_rung() {
+    in_child(|| {
+        let (send, receive) = mpsc::channel();
+        let counter = EventFd::new(0).unwrap();
+        let (reader, mut writer) = idle_pipe();
+        let ours = counter.clone();
+        let (thread, _) = asleep(move || {
+            let number = make_doorbell();
+            send.send((tid(), number)).unwrap();
+            let mut fds = [
+                PollFd::new(&ours, Events::IN),
+                PollFd::new(&reader, Events::IN),
+            ];
+            let ready = upoll::poll(&mut fds, LONG);
+            (ready, fds.map(|fd| fd.revents()))
+        });
+        let (sleeper, number) = receive.recv().unwrap();
+        until_asleep(sleeper);
+        let (end, mut other) = UnixStream::pair().unwrap();
+        // SAFETY: closes the doorbell, as a program does that closes all numbers.
+        let _reused = unsafe {
+            assert_eq!(libc::dup2(end.as_raw_fd(), number), number);
+            OwnedFd::from_raw_fd(number)
+        };
+        counter.write(1).unwrap();
+        other.set_nonblocking(true).unwrap();
+        assert!(other.read(&mut [0; 8]).is_err());
+        // It learns of both when it wakes for the descriptor.
+        writer.write_all(b"x").unwrap();
+        assert_eq!(thread.join().unwrap(), (Ok(2), [Events::IN; 2]));
+    });
+}
+
+#[test]
+fn a_late_wake_rings_nothing_that_has_the_number_of_an_ended_threads_doorbell() {
+    in_child(|| {
+        let counter = EventFd::new(0).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    counter.write(1).unwrap();
+                    counter.read().unwrap();
+                }
+            });
+            for _ in 0..1_000 {
+                let sleeper = scope.spawn(|| {
+                    let (reader, _writer) = idle_pipe();
+                    let mut fds = [
+                        PollFd::new(&counter, Events::IN),
+                        PollFd::new(&reader, Events::IN),
+                    ];
+                    upoll::poll(&mut fds, Duration::from_micros(100)).unwrap();
+                });
+                sleeper.join().unwrap();
+                // SAFETY: makes descriptors, and reads eight bytes.
+                unsafe {
+                    let reused = libc::eventfd(0, libc::EFD_NONBLOCK);
+                    thread::yield_now();
+                    let mut count = 0_u64;
+                    assert_eq!(libc::read(reused, (&raw mut count).cast(), 8), -1);
+                    libc::close(reused);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn more_entries_than_a_process_may_have_open_are_invalid() {
+    in_child(|| {
+        let limit = libc::rlimit {
+            rlim_cur: 64,
+            rlim_max: 64,
+        };
+        // SAFETY: it is a limit to read.
+        let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(limited, 0);
+        for (count, expected) in [(64, Ok(0)), (65, Err(Errno::INVAL))] {
+            let mut fds = vec![PollFd::ignored(); count];
+            assert_eq!(upoll::poll(&mut fds, Duration::ZERO), expected);
+            let one = libc::pollfd {
+                fd: -1,
+                events: 0,
+                revents: 0,
+            };
+            let mut list = vec![one; count];
+            // SAFETY: the list is as long as is claimed.
+            let kernel = unsafe { libc::poll(list.as_mut_ptr(), count as libc::nfds_t, 0) };
+            let kernel = usize::try_from(kernel).map_err(|_| {
+                Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap())
+            });
+            assert_eq!(kernel, expected);
+        }
+    });
+}
