@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::timeout::Deadline;
-use super::{Outcome, Sleeper, Timeout};
+use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::{Epoll, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -61,6 +61,43 @@ impl Epoll {
             }
         }
         self.wait_in_kernel(events, timeout.deadline(), None)
+    }
+
+    /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
+    ///
+    /// From when it begins to sleep until it returns `mask` is the thread's signal mask, set and
+    /// reset together with the sleep: a signal that the thread holds back otherwise and `mask` does
+    /// not is never missed, and ends the call. If something is ready at once, no signal gets
+    /// through. The thread sleeps in the kernel, so the set has a kernel side from the first such
+    /// sleep on.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait). `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for
+    /// the kernel side.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    /// use upoll::{Epoll, Event, SigSet};
+    /// let set = Epoll::new()?;
+    /// let mut events = [Event::default(); 4];
+    /// let limit = Duration::from_millis(1);
+    /// assert_eq!(set.pwait(&mut events, limit, &SigSet::empty())?, 0);
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    #[doc(alias = "epoll_pwait")]
+    pub fn pwait(
+        &self,
+        events: &mut [Event],
+        timeout: impl Into<Timeout>,
+        mask: &SigSet,
+    ) -> Result<usize, Errno> {
+        let ready = self.harvest(events)?;
+        let timeout = timeout.into();
+        if ready > 0 || timeout.is_now() {
+            return Ok(ready);
+        }
+        self.wait_in_kernel(events, timeout.deadline(), Some(mask.as_sigset()))
     }
 }
 
