@@ -86,7 +86,7 @@ pub(super) fn epoll_wait(
     })
 }
 
-pub(super) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
+pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
     tv_sec: 0,
     tv_nsec: 0,
 });
@@ -104,22 +104,90 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
     unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) == Ok(1) }
 }
 
+/// `ppoll(2)`; a `limit` of None is none.
+pub(crate) fn ppoll(
+    list: &mut [libc::pollfd],
+    limit: Option<&libc::timespec>,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    #[cfg(target_arch = "x86_64")]
+    if mask.is_none() && limit.is_some_and(|limit| limit.tv_sec == 0 && limit.tv_nsec == 0) {
+        // The kernel neither has a limit to read nor what is left of it to write.
+        // SAFETY: the list is as long as is claimed.
+        return check(unsafe { syscall!(Sysno::poll, list.as_mut_ptr(), list.len(), 0) });
+    }
+    let mut limit = limit.copied();
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    let mask = mask.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: as above; limit and mask are null or live, as for `epoll_wait`.
+    check(unsafe {
+        syscall!(
+            Sysno::ppoll,
+            list.as_mut_ptr(),
+            list.len(),
+            limit,
+            mask,
+            size_of::<u64>()
+        )
+    })
+}
+
+/// `pselect(2)`; a `limit` of None is none.
+///
+/// # Safety
+/// Each bitmap is null or holds all numbers below `end`.
+pub(crate) unsafe fn pselect(
+    end: RawFd,
+    [read, write, except]: [*mut libc::fd_set; 3],
+    limit: Option<&libc::timespec>,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    let mut limit = limit.copied();
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    let mask = mask.map_or(ptr::null(), ptr::from_ref);
+    let mask = [mask.expose_provenance(), size_of::<u64>()];
+    // SAFETY: limit and mask are null or live, the bitmaps the caller's contract.
+    check(unsafe {
+        syscall!(
+            Sysno::pselect6,
+            end,
+            read,
+            write,
+            except,
+            limit,
+            mask.as_ptr()
+        )
+    })
+}
+
+/// `fcntl(2)` on a number that need not be ours.
+///
+/// # Safety
+/// `argument` is what `command` takes: a number, or the address of memory that may be used.
+pub(crate) unsafe fn fcntl(
+    fd: RawFd,
+    command: libc::c_int,
+    argument: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    check(unsafe { syscall!(Sysno::fcntl, fd, command, argument) })
+}
+
 /// `eventfd(2)` with the flags `EFD_CLOEXEC | EFD_NONBLOCK`.
-pub(super) fn eventfd() -> Result<Descriptor, Errno> {
+pub(crate) fn eventfd() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
     opened(unsafe { syscall!(Sysno::eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Adds one to an eventfd.
-pub(super) fn eventfd_write(fd: &Descriptor) {
+pub(crate) fn eventfd_write(fd: &Descriptor) {
     let one = 1_u64;
-    // SAFETY: eight bytes of `one` are read. The counter is far from full: nobody writes it 2^64
-    // times, so the write does not fail.
+    // SAFETY: eight bytes of `one` are read. EAGAIN, a full counter, is as good.
     let _ = unsafe { syscall!(Sysno::write, fd.0, &raw const one, size_of::<u64>()) };
 }
 
 /// Sets an eventfd to zero.
-pub(super) fn eventfd_drain(fd: &Descriptor) {
+pub(crate) fn eventfd_drain(fd: &Descriptor) {
     let mut count = 0_u64;
     // SAFETY: `count` has room for eight bytes. EAGAIN, zero already, is as good.
     let _ = unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()) };

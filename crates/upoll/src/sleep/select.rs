@@ -8,6 +8,7 @@ use super::poller::{self, Call, Heard, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
+use crate::host::kernel;
 use crate::poll::{LookOnly, Seen};
 use crate::select::{Bitmaps, FdSet, REPORTED, Selection, WORD};
 use crate::target::Target;
@@ -199,13 +200,13 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
             let Some(fd) = resolve(member.number()).and_then(Target::kernel) else {
                 return Ok(());
             };
-            let mut one = libc::pollfd {
+            let mut one = [libc::pollfd {
                 fd: fd.as_raw_fd(),
                 events: any.bits() as libc::c_short,
                 revents: 0,
-            };
-            // SAFETY: it is a list of one.
-            unsafe { libc::poll(&raw mut one, 1, 0) };
+            }];
+            kernel::ppoll(&mut one, kernel::AT_ONCE.as_ref(), None)?;
+            let [one] = one;
             let found = Events::from_bits_retain(one.revents.cast_unsigned().into());
             let wanted = member.wanted();
             let ready = [0, 1, 2].map(|at| wanted[at] && found.intersects(REPORTED[at]));
@@ -244,14 +245,12 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
                 None => Ok(()),
             }
         })?;
-        let [read, write, except] = asked.as_fd_sets();
-        let limit = limit.map_or(ptr::null(), ptr::from_ref);
-        let mask = mask.map_or(ptr::null(), SigSet::as_ptr);
-        // SAFETY: each bitmap is null or holds all numbers below the end; limit and mask are null or
-        // outlive the call.
-        let outcome = unsafe { libc::pselect(asked.end, read, write, except, limit, mask) };
-        match poller::outcome(outcome) {
-            Ok(()) => {}
+        let sets = asked.as_fd_sets();
+        let mask = mask.map(SigSet::as_sigset);
+        // SAFETY: each bitmap is null or holds all numbers below the end.
+        let outcome = unsafe { kernel::pselect(asked.end, sets, limit, mask) };
+        match outcome {
+            Ok(_) => {}
             Err(Errno::BADF) if self.was_asked => self.ask_each()?,
             Err(errno) => {
                 // The kernel leaves the bitmaps as they were.
