@@ -18,7 +18,10 @@ pub const EFD_IOC_GET_MAXIMUM: u32 = 0x8008_4a01;
 /// # Errors
 /// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
 pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
-    let object = EventFd::with_flags(initial, EventFdFlags::from_bits_retain(flags.cast_unsigned()))?;
+    let object = EventFd::with_flags(
+        initial,
+        EventFdFlags::from_bits_retain(flags.cast_unsigned()),
+    )?;
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
     table::install(fd, Object::EventFd(object))

@@ -175,10 +175,7 @@ pub(crate) fn with<R>(
 }
 
 #[inline]
-fn protect(
-    slot: &AtomicPtr<Entry>,
-    is_entry: impl Fn(*mut Entry) -> bool,
-) -> Option<InUse> {
+fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
     let mut seen = slot.load(Ordering::Acquire);
     if !is_entry(seen) {
         return None;
@@ -241,9 +238,8 @@ pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
             false
         })
     };
-    let others = |record: &&'static Record| {
-        record.is_taken.load(Ordering::SeqCst) && !is_mine(record)
-    };
+    let others =
+        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
     if HAS_BARRIER.load(Ordering::Relaxed)
         && records().any(|record| others(&record))
         && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)

@@ -62,12 +62,7 @@ fn slot_or_insert(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
     let place = TABLE.get(fd.cast_unsigned() as usize / CHUNK)?;
     let new: Box<Chunk> = Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]);
     let new = Box::into_raw(new);
-    let placed = place.compare_exchange(
-        ptr::null_mut(),
-        new,
-        Ordering::AcqRel,
-        Ordering::Acquire,
-    );
+    let placed = place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
     if placed.is_err() {
         // SAFETY: it comes from `into_raw` above, and nobody has seen it.
         drop(unsafe { Box::from_raw(new) });
@@ -193,7 +188,9 @@ fn release(entry: *mut Entry) {
         is_used
     });
     if !leaving.is_empty() {
-        let mut others = LEAVING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut others = LEAVING
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         others.append(&mut leaving);
     }
 }
@@ -204,9 +201,7 @@ pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let last = (last as usize).min(CHUNKS * CHUNK - 1);
     (first / CHUNK..=last / CHUNK)
         .filter(|&chunk| !TABLE[chunk].load(Ordering::Relaxed).is_null())
-        .flat_map(move |chunk| {
-            (chunk * CHUNK).max(first)..=(chunk * CHUNK + CHUNK - 1).min(last)
-        })
+        .flat_map(move |chunk| (chunk * CHUNK).max(first)..=(chunk * CHUNK + CHUNK - 1).min(last))
         .filter_map(|number| RawFd::try_from(number).ok())
         .filter(|&fd| is_user_level(fd))
 }

@@ -1,0 +1,140 @@
+//! `poll(2)` and `ppoll(2)` by number.
+
+use std::os::fd::BorrowedFd;
+
+use smallvec::SmallVec;
+use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
+
+use crate::kernel::call;
+use crate::object::Object;
+use crate::{epoll, memory, table};
+
+/// As many entries as the kernel keeps on its stack.
+const INLINE: usize = 30;
+
+/// `poll(2)`.
+///
+/// # Errors
+/// As [`ppoll`].
+///
+/// # Safety
+/// As [`ppoll`].
+pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { poll_masked(fds, count, epoll::milliseconds(timeout), None) }
+}
+
+/// `ppoll(2)`, with the size of the signal mask as the system call has it. `timeout` is not written.
+///
+/// # Errors
+/// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
+/// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE`.
+/// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
+/// - `ENOMEM`: no memory, or no descriptor for the thread's eventfd.
+///
+/// # Safety
+/// Memory that `fds` leads to is the caller's, and nobody else uses it; what the other pointers lead
+/// to is not being written.
+pub unsafe fn ppoll(
+    fds: *mut libc::pollfd,
+    count: usize,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+    size: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    let limit = unsafe { epoll::limit(Clock::Monotonic, timeout) }?;
+    // SAFETY: as above.
+    let mask = unsafe { epoll::mask(mask, size) }?;
+    // SAFETY: as above.
+    unsafe { poll_masked(fds, count, limit, mask.as_ref()) }
+}
+
+/// # Safety
+/// As [`ppoll`].
+unsafe fn poll_masked(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    let entry = |at: usize| {
+        // SAFETY: the caller's contract; a pollfd has no invalid values.
+        unsafe { memory::read(fds.wrapping_add(at)) }
+    };
+    // The kernel knows how many entries there may be. Here only as many are looked at as there can
+    // be numbers of ours.
+    let mut objects = SmallVec::<[Option<Object>; INLINE]>::new();
+    let mut has_any = false;
+    for at in 0..count.min(MOST_ENTRIES) {
+        let Ok(entry) = entry(at) else {
+            // The kernel says which error comes first.
+            has_any = false;
+            break;
+        };
+        let object = table::get(entry.fd);
+        has_any |= object.is_some();
+        objects.push(object);
+    }
+    if !has_any || count > MOST_ENTRIES {
+        // SAFETY: as above.
+        return unsafe { pass_on(fds, count, limit, mask) };
+    }
+    let mut entries = SmallVec::<[PollFd<'_>; INLINE]>::new();
+    for (at, object) in objects.iter().enumerate() {
+        let asked = entry(at)?;
+        let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
+        entries.push(match object {
+            Some(object) => {
+                PollFd::from_target(Target::File(object.as_file_ref(asked.fd)), events)
+            }
+            None if asked.fd < 0 => PollFd::ignored(),
+            None => {
+                // SAFETY: a number that is not open shows as such; it is not closed here.
+                let fd = unsafe { BorrowedFd::borrow_raw(asked.fd) };
+                PollFd::from_target(Target::Kernel(fd), events)
+            }
+        });
+    }
+    let ready = match mask {
+        None => upoll::poll(&mut entries, limit),
+        Some(mask) => upoll::ppoll(&mut entries, limit, mask),
+    }?;
+    for (at, found) in entries.iter().enumerate() {
+        let place = fds.wrapping_add(at);
+        let place = place.wrapping_byte_add(std::mem::offset_of!(libc::pollfd, revents));
+        #[expect(clippy::cast_possible_truncation, reason = "a pollfd has sixteen bits")]
+        let revents = found.revents().bits() as u16;
+        // SAFETY: as above.
+        unsafe { memory::write(place.cast::<u16>(), revents) }?;
+    }
+    Ok(ready)
+}
+
+/// More entries than this go to the kernel, which refuses them: `fs.nr_open` is less.
+const MOST_ENTRIES: usize = 1 << 30;
+
+/// # Safety
+/// As [`ppoll`].
+unsafe fn pass_on(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    let mut limit = timespec(limit);
+    let limit = limit.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    let mask = mask.map(|&mask| libc::sigset_t::from(mask));
+    let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the kernel checks the caller's pointer; limit and mask are null or live.
+    unsafe { call!(ppoll, fds, count, limit, mask, size_of::<u64>()) }
+}
+
+/// What a limit is for the kernel; none: without limit.
+pub(crate) fn timespec(limit: Timeout) -> Option<libc::timespec> {
+    let limit = limit.limit()?;
+    Some(libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(limit.subsec_nanos().cast_signed()),
+    })
+}
