@@ -337,7 +337,7 @@ unsafe fn wait_by_clock(
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct EpollWaitParams {
-    /// The size of this structure, for those to come.
+    /// Which version of this structure the caller knows: 0 for the first, or its size.
     pub size: u32,
     /// `CLOCK_MONOTONIC` or `CLOCK_REALTIME`.
     pub clockid: libc::clockid_t,
@@ -372,7 +372,7 @@ pub unsafe fn epoll_pwait1(
     }
     // SAFETY: the caller's contract; the structure has no invalid values.
     let params = unsafe { memory::read(params) }?;
-    if params.size as usize != size_of::<EpollWaitParams>() {
+    if params.size != 0 && params.size as usize != size_of::<EpollWaitParams>() {
         return Err(Errno::INVAL);
     }
     let clock = match params.clockid {

@@ -41,6 +41,7 @@ errnos! {
     SPIPE = 29, "Illegal seek";
     PIPE = 32, "Broken pipe";
     LOOP = 40, "Too many levels of symbolic links";
+    CONNRESET = 104, "Connection reset by peer";
 }
 
 impl Errno {

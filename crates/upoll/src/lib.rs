@@ -1,8 +1,9 @@
 //! Linux's readiness subsystem as a library in user space.
 //!
-//! [`Epoll`], [`EventFd`] and the objects you make [`Pollable`] yourself behave as `epoll(7)`,
-//! `eventfd(2)` and the kernel's files do, without a system call. `poll(2)` and `select(2)` wait for
-//! them and for descriptors of the kernel in one call.
+//! [`Epoll`], [`EventFd`], [`pipe()`], [`socketpair()`] and the objects you make [`Pollable`]
+//! yourself behave as `epoll(7)`, `eventfd(2)`, `pipe(7)`, `unix(7)` and the kernel's files do,
+//! without a system call. `poll(2)` and `select(2)`, as a set, wait for them and for descriptors of
+//! the kernel in one call.
 #![cfg_attr(not(any(feature = "std", loom)), no_std)]
 
 extern crate alloc;
@@ -14,10 +15,13 @@ mod events;
 mod file;
 #[cfg(all(feature = "std", not(loom)))]
 mod host;
+mod pages;
+mod pipe;
 mod poll;
 mod select;
 #[cfg(all(feature = "std", not(loom)))]
 mod sleep;
+mod socketpair;
 mod sync;
 mod target;
 mod wait;
@@ -28,10 +32,14 @@ pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
+pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
-pub use crate::sleep::{Clock, SigSet, Timeout, poll, ppoll, pselect, select};
+pub use crate::sleep::{
+    Clock, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
+};
+pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(loom)]
 pub use crate::sync::{Rule, break_rule};
 pub use crate::target::{Source, Target};

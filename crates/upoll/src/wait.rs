@@ -610,6 +610,30 @@ impl WaitQueue {
         })
     }
 
+    /// Like [`wake`](Self::wake), but every exclusive waiter is told too (`wake_up_all`): for news
+    /// that one of them cannot use up, such as a close.
+    pub fn wake_all(&self, key: Events) -> usize {
+        fence(Ordering::SeqCst);
+        if !self.is_watched() {
+            return 0;
+        }
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        let mut took = 0;
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            took += usize::from(self.call(&mut list, entry, &mut wake) != Reply::Passed);
+        }
+        took
+    }
+
     /// Like [`wake`](Self::wake), but exclusive waiters take turns: the one that took the event
     /// moves behind all others, and one that nobody waits on is passed over.
     ///
@@ -690,24 +714,6 @@ impl WaitQueue {
             }
         }
         took
-    }
-
-    /// Wakes every entry, exclusive or not: all are to look again.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn wake_all(&self) {
-        let mut deferred = Deferred::new();
-        let mut wake = Wake {
-            key: Events::empty(),
-            mode: Mode::Tell,
-            deferred: &mut deferred,
-        };
-        let mut list = self.list.lock();
-        let mut at = list.first(false);
-        while let Some(entry) = at {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            self.call(&mut list, entry, &mut wake);
-        }
     }
 
     /// Hands the wake that a leaving waiter took to the next exclusive one.

@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, Source};
+use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, SocketFlags, Source, pipe, socketpair};
 
 struct Counting;
 
@@ -74,6 +74,32 @@ fn steady_state_allocates_nothing_and_idle_objects_are_small() {
     let (_, bytes) = cost(|| kept = Some(Epoll::new().unwrap()));
     println!("an empty set: {bytes} bytes");
     assert!(bytes <= 512);
+
+    // Bytes that go through a pipe or a pair in small pieces use the same pages over and over.
+    let mut kept = None;
+    let (_, bytes) = cost(|| kept = Some(pipe().unwrap()));
+    println!("an idle pipe: {bytes} bytes");
+    assert!(bytes <= 512);
+    let (reader, writer) = kept.unwrap();
+    let mut kept = None;
+    let (_, bytes) = cost(|| kept = Some(socketpair(SocketFlags::empty()).unwrap()));
+    println!("an idle pair of sockets: {bytes} bytes");
+    assert!(bytes <= 768);
+    let (one, other) = kept.unwrap();
+    let mut buffer = [0; 1_000];
+    let mut round = || {
+        for _ in 0..5 {
+            writer.write(&buffer).unwrap();
+            one.write(&buffer).unwrap();
+        }
+        for _ in 0..5 {
+            reader.read(&mut buffer).unwrap();
+            other.read(&mut buffer).unwrap();
+        }
+    };
+    round();
+    let (calls, _) = cost(|| (0..100).for_each(|_| round()));
+    assert_eq!(calls, 0);
 
     for items in [1_000, 100_000, 1_000_000] {
         let counters: Vec<_> = (0..items).map(|_| EventFd::new(0).unwrap()).collect();

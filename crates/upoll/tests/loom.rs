@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::thread;
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, PollFd,
-    PollTable, Pollable, Rule, Source, WaitQueue, Watch, break_rule, poll_now, select_now,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, FileRef,
+    PIPE_BUF, PollFd, PollTable, Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule,
+    pipe, poll_now, select_now, socketpair,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -347,5 +348,116 @@ fn poll_and_select_look_without_waiting() {
         let mut read = FdSet::from_iter([2]);
         let closed = select_now(3, Some(&mut read), None, None, resolve);
         assert_eq!(closed, Err(Errno::BADF));
+    });
+}
+
+/// Registers with a file, looks, and then, once `change` is done on a thread of its own, demands
+/// that the one or the other said that `events` are there.
+fn hears_of<T: Send + 'static>(
+    file: FileRef<'_>,
+    events: Events,
+    change: impl FnOnce() -> T + Send + 'static,
+) {
+    let changing = thread::spawn(change);
+    let told = Arc::new(AtomicUsize::new(0));
+    let note = told.clone();
+    let (watch, ready) = Watch::new(file, events, move |_| {
+        note.fetch_add(1, Ordering::SeqCst);
+    });
+    // What it gives back stays open: its close would be news too.
+    let _open = changing.join().unwrap();
+    assert!(ready.intersects(events) || told.load(Ordering::SeqCst) > 0);
+    assert!(file.is_ready(events));
+    drop(watch);
+}
+
+/// The close of one end against a waiter at the other that goes to sleep.
+fn closing_against_registering() {
+    model(4, || {
+        let (reader, writer) = pipe().unwrap();
+        hears_of(reader.as_file_ref(), Events::HUP, move || drop(writer));
+    });
+    model(4, || {
+        let (reader, writer) = pipe().unwrap();
+        hears_of(writer.as_file_ref(), Events::ERR, move || drop(reader));
+    });
+    model(4, || {
+        let (one, other) = socketpair(SocketFlags::empty()).unwrap();
+        hears_of(one.as_file_ref(), Events::RDHUP, move || drop(other));
+    });
+}
+
+#[test]
+fn a_waiter_at_one_end_hears_of_the_close_of_the_other() {
+    closing_against_registering();
+}
+
+#[test]
+fn a_waiter_that_does_not_look_after_registering_misses_a_close() {
+    must_fail_without(Rule::LookAfterRegistering, closing_against_registering);
+}
+
+/// The first byte against a reader that goes to sleep, and a read that makes room against a writer
+/// that does: the first waiters that the pipe ever has.
+fn moving_bytes_against_registering() {
+    model(4, || {
+        let (reader, writer) = pipe().unwrap();
+        hears_of(reader.as_file_ref(), Events::IN, move || {
+            writer.try_write(&[1]).unwrap();
+            writer
+        });
+    });
+    model(4, || {
+        let (reader, writer) = pipe().unwrap();
+        writer.set_capacity(PIPE_BUF).unwrap();
+        writer.try_write(&[0; PIPE_BUF]).unwrap();
+        hears_of(writer.as_file_ref(), Events::OUT, move || {
+            reader.try_read(&mut [0; PIPE_BUF]).unwrap();
+            reader
+        });
+    });
+}
+
+#[test]
+fn a_waiter_that_registers_with_a_pipe_and_looks_misses_nothing() {
+    moving_bytes_against_registering();
+}
+
+#[test]
+fn a_waiter_that_does_not_look_after_registering_with_a_pipe_misses_something() {
+    must_fail_without(Rule::LookAfterRegistering, moving_bytes_against_registering);
+}
+
+/// Writes wake always from the first poll on, before it only from empty to not empty: whoever is
+/// edge-triggered and reads until `EAGAIN` after each report misses nothing, even if the first poll
+/// and a write race.
+#[test]
+fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
+    model(4, || {
+        let (reader, writer) = pipe().unwrap();
+        writer.try_write(&[1]).unwrap();
+        let writing = thread::spawn(move || {
+            writer.try_write(&[2]).unwrap();
+            writer
+        });
+        let set = Epoll::new().unwrap();
+        set.add(&reader, EDGE).unwrap();
+        let mut read = 0;
+        let mut drain = || {
+            loop {
+                match reader.try_read(&mut [0]) {
+                    Ok(count) => read += count,
+                    Err(errno) => break assert_eq!(errno, Errno::AGAIN),
+                }
+            }
+        };
+        if harvest(&set) == 1 {
+            drain();
+        }
+        let _writer = writing.join().unwrap();
+        if harvest(&set) == 1 {
+            drain();
+        }
+        assert_eq!(read, 2);
     });
 }

@@ -15,6 +15,8 @@ use super::Set;
 use super::interest::Interests;
 use crate::errno::Errno;
 use crate::events::Event;
+#[cfg(all(feature = "std", not(loom)))]
+use crate::events::Events;
 use crate::file::Description;
 use crate::wait::Deferred;
 
@@ -60,7 +62,7 @@ impl Set {
     }
 
     /// Gives the set a companion, unless it has one already, and rouses the threads that sleep
-    /// without one, so that they look again.
+    /// without one, in the set or in a poll of it, so that they look again.
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn companion_or_insert(
         &self,
@@ -74,7 +76,8 @@ impl Set {
             .get_or_try_init(|| make().map(Box::new))?
             .as_ref();
         crate::sync::fence(crate::sync::Ordering::SeqCst);
-        self.sleepers.wake_all();
+        self.sleepers.wake_all(Events::empty());
+        self.watched_by.wake_all(Events::empty());
         Ok(companion)
     }
 }

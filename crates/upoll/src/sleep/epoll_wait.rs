@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use super::sigset::Held;
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::{Epoll, Set};
@@ -65,15 +66,13 @@ impl Epoll {
 
     /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
     ///
-    /// From when it begins to sleep until it returns `mask` is the thread's signal mask, set and
-    /// reset together with the sleep: a signal that the thread holds back otherwise and `mask` does
-    /// not is never missed, and ends the call. If something is ready at once, no signal gets
-    /// through. The thread sleeps in the kernel, so the set has a kernel side from the first such
-    /// sleep on.
+    /// While the thread sleeps `mask` is its signal mask, set and reset together with the sleep: a
+    /// signal that the thread holds back otherwise and `mask` does not is never missed, and ends
+    /// the call. If something is ready at once, or the limit is zero, no signal gets through.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait). `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for
-    /// the kernel side.
+    /// As [`wait`](Self::wait). `EINTR` if and only if a handler ran of a signal that `mask` let
+    /// through. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptor to sleep by.
     ///
     /// # Example
     /// ```
@@ -81,23 +80,31 @@ impl Epoll {
     /// use upoll::{Epoll, Event, SigSet};
     /// let set = Epoll::new()?;
     /// let mut events = [Event::default(); 4];
-    /// let limit = Duration::from_millis(1);
-    /// assert_eq!(set.pwait(&mut events, limit, &SigSet::empty())?, 0);
+    /// let ready = set.pwait(&mut events, Duration::from_millis(1), &SigSet::full())?;
+    /// assert_eq!(ready, 0);
     /// # Ok::<(), upoll::Errno>(())
     /// ```
     #[doc(alias = "epoll_pwait")]
+    #[doc(alias = "epoll_pwait2")]
     pub fn pwait(
         &self,
         events: &mut [Event],
         timeout: impl Into<Timeout>,
         mask: &SigSet,
     ) -> Result<usize, Errno> {
-        let ready = self.harvest(events)?;
-        let timeout = timeout.into();
-        if ready > 0 || timeout.is_now() {
-            return Ok(ready);
+        if events.is_empty() {
+            return Err(Errno::INVAL);
         }
-        self.wait_in_kernel(events, timeout.deadline(), Some(mask.as_sigset()))
+        let timeout = timeout.into();
+        if !self.set().rotates() || timeout.is_now() {
+            let ready = self.harvest(events)?;
+            if ready > 0 || timeout.is_now() {
+                return Ok(ready);
+            }
+        }
+        // Between two sleeps no handler may run unnoticed.
+        let _held = Held::new();
+        self.wait_in_kernel(events, timeout.deadline(), Some(mask.as_libc()))
     }
 }
 

@@ -1,7 +1,6 @@
 //! `read(2)` and `write(2)` on an eventfd that waits.
 
-use super::Sleeper;
-use super::timeout::Deadline;
+use super::blocking::until_done;
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
 use crate::wait::Place;
@@ -31,28 +30,10 @@ impl EventFd {
     #[inline]
     fn blocking<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
         match attempt(self) {
-            Err(Errno::AGAIN) if !self.is_nonblocking() => {}
-            done => return done,
-        }
-        loop {
-            let sleeper = Sleeper::new();
-            // SAFETY: the sleeper stays in this frame until it is unhooked, and `self` keeps the
-            // queue for longer.
-            unsafe { sleeper.entry.hook(self.wait_queue(), Place::Shared) };
-            // Registered, now look.
-            match attempt(self) {
-                Err(Errno::AGAIN) => {}
-                done => return done,
+            Err(Errno::AGAIN) if !self.is_nonblocking() => {
+                until_done(self.wait_queue(), Place::Shared, |_| attempt(self))
             }
-            let outcome = sleeper.sleep(Deadline::NeverRestart);
-            sleeper.entry.unhook();
-            match attempt(self) {
-                Err(Errno::AGAIN) => {}
-                done => return done,
-            }
-            if outcome == super::Outcome::Interrupted {
-                return Err(Errno::INTR);
-            }
+            done => done,
         }
     }
 }

@@ -5,16 +5,21 @@
 //! let go of its locks. A thread that waits for descriptors of the kernel too sleeps in the kernel's
 //! `ppoll` or `pselect`, and the wake rings its doorbell.
 
+mod blocking;
 mod doorbell;
+mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
 mod futex;
+mod pipe;
 mod poll;
 mod poller;
 mod select;
 mod sigset;
+mod socketpair;
 mod timeout;
 
+pub use self::epoll_pwait1::{Timespec, WaitParams};
 pub use self::poll::{poll, ppoll};
 pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;

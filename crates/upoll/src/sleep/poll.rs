@@ -170,7 +170,7 @@ impl Call for PollCall<'_, '_> {
             }
             self.push(doorbell, Events::IN)?;
         }
-        let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_sigset));
+        let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
         if outcome.is_err() {
             self.asked.clear();
         }

@@ -246,7 +246,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
             }
         })?;
         let sets = asked.as_fd_sets();
-        let mask = mask.map(SigSet::as_sigset);
+        let mask = mask.map(SigSet::as_libc);
         // SAFETY: each bitmap is null or holds all numbers below the end.
         let outcome = unsafe { kernel::pselect(asked.end, sets, limit, mask) };
         match outcome {

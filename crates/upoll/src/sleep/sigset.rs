@@ -86,7 +86,7 @@ impl SigSet {
         unsafe { libc::sigismember(&raw const self.0, signal) == 1 }
     }
 
-    pub(super) fn as_sigset(&self) -> &libc::sigset_t {
+    pub(super) fn as_libc(&self) -> &libc::sigset_t {
         &self.0
     }
 }

@@ -1,0 +1,228 @@
+//! A queue of bytes in pages: what a pipe and a stream hold between write and read
+//! (`struct pipe_buffer`).
+//!
+//! A page is a vector that never grows beyond [`PAGE`]. Two pages that became free are kept, as in
+//! Linux, so that a steady flow of small writes and reads allocates nothing.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
+
+use smallvec::SmallVec;
+
+/// Bytes of a page, on every architecture: it is what decides how writes split and merge.
+pub(crate) const PAGE: usize = 4096;
+
+/// How many free pages are kept.
+const SPARE: usize = 2;
+
+/// One page in the queue.
+struct Slot {
+    page: Vec<u8>,
+    /// How much of the page was read.
+    read: usize,
+    /// Read alone, and dropped with its first read.
+    packet: bool,
+}
+
+/// The queue.
+#[derive(Default)]
+pub(crate) struct Pages {
+    slots: VecDeque<Slot>,
+    spare: SmallVec<[Vec<u8>; SPARE]>,
+}
+
+impl Pages {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// How many pages hold bytes.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many bytes are unread.
+    pub(crate) fn bytes(&self) -> usize {
+        let unread = |slot: &Slot| slot.page.len() - slot.read;
+        self.slots.iter().map(unread).sum()
+    }
+
+    /// How many bytes fit into the last page behind what it holds: none into a packet.
+    #[inline]
+    pub(crate) fn room_in_last(&self) -> usize {
+        match self.slots.back() {
+            Some(last) if !last.packet => PAGE - last.page.len(),
+            _ => 0,
+        }
+    }
+
+    /// Appends `count` bytes to the last page, which has room for them.
+    #[inline]
+    pub(crate) fn merge<B: Deref<Target = [u8]>>(
+        &mut self,
+        from: &mut Gather<'_, B>,
+        count: usize,
+    ) {
+        if let Some(last) = self.slots.back_mut() {
+            from.move_to(&mut last.page, count);
+        }
+    }
+
+    /// Appends a page with at most `count` bytes of what is left, as many as fit.
+    #[inline]
+    pub(crate) fn push<B: Deref<Target = [u8]>>(
+        &mut self,
+        from: &mut Gather<'_, B>,
+        count: usize,
+        packet: bool,
+    ) {
+        let mut page = match self.spare.pop() {
+            Some(page) => page,
+            None => Vec::with_capacity(PAGE),
+        };
+        from.move_to(&mut page, count.min(PAGE));
+        self.slots.push_back(Slot {
+            page,
+            read: 0,
+            packet,
+        });
+    }
+
+    /// Appends `count` bytes, in whatever pages.
+    #[inline]
+    pub(crate) fn append<B: Deref<Target = [u8]>>(
+        &mut self,
+        from: &mut Gather<'_, B>,
+        mut count: usize,
+    ) {
+        let merged = self.room_in_last().min(count);
+        self.merge(from, merged);
+        count -= merged;
+        while count > 0 {
+            let piece = count.min(PAGE);
+            self.push(from, piece, false);
+            count -= piece;
+        }
+    }
+
+    /// Takes bytes from the front until `into` is full, nothing is left, or a packet ends.
+    #[inline]
+    pub(crate) fn take<B: DerefMut<Target = [u8]>>(&mut self, into: &mut Scatter<'_, B>) {
+        while into.left() > 0 {
+            let Some(slot) = self.slots.front_mut() else {
+                break;
+            };
+            let unread = &slot.page[slot.read..];
+            let count = unread.len().min(into.left());
+            into.put(&unread[..count]);
+            slot.read += count;
+            let packet = slot.packet;
+            if packet || slot.read == slot.page.len() {
+                self.release_first();
+            }
+            if packet {
+                break;
+            }
+        }
+    }
+
+    #[inline]
+    fn release_first(&mut self) {
+        if let Some(slot) = self.slots.pop_front()
+            && self.spare.len() < SPARE
+        {
+            let mut page = slot.page;
+            page.clear();
+            self.spare.push(page);
+        }
+    }
+}
+
+/// What a write has still to give: the rest of several buffers (`struct iov_iter`).
+pub(crate) struct Gather<'a, B> {
+    buffers: &'a [B],
+    /// How much of the first buffer is done.
+    done: usize,
+    left: usize,
+}
+
+impl<'a, B: Deref<Target = [u8]>> Gather<'a, B> {
+    #[inline]
+    pub(crate) fn new(buffers: &'a [B]) -> Self {
+        Gather {
+            buffers,
+            done: 0,
+            left: buffers.iter().map(|buffer| buffer.len()).sum(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Moves up to `count` bytes to the end of `page`.
+    #[inline]
+    fn move_to(&mut self, page: &mut Vec<u8>, count: usize) {
+        let mut count = count.min(self.left);
+        self.left -= count;
+        while count > 0 {
+            let rest = &self.buffers[0][self.done..];
+            let piece = rest.len().min(count);
+            page.extend_from_slice(&rest[..piece]);
+            count -= piece;
+            self.done += piece;
+            if piece == rest.len() {
+                self.buffers = &self.buffers[1..];
+                self.done = 0;
+            }
+        }
+    }
+}
+
+/// What a read has still room for: the rest of several buffers.
+pub(crate) struct Scatter<'a, B> {
+    buffers: &'a mut [B],
+    /// The first buffer that is not full, and how much it holds.
+    at: usize,
+    done: usize,
+    left: usize,
+}
+
+impl<'a, B: DerefMut<Target = [u8]>> Scatter<'a, B> {
+    #[inline]
+    pub(crate) fn new(buffers: &'a mut [B]) -> Self {
+        let left = buffers.iter().map(|buffer| buffer.len()).sum();
+        Scatter {
+            buffers,
+            at: 0,
+            done: 0,
+            left,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Puts `bytes`, for which there is room.
+    #[inline]
+    fn put(&mut self, mut bytes: &[u8]) {
+        self.left -= bytes.len();
+        while !bytes.is_empty() {
+            let room = &mut self.buffers[self.at][self.done..];
+            let piece = room.len().min(bytes.len());
+            room[..piece].copy_from_slice(&bytes[..piece]);
+            bytes = &bytes[piece..];
+            self.done += piece;
+            if self.done == self.buffers[self.at].len() {
+                self.at += 1;
+                self.done = 0;
+            }
+        }
+    }
+}

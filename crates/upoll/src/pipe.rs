@@ -1,0 +1,573 @@
+//! `pipe(7)`: bytes in at one end, out at the other.
+
+use alloc::sync::Arc;
+use core::ops::{Deref, DerefMut};
+
+use bitflags::bitflags;
+
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::pages::{Gather, PAGE, Pages, Scatter};
+use crate::sync::{AtomicU32, Mutex, Ordering};
+use crate::target::{Source, Target};
+use crate::wait::WaitQueue;
+
+bitflags! {
+    /// What kind of pipe to make: the argument of `pipe2(2)`; and the status flags of an end.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct PipeFlags: u32 {
+        /// `O_NONBLOCK`: blocking calls give `EAGAIN` instead of waiting.
+        const NONBLOCK = 0o4_000;
+        /// `O_DIRECT`: each write makes packets of up to [`PIPE_BUF`] bytes, and a read takes one,
+        /// all of it or what there is room for; the rest of it is gone. Only the writer's counts.
+        const DIRECT = 0o40_000;
+        /// `O_CLOEXEC`: meaningful once the end has a descriptor number; accepted here.
+        const CLOEXEC = 0o2_000_000;
+        const _ = !0;
+    }
+}
+
+impl PipeFlags {
+    /// What `F_SETFL` changes.
+    const STATUS: PipeFlags = PipeFlags::NONBLOCK.union(PipeFlags::DIRECT);
+}
+
+/// Writes of up to this many bytes are not interleaved with others (`limits.h`).
+pub const PIPE_BUF: usize = PAGE;
+
+/// How large a pipe may be made: the usual value of `/proc/sys/fs/pipe-max-size`, for everybody,
+/// whatever capabilities the process has.
+pub const PIPE_MAX_SIZE: usize = 1 << 20;
+
+/// How many pages a new pipe holds.
+const DEFAULT_PAGES: usize = 16;
+
+/// What both ends share (`struct pipe_inode_info`).
+pub(crate) struct Pipe {
+    /// The innermost lock: nothing is locked while it is held, and wakes come after it is free.
+    /// Polls, which run under the locks of sets, take it once, the first of all.
+    ring: Mutex<Ring>,
+    /// What a poll sees; written under `ring`'s lock.
+    state: AtomicU32,
+    /// [`AWAITED`] and [`POLLED`]: who has ever registered. Written under `ring`'s lock.
+    users: AtomicU32,
+    /// Whoever waits for bytes (`rd_wait`).
+    readers: WaitQueue,
+    /// Whoever waits for room (`wr_wait`).
+    writers: WaitQueue,
+}
+
+/// `state`: there are bytes.
+const NOT_EMPTY: u32 = 1;
+/// `state`: a page is free.
+const NOT_FULL: u32 = 2;
+/// `state`: the reading end is closed.
+const NO_READER: u32 = 4;
+/// `state`: the writing end is closed.
+const NO_WRITER: u32 = 8;
+
+/// `users`: somebody has waited. A change before that needs no wake: whoever registers takes the
+/// lock first, and so sees it.
+const AWAITED: u32 = 1;
+/// `users`: somebody has polled an end. From then on every write wakes readers, even if there was
+/// something to read before (`poll_usage`): edge-triggered interests rely on it.
+const POLLED: u32 = 2;
+
+struct Ring {
+    pages: Pages,
+    /// How many pages may be in use (`max_usage`).
+    limit: usize,
+    has_reader: bool,
+    has_writer: bool,
+}
+
+impl Ring {
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.pages.count() >= self.limit
+    }
+
+    #[inline]
+    fn state(&self) -> u32 {
+        let bit = |bit, on: bool| if on { bit } else { 0 };
+        bit(NOT_EMPTY, !self.pages.is_empty())
+            | bit(NOT_FULL, !self.is_full())
+            | bit(NO_READER, !self.has_reader)
+            | bit(NO_WRITER, !self.has_writer)
+    }
+}
+
+/// What one pass of a write found.
+pub(crate) struct Pass {
+    /// Nobody can read any more.
+    pub(crate) is_broken: bool,
+    /// There was nothing to read before.
+    #[cfg(all(feature = "std", not(loom)))]
+    was_empty: bool,
+    /// There is no room left.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) is_full: bool,
+    /// It is news for readers.
+    is_news: bool,
+}
+
+impl Pass {
+    /// What a write says whose last pass this was.
+    #[inline]
+    pub(crate) fn outcome(&self, written: usize) -> Result<usize, Errno> {
+        match written {
+            0 if self.is_broken => Err(Errno::PIPE),
+            0 => Err(Errno::AGAIN),
+            written => Ok(written),
+        }
+    }
+}
+
+impl Pipe {
+    /// Called before anybody registers.
+    #[inline]
+    fn announce(&self, users: u32) {
+        if self.users.load(Ordering::Acquire) & users != users {
+            let _ring = self.ring.lock();
+            self.users.fetch_or(users, Ordering::Release);
+        }
+    }
+
+    /// Shows polls the new state. With `wakes` it is one half of the named pair: whoever registers
+    /// from now on sees it, whoever registered before is found by the wake that follows. Without,
+    /// readiness only went, or nobody has ever registered.
+    #[inline]
+    fn publish(&self, ring: &Ring, wakes: bool) {
+        let state = ring.state();
+        if wakes {
+            self.state.swap(state, Ordering::SeqCst);
+        } else if self.state.load(Ordering::Relaxed) != state {
+            self.state.store(state, Ordering::Release);
+        }
+    }
+
+    /// Writes what fits. Only the first pass of a write merges into the last page.
+    #[inline]
+    pub(crate) fn fill<B: Deref<Target = [u8]>>(
+        &self,
+        from: &mut Gather<'_, B>,
+        is_first: bool,
+        is_packet: bool,
+    ) -> Pass {
+        let mut ring = self.ring.lock();
+        let users = self.users.load(Ordering::Relaxed);
+        let was_empty = ring.pages.is_empty();
+        if ring.has_reader {
+            let odd = from.left() % PAGE;
+            if is_first && odd > 0 && odd <= ring.pages.room_in_last() {
+                ring.pages.merge(from, odd);
+            }
+            while from.left() > 0 && !ring.is_full() {
+                ring.pages.push(from, PAGE, is_packet);
+            }
+            self.publish(&ring, was_empty && users != 0);
+        }
+        Pass {
+            is_broken: !ring.has_reader,
+            #[cfg(all(feature = "std", not(loom)))]
+            was_empty,
+            #[cfg(all(feature = "std", not(loom)))]
+            is_full: ring.is_full(),
+            is_news: was_empty && users != 0 || users & POLLED != 0,
+        }
+    }
+
+    /// The wake at the end of a write, whether it wrote or not.
+    #[inline]
+    pub(crate) fn wake_readers_after(&self, pass: &Pass) {
+        // Without a change from empty to not empty nothing was published: an interest that is not
+        // linked yet sees the bytes, and one that has seen them reads until there are no more.
+        if pass.is_news {
+            self.wake_readers();
+        }
+    }
+
+    /// The wake of a writer that has filled the pipe and is about to wait for room.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn wake_readers_before_sleep(&self, pass: &Pass) {
+        if pass.was_empty {
+            self.wake_readers();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn wake_readers(&self) {
+        self.readers.wake_published(Events::IN | Events::RDNORM);
+    }
+
+    #[inline]
+    pub(crate) fn wake_writers(&self) {
+        self.writers.wake_published(Events::OUT | Events::WRNORM);
+    }
+
+    #[inline]
+    fn try_write<B: Deref<Target = [u8]>>(
+        &self,
+        buffers: &[B],
+        is_packet: bool,
+    ) -> Result<usize, Errno> {
+        let mut from = Gather::new(buffers);
+        let asked = from.left();
+        if asked == 0 {
+            return Ok(0);
+        }
+        let pass = self.fill(&mut from, true, is_packet);
+        self.wake_readers_after(&pass);
+        pass.outcome(asked - from.left())
+    }
+
+    #[inline]
+    pub(crate) fn try_read<B: DerefMut<Target = [u8]>>(
+        &self,
+        into: &mut Scatter<'_, B>,
+    ) -> Result<usize, Errno> {
+        let asked = into.left();
+        if asked == 0 {
+            return Ok(0);
+        }
+        if self.state.load(Ordering::SeqCst) & (NOT_EMPTY | NO_WRITER) == 0 {
+            return Err(Errno::AGAIN);
+        }
+        let mut ring = self.ring.lock();
+        if ring.pages.is_empty() {
+            return if ring.has_writer {
+                Err(Errno::AGAIN)
+            } else {
+                Ok(0)
+            };
+        }
+        let was_full = ring.is_full();
+        ring.pages.take(into);
+        let wakes = was_full && !ring.is_full() && self.users.load(Ordering::Relaxed) != 0;
+        self.publish(&ring, wakes);
+        drop(ring);
+        if wakes {
+            self.wake_writers();
+        }
+        Ok(asked - into.left())
+    }
+
+    /// Whether a read would find bytes.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
+    }
+
+    /// Where a reader waits.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn readers(&self) -> &WaitQueue {
+        self.announce(AWAITED);
+        &self.readers
+    }
+
+    /// Where a writer waits.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn writers(&self) -> &WaitQueue {
+        self.announce(AWAITED);
+        &self.writers
+    }
+
+    fn set_capacity(&self, bytes: usize) -> Result<usize, Errno> {
+        if bytes > 1 << 31 {
+            return Err(Errno::INVAL);
+        }
+        let pages = bytes.max(PAGE).next_power_of_two() / PAGE;
+        let mut ring = self.ring.lock();
+        if pages > ring.limit && pages * PAGE > PIPE_MAX_SIZE {
+            return Err(Errno::PERM);
+        }
+        if pages < ring.pages.count() {
+            return Err(Errno::BUSY);
+        }
+        ring.limit = pages;
+        self.publish(&ring, true);
+        drop(ring);
+        self.writers.wake_published(Events::empty());
+        Ok(pages * PAGE)
+    }
+
+    fn close(&self, end: End) {
+        let mut ring = self.ring.lock();
+        match end {
+            End::Reading => ring.has_reader = false,
+            End::Writing => ring.has_writer = false,
+        }
+        self.publish(&ring, true);
+        let is_half_open = ring.has_reader != ring.has_writer;
+        drop(ring);
+        if is_half_open {
+            self.readers.wake_all(Events::empty());
+            self.writers.wake_all(Events::empty());
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Reading,
+    Writing,
+}
+
+/// An open file description of a pipe.
+struct OpenEnd {
+    pipe: Arc<Pipe>,
+    end: End,
+    /// [`PipeFlags::STATUS`].
+    flags: AtomicU32,
+}
+
+impl OpenEnd {
+    #[inline]
+    fn flags(&self) -> PipeFlags {
+        PipeFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
+    fn set_flags(&self, flags: PipeFlags) {
+        let flags = flags & PipeFlags::STATUS;
+        self.flags.store(flags.bits(), Ordering::Relaxed);
+    }
+}
+
+impl Pollable for OpenEnd {
+    #[inline]
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        let pipe = &*self.pipe;
+        pipe.announce(AWAITED | POLLED);
+        let mut events = Events::empty();
+        match self.end {
+            End::Reading => {
+                table.register(&pipe.readers);
+                let state = pipe.state.load(Ordering::SeqCst);
+                events.set(Events::IN | Events::RDNORM, state & NOT_EMPTY != 0);
+                events.set(Events::HUP, state & NO_WRITER != 0);
+            }
+            End::Writing => {
+                table.register(&pipe.writers);
+                let state = pipe.state.load(Ordering::SeqCst);
+                events.set(Events::OUT | Events::WRNORM, state & NOT_FULL != 0);
+                events.set(Events::ERR, state & NO_READER != 0);
+            }
+        }
+        events
+    }
+
+    fn release(&self) {
+        self.pipe.close(self.end);
+    }
+}
+
+/// `pipe(2)`: a pipe, as [`pipe2`] without flags.
+///
+/// # Errors
+/// None today; it returns a `Result` as `pipe` does.
+///
+/// # Example
+/// ```
+/// use upoll::{Errno, pipe};
+///
+/// let (reader, writer) = pipe()?;
+/// assert_eq!(writer.try_write(b"hello"), Ok(5));
+/// let mut buffer = [0; 8];
+/// assert_eq!(reader.try_read(&mut buffer), Ok(5));
+/// assert_eq!(reader.try_read(&mut buffer), Err(Errno::AGAIN));
+/// drop(writer);
+/// assert_eq!(reader.try_read(&mut buffer), Ok(0));
+/// # Ok::<(), Errno>(())
+/// ```
+pub fn pipe() -> Result<(PipeReader, PipeWriter), Errno> {
+    pipe2(PipeFlags::empty())
+}
+
+/// `pipe2(2)`: a pipe of sixteen pages (64 KiB). Memory is taken as bytes come.
+///
+/// # Errors
+/// `EINVAL`: `flags` holds a bit that [`PipeFlags`] does not name (notification pipes,
+/// `O_NOTIFICATION_PIPE`, are not there).
+pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
+    if !(flags - (PipeFlags::STATUS | PipeFlags::CLOEXEC)).is_empty() {
+        return Err(Errno::INVAL);
+    }
+    let ring = Ring {
+        pages: Pages::default(),
+        limit: DEFAULT_PAGES,
+        has_reader: true,
+        has_writer: true,
+    };
+    let pipe = Arc::new(Pipe {
+        state: AtomicU32::new(ring.state()),
+        ring: Mutex::new(ring),
+        users: AtomicU32::new(0),
+        readers: WaitQueue::new(),
+        writers: WaitQueue::new(),
+    });
+    let open = |end, flags: PipeFlags| {
+        File::new(OpenEnd {
+            pipe: pipe.clone(),
+            end,
+            flags: AtomicU32::new((flags & PipeFlags::STATUS).bits()),
+        })
+    };
+    let reader = PipeReader {
+        file: open(End::Reading, flags - PipeFlags::DIRECT),
+    };
+    let writer = PipeWriter {
+        file: open(End::Writing, flags),
+    };
+    Ok((reader, writer))
+}
+
+/// The end of a pipe that is read.
+///
+/// Made by [`pipe()`]. A clone is the same open file (`dup(2)`); the last to go closes the end.
+///
+/// Readiness as in Linux 6.18 (`pipe_poll`): `IN` and `RDNORM` iff there is something to read,
+/// `HUP` iff the writing end is closed. A write wakes readers if the pipe was empty; once somebody
+/// has polled either end it does so always, so that an edge-triggered interest reports each write.
+///
+/// Closing it wakes writers, who get `EPIPE`.
+#[derive(Clone, Debug)]
+#[doc(alias = "pipe")]
+pub struct PipeReader {
+    file: File<OpenEnd>,
+}
+
+/// The end of a pipe that is written.
+///
+/// Made by [`pipe()`]. A clone is the same open file (`dup(2)`); the last to go closes the end.
+///
+/// Readiness as in Linux 6.18 (`pipe_poll`): `OUT` and `WRNORM` iff a page is free, `ERR` iff the
+/// reading end is closed. A read wakes writers if the pipe was full and a page came free.
+///
+/// Closing it wakes readers, who get what is left and then the end.
+///
+/// # Room
+/// A pipe counts pages, not bytes. A write whose size modulo a page fits into the last page begins
+/// there; the rest takes a new page for each 4096 bytes or less. So a pipe may be full with far
+/// fewer bytes than its capacity, and writes of up to [`PIPE_BUF`] bytes are done whole or not.
+///
+/// # Signals
+/// A write to a pipe without readers gives `EPIPE` and raises no `SIGPIPE`; who wants the signal
+/// raises it.
+#[derive(Clone, Debug)]
+#[doc(alias = "pipe")]
+pub struct PipeWriter {
+    file: File<OpenEnd>,
+}
+
+impl PipeReader {
+    /// Takes what there is, up to the size of `buffer`, without waiting.
+    ///
+    /// Gives 0 at the end: nothing is left and the writing end is closed. An empty buffer gives 0
+    /// always.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is nothing to read yet.
+    #[inline]
+    pub fn try_read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        self.try_read_vectored(&mut [buffer])
+    }
+
+    /// [`try_read`](Self::try_read) into several buffers, one after the other (`readv(2)`).
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read).
+    #[inline]
+    pub fn try_read_vectored<B: DerefMut<Target = [u8]>>(
+        &self,
+        buffers: &mut [B],
+    ) -> Result<usize, Errno> {
+        self.file.pipe.try_read(&mut Scatter::new(buffers))
+    }
+}
+
+impl PipeWriter {
+    /// Writes what fits of `bytes` without waiting, and says how many that were.
+    ///
+    /// Up to [`PIPE_BUF`] bytes are written whole or not at all. An empty write gives 0 always.
+    ///
+    /// # Errors
+    /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits, see [`PipeWriter`].
+    #[inline]
+    pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.try_write_vectored(&[bytes])
+    }
+
+    /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write).
+    #[inline]
+    pub fn try_write_vectored<B: Deref<Target = [u8]>>(
+        &self,
+        buffers: &[B],
+    ) -> Result<usize, Errno> {
+        let is_packet = self.flags().contains(PipeFlags::DIRECT);
+        self.file.pipe.try_write(buffers, is_packet)
+    }
+}
+
+macro_rules! both_ends {
+    ($($end:ident),*) => { $(
+        impl $end {
+            /// How many bytes are unread (`FIONREAD`). Either end says so.
+            #[must_use]
+            pub fn available(&self) -> usize {
+                self.file.pipe.ring.lock().pages.bytes()
+            }
+
+            /// How many bytes of whole pages the pipe holds at most (`F_GETPIPE_SZ`).
+            #[must_use]
+            pub fn capacity(&self) -> usize {
+                self.file.pipe.ring.lock().limit * PAGE
+            }
+
+            /// Changes how much the pipe holds (`F_SETPIPE_SZ`), and says what it became: `bytes`
+            /// rounded up to a power of two, at least a page. Wakes a writer in any case.
+            ///
+            /// # Errors
+            /// `EINVAL`: more than 2 GiB. `EPERM`: more than now and than [`PIPE_MAX_SIZE`].
+            /// `EBUSY`: more pages than that hold bytes.
+            pub fn set_capacity(&self, bytes: usize) -> Result<usize, Errno> {
+                self.file.pipe.set_capacity(bytes)
+            }
+
+            /// The status flags (`F_GETFL`).
+            #[must_use]
+            pub fn flags(&self) -> PipeFlags {
+                self.file.flags()
+            }
+
+            /// Changes the status flags `NONBLOCK` and `DIRECT` (`F_SETFL`); others are ignored.
+            pub fn set_flags(&self, flags: PipeFlags) {
+                self.file.set_flags(flags);
+            }
+
+            #[cfg(all(feature = "std", not(loom)))]
+            pub(crate) fn shared(&self) -> &Pipe {
+                &self.file.pipe
+            }
+
+            /// As an open file, to be watched.
+            #[must_use]
+            #[inline]
+            pub fn as_file_ref(&self) -> FileRef<'_> {
+                self.file.by_ref()
+            }
+        }
+
+        impl Source for $end {
+            #[inline]
+            fn target(&self) -> Target<'_> {
+                Target::File(self.as_file_ref())
+            }
+        }
+    )* };
+}
+
+both_ends!(PipeReader, PipeWriter);

@@ -1,0 +1,45 @@
+//! Calls that wait until they can be done: the loop that all objects share.
+
+use super::timeout::Deadline;
+use super::{Outcome, Sleeper};
+use crate::errno::Errno;
+use crate::wait::{Place, WaitQueue};
+
+/// Makes `attempt` until it gives anything but `EAGAIN`, and sleeps in `queue` in between. Gives
+/// `EINTR` if a signal handler without `SA_RESTART` ran and one more attempt found nothing.
+///
+/// `attempt` is shown when the sleep ends by itself: one that has done a part makes it
+/// [`Deadline::Never`], so that any signal handler ends the wait.
+///
+/// At an exclusive `place` the caller may have used up a wake that others wait for too: once this
+/// has returned it must wake the next one if there is something left.
+#[cold]
+pub(super) fn until_done<T>(
+    queue: &WaitQueue,
+    place: Place,
+    mut attempt: impl FnMut(&mut Deadline) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let mut deadline = Deadline::NeverRestart;
+    loop {
+        let sleeper = Sleeper::new();
+        // SAFETY: the sleeper stays in this frame until it is unhooked, here or by its drop, and
+        // the queue is borrowed for longer.
+        unsafe { sleeper.entry.hook(queue, place) };
+        // Registered, now look.
+        match attempt(&mut deadline) {
+            Err(Errno::AGAIN) => {}
+            done => return done,
+        }
+        let outcome = sleeper.sleep(deadline);
+        sleeper.entry.unhook();
+        // Look however the sleep ended: a signal may have come together with a wake, which is
+        // nobody else's now.
+        match attempt(&mut deadline) {
+            Err(Errno::AGAIN) => {}
+            done => return done,
+        }
+        if outcome == Outcome::Interrupted {
+            return Err(Errno::INTR);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `read(2)` and `write(2)` on a pipe that wait.
+
+use core::ops::{Deref, DerefMut};
+
+use super::blocking::until_done;
+use super::timeout::Deadline;
+use crate::errno::Errno;
+use crate::pages::{Gather, Scatter};
+use crate::pipe::{PipeFlags, PipeReader, PipeWriter};
+use crate::wait::Place;
+
+impl PipeReader {
+    /// Takes what there is, up to the size of `buffer`; waits while there is nothing.
+    ///
+    /// Gives 0 at the end: nothing is left and the writing end is closed. An empty buffer gives 0
+    /// always. Blocked readers are woken one at a time, who came first first, and each wakes the
+    /// next if it leaves something; the close of the writing end wakes all. A signal handler with
+    /// `SA_RESTART` does not end the wait.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is nothing to read and the end is `NONBLOCK`. `EINTR`: a signal handler
+    /// without `SA_RESTART` ran.
+    #[inline]
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        self.read_vectored(&mut [buffer])
+    }
+
+    /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_vectored<B: DerefMut<Target = [u8]>>(
+        &self,
+        buffers: &mut [B],
+    ) -> Result<usize, Errno> {
+        let pipe = self.shared();
+        let mut into = Scatter::new(buffers);
+        match pipe.try_read(&mut into) {
+            Err(Errno::AGAIN) if !self.flags().contains(PipeFlags::NONBLOCK) => {}
+            done => return done,
+        }
+        let read = until_done(pipe.readers(), Place::ExclusiveTail, |_| {
+            pipe.try_read(&mut into)
+        })?;
+        if !pipe.is_empty() {
+            pipe.wake_readers();
+        }
+        Ok(read)
+    }
+}
+
+impl PipeWriter {
+    /// Writes all of `bytes`; waits while there is no room.
+    ///
+    /// Up to [`PIPE_BUF`](crate::PIPE_BUF) bytes are written in one piece. More may be written in
+    /// several, with bytes of other writers between them. Blocked writers are woken one at a time,
+    /// who came first first, and each wakes the next if it leaves room; the close of the reading
+    /// end wakes all. A signal handler with `SA_RESTART` does not end the wait, unless a part is
+    /// written.
+    ///
+    /// It gives less than asked for if a signal handler ran or the reading end was closed when a
+    /// part was written, or if the end is `NONBLOCK`, where it is as
+    /// [`try_write`](Self::try_write). An empty write gives 0 always.
+    ///
+    /// # Errors
+    /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits and the end is `NONBLOCK`.
+    /// `EINTR`: a signal handler without `SA_RESTART` ran before anything was written.
+    #[inline]
+    pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write_vectored(&[bytes])
+    }
+
+    /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
+        let flags = self.flags();
+        let is_packet = flags.contains(PipeFlags::DIRECT);
+        let pipe = self.shared();
+        let mut from = Gather::new(buffers);
+        let asked = from.left();
+        if asked == 0 {
+            return Ok(0);
+        }
+        let mut pass = pipe.fill(&mut from, true, is_packet);
+        if from.left() == 0 || pass.is_broken || flags.contains(PipeFlags::NONBLOCK) {
+            pipe.wake_readers_after(&pass);
+            return pass.outcome(asked - from.left());
+        }
+        pipe.wake_readers_before_sleep(&pass);
+        let ended = until_done(pipe.writers(), Place::ExclusiveTail, |deadline| {
+            pass = pipe.fill(&mut from, false, is_packet);
+            if from.left() == 0 || pass.is_broken {
+                return Ok(());
+            }
+            pipe.wake_readers_before_sleep(&pass);
+            if from.left() < asked {
+                *deadline = Deadline::Never;
+            }
+            Err(Errno::AGAIN)
+        });
+        pipe.wake_readers_after(&pass);
+        if !pass.is_full {
+            pipe.wake_writers();
+        }
+        match (asked - from.left(), ended) {
+            (0, Err(interrupted)) => Err(interrupted),
+            (written, _) => pass.outcome(written),
+        }
+    }
+}

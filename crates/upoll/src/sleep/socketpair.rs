@@ -1,0 +1,97 @@
+//! `read(2)` and `write(2)` on a stream socket that wait.
+
+use core::ops::{Deref, DerefMut};
+
+use super::blocking::until_done;
+use super::timeout::Deadline;
+use crate::errno::Errno;
+use crate::pages::{Gather, Scatter};
+use crate::socketpair::{SocketFlags, StreamSocket};
+use crate::wait::Place;
+
+impl StreamSocket {
+    /// Takes what there is, up to the size of `buffer`; waits while there is nothing.
+    ///
+    /// Gives 0 at the end: nothing is left and receiving is shut down. An empty buffer gives 0
+    /// always. All blocked readers are woken by each write and try again; which of them gets it is
+    /// not specified, as in Linux. A signal handler with `SA_RESTART` does not end the wait.
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read), `EAGAIN` only if the socket is `NONBLOCK`. `EINTR`: a
+    /// signal handler without `SA_RESTART` ran.
+    #[inline]
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        self.read_vectored(&mut [buffer])
+    }
+
+    /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_vectored<B: DerefMut<Target = [u8]>>(
+        &self,
+        buffers: &mut [B],
+    ) -> Result<usize, Errno> {
+        let (pair, me) = self.shared();
+        let mut into = Scatter::new(buffers);
+        match pair.try_read(me, &mut into) {
+            Err(Errno::AGAIN) if !self.is_nonblocking() => {
+                until_done(pair.queue(me), Place::Shared, |_| {
+                    pair.try_read(me, &mut into)
+                })
+            }
+            done => done,
+        }
+    }
+
+    /// Writes all of `bytes`; waits while the send buffer is used up. Once it is, a blocked write
+    /// goes on when at most a quarter is used.
+    ///
+    /// It gives less than asked for if a signal handler ran or sending came to its end when a part
+    /// was written, or if the socket is `NONBLOCK`, where it is as [`try_write`](Self::try_write).
+    /// A signal handler with `SA_RESTART` does not end the wait, unless a part is written.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write), `EAGAIN` only if the socket is `NONBLOCK`. `ECONNRESET`:
+    /// while it waited the peer closed without having read everything. `EINTR`: a signal handler
+    /// without `SA_RESTART` ran before anything was written.
+    #[inline]
+    pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.write_all(&[bytes])
+    }
+
+    /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), but no bytes at all give 0 always.
+    pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
+        if buffers.iter().all(|buffer| buffer.is_empty()) {
+            return Ok(0);
+        }
+        self.write_all(buffers)
+    }
+
+    fn write_all<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
+        let (pair, me) = self.shared();
+        let mut from = Gather::new(buffers);
+        let asked = from.left();
+        let mut ended = pair.fill(me, &mut from, true);
+        if ended == Err(Errno::AGAIN) && !self.is_nonblocking() {
+            ended = until_done(pair.queue(me), Place::Shared, |deadline| {
+                let pass = pair.fill(me, &mut from, false);
+                if from.left() < asked {
+                    *deadline = Deadline::Never;
+                }
+                pass
+            });
+        }
+        match asked - from.left() {
+            0 => ended.map(|()| 0),
+            written => Ok(written),
+        }
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        self.flags().contains(SocketFlags::NONBLOCK)
+    }
+}

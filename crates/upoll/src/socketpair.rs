@@ -1,0 +1,567 @@
+//! `socketpair(2)`: two connected stream sockets, as of `unix(7)`.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::mem;
+use core::ops::{Deref, DerefMut};
+
+use bitflags::bitflags;
+
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::pages::{Gather, PAGE, Pages, Scatter};
+use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
+use crate::target::{Source, Target};
+use crate::wait::WaitQueue;
+
+bitflags! {
+    /// What kind of sockets to make: the flags in the type argument of `socketpair(2)`; and the
+    /// status flags of a socket.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct SocketFlags: u32 {
+        /// `SOCK_NONBLOCK`: blocking calls give `EAGAIN` instead of waiting.
+        const NONBLOCK = 0o4_000;
+        /// `SOCK_CLOEXEC`: meaningful once the socket has a descriptor number; accepted here.
+        const CLOEXEC = 0o2_000_000;
+        const _ = !0;
+    }
+}
+
+/// Which half of a connection to shut down: the argument of `shutdown(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shutdown {
+    /// `SHUT_RD`: nothing more is received.
+    Read,
+    /// `SHUT_WR`: nothing more is sent.
+    Write,
+    /// `SHUT_RDWR`: neither.
+    Both,
+}
+
+/// What is shut down of a socket.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Halves {
+    receiving: bool,
+    sending: bool,
+}
+
+impl Halves {
+    const BOTH: Halves = Halves {
+        receiving: true,
+        sending: true,
+    };
+
+    fn add(&mut self, more: Halves) {
+        self.receiving |= more.receiving;
+        self.sending |= more.sending;
+    }
+}
+
+impl From<Shutdown> for Halves {
+    fn from(how: Shutdown) -> Self {
+        Halves {
+            receiving: how != Shutdown::Write,
+            sending: how != Shutdown::Read,
+        }
+    }
+}
+
+/// The send buffer of a new socket, in bytes as charged: the usual `net.core.wmem_default`.
+const DEFAULT_SEND_BUFFER: usize = 212_992;
+/// More than this cannot be asked for, whatever capabilities the process has: the usual
+/// `net.core.wmem_max` of Linux 6.18.
+const MAX_SEND_BUFFER: usize = 4 << 20;
+/// Nor does less come out than this (`SOCK_MIN_SNDBUF`).
+const MIN_SEND_BUFFER: usize = 4_608;
+
+/// What one write is cut into, at most: a page less what Linux keeps at its end, and the largest
+/// run of pages (`SKB_MAX_HEAD(0)`, `UNIX_SKB_FRAGS_SZ`).
+const MAX_MESSAGE: usize = MAX_HEAD + 8 * PAGE;
+const MAX_HEAD: usize = PAGE - SHARED_INFO;
+/// `struct skb_shared_info`.
+const SHARED_INFO: usize = 320;
+/// `struct sk_buff`.
+const HEADER: usize = 256;
+
+/// What a message of `size` bytes takes of the send buffer until all of it is read
+/// (`skb->truesize`): what does not fit into its first block is in whole pages.
+const fn charge(size: usize) -> usize {
+    let over = size.saturating_sub(MAX_HEAD).next_multiple_of(PAGE);
+    let in_pages = if over < size { over } else { size };
+    let block = (size - in_pages + SHARED_INFO).next_power_of_two();
+    HEADER + block + in_pages.next_multiple_of(PAGE)
+}
+
+/// One piece of a write (`struct sk_buff`).
+struct Message {
+    unread: usize,
+    charge: usize,
+}
+
+/// One socket (`struct unix_sock`).
+struct Endpoint {
+    /// What it received and nobody has read.
+    bytes: Pages,
+    /// Where in `bytes` each message ends, for the peer's account.
+    messages: VecDeque<Message>,
+    shut: Halves,
+    /// The peer closed with unread bytes: `ECONNRESET`, once.
+    is_reset: bool,
+    /// What the peer has not read of it, as charged (`sk_wmem_alloc`).
+    charged: usize,
+    /// How far that may go (`sk_sndbuf`).
+    send_buffer: usize,
+}
+
+impl Endpoint {
+    fn new() -> Self {
+        Endpoint {
+            bytes: Pages::default(),
+            messages: VecDeque::new(),
+            shut: Halves::default(),
+            is_reset: false,
+            charged: 0,
+            send_buffer: DEFAULT_SEND_BUFFER,
+        }
+    }
+
+    /// `unix_writable`: at most a quarter is used. Linux counts one byte that is always charged;
+    /// in the middle of giving something back, two.
+    #[inline]
+    fn is_writable(&self, base: usize) -> bool {
+        (self.charged + base) * 4 <= self.send_buffer
+    }
+
+    /// What a poll shows.
+    #[inline]
+    fn events(&self) -> Events {
+        let mut events = Events::empty();
+        events.set(Events::ERR, self.is_reset);
+        events.set(Events::HUP, self.shut == Halves::BOTH);
+        events.set(Events::RDHUP, self.shut.receiving);
+        let readable = self.shut.receiving || !self.messages.is_empty();
+        events.set(Events::IN | Events::RDNORM, readable);
+        events.set(SPACE, self.is_writable(1));
+        events
+    }
+}
+
+/// The key of a wake for room to write, and what a poll shows then.
+const SPACE: Events = Events::OUT.union(Events::WRNORM).union(Events::WRBAND);
+/// The key of a wake for bytes to read.
+const DATA: Events = Events::IN
+    .union(Events::PRI)
+    .union(Events::RDNORM)
+    .union(Events::RDBAND);
+
+/// Both sockets.
+pub(crate) struct Pair {
+    /// The innermost lock: nothing is locked while it is held. Polls do without it, for they run
+    /// under the locks of sets, and wakes come after it is free.
+    endpoints: Mutex<[Endpoint; 2]>,
+    sides: [Side; 2],
+}
+
+/// What polls need of a socket.
+struct Side {
+    /// [`Endpoint::events`]; written under the lock.
+    events: AtomicU32,
+    /// Readers and writers alike, as in Linux.
+    queue: WaitQueue,
+}
+
+/// One of the two: 0 or 1.
+pub(crate) type Me = usize;
+
+/// Both endpoints under the lock, `me` first.
+fn split(endpoints: &mut [Endpoint; 2], me: Me) -> (&mut Endpoint, &mut Endpoint) {
+    let [first, second] = endpoints;
+    if me == 0 {
+        (first, second)
+    } else {
+        (second, first)
+    }
+}
+
+impl Pair {
+    /// Shows polls the new state of both, and lets go of the lock. It is one half of the named
+    /// pair: whoever registers from now on sees the state, whoever registered before is found by
+    /// the wake that follows. A wake without a change is for those who know the state already.
+    #[inline]
+    fn publish(&self, endpoints: MutexGuard<'_, [Endpoint; 2]>) {
+        for (side, endpoint) in self.sides.iter().zip(&*endpoints) {
+            let events = endpoint.events().bits();
+            if side.events.load(Ordering::Relaxed) != events {
+                side.events.swap(events, Ordering::SeqCst);
+            }
+        }
+    }
+
+    #[inline]
+    fn wake(&self, side: Me, key: Events) {
+        self.sides[side].queue.wake_published(key);
+    }
+
+    /// `sk_state_change`: whoever waits for whatever looks again.
+    fn wake_all(&self, side: Me) {
+        self.sides[side].queue.wake_all(Events::empty());
+    }
+
+    /// Sends what fits: done, or why there is something left.
+    pub(crate) fn fill<B: Deref<Target = [u8]>>(
+        &self,
+        me: Me,
+        from: &mut Gather<'_, B>,
+        is_first: bool,
+    ) -> Result<(), Errno> {
+        let mut endpoints = self.endpoints.lock();
+        let (mine, peer) = split(&mut endpoints, me);
+        // One that waited for room meets the reset first, one that comes later the shutdown.
+        let ended = if !is_first && mem::take(&mut mine.is_reset) {
+            Err(Errno::CONNRESET)
+        } else if mine.shut.sending {
+            Err(Errno::PIPE)
+        } else {
+            Ok(())
+        };
+        let before = from.left();
+        while ended.is_ok() && from.left() > 0 && mine.charged < mine.send_buffer {
+            let size = from.left().min(mine.send_buffer / 2 - 64).min(MAX_MESSAGE);
+            peer.bytes.append(from, size);
+            let charge = charge(size);
+            peer.messages.push_back(Message {
+                unread: size,
+                charge,
+            });
+            mine.charged += charge;
+        }
+        self.publish(endpoints);
+        if from.left() < before {
+            self.wake(1 - me, DATA);
+        }
+        if ended.is_ok() && from.left() > 0 {
+            return Err(Errno::AGAIN);
+        }
+        ended
+    }
+
+    #[inline]
+    fn try_write<B: Deref<Target = [u8]>>(&self, me: Me, buffers: &[B]) -> Result<usize, Errno> {
+        let mut from = Gather::new(buffers);
+        let asked = from.left();
+        let ended = self.fill(me, &mut from, true);
+        match asked - from.left() {
+            0 => ended.map(|()| 0),
+            written => Ok(written),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn try_read<B: DerefMut<Target = [u8]>>(
+        &self,
+        me: Me,
+        into: &mut Scatter<'_, B>,
+    ) -> Result<usize, Errno> {
+        let asked = into.left();
+        if asked == 0 {
+            return Ok(0);
+        }
+        let shown = Events::from_bits_retain(self.sides[me].events.load(Ordering::SeqCst));
+        if !shown.intersects(Events::IN | Events::ERR) {
+            return Err(Errno::AGAIN);
+        }
+        let mut endpoints = self.endpoints.lock();
+        let (mine, peer) = split(&mut endpoints, me);
+        if mine.messages.is_empty() {
+            if mem::take(&mut mine.is_reset) {
+                self.publish(endpoints);
+                return Err(Errno::CONNRESET);
+            }
+            return if mine.shut.receiving {
+                Ok(0)
+            } else {
+                Err(Errno::AGAIN)
+            };
+        }
+        mine.bytes.take(into);
+        let read = asked - into.left();
+        let mut gives_back = false;
+        let mut rest = read;
+        while let Some(message) = mine.messages.front_mut()
+            && rest > 0
+        {
+            let part = rest.min(message.unread);
+            rest -= part;
+            message.unread -= part;
+            if message.unread == 0 {
+                peer.charged -= message.charge;
+                mine.messages.pop_front();
+                gives_back = true;
+            }
+        }
+        let wakes = gives_back && peer.is_writable(2);
+        self.publish(endpoints);
+        if wakes {
+            self.wake(1 - me, SPACE);
+        }
+        Ok(read)
+    }
+
+    fn shutdown(&self, me: Me, how: Shutdown) {
+        let halves = Halves::from(how);
+        let mut endpoints = self.endpoints.lock();
+        let (mine, peer) = split(&mut endpoints, me);
+        mine.shut.add(halves);
+        peer.shut.add(Halves {
+            receiving: halves.sending,
+            sending: halves.receiving,
+        });
+        self.publish(endpoints);
+        self.wake_all(me);
+        self.wake_all(1 - me);
+    }
+
+    fn set_send_buffer(&self, me: Me, bytes: usize) {
+        let mut endpoints = self.endpoints.lock();
+        let (mine, _) = split(&mut endpoints, me);
+        mine.send_buffer = (bytes.min(MAX_SEND_BUFFER) * 2).max(MIN_SEND_BUFFER);
+        let wakes = mine.is_writable(1);
+        self.publish(endpoints);
+        if wakes {
+            self.wake(me, SPACE);
+        }
+    }
+
+    fn close(&self, me: Me) {
+        let mut endpoints = self.endpoints.lock();
+        let (mine, peer) = split(&mut endpoints, me);
+        mine.shut = Halves::BOTH;
+        peer.shut = Halves::BOTH;
+        let unread = mem::take(&mut mine.messages);
+        let bytes = mem::take(&mut mine.bytes);
+        peer.is_reset |= !unread.is_empty();
+        // All of what the peer sent and is charged for was here.
+        peer.charged = 0;
+        let wakes = !unread.is_empty() && peer.is_writable(2);
+        self.publish(endpoints);
+        drop(bytes);
+        self.wake_all(1 - me);
+        if wakes {
+            self.wake(1 - me, SPACE);
+        }
+    }
+
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn queue(&self, me: Me) -> &WaitQueue {
+        &self.sides[me].queue
+    }
+}
+
+/// An open file description of a socket.
+struct OpenSocket {
+    pair: Arc<Pair>,
+    me: Me,
+    /// `NONBLOCK` or nothing.
+    flags: AtomicU32,
+}
+
+impl Pollable for OpenSocket {
+    #[inline]
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        let side = &self.pair.sides[self.me];
+        table.register(&side.queue);
+        Events::from_bits_retain(side.events.load(Ordering::SeqCst))
+    }
+
+    fn release(&self) {
+        self.pair.close(self.me);
+    }
+}
+
+/// `socketpair(AF_UNIX, SOCK_STREAM | flags, 0)`: two connected sockets. Memory is taken as bytes
+/// come.
+///
+/// # Errors
+/// `EINVAL`: `flags` holds a bit that [`SocketFlags`] does not name.
+///
+/// # Example
+/// ```
+/// use upoll::{Errno, Shutdown, SocketFlags, socketpair};
+///
+/// let (one, other) = socketpair(SocketFlags::empty())?;
+/// assert_eq!(one.try_write(b"hello"), Ok(5));
+/// one.shutdown(Shutdown::Write);
+/// let mut buffer = [0; 8];
+/// assert_eq!(other.try_read(&mut buffer), Ok(5));
+/// assert_eq!(other.try_read(&mut buffer), Ok(0));
+/// assert_eq!(other.try_write(b"bye"), Ok(3));
+/// # Ok::<(), Errno>(())
+/// ```
+pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Errno> {
+    if !(flags - (SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)).is_empty() {
+        return Err(Errno::INVAL);
+    }
+    let endpoints = [Endpoint::new(), Endpoint::new()];
+    let side = |endpoint: &Endpoint| Side {
+        events: AtomicU32::new(endpoint.events().bits()),
+        queue: WaitQueue::new(),
+    };
+    let sides = [side(&endpoints[0]), side(&endpoints[1])];
+    let pair = Arc::new(Pair {
+        endpoints: Mutex::new(endpoints),
+        sides,
+    });
+    let open = |me| {
+        let flags = flags & SocketFlags::NONBLOCK;
+        StreamSocket {
+            file: File::new(OpenSocket {
+                pair: pair.clone(),
+                me,
+                flags: AtomicU32::new(flags.bits()),
+            }),
+        }
+    };
+    Ok((open(0), open(1)))
+}
+
+/// One of two connected sockets, for a stream of bytes in each direction.
+///
+/// Made by [`socketpair()`]. A clone is the same open file (`dup(2)`); the last to go closes the
+/// socket.
+///
+/// Readiness as in Linux 6.18 (`unix_poll`): `IN` and `RDNORM` iff there is something to read or
+/// receiving is shut down; `RDHUP` iff receiving is shut down, by whichever side; `HUP` iff both
+/// directions are, or the peer closed; `OUT`, `WRNORM` and `WRBAND` iff at most a quarter of the
+/// send buffer is used, shut down or not; `ERR` iff the peer closed without having read everything,
+/// until a read has said so. Every write wakes the peer, so that an edge-triggered interest reports
+/// each; a read wakes the peer if it finished a message and at most a quarter is used.
+///
+/// Closing it wakes the peer, who gets what is left and then `ECONNRESET`, if this side had not read
+/// everything, or the end; what this side had not read is gone.
+///
+/// # Room
+/// A write is cut into messages of up to 36 544 bytes, and less than half the send buffer. Each is
+/// charged to the sender until the last of it is read, with what Linux 6.18 on x86-64 needs to
+/// keep it: 768 bytes for a message of one byte. (Linux built for other hardware or with more kinds
+/// of networks charges small ones otherwise.) A message may be sent while less than the send buffer
+/// is charged.
+///
+/// # Not there
+/// Descriptors and credentials, urgent data, `MSG_PEEK` and other flags, and socket options except
+/// the send buffer. A write that gives `EPIPE` raises no `SIGPIPE`; who wants the signal raises it.
+#[derive(Clone, Debug)]
+#[doc(alias = "socketpair")]
+#[doc(alias = "UnixStream")]
+pub struct StreamSocket {
+    file: File<OpenSocket>,
+}
+
+impl StreamSocket {
+    /// Takes what there is, up to the size of `buffer`, without waiting.
+    ///
+    /// Gives 0 at the end: nothing is left and receiving is shut down. An empty buffer gives 0
+    /// always.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is nothing to read yet. `ECONNRESET`: the peer closed without having read
+    /// everything; said once, after what was left.
+    #[inline]
+    pub fn try_read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        self.try_read_vectored(&mut [buffer])
+    }
+
+    /// [`try_read`](Self::try_read) into several buffers, one after the other (`readv(2)`).
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read).
+    #[inline]
+    pub fn try_read_vectored<B: DerefMut<Target = [u8]>>(
+        &self,
+        buffers: &mut [B],
+    ) -> Result<usize, Errno> {
+        let mut into = Scatter::new(buffers);
+        self.file.pair.try_read(self.file.me, &mut into)
+    }
+
+    /// Writes what fits of `bytes` without waiting, and says how many that were.
+    ///
+    /// # Errors
+    /// `EPIPE`: sending is shut down, or the peer closed; even if `bytes` is empty. `EAGAIN`: the
+    /// send buffer is used up.
+    #[inline]
+    pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.file.pair.try_write(self.file.me, &[bytes])
+    }
+
+    /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write), but no bytes at all give 0 always.
+    #[inline]
+    pub fn try_write_vectored<B: Deref<Target = [u8]>>(
+        &self,
+        buffers: &[B],
+    ) -> Result<usize, Errno> {
+        if buffers.iter().all(|buffer| buffer.is_empty()) {
+            return Ok(0);
+        }
+        self.file.pair.try_write(self.file.me, buffers)
+    }
+
+    /// Ends one direction or both (`shutdown(2)`), for both sockets: what is not received by the
+    /// one is not sent by the other. What was sent before can still be read. Wakes whoever waits
+    /// for either.
+    pub fn shutdown(&self, how: Shutdown) {
+        self.file.pair.shutdown(self.file.me, how);
+    }
+
+    /// How many bytes there are to read (`FIONREAD`).
+    #[must_use]
+    pub fn available(&self) -> usize {
+        self.file.pair.endpoints.lock()[self.file.me].bytes.bytes()
+    }
+
+    /// The size of the send buffer (`SO_SNDBUF`), in bytes as charged.
+    #[must_use]
+    pub fn send_buffer(&self) -> usize {
+        self.file.pair.endpoints.lock()[self.file.me].send_buffer
+    }
+
+    /// Makes the send buffer twice as large as `bytes` (`SO_SNDBUF`), but not smaller than 4608
+    /// bytes nor larger than 8 MiB. Wakes writers if at most a quarter is used then.
+    pub fn set_send_buffer(&self, bytes: usize) {
+        self.file.pair.set_send_buffer(self.file.me, bytes);
+    }
+
+    /// The status flags (`F_GETFL`).
+    #[must_use]
+    pub fn flags(&self) -> SocketFlags {
+        SocketFlags::from_bits_retain(self.file.flags.load(Ordering::Relaxed))
+    }
+
+    /// Changes the status flag `NONBLOCK` (`F_SETFL`); others are ignored.
+    pub fn set_flags(&self, flags: SocketFlags) {
+        let flags = flags & SocketFlags::NONBLOCK;
+        self.file.flags.store(flags.bits(), Ordering::Relaxed);
+    }
+
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn shared(&self) -> (&Pair, Me) {
+        (&self.file.pair, self.file.me)
+    }
+
+    /// As an open file, to be watched.
+    #[must_use]
+    #[inline]
+    pub fn as_file_ref(&self) -> FileRef<'_> {
+        self.file.by_ref()
+    }
+}
+
+impl Source for StreamSocket {
+    #[inline]
+    fn target(&self) -> Target<'_> {
+        Target::File(self.as_file_ref())
+    }
+}

@@ -1,0 +1,331 @@
+//! Waits with a signal mask, with a clock, and after changes. What Linux has of it, the host kernel
+//! shows in the same test.
+#![cfg(not(loom))]
+
+mod threads;
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use threads::{asleep, tid, until_asleep};
+use upoll::{
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, SigSet, Timespec, WaitParams,
+};
+
+const LONG: Duration = Duration::from_secs(20);
+const SIGNAL: i32 = libc::SIGWINCH;
+
+/// How many handlers ran; one test at a time counts.
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+static ALONE: Mutex<()> = Mutex::new(());
+
+extern "C" fn count(_signal: i32) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+fn handle(flags: i32) {
+    // SAFETY: an action of all zeros is one, and the handler only adds to an atomic.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = count as *const () as libc::sighandler_t;
+        action.sa_flags = flags;
+        let old = std::ptr::null_mut();
+        assert_eq!(libc::sigaction(SIGNAL, &raw const action, old), 0);
+    }
+}
+
+fn signal_thread(tid: i32) {
+    // SAFETY: sends a signal that has a handler to a thread of this process.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, SIGNAL) };
+}
+
+/// Has the calling thread hold back the signal.
+fn hold() {
+    let set: libc::sigset_t = only_signal().into();
+    // SAFETY: it is a set to read.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+fn only_signal() -> SigSet {
+    let mut set = SigSet::empty();
+    set.add(SIGNAL).unwrap();
+    set
+}
+
+/// A set of upoll's or of the kernel's, and what has to stay open for it.
+enum Set {
+    Ours(
+        Epoll,
+        #[expect(dead_code, reason = "stays open")] (Vec<EventFd>, Vec<OwnedFd>),
+    ),
+    Kernel(OwnedFd, #[expect(dead_code, reason = "stays open")] OwnedFd),
+}
+
+fn eventfd(count: u32) -> OwnedFd {
+    // SAFETY: makes a descriptor; nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(count, libc::EFD_NONBLOCK)) }
+}
+
+const INTEREST: Event = Event::new(Events::IN, 7);
+
+impl Set {
+    fn ours(flags: CreateFlags, user: bool, kernel: bool, ready: bool) -> Self {
+        let set = Epoll::create(flags).unwrap();
+        let (mut users, mut kernels) = (Vec::new(), Vec::new());
+        if user {
+            users.push(EventFd::new(ready.into()).unwrap());
+            set.add(&users[0], INTEREST).unwrap();
+        }
+        if kernel {
+            kernels.push(eventfd((ready && !user).into()));
+            set.add(&kernels[0], INTEREST).unwrap();
+        }
+        Set::Ours(set, (users, kernels))
+    }
+
+    fn kernel(ready: bool) -> Self {
+        // SAFETY: makes a descriptor; nothing else owns it.
+        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let counter = eventfd(ready.into());
+        let mut event = libc::epoll_event {
+            events: INTEREST.events().bits(),
+            u64: INTEREST.data(),
+        };
+        // SAFETY: the event outlives the call.
+        let added = unsafe {
+            libc::epoll_ctl(
+                set.as_raw_fd(),
+                libc::EPOLL_CTL_ADD,
+                counter.as_raw_fd(),
+                &raw mut event,
+            )
+        };
+        assert_eq!(added, 0);
+        Set::Kernel(set, counter)
+    }
+
+    /// The kernel's set first, then every kind of ours.
+    fn all(ready: bool) -> Vec<Set> {
+        let plain = CreateFlags::empty();
+        let mut sets = vec![Set::kernel(ready)];
+        for (user, kernel) in [(true, false), (false, true), (true, true)] {
+            sets.push(Set::ours(plain, user, kernel, ready));
+        }
+        sets.push(Set::ours(CreateFlags::ROTATE, true, false, ready));
+        sets.push(Set::ours(CreateFlags::ROTATE, false, true, ready));
+        sets
+    }
+
+    fn pwait(&self, limit: Duration, mask: &SigSet) -> Result<usize, Errno> {
+        match self {
+            Set::Ours(set, ..) => set.pwait(&mut [Event::default(); 4], limit, mask),
+            Set::Kernel(set, _) => {
+                let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+                let mask: libc::sigset_t = (*mask).into();
+                let limit = i32::try_from(limit.as_millis()).unwrap();
+                // SAFETY: there is room for four events, and the mask outlives the call.
+                let ready = unsafe {
+                    libc::epoll_pwait(
+                        set.as_raw_fd(),
+                        events.as_mut_ptr(),
+                        4,
+                        limit,
+                        &raw const mask,
+                    )
+                };
+                usize::try_from(ready).map_err(|_| {
+                    Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap())
+                })
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pending_signal_that_the_mask_lets_through_ends_a_wait_only_if_nothing_is_ready() {
+    let _alone = ALONE.lock();
+    handle(libc::SA_RESTART);
+    hold();
+    for (which, (idle, ready)) in Set::all(false).iter().zip(Set::all(true)).enumerate() {
+        HANDLED.store(0, Ordering::SeqCst);
+        signal_thread(tid());
+        assert_eq!(ready.pwait(LONG, &SigSet::empty()), Ok(1), "set {which}");
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 0, "set {which}");
+        // No wait, so no signal.
+        assert_eq!(
+            idle.pwait(Duration::ZERO, &SigSet::empty()),
+            Ok(0),
+            "set {which}"
+        );
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 0, "set {which}");
+        assert_eq!(
+            idle.pwait(LONG, &SigSet::empty()),
+            Err(Errno::INTR),
+            "set {which}"
+        );
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 1, "set {which}");
+        assert!(SigSet::of_this_thread().contains(SIGNAL), "set {which}");
+    }
+}
+
+#[test]
+fn a_signal_that_comes_during_the_wait_ends_it_if_the_mask_lets_it_through() {
+    let _alone = ALONE.lock();
+    handle(libc::SA_RESTART);
+    for (which, set) in Set::all(false).into_iter().enumerate() {
+        HANDLED.store(0, Ordering::SeqCst);
+        let (thread, tid) = asleep(move || {
+            hold();
+            set.pwait(LONG, &SigSet::empty())
+        });
+        signal_thread(tid);
+        assert_eq!(thread.join().unwrap(), Err(Errno::INTR), "set {which}");
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 1, "set {which}");
+    }
+}
+
+#[test]
+fn a_signal_that_the_mask_holds_back_comes_when_the_wait_is_over() {
+    let _alone = ALONE.lock();
+    handle(0);
+    for (which, set) in Set::all(false).into_iter().enumerate() {
+        HANDLED.store(0, Ordering::SeqCst);
+        let (thread, tid) = asleep(move || {
+            let ended = set.pwait(Duration::from_millis(100), &only_signal());
+            (ended, HANDLED.load(Ordering::SeqCst))
+        });
+        signal_thread(tid);
+        until_asleep(tid);
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 0, "set {which}");
+        assert_eq!(thread.join().unwrap(), (Ok(0), 1), "set {which}");
+    }
+}
+
+#[test]
+fn a_write_wakes_a_wait_with_a_mask() {
+    for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::create(flags).unwrap();
+        set.add(&counter, INTEREST).unwrap();
+        let (thread, tid) = asleep(move || {
+            let mut events = [Event::default(); 4];
+            let ready = set.pwait(&mut events, LONG, &only_signal())?;
+            Ok::<_, Errno>((ready, events[0].data()))
+        });
+        until_asleep(tid);
+        counter.try_write(1).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok((1, 7)));
+    }
+}
+
+#[test]
+fn parameters_that_do_not_exist_are_invalid() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(1).unwrap();
+    set.add(&counter, INTEREST).unwrap();
+    let mut events = [Event::default(); 4];
+    let plain = WaitParams::default();
+    let time = |tv_sec, tv_nsec| WaitParams {
+        timeout: Some(Timespec { tv_sec, tv_nsec }),
+        ..plain
+    };
+    let size = u32::try_from(size_of::<WaitParams<'_>>()).unwrap();
+    let valid = [
+        plain,
+        WaitParams { size, ..plain },
+        WaitParams {
+            clockid: libc::CLOCK_REALTIME,
+            ..plain
+        },
+        time(0, 0),
+        time(i64::MAX, 999_999_999),
+    ];
+    for params in valid {
+        assert_eq!(set.pwait1(0, &mut events, &params), Ok(1), "{params:?}");
+    }
+    assert_eq!(set.pwait1(1, &mut events, &plain), Err(Errno::INVAL));
+    assert_eq!(set.pwait1(0, &mut [], &plain), Err(Errno::INVAL));
+    let invalid = [
+        WaitParams { size: 1, ..plain },
+        WaitParams {
+            size: size + 1,
+            ..plain
+        },
+        WaitParams {
+            clockid: libc::CLOCK_BOOTTIME,
+            ..plain
+        },
+        WaitParams {
+            clockid: -1,
+            ..plain
+        },
+        time(-1, 0),
+        time(0, -1),
+        time(0, 1_000_000_000),
+    ];
+    for params in invalid {
+        assert_eq!(
+            set.pwait1(0, &mut events, &params),
+            Err(Errno::INVAL),
+            "{params:?}"
+        );
+        // Found out before anything is changed.
+        let mut commands = [CtlCommand::delete(&counter)];
+        let refused = set.ctl_batch_wait(&mut commands, &mut events, &params);
+        assert_eq!(refused, Err(Errno::INVAL), "{params:?}");
+        assert_eq!(set.len(), 1);
+    }
+}
+
+#[test]
+fn a_limit_by_either_clock_is_never_early_in_any_set() {
+    for clockid in [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC] {
+        for set in Set::all(false) {
+            let Set::Ours(set, ..) = set else { continue };
+            for mask in [None, Some(&SigSet::empty())] {
+                let limit = Duration::from_micros(1500);
+                let params = WaitParams {
+                    clockid,
+                    timeout: Some(limit.into()),
+                    sigmask: mask,
+                    ..WaitParams::default()
+                };
+                let begun = Instant::now();
+                let ready = set.pwait1(0, &mut [Event::default(); 4], &params);
+                assert_eq!(ready, Ok(0));
+                // The wall clock may be slewed while we wait; by much less than this.
+                assert!(begun.elapsed() >= limit - Duration::from_micros(15));
+            }
+        }
+    }
+}
+
+#[test]
+fn changes_and_a_wait_in_one_call() {
+    let set = Epoll::new().unwrap();
+    let (first, second) = (EventFd::new(0).unwrap(), EventFd::new(1).unwrap());
+    let mut events = [Event::default(); 4];
+    let params = WaitParams::default();
+    let mut commands = [
+        CtlCommand::add(&first, INTEREST),
+        CtlCommand::add(&second, INTEREST),
+    ];
+    let both = set.ctl_batch_wait(&mut commands, &mut events, &params);
+    assert_eq!(both, Ok((2, Some(Ok(1)))));
+    // The first failure ends it: no wait, which would not end.
+    let mut commands = [
+        CtlCommand::delete(&second),
+        CtlCommand::add(&first, INTEREST),
+    ];
+    let failed = set.ctl_batch_wait(&mut commands, &mut events, &params);
+    assert_eq!(failed, Ok((1, None)));
+    assert_eq!(commands[1].result, Err(Errno::EXIST));
+    // Without changes it is a wait.
+    first.try_write(1).unwrap();
+    assert_eq!(
+        set.ctl_batch_wait(&mut [], &mut events, &params),
+        Ok((0, Some(Ok(1))))
+    );
+}
