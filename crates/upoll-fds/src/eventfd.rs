@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use upoll::{Errno, EventFd, EventFdFlags};
 
+use crate::io::Step;
 use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::{io, memory, table};
@@ -48,7 +49,10 @@ pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
 /// As [`write`](crate::write).
 pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
     let ours = table::with(fd, |object| match object {
-        Object::EventFd(counter) => Some(try_write(counter, value)),
+        Object::EventFd(counter) => match counter.try_write(value) {
+            Err(Errno::AGAIN) if !object.is_nonblocking() => Some(Step::Block(counter.clone())),
+            done => Some(Step::Done(done)),
+        },
         _ => None,
     });
     match ours {
@@ -64,34 +68,10 @@ pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
     }
 }
 
-/// How far a call gets without blocking.
-pub(crate) enum Step<T, O> {
-    Done(Result<T, Errno>),
-    /// It has to block, and does so on a reference of its own.
-    Block(O),
-}
-
-#[inline]
-pub(crate) fn try_write(counter: &EventFd, value: u64) -> Step<(), EventFd> {
-    match counter.try_write(value) {
-        Err(Errno::AGAIN) if !is_nonblocking(counter) => Step::Block(counter.clone()),
-        done => Step::Done(done),
-    }
-}
-
-#[inline]
-pub(crate) fn try_read(counter: &EventFd) -> Step<u64, EventFd> {
-    match counter.try_read() {
-        Err(Errno::AGAIN) if !is_nonblocking(counter) => Step::Block(counter.clone()),
-        done => Step::Done(done),
-    }
-}
-
-fn is_nonblocking(counter: &EventFd) -> bool {
-    counter.flags().contains(EventFdFlags::NONBLOCK)
-}
-
 /// The eventfd's own `ioctl(2)` requests; None for all others.
+///
+/// # Safety
+/// As [`ioctl`](crate::ioctl).
 pub(crate) unsafe fn ioctl(
     counter: &EventFd,
     request: u32,
@@ -100,14 +80,14 @@ pub(crate) unsafe fn ioctl(
     let maximum: *mut u64 = std::ptr::with_exposed_provenance_mut(argument);
     match request {
         // SAFETY: the caller's argument is a counter to read.
-        EFD_IOC_SET_MAXIMUM => Some(
-            unsafe { memory::read(maximum) }
-                .and_then(|maximum| counter.set_maximum(maximum))
-                .map(|()| 0),
-        ),
-        // SAFETY: the caller's argument is a counter to write.
+        EFD_IOC_SET_MAXIMUM => Some(unsafe { memory::read(maximum) }.and_then(|maximum| {
+            counter.set_maximum(maximum)?;
+            Ok(0)
+        })),
         EFD_IOC_GET_MAXIMUM => {
-            Some(unsafe { memory::write(maximum, counter.maximum()) }.map(|()| 0))
+            // SAFETY: the caller's argument is a counter to write.
+            let written = unsafe { memory::write(maximum, counter.maximum()) };
+            Some(written.map(|()| 0))
         }
         _ => None,
     }

@@ -1,19 +1,30 @@
 //! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by number.
+//!
+//! What can be done at once is done while the table keeps the object; what has to block takes a
+//! reference of its own and starts anew.
 
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
-use upoll::{Errno, EventFd};
+use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
 
-use crate::eventfd::{self, Step};
 use crate::kernel::call;
 use crate::object::Object;
+use crate::pipe::raise_if_broken;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
 const MOST: usize = 0x7fff_f000;
 
+/// How far a call gets without blocking.
+pub(crate) enum Step<T, O = Object> {
+    Done(Result<T, Errno>),
+    /// It has to block.
+    Block(O),
+}
+
 /// What the kernel checks before it asks the object.
+#[inline]
 fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
     if isize::try_from(count).is_err() {
         return Err(Errno::INVAL);
@@ -25,39 +36,97 @@ fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
 /// `read(2)`.
 ///
 /// # Errors
-/// For an eventfd: `EINVAL`: `count` is less than 8. `EAGAIN`: the count is 0 and the open file is
-/// `O_NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran. `EFAULT`: `buffer` cannot be
-/// written; what was read is gone, as in Linux.
-/// `EINVAL`: the number stands for a set. `EBADF`: it is not open for reading.
+/// - `EBADF`: the number is not open for reading.
+/// - `EINVAL`: it stands for a set, or an embedder's object; `count` is less than an eventfd's 8.
+/// - `EFAULT`: `buffer` cannot be written. An eventfd's value is gone then, as in Linux.
+/// - `EAGAIN`: there is nothing, and the open file is `O_NONBLOCK`.
+/// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `ECONNRESET`: see [`StreamSocket`](upoll::StreamSocket).
+///
 /// For others, the kernel's.
 ///
 /// # Safety
 /// Memory that `buffer` leads to is the caller's, and nobody else uses it.
+#[inline]
 pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
-    let ours = table::with(fd, |object| match object {
-        Object::EventFd(counter) => {
-            let count = match check_buffer(buffer, count) {
-                Ok(count) => count,
-                Err(errno) => return Step::Done(Err(errno)),
-            };
-            if count < size_of::<u64>() {
-                return Step::Done(Err(Errno::INVAL));
-            }
-            match eventfd::try_read(counter) {
-                // SAFETY: the caller's contract.
-                Step::Done(Ok(value)) => Step::Done(unsafe { put(buffer, value) }),
-                Step::Done(Err(errno)) => Step::Done(Err(errno)),
-                Step::Block(_) => Step::Block(object.clone()),
-            }
+    let ours = table::with(fd, |object| {
+        // SAFETY: the caller's contract.
+        match unsafe { try_read(object, buffer, count) } {
+            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+            done => Step::Done(done),
         }
-        Object::Epoll(_) | Object::Own(_) => Step::Done(Err(Errno::INVAL)),
     });
     match ours {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         None => unsafe { call!(read, fd, buffer, count) },
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
-        Some(Step::Block(object)) => unsafe { read_blocking(&object, buffer) },
+        Some(Step::Block(object)) => unsafe { read_blocking(&object, buffer, count) },
+    }
+}
+
+#[inline]
+unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    let count = check_buffer(buffer, count)?;
+    if let Object::EventFd(counter) = object {
+        if count < size_of::<u64>() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's contract.
+        return unsafe { put(buffer, counter.try_read()?) };
+    }
+    // SAFETY: as above.
+    let place = unsafe { memory::writable(buffer, count) };
+    if place.is_empty() && count > 0 {
+        return read_into_nothing(object, Timeout::NOW);
+    }
+    match object {
+        Object::PipeReader(end) => end.try_read(place),
+        Object::Socket(socket) => socket.try_read(place),
+        Object::PipeWriter(_) => Err(Errno::BADF),
+        Object::EventFd(_) | Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+    }
+}
+
+#[cold]
+unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    if let Object::EventFd(counter) = object {
+        // SAFETY: the caller's contract.
+        return unsafe { put(buffer, counter.read()?) };
+    }
+    // SAFETY: as above.
+    let place = unsafe { memory::writable(buffer, count.min(MOST)) };
+    if place.is_empty() && count > 0 {
+        return read_into_nothing(object, Timeout::NEVER);
+    }
+    match object {
+        Object::PipeReader(end) => end.read(place),
+        Object::Socket(socket) => socket.read(place),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// A read whose buffer cannot be written: the end comes first, then having nothing to give, then
+/// the fault.
+fn read_into_nothing(object: &Object, limit: Timeout) -> Result<usize, Errno> {
+    let mut nothing = [0; 1];
+    loop {
+        match object.available() {
+            None => return Err(Errno::INVAL),
+            Some(0) => {}
+            Some(_) => return Err(Errno::FAULT),
+        }
+        let ready = PollFd::from_target(Target::File(object.as_file_ref(0)), Events::IN);
+        if upoll::poll(&mut [ready], limit)? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        if object.available() == Some(0) {
+            return match object {
+                Object::PipeReader(end) => end.try_read(&mut nothing),
+                Object::Socket(socket) => socket.try_read(&mut nothing),
+                _ => Err(Errno::BADF),
+            };
+        }
     }
 }
 
@@ -72,43 +141,94 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
     Ok(size_of::<u64>())
 }
 
-unsafe fn read_blocking(object: &Object, buffer: *mut u8) -> Result<usize, Errno> {
-    match object {
-        // SAFETY: the caller's contract.
-        Object::EventFd(counter) => unsafe { put(buffer, counter.read()?) },
-        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
-    }
-}
-
 /// `write(2)`.
 ///
 /// # Errors
-/// For an eventfd: `EINVAL`: `count` is not 8, or the value is 2^64-1. `EFAULT`: `buffer` cannot be
-/// read. `EAGAIN`: the value does not fit and the open file is `O_NONBLOCK`. `EINTR`: a signal
-/// handler without `SA_RESTART` ran.
-/// `EINVAL`: the number stands for a set. `EBADF`: it is not open for writing.
+/// - `EBADF`: the number is not open for writing.
+/// - `EINVAL`: it stands for a set, or an embedder's object; for an eventfd, `count` is not 8 or the
+///   value is 2^64-1.
+/// - `EFAULT`: `buffer` cannot be read.
+/// - `EAGAIN`: it does not fit, and the open file is `O_NONBLOCK`.
+/// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `EPIPE`: nobody can read it any more; `SIGPIPE` was raised before.
+///
 /// For others, the kernel's.
 ///
 /// # Safety
 /// Memory that `buffer` leads to is not being written.
+#[inline]
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
-    let ours = table::with(fd, |object| match object {
+    let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
-        Object::EventFd(counter) => match unsafe { value_of(buffer, count) } {
-            Err(errno) => Step::Done(Err(errno)),
-            Ok(value) => match eventfd::try_write(counter, value) {
-                Step::Done(result) => Step::Done(result.map(|()| size_of::<u64>())),
-                Step::Block(_) => Step::Block(object.clone()),
-            },
-        },
-        Object::Epoll(_) | Object::Own(_) => Step::Done(Err(Errno::INVAL)),
+        match unsafe { try_write(object, buffer, count) } {
+            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+            done => Step::Done(done),
+        }
     });
     match ours {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         None => unsafe { call!(write, fd, buffer, count) },
-        Some(Step::Done(result)) => result,
+        Some(Step::Done(result)) => raise_if_broken(result),
+        Some(Step::Block(object)) => {
+            // SAFETY: the caller's contract.
+            raise_if_broken(unsafe { write_blocking(&object, buffer, count) })
+        }
+    }
+}
+
+/// `EAGAIN` if it would have to block. What may have to block midway is left to
+/// [`write_blocking`] from its beginning.
+#[inline]
+unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    match object {
+        Object::EventFd(counter) => {
+            // SAFETY: the caller's contract.
+            let value = unsafe { value_of(buffer, count) }?;
+            counter.try_write(value)?;
+            return Ok(size_of::<u64>());
+        }
+        Object::PipeReader(_) => return Err(Errno::BADF),
+        Object::Epoll(_) | Object::Own(_) => return Err(Errno::INVAL),
+        Object::PipeWriter(_) | Object::Socket(_) => {}
+    }
+    let count = check_buffer(buffer, count)?;
+    // SAFETY: as above.
+    let bytes = unsafe { memory::readable(buffer, count) };
+    if bytes.is_empty() && count > 0 {
+        return write_from_nothing(object);
+    }
+    match object {
+        // A short write is done at once or not at all; a long one in part, which is for the
+        // blocking call.
+        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking() => {
+            end.try_write(bytes)
+        }
+        Object::Socket(socket) if object.is_nonblocking() => socket.try_write(bytes),
+        _ => Err(Errno::AGAIN),
+    }
+}
+
+#[cold]
+fn write_from_nothing(object: &Object) -> Result<usize, Errno> {
+    match object.as_file_ref(0).is_ready(Events::ERR) {
+        true => Err(Errno::PIPE),
+        false => Err(Errno::FAULT),
+    }
+}
+
+unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    if let Object::EventFd(counter) = object {
         // SAFETY: the caller's contract.
-        Some(Step::Block(object)) => unsafe { write_blocking(&object, buffer, count) },
+        let value = unsafe { value_of(buffer, count) }?;
+        counter.write(value)?;
+        return Ok(size_of::<u64>());
+    }
+    // SAFETY: as above.
+    let bytes = unsafe { memory::readable(buffer, count.min(MOST)) };
+    match object {
+        Object::PipeWriter(end) => end.write(bytes),
+        Object::Socket(socket) => socket.write(bytes),
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -123,18 +243,6 @@ unsafe fn value_of(buffer: *const u8, count: usize) -> Result<u64, Errno> {
     }
     // SAFETY: the caller's contract.
     unsafe { memory::read(buffer.cast()) }
-}
-
-unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
-    match object {
-        Object::EventFd(counter) => {
-            // SAFETY: the caller's contract.
-            let value = unsafe { value_of(buffer, count) }?;
-            counter.write(value)?;
-            Ok(size_of::<u64>())
-        }
-        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
-    }
 }
 
 /// One buffer of `readv` and `writev`.
@@ -156,16 +264,16 @@ unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno
         return Err(Errno::INVAL);
     }
     let mut left = MOST;
-    (0..count)
-        .map(|at| {
-            // SAFETY: the caller's contract.
-            let one = unsafe { memory::read(list.wrapping_add(at)) }?;
-            let base = one.iov_base.cast::<u8>();
-            let len = check_buffer(base, one.iov_len)?.min(left);
-            left -= len;
-            Ok(Buffer { base, len })
-        })
-        .collect()
+    let mut buffers = Buffers::new();
+    for at in 0..count {
+        // SAFETY: the caller's contract.
+        let one = unsafe { memory::read(list.wrapping_add(at)) }?;
+        let base = one.iov_base.cast::<u8>();
+        let len = check_buffer(base, one.iov_len)?.min(left);
+        left -= len;
+        buffers.push(Buffer { base, len });
+    }
+    Ok(buffers)
 }
 
 /// `readv(2)`.
@@ -181,21 +289,49 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(readv, fd, list, count) };
     };
+    if matches!(object, Object::PipeWriter(_)) {
+        return Err(Errno::BADF);
+    }
     // SAFETY: the caller's contract.
     let buffers = unsafe { buffers(list, count) }?;
-    match &object {
+    if buffers.iter().all(|buffer| buffer.len == 0) {
+        return Ok(0);
+    }
+    if let Object::EventFd(counter) = &object {
         // SAFETY: as above.
-        Object::EventFd(counter) => unsafe { eventfd_readv(counter, &buffers) },
-        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+        return unsafe { eventfd_readv(counter, &buffers) };
+    }
+    let mut places = SmallVec::<[&mut [u8]; 8]>::new();
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: as above.
+        let place = unsafe { memory::writable(buffer.base, buffer.len) };
+        let is_whole = place.len() == buffer.len;
+        places.push(place);
+        if !is_whole {
+            break;
+        }
+    }
+    if places.iter().all(|place| place.is_empty()) {
+        let limit = match object.is_nonblocking() {
+            true => Timeout::NOW,
+            false => Timeout::NEVER,
+        };
+        return read_into_nothing(&object, limit);
+    }
+    match &object {
+        Object::PipeReader(end) => end.read_vectored(&mut places),
+        Object::Socket(socket) => socket.read_vectored(&mut places),
+        _ => Err(Errno::INVAL),
     }
 }
 
 /// An eventfd's value may be spread over several buffers.
+///
+/// # Safety
+/// As [`readv`].
 unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, Errno> {
-    match buffers.iter().map(|buffer| buffer.len).sum() {
-        0 => return Ok(0),
-        1..8 => return Err(Errno::INVAL),
-        _ => {}
+    if buffers.iter().map(|buffer| buffer.len).sum::<usize>() < size_of::<u64>() {
+        return Err(Errno::INVAL);
     }
     let value = counter.read()?.to_ne_bytes();
     let mut rest = &value[..];
@@ -225,21 +361,49 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(writev, fd, list, count) };
     };
+    if matches!(object, Object::PipeReader(_)) {
+        return Err(Errno::BADF);
+    }
     // SAFETY: the caller's contract.
     let buffers = unsafe { buffers(list, count) }?;
-    match &object {
-        Object::EventFd(_) => {
-            let mut written = 0;
-            for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
-                // SAFETY: as above.
-                match unsafe { write_blocking(&object, buffer.base, buffer.len) } {
-                    Ok(more) => written += more,
-                    Err(errno) if written == 0 => return Err(errno),
-                    Err(_) => break,
-                }
-            }
-            Ok(written)
-        }
-        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+    if buffers.iter().all(|buffer| buffer.len == 0) {
+        return Ok(0);
     }
+    let mut sources = SmallVec::<[&[u8]; 8]>::new();
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: as above.
+        let source = unsafe { memory::readable(buffer.base, buffer.len) };
+        let is_whole = source.len() == buffer.len;
+        sources.push(source);
+        if !is_whole {
+            break;
+        }
+    }
+    match &object {
+        // SAFETY: as above.
+        Object::EventFd(_) => unsafe { eventfd_writev(&object, &buffers) },
+        Object::PipeWriter(_) | Object::Socket(_)
+            if sources.iter().all(|source| source.is_empty()) =>
+        {
+            raise_if_broken(write_from_nothing(&object))
+        }
+        Object::PipeWriter(end) => raise_if_broken(end.write_vectored(&sources)),
+        Object::Socket(socket) => raise_if_broken(socket.write_vectored(&sources)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// # Safety
+/// As [`writev`].
+unsafe fn eventfd_writev(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
+    let mut written = 0;
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: the caller's contract.
+        match unsafe { write_blocking(object, buffer.base, buffer.len) } {
+            Ok(more) => written += more,
+            Err(errno) if written == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(written)
 }

@@ -3,6 +3,7 @@
 //!
 //! They are inline: a library that exports the C library's names must not meet itself here.
 
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use upoll::Errno;
@@ -36,4 +37,21 @@ pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
 pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
     unsafe { call!(fcntl, fd, libc::F_GETFD) }.map(drop)
+}
+
+/// The first 4 KiB of a file; nothing if it cannot be read.
+pub(crate) fn read_file(path: &CStr) -> String {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: the path is a live C string.
+    let file = number(unsafe { call!(openat, libc::AT_FDCWD, path.as_ptr(), flags) });
+    let Ok(file) = file else {
+        return String::new();
+    };
+    let mut bytes = vec![0; 4096];
+    // SAFETY: the buffer has as much room as is claimed.
+    let read = unsafe { call!(read, file, bytes.as_mut_ptr(), bytes.len()) };
+    // A file of our own; nothing is lost if it cannot be closed.
+    let _ = close(file);
+    bytes.truncate(read.unwrap_or(0));
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -32,6 +32,9 @@ mod memory;
 mod number;
 mod object;
 mod own;
+mod pipe;
+mod poll;
+mod select;
 mod table;
 
 pub use crate::epoll::{
@@ -44,4 +47,7 @@ pub use crate::eventfd::{
 pub use crate::io::{read, readv, write, writev};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 pub use crate::own::{open, with_own};
+pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
+pub use crate::poll::{poll, ppoll};
+pub use crate::select::{pselect, select};
 pub use crate::table::is_user_level;

@@ -3,11 +3,11 @@
 
 use std::os::fd::RawFd;
 
-use upoll::{Errno, EventFdFlags};
+use upoll::Errno;
 
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::{eventfd, kernel, table};
+use crate::{eventfd, kernel, memory, table};
 
 /// `close(2)`.
 ///
@@ -111,6 +111,18 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
             let new = in_kernel()?;
             stand_for_the_same(fd, new)
         }
+        libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
+            Some(Some(capacity)) => number(Ok(capacity)),
+            _ => in_kernel(),
+        },
+        libc::F_SETPIPE_SZ => {
+            // The kernel takes an int and refuses negative ones as too large.
+            let bytes = argument & u32::MAX as usize;
+            match table::with(fd, |object| object.set_pipe_capacity(bytes)) {
+                Some(Some(capacity)) => number(capacity),
+                _ => in_kernel(),
+            }
+        }
         libc::F_SETFL => {
             let result = in_kernel()?;
             follow_flags(fd)?;
@@ -128,15 +140,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
     };
     // SAFETY: no pointers are involved.
     let flags = number(unsafe { call!(fcntl, fd, libc::F_GETFL) })?;
-    let is_nonblocking = flags & libc::O_NONBLOCK != 0;
-    match object {
-        Object::EventFd(counter) => {
-            let mut flags = EventFdFlags::empty();
-            flags.set(EventFdFlags::NONBLOCK, is_nonblocking);
-            counter.set_flags(flags);
-        }
-        Object::Epoll(_) | Object::Own(_) => {}
-    }
+    object.follow_flags(flags);
     Ok(())
 }
 
@@ -152,14 +156,20 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
     let ours = table::with(fd, |object| match object {
         // SAFETY: the caller's contract.
         Object::EventFd(counter) => unsafe { eventfd::ioctl(counter, request, argument) },
-        Object::Epoll(_) | Object::Own(_) => None,
+        _ if u64::from(request) == libc::FIONREAD => object.available().map(|available| {
+            let to: *mut i32 = std::ptr::with_exposed_provenance_mut(argument);
+            let available = i32::try_from(available).unwrap_or(i32::MAX);
+            // SAFETY: the caller's argument is an int to write.
+            unsafe { memory::write(to, available) }.map(|()| 0)
+        }),
+        _ => None,
     });
     if let Some(Some(result)) = ours {
         return number(result);
     }
     // SAFETY: as above.
     let result = number(unsafe { call!(ioctl, fd, request, argument) })?;
-    if u64::from(request) == libc::FIONBIO as u64 {
+    if u64::from(request) == libc::FIONBIO {
         follow_flags(fd)?;
     }
     Ok(result)

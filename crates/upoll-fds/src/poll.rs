@@ -85,9 +85,7 @@ unsafe fn poll_masked(
         let asked = entry(at)?;
         let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
         entries.push(match object {
-            Some(object) => {
-                PollFd::from_target(Target::File(object.as_file_ref(asked.fd)), events)
-            }
+            Some(object) => PollFd::from_target(Target::File(object.as_file_ref(asked.fd)), events),
             None if asked.fd < 0 => PollFd::ignored(),
             None => {
                 // SAFETY: a number that is not open shows as such; it is not closed here.
@@ -123,7 +121,9 @@ unsafe fn pass_on(
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
     let mut limit = timespec(limit);
-    let limit = limit.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    let limit = limit
+        .as_mut()
+        .map_or(std::ptr::null_mut(), std::ptr::from_mut);
     let mask = mask.map(|&mask| libc::sigset_t::from(mask));
     let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the kernel checks the caller's pointer; limit and mask are null or live.
