@@ -21,7 +21,7 @@ int main(void)
 		return 1;
 	}
 	upoll_eventfd_read(counter, &count);
-	printf("counted to %llu without a system call\n", (unsigned long long)count);
+	printf("counted to %llu\n", (unsigned long long)count);
 	upoll_close(counter);
 	upoll_close(epfd);
 	return 0;

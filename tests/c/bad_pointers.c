@@ -44,7 +44,10 @@ int main(void)
 	FAILS(poll((struct pollfd *)bad, 1, 0), EFAULT);
 	CHECK(poll(NULL, 0, 0) == 0);
 	FAILS(ppoll(&entry, 1, &never, NULL), EINVAL);
+#ifndef KERNEL_ONLY
+	/* glibc reads it itself. */
 	FAILS(ppoll(&entry, 1, (struct timespec *)bad, NULL), EFAULT);
+#endif
 	FAILS(ppoll(&entry, 1, NULL, (sigset_t *)bad), EFAULT);
 	FAILS(select(fd + 1, (fd_set *)bad, NULL, NULL, NULL), EFAULT);
 	FAILS(select(-1, NULL, NULL, NULL, NULL), EINVAL);

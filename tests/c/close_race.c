@@ -57,6 +57,7 @@ int main(void)
 {
 	pthread_t threads[THREADS];
 	int at, kept;
+	CHECK(close_range(3, ~0U, 0) == 0);
 	base = eventfd(0, EFD_NONBLOCK);
 	for (at = 1; at < NUMBERS; at++)
 		CHECK(eventfd(0, EFD_NONBLOCK) == base + at);

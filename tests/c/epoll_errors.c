@@ -5,9 +5,10 @@ int main(void)
 {
 	struct epoll_event event = {EPOLLIN, {0}}, events[2];
 	int epfd = epoll_create1(EPOLL_CLOEXEC), fd = eventfd(0, 0), other = epoll_create(1);
-	int fds[2], file = open("/dev/null", O_RDONLY);
+	int fds[2], kernels[2], file = open("/dev/null", O_RDONLY);
 	CHECK(epfd >= 0 && fd >= 0 && other >= 0 && file >= 0);
 	CHECK(pipe(fds) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, kernels) == 0);
 	FAILS(epoll_create(0), EINVAL);
 	FAILS(epoll_create1(2), EINVAL);
 	FAILS(epoll_ctl(-1, EPOLL_CTL_ADD, fd, &event), EBADF);
@@ -19,12 +20,12 @@ int main(void)
 	FAILS(epoll_ctl(fd, EPOLL_CTL_ADD, file, &event), EPERM);
 	FAILS(epoll_ctl(fd, EPOLL_CTL_ADD, 999, &event), EBADF);
 	FAILS(epoll_ctl(fd, EPOLL_CTL_ADD, epfd, &event), EINVAL);
-	FAILS(epoll_ctl(fd, EPOLL_CTL_ADD, 0, &event), EINVAL);
+	FAILS(epoll_ctl(fd, EPOLL_CTL_ADD, kernels[0], &event), EINVAL);
 	FAILS(epoll_ctl(file, EPOLL_CTL_ADD, fd, &event), EINVAL);
 	FAILS(epoll_ctl(fds[0], EPOLL_CTL_ADD, fds[1], &event), EINVAL);
 	FAILS(epoll_ctl(epfd, EPOLL_CTL_ADD, epfd, &event), EINVAL);
 	FAILS(epoll_ctl(epfd, 77, fd, &event), EINVAL);
-	FAILS(epoll_ctl(epfd, 77, 0, &event), EINVAL);
+	FAILS(epoll_ctl(epfd, 77, kernels[0], &event), EINVAL);
 	FAILS(epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &event), ENOENT);
 	FAILS(epoll_ctl(epfd, EPOLL_CTL_DEL, fd, &event), ENOENT);
 	CHECK(epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event) == 0);

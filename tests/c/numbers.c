@@ -5,7 +5,9 @@ int main(void)
 {
 	char byte = 0;
 	uint64_t value;
-	int fds[2], socks[2], fd, kernel = open("/dev/zero", O_RDONLY), base, at;
+	int fds[2], socks[2], fd, kernel, base, at;
+	CHECK(close_range(3, ~0U, 0) == 0);
+	kernel = open("/dev/zero", O_RDONLY);
 	base = dup(0);
 	CHECK(close(base) == 0);
 	CHECK(eventfd(0, 0) == base);

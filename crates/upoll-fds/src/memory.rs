@@ -50,28 +50,30 @@ std::thread_local! {
     };
 }
 
-/// Asks the kernel whether a page can be used.
+/// Asks the kernel whether the word at an address can be used, and so its page.
 #[cold]
-fn probe(page: usize, intent: Use) -> bool {
+fn probe(address: usize, intent: Use) -> bool {
     static NOBODY_WAITS: AtomicU32 = AtomicU32::new(0);
     const REQUEUE: i32 = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
     const WAKE_OP: i32 = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
-    let address = page * PAGE;
+    // Operand and comparison, for equality, are 0.
+    const ADD_ZERO: i32 = libc::FUTEX_OP_ADD << 28;
+    let address = address & !3;
     let own = NOBODY_WAITS.as_ptr();
     let answer = match intent {
         // SAFETY: the kernel reads a word at the address, if it can. Should the word be 0 nobody is
         // woken and nobody moved.
         Use::Read => unsafe { call!(futex, address, REQUEUE, 0, 0, own, 0) },
-        // SAFETY: the kernel adds 0 to the word at the address in one step, if it can. Operation and
-        // comparison are both 0: add 0, and compare for equality with 0. Should it hold, at most
-        // one sleeper is roused that takes the word for a futex, for nothing.
-        Use::Write => unsafe { call!(futex, own, WAKE_OP, 0, 0, address, 1 << 28) },
+        // SAFETY: the kernel adds 0 to the word at the address in one step, if it can. Should the
+        // word have been 0, one sleeper at most is roused that takes it for a futex, for nothing.
+        Use::Write => unsafe { call!(futex, own, WAKE_OP, 0, 0, address, ADD_ZERO) },
     };
     answer != Err(Errno::FAULT)
 }
 
 #[inline]
-fn is_usable(page: usize, intent: Use) -> bool {
+fn is_usable(address: usize, intent: Use) -> bool {
+    let page = address / PAGE;
     KNOWN_PAGES.with(|known| {
         let known = match intent {
             Use::Read => &known.readable,
@@ -81,7 +83,7 @@ fn is_usable(page: usize, intent: Use) -> bool {
         if place.get() == page && page != 0 {
             return true;
         }
-        let usable = probe(page, intent);
+        let usable = probe(address, intent);
         if usable {
             place.set(page);
         }
@@ -96,12 +98,12 @@ fn usable(address: usize, len: usize, intent: Use) -> usize {
         return 0;
     }
     let end = address.saturating_add(len).min(END);
-    let mut page = address / PAGE;
-    while page * PAGE < end {
-        if !is_usable(page, intent) {
-            return (page * PAGE).saturating_sub(address);
+    let mut at = address;
+    while at < end {
+        if !is_usable(at, intent) {
+            return at - address;
         }
-        page += 1;
+        at = (at / PAGE + 1) * PAGE;
     }
     end.saturating_sub(address)
 }

@@ -35,12 +35,29 @@ impl Drop for Descriptor {
     }
 }
 
-/// What a call that opens something gave.
+/// What a call that opens something gave, under a number where nobody looks for it: programs rely
+/// on getting the lowest free number, and a number that they have closed must not mean something
+/// of ours.
 fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
-    let fd = check(result)?;
-    Ok(Descriptor(
-        RawFd::try_from(fd).expect("descriptor numbers are ints"),
-    ))
+    let low = Descriptor(RawFd::try_from(check(result)?).expect("descriptor numbers are ints"));
+    let from = out_of_the_way();
+    // SAFETY: no pointers are involved.
+    let high = check(unsafe { syscall!(Sysno::fcntl, low.0, libc::F_DUPFD_CLOEXEC, from) });
+    let high = high.ok().and_then(|fd| RawFd::try_from(fd).ok());
+    // If there is no number left up there, the low one has to do.
+    Ok(high.map_or(low, Descriptor))
+}
+
+/// From which number on this layer has its own descriptors: high in what the limit allows, but not
+/// so high that the kernel's table grows beyond a thousand for it.
+fn out_of_the_way() -> libc::rlim_t {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    (limit.rlim_cur / 4 * 3).min(960)
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
@@ -68,14 +85,40 @@ pub(super) fn epoll_wait(
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
     let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
-    let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let limit_ptr = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has `room` of them,
     // and limit and mask are null or live. The kernel's signal set has 64 bits, the first ones of
     // the C library's.
-    check(unsafe {
+    let found = check(unsafe {
         syscall!(
             Sysno::epoll_pwait2,
+            set.0,
+            events.as_mut_ptr(),
+            room,
+            limit_ptr,
+            mask,
+            size_of::<u64>()
+        )
+    });
+    if found != Err(Errno::from_raw(libc::ENOSYS)) {
+        return found;
+    }
+    // Before Linux 5.11, and under valgrind.
+    let limit = limit.map_or(-1, |limit| {
+        let whole = i32::try_from(limit.tv_sec)
+            .ok()
+            .and_then(|s| s.checked_mul(1000));
+        // Less than a second's worth; rounded up, for no wait may end early.
+        let rest = i32::try_from((limit.tv_nsec + 999_999) / 1_000_000).unwrap_or(0);
+        whole
+            .and_then(|whole| whole.checked_add(rest))
+            .unwrap_or(i32::MAX)
+    });
+    // SAFETY: as above.
+    check(unsafe {
+        syscall!(
+            Sysno::epoll_pwait,
             set.0,
             events.as_mut_ptr(),
             room,
@@ -196,7 +239,7 @@ pub(crate) fn eventfd_drain(fd: &Descriptor) {
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.
 pub(super) fn duplicate(fd: &Descriptor) -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    opened(unsafe { syscall!(Sysno::fcntl, fd.0, libc::F_DUPFD_CLOEXEC, 3) })
+    opened(unsafe { syscall!(Sysno::fcntl, fd.0, libc::F_DUPFD_CLOEXEC, out_of_the_way()) })
 }
 
 /// `dup3(2)`: `number`, which is ours, stands for the open file of `fd` from now on.
