@@ -5,6 +5,7 @@
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
+DATADIR ?= $(PREFIX)/share/upoll
 DESTDIR ?=
 CC ?= cc
 CARGO ?= cargo
@@ -40,7 +41,8 @@ comma := ,
 SYMBOLS := $(shell sed -n 's/^\t\t\(upoll_.*\);/\1/p' crates/upoll-capi/upoll.map)
 
 install: all
-	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(LIBDIR)/pkgconfig
+	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(DATADIR)
+	$(INSTALL) -m 644 crates/upoll-capi/valgrind.supp $(DESTDIR)$(DATADIR)/valgrind.supp
 	$(INSTALL) -m 644 include/upoll.h $(DESTDIR)$(INCLUDEDIR)/upoll.h
 	$(INSTALL) -m 644 $(OUT)/libupoll.a $(DESTDIR)$(LIBDIR)/libupoll.a
 	$(INSTALL) -m 755 $(OUT)/$(SONAME) $(DESTDIR)$(LIBDIR)/$(SONAME)
@@ -51,6 +53,7 @@ install: all
 
 uninstall:
 	rm -f $(DESTDIR)$(INCLUDEDIR)/upoll.h $(DESTDIR)$(LIBDIR)/pkgconfig/upoll.pc
+	rm -f $(DESTDIR)$(DATADIR)/valgrind.supp
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libupoll.a libupoll.so $(SONAME))
 
 .PHONY: all always install uninstall

@@ -58,25 +58,19 @@ unsafe fn poll_masked(
     limit: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
+    // A short list is within any limit worth looking up.
+    if count > INLINE && count > open_limit() {
+        return Err(Errno::INVAL);
+    }
     let entry = |at: usize| {
         // SAFETY: the caller's contract; a pollfd has no invalid values.
         unsafe { memory::read(fds.wrapping_add(at)) }
     };
-    // The kernel knows how many entries there may be. Here only as many are looked at as there can
-    // be numbers of ours.
     let mut objects = SmallVec::<[Option<Object>; INLINE]>::new();
-    let mut has_any = false;
-    for at in 0..count.min(MOST_ENTRIES) {
-        let Ok(entry) = entry(at) else {
-            // The kernel says which error comes first.
-            has_any = false;
-            break;
-        };
-        let object = table::get(entry.fd);
-        has_any |= object.is_some();
-        objects.push(object);
+    for at in 0..count {
+        objects.push(table::get(entry(at)?.fd));
     }
-    if !has_any || count > MOST_ENTRIES {
+    if objects.iter().all(Option::is_none) {
         // SAFETY: as above.
         return unsafe { pass_on(fds, count, limit, mask) };
     }
@@ -109,8 +103,15 @@ unsafe fn poll_masked(
     Ok(ready)
 }
 
-/// More entries than this go to the kernel, which refuses them: `fs.nr_open` is less.
-const MOST_ENTRIES: usize = 1 << 30;
+fn open_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
 
 /// # Safety
 /// As [`ppoll`].
