@@ -3,6 +3,8 @@
 mod bench;
 mod demo;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Linux's readiness subsystem in user space: a demonstration and benchmarks.
@@ -18,12 +20,17 @@ enum Command {
     /// Serves HTTP from one listening socket with N workers, three ways, and compares them.
     Demo(demo::Options),
     /// Measures upoll against the host kernel in the same run.
+    ///
+    /// Every figure is a ratio: upoll and the kernel do the same work by turns, in short batches on
+    /// one CPU (or with the threads that the table names), and the median of the ratios counts. It
+    /// stands beside the ratio to reach. A spread too wide to trust is marked: the machine was
+    /// busy with something else. A full run takes about two minutes.
     Bench(bench::Options),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
-        Command::Bench(options) => bench::run(&options),
+        Command::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
     }
 }

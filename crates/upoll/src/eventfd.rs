@@ -69,6 +69,24 @@ impl Counter {
     /// Makes `step` of the count and the maximum the new count; says what the old one was.
     #[inline]
     fn change(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
+        // The usual case by itself, so that it needs no stack.
+        let count = self.word.load(Ordering::Relaxed);
+        if count != LIMITED
+            && let Ok(new) = step(Limited::without_maximum(count))
+            && new != LIMITED
+            && self
+                .word
+                .compare_exchange(count, new, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+        {
+            return Ok(count);
+        }
+        self.change_with_care(step)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn change_with_care(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
         let mut count = self.word.load(Ordering::Relaxed);
         loop {
             if count == LIMITED {

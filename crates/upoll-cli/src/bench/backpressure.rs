@@ -219,8 +219,8 @@ fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result
             let mut pace = Pace::new();
             while match kind {
                 Kind::Burst => begun.elapsed() < Duration::from_millis(load.burst_milliseconds),
-                Kind::Latency => (written_at.len() as u64) < load.paced_events,
-                Kind::Collecting => (written_at.len() as u64) < load.collected_writes,
+                Kind::Latency => (written_at.len() as u64) < load.paced_events - 1,
+                Kind::Collecting => (written_at.len() as u64) < load.collected_writes - 1,
             } {
                 if matches!(kind, Kind::Latency) {
                     pace.step(Duration::from_micros(100));
@@ -232,9 +232,11 @@ fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result
                 });
                 counter.write_one();
             }
-            let cpu = thread_cpu_time();
-            say.send(written_at.len() as u64)?;
-            Ok::<_, anyhow::Error>((cpu, written_at))
+            // Said before the last write, so that the reader knows before it has taken everything.
+            say.send(written_at.len() as u64 + 1)?;
+            written_at.push(Instant::now());
+            counter.write_one();
+            Ok::<_, anyhow::Error>((thread_cpu_time(), written_at))
         });
         let reader = scope.spawn(move || {
             machine::pin(&[last]).context("binding the reader")?;
@@ -247,13 +249,9 @@ fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result
                     Kind::Burst => thread::sleep(Duration::from_millis(1)),
                     Kind::Latency | Kind::Collecting => pace.step(Duration::from_micros(125)),
                 }
-                // The writer may have ended with nothing left to read.
-                end = end.or_else(|| hear.try_recv().ok());
-                if end == Some(taken) {
-                    break;
-                }
                 taken += counter.read();
                 read_at.push(Instant::now());
+                end = end.or_else(|| hear.try_recv().ok());
             }
             Ok::<_, anyhow::Error>((thread_cpu_time(), read_at))
         });

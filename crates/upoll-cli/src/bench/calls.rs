@@ -1,5 +1,6 @@
 //! Single calls on one thread, the kernel's and upoll's by turns.
 
+use std::borrow::Cow;
 use std::hint::black_box;
 
 use anyhow::{Context, Result};
@@ -10,10 +11,10 @@ use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
 
 /// What is compared.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Serialize)]
 pub(super) struct Row {
     pub(super) name: &'static str,
-    pub(super) what: &'static str,
+    pub(super) what: Cow<'static, str>,
     /// What upoll is compared with.
     pub(super) against: &'static str,
     /// How many times faster than that upoll is to be; none if it is only shown.
@@ -46,7 +47,7 @@ pub(super) struct Compared {
 impl Comparison {
     pub(super) fn measure(&self, effort: Effort) -> Result<Compared> {
         let series = interleave(&mut (self.sides)()?, effort);
-        Ok(Compared::new(self.row, &series[0], &series[1]))
+        Ok(Compared::new(self.row.clone(), &series[0], &series[1]))
     }
 }
 
@@ -54,11 +55,11 @@ impl Compared {
     pub(super) fn new(row: Row, other: &Series, upoll: &Series) -> Self {
         let ratio = other.ratio_to(upoll);
         Compared {
+            reached: row.target.map(|target| ratio.median >= target),
             row,
             other_nanoseconds: other.spread(),
             upoll_nanoseconds: upoll.spread(),
             ratio,
-            reached: row.target.map(|target| ratio.median >= target),
             trusted: ratio.is_trusted(),
             other_batches: other.clone(),
             upoll_batches: upoll.clone(),
@@ -75,7 +76,7 @@ const fn row(
     Comparison {
         row: Row {
             name,
-            what,
+            what: Cow::Borrowed(what),
             against: "kernel",
             target: Some(target),
         },

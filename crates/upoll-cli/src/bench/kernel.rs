@@ -1,7 +1,7 @@
 //! The host kernel's calls that upoll is measured against, as thin as C has them.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -15,6 +15,12 @@ pub(super) const IDLE: Event = Event { events: 0, u64: 0 };
 
 fn check(result: i64) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl Fd {
@@ -43,7 +49,7 @@ impl Fd {
         Self::new(unsafe { libc::epoll_create1(0) })
     }
 
-    fn raw(&self) -> i32 {
+    pub(super) fn raw(&self) -> i32 {
         self.0.as_raw_fd()
     }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::mem;
+use std::ptr;
 
 use serde::Serialize;
 
@@ -11,6 +12,8 @@ use serde::Serialize;
 pub(super) struct Machine {
     /// The version of this program and of the library in it: one workspace.
     pub(super) upoll_version: &'static str,
+    /// When the run began, by the system's clock, in UTC.
+    pub(super) date: String,
     pub(super) kernel_release: String,
     pub(super) cpu_model: String,
     /// CPUs that this process may run on.
@@ -25,6 +28,7 @@ impl Machine {
     pub(super) fn look() -> io::Result<Self> {
         Ok(Machine {
             upoll_version: env!("CARGO_PKG_VERSION"),
+            date: date()?,
             kernel_release: first_line("/proc/sys/kernel/osrelease"),
             cpu_model: cpu_model(),
             cpus: allowed_cpus()?,
@@ -41,6 +45,25 @@ fn first_line(path: &str) -> String {
         .ok()
         .and_then(|text| text.lines().next().map(str::to_owned))
         .unwrap_or_else(|| "unknown".to_owned())
+}
+
+fn date() -> io::Result<String> {
+    // SAFETY: no memory is involved.
+    let now = unsafe { libc::time(ptr::null_mut()) };
+    // SAFETY: the structure is plain numbers and a pointer, for which all zeros is a value.
+    let mut utc: libc::tm = unsafe { mem::zeroed() };
+    // SAFETY: both are alive, and `utc` is there to be filled.
+    if unsafe { libc::gmtime_r(&raw const now, &raw mut utc) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(format!(
+        "{:04}-{:02}-{:02} {:02}:{:02} UTC",
+        utc.tm_year + 1900,
+        utc.tm_mon + 1,
+        utc.tm_mday,
+        utc.tm_hour,
+        utc.tm_min
+    ))
 }
 
 fn cpu_model() -> String {

@@ -1,6 +1,7 @@
 //! `upoll bench`: how fast upoll is, as ratios against the host kernel in the same run.
 
 mod backpressure;
+mod batch;
 mod calls;
 mod growth;
 mod kernel;
@@ -28,12 +29,17 @@ use self::report::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// What to measure; everything if nothing is named.
+    ///
+    /// eventfd-calls to create: single calls on one thread. eventfd: what a maximum does. wake, wake-across: a thread wakes another on
+    /// the same CPU, on another CPU. growth-...: calls in sets of growing size. limit: how late a
+    /// wait with a time limit ends. workers: threads that share one source of events, four ways.
     #[arg(value_parser = PossibleValuesParser::new(names()))]
     names: Vec<String>,
-    /// Measure less of everything: for a first look.
+    /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
+    /// are rough.
     #[arg(long)]
     quick: bool,
-    /// Also write every figure to this file, as JSON.
+    /// Also write every figure of every batch to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -47,6 +53,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(limits::NAMES)
         .chain(workers::NAMES)
         .chain(backpressure::NAMES)
+        .chain(batch::NAMES)
 }
 
 /// Items in the sets whose growth is measured.
@@ -107,6 +114,8 @@ impl Run<'_> {
                 comparisons.extend(rows.into_iter().flatten());
             }
         }
+        let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
+        comparisons.extend(batches.into_iter().flatten());
         let growth = self.growth()?;
         let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;

@@ -35,12 +35,13 @@ impl Report {
         let machine = &self.machine;
         let _ = writeln!(
             out,
-            "upoll {} against Linux {} on {}, {} CPUs, clock source {}",
+            "upoll {} against Linux {} on {}, {} CPUs, clock source {}, {}",
             machine.upoll_version,
             machine.kernel_release,
             machine.cpu_model,
             machine.cpus.len(),
             machine.clock_source,
+            machine.date,
         );
         if !self.comparisons.is_empty() {
             let _ = writeln!(
@@ -71,7 +72,8 @@ impl Report {
             let _ = writeln!(
                 out,
                 "\n{} workers on {} CPUs take {} events from one source, {} rounds of each way by \
-                 turns: medians\n{}",
+                 turns: medians; events of the worker that took the fewest, the middle one and the \
+                 one that took the most; empty wakes are waits that ended with no event left\n{}",
                 first.workers,
                 machine.cpus.len(),
                 first.load.events,
@@ -108,7 +110,7 @@ fn comparisons(rows: &[Compared]) -> Table {
     for row in rows {
         table.add_row([
             row.row.name.to_owned(),
-            row.row.what.to_owned(),
+            row.row.what.clone().into_owned(),
             row.row.against.to_owned(),
             nanoseconds(row.other_nanoseconds.median),
             nanoseconds(row.upoll_nanoseconds.median),

@@ -168,9 +168,9 @@ pub(super) fn measure(name: &'static str, cpu: usize, effort: Effort) -> Result<
     let row = |against, target| Row {
         name,
         what: if name == ONE_CPU {
-            "wake of a sleeping thread, one CPU"
+            "wake of a sleeping thread, one CPU".into()
         } else {
-            "wake of a sleeping thread, two CPUs"
+            "wake of a sleeping thread, two CPUs".into()
         },
         against,
         target,

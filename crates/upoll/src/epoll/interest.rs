@@ -261,7 +261,8 @@ impl Interests {
             (*item).file.with_mut(|place| *place = Some(file.keep()));
             (*item).number.with_mut(|number| *number = key.1);
             (*item).set_data(data);
-            (*item).set_interest(interest);
+            // The hook comes later, and publishes it.
+            (*item).interest.store(interest.bits(), Ordering::Relaxed);
             (*item).entry.owner_word.store(0, Ordering::Relaxed);
         }
         let slots = &self.slots;

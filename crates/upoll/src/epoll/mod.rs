@@ -59,6 +59,8 @@ bitflags! {
 pub(crate) struct Set {
     /// The newest arrival and the tag bit; see [`ready`].
     pending: AtomicPtr<Item>,
+    /// A scan is under way that `pending` does not tell of. Written under `inner`'s lock.
+    lone_scan: AtomicBool,
     /// Threads that wait in this set, all of them exclusive (`ep->wq`). Its lock nests inside the
     /// locks of the queues that the items are hooked into.
     pub(crate) sleepers: WaitQueue,
@@ -71,6 +73,9 @@ pub(crate) struct Set {
     /// The last harvest left an event to others, or took one that nobody else waited for: a thread
     /// that comes again lets the others get in line first.
     pub(crate) out_of_turn: AtomicBool,
+    /// A set watches this one, or has. Written before the ADD that counts the paths up from here
+    /// takes `inner`'s lock, so who adds to this set after that sees it.
+    was_nested: AtomicBool,
     /// The part of the set that lives outside the core, once it has one.
     companion: Companionship,
 }
@@ -168,10 +173,11 @@ impl Pollable for Set {
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
 /// Sets that watch it are woken one at a time, in turn:
-/// - An event goes to the next set in line that somebody waits on; it then stands last. One that
-///   nobody waits on is passed over, and keeps its place.
-/// - If nobody waits at all, the first to come takes the event, after it has let those who were
-///   served longer ago come first if they are about to (a few yields of the processor at most).
+/// - An event goes to the set that had the fewest turns so far of those that somebody waits on; of
+///   equals, to the one that had its last turn longest ago. One that nobody waits on is passed
+///   over, and keeps its place. Differences of up to 1024 turns are made up for, no more.
+/// - If nobody waits at all, the first to come takes the event, after it has let those who had
+///   fewer turns come first if they are about to (a few yields of the processor at most).
 /// - If the source is still ready when a worker comes back to wait, the turn goes to the next
 ///   worker in line, not to the same one again. Only if no other waits may it go on itself.
 /// - A worker that was chosen and leaves (closes its set, or deletes the rotating set from it)
@@ -230,14 +236,18 @@ impl Epoll {
         if !(flags - (CreateFlags::ROTATE | CreateFlags::CLOEXEC)).is_empty() {
             return Err(Errno::INVAL);
         }
+        #[cfg(all(feature = "std", not(loom)))]
+        crate::sync::prepare();
         Ok(Epoll {
             file: File::new(Set {
                 pending: AtomicPtr::new(core::ptr::null_mut()),
+                lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),
                 rotates: flags.contains(CreateFlags::ROTATE),
                 out_of_turn: AtomicBool::new(false),
+                was_nested: AtomicBool::new(false),
                 companion: Companionship::new(),
             }),
         })

@@ -17,7 +17,7 @@ use super::interest::state;
 use super::{Epoll, Set};
 use crate::errno::Errno;
 use crate::file::{Description, Identity, Watchers};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Ordering};
 
 /// `EP_MAX_NESTS`: links from set to set in one chain.
 const MAX_NESTS: usize = 4;
@@ -131,7 +131,7 @@ fn height(watchers: &Mutex<Watchers>, level: usize) -> usize {
 pub(super) fn has_too_many_paths(set: &Epoll, file: &Description, target: Option<&Set>) -> bool {
     let Some(target) = target else {
         // A file in a set that nobody watches has paths of no links, and those are not counted.
-        if set.as_file_ref().description().watchers().lock().is_empty() {
+        if !set.set().was_nested.load(Ordering::Relaxed) {
             return false;
         }
         return exceeds_paths(file.watchers());

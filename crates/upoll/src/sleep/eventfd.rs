@@ -14,6 +14,7 @@ impl EventFd {
     /// # Errors
     /// `EAGAIN`: the count is 0 and the object was made with `NONBLOCK`. `EINTR`: a signal handler
     /// without `SA_RESTART` ran.
+    #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
         self.blocking(Self::try_read)
     }
@@ -23,6 +24,7 @@ impl EventFd {
     /// # Errors
     /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object was made with
     /// `NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran.
+    #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
         self.blocking(|this| this.try_write(value))
     }
@@ -30,10 +32,13 @@ impl EventFd {
     #[inline]
     fn blocking<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
         match attempt(self) {
-            Err(Errno::AGAIN) if !self.is_nonblocking() => {
-                until_done(self.wait_queue(), Place::Shared, |_| attempt(self))
-            }
+            Err(Errno::AGAIN) if !self.is_nonblocking() => self.block(attempt),
             done => done,
         }
+    }
+
+    #[cold]
+    fn block<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
+        until_done(self.wait_queue(), Place::Shared, |_| attempt(self))
     }
 }

@@ -1,0 +1,196 @@
+//! Many changes in one call, against as many calls of the kernel's.
+
+use std::cell::Cell;
+
+use anyhow::{Result, ensure};
+use io_uring::{IoUring, opcode, squeue, types};
+use upoll::{CtlCommand, Epoll, Event, EventFd, Events};
+
+use super::calls::{Compared, Row};
+use super::kernel::Fd;
+use super::measure::{Effort, Side, interleave};
+
+pub(super) const NAME: &str = "batch";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+/// Changes in a batch.
+const SIZES: [usize; 4] = [1, 16, 64, 256];
+
+/// What a batch is to reach where the targets say so: 64 changes of user-level members.
+const TARGET: f64 = 10.0;
+/// Descriptors of the kernel cost what the kernel takes, and little more.
+const KERNEL_TARGET: f64 = 1.0 / 1.03;
+
+/// Which members are changed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Members {
+    User,
+    Kernel,
+    /// Half of each.
+    Mixed,
+}
+
+pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
+    let mut rows = Vec::new();
+    for (members, of) in [
+        (Members::User, "user-level objects"),
+        (Members::Kernel, "descriptors"),
+        (Members::Mixed, "half of each"),
+    ] {
+        for size in SIZES {
+            let row = Row {
+                name: NAME,
+                what: format!("{size} MODs, {of}").into(),
+                against: "kernel, one by one",
+                target: match (members, size) {
+                    (Members::User, 64) => Some(TARGET),
+                    (Members::Kernel, _) => Some(KERNEL_TARGET),
+                    _ => None,
+                },
+            };
+            let sides = &mut [one_by_one(size)?, batch(size, members)?];
+            let series = interleave(sides, effort);
+            rows.push(Compared::new(row, &series[0], &series[1]));
+        }
+    }
+    for size in SIZES {
+        // A kernel without io_uring, or one that refuses it, has nothing to compare with.
+        let Ok(linked) = linked(size) else { continue };
+        let row = Row {
+            name: NAME,
+            what: format!("{size} MODs, descriptors").into(),
+            against: "linked io_uring",
+            target: None,
+        };
+        let series = interleave(&mut [linked, batch(size, Members::Kernel)?], effort);
+        rows.push(Compared::new(row, &series[0], &series[1]));
+    }
+    Ok(rows)
+}
+
+/// What each round asks for: never what it asked for before.
+#[derive(Default)]
+struct Turn(Cell<u64>);
+
+impl Turn {
+    fn next(&self) -> (Events, u64) {
+        let turn = self.0.get() + 1;
+        self.0.set(turn);
+        let events = if turn.is_multiple_of(2) {
+            Events::IN
+        } else {
+            Events::IN | Events::RDHUP
+        };
+        (events, turn)
+    }
+}
+
+fn watched(size: usize) -> Result<(Fd, Vec<Fd>)> {
+    let set = Fd::epoll()?;
+    let counters: Vec<_> = (0..size)
+        .map(|_| Fd::eventfd(0))
+        .collect::<Result<_, _>>()?;
+    for counter in &counters {
+        set.add(counter, libc::EPOLLIN, 0)?;
+    }
+    Ok((set, counters))
+}
+
+fn one_by_one(size: usize) -> Result<Side> {
+    let (set, counters) = watched(size)?;
+    let turn = Turn::default();
+    Ok(Box::new(move |times| {
+        for _ in 0..times {
+            let (events, data) = turn.next();
+            for counter in &counters {
+                let events = events.bits().cast_signed();
+                set.modify(counter, events, data).expect("MOD");
+            }
+        }
+    }))
+}
+
+fn batch(size: usize, members: Members) -> Result<Side> {
+    let of_kernel = match members {
+        Members::User => 0,
+        Members::Kernel => size,
+        Members::Mixed => size / 2,
+    };
+    let set = Epoll::new()?;
+    let descriptors: Vec<_> = (0..of_kernel)
+        .map(|_| Fd::eventfd(0))
+        .collect::<Result<_, _>>()?;
+    let objects: Vec<_> = (of_kernel..size)
+        .map(|_| EventFd::new(0))
+        .collect::<Result<_, _>>()?;
+    for descriptor in &descriptors {
+        set.add(descriptor, Event::new(Events::IN, 0))?;
+    }
+    for object in &objects {
+        set.add(object, Event::new(Events::IN, 0))?;
+    }
+    let turn = Turn::default();
+    Ok(Box::new(move |times| {
+        let interest = Event::default();
+        let users = objects.iter().map(|one| CtlCommand::modify(one, interest));
+        let kernels = descriptors.iter();
+        let kernels = kernels.map(|one| CtlCommand::modify(one, interest));
+        let mut commands: Vec<_> = users.chain(kernels).collect();
+        for _ in 0..times {
+            let (events, data) = turn.next();
+            for command in &mut commands {
+                command.interest = Event::new(events, data);
+            }
+            let done = set.ctl_batch(0, &mut commands).expect("a batch");
+            assert_eq!(done, commands.len());
+        }
+    }))
+}
+
+/// What keeps to the same contract in the kernel: a chain that ends with its first failure.
+fn linked(size: usize) -> Result<Side> {
+    let (set, counters) = watched(size)?;
+    let entries = u32::try_from(size)?;
+    let mut ring: IoUring = IoUring::builder()
+        .setup_single_issuer()
+        .setup_coop_taskrun()
+        .build(entries)?;
+    ensure!(
+        ring.params().sq_entries() >= entries,
+        "the ring is too small"
+    );
+    let turn = Turn::default();
+    Ok(Box::new(move |times| {
+        for _ in 0..times {
+            let (events, data) = turn.next();
+            let event = libc::epoll_event {
+                events: events.bits(),
+                u64: data,
+            };
+            for (at, counter) in counters.iter().enumerate() {
+                let change = opcode::EpollCtl::new(
+                    types::Fd(set.raw()),
+                    types::Fd(counter.raw()),
+                    libc::EPOLL_CTL_MOD,
+                    (&raw const event).cast(),
+                )
+                .build();
+                let is_last = at + 1 == counters.len();
+                let flags = if is_last {
+                    squeue::Flags::empty()
+                } else {
+                    squeue::Flags::IO_LINK
+                };
+                // SAFETY: the event is alive until all have completed, below.
+                unsafe { ring.submission().push(&change.flags(flags)) }.expect("there is room");
+            }
+            ring.submit_and_wait(counters.len()).expect("submit");
+            let mut done = 0;
+            for completion in ring.completion() {
+                assert_eq!(completion.result(), 0, "MOD");
+                done += 1;
+            }
+            assert_eq!(done, counters.len());
+        }
+    }))
+}

@@ -1,0 +1,126 @@
+//! `upoll bench` runs to its end and its JSON holds what the tables promise. How fast anything is
+//! is not asserted: that is the machine's as well.
+
+use std::fs::{self, File};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs `upoll bench --quick` with these names; its JSON and what it printed.
+fn quick(test: &str, names: &[&str]) -> (Value, String) {
+    let json = format!("{}/{test}.json", env!("CARGO_TARGET_TMPDIR"));
+    let output = Command::new(env!("CARGO_BIN_EXE_upoll"))
+        .args(["bench", "--quick", "--json", &json])
+        .args(names)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let report = serde_json::from_reader(File::open(&json).unwrap()).unwrap();
+    fs::remove_file(json).unwrap();
+    (report, String::from_utf8(output.stdout).unwrap())
+}
+
+fn rows<'a>(report: &'a Value, table: &str) -> &'a [Value] {
+    report[table].as_array().unwrap()
+}
+
+/// All five figures of a spread, finite and above zero, and in their order.
+fn assert_spread(spread: &Value) {
+    let figure = |key: &str| spread[key].as_f64().unwrap_or(f64::NAN);
+    let [p10, median, p90] = ["p10", "median", "p90"].map(figure);
+    assert!(p10 > 0.0 && p90.is_finite(), "{spread}");
+    assert!(p10 <= median && median <= p90, "{spread}");
+    assert!(figure("median_low") <= median && median <= figure("median_high"));
+}
+
+#[test]
+fn a_quick_run_measures_calls_wakes_growth_and_limits() {
+    let calls = "eventfd-calls wait-idle wait-ready wait-128 write-wait-read write-wait-edge mod \
+                 add-del create wake growth-wait growth-add-del limit";
+    let names: Vec<_> = calls.split_whitespace().collect();
+    let (report, printed) = quick("calls", &names);
+    for name in names {
+        assert!(printed.contains(&format!("| {name} ")), "{name}\n{printed}");
+    }
+
+    let machine = &report["machine"];
+    for key in ["upoll_version", "date", "kernel_release", "cpu_model"] {
+        assert!(!machine[key].as_str().unwrap().is_empty(), "{key}");
+    }
+    assert_eq!(
+        machine["kernel_release"].as_str().unwrap(),
+        fs::read_to_string("/proc/sys/kernel/osrelease")
+            .unwrap()
+            .trim()
+    );
+    let cpus = machine["cpus"].as_array().unwrap();
+    assert!(cpus.contains(&report["pinned_to"]));
+    assert_eq!(report["quick"], true);
+
+    let batches = report["effort"]["batches"].as_u64().unwrap();
+    assert!(batches >= 30);
+    for row in rows(&report, "comparisons") {
+        for key in ["ratio", "other_nanoseconds", "upoll_nanoseconds"] {
+            assert_spread(&row[key]);
+        }
+        for side in ["other_batches", "upoll_batches"] {
+            let figures = row[side]["nanoseconds"].as_array().unwrap();
+            assert_eq!(figures.len() as u64, batches, "{row}");
+        }
+        if row["against"] == "kernel" && !row["name"].as_str().unwrap().starts_with("wake") {
+            assert!(row["target"].as_f64().unwrap() > 1.0, "{row}");
+        }
+        assert_eq!(row["reached"].is_null(), row["target"].is_null(), "{row}");
+    }
+    for row in rows(&report, "growth") {
+        for key in ["ratio", "kernel_growth", "upoll_growth"] {
+            assert_spread(&row[key]);
+        }
+    }
+    for row in rows(&report, "limits") {
+        assert_spread(&row["ratio"]);
+        assert_eq!(row["upoll"]["early"], 0, "never early");
+    }
+
+    // Whatever the JSON has is in the printed tables, too.
+    for table in ["comparisons", "growth", "limits"] {
+        assert!(!rows(&report, table).is_empty(), "{table}");
+        for row in rows(&report, table) {
+            let name = row["name"].as_str().unwrap();
+            assert!(printed.contains(&format!("| {name} ")), "{name}\n{printed}");
+        }
+    }
+}
+
+#[test]
+fn workers_take_every_event_once_whichever_way_they_wait() {
+    let (report, printed) = quick("workers", &["workers"]);
+    assert_eq!(rows(&report, "comparisons").len(), 0, "not asked for");
+    let ways = rows(&report, "workers");
+    assert_eq!(ways.len(), 4);
+    for way in ways {
+        let workers = way["workers"].as_u64().unwrap();
+        let events = way["load"]["events"].as_u64().unwrap();
+        let rounds = way["rounds"].as_array().unwrap();
+        assert_eq!(rounds.len() as u64, way["load"]["rounds"].as_u64().unwrap());
+        for round in rounds {
+            let shares = round["shares"].as_array().unwrap();
+            let shares: Vec<u64> = shares.iter().map(|s| s.as_u64().unwrap()).collect();
+            assert_eq!(shares.len() as u64, workers);
+            assert_eq!(shares.iter().sum::<u64>(), events, "{}", way["way"]);
+            let fairness = round["fairness"].as_f64().unwrap();
+            assert!((1.0 / workers as f64..=1.0 + f64::EPSILON).contains(&fairness));
+        }
+        assert_spread(&way["ratio"]);
+        assert_spread(&way["milliseconds"]);
+        assert_spread(&way["switches_per_event"]);
+        assert!(printed.contains(way["way"].as_str().unwrap()));
+    }
+    let rotating = &ways[3];
+    assert!(rotating["goal"]["fairness"].as_f64().unwrap() > 0.99);
+    assert!(rotating["reached"].is_boolean());
+}
