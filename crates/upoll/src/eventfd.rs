@@ -163,9 +163,21 @@ impl Counter {
         }
     }
 
+    fn retire(&self) -> Option<u64> {
+        let mut limited = self.limit();
+        if limited.maximum != NO_MAXIMUM {
+            return None;
+        }
+        let count = limited.count;
+        *limited = RETIRED;
+        drop(limited);
+        self.queue.wake(Events::HUP);
+        Some(count)
+    }
+
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
         let mut limited = self.limit();
-        let result = if limited.count >= maximum {
+        let result = if limited.count >= maximum || limited.is_retired() {
             Err(Errno::INVAL)
         } else {
             limited.maximum = maximum;
@@ -180,7 +192,17 @@ impl Counter {
     }
 }
 
+/// No maximum is ever 0 else: nothing fits, and there is nothing to read.
+const RETIRED: Limited = Limited {
+    count: 0,
+    maximum: 0,
+};
+
 impl Limited {
+    fn is_retired(self) -> bool {
+        self.maximum == RETIRED.maximum
+    }
+
     fn without_maximum(count: u64) -> Self {
         Limited {
             count,
@@ -198,7 +220,11 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
-        let Limited { count, maximum } = self.look();
+        let now = self.look();
+        if now.is_retired() {
+            return Events::HUP;
+        }
+        let Limited { count, maximum } = now;
         let mut events = Events::empty();
         events.set(Events::IN, count > 0);
         events.set(Events::ERR, count == maximum);
@@ -348,6 +374,32 @@ impl EventFd {
     #[doc(alias = "EFD_IOC_GET_MAXIMUM")]
     pub fn maximum(&self) -> u64 {
         self.file.look().maximum
+    }
+
+    /// Takes the count for good, for whoever goes on with it elsewhere: the kernel, when a second
+    /// process is to share it. None, and nothing is done, if there is a maximum or it has been
+    /// retired before.
+    ///
+    /// From then on it gives `EAGAIN` to calls that do not wait, `ESTALE` to those that do, also if
+    /// they began before, and shows `HUP`. There is no way back.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{Errno, EventFd};
+    /// let counter = EventFd::new(3)?;
+    /// assert_eq!(counter.retire(), Some(3));
+    /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[must_use = "the count is nowhere else any more"]
+    pub fn retire(&self) -> Option<u64> {
+        self.file.retire()
+    }
+
+    /// Whether it has been [retired](Self::retire).
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.file.look().is_retired()
     }
 
     /// Whether reads take one at a time.
