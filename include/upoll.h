@@ -107,6 +107,12 @@ int upoll_dup3(int oldfd, int newfd, int flags);
 int upoll_fcntl(int fd, int cmd, ...);
 int upoll_ioctl(int fd, unsigned long request, ...);
 
+/* Hands what fd stands for over to the kernel, in which it goes on as it is: from then on other
+ * processes may have it, too. fork does so by itself; call it before posix_spawn, vfork or sending
+ * a descriptor. EOPNOTSUPP: not an eventfd, or one with a maximum. In the child of a fork, what
+ * could not be handed over gives EBADF. */
+int upoll_demote(int fd);
+
 int upoll_poll(struct pollfd *fds, nfds_t nfds, int timeout);
 int upoll_ppoll(struct pollfd *fds, nfds_t nfds, const struct timespec *timeout,
 		const sigset_t *sigmask);

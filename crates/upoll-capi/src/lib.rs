@@ -106,6 +106,7 @@ plain! {
     upoll_eventfd_write(fd: c_int, value: u64) = eventfd_write;
     upoll_close(fd: c_int) = close;
     upoll_close_range(first: c_uint, last: c_uint, flags: c_int) = close_range;
+    upoll_demote(fd: c_int) = demote;
     upoll_dup(fd: c_int) = dup;
     upoll_dup2(fd: c_int, new: c_int) = dup2;
     upoll_dup3(fd: c_int, new: c_int, flags: c_int) = dup3;

@@ -55,9 +55,13 @@ pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
         },
         _ => None,
     });
+    let ours = match ours.flatten() {
+        Some(Step::Done(written)) => Some(written),
+        Some(Step::Block(counter)) => Some(counter.write(value)),
+        None => None,
+    };
     match ours {
-        Some(Some(Step::Done(written))) => written,
-        Some(Some(Step::Block(counter))) => counter.write(value),
+        Some(result) if result != Err(Errno::STALE) => result,
         _ => {
             // SAFETY: `value` is live.
             match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {

@@ -216,6 +216,30 @@ fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Op
     }
 }
 
+/// In the child of a fork: the other threads are gone, and use nothing.
+pub(crate) fn forget_other_threads() {
+    for record in records().filter(|record| !is_mine(record)) {
+        record.entry.store(ptr::null_mut(), Ordering::Relaxed);
+        record.deeper.store(ptr::null_mut(), Ordering::Relaxed);
+        record.is_taken.store(false, Ordering::Release);
+    }
+}
+
+/// Whether a record is this thread's.
+fn is_mine(record: &Record) -> bool {
+    MINE.with(|mine| {
+        let mut own = mine.first.get();
+        // SAFETY: records are never freed.
+        while let Some(found) = unsafe { own.as_ref() } {
+            if ptr::eq(found, record) {
+                return true;
+            }
+            own = found.deeper.load(Ordering::Relaxed);
+        }
+        false
+    })
+}
+
 /// How often the owner of a record is let run before its use counts as a long one.
 const PATIENCE: usize = 1000;
 
@@ -225,19 +249,6 @@ const PATIENCE: usize = 1000;
 /// one of a thread that does not get on.
 pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
     fence(Ordering::SeqCst);
-    let is_mine = |record: &Record| {
-        MINE.with(|mine| {
-            let mut own = mine.first.get();
-            // SAFETY: records are never freed.
-            while let Some(found) = unsafe { own.as_ref() } {
-                if ptr::eq(found, record) {
-                    return true;
-                }
-                own = found.deeper.load(Ordering::Relaxed);
-            }
-            false
-        })
-    };
     let others =
         |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
     if HAS_BARRIER.load(Ordering::Relaxed)

@@ -61,7 +61,12 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
         None => unsafe { call!(read, fd, buffer, count) },
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
-        Some(Step::Block(object)) => unsafe { read_blocking(&object, buffer, count) },
+        Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
+            // The kernel has it now.
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { call!(read, fd, buffer, count) },
+            result => result,
+        },
     }
 }
 
@@ -171,7 +176,12 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
         Some(Step::Done(result)) => raise_if_broken(result),
         Some(Step::Block(object)) => {
             // SAFETY: the caller's contract.
-            raise_if_broken(unsafe { write_blocking(&object, buffer, count) })
+            match unsafe { write_blocking(&object, buffer, count) } {
+                // The kernel has it now.
+                // SAFETY: as above.
+                Err(Errno::STALE) => unsafe { call!(write, fd, buffer, count) },
+                result => raise_if_broken(result),
+            }
         }
     }
 }
@@ -299,7 +309,12 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
     }
     if let Object::EventFd(counter) = &object {
         // SAFETY: as above.
-        return unsafe { eventfd_readv(counter, &buffers) };
+        return match unsafe { eventfd_readv(counter, &buffers) } {
+            // The kernel has it now.
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { call!(readv, fd, list, count) },
+            result => result,
+        };
     }
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
@@ -381,7 +396,12 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     }
     match &object {
         // SAFETY: as above.
-        Object::EventFd(_) => unsafe { eventfd_writev(&object, &buffers) },
+        Object::EventFd(_) => match unsafe { eventfd_writev(&object, &buffers) } {
+            // The kernel has it now.
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { call!(writev, fd, list, count) },
+            result => result,
+        },
         Object::PipeWriter(_) | Object::Socket(_)
             if sources.iter().all(|source| source.is_empty()) =>
         {

@@ -19,12 +19,18 @@
 //! memory by a thread costs a system call, later ones a comparison: a page that the program has
 //! unmapped since then raises `SIGSEGV`.
 //!
+//! # Fork
+//! See [`demote()`]: what can be is handed over to the kernel by `fork`; other numbers give `EBADF`
+//! in the child. `vfork`, `posix_spawn` and raw system calls are not noticed.
+//!
 //! # Close
 //! As in Linux a close does not end calls that are under way: those that block hold a reference to
 //! the open file, the others are waited for.
 
+mod demote;
 mod epoll;
 mod eventfd;
+mod fork;
 mod in_use;
 mod io;
 mod kernel;
@@ -37,6 +43,7 @@ mod poll;
 mod select;
 mod table;
 
+pub use crate::demote::demote;
 pub use crate::epoll::{
     EpollCtlCmd, EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_ctl_batch,
     epoll_pwait, epoll_pwait1, epoll_pwait2, epoll_wait,

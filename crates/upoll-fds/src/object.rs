@@ -34,6 +34,11 @@ impl Object {
         .numbered(number)
     }
 
+    /// Whether the kernel has it now.
+    pub(crate) fn is_retired(&self) -> bool {
+        matches!(self, Object::EventFd(counter) if counter.is_retired())
+    }
+
     /// Whether calls give `EAGAIN` instead of blocking.
     pub(crate) fn is_nonblocking(&self) -> bool {
         match self {

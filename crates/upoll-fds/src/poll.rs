@@ -1,6 +1,7 @@
 //! `poll(2)` and `ppoll(2)` by number.
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
@@ -62,6 +63,51 @@ unsafe fn poll_masked(
     if count > INLINE && count > open_limit() {
         return Err(Errno::INVAL);
     }
+    let running = Running::start(limit);
+    let mut limit = limit;
+    loop {
+        // SAFETY: the caller's contract.
+        if let Some(ready) = unsafe { poll_once(fds, count, limit, mask) }? {
+            return Ok(ready);
+        }
+        limit = running.rest();
+    }
+}
+
+/// A limit that has begun.
+pub(crate) struct Running {
+    limit: Timeout,
+    begun: Option<Instant>,
+}
+
+impl Running {
+    pub(crate) fn start(limit: Timeout) -> Self {
+        // Looking at the clock is not for those who do not wait, or wait however long it takes.
+        let is_finite = limit.limit().is_some_and(|limit| !limit.is_zero());
+        Running {
+            limit,
+            begun: is_finite.then(Instant::now),
+        }
+    }
+
+    pub(crate) fn rest(&self) -> Timeout {
+        match (self.limit.limit(), self.begun) {
+            (Some(limit), Some(begun)) => limit.saturating_sub(begun.elapsed()).into(),
+            _ => self.limit,
+        }
+    }
+}
+
+/// None if an object was handed over to the kernel meanwhile: it must be looked at anew.
+///
+/// # Safety
+/// As [`ppoll`].
+unsafe fn poll_once(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<Option<usize>, Errno> {
     let entry = |at: usize| {
         // SAFETY: the caller's contract; a pollfd has no invalid values.
         unsafe { memory::read(fds.wrapping_add(at)) }
@@ -72,7 +118,7 @@ unsafe fn poll_masked(
     }
     if objects.iter().all(Option::is_none) {
         // SAFETY: as above.
-        return unsafe { pass_on(fds, count, limit, mask) };
+        return unsafe { pass_on(fds, count, limit, mask) }.map(Some);
     }
     let mut entries = SmallVec::<[PollFd<'_>; INLINE]>::new();
     for (at, object) in objects.iter().enumerate() {
@@ -92,6 +138,9 @@ unsafe fn poll_masked(
         None => upoll::poll(&mut entries, limit),
         Some(mask) => upoll::ppoll(&mut entries, limit, mask),
     }?;
+    if objects.iter().flatten().any(Object::is_retired) {
+        return Ok(None);
+    }
     for (at, found) in entries.iter().enumerate() {
         let place = fds.wrapping_add(at);
         let place = place.wrapping_byte_add(std::mem::offset_of!(libc::pollfd, revents));
@@ -100,7 +149,7 @@ unsafe fn poll_masked(
         // SAFETY: as above.
         unsafe { memory::write(place.cast::<u16>(), revents) }?;
     }
-    Ok(ready)
+    Ok(Some(ready))
 }
 
 fn open_limit() -> usize {

@@ -10,7 +10,7 @@ use upoll::{Clock, Errno, FdSet, SigSet, Target, Timeout};
 
 use crate::kernel::{self, call};
 use crate::object::Object;
-use crate::poll::timespec;
+use crate::poll::{Running, timespec};
 use crate::{epoll, memory, table};
 
 /// The three sets as the caller has them; each may be null.
@@ -121,6 +121,28 @@ unsafe fn select_masked(
         end = end.min(size_of_the_kernels_table(end.min(highest + 1)));
     }
     let end = RawFd::try_from(end).unwrap_or(RawFd::MAX);
+    let running = Running::start(*limit);
+    loop {
+        // SAFETY: the caller's contract.
+        let ready = unsafe { select_once(end, copies.clone(), sets, limit, mask) }?;
+        if let Some(ready) = ready {
+            return Ok(ready);
+        }
+        *limit = running.rest();
+    }
+}
+
+/// None if an object was handed over to the kernel meanwhile: it must be looked at anew.
+///
+/// # Safety
+/// As [`select`].
+unsafe fn select_once(
+    end: RawFd,
+    mut copies: [Option<FdSet>; 3],
+    sets: UserSets,
+    limit: &mut Timeout,
+    mask: Option<&SigSet>,
+) -> Result<Option<usize>, Errno> {
     let mut objects = SmallVec::<[(RawFd, Object); 8]>::new();
     for copy in copies.iter().flatten() {
         for number in copy.iter().take_while(|&number| number < end) {
@@ -134,7 +156,7 @@ unsafe fn select_masked(
     }
     if objects.is_empty() {
         // SAFETY: as above.
-        return unsafe { pass_on(n, sets, limit, mask) };
+        return unsafe { pass_on(end, sets, limit, mask) }.map(Some);
     }
     let resolve = |number: RawFd| {
         let known = objects.binary_search_by_key(&number, |(known, _)| *known);
@@ -149,15 +171,19 @@ unsafe fn select_masked(
         None => upoll::select(end, read, write, except, limit, resolve),
         Some(mask) => upoll::pselect(end, read, write, except, *limit, mask, resolve),
     }?;
+    if objects.iter().any(|(_, object)| object.is_retired()) {
+        return Ok(None);
+    }
+    let words = end.cast_unsigned().div_ceil(c_ulong::BITS);
     for (set, copy) in sets.into_iter().zip(&copies) {
         let Some(copy) = copy else { continue };
-        for at in 0..words {
+        for at in 0..words as usize {
             let bits = copy.as_words().get(at).copied().unwrap_or(0);
             // SAFETY: as above.
             unsafe { memory::write(set.cast::<c_ulong>().wrapping_add(at), bits) }?;
         }
     }
-    Ok(ready)
+    Ok(Some(ready))
 }
 
 /// # Safety

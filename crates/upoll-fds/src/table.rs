@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use upoll::Errno;
 
+use crate::fork;
 use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
@@ -111,13 +112,18 @@ fn wait_until_changed(slot: &AtomicPtr<Entry>) {
 /// `EMFILE`: the number is beyond the table. It is closed then.
 pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     in_use::prepare();
-    let Some(slot) = slot_or_insert(fd) else {
+    let Some(slot) = slot_or_insert(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };
+    let copy = object.clone();
     let entry = Box::into_raw(Box::new(Entry { object }));
     // An entry that is there was closed behind our back, or is just being closed.
     release(slot.swap(entry, Ordering::SeqCst));
+    if copy.is_retired() {
+        // Handed over to the kernel while it was being copied.
+        change(fd, None, || Ok(()))?;
+    }
     Ok(fd)
 }
 
@@ -192,6 +198,86 @@ fn release(entry: *mut Entry) {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         others.append(&mut leaving);
+    }
+}
+
+/// All numbers of one object, kept from being looked up.
+pub(crate) struct Held {
+    numbers: Vec<RawFd>,
+    entries: Vec<*mut Entry>,
+}
+
+/// Keeps all numbers of `object` from being looked up, once no call uses it any more; those that
+/// block on it have a reference of their own.
+///
+/// # Errors
+/// `EBUSY`: a call of this very thread uses it.
+pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
+    let mut held = Held {
+        numbers: Vec::new(),
+        entries: Vec::new(),
+    };
+    let file = object.as_file_ref(0);
+    for fd in numbers(0, u32::MAX) {
+        let Some(slot) = slot(fd) else { continue };
+        let found = in_use::with(slot, is_entry, |entry| {
+            let is_same = entry.object.as_file_ref(0).is_same_file(file);
+            is_same.then(|| ptr::from_ref(entry).cast_mut())
+        });
+        let Some(Some(entry)) = found else { continue };
+        let taken = slot.compare_exchange(entry, CHANGING, Ordering::SeqCst, Ordering::Relaxed);
+        if taken.is_ok() {
+            held.numbers.push(fd);
+            held.entries.push(entry);
+        }
+    }
+    match held
+        .entries
+        .iter()
+        .all(|&entry| in_use::wait_until_unused(entry))
+    {
+        true => Ok(held),
+        false => Err(Errno::BUSY),
+    }
+}
+
+impl Held {
+    pub(crate) fn numbers(&self) -> &[RawFd] {
+        &self.numbers
+    }
+
+    /// The numbers are the kernel's from now on.
+    pub(crate) fn release(mut self) {
+        let entries = std::mem::take(&mut self.entries);
+        for (&fd, entry) in self.numbers.iter().zip(entries) {
+            put(fd, ptr::null_mut());
+            release(entry);
+        }
+    }
+}
+
+/// Without [`release`](Held::release): the numbers are what they were.
+impl Drop for Held {
+    fn drop(&mut self) {
+        for (&fd, &entry) in self.numbers.iter().zip(&self.entries) {
+            put(fd, entry);
+        }
+    }
+}
+
+/// Ends the change of a number, unless it has become another object's meanwhile.
+fn put(fd: RawFd, entry: *mut Entry) {
+    let put = slot(fd)
+        .map(|slot| slot.compare_exchange(CHANGING, entry, Ordering::SeqCst, Ordering::Relaxed));
+    if put.is_none_or(|put| put.is_err()) {
+        release(entry);
+    }
+}
+
+/// Takes a number out without releasing what it stood for.
+pub(crate) fn forget(fd: RawFd) {
+    if let Some(slot) = slot(fd) {
+        slot.store(ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
