@@ -199,15 +199,27 @@ const RETIRED: Limited = Limited {
 };
 
 impl Limited {
+    #[inline]
     fn is_retired(self) -> bool {
         self.maximum == RETIRED.maximum
     }
 
+    #[inline]
     fn without_maximum(count: u64) -> Self {
         Limited {
             count,
             maximum: NO_MAXIMUM,
         }
+    }
+
+    #[inline]
+    fn events(self) -> Events {
+        let only_if = |is_so: bool, events: Events| {
+            Events::from_bits_retain(u32::from(is_so) * events.bits())
+        };
+        only_if(self.count > 0, Events::IN)
+            | only_if(self.count == self.maximum, Events::ERR)
+            | only_if(self.maximum - 1 > self.count, Events::OUT)
     }
 
     /// Whether adding `value` keeps the count below the maximum.
@@ -220,16 +232,16 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
-        let now = self.look();
-        if now.is_retired() {
-            return Events::HUP;
+        let count = self.word.load(Ordering::SeqCst);
+        if count == LIMITED {
+            let now = self.look();
+            return if now.is_retired() {
+                Events::HUP
+            } else {
+                now.events()
+            };
         }
-        let Limited { count, maximum } = now;
-        let mut events = Events::empty();
-        events.set(Events::IN, count > 0);
-        events.set(Events::ERR, count == maximum);
-        events.set(Events::OUT, maximum - 1 > count);
-        events
+        Limited::without_maximum(count).events()
     }
 
     fn release(&self) {

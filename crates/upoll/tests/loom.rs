@@ -226,12 +226,12 @@ fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
     must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
 }
 
-/// A rotating set over a counter, and two workers; each worker set is awaited through a set above.
+/// A rotating set over a counter, and two workers; each worker set is awaited by a watch.
 struct Workers {
     source: EventFd,
     rotating: Epoll,
     sets: [Epoll; 2],
-    _above: [Epoll; 2],
+    _awaiting: [Watch; 2],
 }
 
 impl Workers {
@@ -240,16 +240,15 @@ impl Workers {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
         let sets = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        let above = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        for (set, above) in sets.iter().zip(&above) {
+        for set in &sets {
             set.add(&rotating, IN).unwrap();
-            above.add(set, IN).unwrap();
         }
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
         Workers {
             source,
             rotating,
+            _awaiting: [awaiting(&sets[0]), awaiting(&sets[1])],
             sets,
-            _above: above,
         }
     }
 }
@@ -283,14 +282,15 @@ fn leaving_against_coming() {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
-        let [first, second, above] = [(); 3].map(|()| Epoll::new().unwrap());
+        let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
         first.add(&rotating, IN).unwrap();
         second.add(&rotating, IN).unwrap();
-        above.add(&first, IN).unwrap();
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
+        let awaiting_first = awaiting(&first);
         // The first worker is chosen, for an event that somebody else takes.
         source.try_write(1).unwrap();
         source.try_read().unwrap();
-        above.delete(&first).unwrap();
+        drop(awaiting_first);
         let leaver = (first, rotating.clone());
         let leaving = thread::spawn(move || {
             let (first, rotating) = leaver;
@@ -299,7 +299,7 @@ fn leaving_against_coming() {
             taken
         });
         source.try_write(1).unwrap();
-        above.add(&second, IN).unwrap();
+        let _awaiting_second = awaiting(&second);
         let mut taken = harvest(&second);
         taken += leaving.join().unwrap();
         if taken == 0 {

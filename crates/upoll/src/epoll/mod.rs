@@ -94,11 +94,11 @@ impl Set {
         self.out_of_turn.load(Ordering::Relaxed) && self.out_of_turn.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether anybody, thread or set, would learn of a wake.
+    /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self) -> bool {
         self.sleepers.is_watched()
-            || self.watched_by.is_watched()
             || self.companion().is_some_and(Companion::is_awaited)
+            || self.watched_by.is_awaited()
     }
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.

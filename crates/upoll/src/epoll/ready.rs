@@ -402,8 +402,11 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
         return Reply::Passed;
     }
-    if wake.mode == Mode::Offer && !set.is_awaited() {
+    if wake.mode != Mode::Tell && !set.is_awaited() {
         return Reply::Passed;
+    }
+    if wake.mode == Mode::Ask {
+        return Reply::Took;
     }
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };
@@ -411,7 +414,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     let took = if interest.contains(Events::EXCLUSIVE) {
         slept && took_direction(wake.key, interest)
     } else if node.state() & state::ROTATING != 0 {
-        slept || watched
+        slept || watched && set.is_awaited()
     } else {
         true
     };

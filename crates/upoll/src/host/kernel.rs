@@ -3,7 +3,7 @@
 //! They are made inline, not through the C library: its names may be this library's own (a program
 //! that has them replaced), and `errno` is the user's.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
 use syscalls::{Sysno, syscall};
@@ -25,6 +25,13 @@ pub(crate) struct Descriptor(RawFd);
 impl AsRawFd for Descriptor {
     fn as_raw_fd(&self) -> RawFd {
         self.0
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: it is open until it is dropped.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 }
 
@@ -84,10 +91,12 @@ pub(super) fn epoll_wait(
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
-    let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    // `EP_MAX_EVENTS`: with more the kernel gives EINVAL.
+    let most = i32::MAX as usize / size_of::<libc::epoll_event>();
+    let room = events.len().min(most) as libc::c_int;
     let limit_ptr = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has `room` of them,
+    // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least `room`,
     // and limit and mask are null or live. The kernel's signal set has 64 bits, the first ones of
     // the C library's.
     let found = check(unsafe {
@@ -229,11 +238,11 @@ pub(crate) fn eventfd_write(fd: &Descriptor) {
     let _ = unsafe { syscall!(Sysno::write, fd.0, &raw const one, size_of::<u64>()) };
 }
 
-/// Sets an eventfd to zero.
-pub(crate) fn eventfd_drain(fd: &Descriptor) {
+/// Sets an eventfd to zero; says whether it was not.
+pub(crate) fn eventfd_drain(fd: &Descriptor) -> bool {
     let mut count = 0_u64;
-    // SAFETY: `count` has room for eight bytes. EAGAIN, zero already, is as good.
-    let _ = unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()) };
+    // SAFETY: `count` has room for eight bytes. It fails with EAGAIN if it is zero already.
+    unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()) }.is_ok()
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.

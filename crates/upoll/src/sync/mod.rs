@@ -7,6 +7,8 @@
 #[cfg(all(feature = "std", not(loom)))]
 mod lock;
 
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use core::sync::atomic::AtomicI32;
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
