@@ -366,11 +366,11 @@ unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, 
 /// `writev(2)`.
 ///
 /// # Errors
-/// As [`write`]. `EINVAL`: more than 1024 buffers, or less than none. `EFAULT`: the list cannot be
+/// As [`write()`]. `EINVAL`: more than 1024 buffers, or less than none. `EFAULT`: the list cannot be
 /// read. For an eventfd each buffer is a write of its own, as in Linux.
 ///
 /// # Safety
-/// As [`write`], for each buffer; and what `list` leads to is not being written.
+/// As [`write()`], for each buffer; and what `list` leads to is not being written.
 pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
     let Some(object) = table::get(fd) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
