@@ -199,7 +199,6 @@ const RETIRED: Limited = Limited {
 };
 
 impl Limited {
-    #[inline]
     fn is_retired(self) -> bool {
         self.maximum == RETIRED.maximum
     }
@@ -214,6 +213,9 @@ impl Limited {
 
     #[inline]
     fn events(self) -> Events {
+        if self.is_retired() {
+            return Events::HUP;
+        }
         let only_if = |is_so: bool, events: Events| {
             Events::from_bits_retain(u32::from(is_so) * events.bits())
         };

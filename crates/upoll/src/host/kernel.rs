@@ -30,7 +30,7 @@ impl AsRawFd for Descriptor {
 
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: it is open until it is dropped.
+        // SAFETY: the number is ours, and stays open for as long as `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 }
@@ -93,7 +93,7 @@ pub(super) fn epoll_wait(
 ) -> Result<usize, Errno> {
     // `EP_MAX_EVENTS`: with more the kernel gives EINVAL.
     let most = i32::MAX as usize / size_of::<libc::epoll_event>();
-    let room = events.len().min(most) as libc::c_int;
+    let room = events.len().min(most);
     let limit_ptr = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least `room`,
@@ -242,7 +242,7 @@ pub(crate) fn eventfd_write(fd: &Descriptor) {
 pub(crate) fn eventfd_drain(fd: &Descriptor) -> bool {
     let mut count = 0_u64;
     // SAFETY: `count` has room for eight bytes. It fails with EAGAIN if it is zero already.
-    unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()) }.is_ok()
+    unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()).is_ok() }
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.

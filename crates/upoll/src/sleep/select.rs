@@ -1,6 +1,9 @@
 //! `select(2)` and `pselect(2)`.
 
+use alloc::vec::Vec;
+use core::cell::Cell;
 use core::ffi::c_ulong;
+use core::mem;
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -28,7 +31,8 @@ use crate::target::Target;
 ///   does that before; here each number below `n` counts.
 ///
 /// How it waits, what it costs, and what happens to a descriptor that is closed meanwhile, is as
-/// in [`poll`](crate::poll()); numbers below 320 cost no allocation. There is no limit of 1024.
+/// in [`poll`](crate::poll()); numbers below 320 cost no allocation, but for
+/// a thread's first call that sleeps in the kernel. There is no limit of 1024.
 ///
 /// # Errors
 /// - `EINVAL`: `n` is negative.
@@ -127,6 +131,22 @@ struct Asked {
     end: RawFd,
 }
 
+std::thread_local! {
+    /// Bitmaps that were too long for the stack, for the next call that needs such: the numbers of
+    /// doorbells are high.
+    static SPARE: Cell<Vec<c_ulong>> = const { Cell::new(Vec::new()) };
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if self.maps.spilled() {
+            let spare = mem::take(&mut self.maps).into_vec();
+            // A thread about to end keeps nothing.
+            let _ = SPARE.try_with(|place| place.set(spare));
+        }
+    }
+}
+
 impl Asked {
     fn clear(&mut self) {
         self.maps.clear();
@@ -138,6 +158,14 @@ impl Asked {
     fn widen(&mut self, words: usize) -> Result<(), Errno> {
         let before = self.words;
         let additional = 3 * (words - before);
+        if !self.maps.spilled() && 3 * words > self.maps.inline_size() {
+            let mut spare = SPARE.try_with(Cell::take).unwrap_or_default();
+            spare.clear();
+            if spare.capacity() >= 3 * words {
+                spare.extend_from_slice(&self.maps);
+                self.maps = Bitmaps::from_vec(spare);
+            }
+        }
         self.maps
             .try_reserve(additional)
             .map_err(|_| Errno::NOMEM)?;
