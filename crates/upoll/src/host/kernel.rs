@@ -55,8 +55,8 @@ fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
     Ok(high.map_or(low, Descriptor))
 }
 
-/// From which number on this layer has its own descriptors: high in what the limit allows, but not
-/// so high that the kernel's table grows beyond a thousand for it.
+/// From which number on this layer has its own descriptors: higher than most programs get, but low
+/// enough for a `select` that a doorbell is part of to need no memory.
 fn out_of_the_way() -> libc::rlim_t {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
@@ -64,7 +64,7 @@ fn out_of_the_way() -> libc::rlim_t {
     };
     // SAFETY: the call fills the structure.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    (limit.rlim_cur / 4 * 3).min(960)
+    (limit.rlim_cur / 4 * 3).min(256)
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
