@@ -4,36 +4,28 @@
 
 #[cfg(feature = "std")]
 pub mod asleep;
+#[cfg(feature = "std")]
+pub mod calls;
+pub mod streams;
+#[path = "../twin/mod.rs"]
+pub mod twin;
 
-use std::fmt::Debug;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once};
 
 use upoll::{
-    Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, FileRef, PollTable, Pollable,
-    WaitQueue, Watch,
+    Epoll, Errno, Event, EventFd, EventFdFlags, Events, FileRef, PipeReader, PipeWriter,
+    StreamSocket, Watch,
 };
+
+pub use twin::same;
 
 #[derive(Clone)]
 pub enum Object {
     Set(Epoll),
     Counter(EventFd),
-    Pipe(File<PipeReader>),
-}
-
-/// What a set sees of a pipe's read end, and the write end of its twin in the kernel.
-pub struct PipeReader {
-    ready: AtomicU32,
-    queue: WaitQueue,
-    write_end: Mutex<Option<OwnedFd>>,
-}
-
-impl Pollable for PipeReader {
-    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(&self.queue);
-        Events::from_bits_retain(self.ready.load(Ordering::SeqCst))
-    }
+    Reader(PipeReader),
+    Writer(PipeWriter),
+    Socket(StreamSocket),
 }
 
 impl Object {
@@ -41,7 +33,9 @@ impl Object {
         let file = match self {
             Object::Set(set) => set.as_file_ref(),
             Object::Counter(counter) => counter.as_file_ref(),
-            Object::Pipe(pipe) => pipe.by_ref(),
+            Object::Reader(reader) => reader.as_file_ref(),
+            Object::Writer(writer) => writer.as_file_ref(),
+            Object::Socket(socket) => socket.as_file_ref(),
         };
         file.numbered(i32::try_from(number).unwrap())
     }
@@ -156,6 +150,8 @@ impl Kernel {
 pub struct Twin {
     pub objects: Vec<Option<Object>>,
     pub kernel: Kernel,
+    /// Where the next bytes are taken from.
+    sent: usize,
 }
 
 impl Drop for Twin {
@@ -178,11 +174,6 @@ static RANGES: Mutex<Ranges> = Mutex::new(Ranges {
     free: Vec::new(),
     next: 200,
 });
-
-pub fn same<T: PartialEq + Debug>(what: impl Debug, upoll: T, kernel: T) -> T {
-    assert_eq!(upoll, kernel, "{what:?}: upoll left, kernel right");
-    upoll
-}
 
 impl Twin {
     /// `numbers` numbers that no other test uses at the same time.
@@ -208,6 +199,7 @@ impl Twin {
         Twin {
             objects: vec![None; numbers],
             kernel: Kernel { base },
+            sent: 0,
         }
     }
 
@@ -238,49 +230,6 @@ impl Twin {
         self.kernel.place(fresh, number);
         let counter = EventFd::with_flags(initial, flags).unwrap();
         self.objects[number] = Some(Object::Counter(counter));
-    }
-
-    /// The read end of an empty pipe.
-    pub fn open_pipe(&mut self, number: usize) {
-        self.close(number);
-        let mut ends = [0; 2];
-        // SAFETY: room for both ends.
-        assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), 0) }, 0);
-        self.kernel.place(ends[0], number);
-        self.objects[number] = Some(Object::Pipe(File::new(PipeReader {
-            ready: AtomicU32::new(0),
-            queue: WaitQueue::new(),
-            // SAFETY: just made, and nobody else's.
-            write_end: Mutex::new(Some(unsafe { OwnedFd::from_raw_fd(ends[1]) })),
-        })));
-    }
-
-    /// A byte for the pipe's reader.
-    pub fn feed(&self, number: usize) {
-        let pipe = self.pipe(number);
-        let write_end = pipe.write_end.lock().unwrap();
-        let write_end = write_end.as_ref().unwrap().as_raw_fd();
-        // SAFETY: one byte is read from the string.
-        let fed = unsafe { libc::write(write_end, c"x".as_ptr().cast(), 1) };
-        assert_eq!(fed, 1);
-        let data = Events::IN | Events::RDNORM;
-        pipe.ready.fetch_or(data.bits(), Ordering::SeqCst);
-        pipe.queue.wake(data);
-    }
-
-    /// The pipe's last writer goes. Linux wakes the reader without saying what for.
-    pub fn hang_up(&self, number: usize) {
-        let pipe = self.pipe(number);
-        drop(pipe.write_end.lock().unwrap().take());
-        pipe.ready.fetch_or(Events::HUP.bits(), Ordering::SeqCst);
-        pipe.queue.wake(Events::empty());
-    }
-
-    fn pipe(&self, number: usize) -> &PipeReader {
-        match &self.objects[number] {
-            Some(Object::Pipe(pipe)) => pipe,
-            _ => panic!("{number} is no pipe"),
-        }
     }
 
     pub fn dup(&mut self, from: usize, to: usize) {
