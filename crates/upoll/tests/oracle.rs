@@ -216,7 +216,7 @@ fn run(steps: &[Step]) {
             Step::FillLevel(number) => twin.fill_level(number),
             Step::Wait(form, number, room) => twin.wait_by(form, number, room),
             Step::Poll(list, masked) => twin.poll(&list, masked),
-            Step::Select(n, sets, masked) => twin.select(n, &sets, masked),
+            Step::Select(n, sets, masked) => drop(twin.select(n, &sets, masked)),
             Step::Fdinfo(number) => twin.fdinfo(number),
         }
     }
@@ -420,6 +420,24 @@ fn modifying_an_item_that_is_queued_already_is_no_wake_for_the_sets_above() {
     assert_eq!(twin.data(0, 1), [7]);
     twin.modify(1, 2, Events::OUT | Events::HUP, 0).unwrap();
     assert_eq!(twin.data(0, 1), []);
+}
+
+#[test]
+fn a_select_that_fails_for_one_number_has_not_looked_at_any_set() {
+    let mut twin = Twin::new(4);
+    twin.open_set(0);
+    for n in [1, 2, 3] {
+        twin.open_counter(n, 0, false);
+    }
+    twin.add(0, 1, Events::OUT, 1).unwrap();
+    twin.add(0, 2, Events::OUT, 2).unwrap();
+    // Queued, and idle: a look at the set takes it off the list.
+    twin.modify(0, 1, IN, 1).unwrap();
+    twin.close(3);
+    let readable = [Some(vec![0, 3]), None, None];
+    assert_eq!(twin.select(4, &readable, false), Err(Errno::BADF));
+    twin.write(1, 1);
+    assert_eq!(twin.data(0, 2), [1, 2]);
 }
 
 /// One more path than Linux allows up from a file, through `links` links between sets.

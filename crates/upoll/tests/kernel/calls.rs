@@ -175,7 +175,12 @@ impl Twin {
     }
 
     /// `select` or, with a signal mask, `pselect`, of the numbers below `n`.
-    pub fn select(&self, n: i32, sets: &[Option<Vec<usize>>; 3], masked: bool) {
+    pub fn select(
+        &self,
+        n: i32,
+        sets: &[Option<Vec<usize>>; 3],
+        masked: bool,
+    ) -> Result<usize, Errno> {
         let first = self.kernel.fd(0);
         let n = if n < 0 { n } else { first + n };
         let sets = sets.each_ref().map(|set| {
@@ -196,6 +201,6 @@ impl Twin {
             upoll::select(n, read, write, except, &mut { Timeout::NOW }, resolve)
         };
         let kernel = kernel_select(n, &sets, Duration::ZERO);
-        let _ = same(("select", n, &sets), (ready, ours), kernel);
+        same(("select", n, &sets), (ready, ours), kernel).0
     }
 }
