@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use upoll::{
-    CtlCommand, Epoll, Errno, Event, Events, FdSet, Op, PollFd, SigSet, Target, Timeout, WaitParams,
+    CtlCommand, Epoll, Errno, Event, Events, FdSet, Op, PollFd, SigSet, Timeout, WaitParams,
 };
 
 use super::twin::poll::{kernel_poll, kernel_select, masks};
 use super::twin::result;
-use super::{Object, Twin, same};
+use super::{Twin, same};
 
 /// A way to ask a set what is ready now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,19 +98,18 @@ impl Twin {
         let kernel = form
             .kernel(self.kernel.fd(number), &mut theirs)
             .map(|ready| theirs[..ready].iter().map(|e| (e.events, e.u64)).collect());
-        let _ = same((form, number, room), upoll, kernel);
+        let _ = self.same_events((form, number, room), upoll, kernel);
     }
 
     /// Changes one by one, until one fails, and then what is ready if `room` says for how many.
     /// Changes to what is not open are left out.
     pub fn batch(&self, number: usize, changes: &[Change], room: Option<usize>) {
         let Some(set) = self.set(number) else { return };
-        let files = |number: usize| Some(self.objects[number].as_ref()?.file(number));
         let (changes, mut commands): (Vec<_>, Vec<_>) = changes
             .iter()
             .filter_map(|&(flags, op, target, events, data)| {
-                let file = Target::File(files(target)?);
-                let mut command = CtlCommand::new(op, file, Event::new(events, data));
+                let mut command =
+                    CtlCommand::new(op, self.target(target)?, Event::new(events, data));
                 command.flags = flags;
                 Some(((flags, op, target, events, data), command))
             })
@@ -123,26 +122,29 @@ impl Twin {
                 set.ctl_batch_wait(&mut commands, &mut events, &params)
             }
         };
-        let pairs = |ready: usize| events[..ready].iter().map(pair).collect();
-        let upoll = upoll.map(|(done, ready)| (done, ready.map(|ready| ready.map(pairs))));
-        let kernel = if room.map_or(changes.is_empty(), |room| room == 0) {
-            Err(Errno::INVAL)
-        } else {
-            let mut done = 0;
-            for (&(flags, op, target, events, data), command) in changes.iter().zip(&commands) {
-                let result = match flags {
-                    0 => self.kernel.ctl(number, op as i32, target, events, data),
-                    _ => Err(Errno::INVAL),
-                };
-                if same(("batch", number, &changes), command.result, result).is_err() {
-                    break;
-                }
-                done += 1;
+        let what = ("batch", number, &changes, room);
+        if room.map_or(changes.is_empty(), |room| room == 0) {
+            let _ = same(what, upoll, Err(Errno::INVAL));
+            return;
+        }
+        let mut done = 0;
+        for (&(flags, op, target, events, data), command) in changes.iter().zip(&commands) {
+            let kernel = match flags {
+                0 => self.kernel.ctl(number, op as i32, target, events, data),
+                _ => Err(Errno::INVAL),
+            };
+            if same(what, command.result, kernel).is_err() {
+                break;
             }
-            let waits = room.filter(|_| done == changes.len());
-            Ok((done, waits.map(|room| self.kernel.wait(number, room))))
-        };
-        let _ = same(("batch", number, &changes, room), upoll, kernel);
+            done += 1;
+        }
+        let room = room.filter(|_| done == changes.len());
+        let (upoll_done, ready) = upoll.unwrap();
+        same(what, (upoll_done, ready.is_some()), (done, room.is_some()));
+        if let (Some(ready), Some(room)) = (ready, room) {
+            let upoll = ready.map(|ready| events[..ready].iter().map(pair).collect());
+            let _ = self.same_events(what, upoll, self.kernel.wait(number, room));
+        }
     }
 
     /// `poll` or, with a signal mask, `ppoll`, of numbers or nothing. One that is not open is
@@ -150,7 +152,7 @@ impl Twin {
     pub fn poll(&self, list: &[(Option<usize>, Events)], masked: bool) {
         let files: Vec<_> = list
             .iter()
-            .map(|&(number, _)| Some(self.objects[number?].as_ref()?.file(number?)))
+            .map(|&(number, _)| self.target(number?))
             .collect();
         let mut ours: Vec<_> = list
             .iter()
@@ -158,7 +160,7 @@ impl Twin {
             .map(|(&(number, events), file)| match (number, file) {
                 (None, _) => PollFd::ignored(),
                 (_, None) => PollFd::not_open(),
-                (_, Some(file)) => PollFd::new(file, events),
+                (_, Some(file)) => PollFd::from_target(*file, events),
             })
             .collect();
         let ready = if masked {
@@ -189,8 +191,8 @@ impl Twin {
         });
         let resolve = |fd: i32| {
             let number = usize::try_from(fd - first).ok()?;
-            let object: &Object = self.objects.get(number)?.as_ref()?;
-            Some(Target::File(object.file(number)))
+            self.objects.get(number)?;
+            self.target(number)
         };
         let mut ours: [Option<FdSet>; 3] = sets.clone();
         let [read, write, except] = ours.each_mut().map(Option::as_mut);

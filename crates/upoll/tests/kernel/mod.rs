@@ -10,11 +10,14 @@ pub mod streams;
 #[path = "../twin/mod.rs"]
 pub mod twin;
 
+use std::fmt::Debug;
+#[cfg(feature = "std")]
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, Once};
 
 use upoll::{
-    Epoll, Errno, Event, EventFd, EventFdFlags, Events, FileRef, PipeReader, PipeWriter,
-    StreamSocket, Watch,
+    Epoll, Errno, Event, EventFd, EventFdFlags, Events, PipeReader, PipeWriter, StreamSocket,
+    Target, Watch,
 };
 
 pub use twin::same;
@@ -26,18 +29,29 @@ pub enum Object {
     Reader(PipeReader),
     Writer(PipeWriter),
     Socket(StreamSocket),
+    /// An eventfd of the kernel's in both worlds.
+    #[cfg(feature = "std")]
+    Descriptor,
 }
 
 impl Object {
-    pub fn file(&self, number: usize) -> FileRef<'_> {
+    /// What upoll acts on; `fd` is the kernel's descriptor at the same number.
+    #[cfg_attr(
+        not(feature = "std"),
+        expect(unused_variables, reason = "no descriptors")
+    )]
+    pub fn target(&self, number: usize, fd: i32) -> Target<'_> {
         let file = match self {
             Object::Set(set) => set.as_file_ref(),
             Object::Counter(counter) => counter.as_file_ref(),
             Object::Reader(reader) => reader.as_file_ref(),
             Object::Writer(writer) => writer.as_file_ref(),
             Object::Socket(socket) => socket.as_file_ref(),
+            // SAFETY: open as long as the object is at its number.
+            #[cfg(feature = "std")]
+            Object::Descriptor => return Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
         };
-        file.numbered(i32::try_from(number).unwrap())
+        Target::File(file.numbered(i32::try_from(number).unwrap()))
     }
 }
 
@@ -148,6 +162,8 @@ impl Kernel {
 
 /// Both worlds, in step.
 pub struct Twin {
+    /// Which events have an order among each other: those of the same rank.
+    pub rank: fn(&(u32, u64)) -> (u64, u32),
     pub objects: Vec<Option<Object>>,
     pub kernel: Kernel,
     /// Where the next bytes are taken from.
@@ -197,6 +213,7 @@ impl Twin {
             }
         };
         Twin {
+            rank: |_| (0, 0),
             objects: vec![None; numbers],
             kernel: Kernel { base },
             sent: 0,
@@ -214,6 +231,16 @@ impl Twin {
         // SAFETY: makes a descriptor.
         self.kernel.place(unsafe { libc::epoll_create1(0) }, number);
         self.objects[number] = Some(Object::Set(Epoll::new().unwrap()));
+    }
+
+    /// An eventfd of the kernel's.
+    #[cfg(feature = "std")]
+    pub fn open_descriptor(&mut self, number: usize) {
+        self.close(number);
+        // SAFETY: makes a descriptor.
+        let fresh = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) };
+        self.kernel.place(fresh, number);
+        self.objects[number] = Some(Object::Descriptor);
     }
 
     /// A counter whose calls never block.
@@ -242,6 +269,12 @@ impl Twin {
         self.objects[to] = self.objects[from].clone();
     }
 
+    /// What upoll has at the number.
+    pub fn target(&self, number: usize) -> Option<Target<'_>> {
+        let fd = self.kernel.fd(number);
+        Some(self.objects[number].as_ref()?.target(number, fd))
+    }
+
     pub fn set(&self, number: usize) -> Option<&Epoll> {
         match &self.objects[number] {
             Some(Object::Set(set)) => Some(set),
@@ -257,10 +290,9 @@ impl Twin {
         events: Events,
         data: u64,
     ) -> Result<(), Errno> {
-        let (Some(epoll), Some(object)) = (self.set(set), &self.objects[target]) else {
+        let (Some(epoll), Some(file)) = (self.set(set), self.target(target)) else {
             return Ok(());
         };
-        let file = object.file(target);
         let event = Event::new(events, data);
         let result = match op {
             libc::EPOLL_CTL_ADD => epoll.add(&file, event),
@@ -301,7 +333,20 @@ impl Twin {
                 .collect()
         });
         let kernel = self.kernel.wait(number, room);
-        same(("wait", number, room), upoll, kernel)
+        self.same_events(("wait", number, room), upoll, kernel)
+    }
+
+    /// Compares what two waits gave.
+    pub fn same_events(
+        &self,
+        what: impl Debug,
+        mut upoll: Result<Vec<(u32, u64)>, Errno>,
+        mut kernel: Result<Vec<(u32, u64)>, Errno>,
+    ) -> Result<Vec<(u32, u64)>, Errno> {
+        for events in [&mut upoll, &mut kernel].into_iter().flatten() {
+            events.sort_by_key(self.rank);
+        }
+        same(what, upoll, kernel)
     }
 
     pub fn data(&self, set: usize, room: usize) -> Vec<u64> {
@@ -318,7 +363,9 @@ impl Twin {
 
     /// What `poll(2)` shows.
     pub fn mask(&self, number: usize) -> Events {
-        let file = self.objects[number].as_ref().unwrap().file(number);
+        let Some(Target::File(file)) = self.target(number) else {
+            panic!("{number} is no user-level object");
+        };
         let (_watch, ready) = Watch::new(file, Events::all(), |_| ());
         let kernel = self.kernel.mask(number);
         Events::from_bits_retain(same(("mask", number), ready.bits(), kernel))
@@ -351,7 +398,10 @@ impl Twin {
         let Some(set) = self.set(number) else { return };
         let path = format!("/proc/self/fdinfo/{}", self.kernel.fd(number));
         let kernel = std::fs::read_to_string(path).unwrap();
-        let lines = |text: &str, base: i32| {
+        // upoll's are this twin's numbers, except of descriptors.
+        let base = self.kernel.base;
+        let own = |number: i32| if number < base { number } else { number - base };
+        let lines = |text: &str| {
             let mut lines: Vec<_> = text
                 .lines()
                 .filter_map(|line| line.strip_prefix("tfd:"))
@@ -359,19 +409,12 @@ impl Twin {
                     let (number, rest) = line.split_once(" events:").unwrap();
                     assert_eq!(number.len(), 9);
                     let number: i32 = number.trim().parse().unwrap();
-                    (
-                        number - base,
-                        rest.split("  pos:").next().unwrap().to_owned(),
-                    )
+                    (own(number), rest.split("  pos:").next().unwrap().to_owned())
                 })
                 .collect();
             lines.sort();
             lines
         };
-        same(
-            "fdinfo",
-            lines(&set.fdinfo(), 0),
-            lines(&kernel, self.kernel.base),
-        );
+        same("fdinfo", lines(&set.fdinfo()), lines(&kernel));
     }
 }
