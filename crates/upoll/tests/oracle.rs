@@ -505,6 +505,25 @@ fn a_select_that_fails_for_one_number_has_not_looked_at_any_set() {
     assert_eq!(twin.data(0, 2), [1, 2]);
 }
 
+#[test]
+fn a_wait_with_room_reports_a_descriptor_and_the_set_that_it_makes_ready() {
+    for idle_waits in 0..4 {
+        let mut twin = Twin::new(3);
+        twin.rank = |&(_, data)| (data, 0);
+        twin.open_set(0);
+        twin.open_set(1);
+        twin.open_descriptor(2);
+        twin.add(1, 2, IN, 12).unwrap();
+        twin.add(0, 1, IN, 1).unwrap();
+        twin.add(0, 2, IN, 2).unwrap();
+        for _ in 0..idle_waits {
+            assert_eq!(twin.data(0, 8), []);
+        }
+        twin.kernel.write(2, 1).unwrap();
+        assert_eq!(twin.data(0, 8), [1, 2]);
+    }
+}
+
 /// One more path than Linux allows up from a file, through `links` links between sets.
 fn exceed_paths(links: usize, limit: usize) {
     // A chain of `links` sets above the file, and `limit + 1` sets that watch its top.

@@ -213,7 +213,7 @@ impl KernelSide {
         out: &mut [Event],
         core: impl Fn(&mut [Event]) -> usize,
     ) -> usize {
-        if self.core_first.fetch_xor(true, Ordering::Relaxed) {
+        if self.core_goes_first(set, out.len()) {
             let filled = core(out);
             let filled = filled + self.take_rest(set, &mut out[filled..]);
             if filled == 0 && set.is_pending() {
@@ -226,6 +226,17 @@ impl KernelSide {
             return filled;
         }
         filled + core(&mut out[filled..])
+    }
+
+    /// Whether the core fills a report of `room` events before the kernel is asked.
+    fn core_goes_first(&self, set: &Set, room: usize) -> bool {
+        // The core learns from the kernel what is ready in sets below, so the kernel is asked first;
+        // unless room is short of all members and the bell, when one side might starve.
+        let has_links = !self.links.lock().is_empty();
+        if has_links && self.members.load(Ordering::Relaxed) + set.inner.lock().len() < room {
+            return false;
+        }
+        self.core_first.fetch_xor(true, Ordering::Relaxed)
     }
 
     fn take_rest(&self, set: &Set, out: &mut [Event]) -> usize {
