@@ -524,6 +524,25 @@ fn a_wait_with_room_reports_a_descriptor_and_the_set_that_it_makes_ready() {
     }
 }
 
+#[test]
+fn a_wait_in_the_middle_of_a_chain_leaves_a_descriptors_event_to_the_top() {
+    let mut twin = Twin::new(4);
+    for set in 0..3 {
+        twin.open_set(set);
+    }
+    twin.open_descriptor(3);
+    twin.add(2, 3, IN, 23).unwrap();
+    twin.add(1, 2, IN, 12).unwrap();
+    twin.add(0, 1, IN, 1).unwrap();
+    for set in [0, 1, 2] {
+        assert_eq!(twin.data(set, 8), []);
+    }
+    twin.kernel.write(3, 1).unwrap();
+    assert_eq!(twin.data(1, 8), [12]);
+    assert_eq!(twin.data(0, 8), [1]);
+    assert_eq!(twin.data(2, 8), [23]);
+}
+
 /// One more path than Linux allows up from a file, through `links` links between sets.
 fn exceed_paths(links: usize, limit: usize) {
     // A chain of `links` sets above the file, and `limit + 1` sets that watch its top.

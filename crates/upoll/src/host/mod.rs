@@ -202,6 +202,11 @@ impl KernelSide {
         }
         if !below.is_empty() {
             self.kick(set, &below);
+            // The kernel will not tell sets above of what has been taken from it. A rotating set's
+            // event is one worker's.
+            if !set.rotates() {
+                set.watched_by.wake(Events::empty());
+            }
         }
         kept
     }
