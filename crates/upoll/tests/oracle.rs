@@ -4,11 +4,13 @@
 
 mod kernel;
 
+use std::ops::Range;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, PIPE_BUF, PipeFlags,
-    Shutdown, WatchLimit,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, PIPE_BUF, PIPE_MAX_SIZE,
+    PipeFlags, Shutdown, WatchLimit,
 };
 
 use kernel::calls::{Change, Form};
@@ -19,6 +21,10 @@ use kernel::{Object, Twin};
 const NUMBERS: usize = 10;
 /// Below this number there are sets to begin with, from it on what they watch.
 const SETS: usize = 4;
+/// The ends of a pipe to begin with.
+const PIPE: Range<usize> = 6..8;
+/// Connected sockets to begin with.
+const PAIR: Range<usize> = 8..10;
 
 const MOST_STEPS: usize = 60;
 /// Bytes of one write to a socket. Sends stay below a quarter of the send buffer, where what is
@@ -76,14 +82,9 @@ fn any_number() -> impl Strategy<Value = usize> {
     0..NUMBERS
 }
 
-/// Rather a set.
-fn a_set() -> impl Strategy<Value = usize> {
-    prop_oneof![4 => 0..SETS, 1 => any_number()]
-}
-
-/// Rather no set.
-fn a_file() -> impl Strategy<Value = usize> {
-    prop_oneof![4 => SETS..NUMBERS, 1 => any_number()]
+/// Rather one of these.
+fn rather(these: Range<usize>) -> impl Strategy<Value = usize> {
+    prop_oneof![4 => these, 1 => any_number()]
 }
 
 fn sizes() -> impl Strategy<Value = usize> {
@@ -146,25 +147,26 @@ fn steps(with_descriptors: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(u64::MAX - 3),
     ];
     let how = prop::sample::select(vec![Shutdown::Read, Shutdown::Write, Shutdown::Both]);
-    let capacity = prop_oneof![3 => 0..40_000_usize, 1 => Just(1 << 20), 1 => Just(1 << 31)];
+    let capacity =
+        prop_oneof![3 => 0..40_000_usize, 1 => Just(PIPE_MAX_SIZE), 1 => Just((1 << 31) + 1)];
     let room = || 0..6_usize;
     let step = prop_oneof![
         3 => opens(with_descriptors),
         2 => (n(), n()).prop_map(|(a, b)| Step::Dup(a, b)),
         2 => n().prop_map(Step::Close),
-        12 => (a_set(), n(), interests(), any::<u64>())
+        12 => (rather(0..SETS), n(), interests(), any::<u64>())
             .prop_map(|(s, t, e, d)| Step::Add(s, t, e, d)),
-        5 => (a_set(), n(), interests(), any::<u64>())
+        5 => (rather(0..SETS), n(), interests(), any::<u64>())
             .prop_map(|(s, t, e, d)| Step::Modify(s, t, e, d)),
-        3 => (a_set(), n()).prop_map(|(s, t)| Step::Delete(s, t)),
-        2 => (a_set(), changes(), prop::option::of(room()))
+        3 => (rather(0..SETS), n()).prop_map(|(s, t)| Step::Delete(s, t)),
+        2 => (rather(0..SETS), changes(), prop::option::of(room()))
             .prop_map(|(s, changes, room)| Step::Batch(s, changes, room)),
-        12 => (a_file(), value, sizes()).prop_map(|(n, v, size)| Step::Write(n, v, size)),
-        8 => (a_file(), sizes()).prop_map(|(n, size)| Step::Read(n, size)),
-        1 => (a_file(), how).prop_map(|(n, how)| Step::Shutdown(n, how)),
-        1 => (a_file(), capacity).prop_map(|(n, bytes)| Step::SetCapacity(n, bytes)),
-        1 => a_file().prop_map(Step::FillLevel),
-        12 => (forms(), a_set(), room()).prop_map(|(f, n, room)| Step::Wait(f, n, room)),
+        12 => (rather(SETS..NUMBERS), value, sizes()).prop_map(|(n, v, size)| Step::Write(n, v, size)),
+        8 => (rather(SETS..NUMBERS), sizes()).prop_map(|(n, size)| Step::Read(n, size)),
+        1 => (rather(PAIR), how).prop_map(|(n, how)| Step::Shutdown(n, how)),
+        3 => (rather(PIPE), capacity).prop_map(|(n, bytes)| Step::SetCapacity(n, bytes)),
+        1 => rather(SETS..NUMBERS).prop_map(Step::FillLevel),
+        12 => (forms(), rather(0..SETS), room()).prop_map(|(f, n, room)| Step::Wait(f, n, room)),
         3 => (poll_list(), any::<bool>()).prop_map(|(list, masked)| Step::Poll(list, masked)),
         3 => (-1..=NUMBERS as i32, fd_sets(), any::<bool>())
             .prop_map(|(n, sets, masked)| Step::Select(n, sets, masked)),
@@ -209,8 +211,8 @@ fn run(steps: &[Step], world: World) {
     }
     twin.open_counter(4, 0, false);
     twin.open_counter(5, 0, false);
-    twin.open_pipe(6, 7);
-    twin.open_pair(8, 9);
+    twin.open_pipe(PIPE.start, PIPE.start + 1);
+    twin.open_pair(PAIR.start, PAIR.start + 1);
     if world != World::Objects {
         twin.open_descriptor(5);
         twin.open_descriptor(6);
