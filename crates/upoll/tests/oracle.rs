@@ -192,7 +192,7 @@ enum World {
     /// set but who waits in it: whether that takes what is idle off the ready list depends on
     /// whether something ready stands before it.
     Descriptors,
-    /// Sets are looked at from above, and the order of objects is not compared.
+    /// Sets are looked at from above, and no order is compared.
     DescriptorsFromAbove,
 }
 
@@ -201,10 +201,7 @@ fn run(steps: &[Step], world: World) {
     twin.rank = match world {
         World::Objects => |_| (0, 0),
         World::Descriptors => |&(_, data)| (data & 3, 0),
-        World::DescriptorsFromAbove => |&(events, data)| match data & 3 {
-            DESCRIPTOR => (DESCRIPTOR, 0),
-            _ => (data, events),
-        },
+        World::DescriptorsFromAbove => |&(events, data)| (data, events),
     };
     for set in 0..SETS {
         twin.open_set(set);
