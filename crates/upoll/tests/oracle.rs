@@ -320,7 +320,7 @@ fn config(cases: u32) -> Config {
 }
 
 proptest! {
-    #![proptest_config(config(4_000))]
+    #![proptest_config(config(20_000))]
 
     #[test]
     fn any_sequence_of_operations_gives_what_the_kernel_gives(steps in steps(false)) {
@@ -329,7 +329,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(500))]
+    #![proptest_config(config(2_000))]
 
     #[test]
     fn any_sequence_with_descriptors_gives_what_the_kernel_gives(steps in steps(true)) {
