@@ -176,9 +176,9 @@ impl Pollable for Set {
 /// - A set that is watched by another one and has descriptors, or a set below with descriptors, is
 ///   looked at more often. So an edge-triggered interest in it may report an event twice, one
 ///   without `IN`, such as in `RDNORM` alone, reports what Linux does not, and its place among the
-///   events of a report is open. No event is lost. A look drops from the
-///   ready list what is idle again before the first that is ready, on each side; so after one the
-///   order may be another than Linux's.
+///   events of a report is open. No event is lost. A look drops from the ready list what is idle
+///   again before the first that is ready, on each side; so after one the order may be another than
+///   Linux's.
 ///
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
