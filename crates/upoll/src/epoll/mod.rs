@@ -159,8 +159,8 @@ impl Pollable for Set {
 
 /// An epoll set: watches open files, reports which are ready.
 ///
-/// It watches user-level objects: anything [`Pollable`] in a [`File`]. A set is itself an open file
-/// and may be watched by other sets.
+/// It watches user-level objects, anything [`Pollable`] in a [`File`], and descriptors of the
+/// kernel. A set is itself an open file and may be watched by other sets.
 ///
 /// Cloning makes another reference to the same set, as `dup(2)` does; the last one to drop closes
 /// it. All calls may be made from any number of threads at once.
@@ -170,6 +170,18 @@ impl Pollable for Set {
 /// ready items take turns when a wait's buffer is too small for all. `ET` reports once per wake of
 /// the file. `ONESHOT` disables the item after one report, `ERR` and `HUP` included, until it is
 /// modified. `EXCLUSIVE` wakes at least one of the sets that watch a file so, not all.
+///
+/// # Descriptors of the kernel
+/// Interests in them mean exactly what they mean in a set of the kernel's. Their events and those of
+/// user-level objects come from two sides, so here Linux is not matched:
+/// - There is an order among descriptors and one among objects, but none between the two. If a
+///   wait's buffer is too small for all, the sides take turns to fill it first.
+/// - A set that is watched by another one and has descriptors, or a set below with descriptors, is
+///   looked at more often. So an edge-triggered interest in it may report an event twice, one
+///   without `IN`, such as in `RDNORM` alone, reports what Linux does not, and its place among the
+///   events of a report is open. No event is lost. A look drops from the ready list what is idle
+///   again before the first that is ready, on each side; so after one the order may be another than
+///   Linux's.
 ///
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.

@@ -146,8 +146,8 @@ impl PollCall<'_, '_> {
 }
 
 impl Call for PollCall<'_, '_> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
-        Ok(pass(self.fds, viewer))
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+        pass(self.fds, viewer)
     }
 
     fn ask(

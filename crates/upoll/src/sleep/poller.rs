@@ -36,7 +36,7 @@ const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEnt
 /// A call of `poll` or `select` under way.
 pub(super) trait Call {
     /// Looks at all user-level objects and keeps what is ready.
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno>;
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
 
     /// Waits until one of the kernel's descriptors is ready, until `limit` has passed, or until a
     /// handler ran of a signal that `mask` lets through. With a `doorbell` it ends, too, if that
@@ -344,7 +344,7 @@ fn wait_for_any(
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
     // Register, then look: whoever published something before that did not see the entries.
-    let mut seen = call.look(&mut table)?;
+    let mut seen = call.look(&mut table);
     table.registers = false;
     loop {
         if seen.ready > 0 {
@@ -365,7 +365,7 @@ fn wait_for_any(
             };
             poller.get_up();
             // Whatever ended the sleep: what is ready goes before a limit or a signal.
-            seen = call.look(&mut table)?;
+            seen = call.look(&mut table);
             match outcome {
                 _ if seen.ready > 0 => {}
                 Outcome::Interrupted => return Err(Errno::INTR),
@@ -393,7 +393,7 @@ fn wait_for_any(
         if intact && matches!(asked, Ok(Heard { rang: true })) {
             doorbell.quiet();
         }
-        seen = call.look(&mut table)?;
+        seen = call.look(&mut table);
         let kernel = call.merge();
         match asked {
             _ if seen.ready + kernel > 0 => return Ok(Some(seen.ready + kernel)),

@@ -36,7 +36,7 @@ use crate::target::Target;
 ///
 /// # Errors
 /// - `EINVAL`: `n` is negative.
-/// - `EBADF`: a number in the sets is not open.
+/// - `EBADF`: a number in the sets is not open. Then nothing was looked at.
 /// - `EINTR`: a signal handler ran and nothing was ready; the call is never restarted.
 /// - `ENOMEM`: no memory for long sets, or no descriptor for the thread's eventfd.
 ///
@@ -102,7 +102,8 @@ fn select_masked<'a>(
     resolve: &impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
     let mut selection = Selection::new(n, sets)?;
-    let seen = selection.pass(true, resolve, &mut LookOnly)?;
+    selection.check(resolve)?;
+    let seen = selection.pass(resolve, &mut LookOnly);
     if poller::is_final(seen, timeout, mask) {
         selection.finish();
         return Ok(seen.ready);
@@ -244,8 +245,8 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
 }
 
 impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
-        self.selection.pass(false, self.resolve, viewer)
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+        self.selection.pass(self.resolve, viewer)
     }
 
     /// With `pselect`: `ppoll` would not sleep for a descriptor that has hung up, if it is to be
