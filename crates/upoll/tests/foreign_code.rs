@@ -225,3 +225,45 @@ impl Wake for Closer {
         drop(self.0.lock().unwrap().take());
     }
 }
+
+/// Is ready, and runs what it is given when it is looked at.
+#[derive(Default)]
+struct Trigger {
+    queue: WaitQueue,
+    armed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Pollable for Trigger {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        let armed = self.armed.lock().unwrap().take();
+        if let Some(run) = armed {
+            run();
+        }
+        Events::IN
+    }
+}
+
+#[test]
+fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_released() {
+    let trigger = File::new(Trigger::default());
+    let (worker, _first) = chosen_worker(&trigger, &trigger.queue);
+    let other = File::new(Trigger::default());
+    let second = Epoll::create(CreateFlags::ROTATE).unwrap();
+    second.add(&other, IN).unwrap();
+    assert_eq!(harvest(&second), 1);
+    worker.add(&second, IN).unwrap();
+    other.queue.wake(Events::IN);
+    // The worker has the turn of both. The second one ends while that of the first is handed on,
+    // and a counter comes into its place.
+    let counter = EventFd::new(1).unwrap();
+    let (set, added) = (worker.clone(), counter.clone());
+    *trigger.armed.lock().unwrap() = Some(Box::new(move || {
+        set.delete(&second).unwrap();
+        drop(second);
+        set.add(&added, IN).unwrap();
+    }));
+    worker.as_file_ref().to_file().release();
+    assert!(worker.is_empty());
+    assert_eq!(counter.try_read(), Ok(1));
+}

@@ -479,7 +479,9 @@ impl Set {
             let inner = self.inner.lock();
             for item in inner.iter() {
                 if let Some(queue) = Self::unhook(&inner, item) {
-                    emptying.claims.push((item, queue));
+                    // SAFETY: the item is registered, and the lock held.
+                    let file = unsafe { (*item).file() }.clone();
+                    emptying.claims.push((item, file, queue));
                 }
             }
         }
@@ -537,7 +539,9 @@ impl Drop for Hooking<'_> {
 /// to the set when it is gone.
 struct Emptying<'a> {
     set: &'a Set,
-    claims: Vec<(*const Item, NonNull<WaitQueue>)>,
+    /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
+    /// by now, if somebody calls `release` of a set that is open.
+    claims: Vec<(*const Item, Arc<Description>, NonNull<WaitQueue>)>,
     /// All slots before this one have been emptied.
     slot: u32,
 }
@@ -555,10 +559,12 @@ impl Emptying<'_> {
             // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
             let claim = Set::unhook(&inner, item).or_else(|| {
+                // SAFETY: the item is registered, and the lock held.
+                let file = unsafe { (*item).file() };
                 self.claims
                     .iter()
-                    .find(|(claimed, _)| core::ptr::eq(*claimed, item))
-                    .map(|&(_, queue)| queue)
+                    .find(|(claimed, of, _)| core::ptr::eq(*claimed, item) && Arc::ptr_eq(of, file))
+                    .map(|&(_, _, queue)| queue)
             });
             let forgotten = self.set.forget(&mut inner, item, claim);
             drop(inner);
