@@ -267,3 +267,23 @@ fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_re
     assert!(worker.is_empty());
     assert_eq!(counter.try_read(), Ok(1));
 }
+
+#[test]
+fn a_waker_may_add_a_set_to_a_set_when_one_is_added() {
+    /// Nests two sets when it is woken.
+    struct Nester([Epoll; 2]);
+    impl Wake for Nester {
+        fn wake(self: Arc<Self>) {
+            self.0[0].add(&self.0[1], IN).unwrap();
+        }
+    }
+    let counter = EventFd::new(1).unwrap();
+    let [set, inside, outer, inner] = [(); 4].map(|()| Epoll::new().unwrap());
+    inside.add(&counter, IN).unwrap();
+    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN));
+    let waker = Waker::from(Arc::new(Nester([outer.clone(), inner])));
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+    set.add(&inside, IN).unwrap();
+    assert_eq!(outer.len(), 1);
+}

@@ -145,11 +145,12 @@ impl Epoll {
 
     fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
         self.check_modify(file, event)?;
-        let _nested_add = nesting::lock();
-        nesting::check_loops(self, target, file.identity())?;
-        target.was_nested.store(true, Ordering::Relaxed);
+        // These outlast the locks: they may run foreign code.
         let mut deferred = Deferred::new();
         let mut left = None;
+        let nested_add = nesting::lock();
+        nesting::check_loops(self, target, file.identity())?;
+        target.was_nested.store(true, Ordering::Relaxed);
         let mut result = {
             let mut inner = self.set().inner.lock();
             self.add_locked(
@@ -161,6 +162,7 @@ impl Epoll {
                 &mut deferred,
             )
         };
+        drop(nested_add);
         // Linked first, then this look: a companion that comes later finds the item.
         if result.is_ok()
             && let Some(there) = target.companion()
