@@ -192,6 +192,31 @@ fn a_wake_for_both_directions_satisfies_nobody_and_one_for_none_the_first() {
 }
 
 #[test]
+fn a_rotating_wake_that_finds_nobody_does_not_silence_those_that_follow() {
+    // The first two wakes are for different exclusive watchers, neither of which is waited on.
+    let bell = File::new(Bell::default());
+    let sets = [IN, OUT].map(|wanted| {
+        let set = Epoll::new().unwrap();
+        let interest = Event::new(wanted | EXCLUSIVE | ET, 0);
+        set.add(&bell.by_ref(), interest).unwrap();
+        assert_eq!(set.harvest(&mut [Event::default()]), Ok(1));
+        set
+    });
+    for (n, key) in [(0, IN), (1, OUT), (0, IN), (1, OUT)] {
+        bell.0.wake_rotate(key);
+        let told = [0, 1].map(|n: usize| sets[n].harvest(&mut [Event::default()]).unwrap());
+        assert_eq!(told[n], 1, "{key:?}");
+    }
+    // The same for threads.
+    for (n, key) in [(0, IN), (1, OUT)] {
+        let set = sets[n].clone();
+        let sleeper = Sleeper::start(move || set.wait(&mut [Event::default()], None));
+        assert_eq!(bell.0.wake_rotate(key), 1, "{key:?}");
+        assert_eq!(sleeper.join(), Ok(1));
+    }
+}
+
+#[test]
 fn being_watched_from_above_is_not_waiting() {
     // Sets 1 and 2 watch the counter exclusively. 1 is watched by 3, where a thread sleeps.
     let mut twin = Twin::new(4);
