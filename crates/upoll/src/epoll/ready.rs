@@ -310,7 +310,7 @@ impl Set {
             .owner_word
             .fetch_and(!state::QUEUED, Ordering::SeqCst);
         fence_after_rmw();
-        if before & state::ROTATING != 0 {
+        if before & state::ROTATING != 0 && !broken(Rule::UseUpNotes) {
             item.use_up_notes();
         }
     }
