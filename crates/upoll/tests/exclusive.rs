@@ -395,3 +395,29 @@ fn edge_triggered_and_oneshot_workers_keep_their_meaning() {
         assert_eq!(workers[0].harvest(&mut events), Ok(1));
     }
 }
+
+#[test]
+fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above() {
+    // As without rotation: each wake of a set is an edge, whichever of its members it comes from.
+    for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+        let [worker, above] = [(); 2].map(|()| Epoll::new().unwrap());
+        let sources = [(); 2].map(|()| {
+            let source = EventFd::new(0).unwrap();
+            let set = Epoll::create(flags).unwrap();
+            set.add(&source, Event::new(IN, 0)).unwrap();
+            worker.add(&set, Event::new(IN, 0)).unwrap();
+            (source, set)
+        });
+        above.add(&worker, Event::new(IN | ET, 0)).unwrap();
+        // Nobody waits.
+        for (source, _) in &sources {
+            source.try_write(1).unwrap();
+        }
+        assert_eq!(above.harvest(&mut [Event::default()]), Ok(1));
+        let set = above.clone();
+        let sleeper = Sleeper::start(move || set.wait(&mut [Event::default()], None));
+        sources[1].0.try_write(1).unwrap();
+        assert!(!sleeper.undisturbed(), "{flags:?}");
+        assert_eq!(sleeper.join(), Ok(1));
+    }
+}
