@@ -421,3 +421,24 @@ fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above()
         assert_eq!(sleeper.join(), Ok(1));
     }
 }
+
+#[test]
+fn with_rotation_an_event_wakes_one_of_the_threads_that_wait_above_their_workers() {
+    let (source, _rotating, workers) = rotating(3, IN);
+    let sleepers: Vec<_> = workers
+        .iter()
+        .map(|worker| {
+            let above = Epoll::new().unwrap();
+            above.add(worker, Event::new(IN, 0)).unwrap();
+            Sleeper::start(move || above.wait(&mut [Event::default()], None))
+        })
+        .collect();
+    for next in 0..3 {
+        source.try_write(1).unwrap();
+        let woken = sleepers.iter().filter(|sleeper| !sleeper.undisturbed());
+        assert_eq!(woken.count(), next + 1);
+    }
+    for sleeper in sleepers {
+        assert_eq!(sleeper.join(), Ok(1));
+    }
+}
