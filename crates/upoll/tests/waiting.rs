@@ -3,12 +3,15 @@
 #![cfg(not(loom))]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
+use upoll::{
+    Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollTable,
+    Pollable, Timeout, WaitQueue,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -388,4 +391,40 @@ fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
         }
         assert_eq!(stays.join().unwrap(), Ok(1));
     }
+}
+
+/// Ready once it was woken; the first look then panics.
+#[derive(Default)]
+struct Fragile {
+    looks_since_ready: AtomicUsize,
+    is_ready: AtomicBool,
+    queue: WaitQueue,
+}
+
+impl Pollable for Fragile {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        if !self.is_ready.load(Ordering::SeqCst) {
+            return Events::empty();
+        }
+        let before = self.looks_since_ready.fetch_add(1, Ordering::SeqCst);
+        assert!(before > 0, "the first look breaks");
+        Events::IN
+    }
+}
+
+#[test]
+fn a_thread_that_panics_when_it_has_the_turn_leaves_it_to_the_next() {
+    let file = File::new(Fragile::default());
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&file, interest(Events::IN)).unwrap();
+    let threads = [(); 2].map(|()| {
+        let rotating = rotating.clone();
+        asleep(move || rotating.wait(&mut [Event::default()], LONG)).0
+    });
+    file.is_ready.store(true, Ordering::SeqCst);
+    file.queue.wake(Events::IN);
+    let [first, second] = threads.map(thread::JoinHandle::join);
+    assert!(first.is_err());
+    assert_eq!(second.unwrap(), Ok(1));
 }

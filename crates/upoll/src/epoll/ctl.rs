@@ -145,11 +145,12 @@ impl Epoll {
 
     fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
         self.check_modify(file, event)?;
-        let _nested_add = nesting::lock();
-        nesting::check_loops(self, target, file.identity())?;
-        target.was_nested.store(true, Ordering::Relaxed);
+        // These outlast the locks: they may run foreign code.
         let mut deferred = Deferred::new();
         let mut left = None;
+        let nested_add = nesting::lock();
+        nesting::check_loops(self, target, file.identity())?;
+        target.was_nested.store(true, Ordering::Relaxed);
         let mut result = {
             let mut inner = self.set().inner.lock();
             self.add_locked(
@@ -161,6 +162,7 @@ impl Epoll {
                 &mut deferred,
             )
         };
+        drop(nested_add);
         // Linked first, then this look: a companion that comes later finds the item.
         if result.is_ok()
             && let Some(there) = target.companion()
@@ -479,7 +481,9 @@ impl Set {
             let inner = self.inner.lock();
             for item in inner.iter() {
                 if let Some(queue) = Self::unhook(&inner, item) {
-                    emptying.claims.push((item, queue));
+                    // SAFETY: the item is registered, and the lock held.
+                    let file = unsafe { (*item).file() }.clone();
+                    emptying.claims.push((item, file, queue));
                 }
             }
         }
@@ -537,7 +541,9 @@ impl Drop for Hooking<'_> {
 /// to the set when it is gone.
 struct Emptying<'a> {
     set: &'a Set,
-    claims: Vec<(*const Item, NonNull<WaitQueue>)>,
+    /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
+    /// by now, if somebody calls `release` of a set that is open.
+    claims: Vec<(*const Item, Arc<Description>, NonNull<WaitQueue>)>,
     /// All slots before this one have been emptied.
     slot: u32,
 }
@@ -555,10 +561,12 @@ impl Emptying<'_> {
             // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
             let claim = Set::unhook(&inner, item).or_else(|| {
+                // SAFETY: the item is registered, and the lock held.
+                let file = unsafe { (*item).file() };
                 self.claims
                     .iter()
-                    .find(|(claimed, _)| core::ptr::eq(*claimed, item))
-                    .map(|&(_, queue)| queue)
+                    .find(|(claimed, of, _)| core::ptr::eq(*claimed, item) && Arc::ptr_eq(of, file))
+                    .map(|&(_, _, queue)| queue)
             });
             let forgotten = self.set.forget(&mut inner, item, claim);
             drop(inner);

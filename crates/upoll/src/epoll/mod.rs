@@ -40,7 +40,7 @@ use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 #[cfg(all(feature = "std", not(loom)))]
 use crate::sync::Ordering;
-use crate::sync::{AtomicBool, AtomicPtr, Mutex};
+use crate::sync::{AtomicBool, AtomicPtr, Mutex, seqcst_pair_fence};
 use crate::target::{Source, Target};
 use crate::wait::{WaitQueue, Wake};
 
@@ -103,6 +103,7 @@ impl Set {
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
+        seqcst_pair_fence();
         let slept = self.rouse_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {
