@@ -3,6 +3,7 @@
 mod backpressure;
 mod batch;
 mod calls;
+mod descriptors;
 mod growth;
 mod kernel;
 mod limits;
@@ -20,7 +21,7 @@ use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use self::calls::COMPARISONS;
+use self::calls::Comparison;
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
@@ -44,10 +45,15 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
+/// Single calls on one thread, in the order of the table.
+fn calls() -> impl Iterator<Item = &'static Comparison> {
+    calls::COMPARISONS.iter().chain(descriptors::COMPARISONS)
+}
+
 /// All benchmarks, in the order of the tables.
 fn names() -> impl Iterator<Item = &'static str> {
-    let calls = COMPARISONS.iter().map(|comparison| comparison.row.name);
-    calls
+    calls()
+        .map(|comparison| comparison.row.name)
         .chain(wakes::NAMES)
         .chain(growth::NAMES)
         .chain(limits::NAMES)
@@ -101,7 +107,7 @@ impl Run<'_> {
     fn measure(self) -> Result<Report> {
         machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
         let mut comparisons = Vec::new();
-        for comparison in COMPARISONS {
+        for comparison in calls() {
             comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
         }
         let elsewhere = self.machine.cpus.iter().find(|&&cpu| cpu != self.pinned_to);
