@@ -127,3 +127,32 @@ fn workers_take_every_event_once_whichever_way_they_wait() {
     assert!(rotating["goal"]["fairness"].as_f64().unwrap() > 0.99);
     assert!(rotating["reached"].is_boolean());
 }
+
+#[test]
+fn poll_and_select_are_measured_on_the_stack_on_the_heap_and_in_the_kernel() {
+    let (report, printed) = quick("poll", &["poll"]);
+    let polls = rows(&report, "polls");
+    for call in ["poll", "select"] {
+        for what in [
+            "objects, limit 0",
+            "objects, registers with each",
+            "descriptors, limit 0",
+        ] {
+            let of = |row: &&Value| row["call"] == call && row["what"] == what;
+            let sizes: Vec<_> = polls.iter().filter(of).map(|row| &row["files"]).collect();
+            assert_eq!(sizes, [1, 8, 30, 100, 1000], "{call}, {what}");
+            assert!(printed.contains(what), "{printed}");
+        }
+    }
+    for row in polls {
+        for key in ["upoll_nanoseconds", "heap_nanoseconds", "gain"] {
+            assert_spread(&row[key]);
+        }
+        let has_kernel = row["what"] != "objects, registers with each";
+        assert_eq!(row["kernel_nanoseconds"].is_object(), has_kernel, "{row}");
+        assert_eq!(row["ratio"].is_object(), has_kernel, "{row}");
+        if row["files"].as_u64() > Some(30) {
+            assert!(row["gain_target"].is_null(), "{row}");
+        }
+    }
+}

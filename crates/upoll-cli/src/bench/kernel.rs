@@ -177,6 +177,7 @@ pub(super) fn poll(fds: &mut [libc::pollfd]) -> io::Result<usize> {
 }
 
 /// Numbers of descriptors, as `select(2)` takes them.
+#[derive(Clone)]
 pub(super) struct FdSet(libc::fd_set);
 
 impl FdSet {

@@ -9,6 +9,7 @@ mod kernel;
 mod limits;
 mod machine;
 mod measure;
+mod polling;
 mod report;
 mod wakes;
 mod workers;
@@ -55,6 +56,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     calls()
         .map(|comparison| comparison.row.name)
         .chain(wakes::NAMES)
+        .chain(polling::NAMES)
         .chain(growth::NAMES)
         .chain(limits::NAMES)
         .chain(workers::NAMES)
@@ -122,6 +124,7 @@ impl Run<'_> {
         }
         let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
         comparisons.extend(batches.into_iter().flatten());
+        let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
         let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
@@ -145,6 +148,7 @@ impl Run<'_> {
             quick: self.options.quick,
             effort: self.effort,
             comparisons,
+            polls: polls.unwrap_or_default(),
             growth,
             limits: limits.into_iter().collect(),
             workers: workers.unwrap_or_default(),

@@ -11,6 +11,7 @@ use super::growth::Grown;
 use super::limits::Limited;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
+use super::polling::Polled;
 use super::workers::Shared;
 
 /// All that was measured.
@@ -22,6 +23,7 @@ pub(super) struct Report {
     pub(super) quick: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
+    pub(super) polls: Vec<Polled>,
     pub(super) growth: Vec<Grown>,
     pub(super) limits: Vec<Limited>,
     pub(super) workers: Vec<Shared>,
@@ -52,6 +54,14 @@ impl Report {
                 self.effort.batches,
                 self.effort.batch_microseconds,
                 comparisons(&self.comparisons)
+            );
+        }
+        if !self.polls.is_empty() {
+            let _ = writeln!(
+                out,
+                "\npoll and select over idle files, what they keep on the stack, against the same \
+                 code with it on the heap, and against the kernel\n{}",
+                polls(&self.polls)
             );
         }
         if !self.growth.is_empty() {
@@ -118,6 +128,50 @@ fn comparisons(rows: &[Compared]) -> Table {
             percentiles(row.ratio, row.trusted),
             row.row.target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn polls(rows: &[Polled]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "call",
+            "over",
+            "files",
+            "stack ns",
+            "heap ns",
+            "kernel ns",
+            "heap / stack",
+            "10-90 %",
+            "to reach",
+            "reached",
+            "kernel / stack",
+            "10-90 %",
+        ],
+        3..13,
+    );
+    for row in rows {
+        let kernel = row
+            .kernel_nanoseconds
+            .map(|figure| nanoseconds(figure.median));
+        table.add_row([
+            row.name.to_owned(),
+            row.call.to_owned(),
+            row.what.to_owned(),
+            row.files.to_string(),
+            nanoseconds(row.upoll_nanoseconds.median),
+            nanoseconds(row.heap_nanoseconds.median),
+            kernel.unwrap_or_default(),
+            times(row.gain.median),
+            percentiles(row.gain, row.gain.is_trusted()),
+            row.gain_target.map_or_else(String::new, times),
+            row.reached.map_or("", yes_no).to_owned(),
+            row.ratio
+                .map_or_else(String::new, |ratio| times(ratio.median)),
+            row.ratio
+                .map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted())),
         ]);
     }
     table
