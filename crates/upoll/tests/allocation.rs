@@ -167,8 +167,11 @@ fn small_polls_and_selects_allocate_nothing() {
     let [go, stop] = [(); 2].map(|()| EventFd::new(0).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while stop.try_read().is_err() {
+            loop {
                 go.read().unwrap();
+                if stop.try_read().is_ok() {
+                    break;
+                }
                 std::thread::sleep(MOMENT);
                 counters[0].write(1).unwrap();
             }
@@ -183,7 +186,7 @@ fn small_polls_and_selects_allocate_nothing() {
         let (calls, _) = cost(|| (0..50).for_each(|round| woken(round % 2)));
         assert_eq!(calls, 0);
         stop.write(1).unwrap();
-        woken(0);
+        go.write(1).unwrap();
     });
 
     // One more of each does not fit.

@@ -425,6 +425,34 @@ fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
 }
 
 #[test]
+fn a_thread_that_comes_while_another_is_on_its_way_has_the_next_event() {
+    for _ in 0..200 {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, interest(Events::IN)).unwrap();
+        let (set, counter) = (rotating.clone(), source.clone());
+        let take = move || {
+            let ready = set.wait(&mut [Event::default()], LONG);
+            (ready, counter.try_read())
+        };
+        // Neither comes back after its event.
+        let (first, _) = asleep(take.clone());
+        let (begin, begun) = mpsc::channel();
+        let second = thread::spawn(move || {
+            while begun.try_recv().is_err() {
+                std::hint::spin_loop();
+            }
+            take()
+        });
+        source.try_write(1).unwrap();
+        source.try_write(1).unwrap();
+        begin.send(()).unwrap();
+        assert_eq!(first.join().unwrap(), (Ok(1), Ok(1)));
+        assert_eq!(second.join().unwrap(), (Ok(1), Ok(1)));
+    }
+}
+
+#[test]
 fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
@@ -473,5 +501,30 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
     }
     for thread in threads.into_iter().flatten() {
         assert_eq!(thread.join().unwrap(), Ok(1));
+    }
+}
+
+/// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
+/// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
+#[test]
+fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
+    let writable = Events::OUT | Events::EXCLUSIVE;
+    for _ in 0..5 {
+        let source = EventFd::new(0).unwrap();
+        source.try_write(u64::MAX - 1).unwrap();
+        let first = set_with(&source, writable);
+        let second = set_with(&source, writable);
+        let (stays, _) = asleep(move || second.wait(&mut [Event::default()], LONG));
+        let leaver = first.clone();
+        let limit = Duration::from_millis(200);
+        let (leaves, _) = asleep(move || leaver.wait(&mut [Event::default()], limit));
+        source.try_read().unwrap();
+        source.try_write(1).unwrap();
+        first.delete(&source).unwrap();
+        if leaves.join().unwrap() == Ok(1) {
+            // It was quicker, and had the event. This one is for the other.
+            source.try_read().unwrap();
+        }
+        assert_eq!(stays.join().unwrap(), Ok(1));
     }
 }

@@ -33,6 +33,8 @@ pub enum Op {
 struct PassOn {
     queue: NonNull<WaitQueue>,
     rotating: bool,
+    /// What the item wanted: the wake was for that.
+    interest: Events,
     /// Keeps the queue's owner alive.
     file: Arc<Description>,
 }
@@ -44,14 +46,10 @@ impl PassOn {
             return;
         }
         let ready = self.file.object().poll(&mut PollTable::look_only());
-        if !ready.intersects(Events::IN | Events::OUT) {
+        let key = ready & self.interest & (Events::IN | Events::OUT);
+        if key.is_empty() {
             return;
         }
-        let key = if ready.contains(Events::IN) {
-            Events::IN
-        } else {
-            Events::OUT
-        };
         // SAFETY: `file` keeps the object alive that the queue is part of.
         unsafe { self.queue.as_ref() }.pass_on(key, self.rotating);
     }
@@ -117,7 +115,7 @@ impl Epoll {
             }
             Op::Add => self.add_locked(inner, file, None, event, left, deferred),
             Op::Mod if is_exclusive => Err(Errno::INVAL),
-            Op::Mod => self.set().modify(inner, file, event, deferred),
+            Op::Mod => self.set().modify(inner, file, event, left, deferred),
             Op::Del => {
                 let (identity, number) = (file.identity(), file.number());
                 self.set().delete(inner, identity, number, left)
@@ -212,7 +210,7 @@ impl Epoll {
             None => Place::Shared,
         };
         let ready = set.hook(inner, item, file, place) & wanted;
-        set.queue_if_ready(item, ready, deferred);
+        set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
 
@@ -283,12 +281,29 @@ impl Set {
 
     /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
     /// already they have been told before.
-    fn queue_if_ready(&self, item: *const Item, ready: Events, deferred: &mut Deferred) {
+    fn queue_if_ready(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        ready: Events,
+        deferred: &mut Deferred,
+    ) {
         if ready.is_empty() {
             return;
         }
         // SAFETY: the item is registered and the caller holds the set's lock.
-        if !unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) } {
+        let (node, queued) = unsafe {
+            let pointer = NonNull::new_unchecked(item.cast_mut());
+            (&*item, self.queue_locked(&mut inner.ready, pointer))
+        };
+        if !queued {
+            // By a wake that may be just about to put it on the list. The caller may look for it.
+            node.entry.outlast_wake();
+            if node.state() & state::HAS_EXTRAS != 0 {
+                for extra in inner.extras(item) {
+                    extra.entry.outlast_wake();
+                }
+            }
             return;
         }
         self.tell(&mut Wake {
@@ -300,9 +315,10 @@ impl Set {
 
     fn modify(
         &self,
-        inner: &Interests,
+        inner: &mut Interests,
         file: FileRef<'_>,
         event: Event,
+        left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
         let item = inner
@@ -319,7 +335,21 @@ impl Set {
         node.set_interest(wanted(event));
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
-        self.queue_if_ready(item, ready, deferred);
+        self.queue_if_ready(inner, item, ready, deferred);
+        if ready.is_empty() && node.state() & state::ROTATING != 0 {
+            // It may have been chosen for what it wants no more.
+            // SAFETY: as above.
+            let file = unsafe { node.file() };
+            *left = node.entry.disclaim().map(|queue| Forgotten {
+                file: file.clone(),
+                pass_on: Some(PassOn {
+                    queue,
+                    rotating: true,
+                    interest: Events::IN,
+                    file: file.clone(),
+                }),
+            });
+        }
         Ok(())
     }
 
@@ -383,6 +413,7 @@ impl Set {
             let pass_on = claim.map(|queue| PassOn {
                 queue,
                 rotating: bits & state::ROTATING != 0,
+                interest: node.interest(),
                 file: file.clone(),
             });
             Forgotten { file, pass_on }

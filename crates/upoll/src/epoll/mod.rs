@@ -234,6 +234,8 @@ impl Epoll {
         if !(flags - (CreateFlags::ROTATE | CreateFlags::CLOEXEC)).is_empty() {
             return Err(Errno::INVAL);
         }
+        #[cfg(all(feature = "std", not(loom)))]
+        crate::sync::prepare();
         Ok(Epoll {
             file: File::new(Set {
                 pending: AtomicPtr::new(core::ptr::null_mut()),

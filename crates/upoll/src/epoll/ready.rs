@@ -160,6 +160,30 @@ impl Set {
         }
     }
 
+    /// [`queue`](Self::queue) for the holder of the set's lock.
+    ///
+    /// `pending` is non-zero before `QUEUED` is set. Otherwise a wake that finds the bit set would go
+    /// away, and its thread, looking for what it has just made ready, find nothing; so it waits for
+    /// the lock.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock the caller holds; `ready` is its ready list.
+    pub(super) unsafe fn queue_locked(&self, ready: &mut ReadyList, item: NonNull<Item>) -> bool {
+        let _ = self.pending.compare_exchange(
+            ptr::null_mut(),
+            just_tag(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let queued = self.queue(item);
+            self.begin_scan(ready);
+            self.end_scan(ready, &mut ReadyList::new());
+            queued
+        }
+    }
+
     /// Starts a scan: the arrivals join the ready list, and `pending` says that it is in use.
     /// False if nothing is ready.
     ///

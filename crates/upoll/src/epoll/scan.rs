@@ -55,12 +55,13 @@ impl<'a> Scan<'a> {
                 let word = &node.entry.owner_word;
                 word.fetch_and(!state::CHOSEN, Ordering::Relaxed);
             }
+            if events.is_empty() {
+                Self::settle_idle(node, &mut self.deferred);
+                return Event::default();
+            }
             let claimed = node.entry.is_claimed();
             if claimed {
-                node.entry.settle(!events.is_empty(), &mut self.deferred);
-            }
-            if events.is_empty() {
-                return Event::default();
+                node.entry.settle(|| true, &mut self.deferred);
             }
             if !claimed && node.state() & state::ROTATING != 0 {
                 let ask = if chosen {
@@ -74,6 +75,11 @@ impl<'a> Scan<'a> {
                     return Event::default();
                 }
             }
+            if node.state() & state::ROTATING != 0 && self.set.watched_by.is_watched() {
+                // Who watches this set need not look at it again before they wait: they are in
+                // line, although the item stays on the list.
+                node.use_up_notes();
+            }
             if interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
             } else if !consumes {
@@ -81,6 +87,20 @@ impl<'a> Scan<'a> {
                 self.again.push_back(item);
             }
             Event::new(events, node.data())
+        }
+    }
+
+    /// An item was found idle: a claim that it holds is used up, or it would keep others waiting.
+    ///
+    /// # Safety
+    /// The item is registered, and was taken off the ready list before it was looked at.
+    unsafe fn settle_idle(node: &Item, deferred: &mut Deferred) {
+        // A wake under way makes its claim after it has told the item; only the queue's lock, which
+        // it holds, tells whether there is one. Where nobody counts claims that does not matter.
+        if node.state() & state::ROTATING != 0 || node.entry.is_claimed() {
+            let told_again = || node.state() & state::QUEUED != 0;
+            // SAFETY: a registered item is hooked.
+            unsafe { node.entry.settle(told_again, deferred) };
         }
     }
 
@@ -175,9 +195,15 @@ impl Set {
         {
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.
-                let events = unsafe { Set::look_or_unqueue(&mut scan.inner.ready, item) };
-                if !events.is_empty() {
-                    return true;
+                unsafe {
+                    if item.as_ref().state() & state::ROTATING != 0 {
+                        // Whoever asks for it waits from now on, whatever this finds.
+                        item.as_ref().use_up_notes();
+                    }
+                    if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
+                        return true;
+                    }
+                    Scan::settle_idle(item.as_ref(), &mut scan.deferred);
                 }
             }
         }

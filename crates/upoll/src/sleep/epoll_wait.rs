@@ -210,7 +210,11 @@ fn wait_in_turn(
             ready = set.harvest(events);
             let mut deferred = Deferred::new();
             // SAFETY: the queue is the set's, which is borrowed.
-            unsafe { sleeper.entry.settle(ready > 0, &mut deferred) };
+            unsafe {
+                sleeper
+                    .entry
+                    .settle(|| ready > 0 || set.is_pending(), &mut deferred)
+            };
         }
         if let Some(queue) = sleeper.entry.unhook() {
             // Chosen between the end of the sleep and now.

@@ -1,8 +1,11 @@
 //! Atomics, cells and locks: the one place they come from, so that the same source runs under
 //! the loom model checker (`--cfg loom`).
 //!
-//! Three builds differ here and nowhere else: with `std` a lock sleeps when contended
-//! (`parking_lot`), without it spins (`spin`), and under loom it is loom's.
+//! Three builds differ here and nowhere else: with `std` a lock sleeps when contended ([`lock`]),
+//! without it spins (`spin`), and under loom it is loom's.
+
+#[cfg(all(feature = "std", not(loom)))]
+mod lock;
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{
@@ -14,7 +17,7 @@ pub(crate) use loom::sync::atomic::{
 };
 
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 

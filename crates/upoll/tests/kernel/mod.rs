@@ -1,0 +1,428 @@
+//! The host kernel as the oracle: every object has a twin in the kernel, every operation is applied
+//! to both, and every result is compared.
+#![allow(dead_code, reason = "each test crate uses a part of it")]
+
+#[cfg(feature = "std")]
+pub mod asleep;
+
+use std::fmt::Debug;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, Once};
+
+use upoll::{
+    Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, FileRef, PollTable, Pollable,
+    WaitQueue, Watch,
+};
+
+#[derive(Clone)]
+pub enum Object {
+    Set(Epoll),
+    Counter(EventFd),
+    Pipe(File<PipeReader>),
+}
+
+/// What a set sees of a pipe's read end, and the write end of its twin in the kernel.
+pub struct PipeReader {
+    ready: AtomicU32,
+    queue: WaitQueue,
+    write_end: Mutex<Option<OwnedFd>>,
+}
+
+impl Pollable for PipeReader {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        Events::from_bits_retain(self.ready.load(Ordering::SeqCst))
+    }
+}
+
+impl Object {
+    pub fn file(&self, number: usize) -> FileRef<'_> {
+        let file = match self {
+            Object::Set(set) => set.as_file_ref(),
+            Object::Counter(counter) => counter.as_file_ref(),
+            Object::Pipe(pipe) => pipe.by_ref(),
+        };
+        file.numbered(i32::try_from(number).unwrap())
+    }
+}
+
+/// Descriptors are taken from a range of this test's own, so that a number that is closed and
+/// opened again is the same for the kernel too.
+pub struct Kernel {
+    base: i32,
+}
+
+impl Kernel {
+    pub fn fd(&self, number: usize) -> i32 {
+        self.base + i32::try_from(number).unwrap()
+    }
+
+    /// Moves a fresh descriptor to the number.
+    pub fn place(&self, fresh: i32, number: usize) {
+        assert!(fresh >= 0);
+        // SAFETY: both are this test's own descriptors.
+        unsafe {
+            assert_eq!(libc::dup2(fresh, self.fd(number)), self.fd(number));
+            libc::close(fresh);
+        }
+    }
+
+    pub fn result(result: i64) -> Result<i64, Errno> {
+        if result >= 0 {
+            return Ok(result);
+        }
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap();
+        Err(Errno::from_raw(errno))
+    }
+
+    pub fn ctl(
+        &self,
+        set: usize,
+        op: i32,
+        target: usize,
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        let mut event = libc::epoll_event {
+            events: events.bits(),
+            u64: data,
+        };
+        // SAFETY: the event outlives the call.
+        let result = unsafe { libc::epoll_ctl(self.fd(set), op, self.fd(target), &raw mut event) };
+        Self::result(result.into()).map(drop)
+    }
+
+    pub fn wait(&self, set: usize, room: usize) -> Result<Vec<(u32, u64)>, Errno> {
+        Self::wait_for(self.fd(set), room, 0)
+    }
+
+    /// `timeout` in milliseconds, as `epoll_wait` takes it.
+    pub fn wait_for(set: i32, room: usize, timeout: i32) -> Result<Vec<(u32, u64)>, Errno> {
+        let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; room];
+        // SAFETY: the buffer has the room that is claimed.
+        let ready = unsafe {
+            libc::epoll_wait(
+                set,
+                events.as_mut_ptr(),
+                i32::try_from(room).unwrap(),
+                timeout,
+            )
+        };
+        let ready = usize::try_from(Self::result(ready.into())?).unwrap();
+        Ok(events[..ready].iter().map(|e| (e.events, e.u64)).collect())
+    }
+
+    pub fn write(&self, number: usize, value: u64) -> Result<(), Errno> {
+        Self::write_to(self.fd(number), value)
+    }
+
+    pub fn write_to(counter: i32, value: u64) -> Result<(), Errno> {
+        // SAFETY: eight bytes are read from `value`.
+        let result = unsafe { libc::write(counter, (&raw const value).cast(), 8) };
+        Self::result(result as i64).map(drop)
+    }
+
+    pub fn read(&self, number: usize) -> Result<u64, Errno> {
+        Self::read_from(self.fd(number))
+    }
+
+    pub fn read_from(counter: i32) -> Result<u64, Errno> {
+        let mut value = 0_u64;
+        // SAFETY: eight bytes are written to `value`.
+        let result = unsafe { libc::read(counter, (&raw mut value).cast(), 8) };
+        Self::result(result as i64).map(|_| value)
+    }
+
+    /// What `poll(2)` shows of a descriptor.
+    pub fn mask(&self, number: usize) -> u32 {
+        let mut entry = libc::pollfd {
+            fd: self.fd(number),
+            events: !0,
+            revents: 0,
+        };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&raw mut entry, 1, 0) };
+        u32::from(entry.revents.cast_unsigned())
+    }
+
+    pub fn close(&self, number: usize) {
+        // SAFETY: a descriptor of this test's own.
+        unsafe { libc::close(self.fd(number)) };
+    }
+}
+
+/// Both worlds, in step.
+pub struct Twin {
+    pub objects: Vec<Option<Object>>,
+    pub kernel: Kernel,
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        for number in 0..self.objects.len() {
+            self.close(number);
+        }
+        let mut ranges = RANGES.lock().unwrap();
+        ranges.free.push((self.kernel.base, self.objects.len()));
+    }
+}
+
+/// Descriptor numbers that no twin uses, and from which on none has been used.
+struct Ranges {
+    free: Vec<(i32, usize)>,
+    next: i32,
+}
+
+static RANGES: Mutex<Ranges> = Mutex::new(Ranges {
+    free: Vec::new(),
+    next: 200,
+});
+
+pub fn same<T: PartialEq + Debug>(what: impl Debug, upoll: T, kernel: T) -> T {
+    assert_eq!(upoll, kernel, "{what:?}: upoll left, kernel right");
+    upoll
+}
+
+impl Twin {
+    /// `numbers` numbers that no other test uses at the same time.
+    pub fn new(numbers: usize) -> Self {
+        static ROOM: Once = Once::new();
+        // SAFETY: raises this process's own limit of descriptors.
+        ROOM.call_once(|| unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        });
+        let mut ranges = RANGES.lock().unwrap();
+        let free = ranges.free.iter().position(|&(_, size)| size == numbers);
+        let base = match free {
+            Some(at) => ranges.free.swap_remove(at).0,
+            None => {
+                let base = ranges.next;
+                ranges.next += i32::try_from(numbers).unwrap();
+                base
+            }
+        };
+        Twin {
+            objects: vec![None; numbers],
+            kernel: Kernel { base },
+        }
+    }
+
+    pub fn close(&mut self, number: usize) {
+        if self.objects[number].take().is_some() {
+            self.kernel.close(number);
+        }
+    }
+
+    pub fn open_set(&mut self, number: usize) {
+        self.close(number);
+        // SAFETY: makes a descriptor.
+        self.kernel.place(unsafe { libc::epoll_create1(0) }, number);
+        self.objects[number] = Some(Object::Set(Epoll::new().unwrap()));
+    }
+
+    /// A counter whose calls never block.
+    pub fn open_counter(&mut self, number: usize, initial: u32, semaphore: bool) {
+        let mut flags = EventFdFlags::NONBLOCK;
+        flags.set(EventFdFlags::SEMAPHORE, semaphore);
+        self.open_counter_with(number, initial, flags);
+    }
+
+    pub fn open_counter_with(&mut self, number: usize, initial: u32, flags: EventFdFlags) {
+        self.close(number);
+        // SAFETY: makes a descriptor.
+        let fresh = unsafe { libc::eventfd(initial, flags.bits().cast_signed()) };
+        self.kernel.place(fresh, number);
+        let counter = EventFd::with_flags(initial, flags).unwrap();
+        self.objects[number] = Some(Object::Counter(counter));
+    }
+
+    /// The read end of an empty pipe.
+    pub fn open_pipe(&mut self, number: usize) {
+        self.close(number);
+        let mut ends = [0; 2];
+        // SAFETY: room for both ends.
+        assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), 0) }, 0);
+        self.kernel.place(ends[0], number);
+        self.objects[number] = Some(Object::Pipe(File::new(PipeReader {
+            ready: AtomicU32::new(0),
+            queue: WaitQueue::new(),
+            // SAFETY: just made, and nobody else's.
+            write_end: Mutex::new(Some(unsafe { OwnedFd::from_raw_fd(ends[1]) })),
+        })));
+    }
+
+    /// A byte for the pipe's reader.
+    pub fn feed(&self, number: usize) {
+        let pipe = self.pipe(number);
+        let write_end = pipe.write_end.lock().unwrap();
+        let write_end = write_end.as_ref().unwrap().as_raw_fd();
+        // SAFETY: one byte is read from the string.
+        let fed = unsafe { libc::write(write_end, c"x".as_ptr().cast(), 1) };
+        assert_eq!(fed, 1);
+        let data = Events::IN | Events::RDNORM;
+        pipe.ready.fetch_or(data.bits(), Ordering::SeqCst);
+        pipe.queue.wake(data);
+    }
+
+    /// The pipe's last writer goes. Linux wakes the reader without saying what for.
+    pub fn hang_up(&self, number: usize) {
+        let pipe = self.pipe(number);
+        drop(pipe.write_end.lock().unwrap().take());
+        pipe.ready.fetch_or(Events::HUP.bits(), Ordering::SeqCst);
+        pipe.queue.wake(Events::empty());
+    }
+
+    fn pipe(&self, number: usize) -> &PipeReader {
+        match &self.objects[number] {
+            Some(Object::Pipe(pipe)) => pipe,
+            _ => panic!("{number} is no pipe"),
+        }
+    }
+
+    pub fn dup(&mut self, from: usize, to: usize) {
+        if from == to || self.objects[from].is_none() {
+            return;
+        }
+        self.close(to);
+        // SAFETY: descriptors of this test's own.
+        unsafe { libc::dup2(self.kernel.fd(from), self.kernel.fd(to)) };
+        self.objects[to] = self.objects[from].clone();
+    }
+
+    pub fn set(&self, number: usize) -> Option<&Epoll> {
+        match &self.objects[number] {
+            Some(Object::Set(set)) => Some(set),
+            _ => None,
+        }
+    }
+
+    pub fn ctl(
+        &self,
+        op: i32,
+        set: usize,
+        target: usize,
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        let (Some(epoll), Some(object)) = (self.set(set), &self.objects[target]) else {
+            return Ok(());
+        };
+        let file = object.file(target);
+        let event = Event::new(events, data);
+        let result = match op {
+            libc::EPOLL_CTL_ADD => epoll.add(&file, event),
+            libc::EPOLL_CTL_MOD => epoll.modify(&file, event),
+            _ => epoll.delete(&file),
+        };
+        let kernel = self.kernel.ctl(set, op, target, events, data);
+        same(("ctl", op, set, target, events), result, kernel)
+    }
+
+    pub fn add(&self, set: usize, target: usize, events: Events, data: u64) -> Result<(), Errno> {
+        self.ctl(libc::EPOLL_CTL_ADD, set, target, events, data)
+    }
+
+    pub fn modify(
+        &self,
+        set: usize,
+        target: usize,
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        self.ctl(libc::EPOLL_CTL_MOD, set, target, events, data)
+    }
+
+    pub fn delete(&self, set: usize, target: usize) -> Result<(), Errno> {
+        self.ctl(libc::EPOLL_CTL_DEL, set, target, Events::empty(), 0)
+    }
+
+    pub fn wait(&self, number: usize, room: usize) -> Result<Vec<(u32, u64)>, Errno> {
+        let Some(set) = self.set(number) else {
+            return Ok(Vec::new());
+        };
+        let mut events = vec![Event::default(); room];
+        let upoll = set.harvest(&mut events).map(|ready| {
+            events[..ready]
+                .iter()
+                .map(|event| (event.events().bits(), event.data()))
+                .collect()
+        });
+        let kernel = self.kernel.wait(number, room);
+        same(("wait", number, room), upoll, kernel)
+    }
+
+    pub fn data(&self, set: usize, room: usize) -> Vec<u64> {
+        let events = self.wait(set, room).unwrap();
+        events.into_iter().map(|(_, data)| data).collect()
+    }
+
+    pub fn counter(&self, number: usize) -> &EventFd {
+        match &self.objects[number] {
+            Some(Object::Counter(counter)) => counter,
+            _ => panic!("{number} is no counter"),
+        }
+    }
+
+    /// What `poll(2)` shows.
+    pub fn mask(&self, number: usize) -> Events {
+        let file = self.objects[number].as_ref().unwrap().file(number);
+        let (_watch, ready) = Watch::new(file, Events::all(), |_| ());
+        let kernel = self.kernel.mask(number);
+        Events::from_bits_retain(same(("mask", number), ready.bits(), kernel))
+    }
+
+    pub fn write(&self, number: usize, value: u64) {
+        if let Some(Object::Counter(counter)) = &self.objects[number] {
+            let upoll = counter.try_write(value);
+            let _ = same(
+                ("write", number, value),
+                upoll,
+                self.kernel.write(number, value),
+            );
+        }
+    }
+
+    pub fn read(&self, number: usize) {
+        if let Some(Object::Counter(counter)) = &self.objects[number] {
+            let _ = same(
+                ("read", number),
+                counter.try_read(),
+                self.kernel.read(number),
+            );
+        }
+    }
+
+    /// The lines of a set's fdinfo without what names the file on one side only, sorted, as the
+    /// order is by address.
+    pub fn fdinfo(&self, number: usize) {
+        let Some(set) = self.set(number) else { return };
+        let path = format!("/proc/self/fdinfo/{}", self.kernel.fd(number));
+        let kernel = std::fs::read_to_string(path).unwrap();
+        let lines = |text: &str, base: i32| {
+            let mut lines: Vec<_> = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("tfd:"))
+                .map(|line| {
+                    let (number, rest) = line.split_once(" events:").unwrap();
+                    assert_eq!(number.len(), 9);
+                    let number: i32 = number.trim().parse().unwrap();
+                    (
+                        number - base,
+                        rest.split("  pos:").next().unwrap().to_owned(),
+                    )
+                })
+                .collect();
+            lines.sort();
+            lines
+        };
+        same(
+            "fdinfo",
+            lines(&set.fdinfo(), 0),
+            lines(&kernel, self.kernel.base),
+        );
+    }
+}
