@@ -129,6 +129,42 @@ fn workers_take_every_event_once_whichever_way_they_wait() {
 }
 
 #[test]
+fn threads_with_a_set_each_share_no_lock_of_the_library() {
+    let (report, printed) = quick("close", &["close"]);
+    let closes = rows(&report, "closes");
+    let own: Vec<_> = closes
+        .iter()
+        .filter(|row| row["by"] == "upoll" && row["sets"] == "one each")
+        .collect();
+    let threads: Vec<_> = own.iter().map(|row| &row["threads"]).collect();
+    assert!(
+        threads.len() >= 3 && threads[..3] == [1, 2, 4],
+        "{threads:?}"
+    );
+    let cpus = report["machine"]["cpus"].as_array().unwrap().len() as u64;
+    for row in own {
+        assert!(row["locks"]["taken_per_request"].as_f64().unwrap() >= 1.0);
+        assert_eq!(row["locks"]["shared_in_all"], 0, "{row}");
+        assert_eq!(row["locks"]["contended"], 0.0, "{row}");
+        // What the machine cannot show is said, and not judged.
+        let crowded = row["threads"].as_u64().unwrap() > cpus;
+        assert_eq!(row["note"].is_string(), crowded, "{row}");
+        assert_eq!(row["reached"].is_null(), crowded, "{row}");
+    }
+    for row in closes {
+        for key in ["requests_per_second", "growth", "growth_per_core", "ratio"] {
+            assert_spread(&row[key]);
+        }
+        let (by, sets) = (row["by"].as_str().unwrap(), row["sets"].as_str().unwrap());
+        assert_eq!(row["locks"].is_null(), by == "kernel", "{row}");
+        assert!(printed.contains(by) && printed.contains(sets), "{printed}");
+        let threads = row["threads"].as_f64().unwrap();
+        let had = row["threads_with_a_core"]["median"].as_f64().unwrap();
+        assert!(had > 0.0 && had <= threads, "{row}");
+    }
+}
+
+#[test]
 fn poll_and_select_are_measured_on_the_stack_on_the_heap_and_in_the_kernel() {
     let (report, printed) = quick("poll", &["poll"]);
     let polls = rows(&report, "polls");

@@ -3,6 +3,7 @@
 mod backpressure;
 mod batch;
 mod calls;
+mod closing;
 mod descriptors;
 mod growth;
 mod kernel;
@@ -60,6 +61,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(growth::NAMES)
         .chain(limits::NAMES)
         .chain(workers::NAMES)
+        .chain(closing::NAMES)
         .chain(backpressure::NAMES)
         .chain(batch::NAMES)
 }
@@ -134,6 +136,13 @@ impl Run<'_> {
         };
         let workers = self.step(workers::NAME, || workers::measure(load))?;
         let load = if self.options.quick {
+            closing::Load::QUICK
+        } else {
+            closing::Load::FULL
+        };
+        let cpus = self.machine.cpus.len();
+        let closes = self.step(closing::NAME, || closing::measure(load, cpus))?;
+        let load = if self.options.quick {
             backpressure::Load::QUICK
         } else {
             backpressure::Load::FULL
@@ -152,6 +161,7 @@ impl Run<'_> {
             growth,
             limits: limits.into_iter().collect(),
             workers: workers.unwrap_or_default(),
+            closes: closes.unwrap_or_default(),
             backpressure: backpressure.unwrap_or_default(),
         })
     }

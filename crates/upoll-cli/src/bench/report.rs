@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::backpressure::Pressed;
 use super::calls::Compared;
+use super::closing::{Closed, LockUse};
 use super::growth::Grown;
 use super::limits::Limited;
 use super::machine::Machine;
@@ -27,6 +28,7 @@ pub(super) struct Report {
     pub(super) growth: Vec<Grown>,
     pub(super) limits: Vec<Limited>,
     pub(super) workers: Vec<Shared>,
+    pub(super) closes: Vec<Closed>,
     pub(super) backpressure: Vec<Pressed>,
 }
 
@@ -89,6 +91,18 @@ impl Report {
                 first.load.events,
                 first.load.rounds,
                 workers(&self.workers)
+            );
+        }
+        if let Some(first) = self.closes.first() {
+            let _ = writeln!(
+                out,
+                "\nThreads that make an eventfd, add it, write, wait and close it, {} rounds of \
+                 {} ms of each way by turns: medians; growth against one thread, and as a part of \
+                 what the threads that had a core would give; locks from a build that counts them: \
+                 shared ones were last held by another thread\n{}",
+                first.load.rounds,
+                first.load.round_milliseconds,
+                closes(&self.closes)
             );
         }
         if !self.backpressure.is_empty() {
@@ -311,6 +325,63 @@ fn workers(rows: &[Shared]) -> Table {
         ]);
     }
     table
+}
+
+fn closes(rows: &[Closed]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "by",
+            "sets",
+            "threads",
+            "requests/s",
+            "against kernel",
+            "had a core",
+            "growth",
+            "per core",
+            "10-90 %",
+            "locks per request",
+            "shared",
+            "contended",
+            "time waiting",
+            "to reach",
+            "reached",
+            "note",
+        ],
+        3..15,
+    );
+    for row in rows {
+        let locks = |figure: fn(LockUse) -> String| row.locks.map_or_else(String::new, figure);
+        table.add_row([
+            row.name.to_owned(),
+            row.by.to_owned(),
+            row.sets.to_owned(),
+            row.threads.to_string(),
+            format!("{:.0}", row.requests_per_second.median),
+            times(row.ratio.median),
+            format!("{:.2}", row.threads_with_a_core.median),
+            times(row.growth.median),
+            times(row.growth_per_core.median),
+            percentiles(row.growth_per_core, row.trusted),
+            locks(|locks| format!("{:.1}", locks.taken_per_request)),
+            locks(|locks| match locks.shared_in_all {
+                0 => "none".to_owned(),
+                _ => percent(locks.shared),
+            }),
+            locks(|locks| percent(locks.contended)),
+            locks(|locks| percent(locks.waiting)),
+            row.target.map_or_else(String::new, |target| {
+                format!("{}, none shared", times(target))
+            }),
+            row.reached.map_or("", yes_no).to_owned(),
+            row.note.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.2} %", 100.0 * part)
 }
 
 fn backpressure(rows: &[Pressed]) -> Table {

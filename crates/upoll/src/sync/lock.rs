@@ -17,10 +17,15 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
 use lock_api::{GuardNoSend, RawMutex};
 use syscalls::{Sysno, syscall};
 
+#[cfg(feature = "count-locks")]
+use super::counted::Lock as Raw;
+#[cfg(not(feature = "count-locks"))]
+use Lock as Raw;
+
 /// A lock that sleeps when it is contended.
-pub(crate) type Mutex<T> = lock_api::Mutex<Lock, T>;
+pub(crate) type Mutex<T> = lock_api::Mutex<Raw, T>;
 /// Holds a [`Mutex`].
-pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Lock, T>;
+pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 
 pub(crate) struct Lock {
     /// [`FREE`] or [`HELD`]; a sleeper sleeps on it.

@@ -4,6 +4,8 @@
 //! Three builds differ here and nowhere else: with `std` a lock sleeps when contended ([`lock`]),
 //! without it spins (`spin`), and under loom it is loom's.
 
+#[cfg(all(feature = "count-locks", not(loom)))]
+mod counted;
 #[cfg(all(feature = "std", not(loom)))]
 mod lock;
 
@@ -16,6 +18,8 @@ pub(crate) use loom::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
+#[cfg(all(feature = "count-locks", not(loom)))]
+pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
