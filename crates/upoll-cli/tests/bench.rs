@@ -38,10 +38,10 @@ fn assert_spread(spread: &Value) {
 }
 
 #[test]
-fn a_quick_run_measures_calls_wakes_growth_and_limits() {
+fn a_quick_run_measures_calls_wakes_and_growth() {
     let calls = "eventfd-calls wait-idle wait-ready wait-128 write-wait-read write-wait-edge mod \
                  add-del create poll-1 poll-8 select-1 pipe descriptor-wait descriptor-mod \
-                 descriptor-event wake growth-wait growth-add-del limit";
+                 descriptor-event wake growth-wait growth-add-del";
     let names: Vec<_> = calls.split_whitespace().collect();
     let (report, printed) = quick("calls", &names);
     for name in names {
@@ -84,13 +84,9 @@ fn a_quick_run_measures_calls_wakes_growth_and_limits() {
             assert_spread(&row[key]);
         }
     }
-    for row in rows(&report, "limits") {
-        assert_spread(&row["ratio"]);
-        assert_eq!(row["upoll"]["early"], 0, "never early");
-    }
 
     // Whatever the JSON has is in the printed tables, too.
-    for table in ["comparisons", "growth", "limits"] {
+    for table in ["comparisons", "growth"] {
         assert!(!rows(&report, table).is_empty(), "{table}");
         for row in rows(&report, table) {
             let name = row["name"].as_str().unwrap();
@@ -126,6 +122,47 @@ fn workers_take_every_event_once_whichever_way_they_wait() {
     let rotating = &ways[3];
     assert!(rotating["goal"]["fairness"].as_f64().unwrap() > 0.99);
     assert!(rotating["reached"].is_boolean());
+}
+
+#[test]
+fn waits_with_a_limit_are_measured_beside_the_kernels_and_never_end_early() {
+    let (report, printed) = quick("timeout", &["timeout"]);
+    let timeouts = rows(&report, "timeouts");
+    for by in [
+        "ppoll",
+        "epoll_wait, whole ms",
+        "epoll_pwait2",
+        "upoll pwait1, objects",
+        "upoll pwait1, descriptors",
+    ] {
+        let of = |row: &&Value| row["by"] == by;
+        let asked: Vec<_> = timeouts
+            .iter()
+            .filter(of)
+            .map(|row| ["limit_microseconds", "files"].map(|key| row[key].as_u64().unwrap()))
+            .collect();
+        let expected = [10, 37, 50, 100, 1000].map(|limit| [15, 85, 200].map(|n| [limit, n]));
+        assert_eq!(asked, expected.as_flattened(), "{by}");
+        assert!(printed.contains(by), "{printed}");
+    }
+    for row in timeouts {
+        for key in ["ppoll_ratio", "pwait2_ratio", "growth"] {
+            assert_spread(&row[key]);
+        }
+        let is_upoll = row["by"].as_str().unwrap().starts_with("upoll");
+        assert_eq!(row["reached"].is_boolean(), is_upoll, "{row}");
+        if is_upoll {
+            assert_eq!(row["early"], 0, "{row}");
+        }
+        let percentiles = row["percentiles_nanoseconds"].as_array().unwrap();
+        assert_eq!(percentiles.len(), 101);
+        assert!(
+            percentiles
+                .iter()
+                .map(|one| one.as_u64().unwrap())
+                .is_sorted()
+        );
+    }
 }
 
 #[test]

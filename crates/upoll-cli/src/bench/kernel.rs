@@ -176,6 +176,13 @@ pub(super) fn poll(fds: &mut [libc::pollfd]) -> io::Result<usize> {
     check(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) }.into())
 }
 
+/// `ppoll(2)`, without a signal mask.
+pub(super) fn poll_for(fds: &mut [libc::pollfd], limit: Duration) -> io::Result<usize> {
+    let (list, count, limit) = (fds.as_mut_ptr(), fds.len() as libc::nfds_t, timespec(limit));
+    // SAFETY: the list is as long as is claimed; the mask is null.
+    check(unsafe { libc::ppoll(list, count, &raw const limit, ptr::null()) }.into())
+}
+
 /// Numbers of descriptors, as `select(2)` takes them.
 #[derive(Clone)]
 pub(super) struct FdSet(libc::fd_set);

@@ -7,11 +7,11 @@ mod closing;
 mod descriptors;
 mod growth;
 mod kernel;
-mod limits;
 mod machine;
 mod measure;
 mod polling;
 mod report;
+mod timeouts;
 mod wakes;
 mod workers;
 
@@ -59,7 +59,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(wakes::NAMES)
         .chain(polling::NAMES)
         .chain(growth::NAMES)
-        .chain(limits::NAMES)
+        .chain(timeouts::NAMES)
         .chain(workers::NAMES)
         .chain(closing::NAMES)
         .chain(backpressure::NAMES)
@@ -128,7 +128,7 @@ impl Run<'_> {
         comparisons.extend(batches.into_iter().flatten());
         let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
-        let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
+        let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
         let load = workers::Load {
             events: if self.options.quick { 2000 } else { 20_000 },
@@ -159,7 +159,7 @@ impl Run<'_> {
             comparisons,
             polls: polls.unwrap_or_default(),
             growth,
-            limits: limits.into_iter().collect(),
+            timeouts: timeouts.unwrap_or_default(),
             workers: workers.unwrap_or_default(),
             closes: closes.unwrap_or_default(),
             backpressure: backpressure.unwrap_or_default(),

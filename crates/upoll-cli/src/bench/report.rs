@@ -9,10 +9,10 @@ use super::backpressure::Pressed;
 use super::calls::Compared;
 use super::closing::{Closed, LockUse};
 use super::growth::Grown;
-use super::limits::Limited;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
 use super::polling::Polled;
+use super::timeouts::Late;
 use super::workers::Shared;
 
 /// All that was measured.
@@ -26,7 +26,7 @@ pub(super) struct Report {
     pub(super) comparisons: Vec<Compared>,
     pub(super) polls: Vec<Polled>,
     pub(super) growth: Vec<Grown>,
-    pub(super) limits: Vec<Limited>,
+    pub(super) timeouts: Vec<Late>,
     pub(super) workers: Vec<Shared>,
     pub(super) closes: Vec<Closed>,
     pub(super) backpressure: Vec<Pressed>,
@@ -73,11 +73,12 @@ impl Report {
                 growth(&self.growth)
             );
         }
-        if !self.limits.is_empty() {
+        if !self.timeouts.is_empty() {
             let _ = writeln!(
                 out,
-                "\nHow late a wait ends that has a time limit and nothing to report\n{}",
-                limits(&self.limits)
+                "\nHow late a wait ends that has a time limit and nothing to report: ratios of the mean \
+                 lateness of rounds by turns, growth against the fewest files\n{}",
+                timeouts(&self.timeouts)
             );
         }
         if let Some(first) = self.workers.first() {
@@ -233,44 +234,43 @@ fn growth(rows: &[Grown]) -> Table {
     table
 }
 
-fn limits(rows: &[Limited]) -> Table {
+fn timeouts(rows: &[Late]) -> Table {
     let mut table = table(
         &[
             "name",
-            "limit us",
             "by",
+            "limit us",
+            "files",
             "late p50 us",
             "late p99 us",
             "worst us",
             "early",
-            "ratio",
+            "ppoll's",
+            "epoll_pwait2's",
+            "growth",
             "10-90 %",
             "to reach",
             "reached",
         ],
-        3..10,
+        2..12,
     );
     for row in rows {
-        for (side, by) in [(&row.epoll_pwait2, "epoll_pwait2"), (&row.upoll, "upoll")] {
-            let mut cells = vec![
-                row.name.to_owned(),
-                (row.limit_nanoseconds / 1000).to_string(),
-                by.to_owned(),
-                microseconds(side.p50_nanoseconds),
-                microseconds(side.p99_nanoseconds),
-                microseconds(side.worst_nanoseconds),
-                side.early.to_string(),
-            ];
-            if by == "upoll" {
-                cells.extend([
-                    times(row.ratio.median),
-                    percentiles(row.ratio, row.trusted),
-                    format!("{}, none early", times(row.target)),
-                    yes_no(row.reached).to_owned(),
-                ]);
-            }
-            table.add_row(cells);
-        }
+        table.add_row([
+            row.name.to_owned(),
+            row.by.to_owned(),
+            row.limit_microseconds.to_string(),
+            row.files.to_string(),
+            microseconds(row.p50_nanoseconds),
+            microseconds(row.p99_nanoseconds),
+            microseconds(row.worst_nanoseconds),
+            row.early.to_string(),
+            times(row.ppoll_ratio.median),
+            times(row.pwait2_ratio.median),
+            times(row.growth.median),
+            percentiles(row.growth, row.trusted),
+            row.goal.clone().unwrap_or_default(),
+            row.reached.map_or("", yes_no).to_owned(),
+        ]);
     }
     table
 }
