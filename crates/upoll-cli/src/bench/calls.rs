@@ -52,6 +52,16 @@ impl Comparison {
 }
 
 impl Compared {
+    /// Nanoseconds per operation of the other side, a figure for each batch.
+    pub(super) fn other_batches(&self) -> &[f64] {
+        &self.other_batches.nanoseconds
+    }
+
+    /// The same of upoll.
+    pub(super) fn upoll_batches(&self) -> &[f64] {
+        &self.upoll_batches.nanoseconds
+    }
+
     pub(super) fn new(row: Row, other: &Series, upoll: &Series) -> Self {
         let ratio = other.ratio_to(upoll);
         Compared {

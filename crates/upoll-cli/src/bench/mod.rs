@@ -6,6 +6,7 @@ mod calls;
 mod closing;
 mod descriptors;
 mod growth;
+mod html;
 mod kernel;
 mod machine;
 mod measure;
@@ -15,7 +16,7 @@ mod timeouts;
 mod wakes;
 mod workers;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::PathBuf;
 
@@ -45,6 +46,9 @@ pub(crate) struct Options {
     /// Also write every figure of every batch to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write the tables, with plots, to this file, as one page for a browser.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Single calls on one thread, in the order of the table.
@@ -88,6 +92,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let file = File::create(path).with_context(|| path.display().to_string())?;
         serde_json::to_writer_pretty(BufWriter::new(file), &report)
             .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &options.html {
+        fs::write(path, html::page(&report)?).with_context(|| path.display().to_string())?;
     }
     Ok(())
 }
