@@ -92,6 +92,8 @@ pub(crate) enum Mode {
     Tell,
     /// Take note only if somebody waits for it right now.
     Offer,
+    /// Say whether somebody waits for it right now, and take no note.
+    Ask,
 }
 
 /// What an entry answers.
@@ -776,6 +778,35 @@ impl WaitQueue {
             self.noted.swap(false, Ordering::SeqCst);
             fence_after_rmw();
         }
+    }
+
+    /// Whether more than one entry is linked.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn has_several(&self) -> bool {
+        self.linked.load(Ordering::SeqCst) > 1
+    }
+
+    /// Whether anybody, through however many sets, waits right now for a wake of this queue.
+    pub(crate) fn is_awaited(&self) -> bool {
+        if !self.is_watched() {
+            return false;
+        }
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Ask,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            if self.call(&mut list, entry, &mut wake) != Reply::Passed {
+                return true;
+            }
+        }
+        false
     }
 
     /// A wake that is part of another one, whose state is already published.

@@ -13,7 +13,7 @@ use core::task::{Context, Poll};
 use crate::events::Events;
 use crate::file::{Description, FileRef, PollTable};
 use crate::sync::{Rule, broken};
-use crate::wait::{Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
+use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
 
 /// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
 /// drop has returned it is not called again.
@@ -152,6 +152,9 @@ impl fmt::Debug for Watch {
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`WatchEntry`]'s.
 unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    if wake.mode == Mode::Ask {
+        return Reply::Took;
+    }
     // SAFETY: `entry` is the first field of a `WatchEntry`, which is unhooked, under the lock that
     // is held here, before it or what it points to ends.
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };

@@ -20,6 +20,11 @@ fn above(inner: &Epoll) -> Epoll {
     set
 }
 
+/// Somebody waits for `set`.
+fn awaited(set: &Epoll) -> Watch {
+    Watch::new(set.as_file_ref(), Events::IN, |_| {}).0
+}
+
 /// A rotating set over a semaphore.
 fn rotating() -> (EventFd, Epoll) {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
@@ -33,11 +38,12 @@ fn a_worker_found_idle_from_above_has_no_claim_on_the_next_event() {
     let (source, rotating) = rotating();
     let [first, second] = [above(&rotating), above(&rotating)];
     let manager = above(&first);
-    // The first is chosen, as the manager watches it; but somebody else takes the event.
+    let awaiting = awaited(&manager);
+    // The first is chosen, as somebody waits above it; but somebody else takes the event.
     source.try_write(1).unwrap();
     source.try_read().unwrap();
     assert_eq!(harvest(&manager), 0);
-    drop(manager);
+    drop((awaiting, manager));
     // Nobody waits for this one: it goes to the first that comes.
     source.try_write(1).unwrap();
     assert_eq!(harvest(&second), 1);
@@ -47,7 +53,7 @@ fn a_worker_found_idle_from_above_has_no_claim_on_the_next_event() {
 fn a_chosen_worker_that_wants_the_event_no_more_hands_it_on() {
     let (source, rotating) = rotating();
     let [first, second] = [above(&rotating), above(&rotating)];
-    let _managers = [above(&first), above(&second)];
+    let _awaiting = [awaited(&first), awaited(&second)];
     source.try_write(1).unwrap();
     first.modify(&rotating, Event::default()).unwrap();
     assert_eq!(harvest(&first), 0);

@@ -226,12 +226,12 @@ fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
     must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
 }
 
-/// A rotating set over a counter, and two workers; each worker set is awaited through a set above.
+/// A rotating set over a counter, and two workers; each worker set is awaited by a watch.
 struct Workers {
     source: EventFd,
     rotating: Epoll,
     sets: [Epoll; 2],
-    _above: [Epoll; 2],
+    _awaiting: [Watch; 2],
 }
 
 impl Workers {
@@ -240,16 +240,15 @@ impl Workers {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
         let sets = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        let above = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        for (set, above) in sets.iter().zip(&above) {
+        for set in &sets {
             set.add(&rotating, IN).unwrap();
-            above.add(set, IN).unwrap();
         }
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
         Workers {
             source,
             rotating,
+            _awaiting: [awaiting(&sets[0]), awaiting(&sets[1])],
             sets,
-            _above: above,
         }
     }
 }
@@ -283,14 +282,15 @@ fn leaving_against_coming() {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
-        let [first, second, above] = [(); 3].map(|()| Epoll::new().unwrap());
+        let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
         first.add(&rotating, IN).unwrap();
         second.add(&rotating, IN).unwrap();
-        above.add(&first, IN).unwrap();
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
+        let awaiting_first = awaiting(&first);
         // The first worker is chosen, for an event that somebody else takes.
         source.try_write(1).unwrap();
         source.try_read().unwrap();
-        above.delete(&first).unwrap();
+        drop(awaiting_first);
         let leaver = (first, rotating.clone());
         let leaving = thread::spawn(move || {
             let (first, rotating) = leaver;
@@ -299,7 +299,7 @@ fn leaving_against_coming() {
             taken
         });
         source.try_write(1).unwrap();
-        above.add(&second, IN).unwrap();
+        let _awaiting_second = awaiting(&second);
         let mut taken = harvest(&second);
         taken += leaving.join().unwrap();
         if taken == 0 {
@@ -532,4 +532,33 @@ fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
         }
         assert_eq!(read, 2);
     });
+}
+
+/// A scan that has taken the only arrival off, and finds it idle, against one who makes it ready,
+/// looks, and makes it idle again: one of the two has the edge.
+fn scanning_alone_against_writing() {
+    model(4, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, EDGE).unwrap();
+        // Queued by a wake, and idle when the scan looks.
+        counter.try_write(1).unwrap();
+        counter.try_read().unwrap();
+        let scanner = set.clone();
+        let scanning = thread::spawn(move || harvest(&scanner));
+        counter.try_write(1).unwrap();
+        let seen = harvest(&set);
+        counter.try_read().unwrap();
+        assert!(scanning.join().unwrap() + seen > 0);
+    });
+}
+
+#[test]
+fn a_lone_edge_is_seen_by_the_scan_or_by_who_made_it() {
+    scanning_alone_against_writing();
+}
+
+#[test]
+fn a_lone_scan_that_others_do_not_see_hides_an_edge() {
+    must_fail_without(Rule::LoneScanIsPending, scanning_alone_against_writing);
 }

@@ -388,6 +388,32 @@ fn a_worker_that_does_not_wait_is_passed_over() {
 }
 
 #[test]
+fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let watched = Epoll::new().unwrap();
+    watched.add(&rotating, interest(Events::IN)).unwrap();
+    let manager = Epoll::new().unwrap();
+    manager.add(&watched, interest(Events::IN)).unwrap();
+    let awaited = Epoll::new().unwrap();
+    awaited.add(&rotating, interest(Events::IN)).unwrap();
+    let mut events = [Event::default()];
+    for _ in 0..5 {
+        let waiter = awaited.clone();
+        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
+        source.write(1).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(1));
+        source.read().unwrap();
+    }
+    assert_eq!(manager.harvest(&mut events), Ok(0));
+    // With somebody above it, it is next.
+    let (thread, _) = asleep(move || manager.wait(&mut [Event::default()], LONG));
+    source.write(1).unwrap();
+    assert_eq!(thread.join().unwrap(), Ok(1));
+}
+
+#[test]
 fn an_event_that_nobody_waited_for_goes_to_the_first_that_comes() {
     let source = EventFd::new(0).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();

@@ -59,6 +59,8 @@ bitflags! {
 pub(crate) struct Set {
     /// The newest arrival and the tag bit; see [`ready`].
     pending: AtomicPtr<Item>,
+    /// A scan is under way that `pending` does not tell of. Written under `inner`'s lock.
+    lone_scan: AtomicBool,
     /// Threads that wait in this set, all of them exclusive (`ep->wq`). Its lock nests inside the
     /// locks of the queues that the items are hooked into.
     pub(crate) sleepers: WaitQueue,
@@ -91,11 +93,11 @@ impl Set {
         self.out_of_turn.load(Ordering::Relaxed) && self.out_of_turn.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether anybody, thread or set, would learn of a wake.
+    /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self) -> bool {
         self.sleepers.is_watched()
-            || self.watched_by.is_watched()
             || self.companion().is_some_and(Companion::is_awaited)
+            || self.watched_by.is_awaited()
     }
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
@@ -239,6 +241,7 @@ impl Epoll {
         Ok(Epoll {
             file: File::new(Set {
                 pending: AtomicPtr::new(core::ptr::null_mut()),
+                lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),

@@ -21,8 +21,7 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// None if nothing is ready.
-    fn begin(set: &'a Set, insist: bool) -> Option<Self> {
-        let mut inner = set.inner.lock();
+    fn begin(set: &'a Set, mut inner: MutexGuard<'a, Interests>, insist: bool) -> Option<Self> {
         // SAFETY: the lock is held, and `ready` is this set's list.
         if !unsafe { set.begin_scan(&mut inner.ready) } {
             return None;
@@ -136,6 +135,16 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// A scan of one item under way. Ends in `drop`, also when a foreign `poll` panics.
+struct LoneScan<'a>(&'a Set);
+
+impl Drop for LoneScan<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.end_lone_scan();
+    }
+}
+
 impl Drop for Scan<'_> {
     fn drop(&mut self) {
         let set = self.set;
@@ -170,10 +179,20 @@ impl Set {
         if !self.is_pending() {
             return 0;
         }
-        let Some(mut scan) = Scan::begin(self, insist) else {
+        let inner = self.inner.lock();
+        let mut filled = 0;
+        if let Some(first) = out.first_mut()
+            && let Some(event) = self.take_lone_edge(&inner)
+        {
+            if event.events().is_empty() {
+                return 0;
+            }
+            *first = event;
+            return 1;
+        }
+        let Some(mut scan) = Scan::begin(self, inner, insist) else {
             return 0;
         };
-        let mut filled = 0;
         while filled < out.len() {
             let Some(item) = scan.inner.ready.front() else {
                 break;
@@ -187,11 +206,39 @@ impl Set {
         filled
     }
 
+    /// A scan of nothing but one arrival that one report uses up: as nothing goes back to the list,
+    /// there is nothing that others must not miss meanwhile. None if it is not like that; an empty
+    /// report if the item was idle.
+    #[inline]
+    fn take_lone_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<Event> {
+        // SAFETY: the set's lock is held.
+        let item = unsafe {
+            self.take_lone_arrival(inner, |item| {
+                let once = Events::ET | Events::ONESHOT;
+                item.interest().intersects(once)
+                    && item.state() & !state::QUEUED == 0
+                    && !item.entry.is_claimed()
+            })
+        }?;
+        // SAFETY: queued items are registered, and the set's lock is held.
+        unsafe {
+            let node = item.as_ref();
+            let _ended = LoneScan(self);
+            Set::unqueue(node);
+            let events = Set::look(node);
+            let interest = node.interest();
+            if !events.is_empty() && interest.contains(Events::ONESHOT) {
+                node.set_interest(interest & Events::CONTROL);
+            }
+            Some(Event::new(events, node.data()))
+        }
+    }
+
     /// Whether anything is ready; items that are not are taken off the list
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
-            && let Some(mut scan) = Scan::begin(self, true)
+            && let Some(mut scan) = Scan::begin(self, self.inner.lock(), true)
         {
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.

@@ -53,10 +53,12 @@ pub(super) fn epoll_wait(
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
-    let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    // `EP_MAX_EVENTS`: with more the kernel gives EINVAL.
+    let most = i32::MAX as usize / size_of::<libc::epoll_event>();
+    let room = events.len().min(most) as libc::c_int;
     let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has `room` of them,
+    // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least `room`,
     // and limit and mask are null or live. The kernel's signal set has 64 bits, the first ones of
     // the C library's.
     let result = unsafe {
@@ -102,11 +104,11 @@ pub(super) fn eventfd_write(fd: &OwnedFd) {
     unsafe { libc::eventfd_write(fd.as_raw_fd(), 1) };
 }
 
-/// Sets an eventfd to zero.
-pub(super) fn eventfd_drain(fd: &OwnedFd) {
+/// Sets an eventfd to zero; says whether it was not.
+pub(super) fn eventfd_drain(fd: &OwnedFd) -> bool {
     let mut count = 0;
-    // SAFETY: `count` is a live counter. EAGAIN, zero already, is as good.
-    unsafe { libc::eventfd_read(fd.as_raw_fd(), &raw mut count) };
+    // SAFETY: `count` is a live counter. It fails with EAGAIN if it is zero already.
+    unsafe { libc::eventfd_read(fd.as_raw_fd(), &raw mut count) == 0 }
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.

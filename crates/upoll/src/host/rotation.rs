@@ -9,8 +9,12 @@
 //! next moment, perhaps one that a worker watches under that number. So the registrations go by a
 //! number of our own, the *alias*. It stands for the source only while a registration is changed;
 //! otherwise it stands for a placeholder, so the source closes when the user closes it.
+//! A source whose number was closed counts as gone, also while its file lives on under another one:
+//! a second source may then be added.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use once_cell::race::OnceBox;
 
 use super::nested::Renew;
 use super::{KernelSide, kernel};
@@ -28,6 +32,8 @@ pub(super) struct Rotation {
     /// What the alias stands for while it does not stand for the source.
     placeholder: OwnedFd,
     alias: OwnedFd,
+    /// A kernel set with `members` and the set that workers' sets nest, once somebody polls.
+    for_pollers: OnceBox<OwnedFd>,
     /// Guards the alias and the registrations under it. Nests inside the workers' sets' locks and
     /// the lock of the rotating set.
     source: Mutex<Option<SourceFd>>,
@@ -49,12 +55,29 @@ impl Rotation {
             members: kernel::epoll_create()?,
             alias: kernel::duplicate(&placeholder)?,
             placeholder,
+            for_pollers: OnceBox::new(),
             source: Mutex::new(None),
         })
     }
 
+    /// A kernel set that is readable when the source is, or `nested`. If the kernel has no more
+    /// descriptors it is that of the source alone.
+    pub(super) fn for_pollers(&self, nested: &OwnedFd) -> &OwnedFd {
+        let made = self.for_pollers.get_or_try_init(|| {
+            let both = kernel::epoll_create()?;
+            for fd in [&self.members, nested] {
+                let interest = Event::new(Events::IN, 0);
+                kernel::epoll_ctl(&both, Op::Add, fd.as_raw_fd(), interest)?;
+            }
+            Ok::<_, Errno>(Box::new(both))
+        });
+        made.unwrap_or(&self.members)
+    }
+
+    /// Whether there is a source that its number still stands for.
     pub(super) fn has_source(&self) -> bool {
-        self.source.lock().is_some()
+        let source = self.source.lock();
+        source.is_some_and(|source| self.is_current(source))
     }
 
     /// The user's number of the source.
@@ -208,6 +231,10 @@ impl Rotation {
         // The workers first, while the alias can still be told from a stranger.
         self.tell_workers(epoll)?;
         let mut source = self.source.lock();
+        if source.is_none_or(|source| !source.leaving) {
+            // Closed meanwhile, and another one came.
+            return Err(Errno::NOENT);
+        }
         *source = None;
         self.as_alias(number, |alias| {
             kernel::epoll_ctl(&self.members, Op::Del, alias, Event::default())
@@ -218,7 +245,7 @@ impl Rotation {
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers()) {
-            let side = KernelSide::ensure(&worker)?;
+            let side = KernelSide::ensure_hub(&worker)?;
             let interests = worker.object().inner.lock();
             side.link(worker.object(), &interests, rotating, Renew::Source)?;
         }

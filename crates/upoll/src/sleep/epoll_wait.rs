@@ -23,7 +23,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call
-    /// is never restarted, whatever `SA_RESTART` says.
+    /// is never restarted, whatever `SA_RESTART` says. `EMFILE`, `ENFILE`, `ENOMEM`: a thread that
+    /// waits for the first time in a rotating set whose source is a kernel descriptor needs
+    /// descriptors of its own, and there are none.
     ///
     /// # Example
     /// ```
@@ -51,17 +53,18 @@ impl Epoll {
         if timeout.is_now() {
             return self.harvest(events);
         }
+        let deadline = timeout.deadline();
         if set.companion().is_none() {
             let ended = if set.rotates() {
-                wait_in_turn(set, events, timeout.deadline())
+                wait_in_turn(set, events, deadline)
             } else {
-                wait_in_core(set, events, timeout.deadline())
+                wait_in_core(set, events, deadline)
             };
             if let Some(result) = ended {
                 return result;
             }
         }
-        self.wait_in_kernel(events, timeout.deadline(), None)
+        self.wait_in_kernel(events, deadline, None)
     }
 
     /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
@@ -270,7 +273,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let found = WORKERS.try_with(|workers| {
         let mut workers = workers.borrow_mut();
         // A rotating set that was closed has left its workers.
-        workers.retain(|(_, worker)| !worker.is_empty());
+        workers.retain(|(_, worker)| worker.set().inner.lock().nested > 0);
         let known = workers.iter().find(|(of, _)| *of == identity);
         known.map(|(_, worker)| worker.clone())
     });
@@ -293,7 +296,11 @@ fn wait_in_kernel_set(
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
-    let side = KernelSide::ensure(epoll.description())?;
+    // If there is one it will do: whoever adds a member tells the sets above.
+    let side = match KernelSide::of(set) {
+        Some(side) => side,
+        None => KernelSide::ensure(epoll.description())?,
+    };
     loop {
         side.stand_last(set);
         if set.is_pending() {

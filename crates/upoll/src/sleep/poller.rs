@@ -17,7 +17,7 @@ use crate::events::Events;
 use crate::file::{FileRef, PollTable};
 use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
-use crate::wait::{Deferred, Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// Stack space for a call, in bytes, and how it is divided (`MAX_STACK_ALLOC` and its parts).
 const STACK: usize = 832;
@@ -148,7 +148,9 @@ unsafe fn on_wake_poll(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     if !wake.key.is_empty() && !wake.key.intersects(wanted) {
         return Reply::Passed;
     }
-    poller.rouse(wake.deferred);
+    if wake.mode != Mode::Ask {
+        poller.rouse(wake.deferred);
+    }
     Reply::Took
 }
 

@@ -9,6 +9,8 @@ mod counted;
 #[cfg(all(feature = "std", not(loom)))]
 mod lock;
 
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use core::sync::atomic::AtomicI32;
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
@@ -117,6 +119,8 @@ pub enum Rule {
     HandOnTurn,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
+    /// While a scan looks at the one item that was ready, others do not find the set idle.
+    LoneScanIsPending,
 }
 
 #[cfg(loom)]
