@@ -11,8 +11,8 @@ use plotters::coord::ranged1d::{
     KeyPointHint, NoDefaultFormatting, Ranged, SegmentValue, ValueFormatter,
 };
 use plotters::prelude::{
-    ChartBuilder, Circle, Color, DrawingArea, IntoDrawingArea, IntoSegmentedCoord, LineSeries,
-    PathElement, RGBColor, Rectangle, SVGBackend, Text,
+    ChartBuilder, Circle, Color, DrawingArea, EmptyElement, IntoDrawingArea, IntoSegmentedCoord,
+    LineSeries, PathElement, RGBColor, Rectangle, SVGBackend, Text,
 };
 use plotters::style::{IntoFont, TextStyle};
 
@@ -36,7 +36,7 @@ const LINES_HEIGHT: u32 = 340;
 const BAR_HEIGHT: u32 = 24;
 /// Above and below the bars.
 const BARS_MARGIN: u32 = 58;
-const LABELS_WIDTH: u32 = 330;
+const LABELS_WIDTH: u32 = 370;
 const FONT: (&str, i32) = ("sans-serif", 14);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -236,7 +236,7 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
             SegmentValue::CenterOf(at) | SegmentValue::Exact(at) => {
                 bar_at(*at).map_or_else(String::new, |bar| match bar.trusted {
                     true => bar.label.clone(),
-                    false => format!("{} (too noisy)", bar.label),
+                    false => format!("{} (noisy)", bar.label),
                 })
             }
             SegmentValue::Last => String::new(),
@@ -272,9 +272,9 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
                 chart.draw_series([PathElement::new(mark, SERIES[1].stroke_width(3))])?;
             }
             let end = bar.target.map_or(bar.high, |target| bar.high.max(target));
-            let words = format!("  {}", short(bar.value));
-            let place = (end.max(value).max(base), above());
-            chart.draw_series([Text::new(words, place, ink())])?;
+            let place = (end.max(value).max(base), middle());
+            let words = Text::new(short(bar.value), (6, -8), ink());
+            chart.draw_series([EmptyElement::at(place) + words])?;
         }
         Ok(())
     })

@@ -97,7 +97,7 @@ fn comparisons(rows: &[Compared]) -> Result<Vec<Plot>> {
         .map(|row| {
             let label = match row.row.against {
                 "kernel" => row.row.what.clone().into_owned(),
-                against => format!("{} / {against}", row.row.what),
+                against => format!("{}, {against}", row.row.what),
             };
             bar(label, row.ratio, row.row.target)
         })
