@@ -32,12 +32,12 @@ use self::report::Report;
 /// What to measure, and where to put it.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to measure; everything if nothing is named.
-    ///
-    /// eventfd-calls to create: single calls on one thread. eventfd: what a maximum does. wake, wake-across: a thread wakes another on
-    /// the same CPU, on another CPU. growth-...: calls in sets of growing size. limit: how late a
-    /// wait with a time limit ends. workers: threads that share one source of events, four ways.
-    #[arg(value_parser = PossibleValuesParser::new(names()))]
+    #[arg(
+        value_parser = PossibleValuesParser::new(names()),
+        hide_possible_values = true,
+        help = "What to measure; everything if nothing is named (--help lists the names)",
+        long_help = names_help()
+    )]
     names: Vec<String>,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
@@ -56,18 +56,54 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
     calls::COMPARISONS.iter().chain(descriptors::COMPARISONS)
 }
 
-/// All benchmarks, in the order of the tables.
+/// All benchmarks, by what they are about.
+fn groups() -> [(&'static str, Vec<&'static str>); 8] {
+    let calls = |comparisons: &[Comparison]| {
+        let names = comparisons.iter().map(|comparison| comparison.row.name);
+        names.collect()
+    };
+    [
+        ("single calls on one thread", calls(calls::COMPARISONS)),
+        (
+            "the same over descriptors of the kernel",
+            calls(descriptors::COMPARISONS),
+        ),
+        (
+            "a thread wakes another, on its CPU and on another",
+            wakes::NAMES.to_vec(),
+        ),
+        (
+            "poll and select, on the stack and on the heap",
+            polling::NAMES.to_vec(),
+        ),
+        ("calls in sets that grow", growth::NAMES.to_vec()),
+        (
+            "how late a wait with a time limit ends",
+            timeouts::NAMES.to_vec(),
+        ),
+        ("many changes in one call", batch::NAMES.to_vec()),
+        (
+            "several threads: that share a source, that close what they add, a fast one and a \
+             slow one",
+            [&workers::NAMES[..], &closing::NAMES, &backpressure::NAMES].concat(),
+        ),
+    ]
+}
+
+/// All benchmarks, in the order of the groups.
 fn names() -> impl Iterator<Item = &'static str> {
-    calls()
-        .map(|comparison| comparison.row.name)
-        .chain(wakes::NAMES)
-        .chain(polling::NAMES)
-        .chain(growth::NAMES)
-        .chain(timeouts::NAMES)
-        .chain(workers::NAMES)
-        .chain(closing::NAMES)
-        .chain(backpressure::NAMES)
-        .chain(batch::NAMES)
+    groups().into_iter().flat_map(|(_, names)| names)
+}
+
+fn names_help() -> String {
+    let mut help = "What to measure; everything if nothing is named:".to_owned();
+    for (about, names) in groups() {
+        help += &format!("\n- {about}:");
+        for line in names.chunks(6) {
+            help += &format!("\n    {}", line.join(" "));
+        }
+    }
+    help
 }
 
 /// Items in the sets whose growth is measured.
@@ -78,8 +114,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = Machine::look().context("looking at the machine")?;
     let report = Run {
         effort: Effort {
-            batches: if options.quick { 31 } else { 201 },
-            batch_microseconds: 1000,
+            batches: if options.quick { 31 } else { 401 },
+            batch_microseconds: 200,
         },
         options,
         pinned_to: *machine.cpus.last().context("no CPU to run on")?,

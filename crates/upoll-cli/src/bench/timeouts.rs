@@ -17,7 +17,7 @@ const LIMITS_MICROSECONDS: [u64; 5] = [10, 37, 50, 100, 1000];
 /// Idle files that are waited for.
 const SIZES: [usize; 3] = [15, 85, 200];
 /// Waits of each side in a round.
-const WAITS: u64 = 4;
+const WAITS: u64 = 2;
 
 /// The limit whose lateness is to stay the same with more files, and below `ppoll`'s.
 const FLAT_LIMIT: u64 = 37;
