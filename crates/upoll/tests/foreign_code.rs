@@ -73,19 +73,18 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     drop(counter);
 }
 
-/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and the set
-/// above the worker.
-fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, [Epoll; 2]) {
+/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and who waits
+/// for the worker.
+fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Watch)) {
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(source, IN).unwrap();
     assert_eq!(harvest(&rotating), 1);
     let worker = Epoll::new().unwrap();
     worker.add(&rotating, IN).unwrap();
-    let above = Epoll::new().unwrap();
-    above.add(&worker, IN).unwrap();
+    let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {});
     queue.wake(Events::IN);
     // The worker is chosen, and has not looked.
-    (worker, [rotating, above])
+    (worker, (rotating, awaiting))
 }
 
 #[test]

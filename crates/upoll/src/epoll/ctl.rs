@@ -104,31 +104,47 @@ impl Epoll {
         left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity() {
-            return Err(Errno::INVAL);
-        }
-        let wanted = wanted(event);
-        let is_exclusive = wanted.contains(Events::EXCLUSIVE);
         match op {
-            Op::Add if is_exclusive && !Events::BESIDE_EXCLUSIVE.contains(wanted) => {
-                Err(Errno::INVAL)
+            Op::Add => {
+                // Not a set, so not this one.
+                let wanted = wanted(event);
+                if wanted.contains(Events::EXCLUSIVE) && !Events::BESIDE_EXCLUSIVE.contains(wanted)
+                {
+                    return Err(Errno::INVAL);
+                }
+                self.add_locked(inner, file, None, event, left, deferred)
             }
-            Op::Add => self.add_locked(inner, file, None, event, left, deferred),
-            Op::Mod if is_exclusive => Err(Errno::INVAL),
-            Op::Mod => self.set().modify(inner, file, event, left, deferred),
+            Op::Mod => {
+                self.check_modify(file, event)?;
+                self.set().modify(inner, file, event, left, deferred)
+            }
             Op::Del => {
+                self.check_self(file)?;
                 let (identity, number) = (file.identity(), file.number());
                 self.set().delete(inner, identity, number, left)
             }
         }
     }
 
-    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity()
-            || event.events().contains(Events::EXCLUSIVE)
-        {
+    /// What is wrong with a MOD, or with the ADD of a set, whatever the set holds.
+    #[inline]
+    pub(super) fn check_modify(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        self.check_self(file)?;
+        if event.events().contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
         }
+        Ok(())
+    }
+
+    fn check_self(&self, file: FileRef<'_>) -> Result<(), Errno> {
+        if file.identity() == self.as_file_ref().identity() {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
+        self.check_modify(file, event)?;
         let _nested_add = nesting::lock();
         nesting::check_loops(self, target, file.identity())?;
         target.was_nested.store(true, Ordering::Relaxed);
@@ -321,6 +337,22 @@ impl Set {
         left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
+        // Publish the interest, then look: a wake that still saw the old one came before the look.
+        let item = self.change_interest(inner, file, event, Item::set_interest)?;
+        // SAFETY: found in the table, with the lock held.
+        unsafe { self.look_after_change(inner, item, left, deferred) };
+        Ok(())
+    }
+
+    /// The first half of a MOD: changes the interest by `publish`. The second half, a look at the
+    /// file, comes before the lock is let go of.
+    pub(super) fn change_interest(
+        &self,
+        inner: &Interests,
+        file: FileRef<'_>,
+        event: Event,
+        publish: impl FnOnce(&Item, Events),
+    ) -> Result<*const Item, Errno> {
         let item = inner
             .find(file.identity(), file.number())
             .ok_or(Errno::NOENT)?;
@@ -331,8 +363,23 @@ impl Set {
         }
         // SAFETY: the lock is held.
         unsafe { node.set_data(event.data()) };
-        // Publish the interest, then look: a wake that still saw the old one came before the look.
-        node.set_interest(wanted(event));
+        publish(node, wanted(event));
+        Ok(item)
+    }
+
+    /// The second half of a MOD, after a full fence.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock is held.
+    pub(super) unsafe fn look_after_change(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) {
+        // SAFETY: the caller's contract.
+        let node = unsafe { &*item };
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
         self.queue_if_ready(inner, item, ready, deferred);
@@ -350,7 +397,6 @@ impl Set {
                 }),
             });
         }
-        Ok(())
     }
 
     fn delete(

@@ -13,6 +13,7 @@
 //! | `fdinfo` | what `/proc/PID/fdinfo` shows |
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use bitflags::bitflags;
@@ -36,7 +37,7 @@ use self::interest::{Interests, Item};
 use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, File, FileRef, PollTable, Pollable};
+use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 #[cfg(all(feature = "std", not(loom)))]
 use crate::sync::Ordering;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex};
@@ -339,6 +340,30 @@ impl Epoll {
         let shown = self.file.show_fdinfo(&mut out);
         debug_assert!(shown.is_ok(), "writing to a string does not fail");
         out
+    }
+
+    /// The interests in one open file: the number that each goes by, and what is wanted.
+    ///
+    /// A oneshot interest that has fired asks for no events any more.
+    #[must_use]
+    pub fn interests_in(&self, file: FileRef<'_>) -> Vec<(i32, Event)> {
+        let inner = self.file.inner.lock();
+        let mut found = Vec::new();
+        for item in inner.iter() {
+            // SAFETY: the item is registered and the set's lock held.
+            let (is_wanted, number, interest) = unsafe {
+                let item = &*item;
+                (
+                    Identity::of(item.file()) == file.identity(),
+                    item.number(),
+                    Event::new(item.interest(), item.data()),
+                )
+            };
+            if is_wanted {
+                found.push((number, interest));
+            }
+        }
+        found
     }
 
     /// How many interests the set holds.

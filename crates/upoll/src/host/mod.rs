@@ -18,7 +18,7 @@
 //! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
 //! child must leave such sets alone until it calls `exec` or `_exit`.
 
-mod kernel;
+pub(crate) mod kernel;
 mod nested;
 mod rotation;
 mod sleep_set;
@@ -28,13 +28,13 @@ pub(crate) use self::kernel::SignalMask;
 
 use std::any::Any;
 use std::fmt;
-use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 
 use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
+use self::kernel::Descriptor;
 use self::nested::{Links, Renew};
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
@@ -200,7 +200,7 @@ impl KernelSide {
     }
 
     /// The kernel set that holds the members, which are the source for a rotating set.
-    fn members(&self) -> &OwnedFd {
+    fn members(&self) -> &Descriptor {
         match &self.rotation {
             Some(rotation) => &rotation.members,
             None => &self.first.fd,
@@ -366,7 +366,7 @@ impl KernelSide {
     fn member_lines(&self, mut line: impl FnMut(&str) -> fmt::Result) -> fmt::Result {
         let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
         // Without /proc nothing is known of the kernel's members.
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = kernel::read_proc(&path);
         text.lines()
             .filter(|text| text.starts_with("tfd:"))
             .filter(|text| {

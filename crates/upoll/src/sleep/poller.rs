@@ -60,19 +60,6 @@ pub(super) struct Heard {
     pub(super) rang: bool,
 }
 
-pub(super) fn is_zero(limit: &libc::timespec) -> bool {
-    limit.tv_sec == 0 && limit.tv_nsec == 0
-}
-
-/// The outcome of a call of the C library.
-pub(super) fn outcome(result: libc::c_int) -> Result<(), Errno> {
-    if result >= 0 {
-        return Ok(());
-    }
-    let errno = std::io::Error::last_os_error().raw_os_error();
-    Err(errno.map_or(Errno::INVAL, Errno::from_raw))
-}
-
 /// A thread in `poll` or `select`: what its entries lead to.
 struct Poller<'d> {
     state: AtomicU32,
