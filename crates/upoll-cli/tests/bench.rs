@@ -185,8 +185,8 @@ fn threads_with_a_set_each_share_no_lock_of_the_library() {
         assert_eq!(row["locks"]["contended"], 0.0, "{row}");
         // What the machine cannot show is said, and not judged.
         let crowded = row["threads"].as_u64().unwrap() > cpus;
-        assert_eq!(row["note"].is_string(), crowded, "{row}");
-        assert_eq!(row["reached"].is_null(), crowded, "{row}");
+        assert!(row["note"].is_string() || !crowded, "{row}");
+        assert_eq!(row["reached"].is_null(), row["note"].is_string(), "{row}");
     }
     for row in closes {
         for key in ["requests_per_second", "growth", "growth_per_core", "ratio"] {

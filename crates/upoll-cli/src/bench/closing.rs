@@ -30,6 +30,9 @@ pub(super) const NAMES: [&str; 1] = [NAME];
 /// Of proportional growth, what a row must reach.
 const TARGET: f64 = 0.9;
 
+/// Threads that had less of a core each than this did not run side by side.
+const ENOUGH_CORES: f64 = 0.9;
+
 /// Requests between two looks at the clock.
 const STRETCH: u64 = 64;
 
@@ -420,8 +423,19 @@ impl Run {
             |figure: fn(&Round) -> f64| Spread::of(self.rounds.iter().map(figure).collect());
         let locks =
             lock_use(&self.counted, self.threads).or_else(|| lock_use(&self.rounds, self.threads));
-        let crowded = self.threads > cpus;
-        let target = (self.by == By::Upoll && self.sets == Sets::Own && !crowded).then_some(TARGET);
+        let threads_with_a_core = spread(|round| round.threads_with_a_core);
+        let note = if self.threads > cpus {
+            let threads = self.threads;
+            Some(format!(
+                "{cpus} CPUs: growth to {threads} threads cannot show"
+            ))
+        } else if threads_with_a_core.median < ENOUGH_CORES * self.threads as f64 {
+            Some("other programs had the CPUs: growth cannot show".to_owned())
+        } else {
+            None
+        };
+        let judged = self.by == By::Upoll && self.sets == Sets::Own && note.is_none();
+        let target = judged.then_some(TARGET);
         let shares_none = locks.is_none_or(|locks| locks.shared_in_all == 0);
         let ratio = kernel.ratio_to(&mine);
         Closed {
@@ -433,7 +447,7 @@ impl Run {
             requests_per_second: spread(|round| {
                 round.requests as f64 * 1e9 / round.nanoseconds as f64
             }),
-            threads_with_a_core: spread(|round| round.threads_with_a_core),
+            threads_with_a_core,
             growth,
             growth_per_core,
             ratio,
@@ -441,10 +455,7 @@ impl Run {
             target,
             reached: target.map(|target| growth_per_core.median >= target && shares_none),
             trusted: growth_per_core.is_trusted() && ratio.is_trusted(),
-            note: crowded.then(|| {
-                let threads = self.threads;
-                format!("{cpus} CPUs: growth to {threads} threads cannot show")
-            }),
+            note,
             rounds: self.rounds,
             counted_rounds: self.counted,
         }
