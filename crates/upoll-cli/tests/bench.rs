@@ -229,3 +229,24 @@ fn poll_and_select_are_measured_on_the_stack_on_the_heap_and_in_the_kernel() {
         }
     }
 }
+
+#[test]
+fn help_lists_every_name_in_its_group() {
+    let bench = |argument| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
+        command.args(["bench", argument]).output().unwrap()
+    };
+    let help = String::from_utf8(bench("--help").stdout).unwrap();
+    let (arguments, _) = help.split_once("\n\nOptions:").unwrap();
+    let groups = arguments.split("\n          - ").skip(1);
+    let groups: Vec<_> = groups.filter_map(|group| group.split_once(":\n")).collect();
+    assert_eq!(groups.len(), 8, "{help}");
+    // A name that does not exist is refused with a list of all that do.
+    let refused = String::from_utf8(bench("no-such-name").stderr).unwrap();
+    let (_, names) = refused.split_once("[possible values: ").unwrap();
+    let (names, _) = names.split_once(']').unwrap();
+    for name in names.split(", ") {
+        let has = |group: &&(&str, &str)| group.1.split_whitespace().any(|word| word == name);
+        assert_eq!(groups.iter().filter(has).count(), 1, "{name}\n{help}");
+    }
+}

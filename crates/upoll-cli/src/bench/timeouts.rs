@@ -39,10 +39,10 @@ enum By {
 
 const ALL: [By; 5] = [
     By::Ppoll,
-    By::EpollWait,
     By::EpollPwait2,
     By::Objects,
     By::Descriptors,
+    By::EpollWait,
 ];
 
 impl By {

@@ -48,6 +48,17 @@ pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     }
 }
 
+/// Each once, in the order in which they first come.
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in items {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+    }
+    seen
+}
+
 fn bar(label: String, ratio: Spread, target: Option<f64>) -> Bar {
     Bar {
         label,
@@ -108,10 +119,8 @@ fn comparisons(rows: &[Compared]) -> Result<Vec<Plot>> {
         &bars,
         RATIO,
     )?];
-    let mut names: Vec<_> = rows.iter().map(|row| row.row.name).collect();
-    names.retain(|name| name.starts_with("wake"));
-    names.dedup();
-    for name in names {
+    let wakes = rows.iter().map(|row| row.row.name);
+    for name in distinct(wakes.filter(|name| name.starts_with("wake"))) {
         let of: Vec<_> = rows.iter().filter(|row| row.row.name == name).collect();
         let mut lines = vec![distribution("upoll", of[0].upoll_batches())];
         lines.extend(
@@ -149,11 +158,7 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
             ratios: true,
         },
     )?];
-    let mut works: Vec<_> = rows.iter().map(|row| row.what).collect();
-    works.dedup();
-    works.sort_unstable();
-    works.dedup();
-    for what in works {
+    for what in distinct(rows.iter().map(|row| row.what)) {
         let of: Vec<_> = rows.iter().filter(|row| row.what == what).collect();
         let mut lines = Vec::new();
         for call in ["poll", "select"] {
@@ -182,10 +187,8 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
 }
 
 fn growth(rows: &[Grown]) -> Result<Vec<Plot>> {
-    let mut names: Vec<_> = rows.iter().map(|row| row.name).collect();
-    names.dedup();
     let mut plots = Vec::new();
-    for name in names {
+    for name in distinct(rows.iter().map(|row| row.name)) {
         let of: Vec<_> = rows.iter().filter(|row| row.name == name).collect();
         let line = |name: &str, point: fn(&Grown) -> (usize, Spread)| Line {
             name: name.to_owned(),
@@ -211,8 +214,7 @@ fn growth(rows: &[Grown]) -> Result<Vec<Plot>> {
 }
 
 fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
-    let mut limits: Vec<_> = rows.iter().map(|row| row.limit_microseconds).collect();
-    limits.dedup();
+    let limits = distinct(rows.iter().map(|row| row.limit_microseconds));
     let most = rows.iter().map(|row| row.files).max();
     let late = Axis {
         title: "late by us",
@@ -237,9 +239,7 @@ fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
         let caption = format!("Asked to wait {limit} us over {files} files: distribution");
         plots.push(line_plot(caption, &lines, late, PERCENT, noisy)?);
 
-        let mut ways: Vec<_> = of.iter().map(|row| row.by).collect();
-        ways.sort_unstable();
-        ways.dedup();
+        let mut ways = distinct(of.iter().map(|row| row.by));
         // Whole milliseconds are far off the others.
         ways.retain(|way| !way.starts_with("epoll_wait"));
         let lines: Vec<_> = ways
@@ -323,9 +323,7 @@ fn closes(rows: &[Closed]) -> Result<Vec<Plot>> {
     let mut plots = Vec::new();
     for sets in ["one each", "one for all"] {
         let of: Vec<_> = rows.iter().filter(|row| row.sets == sets).collect();
-        let mut ways: Vec<_> = of.iter().map(|row| row.by).collect();
-        ways.dedup();
-        let lines: Vec<_> = ways
+        let lines: Vec<_> = distinct(of.iter().map(|row| row.by))
             .into_iter()
             .map(|way| Line {
                 name: way.to_owned(),
