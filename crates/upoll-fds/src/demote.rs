@@ -5,6 +5,7 @@
 //! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use upoll::{Epoll, Errno, Event, EventFd, Op, Target};
 
@@ -35,13 +36,40 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
+/// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
+/// fork takes it from a thread that it does not have.
+static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);
+
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Self {
+        while IS_UNDER_WAY.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        UnderWay
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        IS_UNDER_WAY.store(false, Ordering::Release);
+    }
+}
+
+/// In the child of a fork: what another thread was doing is not under way here.
+pub(crate) fn forget_other_threads() {
+    IS_UNDER_WAY.store(false, Ordering::Relaxed);
+}
+
 fn demote_eventfd(object: &Object, counter: &EventFd) -> Result<(), Errno> {
+    let _under_way = UnderWay::begin();
     let held = table::hold(object)?;
     let Some(&number) = held.numbers().first() else {
         // Somebody else was quicker, or it was closed.
         return Ok(());
     };
-    let interests = take_interests(object);
+    let interests = take_interests(object, &held);
     let Some(count) = counter.retire() else {
         // It got a maximum meanwhile.
         for interest in &interests {
@@ -77,9 +105,13 @@ struct Interest {
 }
 
 /// Takes the object out of all sets.
-fn take_interests(object: &Object) -> Vec<Interest> {
+fn take_interests(object: &Object, held: &Held) -> Vec<Interest> {
     let mut taken = Vec::new();
     for epfd in table::numbers(0, u32::MAX) {
+        // Its own numbers cannot be looked up now.
+        if held.numbers().contains(&epfd) {
+            continue;
+        }
         let Some(Object::Epoll(set)) = table::get(epfd) else {
             continue;
         };

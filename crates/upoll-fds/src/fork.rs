@@ -35,13 +35,14 @@ pub(crate) fn watch() -> Result<(), Errno> {
 extern "C" fn before() {
     for fd in table::numbers(0, u32::MAX) {
         // What cannot be handed over is lost to the child.
-        let _ = demote(fd);
+        let _ = demote::demote(fd);
     }
 }
 
 /// Nothing here takes a lock or allocates: another thread of the parent may have been doing so.
 extern "C" fn in_the_child() {
     in_use::forget_other_threads();
+    demote::forget_other_threads();
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
     let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });

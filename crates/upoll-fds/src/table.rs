@@ -120,10 +120,7 @@ pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     let entry = Box::into_raw(Box::new(Entry { object }));
     // An entry that is there was closed behind our back, or is just being closed.
     release(slot.swap(entry, Ordering::SeqCst));
-    if copy.is_retired() {
-        // Handed over to the kernel while it was being copied.
-        change(fd, None, || Ok(()))?;
-    }
+    leave_to_the_kernel(fd, Some(&copy))?;
     Ok(fd)
 }
 
@@ -158,6 +155,7 @@ pub(crate) fn change<R>(
         }
     }
     let result = change();
+    let copy = object.clone();
     let new = match (&result, object) {
         (Err(_), _) => old,
         (Ok(_), None) => ptr::null_mut(),
@@ -165,14 +163,22 @@ pub(crate) fn change<R>(
     };
     // The number may be another object's already: the kernel gave it out again, and that object
     // was installed over the mark.
-    let put = slot.compare_exchange(CHANGING, new, Ordering::SeqCst, Ordering::Relaxed);
-    if put.is_err() && new != old {
-        release(new);
-    }
-    if put.is_err() || new != old {
+    if new == old {
+        put(fd, old);
+    } else {
+        put(fd, new);
         release(old);
+        leave_to_the_kernel(fd, copy.as_ref())?;
     }
     result
+}
+
+/// An object that has a new number was handed over to the kernel while it was being copied.
+fn leave_to_the_kernel(fd: RawFd, object: Option<&Object>) -> Result<(), Errno> {
+    match object {
+        Some(object) if object.is_retired() => change(fd, None, || Ok(())),
+        _ => Ok(()),
+    }
 }
 
 /// Lets go of an entry that no slot leads to, once no call uses it. That is at once, unless a

@@ -236,7 +236,12 @@ impl Pollable for Counter {
         table.register(&self.queue);
         let count = self.word.load(Ordering::SeqCst);
         if count == LIMITED {
-            return self.look().events();
+            let now = self.look();
+            return if now.is_retired() {
+                Events::HUP
+            } else {
+                now.events()
+            };
         }
         Limited::without_maximum(count).events()
     }

@@ -55,8 +55,8 @@ fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
     Ok(high.map_or(low, Descriptor))
 }
 
-/// From which number on this layer has its own descriptors: high in what the limit allows, but not
-/// so high that the kernel's table grows beyond a thousand for it.
+/// From which number on this layer has its own descriptors: higher than most programs get, but low
+/// enough for a `select` that a doorbell is part of to need no memory.
 fn out_of_the_way() -> libc::rlim_t {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
@@ -64,7 +64,7 @@ fn out_of_the_way() -> libc::rlim_t {
     };
     // SAFETY: the call fills the structure.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    (limit.rlim_cur / 4 * 3).min(960)
+    (limit.rlim_cur / 4 * 3).min(256)
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
@@ -94,16 +94,37 @@ pub(super) fn epoll_wait(
     // `EP_MAX_EVENTS`: with more the kernel gives EINVAL.
     let most = i32::MAX as usize / size_of::<libc::epoll_event>();
     let room = events.len().min(most);
+    let buffer = events.as_mut_ptr();
     let limit_ptr = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least `room`,
-    // and limit and mask are null or live. The kernel's signal set has 64 bits, the first ones of
-    // the C library's.
+    let in_milliseconds = |limit: libc::c_int| {
+        // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least
+        // `room`, and the mask is null or live. The kernel's signal set has 64 bits, the first ones
+        // of the C library's.
+        check(unsafe {
+            syscall!(
+                Sysno::epoll_pwait,
+                set.0,
+                buffer,
+                room,
+                limit,
+                mask,
+                size_of::<u64>()
+            )
+        })
+    };
+    // These two need no finer measure, and the older call is the faster one.
+    match limit {
+        None => return in_milliseconds(-1),
+        Some(limit) if limit.tv_sec == 0 && limit.tv_nsec == 0 => return in_milliseconds(0),
+        Some(_) => {}
+    }
+    // SAFETY: as above, and the limit is live.
     let found = check(unsafe {
         syscall!(
             Sysno::epoll_pwait2,
             set.0,
-            events.as_mut_ptr(),
+            buffer,
             room,
             limit_ptr,
             mask,
@@ -124,18 +145,7 @@ pub(super) fn epoll_wait(
             .and_then(|whole| whole.checked_add(rest))
             .unwrap_or(i32::MAX)
     });
-    // SAFETY: as above.
-    check(unsafe {
-        syscall!(
-            Sysno::epoll_pwait,
-            set.0,
-            events.as_mut_ptr(),
-            room,
-            limit,
-            mask,
-            size_of::<u64>()
-        )
-    })
+    in_milliseconds(limit)
 }
 
 pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {

@@ -328,7 +328,9 @@ impl KernelSide {
             // The kernel has told those above, but it forgets that if they look later.
             set.wake_watchers();
         }
-        let core_first = self.core_first.fetch_xor(true, Ordering::Relaxed);
+        // Two threads that read the same take the same turn; the next one does not.
+        let core_first = self.core_first.load(Ordering::Relaxed);
+        self.core_first.store(!core_first, Ordering::Relaxed);
         let mut filled = 0;
         if core_first && set.is_pending() {
             filled = core(out);

@@ -40,6 +40,9 @@ impl EventFd {
 
     #[cold]
     fn block<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
-        until_done(self.wait_queue(), Place::Shared, |_| attempt(self))
+        until_done(self.wait_queue(), Place::Shared, |_| match attempt(self) {
+            Err(Errno::AGAIN) if self.is_retired() => Err(Errno::STALE),
+            done => done,
+        })
     }
 }
