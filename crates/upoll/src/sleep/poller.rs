@@ -15,7 +15,7 @@ use super::{Outcome, SigSet, futex};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
-use crate::poll::{Seen, Viewer};
+use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
@@ -152,7 +152,7 @@ pub(super) struct WaitTable<'p> {
     /// There was no memory for an entry.
     failed: bool,
     used: usize,
-    inline: [MaybeUninit<PollEntry>; INLINE],
+    inline: [MaybeUninit<PollEntry>; on_stack(INLINE)],
     /// Filled up to their capacity and never beyond, so that entries do not move.
     chunks: Vec<Vec<PollEntry>>,
 }
@@ -166,7 +166,7 @@ impl<'p> WaitTable<'p> {
             registers: true,
             failed: false,
             used: 0,
-            inline: [const { MaybeUninit::uninit() }; INLINE],
+            inline: [const { MaybeUninit::uninit() }; on_stack(INLINE)],
             chunks: Vec::new(),
         }
     }
