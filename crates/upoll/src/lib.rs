@@ -8,6 +8,8 @@
 
 extern crate alloc;
 
+#[cfg(all(feature = "std", not(loom)))]
+mod descriptor;
 mod epoll;
 mod errno;
 mod eventfd;
@@ -27,6 +29,8 @@ mod target;
 mod wait;
 mod watch;
 
+#[cfg(all(feature = "std", not(loom)))]
+pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};

@@ -148,7 +148,7 @@ impl Seen {
         match target {
             Target::File(_) => self.objects += 1,
             #[cfg(all(feature = "std", not(loom)))]
-            Target::Kernel(_) => self.kernel += 1,
+            Target::Kernel(_) | Target::Descriptor(_) => self.kernel += 1,
         }
         #[cfg(all(feature = "std", not(loom)))]
         {
@@ -192,7 +192,7 @@ pub(crate) fn pass(fds: &mut [PollFd<'_>], viewer: &mut impl Viewer) -> Seen {
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,
                     #[cfg(all(feature = "std", not(loom)))]
-                    Target::Kernel(_) => continue,
+                    Target::Kernel(_) | Target::Descriptor(_) => continue,
                 }
             }
         };

@@ -328,7 +328,7 @@ impl<'s> Selection<'s> {
                 let events = match target {
                     Some(Target::File(file)) => viewer.view(file, member.filter()),
                     #[cfg(all(feature = "std", not(loom)))]
-                    Some(Target::Kernel(_)) => continue,
+                    Some(Target::Kernel(_) | Target::Descriptor(_)) => continue,
                     None if first => return Err(Errno::BADF),
                     None => Events::NVAL,
                 };

@@ -307,6 +307,8 @@ impl Epoll {
             Target::File(file) => self.ctl_file(op, file, interest),
             #[cfg(all(feature = "std", not(loom)))]
             Target::Kernel(fd) => crate::host::ctl(self, op, fd, interest),
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Descriptor(descriptor) => crate::host::ctl(self, op, descriptor.fd(), interest),
         }
     }
 
