@@ -17,6 +17,7 @@ mod events;
 mod file;
 #[cfg(all(feature = "std", not(loom)))]
 mod host;
+mod kept;
 mod pages;
 mod pipe;
 mod poll;
@@ -41,7 +42,7 @@ pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{
-    Clock, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
+    Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
 pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(loom)]

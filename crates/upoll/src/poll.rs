@@ -98,6 +98,15 @@ impl<'a> PollFd<'a> {
         }
     }
 
+    /// Forgets what was found before. Says whether the entry is ready by itself, as one that is not
+    /// open is.
+    #[inline]
+    pub(crate) fn clear_revents(&mut self) -> bool {
+        let not_open = matches!(self.subject, Subject::NotOpen);
+        self.revents = if not_open { low(Events::NVAL) } else { 0 };
+        not_open
+    }
+
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn set_revents(&mut self, revents: Events) {
         self.revents = low(revents);

@@ -28,6 +28,7 @@ pub(crate) mod ready;
 mod scan;
 
 pub use self::ctl::Op;
+pub(crate) use self::ctl::has_companion;
 pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 

@@ -27,13 +27,13 @@ fn owned(result: libc::c_int) -> Result<OwnedFd, Errno> {
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
-pub(super) fn epoll_create() -> Result<OwnedFd, Errno> {
+pub(crate) fn epoll_create() -> Result<OwnedFd, Errno> {
     // SAFETY: no pointers are involved.
     owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
 /// `epoll_ctl(2)`.
-pub(super) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+pub(crate) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
     let mut event = libc::epoll_event {
         events: interest.events().bits(),
         u64: interest.data(),
@@ -43,11 +43,19 @@ pub(super) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Re
     check(result).map(drop)
 }
 
+/// Whether `fd` is a set of the kernel's; `other` is one, and not the same.
+pub(crate) fn is_epoll(fd: RawFd, other: &OwnedFd) -> bool {
+    // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
+    // finds that `other` is not a member: EINVAL or ENOENT.
+    let result = unsafe { libc::epoll_ctl(fd, Op::Del as i32, other.as_raw_fd(), ptr::null_mut()) };
+    check(result) == Err(Errno::NOENT)
+}
+
 /// What a sleep lets through: the signals of `ppoll(2)`, or those that are let through anyway.
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
 /// `epoll_pwait2(2)`; a `limit` of None is none.
-pub(super) fn epoll_wait(
+pub(crate) fn epoll_wait(
     set: &OwnedFd,
     events: &mut [Event],
     limit: Option<libc::timespec>,
@@ -73,7 +81,7 @@ pub(super) fn epoll_wait(
     usize::try_from(result).map_err(|_| last_errno())
 }
 
-pub(super) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
+pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
     tv_sec: 0,
     tv_nsec: 0,
 });

@@ -14,7 +14,7 @@
 //! passed it, or the kernel has confirmed that it still means the same.
 
 mod bell;
-mod kernel;
+pub(crate) mod kernel;
 mod nested;
 mod rotation;
 mod special;

@@ -102,9 +102,7 @@ fn poll_masked(
     timeout: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
-    if fds.len() > INLINE && fds.len() > open_limit() {
-        return Err(Errno::INVAL);
-    }
+    check_count(fds.len())?;
     let seen = pass(fds, &mut LookOnly);
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
@@ -114,6 +112,16 @@ fn poll_masked(
         asked: SmallVec::new(),
     };
     poller::wait(&mut call, seen, timeout, mask)
+}
+
+/// # Errors
+/// `EINVAL`: that many entries are more than `RLIMIT_NOFILE` allows.
+#[inline]
+pub(super) fn check_count(count: usize) -> Result<(), Errno> {
+    if count > INLINE && count > open_limit() {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
 }
 
 fn open_limit() -> usize {
@@ -169,18 +177,7 @@ impl Call for PollCall<'_, '_> {
             }
             self.push(doorbell, Events::IN)?;
         }
-        let (list, count) = (self.asked.as_mut_ptr(), self.asked.len() as libc::nfds_t);
-        let outcome = if mask.is_none() && limit.is_some_and(poller::is_zero) {
-            // The kernel neither has a limit to read nor what is left of it to write.
-            // SAFETY: the list is as long as is claimed.
-            unsafe { libc::poll(list, count, 0) }
-        } else {
-            let limit = limit.map_or(core::ptr::null(), core::ptr::from_ref);
-            let mask = mask.map_or(core::ptr::null(), SigSet::as_ptr);
-            // SAFETY: as above; limit and mask are null or outlive the call.
-            unsafe { libc::ppoll(list, count, limit, mask) }
-        };
-        let outcome = poller::outcome(outcome);
+        let outcome = poller::ask_kernel(&mut self.asked, limit, mask);
         if outcome.is_err() {
             self.asked.clear();
         }

@@ -15,6 +15,7 @@ use super::{Outcome, SigSet, futex};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
+use crate::kept::{self, Inbox};
 use crate::poll::{Seen, Viewer};
 use crate::sync::fence_after_rmw;
 use crate::wait::{Deferred, Place, Reply, WaitEntry, WaitQueue, Wake};
@@ -51,6 +52,11 @@ pub(super) trait Call {
     /// Adds to the last look what [`ask`](Self::ask) found, nothing if it failed, and says how much
     /// that is.
     fn merge(&mut self) -> usize;
+
+    /// Whether [`ask`](Self::ask) may end before its limit with nothing to [`merge`](Self::merge).
+    fn may_end_for_nothing(&self) -> bool {
+        false
+    }
 }
 
 /// What ended a sleep in the kernel, besides what [`Call::merge`] finds.
@@ -71,6 +77,25 @@ pub(super) fn outcome(result: libc::c_int) -> Result<(), Errno> {
     }
     let errno = std::io::Error::last_os_error().raw_os_error();
     Err(errno.map_or(Errno::INVAL, Errno::from_raw))
+}
+
+/// The kernel's `poll`, or its `ppoll` if there is a limit or a mask.
+pub(super) fn ask_kernel(
+    list: &mut [libc::pollfd],
+    limit: Option<&libc::timespec>,
+    mask: Option<&SigSet>,
+) -> Result<(), Errno> {
+    let (list, count) = (list.as_mut_ptr(), list.len() as libc::nfds_t);
+    outcome(if mask.is_none() && limit.is_some_and(is_zero) {
+        // The kernel neither has a limit to read nor what is left of it to write.
+        // SAFETY: the list is as long as is claimed.
+        unsafe { libc::poll(list, count, 0) }
+    } else {
+        let limit = limit.map_or(core::ptr::null(), core::ptr::from_ref);
+        let mask = mask.map_or(core::ptr::null(), SigSet::as_ptr);
+        // SAFETY: as above; limit and mask are null or outlive the call.
+        unsafe { libc::ppoll(list, count, limit, mask) }
+    })
 }
 
 /// A thread in `poll` or `select`: what its entries lead to.
@@ -124,6 +149,15 @@ impl Poller<'_> {
     }
 }
 
+/// A wake reached entries that are kept between calls, of which this is one.
+///
+/// # Safety
+/// `poller` leads to a [`Poller`].
+unsafe fn rouse_attached(poller: NonNull<()>, deferred: &mut Deferred) {
+    // SAFETY: the caller's contract.
+    unsafe { poller.cast::<Poller<'_>>().as_ref() }.rouse(deferred);
+}
+
 /// A place in a wait queue (`struct poll_table_entry`). The entry's owner word holds the events
 /// that are of interest.
 #[repr(C)]
@@ -166,6 +200,8 @@ pub(super) struct WaitTable<'p> {
     inline: [MaybeUninit<PollEntry>; INLINE],
     /// Filled up to their capacity and never beyond, so that entries do not move.
     chunks: Vec<Vec<PollEntry>>,
+    /// Where entries that are kept between calls leave their marks, if the call has such.
+    inbox: Option<NonNull<Inbox>>,
 }
 
 impl<'p> WaitTable<'p> {
@@ -179,6 +215,23 @@ impl<'p> WaitTable<'p> {
             used: 0,
             inline: [const { MaybeUninit::uninit() }; INLINE],
             chunks: Vec::new(),
+            inbox: None,
+        }
+    }
+
+    /// From now on the call's thread is roused by the marks in `inbox`, too. Look afterwards.
+    ///
+    /// # Safety
+    /// `inbox` outlives this table.
+    pub(super) unsafe fn attach(&mut self, inbox: &Inbox) {
+        if self.inbox.is_none() {
+            self.inbox = Some(NonNull::from(inbox));
+            let sleeper = kept::Sleeper {
+                rouse: rouse_attached,
+                whom: NonNull::from(self.poller).cast(),
+            };
+            // SAFETY: the poller outlives this table, whose drop detaches it.
+            unsafe { inbox.attach(sleeper) };
         }
     }
 
@@ -250,10 +303,14 @@ impl Drop for WaitTable<'_> {
         for entry in self.chunks.iter().flatten() {
             entry.entry.unhook();
         }
+        if let Some(inbox) = self.inbox {
+            // SAFETY: it outlives this table (`attach`'s contract).
+            unsafe { inbox.as_ref() }.detach();
+        }
     }
 }
 
-const ZERO: libc::timespec = libc::timespec {
+pub(super) const ZERO: libc::timespec = libc::timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
@@ -279,7 +336,7 @@ pub(super) fn wait(
     if timeout.is_now() {
         return ask_once(call, Some(&ZERO), mask);
     }
-    if seen.objects == 0 && timeout.clock() == Clock::Monotonic {
+    if seen.objects == 0 && timeout.clock() == Clock::Monotonic && !call.may_end_for_nothing() {
         return ask_once(call, timeout.as_timespec().as_ref(), mask);
     }
     let deadline = timeout.deadline();
