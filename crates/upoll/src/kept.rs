@@ -138,7 +138,7 @@ struct Slot {
     hooks: SmallVec<[Box<Hook>; 1]>,
 }
 
-/// A place in a wait queue. The entry's owner word holds the events that are of interest.
+/// A place in a wait queue. The entry's owner word holds the events that rouse a sleeper.
 #[repr(C)]
 struct Hook {
     /// First, so that a wake finds the rest.
@@ -205,7 +205,7 @@ impl Inbox {
         self.arrivals.lock().sleeper = None;
     }
 
-    fn mark(&self, slot: u32, deferred: &mut Deferred) {
+    fn mark(&self, slot: u32, rouses: bool, deferred: &mut Deferred) {
         let mut arrivals = self.arrivals.lock();
         let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
         if arrivals.marks[word] & bit == 0 {
@@ -214,7 +214,7 @@ impl Inbox {
             arrivals.slots.push(slot);
             self.is_marked.store(true, Ordering::Relaxed);
         }
-        if let Some(Sleeper { rouse, whom }) = arrivals.sleeper {
+        if rouses && let Some(Sleeper { rouse, whom }) = arrivals.sleeper {
             // SAFETY: attached, and the lock is held, which a detach takes.
             unsafe { rouse(whom, deferred) };
         }
@@ -249,11 +249,11 @@ unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
         (hook, hook.inbox.as_ref())
     };
     let wanted = Events::from_bits_retain(hook.entry.owner_word.load(Ordering::SeqCst));
-    if !wake.key.is_empty() && !wake.key.intersects(wanted) {
-        return Reply::Passed;
-    }
-    inbox.mark(hook.slot, wake.deferred);
-    Reply::Took
+    // A look may find what no key has announced: a set wakes for `IN` and shows `RDNORM`, too. So
+    // the mark is left in any case, but as in Linux nobody is roused for it.
+    let concerns = wake.key.is_empty() || wake.key.intersects(wanted);
+    inbox.mark(hook.slot, concerns, wake.deferred);
+    if concerns { Reply::Took } else { Reply::Passed }
 }
 
 /// The registrations behind the list of the last call.
