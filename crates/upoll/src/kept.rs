@@ -752,11 +752,6 @@ impl Kept {
         }
     }
 
-    /// How many entries are the kernel's.
-    pub(crate) fn kernels(&self) -> usize {
-        self.kernels
-    }
-
     /// The kernel's entry in `slot`: its number, what is wanted, how it is registered, and its
     /// position in the list.
     pub(crate) fn kernel_entry(&self, slot: u32) -> Option<KernelEntry> {

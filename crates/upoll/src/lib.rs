@@ -21,6 +21,7 @@ mod kept;
 mod pages;
 mod pipe;
 mod poll;
+mod poll_context;
 mod select;
 #[cfg(all(feature = "std", not(loom)))]
 mod sleep;
@@ -51,4 +52,4 @@ pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};
 #[cfg(any(not(feature = "std"), loom))]
-pub use crate::{poll::poll_now, select::select_now};
+pub use crate::{poll::poll_now, poll_context::PollContext, select::select_now};

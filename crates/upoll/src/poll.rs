@@ -90,7 +90,6 @@ impl<'a> PollFd<'a> {
     }
 
     /// What it stands for, if that is open.
-    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn target(&self) -> Option<Target<'a>> {
         match self.subject {
             Subject::Open(target) => Some(target),
@@ -107,7 +106,6 @@ impl<'a> PollFd<'a> {
         not_open
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn set_revents(&mut self, revents: Events) {
         self.revents = low(revents);
     }

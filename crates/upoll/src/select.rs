@@ -217,7 +217,6 @@ impl Member {
     }
 
     /// What makes it ready in one of the sets that it is in.
-    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn counted(self) -> Events {
         let sets = self.wanted.into_iter().zip(REPORTED);
         sets.filter(|(wanted, _)| *wanted)
@@ -278,7 +277,6 @@ impl<'s> Selection<'s> {
     }
 
     /// The member that a number is, which is in one of the sets.
-    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn member(&self, number: i32) -> Member {
         let (word, bit) = FdSet::place(number).unwrap_or((0, 0));
         let is_in = |set: &Option<&mut FdSet>| {
@@ -310,7 +308,6 @@ impl<'s> Selection<'s> {
     }
 
     /// Calls `body` with every member until it fails.
-    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn try_for_each(
         &self,
         body: impl FnMut(Member) -> Result<(), Errno>,

@@ -337,7 +337,6 @@ fn slot_of(event: Event) -> u32 {
     event.data() as u32
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the upper half")]
 fn stamp_of(event: Event) -> u32 {
     (event.data() >> 32) as u32
 }

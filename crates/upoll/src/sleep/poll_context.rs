@@ -12,7 +12,8 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::kept::Kept;
 use crate::poll::{PollFd, Seen};
-use crate::select::{FdSet, Selection};
+use crate::poll_context::{Front, PollFront, SelectFront};
+use crate::select::FdSet;
 use crate::target::Target;
 
 /// What [`poll`](crate::poll()) and [`select`](crate::select()) register, kept from one call to the
@@ -68,6 +69,13 @@ use crate::target::Target;
 /// # Ok::<(), upoll::Errno>(())
 /// ```
 pub struct PollContext {
+    registered: Registered,
+    /// For `select`, the numbers in the order of the list.
+    numbers: Vec<i32>,
+}
+
+/// What is kept between calls.
+struct Registered {
     kept: Kept,
     kernel: KernelPart,
     /// What the kernel's `poll` is given: the entries that it is asked about, the set, the kernel
@@ -75,8 +83,6 @@ pub struct PollContext {
     list: Vec<libc::pollfd>,
     /// The slots of the first of these.
     asked: Vec<u32>,
-    /// For `select`, the numbers in the order of the list.
-    numbers: Vec<i32>,
 }
 
 impl PollContext {
@@ -84,10 +90,12 @@ impl PollContext {
     #[must_use]
     pub fn new() -> Self {
         PollContext {
-            kept: Kept::new(),
-            kernel: KernelPart::default(),
-            list: Vec::new(),
-            asked: Vec::new(),
+            registered: Registered {
+                kept: Kept::new(),
+                kernel: KernelPart::default(),
+                list: Vec::new(),
+                asked: Vec::new(),
+            },
             numbers: Vec::new(),
         }
     }
@@ -187,18 +195,11 @@ impl PollContext {
         mask: Option<&SigSet>,
     ) -> Result<usize, Errno> {
         super::poll::check_count(fds.len())?;
-        let wanted = |fd: &PollFd<'_>| fd.events() | Events::ALWAYS;
-        let mut not_open = 0;
-        self.kept.begin();
-        for (position, fd) in fds.iter_mut().enumerate() {
-            not_open += usize::from(fd.clear_revents());
-            self.kept.compare(position, fd.target(), wanted(fd))?;
-        }
-        self.kernel.begin();
-        let at = |position: usize| (fds[position].target(), wanted(&fds[position]));
-        self.kept.settle(fds.len(), at, &mut self.kernel)?;
-        self.kernel.renew_foreign(&mut self.kept);
-        self.wait(&mut PollFront { fds, not_open }, timeout, mask)
+        self.registered.kernel.begin();
+        let Registered { kept, kernel, .. } = &mut self.registered;
+        let mut front = PollFront::new(fds, kept, kernel)?;
+        kernel.renew_foreign(kept);
+        self.registered.wait(&mut front, timeout, mask)
     }
 
     #[inline]
@@ -210,36 +211,20 @@ impl PollContext {
         mask: Option<&SigSet>,
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
     ) -> Result<usize, Errno> {
-        let selection = Selection::new(n, sets)?;
-        self.numbers.clear();
-        self.kept.begin();
-        selection.try_for_each(|member| {
-            let target = resolve(member.number()).ok_or(Errno::BADF)?;
-            let position = self.numbers.len();
-            self.numbers.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-            self.numbers.push(member.number());
-            self.kept.compare(position, Some(target), member.counted())
-        })?;
-        self.kernel.begin();
-        let numbers = &self.numbers;
-        let at = |position: usize| {
-            let member = selection.member(numbers[position]);
-            (resolve(member.number()), member.counted())
-        };
-        self.kept.settle(numbers.len(), at, &mut self.kernel)?;
-        self.kernel.renew_foreign(&mut self.kept);
-        if !self.kernel.asked().is_empty() {
-            return select_anew(selection, timeout, mask, resolve);
+        self.registered.kernel.begin();
+        let Registered { kept, kernel, .. } = &mut self.registered;
+        let mut front = SelectFront::new(n, sets, resolve, &mut self.numbers, kept, kernel)?;
+        kernel.renew_foreign(kept);
+        if !kernel.asked().is_empty() {
+            return select_anew(front.into_selection(), timeout, mask, resolve);
         }
-        let numbers = core::mem::take(&mut self.numbers);
-        let mut front = SelectFront { selection, numbers };
-        let ready = self.wait(&mut front, timeout, mask);
-        self.numbers = front.numbers;
-        let ready = ready?;
-        front.selection.finish();
+        let ready = self.registered.wait(&mut front, timeout, mask)?;
+        front.into_selection().finish();
         Ok(ready)
     }
+}
 
+impl Registered {
     #[inline]
     fn wait(
         &mut self,
@@ -247,14 +232,14 @@ impl PollContext {
         timeout: Timeout,
         mask: Option<&SigSet>,
     ) -> Result<usize, Errno> {
-        let mut call = ContextCall {
-            context: self,
-            front,
-        };
-        let seen = call.look_at_active();
+        let seen = front.look(&mut self.kept);
         if poller::is_final(seen, timeout, mask) {
             return Ok(seen.ready);
         }
+        let mut call = ContextCall {
+            registered: self,
+            front,
+        };
         poller::wait(&mut call, seen, timeout, mask)
     }
 }
@@ -268,81 +253,26 @@ impl Default for PollContext {
 impl fmt::Debug for PollContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PollContext")
-            .field("entries", &self.kept.len())
+            .field("entries", &self.registered.kept.len())
             .finish_non_exhaustive()
     }
 }
 
-/// Where a call puts what it finds.
-trait Front {
-    /// Forgets all findings; says how much is ready whatever the objects show.
-    fn begin(&mut self) -> usize;
-
-    /// The entry at `position` has something ready. Says how much that makes.
-    fn report(&mut self, position: usize, found: Events) -> usize;
-}
-
-struct PollFront<'c, 'a> {
-    fds: &'c mut [PollFd<'a>],
-    /// Entries that are ready for not being open.
-    not_open: usize,
-}
-
-impl Front for PollFront<'_, '_> {
-    /// A look that finds anything is the last of its call, so there is nothing to forget.
-    fn begin(&mut self) -> usize {
-        self.not_open
-    }
-
-    fn report(&mut self, position: usize, found: Events) -> usize {
-        self.fds[position].set_revents(found);
-        1
-    }
-}
-
-struct SelectFront<'s> {
-    selection: Selection<'s>,
-    numbers: Vec<i32>,
-}
-
-impl Front for SelectFront<'_> {
-    fn begin(&mut self) -> usize {
-        0
-    }
-
-    fn report(&mut self, position: usize, found: Events) -> usize {
-        let member = self.selection.member(self.numbers[position]);
-        self.selection.note_events(member, found)
-    }
-}
-
 struct ContextCall<'c, F> {
-    context: &'c mut PollContext,
+    registered: &'c mut Registered,
     front: &'c mut F,
 }
 
 impl<F: Front> ContextCall<'_, F> {
-    #[inline]
-    fn look_at_active(&mut self) -> Seen {
-        let ready = self.front.begin();
-        let front = &mut *self.front;
-        let mut seen = self
-            .context
-            .kept
-            .look(|position, found| front.report(position, found));
-        seen.ready += ready;
-        seen
-    }
-
     /// Makes the list for the kernel's `poll`; says where in it the set is.
     fn make_list(&mut self, doorbell: Option<RawFd>) -> Result<Option<usize>, Errno> {
-        let PollContext {
+        let Registered {
             kept,
             kernel,
             list,
             asked,
             ..
-        } = &mut *self.context;
+        } = &mut *self.registered;
         list.clear();
         asked.clear();
         let mut push = |fd: RawFd, events: Events| {
@@ -376,8 +306,8 @@ impl<F: Front> Call for ContextCall<'_, F> {
     fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
         // SAFETY: the inbox is the context's, which is borrowed for the whole call; the table is
         // dropped before the call ends.
-        unsafe { viewer.attach(self.context.kept.inbox()) };
-        Ok(self.look_at_active())
+        unsafe { viewer.attach(self.registered.kept.inbox()) };
+        Ok(self.front.look(&mut self.registered.kept))
     }
 
     fn ask(
@@ -389,23 +319,23 @@ impl<F: Front> Call for ContextCall<'_, F> {
         const SILENT: Heard = Heard { rang: false };
         let mut limit = limit;
         loop {
-            self.context.list.clear();
-            self.context.asked.clear();
-            if self.context.kernel.asked().is_empty() {
+            self.registered.list.clear();
+            self.registered.asked.clear();
+            if self.registered.kernel.asked().is_empty() {
                 // Something is often ready already, and then this is all.
-                let PollContext { kept, kernel, .. } = &mut *self.context;
+                let Registered { kept, kernel, .. } = &mut *self.registered;
                 let is_now = limit.is_some_and(poller::is_zero);
                 if kernel.harvest(kept)? || (is_now && mask.is_none() && doorbell.is_none()) {
                     return Ok(SILENT);
                 }
             }
             let set = self.make_list(doorbell)?;
-            let PollContext {
+            let Registered {
                 kept, kernel, list, ..
-            } = &mut *self.context;
+            } = &mut *self.registered;
             kernel.forget();
             if let Err(errno) = poller::ask_kernel(list, limit, mask) {
-                self.context.asked.clear();
+                self.registered.asked.clear();
                 return Err(errno);
             }
             let rang = doorbell.is_some() && list.last().is_some_and(|last| last.revents != 0);
@@ -422,13 +352,13 @@ impl<F: Front> Call for ContextCall<'_, F> {
     }
 
     fn merge(&mut self) -> usize {
-        let PollContext {
+        let Registered {
             kept,
             kernel,
             list,
             asked,
             ..
-        } = &*self.context;
+        } = &*self.registered;
         let asked = asked.iter().zip(list);
         let asked = asked.map(|(&slot, asked)| {
             let bits = asked.revents.cast_unsigned();
@@ -444,6 +374,6 @@ impl<F: Front> Call for ContextCall<'_, F> {
     }
 
     fn may_end_for_nothing(&self) -> bool {
-        self.context.kernel.set_fd().is_some()
+        self.registered.kernel.set_fd().is_some()
     }
 }
