@@ -220,6 +220,13 @@ impl Inbox {
         }
     }
 
+    fn forget_marks(&self, arrivals: &mut Arrivals) {
+        self.is_marked.store(false, Ordering::Relaxed);
+        while let Some(slot) = arrivals.slots.pop() {
+            arrivals.marks[slot as usize / 64] &= !(1 << (slot % 64));
+        }
+    }
+
     /// Makes room for the marks of `slots` slots.
     fn reserve(&self, slots: usize) -> Result<(), Errno> {
         let mut arrivals = self.arrivals.lock();
@@ -645,15 +652,15 @@ impl Kept {
             return;
         }
         let mut arrivals = self.inbox.arrivals.lock();
-        let arrivals = &mut *arrivals;
-        self.inbox.is_marked.store(false, Ordering::Relaxed);
-        for index in arrivals.slots.drain(..) {
-            arrivals.marks[index as usize / 64] &= !(1 << (index % 64));
+        for &index in &arrivals.slots {
             let slot = &mut self.slots[index as usize];
             if !slot.is_active {
                 slot.is_active = true;
                 self.active.push(index);
             }
+        }
+        if !broken(Rule::TakeMarksThenLook) {
+            self.inbox.forget_marks(&mut arrivals);
         }
     }
 
@@ -700,6 +707,9 @@ impl Kept {
             } else {
                 at += 1;
             }
+        }
+        if broken(Rule::TakeMarksThenLook) {
+            self.inbox.forget_marks(&mut self.inbox.arrivals.lock());
         }
         seen
     }

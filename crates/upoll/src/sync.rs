@@ -108,6 +108,8 @@ pub enum Rule {
     RecheckUnderSetLock,
     /// A worker that comes back to a source still ready hands the turn on.
     HandOnTurn,
+    /// A look at what a poll context keeps takes the marks of wakes away before it looks.
+    TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
 }
