@@ -183,7 +183,7 @@ fn a_kept_context_allocates_nothing_however_its_list_changes() {
         list.len(),
         bytes / list.len()
     );
-    assert!(bytes / list.len() <= 320);
+    assert!(bytes / list.len() <= 256);
 }
 
 /// Nine wait queues, and 29 descriptors of the kernel beside them, fit on the stack; numbers below

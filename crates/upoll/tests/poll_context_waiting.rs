@@ -533,6 +533,50 @@ fn a_child_of_fork_leaves_the_parents_registrations_alone() {
     });
 }
 
+/// The sets of the kernel's that this process has open.
+fn kernel_sets() -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let is_set = |path: &std::path::Path| {
+        std::fs::read_link(path).is_ok_and(|file| file.ends_with("anon_inode:[eventpoll]"))
+    };
+    let mut sets: Vec<_> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| is_set(path))
+        .map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap())
+        .collect();
+    sets.sort_unstable();
+    sets
+}
+
+#[test]
+fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
+    in_child(|| {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let known = Descriptor::new(reader);
+        let mut fds = [PollFd::new(&known, Events::IN)];
+        let before = kernel_sets();
+        let mut context = PollContext::new();
+        assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
+        let mut made = kernel_sets();
+        made.retain(|set| !before.contains(set));
+        let number = made[0];
+        let other = EventFd::new(0).unwrap();
+        let (stays, _stays_writer) = std::io::pipe().unwrap();
+        // SAFETY: the number is the context's, which a program may close by mistake.
+        assert_eq!(unsafe { libc::dup2(stays.as_raw_fd(), number) }, number);
+        assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
+        writer.write_all(b"x").unwrap();
+        assert_eq!(context.poll(&mut fds, None), Ok(1));
+        let mut both = [fds[0], PollFd::new(&other, Events::IN)];
+        assert_eq!(context.poll(&mut both, None), Ok(1));
+        drop(context);
+        // SAFETY: takes a number.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+        assert_eq!(flags, libc::O_RDONLY);
+        assert_eq!(kernel_sets(), before);
+    });
+}
+
 #[test]
 fn contexts_come_and_go_while_others_write_and_poll_the_same_files() {
     let counters: Vec<_> = (0..4).map(|_| EventFd::new(0).unwrap()).collect();

@@ -33,7 +33,12 @@ pub(crate) fn epoll_create() -> Result<OwnedFd, Errno> {
 }
 
 /// `epoll_ctl(2)`.
-pub(crate) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+pub(crate) fn epoll_ctl(
+    set: &impl AsRawFd,
+    op: Op,
+    fd: RawFd,
+    interest: Event,
+) -> Result<(), Errno> {
     let mut event = libc::epoll_event {
         events: interest.events().bits(),
         u64: interest.data(),
@@ -44,7 +49,7 @@ pub(crate) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Re
 }
 
 /// Whether `fd` is a set of the kernel's; `other` is one, and not the same.
-pub(crate) fn is_epoll(fd: RawFd, other: &OwnedFd) -> bool {
+pub(crate) fn is_epoll(fd: RawFd, other: &impl AsRawFd) -> bool {
     // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
     // finds that `other` is not a member: EINVAL or ENOENT.
     let result = unsafe { libc::epoll_ctl(fd, Op::Del as i32, other.as_raw_fd(), ptr::null_mut()) };
@@ -56,7 +61,7 @@ pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
 /// `epoll_pwait2(2)`; a `limit` of None is none.
 pub(crate) fn epoll_wait(
-    set: &OwnedFd,
+    set: &impl AsRawFd,
     events: &mut [Event],
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,

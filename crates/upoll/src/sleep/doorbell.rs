@@ -9,9 +9,8 @@
 //!
 //! A program may also close the number itself, as one does that closes all it did not open, and
 //! open something else under it, to which eight bytes would come as a surprise. So each doorbell
-//! carries a mark, and before it is rung, read, closed or slept by, somebody looks for the mark.
-//! The mark is the owner that `fcntl(2)`, `F_SETOWN_EX`, gives to an open file: the thread. Without
-//! `O_ASYNC` that has no other effect.
+//! carries a [mark](Marked), and before it is rung, read, closed or slept by, somebody looks for the
+//! mark.
 //!
 //! # Fork
 //! A child has the parent's doorbells open and must neither ring them nor hear them. Each doorbell
@@ -22,37 +21,20 @@ use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::generation;
+use super::marked::{Belongs, Marked};
 use crate::errno::Errno;
 use crate::wait::Deferred;
 
 /// A kernel eventfd that wakes a thread from a sleep in the kernel.
 #[derive(Debug)]
 pub(super) struct Doorbell {
-    /// Not an `OwnedFd`: the program may have closed it.
-    fd: RawFd,
-    /// The thread that it was made for.
-    owner: libc::pid_t,
+    /// Belongs to the thread that it was made for.
+    fd: Marked,
     generation: u32,
 }
-
-/// `struct f_owner_ex`; the `libc` crate has neither it nor its constants for all C libraries.
-#[repr(C)]
-struct Owner {
-    kind: libc::c_int,
-    pid: libc::pid_t,
-}
-
-const F_SETSIG: libc::c_int = 10;
-const F_GETSIG: libc::c_int = 11;
-const F_SETOWN_EX: libc::c_int = 15;
-const F_GETOWN_EX: libc::c_int = 16;
-const F_OWNER_TID: libc::c_int = 0;
-
-/// The second half of the mark, a signal that will not be sent: it stays when the owner has ended.
-const MARK: libc::c_int = libc::SIGURG;
 
 std::thread_local! {
     /// Taken out while it is in use: a call within the call makes its own.
@@ -76,55 +58,27 @@ impl Doorbell {
 
     fn make() -> Result<Self, Errno> {
         let generation = generation::watched()?;
-        // SAFETY: no arguments, no memory.
-        let owner = unsafe { libc::gettid() };
         // SAFETY: makes a descriptor.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(Errno::NOMEM);
         }
-        let mark = Owner {
-            kind: F_OWNER_TID,
-            pid: owner,
-        };
-        // SAFETY: the descriptor was just made, and the calls take a number and a structure.
-        let is_marked = unsafe {
-            libc::fcntl(fd, F_SETSIG, MARK) == 0
-                && libc::fcntl(fd, F_SETOWN_EX, &raw const mark) == 0
-        };
-        if !is_marked {
-            // SAFETY: it was made here, and nothing else knows it.
-            unsafe { libc::close(fd) };
-            return Err(Errno::NOMEM);
-        }
+        // SAFETY: it was just made, and nothing else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Doorbell {
-            fd,
-            owner,
+            fd: Marked::new(fd, Belongs::ToThread)?,
             generation,
         })
     }
 
     /// Whether its number still leads to it, and it is this process's.
     pub(super) fn is_intact(&self) -> bool {
-        self.generation == generation::current() && self.is_marked()
-    }
-
-    fn is_marked(&self) -> bool {
-        let mut mark = Owner { kind: -1, pid: -1 };
-        // SAFETY: the call fills the structure. A number that is not open gives an error.
-        let found = unsafe { libc::fcntl(self.fd, F_GETOWN_EX, &raw mut mark) } == 0;
-        if !found || mark.kind != F_OWNER_TID {
-            return false;
-        }
-        // An owner that has ended is shown as zero, and so is none.
-        // SAFETY: no memory.
-        mark.pid == self.owner
-            || (mark.pid == 0 && unsafe { libc::fcntl(self.fd, F_GETSIG) } == MARK)
+        self.generation == generation::current() && self.fd.is_marked()
     }
 
     /// What to wait for: it is readable once it was rung.
     pub(super) fn fd(&self) -> RawFd {
-        self.fd
+        self.fd.as_raw_fd()
     }
 
     /// Has it rung once the wake has let go of its locks.
@@ -137,7 +91,7 @@ impl Doorbell {
         if self.is_intact() {
             let one = 1_u64;
             // SAFETY: eight bytes are read from `one`. If the counter is full it has rung.
-            unsafe { libc::write(self.fd, (&raw const one).cast(), size_of::<u64>()) };
+            unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
         }
     }
 
@@ -145,17 +99,7 @@ impl Doorbell {
     pub(super) fn quiet(&self) {
         let mut count = 0_u64;
         // SAFETY: eight bytes are written to `count`. If the counter is empty it is quiet.
-        unsafe { libc::read(self.fd, (&raw mut count).cast(), size_of::<u64>()) };
-    }
-}
-
-impl Drop for Doorbell {
-    fn drop(&mut self) {
-        // A child of a fork closes its copy, if it still has it.
-        if self.is_marked() {
-            // SAFETY: the number leads to the eventfd that this is the last reference to.
-            unsafe { libc::close(self.fd) };
-        }
+        unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 }
 

@@ -10,6 +10,9 @@
 //! a file whose number was closed while the file lives on under another one: the kernel keeps such a
 //! registration, and lets nobody delete it. Then a new set is made.
 //!
+//! A set whose number the program has closed is replaced, too, once it is missed: with the number
+//! reused for something that is no set, at the next harvest.
+//!
 //! # What is not counted
 //! A set passes over wakes that do not announce what an entry is for, and some files announce less
 //! than they then show: a terminal wakes for `IN` and shows `RDNORM`, too. So an entry is registered
@@ -21,9 +24,10 @@
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use super::generation;
+use super::marked::{Belongs, Marked};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -61,7 +65,7 @@ impl Maker {
 /// A set of the kernel's, and what is in it.
 #[derive(Debug)]
 struct KernelSet {
-    fd: OwnedFd,
+    fd: Marked,
     maker: Maker,
 }
 
@@ -143,8 +147,14 @@ impl KernelPart {
     pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
-            let count = kernel::epoll_wait(&set.fd, &mut self.events, kernel::AT_ONCE, None)?;
-            if self.sort(kept, count) {
+            let harvested = kernel::epoll_wait(&set.fd, &mut self.events, kernel::AT_ONCE, None);
+            let is_whole = match harvested {
+                Ok(count) => self.sort(kept, count),
+                // The program closed it.
+                Err(_) if !set.fd.is_marked() => false,
+                Err(errno) => return Err(errno),
+            };
+            if is_whole {
                 break;
             }
             self.renew(kept);
@@ -184,13 +194,13 @@ impl KernelPart {
     }
 
     /// The set that this thread may change.
-    fn set_or_make(&mut self) -> Result<&OwnedFd, Errno> {
+    fn set_or_make(&mut self) -> Result<&Marked, Errno> {
         let set = match self.set.take() {
             Some(set) => set,
             None => {
                 generation::watched()?;
                 KernelSet {
-                    fd: kernel::epoll_create()?,
+                    fd: Marked::new(kernel::epoll_create()?, Belongs::ToProcess)?,
                     maker: Maker::current(),
                 }
             }

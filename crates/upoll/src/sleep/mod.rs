@@ -13,6 +13,7 @@ mod eventfd;
 mod futex;
 mod generation;
 mod kernel_part;
+mod marked;
 mod pipe;
 mod poll;
 mod poll_context;
