@@ -167,6 +167,24 @@ fn marks_that_are_taken_away_after_the_look_are_lost() {
     must_fail_without(Rule::TakeMarksThenLook, marking_against_looking);
 }
 
+#[test]
+fn a_context_selects() {
+    model(1, || {
+        let counters = [0, 1].map(|count| EventFd::new(count).unwrap());
+        let mut context = PollContext::new();
+        for _ in 0..2 {
+            let mut read = FdSet::from_iter([0, 1]);
+            let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
+            let ready = context.select_now(2, Some(&mut read), None, None, resolve);
+            assert_eq!((ready, read), (Ok(1), FdSet::from_iter([1])));
+        }
+        let mut read = FdSet::from_iter([2]);
+        let resolve = |_| None;
+        let ready = context.select_now(3, Some(&mut read), None, None, resolve);
+        assert_eq!(ready, Err(Errno::BADF));
+    });
+}
+
 /// A wake on its way through the queue while the context is dropped.
 #[test]
 fn a_context_may_go_while_a_wake_comes() {

@@ -482,7 +482,10 @@ pub(crate) mod tests {
 
     use crate::file::Pollable;
     use crate::wait::WaitQueue;
-    use crate::{Errno, EventFd, Events, FdSet, File, FileRef, PollFd, PollTable, Source, Timeout};
+    use crate::{
+        Errno, EventFd, Events, FdSet, File, FileRef, PollContext, PollFd, PollTable, Source,
+        Timeout,
+    };
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -526,6 +529,7 @@ pub(crate) mod tests {
         for wait in [
             |file: &_| poll_one(file, LONG),
             |file: &_| select_one(file, LONG),
+            |file: &_| PollContext::new().poll(&mut [PollFd::new(file, Events::IN)], LONG),
         ] {
             let (reader, mut writer) = std::io::pipe().unwrap();
             let file = File::new(Sided::default());
@@ -544,31 +548,55 @@ pub(crate) mod tests {
 
     #[test]
     fn a_kernel_side_that_comes_late_reaches_those_who_sleep_without_it() {
+        for keeps in [false, true] {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let file = File::new(Sided::default());
+            let other = EventFd::new(0).unwrap();
+            let thread = std::thread::spawn({
+                let (file, other) = (file.clone(), other.clone());
+                move || {
+                    let mut fds = [
+                        PollFd::new(&other, Events::IN),
+                        PollFd::new(&file, Events::IN),
+                    ];
+                    let ready = if keeps {
+                        PollContext::new().poll(&mut fds, LONG)
+                    } else {
+                        crate::poll(&mut fds, LONG)
+                    };
+                    (ready, fds[0].revents(), fds[1].revents())
+                }
+            });
+            while !file.changed.is_watched() {
+                std::thread::yield_now();
+            }
+            assert!(file.pipe.set(reader).is_ok());
+            file.changed.wake(Events::IN);
+            // Time to go to sleep again.
+            std::thread::sleep(Duration::from_millis(20));
+            let begun = std::time::Instant::now();
+            writer.write_all(b"x").unwrap();
+            let found = (Ok(1), Events::empty(), Events::IN);
+            assert_eq!(thread.join().unwrap(), found);
+            assert!(begun.elapsed() < LONG / 2, "it slept until its limit");
+        }
+    }
+
+    #[test]
+    fn a_kernel_side_that_comes_between_calls_is_looked_at_without_a_wake() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let file = File::new(Sided::default());
-        let other = EventFd::new(0).unwrap();
-        let thread = std::thread::spawn({
-            let (file, other) = (file.clone(), other.clone());
-            move || {
-                let mut fds = [
-                    PollFd::new(&other, Events::IN),
-                    PollFd::new(&file, Events::IN),
-                ];
-                let ready = crate::poll(&mut fds, LONG);
-                (ready, fds[0].revents(), fds[1].revents())
-            }
-        });
-        while !file.changed.is_watched() {
-            std::thread::yield_now();
-        }
+        let mut context = PollContext::new();
+        let mut call = || context.poll(&mut [PollFd::new(&file, Events::IN)], Duration::ZERO);
+        assert_eq!(call(), Ok(0));
         assert!(file.pipe.set(reader).is_ok());
-        file.changed.wake(Events::IN);
-        // Time to go to sleep again.
-        std::thread::sleep(Duration::from_millis(20));
-        let begun = std::time::Instant::now();
+        file.changed.wake(Events::empty());
+        assert_eq!(call(), Ok(0));
         writer.write_all(b"x").unwrap();
-        let found = (Ok(1), Events::empty(), Events::IN);
-        assert_eq!(thread.join().unwrap(), found);
-        assert!(begun.elapsed() < LONG / 2, "it slept until its limit");
+        assert_eq!(call(), Ok(1));
+        file.pipe.get().unwrap().read_exact(&mut [0]).unwrap();
+        assert_eq!(call(), Ok(0));
+        writer.write_all(b"x").unwrap();
+        assert_eq!(call(), Ok(1));
     }
 }

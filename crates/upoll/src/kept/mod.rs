@@ -17,6 +17,8 @@
 //! file that has closed cannot come back under the same address while its entry is kept. Its entry
 //! goes at the next call, whose list cannot have it.
 
+mod inbox;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -27,14 +29,18 @@ use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
+pub(crate) use self::inbox::Inbox;
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use self::inbox::Sleeper;
+
 use crate::epoll::has_companion;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, FileRef, PollTable};
 use crate::poll::Seen;
-use crate::sync::{AtomicBool, Mutex, Ordering, Rule, broken, fence_after_rmw};
+use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
-use crate::wait::{Deferred, Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// Who an entry is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -151,98 +157,6 @@ struct Hook {
 unsafe impl Send for Hook {}
 // SAFETY: as above.
 unsafe impl Sync for Hook {}
-
-/// Where wakes leave their marks.
-pub(crate) struct Inbox {
-    /// There are marks. A call that finds none takes no lock.
-    is_marked: AtomicBool,
-    arrivals: Mutex<Arrivals>,
-}
-
-struct Arrivals {
-    /// Entries that woke since marks were last taken away, each once.
-    slots: Vec<u32>,
-    /// A bit for each slot: it is in `slots`.
-    marks: Vec<u64>,
-    sleeper: Option<Sleeper>,
-}
-
-/// Whom a mark is told to at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sleeper {
-    /// Called with `whom` under the inbox's lock.
-    pub(crate) rouse: unsafe fn(whom: NonNull<()>, &mut Deferred),
-    pub(crate) whom: NonNull<()>,
-}
-
-// SAFETY: what `whom` leads to may be told by any thread (`Inbox::attach`'s contract).
-unsafe impl Send for Sleeper {}
-
-impl Inbox {
-    fn new() -> Self {
-        Inbox {
-            is_marked: AtomicBool::new(false),
-            arrivals: Mutex::new(Arrivals {
-                slots: Vec::new(),
-                marks: Vec::new(),
-                sleeper: None,
-            }),
-        }
-    }
-
-    /// From now on a mark is told to `sleeper`. Look afterwards.
-    ///
-    /// # Safety
-    /// `sleeper` may be roused by any thread until it is detached.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) unsafe fn attach(&self, sleeper: Sleeper) {
-        self.arrivals.lock().sleeper = Some(sleeper);
-    }
-
-    /// Nobody is told any more.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn detach(&self) {
-        self.arrivals.lock().sleeper = None;
-    }
-
-    fn mark(&self, slot: u32, rouses: bool, deferred: &mut Deferred) {
-        let mut arrivals = self.arrivals.lock();
-        let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
-        if arrivals.marks[word] & bit == 0 {
-            arrivals.marks[word] |= bit;
-            // There is room for as many as there are slots.
-            arrivals.slots.push(slot);
-            self.is_marked.store(true, Ordering::Relaxed);
-        }
-        if rouses && let Some(Sleeper { rouse, whom }) = arrivals.sleeper {
-            // SAFETY: attached, and the lock is held, which a detach takes.
-            unsafe { rouse(whom, deferred) };
-        }
-    }
-
-    fn forget_marks(&self, arrivals: &mut Arrivals) {
-        self.is_marked.store(false, Ordering::Relaxed);
-        while let Some(slot) = arrivals.slots.pop() {
-            arrivals.marks[slot as usize / 64] &= !(1 << (slot % 64));
-        }
-    }
-
-    /// Makes room for the marks of `slots` slots.
-    fn reserve(&self, slots: usize) -> Result<(), Errno> {
-        let mut arrivals = self.arrivals.lock();
-        let words = slots.div_ceil(64);
-        let more = words.saturating_sub(arrivals.marks.len());
-        arrivals.marks.try_reserve(more).map_err(|_| Errno::NOMEM)?;
-        let kept = arrivals.slots.len();
-        arrivals
-            .slots
-            .try_reserve(slots - kept)
-            .map_err(|_| Errno::NOMEM)?;
-        let words = words.max(arrivals.marks.len());
-        arrivals.marks.resize(words, 0);
-        Ok(())
-    }
-}
 
 /// A wake reached an entry that is kept (`pollwake`).
 ///
@@ -648,7 +562,7 @@ impl Kept {
 
     /// Takes all marks away: the entries are active from now on.
     fn take_marks(&mut self) {
-        if !self.inbox.is_marked.load(Ordering::Acquire) {
+        if !self.inbox.is_marked.load(Ordering::Relaxed) {
             return;
         }
         let mut arrivals = self.inbox.arrivals.lock();
