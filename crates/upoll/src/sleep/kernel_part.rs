@@ -14,12 +14,11 @@
 //! reused for something that is no set, at the next harvest.
 //!
 //! # What is not counted
-//! A set passes over wakes that do not announce what an entry is for, and some files announce less
-//! than they then show: a terminal wakes for `IN` and shows `RDNORM`, too. So an entry is registered
-//! for the plain events beside those that it is for. And `select` does not count all that a set
-//! reports in any case, for instance that a descriptor in the writable set has only hung up. An
-//! entry that shows only what does not count is made edge-triggered, so that it ends no sleep until
-//! it wakes anew.
+//! A set reports more than `select` counts, for instance that a descriptor in the writable set has
+//! only hung up. An entry that shows only what does not count is made edge-triggered, so that it
+//! ends no sleep until it wakes anew. (What counts for `poll` is just what a set reports. Both rely
+//! on a wake that says what it is for, which all files but sets do: a set says `IN` when it shows
+//! `RDNORM`, too.)
 
 use alloc::vec::Vec;
 use core::cell::Cell;
@@ -227,7 +226,7 @@ impl KernelPart {
         if kernel::is_epoll(number, set) {
             return Err(Errno::LOOP);
         }
-        let interest = Event::new(announced(wanted), data(slot, stamp));
+        let interest = Event::new(wanted, data(slot, stamp));
         match kernel::epoll_ctl(set, Op::Add, number, interest) {
             Ok(()) => {
                 self.last_stamp = stamp;
@@ -249,8 +248,8 @@ impl KernelPart {
         way: Registration,
     ) -> Registration {
         let events = match way {
-            Registration::Edge => announced(wanted) | Events::ET,
-            _ => announced(wanted),
+            Registration::Edge => wanted | Events::ET,
+            _ => wanted,
         };
         let interest = Event::new(events, data(slot, self.stamps[slot as usize]));
         let changed = match &self.set {
@@ -322,20 +321,6 @@ impl Outside for KernelPart {
             }
         }
     }
-}
-
-/// All that a wake may announce that makes one of `wanted` ready.
-fn announced(wanted: Events) -> Events {
-    const READING: Events = Events::RDNORM.union(Events::RDBAND).union(Events::RDHUP);
-    const WRITING: Events = Events::WRNORM.union(Events::WRBAND);
-    let mut announced = wanted;
-    if wanted.intersects(READING) {
-        announced |= Events::IN;
-    }
-    if wanted.intersects(WRITING) {
-        announced |= Events::OUT;
-    }
-    announced
 }
 
 fn data(slot: u32, stamp: u32) -> u64 {
