@@ -417,6 +417,47 @@ fn select_sleeps_beside_what_has_only_hung_up_and_sees_it_wake() {
     assert_eq!(call(LONG), (Ok(1), FdSet::from_iter([1]), FdSet::new()));
 }
 
+/// A socket without a connection has hung up, which is nothing exceptional; urgent data is.
+#[test]
+fn select_goes_on_to_report_what_counts_after_what_does_not() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let std::net::SocketAddr::V4(address) = listener.local_addr().unwrap() else {
+        unreachable!("bound to an IPv4 address");
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: makes a descriptor; nothing else owns it.
+    let socket = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, kind, 0)) };
+    let socket = Descriptor::new(socket);
+    let mut context = PollContext::new();
+    let mut exceptional = |limit: Duration| {
+        let mut except = FdSet::from_iter([0]);
+        let resolve = |_| Some(socket.target());
+        let timeout = &mut Timeout::from(limit);
+        context.select(1, None, None, Some(&mut except), timeout, resolve)
+    };
+    assert_eq!(exceptional(Duration::from_millis(1)), Ok(0));
+    let to = libc::sockaddr_in {
+        sin_family: libc::sa_family_t::try_from(libc::AF_INET).unwrap(),
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(*address.ip()).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&to)).unwrap();
+    // SAFETY: an address of that length.
+    let connected = unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), length) };
+    assert_eq!(connected, 0);
+    let (peer, _) = listener.accept().unwrap();
+    assert_eq!(exceptional(Duration::from_millis(1)), Ok(0));
+    // SAFETY: one byte is read.
+    let sent = unsafe { libc::send(peer.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+    assert_eq!(sent, 1);
+    for _ in 0..3 {
+        assert_eq!(exceptional(LONG), Ok(1));
+    }
+}
+
 #[test]
 fn a_set_that_gains_descriptors_of_the_kernel_between_calls_is_looked_at() {
     let (inner, outer) = (Epoll::new().unwrap(), Epoll::new().unwrap());
