@@ -187,6 +187,75 @@ fn a_context_keeps_no_file_open_and_its_memory_only_until_the_next_call() {
     assert_eq!(kernel_reader.read(&mut [0]).unwrap(), 0);
 }
 
+/// Panics when it is asked for its queues, or when it is dropped.
+struct Fragile {
+    queue: WaitQueue,
+    breaks: AtomicBool,
+}
+
+impl Pollable for Fragile {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        assert!(!self.breaks.load(Ordering::Relaxed), "poll breaks");
+        Events::IN
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        assert!(!self.breaks.load(Ordering::Relaxed), "drop breaks");
+    }
+}
+
+#[test]
+fn an_object_that_panics_leaves_the_others_as_they_are() {
+    let panics = |body: &mut dyn FnMut()| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err()
+    };
+    let fragile = |breaks: bool| {
+        File::new(Fragile {
+            queue: WaitQueue::new(),
+            breaks: breaks.into(),
+        })
+    };
+    let counters: Vec<_> = (0..8).map(|_| EventFd::new(1).unwrap()).collect();
+    let entry = |counter| PollFd::new(counter, Events::IN);
+    let mut context = PollContext::new();
+    let breaking = fragile(true);
+    let mut fds: Vec<_> = counters.iter().map(entry).collect();
+    fds.insert(4, PollFd::new(&breaking, Events::IN));
+    assert!(panics(&mut || {
+        let _ = context.poll(&mut fds, Duration::ZERO);
+    }));
+    assert_eq!(breaking.queue.wake(Events::IN), 0, "it is still registered");
+    breaking.breaks.store(false, Ordering::Relaxed);
+    assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(9));
+    assert_eq!(breaking.queue.wake(Events::IN), 1);
+
+    // Goes together with others, which then are not registered either.
+    breaking.breaks.store(true, Ordering::Relaxed);
+    drop(breaking);
+    let counts = Arc::default();
+    let probes: Vec<_> = (0..8).map(|_| Probe::opened(&counts)).collect();
+    let breaking = fragile(false);
+    let mut fds = list(&probes);
+    fds.push(PollFd::new(&breaking, Events::IN));
+    assert!(panics(&mut || {
+        let _ = context.poll(&mut fds, Duration::ZERO);
+    }));
+    assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(1));
+    breaking.breaks.store(true, Ordering::Relaxed);
+    drop(breaking);
+    assert!(panics(&mut || {
+        let _ = context.poll(&mut [], Duration::ZERO);
+    }));
+    for probe in &probes {
+        assert_eq!(probe.other_queue.wake(Events::IN), 0);
+    }
+    let mut fds: Vec<_> = counters.iter().map(entry).collect();
+    assert_eq!(context.poll(&mut fds, None), Ok(8));
+}
+
 /// What a thread may sleep for: a user-level object, a known descriptor, a number, any of them.
 struct Sources {
     counter: EventFd,

@@ -26,6 +26,7 @@ use core::hash::BuildHasher;
 use core::ptr::NonNull;
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Drain;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
@@ -354,9 +355,12 @@ impl Kept {
 
         // The rest goes before anything new comes: both may have the same number.
         let mut loose = core::mem::take(&mut self.loose);
-        for slot in loose.drain() {
-            self.release(slot, outside);
+        Releasing {
+            kept: self,
+            slots: loose.drain(),
+            outside,
         }
+        .run();
         self.loose = loose;
         for &position in &*changed {
             let (target, wanted) = at(position as usize);
@@ -723,5 +727,27 @@ struct Registering<'k, O: Outside> {
 impl<O: Outside> Drop for Registering<'_, O> {
     fn drop(&mut self) {
         self.kept.release(self.index, self.outside);
+    }
+}
+
+/// Entries that are none of the list any more: they go, to the last one, even if an object's end
+/// panics on the way.
+struct Releasing<'k, O: Outside> {
+    kept: &'k mut Kept,
+    slots: Drain<'k, u32>,
+    outside: &'k mut O,
+}
+
+impl<O: Outside> Releasing<'_, O> {
+    fn run(&mut self) {
+        for slot in self.slots.by_ref() {
+            self.kept.release(slot, self.outside);
+        }
+    }
+}
+
+impl<O: Outside> Drop for Releasing<'_, O> {
+    fn drop(&mut self) {
+        self.run();
     }
 }
