@@ -26,6 +26,9 @@ use crate::target::Target;
 /// looks only at the objects that were ready the last time or woke since. Apart from the comparison
 /// it costs as much as has changed or is ready, and it allocates only when the list grows.
 ///
+/// The price is paid by who changes an object: it is watched all the time, so each change walks its
+/// wait queue and leaves a mark. And a context for a single call costs more than none.
+///
 /// # The same results
 /// A call finds what [`poll`](crate::poll()) would find at that moment, with the same errors. It
 /// relies on an object to wake its queues when it becomes ready, as [`Pollable`](crate::Pollable)
