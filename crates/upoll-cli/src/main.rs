@@ -3,6 +3,8 @@
 mod bench;
 mod demo;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Linux's readiness subsystem in user space: a demonstration and benchmarks.
@@ -26,9 +28,9 @@ enum Command {
     Bench(bench::Options),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
-        Command::Bench(options) => bench::run(&options),
+        Command::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
     }
 }

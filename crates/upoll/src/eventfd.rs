@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
@@ -42,7 +42,8 @@ pub(crate) struct Counter {
     limited: Mutex<Limited>,
     /// Readers, writers and sets alike, as in Linux.
     queue: WaitQueue,
-    flags: EventFdFlags,
+    /// All that the object was made with; `NONBLOCK` may change.
+    flags: AtomicU32,
 }
 
 /// In [`Counter::word`]: the count is behind the lock. A count of that value, which only `signal`
@@ -56,8 +57,13 @@ struct Limited {
 }
 
 impl Counter {
+    #[inline]
+    fn flags(&self) -> EventFdFlags {
+        EventFdFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
     fn is_semaphore(&self) -> bool {
-        self.flags.contains(EventFdFlags::SEMAPHORE)
+        self.flags().contains(EventFdFlags::SEMAPHORE)
     }
 
     /// Makes `step` of the count and the maximum the new count; says what the old one was.
@@ -157,9 +163,21 @@ impl Counter {
         }
     }
 
+    fn retire(&self) -> Option<u64> {
+        let mut limited = self.limit();
+        if limited.maximum != NO_MAXIMUM {
+            return None;
+        }
+        let count = limited.count;
+        *limited = RETIRED;
+        drop(limited);
+        self.queue.wake(Events::HUP);
+        Some(count)
+    }
+
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
         let mut limited = self.limit();
-        let result = if limited.count >= maximum {
+        let result = if limited.count >= maximum || limited.is_retired() {
             Err(Errno::INVAL)
         } else {
             limited.maximum = maximum;
@@ -174,12 +192,36 @@ impl Counter {
     }
 }
 
+/// No maximum is ever 0 else: nothing fits, and there is nothing to read.
+const RETIRED: Limited = Limited {
+    count: 0,
+    maximum: 0,
+};
+
 impl Limited {
+    fn is_retired(self) -> bool {
+        self.maximum == RETIRED.maximum
+    }
+
+    #[inline]
     fn without_maximum(count: u64) -> Self {
         Limited {
             count,
             maximum: NO_MAXIMUM,
         }
+    }
+
+    #[inline]
+    fn events(self) -> Events {
+        if self.is_retired() {
+            return Events::HUP;
+        }
+        let only_if = |is_so: bool, events: Events| {
+            Events::from_bits_retain(u32::from(is_so) * events.bits())
+        };
+        only_if(self.count > 0, Events::IN)
+            | only_if(self.count == self.maximum, Events::ERR)
+            | only_if(self.maximum - 1 > self.count, Events::OUT)
     }
 
     /// Whether adding `value` keeps the count below the maximum.
@@ -192,12 +234,16 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
-        let Limited { count, maximum } = self.look();
-        let mut events = Events::empty();
-        events.set(Events::IN, count > 0);
-        events.set(Events::ERR, count == maximum);
-        events.set(Events::OUT, maximum - 1 > count);
-        events
+        let count = self.word.load(Ordering::SeqCst);
+        if count == LIMITED {
+            let now = self.look();
+            return if now.is_retired() {
+                Events::HUP
+            } else {
+                now.events()
+            };
+        }
+        Limited::without_maximum(count).events()
     }
 
     fn release(&self) {
@@ -264,7 +310,7 @@ impl EventFd {
                 word: AtomicU64::new(u64::from(initial)),
                 limited: Mutex::new(Limited::without_maximum(0)),
                 queue: WaitQueue::new(),
-                flags,
+                flags: AtomicU32::new(flags.bits()),
             }),
         })
     }
@@ -344,15 +390,58 @@ impl EventFd {
         self.file.look().maximum
     }
 
+    /// Takes the count for good, for whoever goes on with it elsewhere: the kernel, when a second
+    /// process is to share it. None, and nothing is done, if there is a maximum or it has been
+    /// retired before.
+    ///
+    /// From then on it gives `EAGAIN` to calls that do not wait, `ESTALE` to those that do, also if
+    /// they began before, and shows `HUP`. There is no way back.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{Errno, EventFd};
+    /// let counter = EventFd::new(3)?;
+    /// assert_eq!(counter.retire(), Some(3));
+    /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[must_use = "the count is nowhere else any more"]
+    pub fn retire(&self) -> Option<u64> {
+        self.file.retire()
+    }
+
+    /// Whether it has been [retired](Self::retire).
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.file.look().is_retired()
+    }
+
     /// Whether reads take one at a time.
     #[must_use]
     pub fn is_semaphore(&self) -> bool {
         self.file.is_semaphore()
     }
 
+    /// What it was made with, and whether it is `NONBLOCK` now (`F_GETFL`).
+    #[must_use]
+    pub fn flags(&self) -> EventFdFlags {
+        self.file.flags()
+    }
+
+    /// Changes the status flag `NONBLOCK` of the open file (`F_SETFL`); others are ignored. Calls
+    /// that block already go on blocking.
+    pub fn set_flags(&self, flags: EventFdFlags) {
+        let nonblock = EventFdFlags::NONBLOCK.bits();
+        if flags.contains(EventFdFlags::NONBLOCK) {
+            self.file.flags.fetch_or(nonblock, Ordering::Relaxed);
+        } else {
+            self.file.flags.fetch_and(!nonblock, Ordering::Relaxed);
+        }
+    }
+
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.file.flags.contains(EventFdFlags::NONBLOCK)
+        self.file.flags().contains(EventFdFlags::NONBLOCK)
     }
 
     #[cfg(all(feature = "std", not(loom)))]

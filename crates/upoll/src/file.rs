@@ -398,6 +398,12 @@ impl<'a> FileRef<'a> {
         self
     }
 
+    /// Whether both refer to the same open file, by whatever number.
+    #[must_use]
+    pub fn is_same_file(self, other: FileRef<'_>) -> bool {
+        self.identity() == other.identity()
+    }
+
     /// Whether any of `events` is ready now, without waiting for it.
     #[must_use]
     pub fn is_ready(self, events: Events) -> bool {

@@ -45,9 +45,11 @@ impl<'a> Target<'a> {
         match self {
             Target::Kernel(_) | Target::Descriptor(_) => None,
             #[cfg(test)]
-            Target::File(file) => crate::sleep::test_side(file),
+            Target::File(file) => {
+                crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file))
+            }
             #[cfg(not(test))]
-            Target::File(_) => None,
+            Target::File(file) => crate::host::kernel_side(file),
         }
     }
 }

@@ -20,9 +20,11 @@
 //! links itself (which writes `linked`), then reads the state. Both do so with sequentially
 //! consistent order, so one of the two sees the other and no wake is lost.
 
+use alloc::sync::Arc;
 use core::marker::PhantomPinned;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
+use core::task::Waker;
 
 use crate::events::Events;
 use crate::sync::{
@@ -39,7 +41,9 @@ use crate::sync::{
 /// Waiters are called with the queue's lock held: do not hold a lock around a wake that your
 /// `poll` takes while it calls into other objects' queues.
 pub struct WaitQueue {
-    /// How many entries are linked. Written under `list`'s lock, read without it by wakes.
+    /// How many entries are linked, or unlinked by a rotating wake and not yet settled: a wake that
+    /// comes meanwhile finds nobody, and has to say so. Written under `list`'s lock, read without
+    /// it by wakes.
     linked: AtomicU32,
     /// A rotating wake found nobody who waits, and all exclusive entries have the note that tells
     /// them to look before they sleep. Until one of them uses it up, no further note is needed, and
@@ -88,6 +92,8 @@ pub(crate) enum Mode {
     Tell,
     /// Take note only if somebody waits for it right now.
     Offer,
+    /// Say whether somebody waits for it right now, and take no note.
+    Ask,
 }
 
 /// What an entry answers.
@@ -155,13 +161,66 @@ impl Wake<'_> {
 
 pub(crate) type Action = (fn(usize), usize);
 
-/// Actions put off until the locks of the wake are released: the system calls that rouse threads.
+/// A task's waker in a place where wakes find it. It is called once the locks of the wake are free:
+/// an executor may run the task on the spot, or drop it.
+pub(crate) struct TaskSlot {
+    /// The task to wake. Nothing is called, and no waker dropped, with this lock held.
+    waker: Mutex<Option<Waker>>,
+    /// A wake has this in its chain and will call the waker.
+    chained: AtomicBool,
+    /// The next in that chain; the wake's own.
+    next: AtomicPtr<TaskSlot>,
+}
+
+impl TaskSlot {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(TaskSlot {
+            waker: Mutex::new(None),
+            chained: AtomicBool::new(false),
+            next: AtomicPtr::new(ptr::null_mut()),
+        })
+    }
+
+    /// Look at the object's state afterwards.
+    pub(crate) fn set(&self, waker: Waker) {
+        let before = self.waker.lock().replace(waker);
+        fence(Ordering::SeqCst);
+        drop(before);
+    }
+}
+
+/// Tasks to be woken, linked by their slots' `next`, so that a wake allocates nothing.
+struct Tasks(*mut TaskSlot);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        while !self.0.is_null() {
+            // SAFETY: from `Arc::into_raw` in `push_task`, and taken off the chain here.
+            let slot = unsafe { Arc::from_raw(self.0) };
+            // Should a waker panic, the others are called as this drops.
+            let mut rest = Tasks(slot.next.load(Ordering::Relaxed));
+            self.0 = ptr::null_mut();
+            // First: a wake from now on chains it anew.
+            slot.chained.swap(false, Ordering::SeqCst);
+            let waker = slot.waker.lock().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            self.0 = core::mem::replace(&mut rest.0, ptr::null_mut());
+        }
+    }
+}
+
+/// Actions put off until the locks of the wake are released: the system calls that rouse threads,
+/// and the wakers of tasks.
 ///
-/// Room for a few is on the stack. When it is full the oldest are done at once, under the locks:
-/// slower, never wrong.
+/// Room for a few system calls is on the stack. When it is full the oldest are done at once, under
+/// the locks: slower, never wrong.
 pub(crate) struct Deferred {
     actions: [MaybeUninit<Action>; Deferred::ROOM],
     len: usize,
+    /// Dropped, and thereby woken, after the actions are done.
+    tasks: Tasks,
 }
 
 impl Deferred {
@@ -172,6 +231,15 @@ impl Deferred {
         Deferred {
             actions: [const { MaybeUninit::uninit() }; Deferred::ROOM],
             len: 0,
+            tasks: Tasks(ptr::null_mut()),
+        }
+    }
+
+    /// Has the task's waker called, unless another wake is about to.
+    pub(crate) fn push_task(&mut self, slot: &Arc<TaskSlot>) {
+        if !slot.chained.swap(true, Ordering::SeqCst) {
+            slot.next.store(self.tasks.0, Ordering::Relaxed);
+            self.tasks.0 = Arc::into_raw(slot.clone()).cast_mut();
         }
     }
 
@@ -181,13 +249,19 @@ impl Deferred {
     )]
     pub(crate) fn push(&mut self, action: fn(usize), word: usize) {
         if self.len == Deferred::ROOM {
-            self.run();
+            self.run_actions();
         }
         self.actions[self.len].write((action, word));
         self.len += 1;
     }
 
+    /// For when all locks are free.
     pub(crate) fn run(&mut self) {
+        self.run_actions();
+        drop(core::mem::replace(&mut self.tasks, Tasks(ptr::null_mut())));
+    }
+
+    fn run_actions(&mut self) {
         let len = core::mem::take(&mut self.len);
         for slot in &self.actions[..len] {
             // SAFETY: the first `len` slots were written by `push`; the type is `Copy`.
@@ -201,7 +275,7 @@ impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
         if self.len > 0 {
-            self.run();
+            self.run_actions();
         }
     }
 }
@@ -303,6 +377,8 @@ impl WaitEntry {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let mut list = unsafe { queue.as_ref() }.list.lock();
+        // SAFETY: as above.
+        let claimed = unsafe { queue.as_ref() }.unclaim(&mut list, self);
         if self.stands(LINKED) {
             // SAFETY: the entry is linked here and the list locked.
             unsafe { list.unlink(self) };
@@ -310,7 +386,15 @@ impl WaitEntry {
             unsafe { queue.as_ref() }.count_unlinked();
         }
         self.queue.store(ptr::null_mut(), Ordering::Relaxed);
-        list.unclaim(self).then_some(queue)
+        claimed.then_some(queue)
+    }
+
+    /// Waits until a wake that is under way in this entry's queue is over.
+    pub(crate) fn outlast_wake(&self) {
+        if let Some(queue) = self.queue() {
+            // SAFETY: the queue outlives the hook (`hook`'s contract).
+            drop(unsafe { queue.as_ref() }.list.lock());
+        }
     }
 
     /// Whether a wake was taken and not yet settled.
@@ -334,20 +418,36 @@ impl WaitEntry {
         NonNull::new(self.queue.load(Ordering::Relaxed))
     }
 
+    /// Gives up the claim that this entry may hold; says whose it was. The owner passes it on.
+    pub(crate) fn disclaim(&self) -> Option<NonNull<WaitQueue>> {
+        let queue = self.queue()?;
+        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        let queue_ref = unsafe { queue.as_ref() };
+        let mut list = queue_ref.list.lock();
+        queue_ref.unclaim(&mut list, self).then_some(queue)
+    }
+
     /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
     /// found nobody, the next waiter is offered one now.
     ///
+    /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
+    /// or what that wake left owing would be forgotten.
+    ///
     /// # Safety
     /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.
-    pub(crate) unsafe fn settle(&self, still_ready: bool, deferred: &mut Deferred) {
+    pub(crate) unsafe fn settle(
+        &self,
+        still_ready: impl FnOnce() -> bool,
+        deferred: &mut Deferred,
+    ) {
         let Some(queue) = self.queue() else { return };
         // SAFETY: the caller vouches for the queue.
         let queue = unsafe { queue.as_ref() };
         let mut list = queue.list.lock();
         self.set_standing(ABSENT, false);
         let retired = self.stands(RETIRED);
-        let claimed = list.unclaim(self);
-        if !still_ready {
+        let claimed = queue.unclaim(&mut list, self);
+        if !still_ready() {
             queue.owed.store(false, Ordering::Relaxed);
             if claimed && retired && self.stands(LINKED) {
                 // Chosen for nothing: that was no turn, so the next one is its again.
@@ -634,7 +734,9 @@ impl WaitQueue {
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
-            took += usize::from(self.call(&mut list, entry, &mut wake) != Reply::Passed);
+            let reply = self.call(&mut list, entry, &mut wake);
+            self.uncount(reply);
+            took += usize::from(reply != Reply::Passed);
         }
         took
     }
@@ -678,6 +780,35 @@ impl WaitQueue {
         }
     }
 
+    /// Whether more than one entry is linked.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn has_several(&self) -> bool {
+        self.linked.load(Ordering::SeqCst) > 1
+    }
+
+    /// Whether anybody, through however many sets, waits right now for a wake of this queue.
+    pub(crate) fn is_awaited(&self) -> bool {
+        if !self.is_watched() {
+            return false;
+        }
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Ask,
+            deferred: &mut deferred,
+        };
+        let mut list = self.list.lock();
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            if self.call(&mut list, entry, &mut wake) != Reply::Passed {
+                return true;
+            }
+        }
+        false
+    }
+
     /// A wake that is part of another one, whose state is already published.
     pub(crate) fn wake_within(&self, wake: &mut Wake<'_>) -> usize {
         if !self.is_watched() {
@@ -703,7 +834,9 @@ impl WaitQueue {
             }
             // SAFETY: as above, and `entry` is still linked.
             at = unsafe { list.next(entry) };
-            took += usize::from(self.call(&mut list, entry, wake) != Reply::Passed);
+            let reply = self.call(&mut list, entry, wake);
+            self.uncount(reply);
+            took += usize::from(reply != Reply::Passed);
         }
         wake.mode = Mode::Offer;
         if self.offer_in_turn(&mut list, wake, Whom::All) {
@@ -772,7 +905,7 @@ impl WaitQueue {
     ) -> Turn {
         let mut list = self.list.lock();
         me.set_standing(ABSENT, false);
-        if list.unclaim(me) {
+        if self.unclaim(&mut list, me) {
             // A wake chose `me` just now.
             return Turn::Mine;
         }
@@ -895,6 +1028,15 @@ impl WaitQueue {
         false
     }
 
+    /// The entry's claim, if it has one, is over.
+    fn unclaim(&self, list: &mut MutexGuard<'_, List>, entry: &WaitEntry) -> bool {
+        let claimed = list.unclaim(entry);
+        if claimed && !entry.stands(LINKED) {
+            self.count_unlinked();
+        }
+        claimed
+    }
+
     /// The entry took a rotating wake: it has a claim, and has had its turn.
     fn retire(&self, list: &mut MutexGuard<'_, List>, entry: NonNull<WaitEntry>) {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
@@ -920,6 +1062,7 @@ impl WaitQueue {
             // SAFETY: as above.
             let exclusive = unsafe { entry.as_ref() }.stands(EXCLUSIVE);
             let reply = self.call(list, entry, wake);
+            self.uncount(reply);
             if reply != Reply::Passed {
                 took += 1;
                 if exclusive {
@@ -932,6 +1075,14 @@ impl WaitQueue {
             }
         }
         took
+    }
+
+    /// What [`call`](Self::call) unlinked counts no more; what took a rotating wake still does.
+    #[inline]
+    fn uncount(&self, reply: Reply) {
+        if reply == Reply::TookAndLeft {
+            self.count_unlinked();
+        }
     }
 
     #[inline]
@@ -949,7 +1100,6 @@ impl WaitQueue {
             // SAFETY: it was linked and the list is locked. Its owner cannot free it before it
             // has taken this lock: a sleeper that was roused still unhooks under the lock.
             unsafe { list.unlink(entry.as_ref()) };
-            self.count_unlinked();
         }
         reply
     }

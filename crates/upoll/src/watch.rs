@@ -8,12 +8,12 @@ use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
 use core::ptr::NonNull;
-use core::task::{Context, Poll, Waker};
+use core::task::{Context, Poll};
 
 use crate::events::Events;
 use crate::file::{Description, FileRef, PollTable};
-use crate::sync::{Mutex, Rule, broken};
-use crate::wait::{Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::sync::{Rule, broken};
+use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
 
 /// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
 /// drop has returned it is not called again.
@@ -51,7 +51,12 @@ pub struct Watch {
 
 struct Notify {
     interest: Events,
-    callback: Box<dyn Fn(Events) + Send + Sync>,
+    whom: Whom,
+}
+
+enum Whom {
+    Callback(Box<dyn Fn(Events) + Send + Sync>),
+    Task(Arc<TaskSlot>),
 }
 
 #[repr(C)]
@@ -84,11 +89,12 @@ impl Watch {
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
     ) -> (Self, Events) {
+        Self::with(file, interest, Whom::Callback(Box::new(callback)))
+    }
+
+    fn with(file: FileRef<'_>, interest: Events, whom: Whom) -> (Self, Events) {
         let interest = interest | Events::ALWAYS;
-        let notify = Box::new(Notify {
-            interest,
-            callback: Box::new(callback),
-        });
+        let notify = Box::new(Notify { interest, whom });
         let mut watch = Watch {
             entries: Vec::new(),
             notify,
@@ -146,11 +152,17 @@ impl fmt::Debug for Watch {
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`WatchEntry`]'s.
 unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    if wake.mode == Mode::Ask {
+        return Reply::Took;
+    }
     // SAFETY: `entry` is the first field of a `WatchEntry`, which is unhooked, under the lock that
     // is held here, before it or what it points to ends.
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
     if wake.key.is_empty() || wake.key.intersects(notify.interest) {
-        (notify.callback)(wake.key);
+        match &notify.whom {
+            Whom::Callback(callback) => callback(wake.key),
+            Whom::Task(task) => wake.deferred.push_task(task),
+        }
     }
     Reply::Took
 }
@@ -158,8 +170,8 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 /// A future that is ready when an open file is.
 ///
 /// It resolves to what of the interest is ready. Nothing is consumed: two futures on one file both
-/// resolve. Dropping it ends the registration. The task's waker is called with the wait queue's
-/// lock held, so it must only schedule the task, not run it on the spot.
+/// resolve. Dropping it ends the registration. The task's waker is called with no lock of this crate
+/// held, so it may run the task on the spot, or drop it.
 ///
 /// # Example
 /// ```
@@ -176,26 +188,26 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 /// assert_eq!(ready.as_mut().poll(&mut context), Poll::Ready(Events::IN));
 /// # Ok::<(), upoll::Errno>(())
 /// ```
-#[derive(Debug)]
 pub struct Readiness {
     watch: Watch,
-    /// The task to wake; guarded by its own lock, which nests inside the wait queue's.
-    waker: Arc<Mutex<Option<Waker>>>,
+    task: Arc<TaskSlot>,
 }
 
 impl Readiness {
     /// Waits until any of `interest`, `ERR` or `HUP` is ready on `file`.
     #[must_use]
     pub fn new(file: FileRef<'_>, interest: Events) -> Self {
-        let waker = Arc::new(Mutex::new(None::<Waker>));
-        let slot = waker.clone();
-        let (watch, _) = Watch::new(file, interest, move |_| {
-            let waker = slot.lock().take();
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        });
-        Readiness { watch, waker }
+        let task = TaskSlot::new();
+        let (watch, _) = Watch::with(file, interest, Whom::Task(task.clone()));
+        Readiness { watch, task }
+    }
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Readiness")
+            .field("watch", &self.watch)
+            .finish_non_exhaustive()
     }
 }
 
@@ -204,8 +216,7 @@ impl Future for Readiness {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Events> {
         // The waker first, then the look: a wake in between finds the waker.
-        *self.waker.lock() = Some(context.waker().clone());
-        crate::sync::fence(crate::sync::Ordering::SeqCst);
+        self.task.set(context.waker().clone());
         let ready = self.watch.ready();
         if ready.is_empty() {
             Poll::Pending

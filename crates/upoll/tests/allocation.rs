@@ -219,8 +219,9 @@ fn small_polls_and_selects_allocate_nothing() {
         ready.unwrap()
     };
 
-    // The first makes the thread's doorbell.
+    // The first make the thread's doorbell, and bitmaps that its number fits into.
     assert_eq!(poll(9, 29, MOMENT), 0);
+    assert_eq!(select(&[0, 310], MOMENT), 0);
     let (calls, _) = cost(|| {
         for (users, kernels) in [(1, 0), (9, 0), (0, 30), (9, 29)] {
             assert_eq!(poll(users, kernels, Duration::ZERO), 0);
@@ -237,8 +238,11 @@ fn small_polls_and_selects_allocate_nothing() {
     let [go, stop] = [(); 2].map(|()| EventFd::new(0).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while stop.try_read().is_err() {
+            loop {
                 go.read().unwrap();
+                if stop.try_read().is_ok() {
+                    break;
+                }
                 std::thread::sleep(MOMENT);
                 counters[0].write(1).unwrap();
             }
@@ -253,7 +257,7 @@ fn small_polls_and_selects_allocate_nothing() {
         let (calls, _) = cost(|| (0..50).for_each(|round| woken(round % 2)));
         assert_eq!(calls, 0);
         stop.write(1).unwrap();
-        woken(0);
+        go.write(1).unwrap();
     });
 
     // One more of each does not fit.

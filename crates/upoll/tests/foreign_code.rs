@@ -3,12 +3,16 @@
 //! unlocked door or a lost event behind. Worth running under Miri, with tree borrows.
 #![cfg(not(loom))]
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
 
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, Events, File, PollTable, Pollable, Source, WaitQueue, Watch,
+    CreateFlags, Epoll, Event, EventFd, Events, File, PollTable, Pollable, Readiness, Source,
+    WaitQueue, Watch,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -69,19 +73,18 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     drop(counter);
 }
 
-/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and the set
-/// above the worker.
-fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, [Epoll; 2]) {
+/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and who waits
+/// for the worker.
+fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Watch)) {
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(source, IN).unwrap();
     assert_eq!(harvest(&rotating), 1);
     let worker = Epoll::new().unwrap();
     worker.add(&rotating, IN).unwrap();
-    let above = Epoll::new().unwrap();
-    above.add(&worker, IN).unwrap();
+    let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {});
     queue.wake(Events::IN);
     // The worker is chosen, and has not looked.
-    (worker, [rotating, above])
+    (worker, (rotating, awaiting))
 }
 
 #[test]
@@ -133,4 +136,92 @@ fn a_release_of_an_open_set_that_is_added_to_meanwhile_leaves_no_waiter_behind()
     assert_eq!(harvest(&worker), worker.len());
     drop((counters, others));
     drop(source);
+}
+
+/// A task whose wakers own it: whoever drops the last one drops the future.
+struct Task {
+    ready: Mutex<Option<Pin<Box<Readiness>>>>,
+    /// Written when the task ends.
+    farewell: Option<EventFd>,
+}
+
+impl Wake for Task {
+    /// An executor that has shut down: it drops the task.
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(counter) = &self.farewell {
+            counter.try_write(1).unwrap();
+        }
+    }
+}
+
+fn task(counter: &EventFd, farewell: Option<EventFd>) -> Arc<Task> {
+    let ready = Readiness::new(counter.as_file_ref(), Events::IN);
+    Arc::new(Task {
+        ready: Mutex::new(Some(Box::pin(ready))),
+        farewell,
+    })
+}
+
+fn poll_for(ready: &Mutex<Option<Pin<Box<Readiness>>>>, task: &Arc<Task>) -> Poll<Events> {
+    let waker = Waker::from(task.clone());
+    let mut ready = ready.lock().unwrap();
+    let ready = ready.as_mut().unwrap().as_mut();
+    ready.poll(&mut Context::from_waker(&waker))
+}
+
+#[test]
+fn a_waker_may_end_its_task_when_it_is_called() {
+    let counter = EventFd::new(0).unwrap();
+    // More tasks than one, as one wake calls them all.
+    let tasks: Vec<_> = (0..8).map(|_| task(&counter, None)).collect();
+    for task in tasks {
+        assert_eq!(poll_for(&task.ready, &task), Poll::Pending);
+    }
+    counter.try_write(1).unwrap();
+    assert_eq!(counter.try_read(), Ok(1));
+}
+
+#[test]
+fn a_waker_may_write_to_the_file_when_it_is_replaced() {
+    let counter = EventFd::new(0).unwrap();
+    let ready = Mutex::new(Some(Box::pin(Readiness::new(
+        counter.as_file_ref(),
+        Events::IN,
+    ))));
+    let idle = EventFd::new(0).unwrap();
+    let old = task(&idle, Some(counter.clone()));
+    assert_eq!(poll_for(&ready, &old), Poll::Pending);
+    drop(old);
+    let new = task(&idle, None);
+    // The old waker goes, and with it its task, which writes.
+    assert_eq!(poll_for(&ready, &new), Poll::Ready(Events::IN));
+}
+
+#[test]
+fn a_waker_may_close_what_the_set_watches() {
+    let counter = EventFd::new(0).unwrap();
+    let set = Epoll::new().unwrap();
+    let doomed = EventFd::new(0).unwrap();
+    set.add(&doomed, IN).unwrap();
+    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN));
+    let task = Arc::new(Closer(Mutex::new(Some(doomed))));
+    let waker = Waker::from(task);
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+    counter.try_write(1).unwrap();
+    set.add(&counter, IN).unwrap();
+    assert_eq!(set.len(), 1);
+}
+
+/// Closes its counter when it is woken.
+struct Closer(Mutex<Option<EventFd>>);
+
+impl Wake for Closer {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+    }
 }

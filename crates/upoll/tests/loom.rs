@@ -19,6 +19,7 @@ const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
     builder.check(body);
 }
 
@@ -90,6 +91,39 @@ fn a_ready_item_is_never_lost_between_scans_and_wakes() {
 #[test]
 fn without_the_second_look_a_scan_loses_a_wake() {
     must_fail_without(Rule::RepollAfterUnqueue, scanning_against_writing);
+}
+
+/// Whoever wrote to a file finds it ready at once, although a MOD or an ADD of another thread may
+/// be just about to queue it for the same reason.
+#[test]
+fn a_writer_that_looks_finds_what_it_wrote_while_others_change_the_set() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, IN).unwrap();
+        let (other_set, other_counter) = (set.clone(), counter.clone());
+        let changing = thread::spawn(move || other_set.modify(&other_counter, IN).unwrap());
+        counter.try_write(1).unwrap();
+        assert_eq!(harvest(&set), 1);
+        changing.join().unwrap();
+    });
+}
+
+/// Whoever adds a file that is ready finds it so at once, although a wake may be on its way.
+#[test]
+fn an_add_that_looks_finds_what_is_ready_while_a_wake_is_on_its_way() {
+    model(5, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        let (adder, added) = (set.clone(), counter.clone());
+        let adding = thread::spawn(move || {
+            let was_ready = added.as_file_ref().is_ready(Events::IN);
+            adder.add(&added, IN).unwrap();
+            assert!(harvest(&adder) == 1 || !was_ready);
+        });
+        counter.try_write(1).unwrap();
+        adding.join().unwrap();
+    });
 }
 
 /// Edge-triggered: one write is reported exactly once, to one of two scanners.
@@ -281,12 +315,12 @@ fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
     must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
 }
 
-/// A rotating set over a counter, and two workers; each worker set is awaited through a set above.
+/// A rotating set over a counter, and two workers; each worker set is awaited by a watch.
 struct Workers {
     source: EventFd,
     rotating: Epoll,
     sets: [Epoll; 2],
-    _above: [Epoll; 2],
+    _awaiting: [Watch; 2],
 }
 
 impl Workers {
@@ -295,16 +329,15 @@ impl Workers {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
         let sets = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        let above = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        for (set, above) in sets.iter().zip(&above) {
+        for set in &sets {
             set.add(&rotating, IN).unwrap();
-            above.add(set, IN).unwrap();
         }
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
         Workers {
             source,
             rotating,
+            _awaiting: [awaiting(&sets[0]), awaiting(&sets[1])],
             sets,
-            _above: above,
         }
     }
 }
@@ -329,6 +362,45 @@ fn a_chosen_worker_that_leaves_hands_the_event_on() {
 #[test]
 fn a_worker_that_leaves_with_its_claim_loses_the_event() {
     must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
+}
+
+/// A worker looks for an event that is gone, and leaves, while the next one comes and another
+/// worker begins to wait: that one has it.
+fn leaving_against_coming() {
+    model(3, || {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, IN).unwrap();
+        let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
+        first.add(&rotating, IN).unwrap();
+        second.add(&rotating, IN).unwrap();
+        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
+        let awaiting_first = awaiting(&first);
+        // The first worker is chosen, for an event that somebody else takes.
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        drop(awaiting_first);
+        let leaver = (first, rotating.clone());
+        let leaving = thread::spawn(move || {
+            let (first, rotating) = leaver;
+            let taken = harvest(&first);
+            first.delete(&rotating).unwrap();
+            taken
+        });
+        source.try_write(1).unwrap();
+        let _awaiting_second = awaiting(&second);
+        let mut taken = harvest(&second);
+        taken += leaving.join().unwrap();
+        if taken == 0 {
+            taken = harvest(&second);
+        }
+        assert!(taken > 0);
+    });
+}
+
+#[test]
+fn an_event_that_comes_while_a_worker_leaves_is_with_the_one_that_stays() {
+    leaving_against_coming();
 }
 
 /// Rotation while workers come and look: of two events that came with one wake both are taken.
@@ -549,4 +621,33 @@ fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
         }
         assert_eq!(read, 2);
     });
+}
+
+/// A scan that has taken the only arrival off, and finds it idle, against one who makes it ready,
+/// looks, and makes it idle again: one of the two has the edge.
+fn scanning_alone_against_writing() {
+    model(4, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, EDGE).unwrap();
+        // Queued by a wake, and idle when the scan looks.
+        counter.try_write(1).unwrap();
+        counter.try_read().unwrap();
+        let scanner = set.clone();
+        let scanning = thread::spawn(move || harvest(&scanner));
+        counter.try_write(1).unwrap();
+        let seen = harvest(&set);
+        counter.try_read().unwrap();
+        assert!(scanning.join().unwrap() + seen > 0);
+    });
+}
+
+#[test]
+fn a_lone_edge_is_seen_by_the_scan_or_by_who_made_it() {
+    scanning_alone_against_writing();
+}
+
+#[test]
+fn a_lone_scan_that_others_do_not_see_hides_an_edge() {
+    must_fail_without(Rule::LoneScanIsPending, scanning_alone_against_writing);
 }

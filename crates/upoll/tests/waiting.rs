@@ -1,5 +1,5 @@
-//! Threads that wait: who wakes, when, and what a signal does. Where Linux has the behaviour, the
-//! host kernel shows it in the same test.
+//! Limits of waits, threads in a crowd, and the turns of a rotating set's workers. Where Linux has
+//! the behaviour, the host kernel shows it in the same test.
 #![cfg(not(loom))]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, Timeout};
+use upoll::{Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -98,76 +98,6 @@ fn a_wait_without_room_for_events_is_invalid() {
 }
 
 #[test]
-fn a_write_wakes_a_sleeping_wait() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN);
-    let (thread, _) = asleep(move || set.wait(&mut [Event::default()], LONG));
-    source.write(1).unwrap();
-    assert_eq!(thread.join().unwrap(), Ok(1));
-}
-
-#[test]
-fn adding_or_modifying_to_something_ready_wakes_a_sleeping_wait() {
-    for op in [Op::Add, Op::Mod] {
-        let source = EventFd::new(1).unwrap();
-        let set = Epoll::new().unwrap();
-        if op == Op::Mod {
-            set.add(&source, interest(Events::empty())).unwrap();
-        }
-        let waiter = set.clone();
-        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
-        let source = source.as_file_ref();
-        set.ctl(op, upoll::Target::File(source), interest(Events::IN))
-            .unwrap();
-        assert_eq!(thread.join().unwrap(), Ok(1));
-    }
-}
-
-#[test]
-fn deleting_or_closing_the_last_member_does_not_end_a_wait() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN);
-    let waiter = set.clone();
-    let limit = Duration::from_millis(50);
-    let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], limit));
-    drop(source);
-    assert!(set.is_empty());
-    assert_eq!(thread.join().unwrap(), Ok(0));
-}
-
-#[test]
-fn one_level_triggered_event_reaches_every_thread_of_a_set() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN);
-    let threads: Vec<_> = (0..4)
-        .map(|_| {
-            let set = set.clone();
-            asleep(move || set.wait(&mut [Event::default()], LONG)).0
-        })
-        .collect();
-    source.write(1).unwrap();
-    for thread in threads {
-        assert_eq!(thread.join().unwrap(), Ok(1));
-    }
-}
-
-#[test]
-fn one_edge_triggered_event_wakes_one_thread_the_last_that_came() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN | Events::ET);
-    let limit = Duration::from_millis(300);
-    let woken: Vec<_> = (0..4)
-        .map(|_| {
-            let set = set.clone();
-            asleep(move || set.wait(&mut [Event::default()], limit)).0
-        })
-        .collect();
-    source.write(1).unwrap();
-    let woken: Vec<_> = woken.into_iter().map(|t| t.join().unwrap()).collect();
-    assert_eq!(woken, [Ok(0), Ok(0), Ok(0), Ok(1)]);
-}
-
-#[test]
 fn threads_never_see_a_ready_level_triggered_item_as_idle() {
     let source = EventFd::new(1).unwrap();
     let set = set_with(&source, Events::IN);
@@ -181,101 +111,6 @@ fn threads_never_see_a_ready_level_triggered_item_as_idle() {
             });
         }
     });
-}
-
-extern "C" fn on_signal(_: i32) {}
-
-/// Installs a handler for `signal`, with `SA_RESTART` if asked.
-fn handle(signal: i32, restart: bool) {
-    // SAFETY: a zeroed sigaction is valid, and the handler does nothing.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_signal as extern "C" fn(i32) as usize;
-        action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
-        assert_eq!(
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
-            0
-        );
-    }
-}
-
-fn signal_thread(tid: i32, signal: i32) {
-    // SAFETY: sends a signal that has a handler to a thread of this process.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, signal) };
-}
-
-#[test]
-fn a_signal_ends_a_wait_even_if_its_handler_asks_for_restarts() {
-    for (signal, restart) in [(libc::SIGUSR1, true), (libc::SIGUSR2, false)] {
-        handle(signal, restart);
-        let set = Epoll::new().unwrap();
-        let (thread, tid) = asleep(move || set.wait(&mut [Event::default()], None));
-        signal_thread(tid, signal);
-        assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
-
-        let kernel = kernel_set();
-        let (thread, tid) = asleep(move || kernel_wait(&kernel, -1));
-        signal_thread(tid, signal);
-        assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
-    }
-}
-
-#[test]
-fn a_blocking_eventfd_read_is_restarted_only_if_the_handler_asks_for_it() {
-    handle(libc::SIGWINCH, true);
-    handle(libc::SIGURG, false);
-    let counter = EventFd::new(0).unwrap();
-
-    let reader = counter.clone();
-    let (thread, tid) = asleep(move || reader.read());
-    signal_thread(tid, libc::SIGURG);
-    assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
-
-    let reader = counter.clone();
-    let (thread, tid) = asleep(move || reader.read());
-    signal_thread(tid, libc::SIGWINCH);
-    thread::sleep(Duration::from_millis(20));
-    counter.write(3).unwrap();
-    assert_eq!(thread.join().unwrap(), Ok(3));
-}
-
-#[test]
-fn a_full_eventfd_blocks_its_writer_until_it_is_read() {
-    let counter = EventFd::new(0).unwrap();
-    counter.write(u64::MAX - 1).unwrap();
-    assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
-    let writer = counter.clone();
-    let (thread, _) = asleep(move || writer.write(5));
-    assert_eq!(counter.read(), Ok(u64::MAX - 1));
-    assert_eq!(thread.join().unwrap(), Ok(()));
-    assert_eq!(counter.read(), Ok(5));
-}
-
-#[test]
-fn a_sleeping_set_above_a_set_wakes() {
-    let source = EventFd::new(0).unwrap();
-    let inner = set_with(&source, Events::IN);
-    let outer = Epoll::new().unwrap();
-    outer.add(&inner, interest(Events::IN)).unwrap();
-    let (thread, _) = asleep(move || outer.wait(&mut [Event::default()], LONG));
-    source.write(1).unwrap();
-    assert_eq!(thread.join().unwrap(), Ok(1));
-}
-
-#[test]
-fn an_exclusive_source_wakes_only_one_waiting_set() {
-    let source = EventFd::new(0).unwrap();
-    let limit = Duration::from_millis(300);
-    let threads: Vec<_> = (0..4)
-        .map(|_| {
-            let set = set_with(&source, Events::IN | Events::EXCLUSIVE);
-            asleep(move || set.wait(&mut [Event::default()], limit)).0
-        })
-        .collect();
-    source.write(1).unwrap();
-    let woken: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-    // The first that was registered takes all, as in Linux.
-    assert_eq!(woken, [Ok(1), Ok(0), Ok(0), Ok(0)]);
 }
 
 /// `workers` threads take `events` events from a rotating set, each through a set of its own or
@@ -388,6 +223,32 @@ fn a_worker_that_does_not_wait_is_passed_over() {
 }
 
 #[test]
+fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let watched = Epoll::new().unwrap();
+    watched.add(&rotating, interest(Events::IN)).unwrap();
+    let manager = Epoll::new().unwrap();
+    manager.add(&watched, interest(Events::IN)).unwrap();
+    let awaited = Epoll::new().unwrap();
+    awaited.add(&rotating, interest(Events::IN)).unwrap();
+    let mut events = [Event::default()];
+    for _ in 0..5 {
+        let waiter = awaited.clone();
+        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
+        source.write(1).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(1));
+        source.read().unwrap();
+    }
+    assert_eq!(manager.harvest(&mut events), Ok(0));
+    // With somebody above it, it is next.
+    let (thread, _) = asleep(move || manager.wait(&mut [Event::default()], LONG));
+    source.write(1).unwrap();
+    assert_eq!(thread.join().unwrap(), Ok(1));
+}
+
+#[test]
 fn an_event_that_nobody_waited_for_goes_to_the_first_that_comes() {
     let source = EventFd::new(0).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
@@ -422,6 +283,34 @@ fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
     source.write(1).unwrap();
     drop(first);
     assert_eq!(second.harvest(&mut [Event::default()]), Ok(1));
+}
+
+#[test]
+fn a_thread_that_comes_while_another_is_on_its_way_has_the_next_event() {
+    for _ in 0..200 {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, interest(Events::IN)).unwrap();
+        let (set, counter) = (rotating.clone(), source.clone());
+        let take = move || {
+            let ready = set.wait(&mut [Event::default()], LONG);
+            (ready, counter.try_read())
+        };
+        // Neither comes back after its event.
+        let (first, _) = asleep(take.clone());
+        let (begin, begun) = mpsc::channel();
+        let second = thread::spawn(move || {
+            while begun.try_recv().is_err() {
+                std::hint::spin_loop();
+            }
+            take()
+        });
+        source.try_write(1).unwrap();
+        source.try_write(1).unwrap();
+        begin.send(()).unwrap();
+        assert_eq!(first.join().unwrap(), (Ok(1), Ok(1)));
+        assert_eq!(second.join().unwrap(), (Ok(1), Ok(1)));
+    }
 }
 
 #[test]
@@ -473,5 +362,30 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
     }
     for thread in threads.into_iter().flatten() {
         assert_eq!(thread.join().unwrap(), Ok(1));
+    }
+}
+
+/// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
+/// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
+#[test]
+fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
+    let writable = Events::OUT | Events::EXCLUSIVE;
+    for _ in 0..5 {
+        let source = EventFd::new(0).unwrap();
+        source.try_write(u64::MAX - 1).unwrap();
+        let first = set_with(&source, writable);
+        let second = set_with(&source, writable);
+        let (stays, _) = asleep(move || second.wait(&mut [Event::default()], LONG));
+        let leaver = first.clone();
+        let limit = Duration::from_millis(200);
+        let (leaves, _) = asleep(move || leaver.wait(&mut [Event::default()], limit));
+        source.try_read().unwrap();
+        source.try_write(1).unwrap();
+        first.delete(&source).unwrap();
+        if leaves.join().unwrap() == Ok(1) {
+            // It was quicker, and had the event. This one is for the other.
+            source.try_read().unwrap();
+        }
+        assert_eq!(stays.join().unwrap(), Ok(1));
     }
 }

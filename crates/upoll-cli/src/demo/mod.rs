@@ -1,12 +1,199 @@
-//! Under construction.
+//! `upoll demo`: worker threads that share one listening socket and serve HTTP, three ways.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `http` | where a request ends, and what the answer is |
+//! | `connection` | one connection of the server |
+//! | `ways` | the three ways of sharing the listening socket |
+//! | `worker` | what a worker thread does, and what it counts |
+//! | `server` | the listening socket and its workers |
+//! | `load` | the client that loads a server and checks the answers |
+//! | `compare` | the same load to all three |
+//! | `report` | the table and the JSON |
+//! | `descriptors` | the limit of open files |
 
-use anyhow::bail;
+mod compare;
+mod connection;
+mod descriptors;
+mod http;
+mod load;
+mod report;
+mod server;
+mod ways;
+mod worker;
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::value_parser;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use self::compare::Comparison;
+use self::report::{Report, span};
+use self::server::{DESCRIPTORS_PER_SERVER, DESCRIPTORS_PER_WORKER, Server};
+use self::ways::Way;
+
+/// What was asked for cannot be done, or not here: as clap does for arguments that make no sense.
+const USAGE: u8 = 2;
+/// Something failed while it ran.
+const FAILED: u8 = 1;
+/// Added to the number of the signal that ended the comparison.
+const BY_SIGNAL: u8 = 128;
 
 /// The options.
-#[derive(clap::Args)]
-pub(crate) struct Options {}
+#[derive(clap::Args, Debug)]
+pub(crate) struct Options {
+    /// How many threads share the listening socket. (A set can be watched by at most 500 sets, with
+    /// upoll as with the kernel's epoll.)
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=500))]
+    workers: u16,
+
+    /// How many requests are under way at a time, each on a connection of its own. The kernel keeps
+    /// at most net.core.somaxconn connections that no worker has accepted yet.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
+    connections: u32,
+
+    /// How many requests each way is sent, a new connection for each.
+    #[arg(long, value_name = "N", default_value_t = 80_000, value_parser = value_parser!(u32).range(1..))]
+    requests: u32,
+
+    /// Only serve, at ADDRESS:PORT, for clients of your own, until Ctrl-C. Port 0 is any free one.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address,
+          conflicts_with_all = ["connections", "requests", "json"])]
+    listen: Option<SocketAddr>,
+
+    /// Only this way; may be given more than once, but not with --listen, whose way is rotating
+    /// unless told otherwise.
+    #[arg(long, value_enum)]
+    way: Vec<Way>,
+
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let wanted = "want ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080";
+    text.to_socket_addrs()
+        .map_err(|error| format!("{error}; {wanted}"))?
+        .next()
+        .ok_or_else(|| wanted.into())
+}
 
 /// Runs it.
-pub(crate) fn run(_options: &Options) -> anyhow::Result<()> {
-    bail!("not there yet")
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    // First of all, so that no signal ends the program by itself any more.
+    let signals = Signals::new([SIGINT, SIGTERM]).context("handling signals")?;
+    let ended = match options.listen {
+        Some(address) => options.serve(address, signals),
+        None => options.compare(signals),
+    };
+    Ok(ended.unwrap_or_else(|error| told(&error, FAILED)))
+}
+
+impl Options {
+    fn workers(&self) -> usize {
+        self.workers.into()
+    }
+
+    fn descriptors_of_a_server(&self) -> u64 {
+        DESCRIPTORS_PER_SERVER + DESCRIPTORS_PER_WORKER * u64::from(self.workers)
+    }
+
+    fn serve(&self, address: SocketAddr, mut signals: Signals) -> anyhow::Result<ExitCode> {
+        let (way, server) = match self.start(address) {
+            Ok(started) => started,
+            Err(error) => return Ok(told(&error, USAGE)),
+        };
+        let mut out = io::stdout();
+        writeln!(
+            out,
+            "listening on http://{}/ with {} workers ({}); Ctrl-C ends it",
+            server.address(),
+            self.workers,
+            way.title(),
+        )?;
+        out.flush()?;
+        signals.forever().next();
+        let counts = server.stop()?;
+        writeln!(
+            out,
+            "{} connections, {} requests; {} connections per worker",
+            counts.iter().map(|worker| worker.accepted).sum::<u64>(),
+            counts.iter().map(|worker| worker.requests).sum::<u64>(),
+            span(counts.iter().map(|worker| worker.accepted)),
+        )?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn start(&self, address: SocketAddr) -> anyhow::Result<(Way, Server)> {
+        ensure!(self.way.len() <= 1, "--listen serves one --way only");
+        let way = self.way.first().copied().unwrap_or(Way::Rotating);
+        let for_what = format!("{} workers", self.workers);
+        descriptors::allow(self.descriptors_of_a_server(), &for_what)?;
+        let server = Server::start(way, address, self.workers())?;
+        Ok((way, server))
+    }
+
+    fn compare(&self, mut signals: Signals) -> anyhow::Result<ExitCode> {
+        let mut ways = Way::ALL.to_vec();
+        ways.retain(|way| self.way.is_empty() || self.way.contains(way));
+        let comparison = Comparison {
+            ways,
+            workers: self.workers(),
+            connections: self.connections as usize,
+            requests: self.requests.into(),
+        };
+        // Each connection has two ends here.
+        let descriptors = self.descriptors_of_a_server() * comparison.ways.len() as u64
+            + comparison.client_descriptors() as u64
+            + u64::from(self.connections);
+        let for_what = format!(
+            "{} workers for each way and {} connections",
+            self.workers, self.connections
+        );
+        if let Err(error) = descriptors::allow(descriptors, &for_what) {
+            return Ok(told(&error, USAGE));
+        }
+        let report = comparison.run(&mut signals)?;
+        self.print(&report)?;
+        let mut failed = false;
+        for failure in report.failures() {
+            eprintln!("{failure}");
+            failed = true;
+        }
+        Ok(match report.ended_by {
+            Some(signal) => ExitCode::from(BY_SIGNAL + signal as u8),
+            None if failed => ExitCode::from(FAILED),
+            None => ExitCode::SUCCESS,
+        })
+    }
+
+    fn print(&self, report: &Report) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, report)?;
+            writeln!(out)?;
+            return Ok(());
+        }
+        writeln!(
+            out,
+            "{} requests each way, {} at a time, a connection for each; {} workers on {} processors",
+            report.requests, report.connections, report.workers, report.processors
+        )?;
+        writeln!(out, "{}", report.table())?;
+        if report.interrupted {
+            writeln!(out, "interrupted: this is what there was until then")?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells what went wrong, in the form that clap has for arguments.
+fn told(error: &anyhow::Error, code: u8) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(code)
 }

@@ -80,4 +80,14 @@ impl Set {
         self.watched_by.wake_all(Events::empty());
         Ok(companion)
     }
+
+    /// Has everyone who watches this set look at it: its companion has queued something.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn wake_watchers(&self) {
+        if self.rotates {
+            self.watched_by.wake_rotate(crate::events::Events::IN);
+        } else {
+            self.watched_by.wake(crate::events::Events::IN);
+        }
+    }
 }

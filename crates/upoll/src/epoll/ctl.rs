@@ -33,6 +33,8 @@ pub enum Op {
 struct PassOn {
     queue: NonNull<WaitQueue>,
     rotating: bool,
+    /// What the item wanted: the wake was for that.
+    interest: Events,
     /// Keeps the queue's owner alive.
     file: Arc<Description>,
 }
@@ -44,14 +46,10 @@ impl PassOn {
             return;
         }
         let ready = self.file.object().poll(&mut PollTable::look_only());
-        if !ready.intersects(Events::IN | Events::OUT) {
+        let key = ready & self.interest & (Events::IN | Events::OUT);
+        if key.is_empty() {
             return;
         }
-        let key = if ready.contains(Events::IN) {
-            Events::IN
-        } else {
-            Events::OUT
-        };
         // SAFETY: `file` keeps the object alive that the queue is part of.
         unsafe { self.queue.as_ref() }.pass_on(key, self.rotating);
     }
@@ -106,31 +104,47 @@ impl Epoll {
         left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity() {
-            return Err(Errno::INVAL);
-        }
-        let wanted = wanted(event);
-        let is_exclusive = wanted.contains(Events::EXCLUSIVE);
         match op {
-            Op::Add if is_exclusive && !Events::BESIDE_EXCLUSIVE.contains(wanted) => {
-                Err(Errno::INVAL)
+            Op::Add => {
+                // Not a set, so not this one.
+                let wanted = wanted(event);
+                if wanted.contains(Events::EXCLUSIVE) && !Events::BESIDE_EXCLUSIVE.contains(wanted)
+                {
+                    return Err(Errno::INVAL);
+                }
+                self.add_locked(inner, file, None, event, left, deferred)
             }
-            Op::Add => self.add_locked(inner, file, None, event, left, deferred),
-            Op::Mod if is_exclusive => Err(Errno::INVAL),
-            Op::Mod => self.set().modify(inner, file, event, deferred),
+            Op::Mod => {
+                self.check_modify(file, event)?;
+                self.set().modify(inner, file, event, left, deferred)
+            }
             Op::Del => {
+                self.check_self(file)?;
                 let (identity, number) = (file.identity(), file.number());
                 self.set().delete(inner, identity, number, left)
             }
         }
     }
 
-    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity()
-            || event.events().contains(Events::EXCLUSIVE)
-        {
+    /// What is wrong with a MOD, or with the ADD of a set, whatever the set holds.
+    #[inline]
+    pub(super) fn check_modify(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        self.check_self(file)?;
+        if event.events().contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
         }
+        Ok(())
+    }
+
+    fn check_self(&self, file: FileRef<'_>) -> Result<(), Errno> {
+        if file.identity() == self.as_file_ref().identity() {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
+        self.check_modify(file, event)?;
         let _nested_add = nesting::lock();
         nesting::check_loops(self, target, file.identity())?;
         target.was_nested.store(true, Ordering::Relaxed);
@@ -212,7 +226,7 @@ impl Epoll {
             None => Place::Shared,
         };
         let ready = set.hook(inner, item, file, place) & wanted;
-        set.queue_if_ready(item, ready, deferred);
+        set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
 
@@ -283,12 +297,29 @@ impl Set {
 
     /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
     /// already they have been told before.
-    fn queue_if_ready(&self, item: *const Item, ready: Events, deferred: &mut Deferred) {
+    fn queue_if_ready(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        ready: Events,
+        deferred: &mut Deferred,
+    ) {
         if ready.is_empty() {
             return;
         }
         // SAFETY: the item is registered and the caller holds the set's lock.
-        if !unsafe { self.queue(NonNull::new_unchecked(item.cast_mut())) } {
+        let (node, queued) = unsafe {
+            let pointer = NonNull::new_unchecked(item.cast_mut());
+            (&*item, self.queue_locked(&mut inner.ready, pointer))
+        };
+        if !queued {
+            // By a wake that may be just about to put it on the list. The caller may look for it.
+            node.entry.outlast_wake();
+            if node.state() & state::HAS_EXTRAS != 0 {
+                for extra in inner.extras(item) {
+                    extra.entry.outlast_wake();
+                }
+            }
             return;
         }
         self.tell(&mut Wake {
@@ -300,11 +331,28 @@ impl Set {
 
     fn modify(
         &self,
+        inner: &mut Interests,
+        file: FileRef<'_>,
+        event: Event,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        // Publish the interest, then look: a wake that still saw the old one came before the look.
+        let item = self.change_interest(inner, file, event, Item::set_interest)?;
+        // SAFETY: found in the table, with the lock held.
+        unsafe { self.look_after_change(inner, item, left, deferred) };
+        Ok(())
+    }
+
+    /// The first half of a MOD: changes the interest by `publish`. The second half, a look at the
+    /// file, comes before the lock is let go of.
+    pub(super) fn change_interest(
+        &self,
         inner: &Interests,
         file: FileRef<'_>,
         event: Event,
-        deferred: &mut Deferred,
-    ) -> Result<(), Errno> {
+        publish: impl FnOnce(&Item, Events),
+    ) -> Result<*const Item, Errno> {
         let item = inner
             .find(file.identity(), file.number())
             .ok_or(Errno::NOENT)?;
@@ -315,12 +363,40 @@ impl Set {
         }
         // SAFETY: the lock is held.
         unsafe { node.set_data(event.data()) };
-        // Publish the interest, then look: a wake that still saw the old one came before the look.
-        node.set_interest(wanted(event));
+        publish(node, wanted(event));
+        Ok(item)
+    }
+
+    /// The second half of a MOD, after a full fence.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock is held.
+    pub(super) unsafe fn look_after_change(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) {
+        // SAFETY: the caller's contract.
+        let node = unsafe { &*item };
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
-        self.queue_if_ready(item, ready, deferred);
-        Ok(())
+        self.queue_if_ready(inner, item, ready, deferred);
+        if ready.is_empty() && node.state() & state::ROTATING != 0 {
+            // It may have been chosen for what it wants no more.
+            // SAFETY: as above.
+            let file = unsafe { node.file() };
+            *left = node.entry.disclaim().map(|queue| Forgotten {
+                file: file.clone(),
+                pass_on: Some(PassOn {
+                    queue,
+                    rotating: true,
+                    interest: Events::IN,
+                    file: file.clone(),
+                }),
+            });
+        }
     }
 
     fn delete(
@@ -383,6 +459,7 @@ impl Set {
             let pass_on = claim.map(|queue| PassOn {
                 queue,
                 rotating: bits & state::ROTATING != 0,
+                interest: node.interest(),
                 file: file.clone(),
             });
             Forgotten { file, pass_on }

@@ -9,9 +9,10 @@ use crate::sync::{AtomicUsize, Ordering};
 /// An ADD that would exceed it gives `ENOSPC`. Sets that are made without one share an account for
 /// the whole process, with the running kernel's limit.
 ///
-/// The count is exact when little is left. When much is left a set draws watches in small lots, so
-/// that unrelated sets do not contend for one counter; lots that lie unused are returned when
-/// things get tight at the set's next DEL, or when the set closes.
+/// A set that holds many watches draws them in lots, so that unrelated sets do not contend for one
+/// counter. What a set has drawn and does not use is at most two watches and an eighth of what it
+/// uses; it is returned when the set closes, and at its next DEL if little is left. Watches that
+/// are drawn for the first time are drawn one by one as long as a set is small.
 #[derive(Debug)]
 pub struct WatchLimit {
     max: usize,
@@ -20,6 +21,8 @@ pub struct WatchLimit {
 
 /// The largest lot.
 const LOT: usize = 64;
+/// A lot is this part of what the set uses.
+const LOT_PART: usize = 16;
 /// With less than this left, lots are single watches and are returned at once.
 const TIGHT: usize = 4096;
 
@@ -45,12 +48,12 @@ impl WatchLimit {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Draws a lot: how many watches, none when the account is used up.
-    fn draw(&self) -> usize {
+    /// Draws `lot` watches, or one if little is left; none when the account is used up.
+    fn draw(&self, lot: usize) -> usize {
         let mut used = self.used.load(Ordering::Relaxed);
         loop {
             let left = self.max.saturating_sub(used);
-            let lot = if left < TIGHT { left.min(1) } else { LOT };
+            let lot = if left < TIGHT { left.min(1) } else { lot };
             if lot == 0 {
                 return 0;
             }
@@ -78,31 +81,42 @@ impl WatchLimit {
 /// A set's share of the account.
 pub(crate) struct Allowance {
     account: Arc<WatchLimit>,
+    used: usize,
     /// Drawn and not used.
     spare: usize,
 }
 
 impl Allowance {
     pub(crate) fn new(account: Arc<WatchLimit>) -> Self {
-        Allowance { account, spare: 0 }
+        Allowance {
+            account,
+            used: 0,
+            spare: 0,
+        }
+    }
+
+    fn lot(&self) -> usize {
+        (1 + self.used / LOT_PART).min(LOT)
     }
 
     /// Takes one watch; false when there is none left.
     pub(crate) fn take(&mut self) -> bool {
         if self.spare == 0 {
-            self.spare = self.account.draw();
+            self.spare = self.account.draw(self.lot());
         }
         if self.spare == 0 {
             return false;
         }
         self.spare -= 1;
+        self.used += 1;
         true
     }
 
     /// Returns one watch.
     pub(crate) fn give(&mut self) {
+        self.used -= 1;
         self.spare += 1;
-        if self.spare > 2 * LOT || self.account.is_tight() {
+        if self.spare > 2 * self.lot() || self.account.is_tight() {
             self.account.put_back(core::mem::take(&mut self.spare));
         }
     }

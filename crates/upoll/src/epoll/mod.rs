@@ -13,6 +13,7 @@
 //! | `fdinfo` | what `/proc/PID/fdinfo` shows |
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use bitflags::bitflags;
@@ -37,7 +38,7 @@ use self::interest::{Interests, Item};
 use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, File, FileRef, PollTable, Pollable};
+use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 #[cfg(all(feature = "std", not(loom)))]
 use crate::sync::Ordering;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex};
@@ -60,6 +61,8 @@ bitflags! {
 pub(crate) struct Set {
     /// The newest arrival and the tag bit; see [`ready`].
     pending: AtomicPtr<Item>,
+    /// A scan is under way that `pending` does not tell of. Written under `inner`'s lock.
+    lone_scan: AtomicBool,
     /// Threads that wait in this set, all of them exclusive (`ep->wq`). Its lock nests inside the
     /// locks of the queues that the items are hooked into.
     pub(crate) sleepers: WaitQueue,
@@ -92,11 +95,11 @@ impl Set {
         self.out_of_turn.load(Ordering::Relaxed) && self.out_of_turn.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether anybody, thread or set, would learn of a wake.
+    /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self) -> bool {
         self.sleepers.is_watched()
-            || self.watched_by.is_watched()
             || self.companion().is_some_and(Companion::is_awaited)
+            || self.watched_by.is_awaited()
     }
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
@@ -157,8 +160,8 @@ impl Pollable for Set {
 
 /// An epoll set: watches open files, reports which are ready.
 ///
-/// It watches user-level objects: anything [`Pollable`] in a [`File`]. A set is itself an open file
-/// and may be watched by other sets.
+/// It watches user-level objects, anything [`Pollable`] in a [`File`], and descriptors of the
+/// kernel. A set is itself an open file and may be watched by other sets.
 ///
 /// Cloning makes another reference to the same set, as `dup(2)` does; the last one to drop closes
 /// it. All calls may be made from any number of threads at once.
@@ -168,6 +171,18 @@ impl Pollable for Set {
 /// ready items take turns when a wait's buffer is too small for all. `ET` reports once per wake of
 /// the file. `ONESHOT` disables the item after one report, `ERR` and `HUP` included, until it is
 /// modified. `EXCLUSIVE` wakes at least one of the sets that watch a file so, not all.
+///
+/// # Descriptors of the kernel
+/// Interests in them mean exactly what they mean in a set of the kernel's. Their events and those of
+/// user-level objects come from two sides, so here Linux is not matched:
+/// - There is an order among descriptors and one among objects, but none between the two. If a
+///   wait's buffer is too small for all, the sides take turns to fill it first.
+/// - A set that is watched by another one and has descriptors, or a set below with descriptors, is
+///   looked at more often. So an edge-triggered interest in it may report an event twice, one
+///   without `IN`, such as in `RDNORM` alone, reports what Linux does not, and its place among the
+///   events of a report is open. No event is lost. A look drops from the ready list what is idle
+///   again before the first that is ready, on each side; so after one the order may be another than
+///   Linux's.
 ///
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
@@ -235,9 +250,12 @@ impl Epoll {
         if !(flags - (CreateFlags::ROTATE | CreateFlags::CLOEXEC)).is_empty() {
             return Err(Errno::INVAL);
         }
+        #[cfg(all(feature = "std", not(loom)))]
+        crate::sync::prepare();
         Ok(Epoll {
             file: File::new(Set {
                 pending: AtomicPtr::new(core::ptr::null_mut()),
+                lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),
@@ -337,6 +355,30 @@ impl Epoll {
         let shown = self.file.show_fdinfo(&mut out);
         debug_assert!(shown.is_ok(), "writing to a string does not fail");
         out
+    }
+
+    /// The interests in one open file: the number that each goes by, and what is wanted.
+    ///
+    /// A oneshot interest that has fired asks for no events any more.
+    #[must_use]
+    pub fn interests_in(&self, file: FileRef<'_>) -> Vec<(i32, Event)> {
+        let inner = self.file.inner.lock();
+        let mut found = Vec::new();
+        for item in inner.iter() {
+            // SAFETY: the item is registered and the set's lock held.
+            let (is_wanted, number, interest) = unsafe {
+                let item = &*item;
+                (
+                    Identity::of(item.file()) == file.identity(),
+                    item.number(),
+                    Event::new(item.interest(), item.data()),
+                )
+            };
+            if is_wanted {
+                found.push((number, interest));
+            }
+        }
+        found
     }
 
     /// How many interests the set holds.

@@ -20,7 +20,7 @@
 use core::ptr::{self, NonNull};
 
 use super::Set;
-use super::interest::{ExtraEntry, Item, state};
+use super::interest::{ExtraEntry, Interests, Item, state};
 use crate::events::Events;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
@@ -118,10 +118,10 @@ impl ReadyList {
 }
 
 impl Set {
-    /// Whether anything may be ready: one load. Pairs with a push.
+    /// Whether anything may be ready, or a scan is under way. Pairs with a push.
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {
-        !self.pending.load(Ordering::SeqCst).is_null()
+        !self.pending.load(Ordering::SeqCst).is_null() || self.lone_scan.load(Ordering::SeqCst)
     }
 
     /// Queues the item unless it is queued already; says whether it was not.
@@ -160,6 +160,30 @@ impl Set {
         }
     }
 
+    /// [`queue`](Self::queue) for the holder of the set's lock.
+    ///
+    /// `pending` is non-zero before `QUEUED` is set. Otherwise a wake that finds the bit set would go
+    /// away, and its thread, looking for what it has just made ready, find nothing; so it waits for
+    /// the lock.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock the caller holds; `ready` is its ready list.
+    pub(super) unsafe fn queue_locked(&self, ready: &mut ReadyList, item: NonNull<Item>) -> bool {
+        let _ = self.pending.compare_exchange(
+            ptr::null_mut(),
+            just_tag(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let queued = self.queue(item);
+            self.begin_scan(ready);
+            self.end_scan(ready, &mut ReadyList::new());
+            queued
+        }
+    }
+
     /// Starts a scan: the arrivals join the ready list, and `pending` says that it is in use.
     /// False if nothing is ready.
     ///
@@ -175,6 +199,49 @@ impl Set {
         // SAFETY: the swap took the stack away from everyone else.
         unsafe { Self::append_arrivals(ready, arrivals) };
         true
+    }
+
+    /// Takes the only arrival, if the ready list is empty and the item is as `wanted`. It is in no
+    /// list afterwards, and a scan counts as under way until [`end_lone_scan`](Self::end_lone_scan).
+    ///
+    /// [`begin_scan`](Self::begin_scan) and [`end_scan`](Self::end_scan) need an operation each for
+    /// what this does with one and two stores.
+    ///
+    /// # Safety
+    /// The caller holds this set's lock, which guards `_inner`.
+    #[inline]
+    pub(super) unsafe fn take_lone_arrival(
+        &self,
+        _inner: &Interests,
+        wanted: impl FnOnce(&Item) -> bool,
+    ) -> Option<NonNull<Item>> {
+        let pending = self.pending.load(Ordering::Acquire);
+        let item = NonNull::new(pending).filter(|item| item.addr().get() & TAG == 0)?;
+        // SAFETY: queued items are registered, and arrivals leave their stack under the set's lock.
+        let node = unsafe { item.as_ref() };
+        if !node.next.load(Ordering::Relaxed).is_null() || !wanted(node) {
+            return None;
+        }
+        // Before `pending`, so that who finds that empty sees this.
+        self.lone_scan
+            .store(!broken(Rule::LoneScanIsPending), Ordering::Relaxed);
+        let taken = self.pending.compare_exchange(
+            pending,
+            ptr::null_mut(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+        if taken.is_err() {
+            self.end_lone_scan();
+            return None;
+        }
+        Some(item)
+    }
+
+    /// The item that was taken alone has been looked at.
+    #[inline]
+    pub(super) fn end_lone_scan(&self) {
+        self.lone_scan.store(false, Ordering::Release);
     }
 
     /// Ends a scan: new arrivals go behind what was not looked at, and `again`, what was reported
@@ -335,8 +402,11 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
         return Reply::Passed;
     }
-    if wake.mode == Mode::Offer && !set.is_awaited() {
+    if wake.mode != Mode::Tell && !set.is_awaited() {
         return Reply::Passed;
+    }
+    if wake.mode == Mode::Ask {
+        return Reply::Took;
     }
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };
@@ -344,7 +414,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     let took = if interest.contains(Events::EXCLUSIVE) {
         slept && took_direction(wake.key, interest)
     } else if node.state() & state::ROTATING != 0 {
-        slept || watched
+        slept || watched && set.is_awaited()
     } else {
         true
     };

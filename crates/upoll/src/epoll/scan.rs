@@ -21,8 +21,7 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// None if nothing is ready.
-    fn begin(set: &'a Set, insist: bool) -> Option<Self> {
-        let mut inner = set.inner.lock();
+    fn begin(set: &'a Set, mut inner: MutexGuard<'a, Interests>, insist: bool) -> Option<Self> {
         // SAFETY: the lock is held, and `ready` is this set's list.
         if !unsafe { set.begin_scan(&mut inner.ready) } {
             return None;
@@ -55,12 +54,13 @@ impl<'a> Scan<'a> {
                 let word = &node.entry.owner_word;
                 word.fetch_and(!state::CHOSEN, Ordering::Relaxed);
             }
+            if events.is_empty() {
+                Self::settle_idle(node, &mut self.deferred);
+                return Event::default();
+            }
             let claimed = node.entry.is_claimed();
             if claimed {
-                node.entry.settle(!events.is_empty(), &mut self.deferred);
-            }
-            if events.is_empty() {
-                return Event::default();
+                node.entry.settle(|| true, &mut self.deferred);
             }
             if !claimed && node.state() & state::ROTATING != 0 {
                 let ask = if chosen {
@@ -74,6 +74,11 @@ impl<'a> Scan<'a> {
                     return Event::default();
                 }
             }
+            if node.state() & state::ROTATING != 0 && self.set.watched_by.is_watched() {
+                // Who watches this set need not look at it again before they wait: they are in
+                // line, although the item stays on the list.
+                node.use_up_notes();
+            }
             if interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
             } else if !consumes {
@@ -81,6 +86,20 @@ impl<'a> Scan<'a> {
                 self.again.push_back(item);
             }
             Event::new(events, node.data())
+        }
+    }
+
+    /// An item was found idle: a claim that it holds is used up, or it would keep others waiting.
+    ///
+    /// # Safety
+    /// The item is registered, and was taken off the ready list before it was looked at.
+    unsafe fn settle_idle(node: &Item, deferred: &mut Deferred) {
+        // A wake under way makes its claim after it has told the item; only the queue's lock, which
+        // it holds, tells whether there is one. Where nobody counts claims that does not matter.
+        if node.state() & state::ROTATING != 0 || node.entry.is_claimed() {
+            let told_again = || node.state() & state::QUEUED != 0;
+            // SAFETY: a registered item is hooked.
+            unsafe { node.entry.settle(told_again, deferred) };
         }
     }
 
@@ -113,6 +132,16 @@ impl<'a> Scan<'a> {
             }
             turn == Turn::Mine
         }
+    }
+}
+
+/// A scan of one item under way. Ends in `drop`, also when a foreign `poll` panics.
+struct LoneScan<'a>(&'a Set);
+
+impl Drop for LoneScan<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.end_lone_scan();
     }
 }
 
@@ -150,10 +179,20 @@ impl Set {
         if !self.is_pending() {
             return 0;
         }
-        let Some(mut scan) = Scan::begin(self, insist) else {
+        let inner = self.inner.lock();
+        let mut filled = 0;
+        if let Some(first) = out.first_mut()
+            && let Some(event) = self.take_lone_edge(&inner)
+        {
+            if event.events().is_empty() {
+                return 0;
+            }
+            *first = event;
+            return 1;
+        }
+        let Some(mut scan) = Scan::begin(self, inner, insist) else {
             return 0;
         };
-        let mut filled = 0;
         while filled < out.len() {
             let Some(item) = scan.inner.ready.front() else {
                 break;
@@ -167,17 +206,51 @@ impl Set {
         filled
     }
 
+    /// A scan of nothing but one arrival that one report uses up: as nothing goes back to the list,
+    /// there is nothing that others must not miss meanwhile. None if it is not like that; an empty
+    /// report if the item was idle.
+    #[inline]
+    fn take_lone_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<Event> {
+        // SAFETY: the set's lock is held.
+        let item = unsafe {
+            self.take_lone_arrival(inner, |item| {
+                let once = Events::ET | Events::ONESHOT;
+                item.interest().intersects(once)
+                    && item.state() & !state::QUEUED == 0
+                    && !item.entry.is_claimed()
+            })
+        }?;
+        // SAFETY: queued items are registered, and the set's lock is held.
+        unsafe {
+            let node = item.as_ref();
+            let _ended = LoneScan(self);
+            Set::unqueue(node);
+            let events = Set::look(node);
+            let interest = node.interest();
+            if !events.is_empty() && interest.contains(Events::ONESHOT) {
+                node.set_interest(interest & Events::CONTROL);
+            }
+            Some(Event::new(events, node.data()))
+        }
+    }
+
     /// Whether anything is ready; items that are not are taken off the list
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
-            && let Some(mut scan) = Scan::begin(self, true)
+            && let Some(mut scan) = Scan::begin(self, self.inner.lock(), true)
         {
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.
-                let events = unsafe { Set::look_or_unqueue(&mut scan.inner.ready, item) };
-                if !events.is_empty() {
-                    return true;
+                unsafe {
+                    if item.as_ref().state() & state::ROTATING != 0 {
+                        // Whoever asks for it waits from now on, whatever this finds.
+                        item.as_ref().use_up_notes();
+                    }
+                    if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
+                        return true;
+                    }
+                    Scan::settle_idle(item.as_ref(), &mut scan.deferred);
                 }
             }
         }

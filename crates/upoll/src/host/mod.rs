@@ -3,95 +3,121 @@
 //! The layer between the core and sleeping threads. It gives a set a [`Companion`]: a kernel epoll
 //! set in which the descriptors are registered with the user's own data, and in which threads of
 //! such a set sleep. So level, edge, oneshot and exclusive interests in descriptors mean exactly
-//! what the kernel means by them. A bell ([`bell`]) rouses a thread there when something in the
-//! core becomes ready, and a set that watches another one with a kernel side has that one's kernel
-//! set in its own ([`nested`]). The source of a rotating set is watched by each worker's kernel set
+//! what the kernel means by them. A bell ([`sleep_set`]) rouses a thread there when something in the
+//! core becomes ready, and a set that watches others with a kernel side learns through a kernel set
+//! of its own what happens in theirs ([`nested`]). The source of a rotating set is watched by each worker's kernel set
 //! separately ([`rotation`]).
 //!
 //! # Numbers
 //! The kernel knows an interest by open file and number. A number that the user closes may mean
 //! something else the next moment; no call here acts on such a number unless the user has just
 //! passed it, or the kernel has confirmed that it still means the same.
+//!
+//! # Fork
+//! A child shares the kernel sets and the bells with its parent, as it does inherited epoll
+//! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
+//! child must leave such sets alone until it calls `exec` or `_exit`.
 
-mod bell;
 pub(crate) mod kernel;
 mod nested;
 mod rotation;
+mod sleep_set;
 mod special;
 
 pub(crate) use self::kernel::SignalMask;
 
 use std::any::Any;
 use std::fmt;
-use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
 
+use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
-use self::bell::Bell;
+use self::kernel::Descriptor;
 use self::nested::{Links, Renew};
 use self::rotation::Rotation;
+use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
 use crate::epoll::companion::Companion;
+use crate::epoll::ctl::as_set;
 use crate::epoll::interest::Interests;
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::Description;
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering};
+use crate::file::{Description, FileRef};
+use crate::sync::{AtomicBool, AtomicI32, AtomicUsize, Mutex, Ordering, fence};
 use crate::wait::Deferred;
 
 /// The part of a set that the kernel keeps.
 pub(crate) struct KernelSide {
-    /// The kernel set that threads sleep in. A set's members are in it, except a rotating set's.
-    set: OwnedFd,
-    bell: Arc<Bell>,
+    /// A set's members are in it, except a rotating set's; threads sleep in it while there is no
+    /// hub.
+    first: SleepSet,
+    /// Made when a set with a kernel side comes below: see [`nested`]. For a rotating set, in whose
+    /// kernel set no thread sleeps, `first` has that part.
+    hub: OnceBox<SleepSet>,
     specials: Specials,
-    /// Threads that sleep in `set`, or are about to. Pairs with the core's `pending`: a thread
-    /// counts itself, then looks at `pending`; a wake queues an item, then looks here.
-    asleep: AtomicUsize,
     /// At least as many as there are members: those that left by being closed are not missed.
     members: AtomicUsize,
     /// Whose turn it is to fill a report first, so that neither side starves the other.
     core_first: AtomicBool,
     /// Kernel sides below. The lock nests inside the set's lock.
     links: Mutex<Links>,
-    /// All that watch this set know of `set`.
-    known_above: AtomicBool,
-    /// Held while `is_ready` has the specials masked. Nests inside all other locks.
-    masking: Mutex<()>,
+    /// Which kernel set all that watch this set know of; -1 if none.
+    known_above: AtomicI32,
+    /// Held while the bell of `first` is silenced to see who else is ready. Nests inside all other
+    /// locks.
+    hushing: Mutex<()>,
     /// What only a rotating set has.
     rotation: Option<Rotation>,
-    /// Slots of items whose rotating set's source has chosen this set since it last slept.
+    /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
+    /// nests inside the set's lock.
     chosen: Mutex<SmallVec<[u32; 2]>>,
     has_chosen: AtomicBool,
 }
 
 const EDGE: Events = Events::IN.union(Events::ET);
 
+/// What events of a kernel set said, beside those of the user's.
+#[derive(Clone, Copy, Default)]
+struct Heard {
+    /// The core has something to look at, and another thread might have been told of it instead.
+    core: bool,
+    /// It is new to the core.
+    queued: bool,
+    /// Members are ready.
+    members: bool,
+}
+
+impl Heard {
+    fn add(&mut self, other: Heard) {
+        self.core |= other.core;
+        self.queued |= other.queued;
+        self.members |= other.members;
+    }
+}
+
 impl KernelSide {
     fn new(set: &Set) -> Result<Self, Errno> {
-        let side = KernelSide {
-            set: kernel::epoll_create()?,
-            bell: Bell::new()?,
-            specials: Specials::new(),
-            asleep: AtomicUsize::new(0),
+        let specials = Specials::new();
+        Ok(KernelSide {
+            first: SleepSet::new(&specials)?,
+            hub: OnceBox::new(),
+            specials,
             members: AtomicUsize::new(0),
             core_first: AtomicBool::new(false),
             links: Mutex::new(Links::new()),
-            known_above: AtomicBool::new(false),
-            masking: Mutex::new(()),
+            known_above: AtomicI32::new(-1),
+            hushing: Mutex::new(()),
             rotation: match set.rotates() {
                 true => Some(Rotation::new()?),
                 false => None,
             },
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
-        };
-        side.register(Op::Add, side.bell.fd.as_raw_fd(), EDGE, Special::Bell)?;
-        Ok(side)
+        })
     }
 
     /// The kernel side of `set`, if it has one.
@@ -109,51 +135,114 @@ impl KernelSide {
         let Some(side) = Self::of(set) else {
             unreachable!("a set has no other companion")
         };
-        if !side.known_above.load(Ordering::Acquire) {
+        let current = side.sleep_set().fd.as_raw_fd();
+        if side.known_above.load(Ordering::Acquire) != current {
             // Whoever is linked above but not found here finds the companion itself.
             for above in sets_above(description.watchers()) {
                 side.nest_in(description, &above)?;
             }
-            side.known_above.store(true, Ordering::Release);
+            side.known_above.store(current, Ordering::Release);
         }
         Ok(side)
     }
 
+    /// As [`ensure`](Self::ensure), and it has a hub from now on.
+    fn ensure_hub(description: &Description<Set>) -> Result<&Self, Errno> {
+        let side = Self::ensure(description)?;
+        if side.hub().is_some() {
+            return Ok(side);
+        }
+        side.hub.get_or_try_init(|| {
+            let hub = SleepSet::new(&side.specials)?;
+            let members = side.first.fd.as_raw_fd();
+            hub.register(
+                &side.specials,
+                Op::Add,
+                members,
+                Events::IN,
+                Special::Members,
+            )?;
+            Ok(Box::new(hub))
+        })?;
+        // The hub is there, now look: whoever counts itself in `first` later finds the hub.
+        fence(Ordering::SeqCst);
+        side.vacate();
+        // Whoever polls the set awaits the kernel set that it had before.
+        description.object().watched_by.wake_all(Events::empty());
+        Self::ensure(description)
+    }
+
+    /// The kernel set that has whatever is not the user's, once it is one of its own.
+    fn hub(&self) -> Option<&SleepSet> {
+        match self.rotation {
+            Some(_) => Some(&self.first),
+            None => self.hub.get(),
+        }
+    }
+
+    /// Where threads sleep.
+    fn sleep_set(&self) -> &SleepSet {
+        self.hub().unwrap_or(&self.first)
+    }
+
+    /// Rouses one of the threads that still sleep where they no longer should; it rouses the next.
+    fn vacate(&self) {
+        if !ptr::eq(self.sleep_set(), &self.first) && self.first.is_awaited() {
+            self.first.bell.ring();
+        }
+    }
+
+    /// Something that is pending in the core was heard of here, and is left: rouses a thread.
+    fn rouse_another(&self, set: &Set) {
+        if set.is_pending() && self.is_awaited() {
+            self.sleep_set().bell.ring();
+        }
+    }
+
     /// The kernel set that holds the members, which are the source for a rotating set.
-    fn members(&self) -> &OwnedFd {
+    fn members(&self) -> &Descriptor {
         match &self.rotation {
             Some(rotation) => &rotation.members,
-            None => &self.set,
+            None => &self.first.fd,
         }
     }
 
-    /// Registers one of our own descriptors.
-    fn register(&self, op: Op, fd: i32, events: Events, special: Special) -> Result<(), Errno> {
-        let interest = Event::new(events, self.specials.encode(special));
-        kernel::epoll_ctl(&self.set, op, fd, interest)
-    }
-
-    /// Fills `out` with members that are ready, and tells the core of what is ready below.
-    pub(crate) fn take(&self, set: &Set, out: &mut [Event]) -> usize {
-        if self.rotation.is_some() {
-            if !self.links.lock().is_empty() {
-                self.take_from_set(set, &mut [Event::default(); 8]);
-            }
-            return kernel::epoll_wait(self.members(), out, kernel::AT_ONCE, None).unwrap_or(0);
+    /// Fills `out` with members that are ready.
+    fn take_members(&self, set: &Set, out: &mut [Event]) -> (usize, Heard) {
+        let mut heard = Heard::default();
+        if out.is_empty() || self.members.load(Ordering::Relaxed) == 0 {
+            return (0, heard);
         }
-        if self.members.load(Ordering::Relaxed) == 0 && self.links.lock().is_empty() {
-            return 0;
-        }
-        self.take_from_set(set, out)
-    }
-
-    fn take_from_set(&self, set: &Set, out: &mut [Event]) -> usize {
         loop {
             // `out` is memory of ours and the limit is zero, so there is nothing to fail.
-            let found = kernel::epoll_wait(&self.set, out, kernel::AT_ONCE, None).unwrap_or(0);
-            let kept = self.sift(set, &mut out[..found]);
+            let found = kernel::epoll_wait(self.members(), out, kernel::AT_ONCE, None);
+            let found = found.unwrap_or(0);
+            if self.rotation.is_some() {
+                return (found, heard);
+            }
+            let (kept, also) = self.sift(set, &mut out[..found]);
+            if also.core {
+                self.vacate();
+            }
+            heard.add(also);
             if kept > 0 || found == 0 {
-                return kept;
+                return (kept, heard);
+            }
+        }
+    }
+
+    /// Hands on all that the hub has to say.
+    fn empty_hub(&self, set: &Set) -> Heard {
+        let mut heard = Heard::default();
+        let Some(hub) = self.hub() else { return heard };
+        let mut events = [Event::default(); HUB_ROOM];
+        loop {
+            let found = kernel::epoll_wait(&hub.fd, &mut events, kernel::AT_ONCE, None);
+            let found = found.unwrap_or(0);
+            let (_, also) = self.sift(set, &mut events[..found]);
+            heard.add(also);
+            if found < events.len() {
+                return heard;
             }
         }
     }
@@ -169,25 +258,43 @@ impl KernelSide {
         limit: Option<libc::timespec>,
         mask: SignalMask<'_>,
     ) -> Result<Slept, Errno> {
-        self.asleep.fetch_add(1, Ordering::SeqCst);
-        // Counted, now look: whoever queued something before that did not ring.
-        let limit = if set.is_pending() {
+        let place = self.sleep_set();
+        place.asleep.fetch_add(1, Ordering::SeqCst);
+        // Counted, now look: whoever queued something before that did not ring, nor did whoever
+        // made the hub.
+        let moved = !ptr::eq(place, self.sleep_set());
+        let limit = if moved || set.is_pending() {
             kernel::AT_ONCE
         } else {
             limit
         };
-        let found = kernel::epoll_wait(&self.set, out, limit, mask);
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        let in_hub = !ptr::eq(place, &self.first);
+        let mut of_hub = [Event::default(); HUB_ROOM];
+        let events = if in_hub { &mut of_hub[..] } else { &mut *out };
+        let found = kernel::epoll_wait(&place.fd, events, limit, mask);
+        place.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.vacate();
         let found = found?;
+        let (mut kept, heard) = self.sift(set, &mut events[..found]);
+        if heard.members {
+            kept = self.take_members(set, out).0;
+        }
+        if heard.queued {
+            set.wake_watchers();
+        }
+        if heard.core && kept == out.len() {
+            self.rouse_another(set);
+        }
         Ok(Slept {
-            woken: found > 0,
-            kept: self.sift(set, &mut out[..found]),
+            woken: found > 0 || moved,
+            kept,
         })
     }
 
     /// Keeps the user's events, in their order, and acts on the others.
-    fn sift(&self, set: &Set, events: &mut [Event]) -> usize {
+    fn sift(&self, set: &Set, events: &mut [Event]) -> (usize, Heard) {
         let mut kept = 0;
+        let mut heard = Heard::default();
         let mut below = SmallVec::<[Special; 4]>::new();
         for at in 0..events.len() {
             let event = events[at];
@@ -196,14 +303,16 @@ impl KernelSide {
                     events[kept] = event;
                     kept += 1;
                 }
-                Some(Special::Bell) => self.bell.rung.store(false, Ordering::SeqCst),
+                Some(Special::Bell) => heard.core = true,
+                Some(Special::Members) => heard.members = true,
                 Some(special) => below.push(special),
             }
         }
         if !below.is_empty() {
-            self.kick(set, &below);
+            heard.core = true;
+            heard.queued = self.kick(set, &below);
         }
-        kept
+        (kept, heard)
     }
 
     /// As [`Companion::harvest_both`], with `core` to fill in what is ready in the core.
@@ -213,47 +322,45 @@ impl KernelSide {
         out: &mut [Event],
         core: impl Fn(&mut [Event]) -> usize,
     ) -> usize {
-        if self.core_first.fetch_xor(true, Ordering::Relaxed) {
-            let filled = core(out);
-            let filled = filled + self.take_rest(set, &mut out[filled..]);
-            if filled == 0 && set.is_pending() {
-                return core(out);
-            }
-            return filled;
+        // First of all, so that the core knows what is ready below.
+        let below = self.empty_hub(set);
+        if below.queued {
+            // The kernel has told those above, but it forgets that if they look later.
+            set.wake_watchers();
         }
-        let filled = self.take(set, out);
-        if filled == out.len() || !set.is_pending() {
-            return filled;
+        // Two threads that read the same take the same turn; the next one does not.
+        let core_first = self.core_first.load(Ordering::Relaxed);
+        self.core_first.store(!core_first, Ordering::Relaxed);
+        let mut filled = 0;
+        if core_first && set.is_pending() {
+            filled = core(out);
         }
-        filled + core(&mut out[filled..])
+        let (taken, members) = self.take_members(set, &mut out[filled..]);
+        filled += taken;
+        if !core_first && filled < out.len() && set.is_pending() {
+            filled += core(&mut out[filled..]);
+        }
+        if below.core || members.core {
+            self.rouse_another(set);
+        }
+        filled
     }
 
-    fn take_rest(&self, set: &Set, out: &mut [Event]) -> usize {
-        if out.is_empty() {
-            return 0;
-        }
-        self.take(set, out)
-    }
-
-    /// Whether the kernel set has anything but specials to report. Nothing is consumed: the
-    /// specials are masked for a moment, which takes them off the kernel's ready list.
+    /// Whether members are ready. Nothing is consumed.
     fn has_ready_members(&self, set: &Set) -> bool {
-        let links = self.links.lock();
-        let _masking = self.masking.lock();
-        let mask = |events| {
-            // These are registered, so MOD does not fail.
-            let _ = self.register(Op::Mod, self.bell.fd.as_raw_fd(), events, Special::Bell);
-            links.reregister(self, events);
-        };
-        mask(Events::empty());
-        let ready = kernel::is_readable(&self.set);
-        kernel::eventfd_drain(&self.bell.fd);
-        self.bell.rung.store(false, Ordering::SeqCst);
-        mask(EDGE);
-        if set.is_pending() && self.is_awaited() {
-            // What was masked may have been on its way to a thread.
-            self.bell.ring();
+        let members = &self.first;
+        let _hushing = self.hushing.lock();
+        if !kernel::is_readable(&members.fd) {
+            return false;
         }
+        if !members.bell.hush() {
+            return true;
+        }
+        // It may have been the bell alone.
+        let ready = kernel::is_readable(&members.fd);
+        // A thread may have been about to hear it.
+        self.vacate();
+        self.rouse_another(set);
         ready
     }
 
@@ -261,7 +368,7 @@ impl KernelSide {
     fn member_lines(&self, mut line: impl FnMut(&str) -> fmt::Result) -> fmt::Result {
         let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
         // Without /proc nothing is known of the kernel's members.
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = kernel::read_proc(&path);
         text.lines()
             .filter(|text| text.starts_with("tfd:"))
             .filter(|text| {
@@ -276,6 +383,9 @@ impl KernelSide {
     }
 }
 
+/// How many events of a hub are looked at together.
+const HUB_ROOM: usize = 8;
+
 /// What a sleep brought.
 pub(crate) struct Slept {
     /// Events of the user's.
@@ -287,27 +397,31 @@ pub(crate) struct Slept {
 impl Companion for KernelSide {
     #[inline]
     fn is_awaited(&self) -> bool {
-        self.asleep.load(Ordering::SeqCst) != 0
+        self.first.is_awaited() || self.hub.get().is_some_and(SleepSet::is_awaited)
     }
 
     fn ring(&self, deferred: &mut Deferred) {
-        self.bell.ring_later(deferred);
+        self.sleep_set().bell.ring_later(deferred);
     }
 
     fn is_ready(&self, set: &Set) -> bool {
-        if self.rotation.is_some() && kernel::is_readable(self.members()) {
+        if let Some(rotation) = &self.rotation
+            && kernel::is_readable(&rotation.members)
+        {
             return true;
         }
-        if !kernel::is_readable(&self.set) {
-            return false;
-        }
-        if !self.links.lock().is_empty() {
-            self.kick_all(set);
-            if set.has_ready() {
+        if let Some(hub) = self.hub()
+            && kernel::is_readable(&hub.fd)
+        {
+            let heard = self.empty_hub(set);
+            if heard.core && set.has_ready() {
+                self.rouse_another(set);
+                if heard.queued && set.watched_by.has_several() {
+                    // Whoever asks knows now; the others may look too late to hear of it.
+                    set.wake_watchers();
+                }
                 return true;
             }
-        } else if !self.bell.rung.load(Ordering::SeqCst) {
-            return true;
         }
         self.rotation.is_none() && self.has_ready_members(set)
     }
@@ -317,7 +431,7 @@ impl Companion for KernelSide {
     }
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
-        let above = KernelSide::ensure(outer)?;
+        let above = KernelSide::ensure_hub(outer)?;
         let interests = outer.object().inner.lock();
         above.link(outer.object(), &interests, inner, Renew::No)
     }
@@ -351,6 +465,19 @@ impl Companion for KernelSide {
     }
 }
 
+/// What a poller of `file` has to await in the kernel: the kernel side of a set.
+///
+/// It is readable when the set may be ready; asking the set then takes back what made it readable
+/// for nothing.
+pub(crate) fn kernel_side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
+    let side = KernelSide::of(as_set(file.description())?)?;
+    let fd = match &side.rotation {
+        Some(rotation) => rotation.for_pollers(&side.first.fd),
+        None => &side.sleep_set().fd,
+    };
+    Some(fd.as_fd())
+}
+
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.
 pub(crate) fn ctl(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: Event) -> Result<(), Errno> {
     let side = KernelSide::ensure(epoll.description())?;
@@ -358,7 +485,7 @@ pub(crate) fn ctl(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: Event) ->
     if let Some(rotation) = &side.rotation {
         rotation.ctl(epoll, op, number, interest)?;
     } else {
-        kernel::epoll_ctl(&side.set, op, number, interest)?;
+        kernel::epoll_ctl(&side.first.fd, op, number, interest)?;
     }
     match op {
         Op::Add => {

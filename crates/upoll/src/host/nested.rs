@@ -1,8 +1,10 @@
 //! Sets with a kernel side that are watched by other sets.
 //!
-//! The outer set's kernel set has the inner one's in it, edge-triggered, so that threads that sleep
-//! in the outer one learn when something becomes ready in the inner one. What the core then makes
-//! of it is its business: the inner set is queued in the outer one and looked at like any member.
+//! The outer set gets a hub: a kernel set that has the kernel set of each inner one in it,
+//! edge-triggered, and that of the outer set's own members. From then on threads sleep in the hub,
+//! and learn there when something becomes ready below. What the core then makes of it is its
+//! business: the inner set is queued in the outer one and looked at like any member. As nothing in
+//! a hub is the user's, anyone may empty it at any time and hand on what it says.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
@@ -44,24 +46,12 @@ impl Links {
     pub(super) fn new() -> Self {
         Links(Vec::new())
     }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Changes what the kernel set above wants of those below.
-    pub(super) fn reregister(&self, above: &KernelSide, events: Events) {
-        for link in &self.0 {
-            // Registered and ours, so MOD does not fail.
-            let _ = above.register(Op::Mod, link.fd, events, Special::Nested(link.slot));
-        }
-    }
 }
 
 impl KernelSide {
-    /// Makes the kernel set know what the items of this set that watch `inner` need it to know:
-    /// `inner`'s kernel set, and its source if it is a rotating set. `interests` is the set's,
-    /// locked.
+    /// Makes the hub know what the items of this set that watch `inner` need it to know: the
+    /// kernel set that `inner`'s threads sleep in, and its source if it is a rotating set.
+    /// `interests` is the set's, locked. Without a hub nothing has been linked yet.
     pub(super) fn link(
         &self,
         set: &Set,
@@ -72,6 +62,10 @@ impl KernelSide {
         let Some(below) = as_set(inner).and_then(KernelSide::of) else {
             return Ok(());
         };
+        let Some(hub) = self.hub() else {
+            return Ok(());
+        };
+        let register = |op, fd, special| hub.register(&self.specials, op, fd, EDGE, special);
         let address = ptr::from_ref(inner).cast::<()>().addr();
         let slots = slots_that_watch(set, interests, inner);
         let mut links = self.links.lock();
@@ -80,17 +74,17 @@ impl KernelSide {
             if let Some(at) = known {
                 let link = links.0.swap_remove(at);
                 if let Some(rotation) = below.rotation.as_ref().filter(|_| link.has_source) {
-                    rotation.unwatch(&self.set);
+                    rotation.unwatch(&hub.fd);
                 }
-                return self.register(Op::Del, link.fd, EDGE, Special::Nested(link.slot));
+                return register(Op::Del, link.fd, Special::Nested(link.slot));
             }
             return Ok(());
         };
+        let fd = below.sleep_set().fd.as_raw_fd();
         let at = match known {
             Some(at) => at,
             None => {
-                let fd = below.set.as_raw_fd();
-                self.register(Op::Add, fd, EDGE, Special::Nested(first))?;
+                register(Op::Add, fd, Special::Nested(first))?;
                 links.0.push(Link {
                     inner: address,
                     slot: first,
@@ -101,29 +95,37 @@ impl KernelSide {
             }
         };
         let link = &mut links.0[at];
+        if link.fd != fd {
+            // It has a hub by now.
+            register(Op::Add, fd, Special::Nested(link.slot))?;
+            let _ = register(Op::Del, link.fd, Special::Nested(link.slot));
+            link.fd = fd;
+        }
         let mut renew = renew;
         if !slots.contains(&link.slot) {
             link.slot = first;
             renew = Renew::Source;
-            self.register(Op::Mod, link.fd, EDGE, Special::Nested(first))?;
+            register(Op::Mod, link.fd, Special::Nested(first))?;
         }
         let Some(rotation) = &below.rotation else {
             return Ok(());
         };
         if link.has_source && renew == Renew::Source {
             link.has_source = false;
-            rotation.unwatch(&self.set);
+            rotation.unwatch(&hub.fd);
         }
         if !link.has_source {
             let data = self.specials.encode(Special::Chosen(link.slot));
-            link.has_source = rotation.watch(&self.set, data)?;
+            link.has_source = rotation.watch(&hub.fd, data)?;
         }
         Ok(())
     }
 
-    /// Something happened below: has the core look there.
-    pub(super) fn kick(&self, set: &Set, below: &[Special]) {
+    /// Something happened below: has the core look there. Says whether it has anything new to
+    /// look at.
+    pub(super) fn kick(&self, set: &Set, below: &[Special]) -> bool {
         let interests = set.inner.lock();
+        let mut queued = false;
         for &special in below {
             let (Special::Nested(slot) | Special::Chosen(slot)) = special else {
                 continue;
@@ -149,25 +151,17 @@ impl KernelSide {
             }
             // SAFETY: as above.
             for slot in slots_that_watch(set, &interests, unsafe { node.file() }) {
-                if let Some(item) = interests.at(slot).and_then(as_item) {
+                let Some(item) = interests.at(slot).and_then(as_item) else {
+                    continue;
+                };
+                // SAFETY: as above.
+                if unsafe { item.as_ref() }.interest().contains(Events::IN) {
                     // SAFETY: as above.
-                    unsafe { set.queue(item) };
+                    queued |= unsafe { set.queue(item) };
                 }
             }
         }
-    }
-
-    /// Has the core look at all sets below.
-    pub(super) fn kick_all(&self, set: &Set) {
-        let below: SmallVec<[Special; 4]> = {
-            let links = self.links.lock();
-            links
-                .0
-                .iter()
-                .map(|link| Special::Nested(link.slot))
-                .collect()
-        };
-        self.kick(set, &below);
+        queued
     }
 
     /// A report has gone out: the sources that chose this set have it stand last in line, from the
@@ -194,6 +188,7 @@ impl KernelSide {
     }
 
     fn stand_last_for(&self, interests: &Interests, slot: u32) {
+        let Some(hub) = self.hub() else { return };
         let mut links = self.links.lock();
         let Some(link) = links.0.iter_mut().find(|link| link.slot == slot) else {
             return;
@@ -208,7 +203,7 @@ impl KernelSide {
         };
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
-        link.has_source = rotation.renew(&self.set, data).unwrap_or(false);
+        link.has_source = rotation.renew(&hub.fd, data).unwrap_or(false);
     }
 }
 

@@ -9,9 +9,14 @@
 //! next moment, perhaps one that a worker watches under that number. So the registrations go by a
 //! number of our own, the *alias*. It stands for the source only while a registration is changed;
 //! otherwise it stands for a placeholder, so the source closes when the user closes it.
+//! A source whose number was closed counts as gone, also while its file lives on under another one:
+//! a second source may then be added.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
+use once_cell::race::OnceBox;
+
+use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{KernelSide, kernel};
 use crate::epoll::nesting::sets_above;
@@ -24,10 +29,12 @@ use crate::sync::Mutex;
 pub(super) struct Rotation {
     /// A kernel set with the source alone, and nobody sleeping in it: it keeps the interest, and
     /// says whether the source is ready by it.
-    pub(super) members: OwnedFd,
+    pub(super) members: Descriptor,
     /// What the alias stands for while it does not stand for the source.
-    placeholder: OwnedFd,
-    alias: OwnedFd,
+    placeholder: Descriptor,
+    alias: Descriptor,
+    /// A kernel set with `members` and the set that workers' sets nest, once somebody polls.
+    for_pollers: OnceBox<Descriptor>,
     /// Guards the alias and the registrations under it. Nests inside the workers' sets' locks and
     /// the lock of the rotating set.
     source: Mutex<Option<SourceFd>>,
@@ -49,12 +56,29 @@ impl Rotation {
             members: kernel::epoll_create()?,
             alias: kernel::duplicate(&placeholder)?,
             placeholder,
+            for_pollers: OnceBox::new(),
             source: Mutex::new(None),
         })
     }
 
+    /// A kernel set that is readable when the source is, or `nested`. If the kernel has no more
+    /// descriptors it is that of the source alone.
+    pub(super) fn for_pollers(&self, nested: &Descriptor) -> &Descriptor {
+        let made = self.for_pollers.get_or_try_init(|| {
+            let both = kernel::epoll_create()?;
+            for fd in [&self.members, nested] {
+                let interest = Event::new(Events::IN, 0);
+                kernel::epoll_ctl(&both, Op::Add, fd.as_raw_fd(), interest)?;
+            }
+            Ok::<_, Errno>(Box::new(both))
+        });
+        made.unwrap_or(&self.members)
+    }
+
+    /// Whether there is a source that its number still stands for.
     pub(super) fn has_source(&self) -> bool {
-        self.source.lock().is_some()
+        let source = self.source.lock();
+        source.is_some_and(|source| self.is_current(source))
     }
 
     /// The user's number of the source.
@@ -91,7 +115,7 @@ impl Rotation {
     }
 
     /// Has the worker whose kernel set is `worker` watch the source; says whether there is one.
-    pub(super) fn watch(&self, worker: &OwnedFd, data: u64) -> Result<bool, Errno> {
+    pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(false);
@@ -106,7 +130,7 @@ impl Rotation {
     }
 
     /// Has the worker forget the source. If it was closed the kernel has done so already.
-    pub(super) fn unwatch(&self, worker: &OwnedFd) {
+    pub(super) fn unwatch(&self, worker: &Descriptor) {
         let source = self.source.lock();
         if let Some(source) = *source {
             let _ = self.as_alias(source.number, |alias| {
@@ -116,7 +140,7 @@ impl Rotation {
     }
 
     /// Makes the worker the last in line; says whether it watches the source still.
-    pub(super) fn renew(&self, worker: &OwnedFd, data: u64) -> Result<bool, Errno> {
+    pub(super) fn renew(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(false);
@@ -208,6 +232,10 @@ impl Rotation {
         // The workers first, while the alias can still be told from a stranger.
         self.tell_workers(epoll)?;
         let mut source = self.source.lock();
+        if source.is_none_or(|source| !source.leaving) {
+            // Closed meanwhile, and another one came.
+            return Err(Errno::NOENT);
+        }
         *source = None;
         self.as_alias(number, |alias| {
             kernel::epoll_ctl(&self.members, Op::Del, alias, Event::default())
@@ -218,7 +246,7 @@ impl Rotation {
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers()) {
-            let side = KernelSide::ensure(&worker)?;
+            let side = KernelSide::ensure_hub(&worker)?;
             let interests = worker.object().inner.lock();
             side.link(worker.object(), &interests, rotating, Renew::Source)?;
         }

@@ -31,6 +31,8 @@ const fn inverse(odd: u64) -> u64 {
 pub(super) enum Special {
     /// Something in the core became ready.
     Bell,
+    /// Members are ready.
+    Members,
     /// Something became ready in the kernel side of the set that the item in this slot watches.
     Nested(u32),
     /// The source of the rotating set that the item in this slot watches chose this set.
@@ -56,8 +58,9 @@ impl Specials {
     pub(super) fn encode(&self, special: Special) -> u64 {
         let index = match special {
             Special::Bell => 0,
-            Special::Nested(slot) => 1 + 2 * u64::from(slot),
-            Special::Chosen(slot) => 2 + 2 * u64::from(slot),
+            Special::Members => 1,
+            Special::Nested(slot) => 2 + 2 * u64::from(slot),
+            Special::Chosen(slot) => 3 + 2 * u64::from(slot),
         };
         // Known before the registration, hence before its first event.
         self.limit.fetch_max(index + 1, Ordering::SeqCst);
@@ -71,11 +74,14 @@ impl Specials {
         if index >= self.limit.load(Ordering::Relaxed) {
             return None;
         }
-        let Some(index) = index.checked_sub(1) else {
-            return Some(Special::Bell);
+        let Some(of_slot) = index.checked_sub(2) else {
+            return Some(match index {
+                0 => Special::Bell,
+                _ => Special::Members,
+            });
         };
-        let slot = u32::try_from(index / 2).ok()?;
-        Some(if index % 2 == 0 {
+        let slot = u32::try_from(of_slot / 2).ok()?;
+        Some(if of_slot % 2 == 0 {
             Special::Nested(slot)
         } else {
             Special::Chosen(slot)
@@ -90,10 +96,9 @@ mod tests {
     #[test]
     fn specials_come_back_as_encoded_and_other_data_is_the_users() {
         let specials = Specials::new();
-        assert_eq!(
-            specials.decode(specials.encode(Special::Bell)),
-            Some(Special::Bell)
-        );
+        for special in [Special::Bell, Special::Members] {
+            assert_eq!(specials.decode(specials.encode(special)), Some(special));
+        }
         for slot in [0, 1, 2, 1000, u32::MAX] {
             for special in [Special::Nested(slot), Special::Chosen(slot)] {
                 assert_eq!(specials.decode(specials.encode(special)), Some(special));

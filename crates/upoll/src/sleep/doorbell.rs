@@ -21,11 +21,12 @@ use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use super::generation;
 use super::marked::{Belongs, Marked};
 use crate::errno::Errno;
+use crate::host::kernel;
 use crate::wait::Deferred;
 
 /// A kernel eventfd that wakes a thread from a sleep in the kernel.
@@ -58,13 +59,7 @@ impl Doorbell {
 
     fn make() -> Result<Self, Errno> {
         let generation = generation::watched()?;
-        // SAFETY: makes a descriptor.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Errno::NOMEM);
-        }
-        // SAFETY: it was just made, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = kernel::eventfd().map_err(|_| Errno::NOMEM)?;
         Ok(Doorbell {
             fd: Marked::new(fd, Belongs::ToThread)?,
             generation,
@@ -89,17 +84,13 @@ impl Doorbell {
 
     fn ring(&self) {
         if self.is_intact() {
-            let one = 1_u64;
-            // SAFETY: eight bytes are read from `one`. If the counter is full it has rung.
-            unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
+            kernel::eventfd_write(self.fd.descriptor());
         }
     }
 
     /// Has it not readable any more.
     pub(super) fn quiet(&self) {
-        let mut count = 0_u64;
-        // SAFETY: eight bytes are written to `count`. If the counter is empty it is quiet.
-        unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        kernel::eventfd_drain(self.fd.descriptor());
     }
 }
 

@@ -23,7 +23,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call
-    /// is never restarted, whatever `SA_RESTART` says.
+    /// is never restarted, whatever `SA_RESTART` says. `EMFILE`, `ENFILE`, `ENOMEM`: a thread that
+    /// waits for the first time in a rotating set whose source is a kernel descriptor needs
+    /// descriptors of its own, and there are none.
     ///
     /// # Example
     /// ```
@@ -51,17 +53,28 @@ impl Epoll {
         if timeout.is_now() {
             return self.harvest(events);
         }
+        if !set.rotates() {
+            // Before the clock is read, which takes longer than this.
+            let ready = match KernelSide::of(set) {
+                None => harvest_in_turn(set, events),
+                Some(side) => harvest_both_in_turn(set, side, events),
+            };
+            if ready > 0 {
+                return Ok(ready);
+            }
+        }
+        let deadline = timeout.deadline();
         if set.companion().is_none() {
             let ended = if set.rotates() {
-                wait_in_turn(set, events, timeout.deadline())
+                wait_in_turn(set, events, deadline)
             } else {
-                wait_in_core(set, events, timeout.deadline())
+                wait_in_core(set, events, deadline)
             };
             if let Some(result) = ended {
                 return result;
             }
         }
-        self.wait_in_kernel(events, timeout.deadline(), None)
+        self.wait_in_kernel(events, deadline, None)
     }
 
     /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
@@ -130,16 +143,21 @@ fn harvest_in_turn(set: &Set, events: &mut [Event]) -> usize {
     set.harvest(events)
 }
 
-/// A wait in a set whose members are all of the core. None if that is no longer so.
+/// As [`harvest_in_turn`], from both sides of a set.
+fn harvest_both_in_turn(set: &Set, side: &KernelSide, events: &mut [Event]) -> usize {
+    side.stand_last(set);
+    let ready = side.harvest_with(set, events, |out| harvest_in_turn(set, out));
+    side.settle_choice(ready > 0);
+    ready
+}
+
+/// A wait in a set whose members are all of the core, and where nothing was ready just now. None if
+/// it is no longer so.
 fn wait_in_core(
     set: &Set,
     events: &mut [Event],
     deadline: Deadline,
 ) -> Option<Result<usize, Errno>> {
-    let ready = harvest_in_turn(set, events);
-    if ready > 0 {
-        return Some(Ok(ready));
-    }
     loop {
         let sleeper = Sleeper::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
@@ -210,7 +228,11 @@ fn wait_in_turn(
             ready = set.harvest(events);
             let mut deferred = Deferred::new();
             // SAFETY: the queue is the set's, which is borrowed.
-            unsafe { sleeper.entry.settle(ready > 0, &mut deferred) };
+            unsafe {
+                sleeper
+                    .entry
+                    .settle(|| ready > 0 || set.is_pending(), &mut deferred)
+            };
         }
         if let Some(queue) = sleeper.entry.unhook() {
             // Chosen between the end of the sleep and now.
@@ -266,7 +288,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let found = WORKERS.try_with(|workers| {
         let mut workers = workers.borrow_mut();
         // A rotating set that was closed has left its workers.
-        workers.retain(|(_, worker)| !worker.is_empty());
+        workers.retain(|(_, worker)| worker.set().inner.lock().nested > 0);
         let known = workers.iter().find(|(of, _)| *of == identity);
         known.map(|(_, worker)| worker.clone())
     });
@@ -289,15 +311,19 @@ fn wait_in_kernel_set(
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
-    let side = KernelSide::ensure(epoll.description())?;
+    // If there is one it will do: whoever adds a member tells the sets above.
+    let side = match KernelSide::of(set) {
+        Some(side) => side,
+        None => KernelSide::ensure(epoll.description())?,
+    };
     loop {
-        side.stand_last(set);
         if set.is_pending() {
-            let ready = side.harvest_with(set, events, |out| harvest_in_turn(set, out));
-            side.settle_choice(ready > 0);
+            let ready = harvest_both_in_turn(set, side, events);
             if ready > 0 {
                 return Ok(ready);
             }
+        } else {
+            side.stand_last(set);
         }
         let limit = deadline.next_sleep();
         let slept = side.sleep(set, events, limit, mask);

@@ -12,8 +12,8 @@ impl EventFd {
     /// it is not specified, as in Linux. A signal handler with `SA_RESTART` does not end the wait.
     ///
     /// # Errors
-    /// `EAGAIN`: the count is 0 and the object was made with `NONBLOCK`. `EINTR`: a signal handler
-    /// without `SA_RESTART` ran.
+    /// `EAGAIN`: the count is 0 and the object is `NONBLOCK`. `EINTR`: a signal handler without
+    /// `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
     #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
         self.blocking(Self::try_read)
@@ -22,8 +22,9 @@ impl EventFd {
     /// Adds `value`; waits while the sum would reach the maximum.
     ///
     /// # Errors
-    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object was made with
-    /// `NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran.
+    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object is `NONBLOCK`.
+    /// `EINTR`: a signal handler without `SA_RESTART` ran. `ESTALE`: it was
+    /// [retired](Self::retire).
     #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
         self.blocking(|this| this.try_write(value))
@@ -39,6 +40,9 @@ impl EventFd {
 
     #[cold]
     fn block<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
-        until_done(self.wait_queue(), Place::Shared, |_| attempt(self))
+        until_done(self.wait_queue(), Place::Shared, |_| match attempt(self) {
+            Err(Errno::AGAIN) if self.is_retired() => Err(Errno::STALE),
+            done => done,
+        })
     }
 }

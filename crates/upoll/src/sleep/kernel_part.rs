@@ -30,7 +30,7 @@ use super::marked::{Belongs, Marked};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::host::kernel;
+use crate::host::kernel::{self, Descriptor};
 use crate::kept::{Kept, Outside, Registration};
 
 /// Who may use a set: threads see different signals through the same `signalfd`, so a set belongs
@@ -146,7 +146,8 @@ impl KernelPart {
     pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
-            let harvested = kernel::epoll_wait(&set.fd, &mut self.events, kernel::AT_ONCE, None);
+            let harvested =
+                kernel::epoll_wait(set.fd.descriptor(), &mut self.events, kernel::AT_ONCE, None);
             let is_whole = match harvested {
                 Ok(count) => self.sort(kept, count),
                 // The program closed it.
@@ -193,7 +194,7 @@ impl KernelPart {
     }
 
     /// The set that this thread may change.
-    fn set_or_make(&mut self) -> Result<&Marked, Errno> {
+    fn set_or_make(&mut self) -> Result<&Descriptor, Errno> {
         let set = match self.set.take() {
             Some(set) => set,
             None => {
@@ -204,7 +205,7 @@ impl KernelPart {
                 }
             }
         };
-        Ok(&self.set.insert(set).fd)
+        Ok(self.set.insert(set).fd.descriptor())
     }
 
     fn try_add(&mut self, number: RawFd, wanted: Events, slot: u32) -> Result<Registration, Errno> {
@@ -253,7 +254,7 @@ impl KernelPart {
         };
         let interest = Event::new(events, data(slot, self.stamps[slot as usize]));
         let changed = match &self.set {
-            Some(set) => kernel::epoll_ctl(&set.fd, Op::Mod, number, interest),
+            Some(set) => kernel::epoll_ctl(set.fd.descriptor(), Op::Mod, number, interest),
             None => Err(Errno::NOENT),
         };
         match changed {
@@ -315,7 +316,8 @@ impl Outside for KernelPart {
             Registration::Level | Registration::Edge => {
                 if let Some(set) = &self.set {
                     // If it was closed the kernel has forgotten it already.
-                    let _ = kernel::epoll_ctl(&set.fd, Op::Del, number, Event::default());
+                    let _ =
+                        kernel::epoll_ctl(set.fd.descriptor(), Op::Del, number, Event::default());
                 }
                 self.unregister(slot);
             }

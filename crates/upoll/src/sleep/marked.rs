@@ -5,9 +5,11 @@
 //! before it is used in such a way somebody looks for the mark. The mark is the owner that
 //! `fcntl(2)`, `F_SETOWN_EX`, gives to an open file. Without `O_ASYNC` that has no other effect.
 
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use core::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
 
 use crate::errno::Errno;
+use crate::host::kernel::{self, Descriptor};
 
 /// `struct f_owner_ex`; the `libc` crate has neither it nor its constants for all C libraries.
 #[repr(C)]
@@ -37,8 +39,8 @@ pub(super) enum Belongs {
 /// A descriptor with a mark. Closed when dropped, unless the number has become something else.
 #[derive(Debug)]
 pub(super) struct Marked {
-    /// Not an `OwnedFd`: the program may have closed it.
-    fd: RawFd,
+    /// Not closed by itself: the program may have closed it.
+    fd: ManuallyDrop<Descriptor>,
     belongs: Belongs,
     owner: libc::pid_t,
 }
@@ -48,7 +50,7 @@ impl Marked {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub(super) fn new(fd: OwnedFd, belongs: Belongs) -> Result<Self, Errno> {
+    pub(super) fn new(fd: Descriptor, belongs: Belongs) -> Result<Self, Errno> {
         // SAFETY: no arguments, no memory.
         let owner = unsafe {
             match belongs {
@@ -61,16 +63,16 @@ impl Marked {
             pid: owner,
         };
         let number = fd.as_raw_fd();
-        // SAFETY: the calls take a number and a structure.
-        let is_marked = unsafe {
-            libc::fcntl(number, F_SETSIG, MARK) == 0
-                && libc::fcntl(number, F_SETOWN_EX, &raw const mark) == 0
-        };
-        if !is_marked {
-            return Err(Errno::NOMEM);
+        // SAFETY: the calls take a number and a live structure.
+        unsafe {
+            kernel::fcntl(number, F_SETSIG, MARK.cast_unsigned() as usize)
+                .and_then(|_| {
+                    kernel::fcntl(number, F_SETOWN_EX, (&raw const mark).expose_provenance())
+                })
+                .map_err(|_| Errno::NOMEM)?;
         }
         Ok(Marked {
-            fd: fd.into_raw_fd(),
+            fd: ManuallyDrop::new(fd),
             belongs,
             owner,
         })
@@ -79,21 +81,30 @@ impl Marked {
     /// Whether the number still leads to it.
     pub(super) fn is_marked(&self) -> bool {
         let mut mark = Owner { kind: -1, pid: -1 };
+        let owner = (&raw mut mark).expose_provenance();
         // SAFETY: the call fills the structure. A number that is not open gives an error.
-        let found = unsafe { libc::fcntl(self.fd, F_GETOWN_EX, &raw mut mark) } == 0;
+        let found = unsafe { kernel::fcntl(self.as_raw_fd(), F_GETOWN_EX, owner) }.is_ok();
         if !found || mark.kind != self.belongs as libc::c_int {
             return false;
         }
         // An owner that has ended is shown as zero, and so is none.
+        if mark.pid == self.owner {
+            return true;
+        }
         // SAFETY: no memory.
-        mark.pid == self.owner
-            || (mark.pid == 0 && unsafe { libc::fcntl(self.fd, F_GETSIG) } == MARK)
+        let signal = unsafe { kernel::fcntl(self.as_raw_fd(), F_GETSIG, 0) };
+        mark.pid == 0 && signal == Ok(MARK.cast_unsigned() as usize)
+    }
+
+    /// The descriptor, if the number still leads to it.
+    pub(super) fn descriptor(&self) -> &Descriptor {
+        &self.fd
     }
 }
 
 impl AsRawFd for Marked {
     fn as_raw_fd(&self) -> RawFd {
-        self.fd
+        self.fd.as_raw_fd()
     }
 }
 
@@ -101,8 +112,8 @@ impl Drop for Marked {
     fn drop(&mut self) {
         // A child of a fork closes its copy, if it still has it.
         if self.is_marked() {
-            // SAFETY: the number leads to what was marked, and this is its owner.
-            unsafe { libc::close(self.fd) };
+            // SAFETY: done once, here. The number leads to what was marked, and this is its owner.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
 }

@@ -34,7 +34,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use self::timeout::Deadline;
-use crate::wait::{Reply, WaitEntry, Wake};
+use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,9 @@ impl Drop for Sleeper {
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`Sleeper`]'s.
 unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    if wake.mode == Mode::Ask {
+        return Reply::Took;
+    }
     // SAFETY: `entry` is the first field of a `Sleeper`, which cannot end before it has taken the
     // queue's lock that is held here.
     let word = unsafe { &entry.cast::<Sleeper>().as_ref().word };

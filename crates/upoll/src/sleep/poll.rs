@@ -8,6 +8,7 @@ use super::poller::{self, Call, Heard, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
+use crate::host::kernel;
 use crate::poll::{LookOnly, PollFd, Seen, pass};
 use crate::target::Target;
 
@@ -153,8 +154,8 @@ impl PollCall<'_, '_> {
 }
 
 impl Call for PollCall<'_, '_> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
-        Ok(pass(self.fds, viewer))
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+        pass(self.fds, viewer)
     }
 
     fn ask(
@@ -177,7 +178,7 @@ impl Call for PollCall<'_, '_> {
             }
             self.push(doorbell, Events::IN)?;
         }
-        let outcome = poller::ask_kernel(&mut self.asked, limit, mask);
+        let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
         if outcome.is_err() {
             self.asked.clear();
         }

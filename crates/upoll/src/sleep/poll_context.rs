@@ -306,11 +306,11 @@ impl<F: Front> ContextCall<'_, F> {
 }
 
 impl<F: Front> Call for ContextCall<'_, F> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
         // SAFETY: the inbox is the context's, which is borrowed for the whole call; the table is
         // dropped before the call ends.
         unsafe { viewer.attach(self.registered.kept.inbox()) };
-        Ok(self.front.look(&mut self.registered.kept))
+        self.front.look(&mut self.registered.kept)
     }
 
     fn ask(
@@ -327,7 +327,7 @@ impl<F: Front> Call for ContextCall<'_, F> {
             if self.registered.kernel.asked().is_empty() {
                 // Something is often ready already, and then this is all.
                 let Registered { kept, kernel, .. } = &mut *self.registered;
-                let is_now = limit.is_some_and(poller::is_zero);
+                let is_now = limit.is_some_and(|limit| (limit.tv_sec, limit.tv_nsec) == (0, 0));
                 if kernel.harvest(kept)? || (is_now && mask.is_none() && doorbell.is_none()) {
                     return Ok(SILENT);
                 }
@@ -337,7 +337,7 @@ impl<F: Front> Call for ContextCall<'_, F> {
                 kept, kernel, list, ..
             } = &mut *self.registered;
             kernel.forget();
-            if let Err(errno) = poller::ask_kernel(list, limit, mask) {
+            if let Err(errno) = crate::host::kernel::ppoll(list, limit, mask.map(SigSet::as_libc)) {
                 self.registered.asked.clear();
                 return Err(errno);
             }

@@ -18,7 +18,7 @@ use crate::file::{FileRef, PollTable};
 use crate::kept::{self, Inbox};
 use crate::poll::{Seen, Viewer};
 use crate::sync::fence_after_rmw;
-use crate::wait::{Deferred, Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// Stack space for a call, in bytes, and how it is divided (`MAX_STACK_ALLOC` and its parts).
 const STACK: usize = 832;
@@ -37,7 +37,7 @@ const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEnt
 /// A call of `poll` or `select` under way.
 pub(super) trait Call {
     /// Looks at all user-level objects and keeps what is ready.
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno>;
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
 
     /// Waits until one of the kernel's descriptors is ready, until `limit` has passed, or until a
     /// handler ran of a signal that `mask` lets through. With a `doorbell` it ends, too, if that
@@ -64,38 +64,6 @@ pub(super) trait Call {
 pub(super) struct Heard {
     /// The doorbell rang.
     pub(super) rang: bool,
-}
-
-pub(super) fn is_zero(limit: &libc::timespec) -> bool {
-    limit.tv_sec == 0 && limit.tv_nsec == 0
-}
-
-/// The outcome of a call of the C library.
-pub(super) fn outcome(result: libc::c_int) -> Result<(), Errno> {
-    if result >= 0 {
-        return Ok(());
-    }
-    let errno = std::io::Error::last_os_error().raw_os_error();
-    Err(errno.map_or(Errno::INVAL, Errno::from_raw))
-}
-
-/// The kernel's `poll`, or its `ppoll` if there is a limit or a mask.
-pub(super) fn ask_kernel(
-    list: &mut [libc::pollfd],
-    limit: Option<&libc::timespec>,
-    mask: Option<&SigSet>,
-) -> Result<(), Errno> {
-    let (list, count) = (list.as_mut_ptr(), list.len() as libc::nfds_t);
-    outcome(if mask.is_none() && limit.is_some_and(is_zero) {
-        // The kernel neither has a limit to read nor what is left of it to write.
-        // SAFETY: the list is as long as is claimed.
-        unsafe { libc::poll(list, count, 0) }
-    } else {
-        let limit = limit.map_or(core::ptr::null(), core::ptr::from_ref);
-        let mask = mask.map_or(core::ptr::null(), SigSet::as_ptr);
-        // SAFETY: as above; limit and mask are null or outlive the call.
-        unsafe { libc::ppoll(list, count, limit, mask) }
-    })
 }
 
 /// A thread in `poll` or `select`: what its entries lead to.
@@ -182,7 +150,9 @@ unsafe fn on_wake_poll(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     if !wake.key.is_empty() && !wake.key.intersects(wanted) {
         return Reply::Passed;
     }
-    poller.rouse(wake.deferred);
+    if wake.mode != Mode::Ask {
+        poller.rouse(wake.deferred);
+    }
     Reply::Took
 }
 
@@ -412,7 +382,7 @@ fn wait_for_any(
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
     // Register, then look: whoever published something before that did not see the entries.
-    let mut seen = call.look(&mut table)?;
+    let mut seen = call.look(&mut table);
     table.registers = false;
     loop {
         if seen.ready > 0 {
@@ -433,7 +403,7 @@ fn wait_for_any(
             };
             poller.get_up();
             // Whatever ended the sleep: what is ready goes before a limit or a signal.
-            seen = call.look(&mut table)?;
+            seen = call.look(&mut table);
             match outcome {
                 _ if seen.ready > 0 => {}
                 Outcome::Interrupted => return Err(Errno::INTR),
@@ -461,7 +431,7 @@ fn wait_for_any(
         if intact && matches!(asked, Ok(Heard { rang: true })) {
             doorbell.quiet();
         }
-        seen = call.look(&mut table)?;
+        seen = call.look(&mut table);
         let kernel = call.merge();
         match asked {
             _ if seen.ready + kernel > 0 => return Ok(Some(seen.ready + kernel)),

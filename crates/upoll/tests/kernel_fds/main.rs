@@ -1,55 +1,25 @@
 //! Descriptors of the kernel as members of sets, beside user-level objects.
 #![cfg(not(loom))]
 
+mod churn;
+mod host;
+mod interests;
+mod kinds;
+mod nested;
+mod pollers;
+mod random;
+mod rotation;
+mod threads;
+
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
+use upoll::{CreateFlags, Epoll, Event, EventFd, Events};
 
-const LONG: Duration = Duration::from_secs(20);
-
-/// The kernel's own epoll, for comparison.
-struct Kernel(OwnedFd);
-
-impl Kernel {
-    fn new() -> Self {
-        // SAFETY: makes a descriptor; nothing else owns it.
-        Kernel(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
-    }
-
-    fn ctl(&self, op: i32, fd: i32, interest: Event) -> Result<(), Errno> {
-        let mut event = libc::epoll_event {
-            events: interest.events().bits(),
-            u64: interest.data(),
-        };
-        // SAFETY: the event outlives the call.
-        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, &raw mut event) } {
-            0 => Ok(()),
-            _ => Err(last_errno()),
-        }
-    }
-}
-
-fn last_errno() -> Errno {
-    Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap())
-}
-
-fn wait(set: &Epoll, room: usize, limit: Duration) -> Vec<Event> {
-    let mut events = vec![Event::default(); room];
-    let ready = set.wait(&mut events, limit).unwrap();
-    events.truncate(ready);
-    events
-}
-
-fn data(events: &[Event]) -> Vec<u64> {
-    events.iter().map(Event::data).collect()
-}
+use self::host::{Kernel, LONG, data, wait};
 
 #[test]
 fn a_wait_reports_user_level_objects_and_descriptors_together() {
@@ -208,107 +178,8 @@ fn errors_are_the_kernels() {
             (upoll::Op::Del, near.as_fd(), plain),
         ] {
             let ours = set.ctl(op, upoll::Target::Kernel(fd), interest);
-            let theirs = kernel.ctl(op as i32, fd.as_raw_fd(), interest);
+            let theirs = kernel.ctl(op, fd.as_raw_fd(), interest);
             assert_eq!(ours, theirs, "{op:?} {fd:?} {interest:?}");
         }
     }
-}
-
-#[test]
-fn a_rotating_set_takes_one_source_of_either_kind() {
-    let set = Epoll::create(CreateFlags::ROTATE).unwrap();
-    let plain = Event::new(Events::IN, 0);
-    let counter = EventFd::new(0).unwrap();
-    let (near, far) = UnixStream::pair().unwrap();
-    set.add(&near, plain).unwrap();
-    assert_eq!(set.add(&near, plain), Err(Errno::EXIST));
-    assert_eq!(set.add(&far, plain), Err(Errno::INVAL));
-    assert_eq!(set.add(&counter, plain), Err(Errno::INVAL));
-    set.delete(&near).unwrap();
-    set.add(&counter, plain).unwrap();
-    assert_eq!(set.add(&far, plain), Err(Errno::INVAL));
-    set.delete(&counter).unwrap();
-    set.add(&far, plain).unwrap();
-    assert_eq!(set.len(), 1);
-    // Closing the source makes room for another.
-    drop(far);
-    set.add(&near, plain).unwrap();
-    assert_eq!(set.len(), 1);
-}
-
-/// `workers` threads serve connections that come one by one; says how many each served.
-fn serve(
-    workers: usize,
-    connections: usize,
-    accept: impl Fn(&TcpListener) -> Option<TcpStream> + Copy + Send + 'static,
-    wait: impl Fn(&Epoll) -> Box<dyn FnMut() -> bool + Send>,
-) -> Vec<usize> {
-    let listener = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
-    listener.set_nonblocking(true).unwrap();
-    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.add(&*listener, Event::new(Events::IN, 0)).unwrap();
-    let served: Arc<Vec<AtomicUsize>> =
-        Arc::new((0..workers).map(|_| AtomicUsize::new(0)).collect());
-    let total = Arc::new(AtomicUsize::new(0));
-    let threads: Vec<_> = (0..workers)
-        .map(|worker| {
-            let mut wait = wait(&rotating);
-            let (listener, served, total) = (listener.clone(), served.clone(), total.clone());
-            thread::spawn(move || {
-                while total.load(Ordering::SeqCst) < connections {
-                    if wait()
-                        && let Some(mut stream) = accept(&listener)
-                    {
-                        served[worker].fetch_add(1, Ordering::SeqCst);
-                        total.fetch_add(1, Ordering::SeqCst);
-                        stream.write_all(b"x").unwrap();
-                    }
-                }
-            })
-        })
-        .collect();
-    thread::sleep(Duration::from_millis(50));
-    let address = listener.local_addr().unwrap();
-    for _ in 0..connections {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.read_exact(&mut [0]).unwrap();
-        // Let the worker come back.
-        thread::sleep(Duration::from_millis(1));
-    }
-    for thread in threads {
-        thread.join().unwrap();
-    }
-    served
-        .iter()
-        .map(|count| count.load(Ordering::SeqCst))
-        .collect()
-}
-
-#[test]
-fn workers_take_turns_at_a_listening_socket() {
-    let counts = serve(
-        4,
-        40,
-        |listener| listener.accept().ok().map(|(stream, _)| stream),
-        |rotating| {
-            let worker = Epoll::new().unwrap();
-            worker.add(rotating, Event::new(Events::IN, 0)).unwrap();
-            Box::new(move || !wait(&worker, 4, Duration::from_millis(200)).is_empty())
-        },
-    );
-    assert_eq!(counts, [10, 10, 10, 10]);
-}
-
-#[test]
-fn threads_take_turns_at_a_listening_socket() {
-    let counts = serve(
-        4,
-        40,
-        |listener| listener.accept().ok().map(|(stream, _)| stream),
-        |rotating| {
-            let rotating = rotating.clone();
-            Box::new(move || !wait(&rotating, 4, Duration::from_millis(200)).is_empty())
-        },
-    );
-    assert_eq!(counts, [10, 10, 10, 10]);
 }

@@ -1,9 +1,14 @@
 //! Atomics, cells and locks: the one place they come from, so that the same source runs under
 //! the loom model checker (`--cfg loom`).
 //!
-//! Three builds differ here and nowhere else: with `std` a lock sleeps when contended
-//! (`parking_lot`), without it spins (`spin`), and under loom it is loom's.
+//! Three builds differ here and nowhere else: with `std` a lock sleeps when contended ([`lock`]),
+//! without it spins (`spin`), and under loom it is loom's.
 
+#[cfg(all(feature = "std", not(loom)))]
+mod lock;
+
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use core::sync::atomic::AtomicI32;
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
@@ -14,7 +19,7 @@ pub(crate) use loom::sync::atomic::{
 };
 
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
@@ -112,6 +117,8 @@ pub enum Rule {
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
+    /// While a scan looks at the one item that was ready, others do not find the set idle.
+    LoneScanIsPending,
 }
 
 #[cfg(loom)]

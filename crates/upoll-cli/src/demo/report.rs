@@ -1,0 +1,200 @@
+//! What a comparison found: as a table for people, as JSON for programs.
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use libc::c_int;
+use serde::Serialize;
+
+use super::load::Outcome;
+use super::ways::Way;
+use super::worker::Counts;
+
+/// All that a comparison found.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) workers: usize,
+    pub(super) connections: usize,
+    /// How many requests were asked for, of each way.
+    pub(super) requests: u64,
+    /// How many processors there are to run on.
+    pub(super) processors: usize,
+    /// Whether it was ended before all requests were sent.
+    pub(super) interrupted: bool,
+    /// The signal that ended it.
+    #[serde(skip)]
+    pub(super) ended_by: Option<c_int>,
+    pub(super) ways: Vec<Row>,
+}
+
+/// What one way did. Quotients are missing if nothing was answered.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    way: Way,
+    answered: u64,
+    failed: u64,
+    first_failure: Option<String>,
+    seconds: f64,
+    requests_per_second: Option<f64>,
+    latency_us: Option<Latency>,
+    wakeups_per_request: Option<f64>,
+    /// Wakeups of a worker that found nothing to do, in all.
+    empty_wakeups: u64,
+    context_switches_per_request: Switches,
+    requests_per_worker: Vec<u64>,
+    fairness: Option<f64>,
+}
+
+/// Latencies that so much of the requests did not exceed.
+#[derive(Debug, Serialize)]
+struct Latency {
+    p50: f64,
+    p99: f64,
+    #[serde(rename = "p99.9")]
+    p99_9: f64,
+}
+
+/// How often a worker left its processor.
+#[derive(Debug, Serialize)]
+struct Switches {
+    voluntary: Option<f64>,
+    involuntary: Option<f64>,
+}
+
+impl Row {
+    pub(super) fn new(way: Way, took: Duration, outcome: Outcome, workers: &[Counts]) -> Self {
+        let shares: Vec<u64> = workers.iter().map(|worker| worker.requests).collect();
+        let requests: u64 = shares.iter().sum();
+        let per_request = |count: fn(&Counts) -> u64| {
+            quotient(
+                workers.iter().map(count).sum::<u64>() as f64,
+                requests as f64,
+            )
+        };
+        let latency = |quantile| outcome.latency.value_at_quantile(quantile) as f64 / 1e3;
+        Row {
+            way,
+            answered: outcome.answered,
+            failed: outcome.failed,
+            seconds: took.as_secs_f64(),
+            requests_per_second: quotient(outcome.answered as f64, took.as_secs_f64()),
+            latency_us: (!outcome.latency.is_empty()).then(|| Latency {
+                p50: latency(0.5),
+                p99: latency(0.99),
+                p99_9: latency(0.999),
+            }),
+            wakeups_per_request: per_request(|worker| worker.wakeups),
+            empty_wakeups: workers.iter().map(|worker| worker.empty_wakeups).sum(),
+            context_switches_per_request: Switches {
+                voluntary: per_request(|worker| worker.voluntary_switches),
+                involuntary: per_request(|worker| worker.involuntary_switches),
+            },
+            fairness: fairness(&shares),
+            requests_per_worker: shares,
+            first_failure: outcome.first_failure,
+        }
+    }
+}
+
+fn quotient(of: f64, by: f64) -> Option<f64> {
+    (by > 0.0).then(|| of / by)
+}
+
+/// Jain's fairness index: 1 if all got the same, 1/n if one of n got all.
+fn fairness(shares: &[u64]) -> Option<f64> {
+    let sum: f64 = shares.iter().map(|&share| share as f64).sum();
+    let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
+    quotient(sum * sum, shares.len() as f64 * squares)
+}
+
+/// The smallest and the largest share.
+pub(super) fn span(shares: impl Iterator<Item = u64> + Clone) -> String {
+    let least = shares.clone().min().unwrap_or_default();
+    format!("{least}..{}", shares.max().unwrap_or_default())
+}
+
+impl Report {
+    /// Whether anything was not answered as it should have been.
+    pub(super) fn failures(&self) -> impl Iterator<Item = String> + '_ {
+        self.ways.iter().filter(|row| row.failed > 0).map(|row| {
+            let first = row.first_failure.as_deref().unwrap_or_default();
+            let (failed, title) = (row.failed, row.way.title());
+            format!("{title}: {failed} requests failed; the first: {first}")
+        })
+    }
+
+    /// A column for each way.
+    pub(super) fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_FULL_CONDENSED);
+        let titles = self.ways.iter().map(|row| row.way.title());
+        table.set_header(std::iter::once("").chain(titles));
+        for (name, show) in LINES {
+            let cells = self.ways.iter().map(|row| show(row).unwrap_or("-".into()));
+            table.add_row(std::iter::once((*name).to_string()).chain(cells));
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
+type Show = fn(&Row) -> Option<String>;
+
+/// The lines of the table.
+const LINES: &[(&str, Show)] = &[
+    ("requests answered", |row| Some(row.answered.to_string())),
+    ("requests failed", |row| Some(row.failed.to_string())),
+    ("requests per second", |row| {
+        row.requests_per_second.map(|rate| format!("{rate:.0}"))
+    }),
+    ("latency p50, us", |row| {
+        row.latency_us.as_ref().map(|us| format!("{:.0}", us.p50))
+    }),
+    ("latency p99, us", |row| {
+        row.latency_us.as_ref().map(|us| format!("{:.0}", us.p99))
+    }),
+    ("latency p99.9, us", |row| {
+        row.latency_us.as_ref().map(|us| format!("{:.0}", us.p99_9))
+    }),
+    ("wakeups per request", |row| {
+        hundredths(row.wakeups_per_request)
+    }),
+    ("wakeups that found nothing", |row| {
+        Some(row.empty_wakeups.to_string())
+    }),
+    ("context switches per request", |row| {
+        let switches = &row.context_switches_per_request;
+        hundredths(Some(switches.voluntary? + switches.involuntary?))
+    }),
+    ("  voluntary", |row| {
+        hundredths(row.context_switches_per_request.voluntary)
+    }),
+    ("  involuntary", |row| {
+        hundredths(row.context_switches_per_request.involuntary)
+    }),
+    ("requests per worker", |row| {
+        Some(span(row.requests_per_worker.iter().copied()))
+    }),
+    ("Jain's fairness index", |row| {
+        row.fairness.map(|index| format!("{index:.4}"))
+    }),
+];
+
+fn hundredths(quotient: Option<f64>) -> Option<String> {
+    quotient.map(|value| format!("{value:.2}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fairness;
+
+    #[test]
+    fn fairness_is_one_if_all_got_the_same_and_a_share_if_one_got_all() {
+        assert_eq!(fairness(&[7, 7, 7, 7]), Some(1.0));
+        assert_eq!(fairness(&[0, 9, 0, 0]), Some(0.25));
+        assert_eq!(fairness(&[1, 2, 3]), Some(36.0 / 42.0));
+        assert_eq!(fairness(&[0, 0]), None);
+    }
+}

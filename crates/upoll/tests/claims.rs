@@ -1,0 +1,80 @@
+//! Claims of a rotating set: whatever becomes of the worker that was chosen, the next event reaches
+//! one that looks.
+#![cfg(not(loom))]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Watch};
+
+const IN: Event = Event::new(Events::IN, 0);
+
+fn harvest(set: &Epoll) -> usize {
+    set.harvest(&mut [Event::default(); 8]).unwrap()
+}
+
+/// A set that watches `inner`.
+fn above(inner: &Epoll) -> Epoll {
+    let set = Epoll::new().unwrap();
+    set.add(inner, IN).unwrap();
+    set
+}
+
+/// Somebody waits for `set`.
+fn awaited(set: &Epoll) -> Watch {
+    Watch::new(set.as_file_ref(), Events::IN, |_| {}).0
+}
+
+/// A rotating set over a semaphore.
+fn rotating() -> (EventFd, Epoll) {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, IN).unwrap();
+    (source, rotating)
+}
+
+#[test]
+fn a_worker_found_idle_from_above_has_no_claim_on_the_next_event() {
+    let (source, rotating) = rotating();
+    let [first, second] = [above(&rotating), above(&rotating)];
+    let manager = above(&first);
+    let awaiting = awaited(&manager);
+    // The first is chosen, as somebody waits above it; but somebody else takes the event.
+    source.try_write(1).unwrap();
+    source.try_read().unwrap();
+    assert_eq!(harvest(&manager), 0);
+    drop((awaiting, manager));
+    // Nobody waits for this one: it goes to the first that comes.
+    source.try_write(1).unwrap();
+    assert_eq!(harvest(&second), 1);
+}
+
+#[test]
+fn a_chosen_worker_that_wants_the_event_no_more_hands_it_on() {
+    let (source, rotating) = rotating();
+    let [first, second] = [above(&rotating), above(&rotating)];
+    let _awaiting = [awaited(&first), awaited(&second)];
+    source.try_write(1).unwrap();
+    first.modify(&rotating, Event::default()).unwrap();
+    assert_eq!(harvest(&first), 0);
+    assert_eq!(harvest(&second), 1);
+}
+
+#[test]
+fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
+    let (source, rotating) = rotating();
+    let worker = above(&rotating);
+    // Nobody waits: the worker has a note.
+    source.try_write(1).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let (_watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    assert!(!ready.is_empty());
+    assert_eq!(harvest(&worker), 1);
+    assert_eq!(source.try_read(), Ok(1));
+    // It waits now, for its callback.
+    source.try_write(1).unwrap();
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+}

@@ -1,0 +1,296 @@
+//! Sets that watch sets with descriptors in them, beside the kernel's own sets nested alike.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
+
+use upoll::{Epoll, Event, EventFd, Events, Op, Source, Target};
+
+use crate::host::{
+    Both, Kernel, LONG, SHORT, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input,
+    sorted, wait,
+};
+
+/// `outer` watches `inner`.
+fn nest(outer: &Both, inner: &Both, interest: Event) {
+    outer.ours.add(&inner.ours, interest).unwrap();
+    outer.theirs.add(&inner.theirs.0, interest);
+}
+
+/// All orders of `0..count`.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![vec![]];
+    }
+    let mut all = Vec::new();
+    for shorter in orders(count - 1) {
+        for at in 0..count {
+            let mut order = shorter.clone();
+            order.insert(at, count - 1);
+            all.push(order);
+        }
+    }
+    all
+}
+
+#[test]
+fn an_edge_below_is_reported_once_and_no_other_edge_repeats_it() {
+    let [outer, middle, inner] = [(); 3].map(|()| Both::new());
+    let (below, beside) = (eventfd(), eventfd());
+    nest(&outer, &middle, input(1));
+    nest(&middle, &inner, edge(2));
+    inner.add(&below, input(3));
+    middle.add(&beside, input(4));
+    eventfd_write(&below);
+    assert_eq!(outer.harvest(), [(1, Events::IN)]);
+    assert_eq!(middle.harvest(), [(2, Events::IN)]);
+    assert_eq!(outer.harvest(), []);
+    for _ in 0..3 {
+        eventfd_write(&beside);
+        assert_eq!(outer.harvest(), [(1, Events::IN)]);
+        // `inner` is ready still, but that is no news.
+        assert_eq!(middle.harvest(), [(4, Events::IN)]);
+        eventfd_read(&beside);
+        assert_eq!(outer.harvest(), []);
+        assert_eq!(middle.harvest(), []);
+    }
+    eventfd_write(&below);
+    assert_eq!(outer.harvest(), [(1, Events::IN)]);
+    assert_eq!(middle.harvest(), [(2, Events::IN)]);
+    assert_eq!(inner.harvest(), [(3, Events::IN)]);
+}
+
+#[test]
+fn an_edge_triggered_interest_in_a_set_sees_each_event_below() {
+    let [outer, inner] = [(); 2].map(|()| Both::new());
+    let (first, second, above) = (eventfd(), eventfd(), eventfd());
+    inner.add(&first, input(1));
+    inner.add(&second, edge(2));
+    outer.add(&above, input(3));
+    nest(&outer, &inner, edge(4));
+    assert_eq!(outer.harvest(), []);
+    for _ in 0..3 {
+        eventfd_write(&first);
+        assert_eq!(outer.harvest(), [(4, Events::IN)]);
+        assert_eq!(outer.harvest(), []);
+        eventfd_write(&second);
+        assert_eq!(outer.harvest(), [(4, Events::IN)]);
+        assert_eq!(inner.harvest(), [(1, Events::IN), (2, Events::IN)]);
+        assert_eq!(outer.harvest(), []);
+        eventfd_read(&first);
+    }
+}
+
+#[test]
+fn a_ready_set_added_edge_triggered_is_reported_once() {
+    for harvests_before in 0..3 {
+        let [outer, inner] = [(); 2].map(|()| Both::new());
+        let (ready, above) = (eventfd(), eventfd());
+        eventfd_write(&ready);
+        inner.add(&ready, input(1));
+        outer.add(&above, input(2));
+        for _ in 0..harvests_before {
+            assert_eq!(outer.harvest(), []);
+        }
+        nest(&outer, &inner, edge(3));
+        assert_eq!(outer.harvest(), [(3, Events::IN)]);
+        assert_eq!(outer.harvest(), []);
+    }
+}
+
+/// Three sets in a chain, each with members of both kinds in our case, and of the kernel's in its.
+struct Chain {
+    sets: Vec<Option<Both>>,
+    descriptors: Vec<OwnedFd>,
+    counters: Vec<(EventFd, OwnedFd)>,
+}
+
+impl Chain {
+    const LENGTH: usize = 3;
+    const STEPS: usize = 3 * Self::LENGTH - 1;
+
+    fn new() -> Self {
+        Chain {
+            sets: (0..Self::LENGTH).map(|_| Some(Both::new())).collect(),
+            descriptors: (0..Self::LENGTH).map(|_| eventfd()).collect(),
+            counters: (0..Self::LENGTH)
+                .map(|_| (EventFd::new(0).unwrap(), eventfd()))
+                .collect(),
+        }
+    }
+
+    /// One of the additions that the chain is made of, or its removal.
+    fn ctl(&self, op: Op, step: usize) {
+        let at = step / 3;
+        let Some(set) = &self.sets[at] else { return };
+        let interest = input(step as u64);
+        let both = |ours: Target<'_>, theirs: i32| {
+            set.ours.ctl(op, ours, interest).unwrap();
+            set.theirs.ctl(op, theirs, interest).unwrap();
+        };
+        match step % 3 {
+            0 => {
+                let fd = self.descriptors[at].as_fd();
+                both(Target::Kernel(fd), fd.as_raw_fd());
+            }
+            1 => {
+                let (counter, twin) = &self.counters[at];
+                both(counter.target(), twin.as_raw_fd());
+            }
+            _ => {
+                let Some(below) = &self.sets[at + 1] else {
+                    return;
+                };
+                both(below.ours.target(), below.theirs.0.as_raw_fd());
+            }
+        }
+    }
+
+    /// Makes each member ready in turn, and looks from the top and from the bottom.
+    fn check(&self) {
+        for at in 0..Self::LENGTH {
+            eventfd_write(&self.descriptors[at]);
+            self.compare();
+            eventfd_read(&self.descriptors[at]);
+            self.compare();
+            let (counter, twin) = &self.counters[at];
+            counter.try_write(1).unwrap();
+            eventfd_write(twin);
+            self.compare();
+            counter.try_read().unwrap();
+            eventfd_read(twin);
+            self.compare();
+        }
+    }
+
+    fn compare(&self) {
+        let sets = self.sets.iter().flatten();
+        for set in sets.clone().chain(sets.rev()) {
+            set.harvest();
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_sets_may_be_built_and_taken_apart_in_any_order() {
+    // Which are idle matters as well: half of the orders are looked at only when all is built.
+    for (round, order) in orders(Chain::STEPS).iter().enumerate().step_by(331) {
+        let chain = Chain::new();
+        for &step in order {
+            chain.ctl(Op::Add, step);
+            if round % 2 == 0 {
+                chain.check();
+            }
+        }
+        chain.check();
+        for &step in order.iter().rev().step_by(2) {
+            chain.ctl(Op::Del, step);
+            chain.check();
+        }
+        for &step in order.iter().rev().step_by(2) {
+            chain.ctl(Op::Add, step);
+        }
+        chain.check();
+    }
+}
+
+#[test]
+fn the_sets_of_a_chain_may_be_closed_in_any_order() {
+    for order in orders(Chain::LENGTH) {
+        let mut chain = Chain::new();
+        for step in 0..Chain::STEPS {
+            chain.ctl(Op::Add, step);
+        }
+        chain.check();
+        for at in order {
+            // What is ready when its set goes must not be left behind above.
+            eventfd_write(&chain.descriptors[at]);
+            chain.sets[at] = None;
+            chain.compare();
+            eventfd_read(&chain.descriptors[at]);
+            chain.check();
+        }
+    }
+}
+
+#[test]
+fn a_thread_asleep_at_the_top_learns_of_whatever_comes_below() {
+    for order in orders(4) {
+        let [top, middle, bottom] = [(); 3].map(|()| Epoll::new().unwrap());
+        let (low, beside) = (eventfd(), eventfd());
+        let sleeper = thread::spawn({
+            let top = top.clone();
+            move || data(&wait(&top, 4, LONG))
+        });
+        thread::sleep(SHORT / 10);
+        for step in order {
+            match step {
+                0 => top.add(&middle, input(1)).unwrap(),
+                1 => middle.add(&bottom, input(2)).unwrap(),
+                2 => bottom.add(&low, input(3)).unwrap(),
+                _ => middle.add(&beside, input(4)).unwrap(),
+            }
+        }
+        assert!(!sleeper.is_finished());
+        eventfd_write(&low);
+        assert_eq!(sleeper.join().unwrap(), [1]);
+        assert_eq!(data(&wait(&middle, 4, LONG)), [2]);
+    }
+}
+
+#[test]
+fn all_that_watch_a_set_learn_of_what_is_below_it() {
+    let [middle, bottom] = [(); 2].map(|()| Epoll::new().unwrap());
+    let low = eventfd();
+    bottom.add(&low, edge(1)).unwrap();
+    middle.add(&bottom, input(2)).unwrap();
+    for _ in 0..20 {
+        let sleepers: Vec<_> = (0..3)
+            .map(|_| {
+                let above = Epoll::new().unwrap();
+                above.add(&middle, edge(3)).unwrap();
+                thread::spawn(move || data(&wait(&above, 4, LONG)))
+            })
+            .collect();
+        thread::sleep(SHORT / 10);
+        eventfd_write(&low);
+        for sleeper in sleepers {
+            assert_eq!(sleeper.join().unwrap(), [3]);
+        }
+        assert_eq!(data(&harvest(&middle, 4)), [2]);
+        assert_eq!(data(&harvest(&bottom, 4)), [1]);
+        assert!(harvest(&middle, 4).is_empty());
+    }
+}
+
+#[test]
+fn a_set_watched_under_two_numbers_is_reported_under_both() {
+    let (outer, inner) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+    let kernel_outer = Kernel::new();
+    let kernel_inner = Kernel::new();
+    let second = kernel_inner.0.try_clone().unwrap();
+    let fd = eventfd();
+    inner.add(&fd, input(1)).unwrap();
+    kernel_inner.add(&fd, input(1));
+    let numbered = inner.as_file_ref().numbered(1);
+    outer.add(&inner, edge(2)).unwrap();
+    outer.add(&numbered, edge(3)).unwrap();
+    kernel_outer.add(&kernel_inner.0, edge(2));
+    kernel_outer.add(&second, edge(3));
+    let compare = |expected: &[u64]| {
+        let ours = sorted(&wait(&outer, 8, Duration::from_millis(1)));
+        assert_eq!(ours, sorted(&kernel_outer.harvest(8)));
+        assert_eq!(ours.iter().map(|pair| pair.0).collect::<Vec<_>>(), expected);
+    };
+    eventfd_write(&fd);
+    compare(&[2, 3]);
+    compare(&[]);
+    // The first goes; the other must be told from then on.
+    outer.delete(&inner).unwrap();
+    kernel_outer
+        .ctl(Op::Del, kernel_inner.0.as_raw_fd(), Event::default())
+        .unwrap();
+    eventfd_write(&fd);
+    compare(&[3]);
+    compare(&[]);
+}

@@ -1,0 +1,378 @@
+//! A descriptor as the source of a rotating set.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
+
+use crate::host::{
+    Kernel, LONG, SHORT, data, eventfd, eventfd_read, eventfd_write, harvest, input, wait,
+};
+
+fn rotating() -> Epoll {
+    Epoll::create(CreateFlags::ROTATE).unwrap()
+}
+
+/// A set that watches `rotating`, as workers have.
+fn worker_of(rotating: &Epoll) -> Epoll {
+    let worker = Epoll::new().unwrap();
+    worker.add(rotating, input(0)).unwrap();
+    worker
+}
+
+#[test]
+fn a_rotating_set_takes_one_source_of_either_kind() {
+    let set = rotating();
+    let plain = Event::new(Events::IN, 0);
+    let counter = EventFd::new(0).unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    set.add(&near, plain).unwrap();
+    assert_eq!(set.add(&near, plain), Err(Errno::EXIST));
+    assert_eq!(set.add(&far, plain), Err(Errno::INVAL));
+    assert_eq!(set.add(&counter, plain), Err(Errno::INVAL));
+    set.delete(&near).unwrap();
+    set.add(&counter, plain).unwrap();
+    assert_eq!(set.add(&far, plain), Err(Errno::INVAL));
+    set.delete(&counter).unwrap();
+    set.add(&far, plain).unwrap();
+    assert_eq!(set.len(), 1);
+    // Closing the source makes room for another.
+    drop(far);
+    set.add(&near, plain).unwrap();
+    assert_eq!(set.len(), 1);
+    drop(near);
+    set.add(&counter, plain).unwrap();
+    assert_eq!(set.len(), 1);
+}
+
+/// Threads that serve the connections to a listening socket.
+struct Service {
+    listener: Arc<TcpListener>,
+    rotating: Epoll,
+    served: Arc<Vec<AtomicUsize>>,
+    /// How many connections count; a worker ends when there were so many.
+    connections: usize,
+    /// The workers' thread numbers.
+    tasks: Arc<Mutex<Vec<libc::pid_t>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Service {
+    fn new(workers: usize, connections: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Service {
+            listener: Arc::new(listener),
+            rotating: rotating(),
+            served: Arc::new((0..workers).map(|_| AtomicUsize::new(0)).collect()),
+            connections,
+            tasks: Arc::new(Mutex::new(Vec::new())),
+            threads: Vec::new(),
+        }
+    }
+
+    fn open(&self, events: Events) {
+        self.rotating
+            .add(&*self.listener, Event::new(events, 0))
+            .unwrap();
+    }
+
+    /// Starts a thread that accepts one connection whenever `wait` returns.
+    fn start(&mut self, mut wait: impl FnMut() + Send + 'static) {
+        let worker = self.threads.len();
+        let (listener, served) = (self.listener.clone(), self.served.clone());
+        let (tasks, connections) = (self.tasks.clone(), self.connections);
+        self.threads.push(thread::spawn(move || {
+            // SAFETY: no pointers are involved.
+            tasks.lock().unwrap().push(unsafe { libc::gettid() });
+            while total(&served) < connections {
+                wait();
+                if let Ok((mut stream, _)) = listener.accept() {
+                    served[worker].fetch_add(1, Ordering::SeqCst);
+                    stream.write_all(b"x").unwrap();
+                }
+            }
+        }));
+    }
+
+    /// A worker with a set of its own.
+    fn start_worker(&mut self) {
+        let worker = worker_of(&self.rotating);
+        self.start(move || drop(wait(&worker, 4, LONG)));
+    }
+
+    /// A thread that waits in the rotating set itself.
+    fn start_direct(&mut self) {
+        let rotating = self.rotating.clone();
+        self.start(move || drop(wait(&rotating, 4, LONG)));
+    }
+
+    /// Waits until all workers sleep.
+    fn settle(&self) {
+        let start = Instant::now();
+        let asleep = |task: &libc::pid_t| {
+            let stat = std::fs::read_to_string(format!("/proc/self/task/{task}/stat"));
+            stat.is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" S"))
+        };
+        loop {
+            {
+                let tasks = self.tasks.lock().unwrap();
+                if tasks.len() == self.threads.len() && tasks.iter().all(asleep) {
+                    return;
+                }
+            }
+            assert!(start.elapsed() < LONG);
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.listener.local_addr().unwrap()).unwrap()
+    }
+
+    /// Connects one by one, each time when all workers sleep.
+    fn connect_one_by_one(&self) {
+        for _ in 0..self.connections {
+            self.settle();
+            self.connect().read_exact(&mut [0]).unwrap();
+        }
+    }
+
+    /// How many connections each worker served.
+    fn end(self) -> Vec<usize> {
+        let counts = self.served.iter().map(|count| count.load(Ordering::SeqCst));
+        let counts = counts.collect();
+        // Those that wait in the rotating set hear of nothing else.
+        while !self.threads.iter().all(JoinHandle::is_finished) {
+            drop(self.connect());
+            thread::sleep(Duration::from_millis(1));
+        }
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+        counts
+    }
+}
+
+fn total(served: &[AtomicUsize]) -> usize {
+    served
+        .iter()
+        .map(|count| count.load(Ordering::SeqCst))
+        .sum()
+}
+
+#[test]
+fn workers_take_turns_at_a_listening_socket() {
+    let mut service = Service::new(4, 40);
+    service.open(Events::IN);
+    (0..4).for_each(|_| service.start_worker());
+    service.connect_one_by_one();
+    assert_eq!(service.end(), [10, 10, 10, 10]);
+}
+
+#[test]
+fn threads_take_turns_at_a_listening_socket() {
+    let mut service = Service::new(4, 40);
+    service.open(Events::IN);
+    (0..4).for_each(|_| service.start_direct());
+    service.connect_one_by_one();
+    assert_eq!(service.end(), [10, 10, 10, 10]);
+}
+
+#[test]
+fn workers_and_threads_that_wait_before_there_is_a_source_take_turns() {
+    let mut service = Service::new(4, 40);
+    service.start_worker();
+    service.start_direct();
+    service.start_worker();
+    service.start_direct();
+    service.settle();
+    service.open(Events::IN);
+    service.connect_one_by_one();
+    let counts = service.end();
+    assert_eq!(counts.iter().sum::<usize>(), 40);
+    assert!(counts.iter().all(|&count| count >= 9), "{counts:?}");
+}
+
+#[test]
+fn a_burst_of_connections_is_served_to_the_last() {
+    for events in [Events::IN, Events::IN | Events::RDHUP] {
+        let mut service = Service::new(4, 300);
+        service.open(events);
+        for _ in 0..2 {
+            service.start_worker();
+            service.start_direct();
+        }
+        for _ in 0..6 {
+            let mut clients: Vec<_> = (0..50).map(|_| service.connect()).collect();
+            for client in &mut clients {
+                client.set_read_timeout(Some(LONG)).unwrap();
+                client.read_exact(&mut [0]).unwrap();
+            }
+        }
+        assert_eq!(service.end().iter().sum::<usize>(), 300);
+    }
+}
+
+#[test]
+fn workers_that_come_and_go_lose_no_connection() {
+    let mut service = Service::new(4, 300);
+    service.open(Events::IN);
+    service.start_worker();
+    for leaver in 0..3 {
+        let rotating = service.rotating.clone();
+        let mut limit = 0;
+        service.start(move || {
+            limit = (limit + 37) % 400;
+            let worker = worker_of(&rotating);
+            wait(&worker, 1, Duration::from_micros(limit + 1));
+            if leaver == 0 {
+                worker.delete(&rotating).unwrap();
+            }
+        });
+    }
+    for _ in 0..300 {
+        let mut client = service.connect();
+        client.set_read_timeout(Some(LONG)).unwrap();
+        client.read_exact(&mut [0]).unwrap();
+    }
+    assert_eq!(service.end().iter().sum::<usize>(), 300);
+}
+
+#[test]
+fn edge_triggered_and_oneshot_sources_report_as_in_the_kernel() {
+    for events in [
+        Events::IN,
+        Events::IN | Events::ET,
+        Events::IN | Events::ONESHOT,
+    ] {
+        let counter = eventfd();
+        let (ours, theirs) = (rotating(), Kernel::new());
+        ours.add(&counter, Event::new(events, 7)).unwrap();
+        theirs.add(&counter, Event::new(events, 7));
+        let (above, kernel_above) = (worker_of(&ours), Kernel::new());
+        kernel_above.add(&theirs.0, input(0));
+        let compare = |what: &str| {
+            let shown = data(&wait(&above, 4, Duration::from_millis(1)));
+            assert_eq!(shown, data(&kernel_above.harvest(4)), "{events:?} {what}");
+            let shown = data(&harvest(&ours, 4));
+            assert_eq!(shown, data(&theirs.harvest(4)), "{events:?} {what}");
+        };
+        compare("nothing");
+        for _ in 0..2 {
+            eventfd_write(&counter);
+            compare("written");
+            compare("left");
+            eventfd_write(&counter);
+            compare("written again");
+            ours.modify(&counter, Event::new(events, 8)).unwrap();
+            theirs
+                .ctl(upoll::Op::Mod, counter.as_raw_fd(), Event::new(events, 8))
+                .unwrap();
+            compare("modified");
+            eventfd_read(&counter);
+            compare("read");
+        }
+    }
+}
+
+/// A thread that waits in a worker of `rotating` until something comes.
+fn sleeping_worker(rotating: &Epoll) -> JoinHandle<Vec<u64>> {
+    let worker = worker_of(rotating);
+    let thread = thread::spawn(move || data(&wait(&worker, 4, LONG)));
+    thread::sleep(SHORT);
+    thread
+}
+
+#[test]
+fn a_source_that_is_replaced_or_modified_while_workers_sleep_wakes_one() {
+    let (first, second) = (eventfd(), eventfd());
+    let rotating = rotating();
+    rotating.add(&first, input(1)).unwrap();
+    let worker = sleeping_worker(&rotating);
+    rotating.delete(&first).unwrap();
+    rotating.add(&second, input(2)).unwrap();
+    eventfd_write(&first);
+    thread::sleep(SHORT);
+    assert!(!worker.is_finished());
+    eventfd_write(&second);
+    assert_eq!(worker.join().unwrap(), [0]);
+    // Not wanted, then wanted.
+    rotating.modify(&second, Event::default()).unwrap();
+    let worker = sleeping_worker(&rotating);
+    assert!(!worker.is_finished());
+    rotating.modify(&second, input(3)).unwrap();
+    assert_eq!(worker.join().unwrap(), [0]);
+    assert_eq!(data(&harvest(&rotating, 2)), [3]);
+    // Closed, and another one comes.
+    eventfd_read(&second);
+    let worker = sleeping_worker(&rotating);
+    drop(second);
+    rotating.add(&first, input(4)).unwrap();
+    assert_eq!(worker.join().unwrap(), [0]);
+}
+
+#[test]
+fn a_number_used_again_is_left_alone() {
+    let rotating = rotating();
+    let source = eventfd();
+    let number = source.as_raw_fd();
+    rotating.add(&source, input(1)).unwrap();
+    let worker = worker_of(&rotating);
+    eventfd_write(&source);
+    assert_eq!(data(&wait(&worker, 4, LONG)), [0]);
+    // The number of the source means a connection of the worker's from now on.
+    let (mut near, far) = UnixStream::pair().unwrap();
+    // SAFETY: `source` owns the number, and goes on owning it.
+    assert_eq!(unsafe { libc::dup2(far.as_raw_fd(), number) }, number);
+    worker.add(&source, input(9)).unwrap();
+    let kept = |near: &mut UnixStream| {
+        near.write_all(b"x").unwrap();
+        assert_eq!(data(&wait(&worker, 4, LONG)), [9]);
+        std::fs::File::from(source.try_clone().unwrap())
+            .read_exact(&mut [0])
+            .unwrap();
+        assert!(wait(&worker, 4, Duration::from_millis(1)).is_empty());
+    };
+    kept(&mut near);
+    assert_eq!(rotating.modify(&source, input(2)), Err(Errno::NOENT));
+    assert_eq!(rotating.delete(&source), Err(Errno::NOENT));
+    kept(&mut near);
+    let other: OwnedFd = eventfd();
+    rotating.add(&other, input(3)).unwrap();
+    kept(&mut near);
+    eventfd_write(&other);
+    assert_eq!(data(&wait(&worker, 4, LONG)), [0]);
+    eventfd_read(&other);
+    kept(&mut near);
+    drop(rotating);
+    kept(&mut near);
+    assert_eq!(worker.len(), 1);
+}
+
+#[test]
+fn a_rotating_set_that_closes_leaves_sleeping_workers_to_their_other_members() {
+    let rotating = rotating();
+    let source = eventfd();
+    rotating.add(&source, input(1)).unwrap();
+    let worker = worker_of(&rotating);
+    let other = EventFd::new(0).unwrap();
+    worker.add(&other, input(2)).unwrap();
+    let thread = thread::spawn({
+        let worker = worker.clone();
+        move || data(&wait(&worker, 4, LONG))
+    });
+    thread::sleep(SHORT);
+    drop(rotating);
+    eventfd_write(&source);
+    thread::sleep(SHORT);
+    assert!(!thread.is_finished());
+    other.try_write(1).unwrap();
+    assert_eq!(thread.join().unwrap(), [2]);
+}

@@ -1,0 +1,136 @@
+//! How many descriptors sets with a kernel side take, and what happens when there are none left.
+//!
+//! One test: it counts the descriptors of the whole process, and takes them away.
+#![cfg(not(loom))]
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::Duration;
+
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn input(data: u64) -> Event {
+    Event::new(Events::IN, data)
+}
+
+fn wait(set: &Epoll, limit: Duration) -> Vec<u64> {
+    let events = &mut [Event::default(); 8];
+    let ready = set.wait(events, limit).unwrap();
+    events[..ready].iter().map(Event::data).collect()
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Sets of all sorts, used and dropped, in the order that `order` says.
+fn use_and_drop(order: usize) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let fd: OwnedFd = reader.into();
+    let counter = EventFd::new(0).unwrap();
+    let mut sets: Vec<Epoll> = (0..4).map(|_| Epoll::new().unwrap()).collect();
+    sets.push(Epoll::create(CreateFlags::ROTATE).unwrap());
+    let [top, middle, bottom, worker, rotating] = &sets[..] else {
+        unreachable!()
+    };
+    bottom.add(&fd, input(1)).unwrap();
+    bottom.add(&counter, input(2)).unwrap();
+    middle.add(bottom, input(3)).unwrap();
+    middle.add(&fd, input(4)).unwrap();
+    top.add(middle, input(5)).unwrap();
+    top.add(bottom, input(6)).unwrap();
+    rotating.add(&fd, input(7)).unwrap();
+    worker.add(rotating, input(8)).unwrap();
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(worker, LONG), [8]);
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(wait(rotating, LONG), [7]));
+    });
+    top.add(worker, input(9)).unwrap();
+    let mut events = wait(top, LONG);
+    events.sort_unstable();
+    assert_eq!(events, [5, 6, 9]);
+    let mut fd = Some(fd);
+    for step in 0..5 {
+        let at = (order + step * (1 + order / 5)) % sets.len();
+        drop(sets.remove(at));
+        if step == order % 5 {
+            fd = None;
+        }
+        for set in &sets {
+            wait(set, Duration::from_micros(1));
+        }
+    }
+    drop(fd);
+}
+
+/// Leaves room for exactly `room` descriptors.
+fn fill(room: usize) -> Vec<File> {
+    let mut files = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        files.push(file);
+    }
+    assert!(files.len() > room);
+    files.truncate(files.len() - room);
+    files
+}
+
+#[test]
+fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
+    use_and_drop(0);
+    let before = open_descriptors();
+    for order in 0..25 {
+        use_and_drop(order);
+    }
+    assert_eq!(open_descriptors(), before);
+
+    let limit = libc::rlimit {
+        rlim_cur: 64,
+        rlim_max: 64,
+    };
+    // SAFETY: `limit` is live.
+    let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(limited, 0);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    for rotate in [false, true] {
+        // A set, one above, and one above that: each needs some.
+        for room in 0..12 {
+            let flags = if rotate {
+                CreateFlags::ROTATE
+            } else {
+                CreateFlags::empty()
+            };
+            let set = Epoll::create(flags).unwrap();
+            let (above, top) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+            above.add(&set, input(1)).unwrap();
+            top.add(&above, input(2)).unwrap();
+            let counter = EventFd::new(1).unwrap();
+            above.add(&counter, input(3)).unwrap();
+            let files = fill(room);
+            let added = set.add(&reader, input(4));
+            if room < 4 {
+                assert_eq!(added, Err(Errno::MFILE));
+            }
+            assert!(matches!(added, Ok(()) | Err(Errno::MFILE)), "{added:?}");
+            // What has nothing to do with descriptors works on.
+            assert_eq!(wait(&above, LONG), [3]);
+            assert_eq!(above.delete(&counter), Ok(()));
+            assert_eq!(wait(&top, Duration::ZERO), []);
+            drop(files);
+            if added.is_err() {
+                assert!(set.is_empty());
+                set.add(&reader, input(4)).unwrap();
+            }
+            writer.write_all(b"x").unwrap();
+            assert_eq!(wait(&top, LONG), [2]);
+            assert_eq!(wait(&above, LONG), [1]);
+            assert_eq!(wait(&set, Duration::ZERO), [4]);
+            std::io::Read::read_exact(&mut &reader, &mut [0]).unwrap();
+            assert_eq!(wait(&top, Duration::from_millis(1)), []);
+        }
+    }
+}
