@@ -386,6 +386,12 @@ impl<'a> FileRef<'a> {
         }
     }
 
+    /// Of one whose memory is kept: the file may have been closed.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn of(description: &'a Arc<Description>) -> Self {
+        FileRef::new(Arc::as_ptr(description))
+    }
+
     /// The same open file under another number.
     #[must_use]
     pub const fn numbered(mut self, number: i32) -> Self {

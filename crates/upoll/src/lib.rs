@@ -8,6 +8,8 @@
 
 extern crate alloc;
 
+#[cfg(all(feature = "std", not(loom)))]
+mod descriptor;
 mod epoll;
 mod errno;
 mod eventfd;
@@ -15,9 +17,11 @@ mod events;
 mod file;
 #[cfg(all(feature = "std", not(loom)))]
 mod host;
+mod kept;
 mod pages;
 mod pipe;
 mod poll;
+mod poll_context;
 mod select;
 #[cfg(all(feature = "std", not(loom)))]
 mod sleep;
@@ -27,6 +31,8 @@ mod target;
 mod wait;
 mod watch;
 
+#[cfg(all(feature = "std", not(loom)))]
+pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
 pub use crate::eventfd::{EventFd, EventFdFlags};
@@ -37,7 +43,7 @@ pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{
-    Clock, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
+    Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
 pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(all(feature = "count-locks", not(loom)))]
@@ -48,4 +54,4 @@ pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};
 #[cfg(any(not(feature = "std"), loom))]
-pub use crate::{poll::poll_now, select::select_now};
+pub use crate::{poll::poll_now, poll_context::PollContext, select::select_now};

@@ -90,7 +90,6 @@ impl<'a> PollFd<'a> {
     }
 
     /// What it stands for, if that is open.
-    #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn target(&self) -> Option<Target<'a>> {
         match self.subject {
             Subject::Open(target) => Some(target),
@@ -98,7 +97,15 @@ impl<'a> PollFd<'a> {
         }
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
+    /// Forgets what was found before. Says whether the entry is ready by itself, as one that is not
+    /// open is.
+    #[inline]
+    pub(crate) fn clear_revents(&mut self) -> bool {
+        let not_open = matches!(self.subject, Subject::NotOpen);
+        self.revents = if not_open { low(Events::NVAL) } else { 0 };
+        not_open
+    }
+
     pub(crate) fn set_revents(&mut self, revents: Events) {
         self.revents = low(revents);
     }
@@ -158,7 +165,7 @@ impl Seen {
         match target {
             Target::File(_) => self.objects += 1,
             #[cfg(all(feature = "std", not(loom)))]
-            Target::Kernel(_) => self.kernel += 1,
+            Target::Kernel(_) | Target::Descriptor(_) => self.kernel += 1,
         }
         #[cfg(all(feature = "std", not(loom)))]
         {
@@ -202,7 +209,7 @@ pub(crate) fn pass(fds: &mut [PollFd<'_>], viewer: &mut impl Viewer) -> Seen {
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,
                     #[cfg(all(feature = "std", not(loom)))]
-                    Target::Kernel(_) => continue,
+                    Target::Kernel(_) | Target::Descriptor(_) => continue,
                 }
             }
         };

@@ -216,6 +216,13 @@ impl Member {
         (self.word * WORD + self.bit.trailing_zeros() as usize) as i32
     }
 
+    /// What makes it ready in one of the sets that it is in.
+    pub(crate) fn counted(self) -> Events {
+        let sets = self.wanted.into_iter().zip(REPORTED);
+        sets.filter(|(wanted, _)| *wanted)
+            .fold(Events::empty(), |all, (_, reported)| all | reported)
+    }
+
     /// Wakes with other keys are of no interest (`wait_key_set`).
     fn filter(self) -> Events {
         let mut filter = REPORTED[2];
@@ -267,6 +274,27 @@ impl<'s> Selection<'s> {
                 wanted: wanted.map(|set| set & bit != 0),
             }
         })
+    }
+
+    /// The member that a number is, which is in one of the sets.
+    pub(crate) fn member(&self, number: i32) -> Member {
+        let (word, bit) = FdSet::place(number).unwrap_or((0, 0));
+        let is_in = |set: &Option<&mut FdSet>| {
+            set.as_ref()
+                .and_then(|set| set.as_words().get(word))
+                .is_some_and(|&bits| bits & bit != 0)
+        };
+        Member {
+            word,
+            bit,
+            wanted: [0, 1, 2].map(|which| is_in(&self.sets[which])),
+        }
+    }
+
+    /// Notes what of `member` is ready if its file shows `events`, and says in how many sets.
+    #[inline]
+    pub(crate) fn note_events(&mut self, member: Member, events: Events) -> usize {
+        self.note(member, REPORTED.map(|reported| events.intersects(reported)))
     }
 
     /// Calls `body` with every member.
@@ -339,10 +367,10 @@ impl<'s> Selection<'s> {
                 let events = match target {
                     Some(Target::File(file)) => viewer.view(file, member.filter()),
                     #[cfg(all(feature = "std", not(loom)))]
-                    Some(Target::Kernel(_)) => continue,
+                    Some(Target::Kernel(_) | Target::Descriptor(_)) => continue,
                     None => Events::NVAL,
                 };
-                let bits = self.note(member, REPORTED.map(|reported| events.intersects(reported)));
+                let bits = self.note_events(member, events);
                 if bits > 0 {
                     seen.ready += bits;
                     viewer.hit();

@@ -3,6 +3,8 @@
 #[cfg(all(feature = "std", not(loom)))]
 use std::os::fd::{AsFd, BorrowedFd};
 
+#[cfg(all(feature = "std", not(loom)))]
+use crate::descriptor::DescriptorRef;
 use crate::file::{File, FileRef, Pollable};
 
 /// What `epoll_ctl`, `poll` and `select` act on.
@@ -14,6 +16,9 @@ pub enum Target<'a> {
     /// A file descriptor of the kernel.
     #[cfg(all(feature = "std", not(loom)))]
     Kernel(BorrowedFd<'a>),
+    /// A file descriptor of the kernel whose number is known to mean one open file.
+    #[cfg(all(feature = "std", not(loom)))]
+    Descriptor(DescriptorRef<'a>),
 }
 
 #[cfg(all(feature = "std", not(loom)))]
@@ -23,6 +28,7 @@ impl<'a> Target<'a> {
     pub(crate) fn kernel(self) -> Option<BorrowedFd<'a>> {
         match self {
             Target::Kernel(fd) => Some(fd),
+            Target::Descriptor(descriptor) => Some(descriptor.fd()),
             Target::File(_) => None,
         }
     }
@@ -37,7 +43,7 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn kernel_side(self) -> Option<BorrowedFd<'a>> {
         match self {
-            Target::Kernel(_) => None,
+            Target::Kernel(_) | Target::Descriptor(_) => None,
             #[cfg(test)]
             Target::File(file) => {
                 crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file))
@@ -51,7 +57,8 @@ impl<'a> Target<'a> {
 /// Anything that a set can watch.
 ///
 /// Implemented for every object of this crate, for [`File`] and [`FileRef`], and for whatever owns
-/// or borrows a file descriptor of the kernel ([`AsFd`](std::os::fd::AsFd)).
+/// or borrows a file descriptor of the kernel ([`AsFd`](std::os::fd::AsFd)), also within a
+/// `Descriptor`.
 pub trait Source {
     /// What to act on.
     fn target(&self) -> Target<'_>;

@@ -5,7 +5,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, SocketFlags, Source, pipe, socketpair};
+use upoll::{
+    Descriptor, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, SocketFlags, Source,
+    pipe, socketpair,
+};
 
 struct Counting;
 
@@ -114,6 +117,73 @@ fn steady_state_allocates_nothing_and_idle_objects_are_small() {
     }
 
     small_polls_and_selects_allocate_nothing();
+    a_kept_context_allocates_nothing_however_its_list_changes();
+}
+
+/// Lists of any length, with other objects in each call, once the context has grown.
+fn a_kept_context_allocates_nothing_however_its_list_changes() {
+    const MOMENT: Duration = Duration::from_micros(50);
+    let counters: Vec<_> = (0..200).map(|_| EventFd::new(0).unwrap()).collect();
+    let known: Vec<_> = (0..40)
+        .map(|_| std::io::pipe().unwrap())
+        .map(|(reader, writer)| (Descriptor::new(reader), writer))
+        .collect();
+    let pipe = std::io::pipe().unwrap();
+    let mut context = PollContext::new();
+    let mut fds = [PollFd::ignored(); 160];
+    let mut round = |from: usize| {
+        for (fd, counter) in fds.iter_mut().zip(&counters[from..from + 100]) {
+            *fd = PollFd::new(counter, Events::IN);
+        }
+        for (fd, (reader, _)) in fds[100..].iter_mut().zip(&known[from..from + 20]) {
+            *fd = PollFd::new(reader, Events::IN);
+        }
+        fds[120 + from] = PollFd::new(&pipe.0, Events::IN);
+        counters[from].write(1).unwrap();
+        assert_eq!(context.poll(&mut fds, None), Ok(1));
+        counters[from].read().unwrap();
+        assert_eq!(context.poll(&mut fds, MOMENT), Ok(0));
+        assert_eq!(context.poll(&mut fds[..100], MOMENT), Ok(0));
+        fds[120 + from] = PollFd::ignored();
+    };
+    (0..20).for_each(&mut round);
+    let (calls, _) = cost(|| (0..20).rev().for_each(&mut round));
+    assert_eq!(calls, 0);
+
+    let mut context = PollContext::new();
+    let mut set = FdSet::new();
+    let mut select = |limit: Duration| {
+        (0..120).for_each(|number| set.insert(number));
+        let resolve = |number: i32| {
+            let at = usize::try_from(number).ok()?;
+            Some(match at {
+                0..100 => counters[at].target(),
+                _ => known[at - 100].0.target(),
+            })
+        };
+        let ready = context.select(120, Some(&mut set), None, None, &mut limit.into(), resolve);
+        assert_eq!(ready, Ok(0));
+    };
+    select(MOMENT);
+    let (calls, _) = cost(|| (0..20).for_each(|_| select(MOMENT)));
+    assert_eq!(calls, 0);
+
+    let mut kept = None;
+    let list: Vec<_> = counters
+        .iter()
+        .map(|at| PollFd::new(at, Events::IN))
+        .collect();
+    let (_, bytes) = cost(|| {
+        let mut context = PollContext::new();
+        assert_eq!(context.poll(&mut list.clone(), Duration::ZERO), Ok(0));
+        kept = Some(context);
+    });
+    println!(
+        "a kept entry, of {}: {} bytes",
+        list.len(),
+        bytes / list.len()
+    );
+    assert!(bytes / list.len() <= 256);
 }
 
 /// Nine wait queues, and 29 descriptors of the kernel beside them, fit on the stack; numbers below

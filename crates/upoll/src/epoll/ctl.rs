@@ -517,6 +517,11 @@ pub(crate) fn as_set(file: &Description) -> Option<&Set> {
     object.downcast_ref()
 }
 
+/// Whether a description is of a set with members that wake nobody unless a thread awaits them.
+pub(crate) fn has_companion(file: &Description) -> bool {
+    as_set(file).is_some_and(|set| set.companion().is_some())
+}
+
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:
 /// then the item goes again.
 struct Hooking<'a> {

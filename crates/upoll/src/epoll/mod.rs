@@ -29,6 +29,7 @@ pub(crate) mod ready;
 mod scan;
 
 pub use self::ctl::Op;
+pub(crate) use self::ctl::has_companion;
 pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
@@ -326,6 +327,8 @@ impl Epoll {
             Target::File(file) => self.ctl_file(op, file, interest),
             #[cfg(all(feature = "std", not(loom)))]
             Target::Kernel(fd) => crate::host::ctl(self, op, fd, interest),
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Descriptor(descriptor) => crate::host::ctl(self, op, descriptor.fd(), interest),
         }
     }
 

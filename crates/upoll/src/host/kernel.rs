@@ -68,24 +68,32 @@ fn out_of_the_way() -> libc::rlim_t {
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
-pub(super) fn epoll_create() -> Result<Descriptor, Errno> {
+pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
     opened(unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) })
 }
 
 /// `epoll_ctl(2)`.
-pub(super) fn epoll_ctl(set: &Descriptor, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+pub(crate) fn epoll_ctl(set: &Descriptor, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
     // SAFETY: `Event` has epoll_event's layout, and this one is live; the kernel checks the
     // descriptors.
     let result = unsafe { syscall!(Sysno::epoll_ctl, set.0, op as i32, fd, &raw const interest) };
     check(result).map(drop)
 }
 
+/// Whether `fd` is a set of the kernel's; `other` is one, and not the same.
+pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
+    // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
+    // finds that `other` is not a member: EINVAL or ENOENT.
+    let result = unsafe { syscall!(Sysno::epoll_ctl, fd, Op::Del as i32, other.0, 0_usize) };
+    check(result) == Err(Errno::NOENT)
+}
+
 /// What a sleep lets through: the signals of `ppoll(2)`, or those that are let through anyway.
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
 /// `epoll_pwait2(2)`; a `limit` of None is none.
-pub(super) fn epoll_wait(
+pub(crate) fn epoll_wait(
     set: &Descriptor,
     events: &mut [Event],
     limit: Option<libc::timespec>,

@@ -9,9 +9,8 @@
 //!
 //! A program may also close the number itself, as one does that closes all it did not open, and
 //! open something else under it, to which eight bytes would come as a surprise. So each doorbell
-//! carries a mark, and before it is rung, read, closed or slept by, somebody looks for the mark.
-//! The mark is the owner that `fcntl(2)`, `F_SETOWN_EX`, gives to an open file: the thread. Without
-//! `O_ASYNC` that has no other effect.
+//! carries a [mark](Marked), and before it is rung, read, closed or slept by, somebody looks for the
+//! mark.
 //!
 //! # Fork
 //! A child has the parent's doorbells open and must neither ring them nor hear them. Each doorbell
@@ -22,45 +21,20 @@ use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::os::fd::{AsRawFd, RawFd};
 
+use super::generation;
+use super::marked::{Belongs, Marked};
 use crate::errno::Errno;
-use crate::host::kernel::{self, Descriptor};
+use crate::host::kernel;
 use crate::wait::Deferred;
 
 /// A kernel eventfd that wakes a thread from a sleep in the kernel.
 #[derive(Debug)]
 pub(super) struct Doorbell {
-    /// Not closed by itself: the program may have closed it.
-    fd: ManuallyDrop<Descriptor>,
-    /// The thread that it was made for.
-    owner: libc::pid_t,
+    /// Belongs to the thread that it was made for.
+    fd: Marked,
     generation: u32,
-}
-
-/// `struct f_owner_ex`; the `libc` crate has neither it nor its constants for all C libraries.
-#[repr(C)]
-struct Owner {
-    kind: libc::c_int,
-    pid: libc::pid_t,
-}
-
-const F_SETSIG: libc::c_int = 10;
-const F_GETSIG: libc::c_int = 11;
-const F_SETOWN_EX: libc::c_int = 15;
-const F_GETOWN_EX: libc::c_int = 16;
-const F_OWNER_TID: libc::c_int = 0;
-
-/// The second half of the mark, a signal that will not be sent: it stays when the owner has ended.
-const MARK: libc::c_int = libc::SIGURG;
-
-/// How many forks lie between the first process and this one.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// Runs in the child of a fork, where only async-signal-safe calls are allowed.
-extern "C" fn begin_generation() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
 std::thread_local! {
@@ -84,60 +58,17 @@ impl Doorbell {
     }
 
     fn make() -> Result<Self, Errno> {
-        // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Two
-        // handlers do no harm.
-        static WATCHES_FORK: AtomicBool = AtomicBool::new(false);
-        if !WATCHES_FORK.load(Ordering::Relaxed) {
-            // SAFETY: the handler is async-signal-safe and, as this library, never unloaded.
-            if unsafe { libc::pthread_atfork(None, None, Some(begin_generation)) } != 0 {
-                return Err(Errno::NOMEM);
-            }
-            WATCHES_FORK.store(true, Ordering::Relaxed);
-        }
-        let generation = GENERATION.load(Ordering::Relaxed);
-        // SAFETY: no arguments, no memory.
-        let owner = unsafe { libc::gettid() };
+        let generation = generation::watched()?;
         let fd = kernel::eventfd().map_err(|_| Errno::NOMEM)?;
-        let mark = Owner {
-            kind: F_OWNER_TID,
-            pid: owner,
-        };
-        let number = fd.as_raw_fd();
-        // SAFETY: the calls take a number and a live structure.
-        unsafe {
-            kernel::fcntl(number, F_SETSIG, MARK.cast_unsigned() as usize)
-                .and_then(|_| {
-                    kernel::fcntl(number, F_SETOWN_EX, (&raw const mark).expose_provenance())
-                })
-                .map_err(|_| Errno::NOMEM)?;
-        }
         Ok(Doorbell {
-            fd: ManuallyDrop::new(fd),
-            owner,
+            fd: Marked::new(fd, Belongs::ToThread)?,
             generation,
         })
     }
 
     /// Whether its number still leads to it, and it is this process's.
     pub(super) fn is_intact(&self) -> bool {
-        self.generation == GENERATION.load(Ordering::Relaxed) && self.is_marked()
-    }
-
-    fn is_marked(&self) -> bool {
-        let mut mark = Owner { kind: -1, pid: -1 };
-        let owner = (&raw mut mark).expose_provenance();
-        // SAFETY: the call fills the structure. A number that is not open gives an error.
-        let found = unsafe { kernel::fcntl(self.fd(), F_GETOWN_EX, owner) }.is_ok();
-        if !found || mark.kind != F_OWNER_TID {
-            return false;
-        }
-        // An owner that has ended is shown as zero, and so is none.
-        if mark.pid == self.owner {
-            return true;
-        }
-        // SAFETY: no memory.
-        let signal = unsafe { kernel::fcntl(self.fd(), F_GETSIG, 0) };
-        mark.pid == 0 && signal == Ok(MARK.cast_unsigned() as usize)
+        self.generation == generation::current() && self.fd.is_marked()
     }
 
     /// What to wait for: it is readable once it was rung.
@@ -153,24 +84,13 @@ impl Doorbell {
 
     fn ring(&self) {
         if self.is_intact() {
-            kernel::eventfd_write(&self.fd);
+            kernel::eventfd_write(self.fd.descriptor());
         }
     }
 
     /// Has it not readable any more.
     pub(super) fn quiet(&self) {
-        kernel::eventfd_drain(&self.fd);
-    }
-}
-
-impl Drop for Doorbell {
-    fn drop(&mut self) {
-        // A child of a fork closes its copy, if it still has it.
-        if self.is_marked() {
-            // SAFETY: done once, here. The number leads to the eventfd that this is the last
-            // reference to.
-            unsafe { ManuallyDrop::drop(&mut self.fd) };
-        }
+        kernel::eventfd_drain(self.fd.descriptor());
     }
 }
 

@@ -103,9 +103,7 @@ fn poll_masked(
     timeout: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
-    if fds.len() > INLINE && fds.len() > open_limit() {
-        return Err(Errno::INVAL);
-    }
+    check_count(fds.len())?;
     let seen = pass(fds, &mut LookOnly);
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
@@ -117,6 +115,16 @@ fn poll_masked(
     #[cfg(feature = "force-heap")]
     call.asked.reserve_exact(call.fds.len() + 1);
     poller::wait(&mut call, seen, timeout, mask)
+}
+
+/// # Errors
+/// `EINVAL`: that many entries are more than `RLIMIT_NOFILE` allows.
+#[inline]
+pub(super) fn check_count(count: usize) -> Result<(), Errno> {
+    if count > INLINE && count > open_limit() {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
 }
 
 fn open_limit() -> usize {

@@ -15,6 +15,7 @@ use super::{Outcome, SigSet, futex};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
+use crate::kept::{self, Inbox};
 use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
@@ -51,6 +52,11 @@ pub(super) trait Call {
     /// Adds to the last look what [`ask`](Self::ask) found, nothing if it failed, and says how much
     /// that is.
     fn merge(&mut self) -> usize;
+
+    /// Whether [`ask`](Self::ask) may end before its limit with nothing to [`merge`](Self::merge).
+    fn may_end_for_nothing(&self) -> bool {
+        false
+    }
 }
 
 /// What ended a sleep in the kernel, besides what [`Call::merge`] finds.
@@ -111,6 +117,15 @@ impl Poller<'_> {
     }
 }
 
+/// A wake reached entries that are kept between calls, of which this is one.
+///
+/// # Safety
+/// `poller` leads to a [`Poller`].
+unsafe fn rouse_attached(poller: NonNull<()>, deferred: &mut Deferred) {
+    // SAFETY: the caller's contract.
+    unsafe { poller.cast::<Poller<'_>>().as_ref() }.rouse(deferred);
+}
+
 /// A place in a wait queue (`struct poll_table_entry`). The entry's owner word holds the events
 /// that are of interest.
 #[repr(C)]
@@ -155,6 +170,8 @@ pub(super) struct WaitTable<'p> {
     inline: [MaybeUninit<PollEntry>; on_stack(INLINE)],
     /// Filled up to their capacity and never beyond, so that entries do not move.
     chunks: Vec<Vec<PollEntry>>,
+    /// Where entries that are kept between calls leave their marks, if the call has such.
+    inbox: Option<NonNull<Inbox>>,
 }
 
 impl<'p> WaitTable<'p> {
@@ -168,6 +185,23 @@ impl<'p> WaitTable<'p> {
             used: 0,
             inline: [const { MaybeUninit::uninit() }; on_stack(INLINE)],
             chunks: Vec::new(),
+            inbox: None,
+        }
+    }
+
+    /// From now on the call's thread is roused by the marks in `inbox`, too. Look afterwards.
+    ///
+    /// # Safety
+    /// `inbox` outlives this table.
+    pub(super) unsafe fn attach(&mut self, inbox: &Inbox) {
+        if self.inbox.is_none() {
+            self.inbox = Some(NonNull::from(inbox));
+            let sleeper = kept::Sleeper {
+                rouse: rouse_attached,
+                whom: NonNull::from(self.poller).cast(),
+            };
+            // SAFETY: the poller outlives this table, whose drop detaches it.
+            unsafe { inbox.attach(sleeper) };
         }
     }
 
@@ -239,10 +273,14 @@ impl Drop for WaitTable<'_> {
         for entry in self.chunks.iter().flatten() {
             entry.entry.unhook();
         }
+        if let Some(inbox) = self.inbox {
+            // SAFETY: it outlives this table (`attach`'s contract).
+            unsafe { inbox.as_ref() }.detach();
+        }
     }
 }
 
-const ZERO: libc::timespec = libc::timespec {
+pub(super) const ZERO: libc::timespec = libc::timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
@@ -268,7 +306,7 @@ pub(super) fn wait(
     if timeout.is_now() {
         return ask_once(call, Some(&ZERO), mask);
     }
-    if seen.objects == 0 && timeout.clock() == Clock::Monotonic {
+    if seen.objects == 0 && timeout.clock() == Clock::Monotonic && !call.may_end_for_nothing() {
         return ask_once(call, timeout.as_timespec().as_ref(), mask);
     }
     let deadline = timeout.deadline();
@@ -414,7 +452,10 @@ pub(crate) mod tests {
 
     use crate::file::Pollable;
     use crate::wait::WaitQueue;
-    use crate::{Errno, EventFd, Events, FdSet, File, FileRef, PollFd, PollTable, Source, Timeout};
+    use crate::{
+        Errno, EventFd, Events, FdSet, File, FileRef, PollContext, PollFd, PollTable, Source,
+        Timeout,
+    };
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -458,6 +499,7 @@ pub(crate) mod tests {
         for wait in [
             |file: &_| poll_one(file, LONG),
             |file: &_| select_one(file, LONG),
+            |file: &_| PollContext::new().poll(&mut [PollFd::new(file, Events::IN)], LONG),
         ] {
             let (reader, mut writer) = std::io::pipe().unwrap();
             let file = File::new(Sided::default());
@@ -476,31 +518,55 @@ pub(crate) mod tests {
 
     #[test]
     fn a_kernel_side_that_comes_late_reaches_those_who_sleep_without_it() {
+        for keeps in [false, true] {
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let file = File::new(Sided::default());
+            let other = EventFd::new(0).unwrap();
+            let thread = std::thread::spawn({
+                let (file, other) = (file.clone(), other.clone());
+                move || {
+                    let mut fds = [
+                        PollFd::new(&other, Events::IN),
+                        PollFd::new(&file, Events::IN),
+                    ];
+                    let ready = if keeps {
+                        PollContext::new().poll(&mut fds, LONG)
+                    } else {
+                        crate::poll(&mut fds, LONG)
+                    };
+                    (ready, fds[0].revents(), fds[1].revents())
+                }
+            });
+            while !file.changed.is_watched() {
+                std::thread::yield_now();
+            }
+            assert!(file.pipe.set(reader).is_ok());
+            file.changed.wake(Events::IN);
+            // Time to go to sleep again.
+            std::thread::sleep(Duration::from_millis(20));
+            let begun = std::time::Instant::now();
+            writer.write_all(b"x").unwrap();
+            let found = (Ok(1), Events::empty(), Events::IN);
+            assert_eq!(thread.join().unwrap(), found);
+            assert!(begun.elapsed() < LONG / 2, "it slept until its limit");
+        }
+    }
+
+    #[test]
+    fn a_kernel_side_that_comes_between_calls_is_looked_at_without_a_wake() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let file = File::new(Sided::default());
-        let other = EventFd::new(0).unwrap();
-        let thread = std::thread::spawn({
-            let (file, other) = (file.clone(), other.clone());
-            move || {
-                let mut fds = [
-                    PollFd::new(&other, Events::IN),
-                    PollFd::new(&file, Events::IN),
-                ];
-                let ready = crate::poll(&mut fds, LONG);
-                (ready, fds[0].revents(), fds[1].revents())
-            }
-        });
-        while !file.changed.is_watched() {
-            std::thread::yield_now();
-        }
+        let mut context = PollContext::new();
+        let mut call = || context.poll(&mut [PollFd::new(&file, Events::IN)], Duration::ZERO);
+        assert_eq!(call(), Ok(0));
         assert!(file.pipe.set(reader).is_ok());
-        file.changed.wake(Events::IN);
-        // Time to go to sleep again.
-        std::thread::sleep(Duration::from_millis(20));
-        let begun = std::time::Instant::now();
+        file.changed.wake(Events::empty());
+        assert_eq!(call(), Ok(0));
         writer.write_all(b"x").unwrap();
-        let found = (Ok(1), Events::empty(), Events::IN);
-        assert_eq!(thread.join().unwrap(), found);
-        assert!(begun.elapsed() < LONG / 2, "it slept until its limit");
+        assert_eq!(call(), Ok(1));
+        file.pipe.get().unwrap().read_exact(&mut [0]).unwrap();
+        assert_eq!(call(), Ok(0));
+        writer.write_all(b"x").unwrap();
+        assert_eq!(call(), Ok(1));
     }
 }

@@ -101,7 +101,17 @@ fn select_masked<'a>(
     mask: Option<&SigSet>,
     resolve: &impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
-    let mut selection = Selection::new(n, sets)?;
+    select_anew(Selection::new(n, sets)?, timeout, mask, resolve)
+}
+
+/// Without anything that was kept from an earlier call.
+#[inline]
+pub(super) fn select_anew<'a>(
+    mut selection: Selection<'_>,
+    timeout: Timeout,
+    mask: Option<&SigSet>,
+    resolve: &impl Fn(i32) -> Option<Target<'a>>,
+) -> Result<usize, Errno> {
     selection.check(resolve)?;
     let seen = selection.pass(resolve, &mut LookOnly);
     if poller::is_final(seen, timeout, mask) {

@@ -125,6 +125,8 @@ pub enum Rule {
     BarrierBeforeSleep,
     /// A worker that takes its item off the ready list says that its note is used up.
     UseUpNotes,
+    /// A look at what a poll context keeps takes the marks of wakes away before it looks.
+    TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
     /// While a scan looks at the one item that was ready, others do not find the set idle.

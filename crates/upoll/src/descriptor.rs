@@ -1,0 +1,111 @@
+//! Descriptors of the kernel whose number is known to mean one open file.
+
+use core::fmt;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::target::{Source, Target};
+
+/// Whatever owns or borrows a file descriptor of the kernel, with an identity of its own.
+///
+/// A number says which open file is meant only until it is closed; then the kernel gives it to
+/// another one, and nothing but the number is there to tell the two apart. A `Descriptor` has an
+/// identity that no other one ever has, so a [`PollContext`](crate::PollContext) can leave it
+/// registered between calls and know at a glance that its number still means the same file.
+///
+/// It gives no access that could put another descriptor in the place of its own. If its
+/// [`AsFd`] has several to offer it must offer the same each time.
+///
+/// # Example
+/// ```
+/// use std::io::Write;
+/// use upoll::{Descriptor, Events, PollContext, PollFd};
+/// let (reader, mut writer) = std::io::pipe().unwrap();
+/// let reader = Descriptor::new(reader);
+/// let mut context = PollContext::new();
+/// writer.write_all(b"x").unwrap();
+/// let mut fds = [PollFd::new(&reader, Events::IN)];
+/// assert_eq!(context.poll(&mut fds, None)?, 1);
+/// let reader: std::io::PipeReader = reader.into_inner();
+/// # drop(reader);
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+pub struct Descriptor<T> {
+    owner: T,
+    identity: u64,
+}
+
+/// A borrowed [`Descriptor`].
+#[derive(Clone, Copy, Debug)]
+pub struct DescriptorRef<'a> {
+    fd: BorrowedFd<'a>,
+    identity: u64,
+}
+
+impl<T: AsFd> Descriptor<T> {
+    /// Gives `owner` an identity.
+    #[must_use]
+    pub fn new(owner: T) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Descriptor {
+            owner,
+            identity: NEXT.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// The number, and which open file it means.
+    #[must_use]
+    #[inline]
+    pub fn by_ref(&self) -> DescriptorRef<'_> {
+        DescriptorRef {
+            fd: self.owner.as_fd(),
+            identity: self.identity,
+        }
+    }
+}
+
+impl<T> Descriptor<T> {
+    /// Gives up the identity.
+    #[must_use]
+    pub fn into_inner(self) -> T {
+        self.owner
+    }
+}
+
+impl<'a> DescriptorRef<'a> {
+    /// The descriptor.
+    #[must_use]
+    #[inline]
+    pub fn fd(self) -> BorrowedFd<'a> {
+        self.fd
+    }
+
+    /// Never zero, and never another descriptor's.
+    #[inline]
+    pub(crate) fn identity(self) -> u64 {
+        self.identity
+    }
+}
+
+impl<T> Deref for Descriptor<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.owner
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Descriptor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Descriptor").field(&self.owner).finish()
+    }
+}
+
+impl<T: AsFd> Source for Descriptor<T> {
+    #[inline]
+    fn target(&self) -> Target<'_> {
+        Target::Descriptor(self.by_ref())
+    }
+}

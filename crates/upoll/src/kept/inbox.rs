@@ -1,0 +1,101 @@
+//! Marks: which kept entries woke since somebody looked, and who is to be told at once.
+
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+
+use crate::errno::Errno;
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::wait::Deferred;
+
+/// Where wakes leave their marks.
+pub(crate) struct Inbox {
+    /// There are marks. A call that finds none takes no lock: one that comes after a wake, in any
+    /// order that can be told, finds its mark. Written under the lock.
+    pub(super) is_marked: AtomicBool,
+    pub(super) arrivals: Mutex<Arrivals>,
+}
+
+pub(super) struct Arrivals {
+    /// Entries that woke since marks were last taken away, each once.
+    pub(super) slots: Vec<u32>,
+    /// A bit for each slot: it is in `slots`.
+    marks: Vec<u64>,
+    sleeper: Option<Sleeper>,
+}
+
+/// Whom a mark is told to at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleeper {
+    /// Called with `whom` under the inbox's lock.
+    pub(crate) rouse: unsafe fn(whom: NonNull<()>, &mut Deferred),
+    pub(crate) whom: NonNull<()>,
+}
+
+// SAFETY: what `whom` leads to may be told by any thread (`Inbox::attach`'s contract).
+unsafe impl Send for Sleeper {}
+
+impl Inbox {
+    pub(super) fn new() -> Self {
+        Inbox {
+            is_marked: AtomicBool::new(false),
+            arrivals: Mutex::new(Arrivals {
+                slots: Vec::new(),
+                marks: Vec::new(),
+                sleeper: None,
+            }),
+        }
+    }
+
+    /// From now on a mark is told to `sleeper`. Look afterwards.
+    ///
+    /// # Safety
+    /// `sleeper` may be roused by any thread until it is detached.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) unsafe fn attach(&self, sleeper: Sleeper) {
+        self.arrivals.lock().sleeper = Some(sleeper);
+    }
+
+    /// Nobody is told any more.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn detach(&self) {
+        self.arrivals.lock().sleeper = None;
+    }
+
+    pub(super) fn mark(&self, slot: u32, rouses: bool, deferred: &mut Deferred) {
+        let mut arrivals = self.arrivals.lock();
+        let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
+        if arrivals.marks[word] & bit == 0 {
+            arrivals.marks[word] |= bit;
+            // There is room for as many as there are slots.
+            arrivals.slots.push(slot);
+            self.is_marked.store(true, Ordering::Relaxed);
+        }
+        if rouses && let Some(Sleeper { rouse, whom }) = arrivals.sleeper {
+            // SAFETY: attached, and the lock is held, which a detach takes.
+            unsafe { rouse(whom, deferred) };
+        }
+    }
+
+    pub(super) fn forget_marks(&self, arrivals: &mut Arrivals) {
+        self.is_marked.store(false, Ordering::Relaxed);
+        while let Some(slot) = arrivals.slots.pop() {
+            arrivals.marks[slot as usize / 64] &= !(1 << (slot % 64));
+        }
+    }
+
+    /// Makes room for the marks of `slots` slots.
+    pub(super) fn reserve(&self, slots: usize) -> Result<(), Errno> {
+        let mut arrivals = self.arrivals.lock();
+        let words = slots.div_ceil(64);
+        let more = words.saturating_sub(arrivals.marks.len());
+        arrivals.marks.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+        let kept = arrivals.slots.len();
+        arrivals
+            .slots
+            .try_reserve(slots - kept)
+            .map_err(|_| Errno::NOMEM)?;
+        let words = words.max(arrivals.marks.len());
+        arrivals.marks.resize(words, 0);
+        Ok(())
+    }
+}

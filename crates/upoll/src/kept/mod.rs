@@ -1,0 +1,753 @@
+//! What is kept between two calls of `poll` or `select`: the entries' places in the objects' wait
+//! queues, and which of them woke.
+//!
+//! A call first compares its list with the kept one ([`Kept::compare`]), and changes what is
+//! registered where they differ ([`Kept::settle`]). Then it looks at the *active* entries: those
+//! that were ready at the last look, and those that a wake has marked since ([`Kept::look`]). The
+//! others are as idle as they were.
+//!
+//! # Marks
+//! A wake marks its entry in the [`Inbox`], under the inbox's lock, the innermost of all. A look
+//! takes the marks away, under the same lock, *before* it looks at the objects. So a wake whose mark
+//! was taken away is seen by the look, and one that comes later leaves a new mark, for the next
+//! look. An entry that is found ready stays active without a mark.
+//!
+//! # Keys
+//! Entries are told apart by open file. An entry keeps its object's memory, not the file open, so a
+//! file that has closed cannot come back under the same address while its entry is kept. Its entry
+//! goes at the next call, whose list cannot have it.
+
+mod inbox;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+use core::ptr::NonNull;
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Drain;
+use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
+
+pub(crate) use self::inbox::Inbox;
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use self::inbox::Sleeper;
+
+use crate::epoll::has_companion;
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{Description, FileRef, PollTable};
+use crate::poll::Seen;
+use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
+use crate::target::Target;
+use crate::wait::{Place, Reply, WaitEntry, WaitQueue, Wake};
+
+/// Who an entry is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Key {
+    /// Of a user-level file, its address; of the kernel's, its identity, zero if unknown.
+    identity: u64,
+    /// The kernel's number, or one of the below.
+    number: i32,
+}
+
+/// A user-level file.
+const USER: i32 = -1;
+/// An entry that is passed over, and one that is not open.
+const NOTHING: Key = Key {
+    identity: 0,
+    number: -2,
+};
+
+impl Key {
+    #[inline]
+    fn of(target: Option<Target<'_>>) -> Self {
+        match target {
+            None => NOTHING,
+            Some(Target::File(file)) => Key {
+                identity: file.identity().addr() as u64,
+                number: USER,
+            },
+            #[cfg(all(feature = "std", not(loom)))]
+            Some(Target::Kernel(fd)) => Key {
+                identity: 0,
+                number: std::os::fd::AsRawFd::as_raw_fd(&fd),
+            },
+            #[cfg(all(feature = "std", not(loom)))]
+            Some(Target::Descriptor(descriptor)) => Key {
+                identity: descriptor.identity(),
+                number: std::os::fd::AsRawFd::as_raw_fd(&descriptor.fd()),
+            },
+        }
+    }
+
+    fn hash(self) -> u64 {
+        FxBuildHasher.hash_one(self)
+    }
+}
+
+/// What an entry has been registered with.
+enum Kind {
+    /// Nothing: the slot is free.
+    Free,
+    /// The wait queues of a user-level object.
+    User(Arc<Description>),
+    /// What the kernel is asked, and how.
+    #[cfg(all(feature = "std", not(loom)))]
+    Kernel(Registration),
+}
+
+/// How the kernel is asked about an entry.
+#[cfg(all(feature = "std", not(loom)))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registration {
+    /// Anew with each call.
+    Asked,
+    /// It is in the kernel's set, level-triggered.
+    Level,
+    /// It is in the kernel's set, edge-triggered: what it shows all the time does not count.
+    Edge,
+    /// Not at all: it is always ready, as files are that cannot be polled.
+    Always,
+}
+
+/// One entry of the list of a call, as the next call will compare it.
+#[derive(Clone, Copy, Debug)]
+struct Listed {
+    key: Key,
+    wanted: Events,
+    slot: u32,
+}
+
+/// The entry is in no list: between two, or on its way out.
+const NOWHERE: u32 = u32::MAX;
+
+const NOT_LISTED: Listed = Listed {
+    key: NOTHING,
+    wanted: Events::empty(),
+    slot: NOWHERE,
+};
+
+/// One registered entry.
+struct Slot {
+    key: Key,
+    kind: Kind,
+    /// What is looked for; `ERR` and `HUP` are in it if they count.
+    wanted: Events,
+    /// Where it is in the list.
+    position: u32,
+    /// It is on the list of active entries.
+    is_active: bool,
+    /// How many of `hooks` are in use: one for each queue that the object registers.
+    hooked: usize,
+    /// Boxed, because wait queues link them where they are.
+    hooks: SmallVec<[Box<Hook>; 1]>,
+}
+
+/// A place in a wait queue. The entry's owner word holds the events that rouse a sleeper.
+#[repr(C)]
+struct Hook {
+    /// First, so that a wake finds the rest.
+    entry: WaitEntry,
+    slot: u32,
+    inbox: NonNull<Inbox>,
+}
+
+// SAFETY: `inbox` leads to an `Inbox`, which is `Send` and `Sync`, of the `Kept` that owns the hook.
+unsafe impl Send for Hook {}
+// SAFETY: as above.
+unsafe impl Sync for Hook {}
+
+/// A wake reached an entry that is kept (`pollwake`).
+///
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`Hook`]'s.
+unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `Hook`, which is unhooked, under the lock that is
+    // held here, before it or its inbox ends.
+    let (hook, inbox) = unsafe {
+        let hook = entry.cast::<Hook>().as_ref();
+        (hook, hook.inbox.as_ref())
+    };
+    let wanted = Events::from_bits_retain(hook.entry.owner_word.load(Ordering::SeqCst));
+    // A look may find what no key has announced: a set wakes for `IN` and shows `RDNORM`, too. So
+    // the mark is left in any case, but as in Linux nobody is roused for it.
+    let concerns = wake.key.is_empty() || wake.key.intersects(wanted);
+    inbox.mark(hook.slot, concerns, wake.deferred);
+    if concerns { Reply::Took } else { Reply::Passed }
+}
+
+/// The registrations behind the list of the last call.
+pub(crate) struct Kept {
+    /// Boxed, because hooks lead to it.
+    inbox: Box<Inbox>,
+    listed: Vec<Listed>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Entries that the next look looks at, each once.
+    active: Vec<u32>,
+    /// How many entries are user-level objects.
+    users: usize,
+    /// How many of the kernel's there are that the kernel must be asked about.
+    #[cfg(all(feature = "std", not(loom)))]
+    kernels: usize,
+    /// Positions at which the call's list differs from the kept one.
+    changed: Vec<u32>,
+    /// Slots that are not where they were.
+    loose: HashTable<u32>,
+}
+
+/// The part of the registrations that is with the kernel.
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) trait Outside {
+    /// Takes note of a number in `slot` that may mean another file in the next call.
+    fn ask(&mut self, slot: u32) -> Registration;
+
+    /// Registers a descriptor for `slot`. Called once all that is not needed any more was removed.
+    fn add(&mut self, number: i32, wanted: Events, slot: u32) -> Registration;
+
+    /// `before`, but from now on for `wanted`.
+    fn change(
+        &mut self,
+        number: i32,
+        wanted: Events,
+        slot: u32,
+        before: Registration,
+    ) -> Registration;
+
+    /// The descriptor may have been closed, and its number may mean another one.
+    fn remove(&mut self, number: i32, slot: u32, before: Registration);
+}
+
+/// A core by itself has nothing outside.
+#[cfg(any(not(feature = "std"), loom))]
+pub(crate) trait Outside {}
+
+impl Kept {
+    pub(crate) fn new() -> Self {
+        Kept {
+            inbox: Box::new(Inbox::new()),
+            listed: Vec::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            active: Vec::new(),
+            users: 0,
+            #[cfg(all(feature = "std", not(loom)))]
+            kernels: 0,
+            changed: Vec::new(),
+            loose: HashTable::new(),
+        }
+    }
+
+    /// How many entries the last list had.
+    pub(crate) fn len(&self) -> usize {
+        self.listed.len()
+    }
+
+    /// A call begins to compare its list with the kept one.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        self.changed.clear();
+    }
+
+    /// The call's list has `target` at `position`, looked at for `wanted`.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory to remember that it had another one before.
+    #[inline]
+    pub(crate) fn compare(
+        &mut self,
+        position: usize,
+        target: Option<Target<'_>>,
+        wanted: Events,
+    ) -> Result<(), Errno> {
+        let key = Key::of(target);
+        match self.listed.get(position) {
+            Some(listed) if listed.key == key && listed.wanted == wanted => Ok(()),
+            _ => self.note_change(position),
+        }
+    }
+
+    #[inline(never)]
+    fn note_change(&mut self, position: usize) -> Result<(), Errno> {
+        let position = u32::try_from(position).map_err(|_| Errno::NOMEM)?;
+        self.changed.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        self.changed.push(position);
+        Ok(())
+    }
+
+    /// The call's list has `len` entries, and `at` says what is where: changes what is registered
+    /// where the lists differ. After an error the rest is up to the next call.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    #[inline]
+    pub(crate) fn settle<'a>(
+        &mut self,
+        len: usize,
+        at: impl Fn(usize) -> (Option<Target<'a>>, Events),
+        outside: &mut impl Outside,
+    ) -> Result<(), Errno> {
+        if self.changed.is_empty() && self.listed.len() == len {
+            return Ok(());
+        }
+        let mut changed = core::mem::take(&mut self.changed);
+        let settled = self.settle_changed(len, &mut changed, at, outside);
+        self.changed = changed;
+        settled
+    }
+
+    #[inline(never)]
+    fn settle_changed<'a>(
+        &mut self,
+        len: usize,
+        changed: &mut Vec<u32>,
+        at: impl Fn(usize) -> (Option<Target<'a>>, Events),
+        outside: &mut impl Outside,
+    ) -> Result<(), Errno> {
+        let more = len.saturating_sub(self.listed.len());
+        self.listed.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+        let went = self.listed.len().saturating_sub(len);
+        let (slots, room) = (&self.slots, changed.len() + went);
+        self.loose
+            .try_reserve(room, |&slot| slots[slot as usize].key.hash())
+            .map_err(|_| Errno::NOMEM)?;
+
+        // What has only another interest stays where it is.
+        changed.retain(|&position| {
+            let Some(&listed) = self.listed.get(position as usize) else {
+                return true;
+            };
+            let (target, wanted) = at(position as usize);
+            if Key::of(target) == listed.key {
+                self.list_as(position, listed.key, wanted, listed.slot, outside);
+                return false;
+            }
+            self.loosen(position);
+            true
+        });
+        for position in len..self.listed.len() {
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "positions fit, see `compare`"
+            )]
+            self.loosen(position as u32);
+        }
+        self.listed.resize(len, NOT_LISTED);
+
+        // What has only moved is found by its key.
+        changed.retain(|&position| {
+            let (target, wanted) = at(position as usize);
+            let key = Key::of(target);
+            if key == NOTHING {
+                self.list_as(position, key, wanted, NOWHERE, outside);
+                return false;
+            }
+            let found = self
+                .loose
+                .find_entry(key.hash(), |&slot| self.slots[slot as usize].key == key);
+            let Ok(found) = found else { return true };
+            let (slot, _) = found.remove();
+            self.list_as(position, key, wanted, slot, outside);
+            false
+        });
+
+        // The rest goes before anything new comes: both may have the same number.
+        let mut loose = core::mem::take(&mut self.loose);
+        Releasing {
+            kept: self,
+            slots: loose.drain(),
+            outside,
+        }
+        .run();
+        self.loose = loose;
+        for &position in &*changed {
+            let (target, wanted) = at(position as usize);
+            if let Some(target) = target {
+                self.register(position, target, wanted, outside)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry at `position` is none of the list any more; its slot, if it has one, may be
+    /// wanted elsewhere in it.
+    fn loosen(&mut self, position: u32) {
+        let listed = core::mem::replace(&mut self.listed[position as usize], NOT_LISTED);
+        if listed.key == NOTHING {
+            return;
+        }
+        self.slots[listed.slot as usize].position = NOWHERE;
+        let slots = &self.slots;
+        self.loose
+            .insert_unique(listed.key.hash(), listed.slot, |&slot| {
+                slots[slot as usize].key.hash()
+            });
+    }
+
+    /// What is registered in `slot` stands at `position`, and is looked at for `wanted`.
+    fn list_as(
+        &mut self,
+        position: u32,
+        key: Key,
+        wanted: Events,
+        slot: u32,
+        outside: &mut impl Outside,
+    ) {
+        self.listed[position as usize] = Listed { key, wanted, slot };
+        let Some(entry) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        entry.position = position;
+        if entry.wanted != wanted {
+            entry.wanted = wanted;
+            self.change(slot, outside);
+        }
+    }
+
+    /// An entry's interest is another one.
+    fn change(&mut self, index: u32, outside: &mut impl Outside) {
+        let slot = &mut self.slots[index as usize];
+        match &mut slot.kind {
+            Kind::Free => {}
+            Kind::User(_) => {
+                // Publish the interest, then look: a wake that still saw the old one came before
+                // the look.
+                for hook in &slot.hooks[..slot.hooked] {
+                    let word = &hook.entry.owner_word;
+                    word.swap(slot.wanted.bits(), Ordering::SeqCst);
+                }
+                fence_after_rmw();
+            }
+            #[cfg(all(feature = "std", not(loom)))]
+            Kind::Kernel(registration) => {
+                *registration = outside.change(slot.key.number, slot.wanted, index, *registration);
+            }
+        }
+        let _ = outside;
+        if !broken(Rule::LookAfterRegistering) {
+            self.activate(index);
+        }
+    }
+
+    /// The next look looks at the entry. There is room for as many as there are slots.
+    fn activate(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if !slot.is_active {
+            slot.is_active = true;
+            self.active.push(index);
+        }
+    }
+
+    /// A slot for another entry.
+    fn vacate(&mut self) -> Result<u32, Errno> {
+        if let Some(slot) = self.free.pop() {
+            return Ok(slot);
+        }
+        let count = self.slots.len() + 1;
+        let slot = u32::try_from(self.slots.len()).map_err(|_| Errno::NOMEM)?;
+        let more = count - self.active.len();
+        self.active.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+        self.free.try_reserve(count).map_err(|_| Errno::NOMEM)?;
+        self.slots.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        self.inbox.reserve(count)?;
+        self.slots.push(Slot {
+            key: NOTHING,
+            kind: Kind::Free,
+            wanted: Events::empty(),
+            position: NOWHERE,
+            is_active: false,
+            hooked: 0,
+            hooks: SmallVec::new(),
+        });
+        Ok(slot)
+    }
+
+    /// Registers what is new in the list.
+    fn register(
+        &mut self,
+        position: u32,
+        target: Target<'_>,
+        wanted: Events,
+        outside: &mut impl Outside,
+    ) -> Result<(), Errno> {
+        let key = Key::of(Some(target));
+        let index = self.vacate()?;
+        let slot = &mut self.slots[index as usize];
+        slot.key = key;
+        slot.wanted = wanted;
+        match target {
+            Target::File(file) => {
+                slot.kind = Kind::User(file.keep());
+                self.users += 1;
+                self.hook_up(index, file, outside);
+            }
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Kernel(_) => slot.kind = Kind::Kernel(outside.ask(index)),
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Descriptor(_) => {
+                slot.kind = Kind::Kernel(outside.add(key.number, wanted, index));
+            }
+        }
+        #[cfg(all(feature = "std", not(loom)))]
+        {
+            self.kernels += usize::from(key.number != USER);
+        }
+        self.slots[index as usize].position = position;
+        self.listed[position as usize] = Listed {
+            key,
+            wanted,
+            slot: index,
+        };
+        if !broken(Rule::LookAfterRegistering) {
+            self.activate(index);
+        }
+        Ok(())
+    }
+
+    /// Hooks an entry into every queue that its object registers.
+    fn hook_up(&mut self, index: u32, file: FileRef<'_>, outside: &mut impl Outside) {
+        let registering = Registering {
+            kept: self,
+            index,
+            outside,
+        };
+        let kept = &mut *registering.kept;
+        let inbox = NonNull::from(&*kept.inbox);
+        let slot = &mut kept.slots[index as usize];
+        let mut on_register = |queue: &WaitQueue| {
+            if slot.hooked == slot.hooks.len() {
+                slot.hooks.push(Box::new(Hook {
+                    entry: WaitEntry::new(on_wake_kept),
+                    slot: index,
+                    inbox,
+                }));
+            }
+            let entry = &slot.hooks[slot.hooked].entry;
+            slot.hooked += 1;
+            entry
+                .owner_word
+                .store(slot.wanted.bits(), Ordering::Relaxed);
+            // SAFETY: hooks are boxed and unhooked in `release`, before the object goes whose queue
+            // this is and whose memory the slot keeps; `inbox` is boxed and goes after them.
+            unsafe { entry.hook(queue, Place::Shared) };
+        };
+        file.description()
+            .object()
+            .poll(&mut PollTable::new(&mut on_register));
+        core::mem::forget(registering);
+    }
+
+    /// Takes an entry out of everything it is registered with.
+    fn release(&mut self, index: u32, outside: &mut impl Outside) {
+        let slot = &mut self.slots[index as usize];
+        for hook in &slot.hooks[..slot.hooked] {
+            hook.entry.unhook();
+        }
+        slot.hooked = 0;
+        slot.position = NOWHERE;
+        let kind = core::mem::replace(&mut slot.kind, Kind::Free);
+        match &kind {
+            Kind::Free => return,
+            Kind::User(_) => self.users -= 1,
+            #[cfg(all(feature = "std", not(loom)))]
+            Kind::Kernel(registration) => {
+                self.kernels -= 1;
+                outside.remove(slot.key.number, index, *registration);
+            }
+        }
+        let _ = outside;
+        slot.key = NOTHING;
+        self.free.push(index);
+        // Last, for it may run foreign code.
+        drop(kind);
+    }
+
+    /// Takes all marks away: the entries are active from now on.
+    fn take_marks(&mut self) {
+        if !self.inbox.is_marked.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut arrivals = self.inbox.arrivals.lock();
+        for &index in &arrivals.slots {
+            let slot = &mut self.slots[index as usize];
+            if !slot.is_active {
+                slot.is_active = true;
+                self.active.push(index);
+            }
+        }
+        if !broken(Rule::TakeMarksThenLook) {
+            self.inbox.forget_marks(&mut arrivals);
+        }
+    }
+
+    /// Looks at all active entries and hands what is ready to `report`, with its position; `report`
+    /// says how much that makes.
+    pub(crate) fn look(&mut self, mut report: impl FnMut(usize, Events) -> usize) -> Seen {
+        self.take_marks();
+        let mut seen = Seen {
+            ready: 0,
+            objects: self.users,
+            #[cfg(all(feature = "std", not(loom)))]
+            kernel: self.kernels,
+            #[cfg(all(feature = "std", not(loom)))]
+            sides: 0,
+        };
+        let mut at = 0;
+        while let Some(&index) = self.active.get(at) {
+            let slot = &self.slots[index as usize];
+            let mut stays = false;
+            let found = match &slot.kind {
+                Kind::User(file) => {
+                    // What the kernel has to say comes without a wake.
+                    stays = has_companion(file);
+                    #[cfg(all(feature = "std", not(loom)))]
+                    if side_of(file).is_some() {
+                        seen.sides += 1;
+                        stays = true;
+                    }
+                    file.object().poll(&mut PollTable::look_only())
+                }
+                #[cfg(all(feature = "std", not(loom)))]
+                Kind::Kernel(Registration::Always) => Events::DEFAULT,
+                #[cfg(all(feature = "std", not(loom)))]
+                Kind::Kernel(_) => Events::empty(),
+                Kind::Free => Events::empty(),
+            };
+            let found = found & slot.wanted;
+            if !found.is_empty() && slot.position != NOWHERE {
+                seen.ready += report(slot.position as usize, found);
+            }
+            if found.is_empty() && !stays {
+                self.active.swap_remove(at);
+                self.slots[index as usize].is_active = false;
+            } else {
+                at += 1;
+            }
+        }
+        if broken(Rule::TakeMarksThenLook) {
+            self.inbox.forget_marks(&mut self.inbox.arrivals.lock());
+        }
+        seen
+    }
+}
+
+#[cfg(all(feature = "std", not(loom)))]
+fn side_of(file: &Arc<Description>) -> Option<std::os::fd::BorrowedFd<'_>> {
+    Target::File(FileRef::of(file)).kernel_side()
+}
+
+/// What the layer above asks about the kernel's part.
+#[cfg(all(feature = "std", not(loom)))]
+impl Kept {
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// The kernel sides of user-level files, as of the last look.
+    pub(crate) fn sides(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
+        self.active
+            .iter()
+            .filter_map(|&index| match &self.slots[index as usize].kind {
+                Kind::User(file) => side_of(file),
+                _ => None,
+            })
+    }
+
+    /// Registers all of the kernel's entries anew: what they were registered with is gone.
+    pub(crate) fn renew_kernel_entries(&mut self, outside: &mut impl Outside) {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            #[expect(clippy::cast_possible_truncation, reason = "see `vacate`")]
+            let index = index as u32;
+            let Kind::Kernel(registration) = &mut slot.kind else {
+                continue;
+            };
+            *registration = if slot.key.identity == 0 {
+                outside.ask(index)
+            } else {
+                outside.add(slot.key.number, slot.wanted, index)
+            };
+            self.activate(index);
+        }
+    }
+
+    /// The kernel's entry in `slot` is registered in another way now.
+    pub(crate) fn set_registration(&mut self, slot: u32, registration: Registration) {
+        if let Kind::Kernel(before) = &mut self.slots[slot as usize].kind {
+            *before = registration;
+        }
+    }
+
+    /// The kernel's entry in `slot`: its number, what is wanted, how it is registered, and its
+    /// position in the list.
+    pub(crate) fn kernel_entry(&self, slot: u32) -> Option<KernelEntry> {
+        let slot = self.slots.get(slot as usize)?;
+        let Kind::Kernel(registration) = slot.kind else {
+            return None;
+        };
+        Some(KernelEntry {
+            number: slot.key.number,
+            wanted: slot.wanted,
+            registration,
+            position: slot.position as usize,
+        })
+    }
+}
+
+/// An entry of the kernel's.
+#[cfg(all(feature = "std", not(loom)))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelEntry {
+    pub(crate) number: i32,
+    pub(crate) wanted: Events,
+    pub(crate) registration: Registration,
+    pub(crate) position: usize,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            for hook in &slot.hooks[..slot.hooked] {
+                hook.entry.unhook();
+            }
+        }
+    }
+}
+
+/// An entry whose object is being asked for its queues. Dropped only when the object's `poll`
+/// panics: then the entry goes again.
+struct Registering<'k, O: Outside> {
+    kept: &'k mut Kept,
+    index: u32,
+    outside: &'k mut O,
+}
+
+impl<O: Outside> Drop for Registering<'_, O> {
+    fn drop(&mut self) {
+        self.kept.release(self.index, self.outside);
+    }
+}
+
+/// Entries that are none of the list any more: they go, to the last one, even if an object's end
+/// panics on the way.
+struct Releasing<'k, O: Outside> {
+    kept: &'k mut Kept,
+    slots: Drain<'k, u32>,
+    outside: &'k mut O,
+}
+
+impl<O: Outside> Releasing<'_, O> {
+    fn run(&mut self) {
+        for slot in self.slots.by_ref() {
+            self.kept.release(slot, self.outside);
+        }
+    }
+}
+
+impl<O: Outside> Drop for Releasing<'_, O> {
+    fn drop(&mut self) {
+        self.run();
+    }
+}

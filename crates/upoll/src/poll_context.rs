@@ -1,0 +1,211 @@
+//! `poll` and `select` over what was kept from the last call, without the wait.
+
+use alloc::vec::Vec;
+
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::kept::{Kept, Outside};
+use crate::poll::{PollFd, Seen};
+use crate::select::{FdSet, Selection};
+use crate::target::Target;
+
+/// What a call is given, and where it puts what it finds.
+pub(crate) trait Front {
+    /// How much is ready whatever the objects show.
+    fn ready_anyway(&self) -> usize;
+
+    /// The entry at `position` has something ready. Says how much that makes.
+    fn report(&mut self, position: usize, found: Events) -> usize;
+
+    /// Looks at what may be ready. Findings are not taken back: a look that has any is the last of
+    /// its call.
+    #[inline]
+    fn look(&mut self, kept: &mut Kept) -> Seen {
+        let mut seen = kept.look(|position, found| self.report(position, found));
+        seen.ready += self.ready_anyway();
+        seen
+    }
+}
+
+/// The list of a `poll`.
+pub(crate) struct PollFront<'c, 'a> {
+    fds: &'c mut [PollFd<'a>],
+    /// Entries that are ready for not being open.
+    not_open: usize,
+}
+
+impl<'c, 'a> PollFront<'c, 'a> {
+    /// Has `kept` stand for this list.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    #[inline]
+    pub(crate) fn new(
+        fds: &'c mut [PollFd<'a>],
+        kept: &mut Kept,
+        outside: &mut impl Outside,
+    ) -> Result<Self, Errno> {
+        let wanted = |fd: &PollFd<'_>| fd.events() | Events::ALWAYS;
+        let mut not_open = 0;
+        kept.begin();
+        for (position, fd) in fds.iter_mut().enumerate() {
+            not_open += usize::from(fd.clear_revents());
+            kept.compare(position, fd.target(), wanted(fd))?;
+        }
+        let at = |position: usize| (fds[position].target(), wanted(&fds[position]));
+        kept.settle(fds.len(), at, outside)?;
+        Ok(PollFront { fds, not_open })
+    }
+}
+
+impl Front for PollFront<'_, '_> {
+    fn ready_anyway(&self) -> usize {
+        self.not_open
+    }
+
+    fn report(&mut self, position: usize, found: Events) -> usize {
+        self.fds[position].set_revents(found);
+        1
+    }
+}
+
+/// The sets of a `select`.
+pub(crate) struct SelectFront<'c, 's> {
+    selection: Selection<'s>,
+    /// The members in the order of the list.
+    numbers: &'c [i32],
+}
+
+impl<'c, 's> SelectFront<'c, 's> {
+    /// Has `kept` stand for these sets, and `numbers` for their members.
+    ///
+    /// # Errors
+    /// `EINVAL`: `n` is negative. `EBADF`: a member is not open. `ENOMEM`.
+    #[inline]
+    pub(crate) fn new<'a>(
+        n: i32,
+        sets: [Option<&'s mut FdSet>; 3],
+        resolve: &impl Fn(i32) -> Option<Target<'a>>,
+        numbers: &'c mut Vec<i32>,
+        kept: &mut Kept,
+        outside: &mut impl Outside,
+    ) -> Result<Self, Errno> {
+        let selection = Selection::new(n, sets)?;
+        numbers.clear();
+        kept.begin();
+        selection.try_for_each(|member| {
+            let target = resolve(member.number()).ok_or(Errno::BADF)?;
+            let position = numbers.len();
+            numbers.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            numbers.push(member.number());
+            kept.compare(position, Some(target), member.counted())
+        })?;
+        let numbers = &*numbers;
+        let at = |position: usize| {
+            let member = selection.member(numbers[position]);
+            (resolve(member.number()), member.counted())
+        };
+        kept.settle(numbers.len(), at, outside)?;
+        Ok(SelectFront { selection, numbers })
+    }
+
+    pub(crate) fn into_selection(self) -> Selection<'s> {
+        self.selection
+    }
+}
+
+impl Front for SelectFront<'_, '_> {
+    fn ready_anyway(&self) -> usize {
+        0
+    }
+
+    fn report(&mut self, position: usize, found: Events) -> usize {
+        let member = self.selection.member(self.numbers[position]);
+        self.selection.note_events(member, found)
+    }
+}
+
+/// What `poll` and `select` register, kept from one call to the next, for who has a scheduler of
+/// its own: the calls look and do not wait.
+///
+/// A call compares its list with the last one, changes what is registered where the two differ, and
+/// looks only at the objects that were ready the last time or woke since. It finds what
+/// [`poll_now`] would find. Entries are kept by open file, and keep no file open.
+///
+/// [`poll_now`]: crate::poll_now
+#[cfg(any(not(feature = "std"), loom))]
+pub struct PollContext {
+    kept: Kept,
+    numbers: Vec<i32>,
+}
+
+/// A core by itself has nothing outside.
+#[cfg(any(not(feature = "std"), loom))]
+struct Nothing;
+
+#[cfg(any(not(feature = "std"), loom))]
+impl Outside for Nothing {}
+
+#[cfg(any(not(feature = "std"), loom))]
+impl PollContext {
+    /// A context in which nothing is registered.
+    #[must_use]
+    pub fn new() -> Self {
+        PollContext {
+            kept: Kept::new(),
+            numbers: Vec::new(),
+        }
+    }
+
+    /// Lets go of all registrations, and of the memory of objects that have closed.
+    pub fn clear(&mut self) {
+        *self = Self::new();
+    }
+
+    /// `poll(2)` with a timeout of 0: fills in what is ready now and says for how many entries.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory for an entry that is new in the list; the next call tries again.
+    pub fn poll_now(&mut self, fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
+        let mut front = PollFront::new(fds, &mut self.kept, &mut Nothing)?;
+        Ok(front.look(&mut self.kept).ready)
+    }
+
+    /// `select(2)` with a timeout of 0: leaves in the sets what is ready now, and says how many
+    /// members that are.
+    ///
+    /// # Errors
+    /// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for
+    /// long sets, or for a number that is new in them.
+    pub fn select_now<'a>(
+        &mut self,
+        n: i32,
+        read: Option<&mut FdSet>,
+        write: Option<&mut FdSet>,
+        except: Option<&mut FdSet>,
+        resolve: impl Fn(i32) -> Option<Target<'a>>,
+    ) -> Result<usize, Errno> {
+        let (kept, numbers) = (&mut self.kept, &mut self.numbers);
+        let sets = [read, write, except];
+        let mut front = SelectFront::new(n, sets, &resolve, numbers, kept, &mut Nothing)?;
+        let ready = front.look(kept).ready;
+        front.into_selection().finish();
+        Ok(ready)
+    }
+}
+
+#[cfg(any(not(feature = "std"), loom))]
+impl Default for PollContext {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(any(not(feature = "std"), loom))]
+impl core::fmt::Debug for PollContext {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PollContext")
+            .field("entries", &self.kept.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,339 @@
+//! The part of a [`PollContext`](super::PollContext)'s registrations that is with the kernel.
+//!
+//! Descriptors that are known to mean one open file as long as they live stay registered in a set
+//! of the kernel's, and a call takes from there what is ready. The others are asked about anew with
+//! each call: bare numbers, which may mean another file by then; sets of the kernel's, to which
+//! being in one more would show; what the set does not take.
+//!
+//! # What an event says
+//! It carries the entry's slot and a stamp. A stamp that is not the slot's says that the event is of
+//! a file whose number was closed while the file lives on under another one: the kernel keeps such a
+//! registration, and lets nobody delete it. Then a new set is made.
+//!
+//! A set whose number the program has closed is replaced, too, once it is missed: with the number
+//! reused for something that is no set, at the next harvest.
+//!
+//! # What is not counted
+//! A set reports more than `select` counts, for instance that a descriptor in the writable set has
+//! only hung up. An entry that shows only what does not count is made edge-triggered, so that it
+//! ends no sleep until it wakes anew. (What counts for `poll` is just what a set reports. Both rely
+//! on a wake that says what it is for, which all files but sets do: a set says `IN` when it shows
+//! `RDNORM`, too.)
+
+use alloc::vec::Vec;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, RawFd};
+
+use super::generation;
+use super::marked::{Belongs, Marked};
+use crate::epoll::Op;
+use crate::errno::Errno;
+use crate::events::{Event, Events};
+use crate::host::kernel::{self, Descriptor};
+use crate::kept::{Kept, Outside, Registration};
+
+/// Who may use a set: threads see different signals through the same `signalfd`, so a set belongs
+/// to the thread that made it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Maker {
+    generation: u32,
+    thread: u64,
+}
+
+impl Maker {
+    /// The calling thread.
+    fn current() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        std::thread_local! {
+            static THREAD: Cell<u64> = const { Cell::new(0) };
+        }
+        let thread = THREAD.with(|thread| {
+            if thread.get() == 0 {
+                thread.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            }
+            thread.get()
+        });
+        Maker {
+            generation: generation::current(),
+            thread,
+        }
+    }
+}
+
+/// A set of the kernel's, and what is in it.
+#[derive(Debug)]
+struct KernelSet {
+    fd: Marked,
+    maker: Maker,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct KernelPart {
+    set: Option<KernelSet>,
+    /// The set is another thread's or process's: leave it as it is, and make another one.
+    is_foreign: bool,
+    /// How many entries are in the set.
+    registered: usize,
+    /// What the events of each slot's entry carry; zero if it has none.
+    stamps: Vec<u32>,
+    last_stamp: u32,
+    /// Slots of entries that are asked about with each call.
+    asked: Vec<u32>,
+    /// How often something was added to `asked`.
+    times_asked_more: usize,
+    /// As many as are registered; the first `heard` are the last harvest.
+    events: Vec<Event>,
+    heard: usize,
+}
+
+impl KernelPart {
+    /// A call begins. Call [`renew`](Self::renew) once the lists are compared.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        if let Some(set) = &self.set {
+            self.is_foreign = set.maker != Maker::current();
+        }
+    }
+
+    /// Makes a set of the calling thread's own if what there is is another's.
+    #[inline]
+    pub(super) fn renew_foreign(&mut self, kept: &mut Kept) {
+        if self.is_foreign {
+            self.renew(kept);
+        }
+    }
+
+    #[inline(never)]
+    fn renew(&mut self, kept: &mut Kept) {
+        self.is_foreign = false;
+        self.set = None;
+        self.registered = 0;
+        self.asked.clear();
+        kept.renew_kernel_entries(self);
+    }
+
+    /// The slots of those that have to be asked about with each call.
+    pub(super) fn asked(&self) -> &[u32] {
+        &self.asked
+    }
+
+    /// Changes when something that was in the set is asked about from now on.
+    pub(super) fn times_asked_more(&self) -> usize {
+        self.times_asked_more
+    }
+
+    /// The set, if there is anything in it: it is readable if something there may be ready.
+    pub(super) fn set_fd(&self) -> Option<RawFd> {
+        let set = self.set.as_ref().filter(|_| self.registered > 0)?;
+        Some(set.fd.as_raw_fd())
+    }
+
+    /// What the last harvest found: slots, and what of the entries' interest is ready.
+    pub(super) fn heard(&self) -> impl Iterator<Item = (u32, Events)> {
+        self.events[..self.heard]
+            .iter()
+            .map(|event| (slot_of(*event), event.events()))
+    }
+
+    /// Forgets the last harvest.
+    pub(super) fn forget(&mut self) {
+        self.heard = 0;
+    }
+
+    /// Takes from the set what is ready there now, and says whether that is anything.
+    pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
+        self.heard = 0;
+        while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
+            let harvested =
+                kernel::epoll_wait(set.fd.descriptor(), &mut self.events, kernel::AT_ONCE, None);
+            let is_whole = match harvested {
+                Ok(count) => self.sort(kept, count),
+                // The program closed it.
+                Err(_) if !set.fd.is_marked() => false,
+                Err(errno) => return Err(errno),
+            };
+            if is_whole {
+                break;
+            }
+            self.renew(kept);
+        }
+        Ok(self.heard > 0)
+    }
+
+    /// Keeps of `count` events those that say that something is ready. False if one is nobody's.
+    fn sort(&mut self, kept: &mut Kept, count: usize) -> bool {
+        self.heard = 0;
+        for at in 0..count {
+            let event = self.events[at];
+            let slot = slot_of(event);
+            let entry = kept
+                .kernel_entry(slot)
+                .filter(|_| self.stamps.get(slot as usize).copied() == Some(stamp_of(event)));
+            let Some(entry) = entry else {
+                self.heard = 0;
+                return false;
+            };
+            let found = event.events() & entry.wanted;
+            let fits = if found.is_empty() {
+                Registration::Edge
+            } else {
+                Registration::Level
+            };
+            if entry.registration != fits {
+                let fitted = self.modify(entry.number, entry.wanted, slot, fits);
+                kept.set_registration(slot, fitted);
+            }
+            if !found.is_empty() {
+                self.events[self.heard] = Event::new(found, event.data());
+                self.heard += 1;
+            }
+        }
+        true
+    }
+
+    /// The set that this thread may change.
+    fn set_or_make(&mut self) -> Result<&Descriptor, Errno> {
+        let set = match self.set.take() {
+            Some(set) => set,
+            None => {
+                generation::watched()?;
+                KernelSet {
+                    fd: Marked::new(kernel::epoll_create()?, Belongs::ToProcess)?,
+                    maker: Maker::current(),
+                }
+            }
+        };
+        Ok(self.set.insert(set).fd.descriptor())
+    }
+
+    fn try_add(&mut self, number: RawFd, wanted: Events, slot: u32) -> Result<Registration, Errno> {
+        let place = slot as usize;
+        if place >= self.stamps.len() {
+            let more = place + 1 - self.stamps.len();
+            self.stamps.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+            self.stamps.resize(place + 1, 0);
+        }
+        if self.registered >= self.events.len() {
+            let room = self.registered + 1;
+            let more = room - self.events.len();
+            self.events.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+            self.events.resize(room, Event::default());
+        }
+        // Zero is no entry's.
+        let stamp = self.last_stamp.wrapping_add(1).max(1);
+        let set = self.set_or_make()?;
+        if kernel::is_epoll(number, set) {
+            return Err(Errno::LOOP);
+        }
+        let interest = Event::new(wanted, data(slot, stamp));
+        match kernel::epoll_ctl(set, Op::Add, number, interest) {
+            Ok(()) => {
+                self.last_stamp = stamp;
+                self.stamps[place] = stamp;
+                self.registered += 1;
+                Ok(Registration::Level)
+            }
+            Err(Errno::PERM) => Ok(Registration::Always),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Has the set report an entry in another way, or for other events.
+    fn modify(
+        &mut self,
+        number: RawFd,
+        wanted: Events,
+        slot: u32,
+        way: Registration,
+    ) -> Registration {
+        let events = match way {
+            Registration::Edge => wanted | Events::ET,
+            _ => wanted,
+        };
+        let interest = Event::new(events, data(slot, self.stamps[slot as usize]));
+        let changed = match &self.set {
+            Some(set) => kernel::epoll_ctl(set.fd.descriptor(), Op::Mod, number, interest),
+            None => Err(Errno::NOENT),
+        };
+        match changed {
+            Ok(()) => way,
+            // The number does not mean any more what it meant.
+            Err(_) => {
+                self.unregister(slot);
+                self.ask(slot)
+            }
+        }
+    }
+
+    fn unregister(&mut self, slot: u32) {
+        self.stamps[slot as usize] = 0;
+        self.registered -= 1;
+    }
+}
+
+impl Outside for KernelPart {
+    fn ask(&mut self, slot: u32) -> Registration {
+        self.asked.push(slot);
+        self.times_asked_more += 1;
+        Registration::Asked
+    }
+
+    fn add(&mut self, number: i32, wanted: Events, slot: u32) -> Registration {
+        if self.is_foreign {
+            // Comes with the new set.
+            return Registration::Level;
+        }
+        match self.try_add(number, wanted, slot) {
+            Ok(registration) => registration,
+            // Listed twice, without memory, beyond a limit, a set itself: `poll` serves them all.
+            Err(_) => self.ask(slot),
+        }
+    }
+
+    fn change(
+        &mut self,
+        number: i32,
+        wanted: Events,
+        slot: u32,
+        before: Registration,
+    ) -> Registration {
+        match before {
+            Registration::Asked | Registration::Always => before,
+            Registration::Level | Registration::Edge if self.is_foreign => before,
+            Registration::Level | Registration::Edge => {
+                self.modify(number, wanted, slot, Registration::Level)
+            }
+        }
+    }
+
+    fn remove(&mut self, number: i32, slot: u32, before: Registration) {
+        match before {
+            Registration::Always => {}
+            Registration::Asked => self.asked.retain(|&asked| asked != slot),
+            Registration::Level | Registration::Edge if self.is_foreign => {}
+            Registration::Level | Registration::Edge => {
+                if let Some(set) = &self.set {
+                    // If it was closed the kernel has forgotten it already.
+                    let _ =
+                        kernel::epoll_ctl(set.fd.descriptor(), Op::Del, number, Event::default());
+                }
+                self.unregister(slot);
+            }
+        }
+    }
+}
+
+fn data(slot: u32, stamp: u32) -> u64 {
+    u64::from(stamp) << 32 | u64::from(slot)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+fn slot_of(event: Event) -> u32 {
+    event.data() as u32
+}
+
+fn stamp_of(event: Event) -> u32 {
+    (event.data() >> 32) as u32
+}
