@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::ctl::{Forgotten, as_set};
+use super::ctl::{Forgotten, is_added_alone};
 use super::interest::Interests;
 use super::{Epoll, Op};
 use crate::errno::Errno;
@@ -138,7 +138,7 @@ impl<'a> Pass<'a> {
     fn apply(&mut self, epoll: &'a Epoll, command: &CtlCommand<'_>) -> Result<(), Errno> {
         let CtlCommand { op, interest, .. } = *command;
         match command.target {
-            Target::File(file) if op != Op::Add || as_set(file.description()).is_none() => {
+            Target::File(file) if op != Op::Add || !is_added_alone(file.description()) => {
                 self.apply_locked(epoll, op, file, interest)
             }
             target => {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use crate::epoll::Op;
 use crate::errno::Errno;
@@ -121,4 +121,25 @@ pub(super) fn duplicate(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
 pub(super) fn duplicate_to(fd: RawFd, number: &OwnedFd) -> Result<(), Errno> {
     // SAFETY: what `number` stood for was ours to close.
     check(unsafe { libc::dup3(fd, number.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
+}
+
+/// Memory of zero bytes that children of `fork` share with this process: `mmap(2)`.
+pub(super) fn map_shared(size: usize) -> Result<NonNull<u8>, Errno> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: the kernel chooses a place where nothing is.
+    let place = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
+    if place == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    NonNull::new(place.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Takes it away from this process.
+///
+/// # Safety
+/// It is from [`map_shared`] with that size, and nobody uses it after this.
+pub(super) unsafe fn unmap(place: NonNull<u8>, size: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { libc::munmap(place.as_ptr().cast(), size) };
 }

@@ -18,13 +18,17 @@
 //! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
 //! child must leave such sets alone until it calls `exec` or `_exit`.
 
+pub(crate) mod generation;
 mod kernel;
+mod listening;
 mod nested;
 mod rotation;
+mod shared;
 mod sleep_set;
 mod special;
 
 pub(crate) use self::kernel::SignalMask;
+pub(crate) use self::shared::{Ears, SharedCounter};
 
 use std::any::Any;
 use std::fmt;
@@ -35,6 +39,7 @@ use std::ptr;
 use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
+use self::listening::Listening;
 use self::nested::{Links, Renew};
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
@@ -76,6 +81,10 @@ pub(crate) struct KernelSide {
     /// nests inside the set's lock.
     chosen: Mutex<SmallVec<[u32; 2]>>,
     has_chosen: AtomicBool,
+    /// Shared counters that members watch. The lock nests inside the set's lock.
+    listening: Mutex<Listening>,
+    /// Which process's it is.
+    generation: u32,
 }
 
 const EDGE: Events = Events::IN.union(Events::ET);
@@ -117,6 +126,8 @@ impl KernelSide {
             },
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
+            listening: Mutex::new(Listening::new()),
+            generation: generation::current(),
         })
     }
 
@@ -439,6 +450,15 @@ impl Companion for KernelSide {
         let _ = self.link(set, interests, inner, Renew::No);
     }
 
+    fn listen(
+        &self,
+        set: &Set,
+        interests: &Interests,
+        counter: &Description,
+    ) -> Result<(), Errno> {
+        self.listen_to(set, interests, counter)
+    }
+
     fn has_source(&self) -> bool {
         self.rotation.as_ref().is_some_and(Rotation::has_source)
     }
@@ -474,6 +494,13 @@ pub(crate) fn kernel_side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
         None => &side.sleep_set().fd,
     };
     Some(fd.as_fd())
+}
+
+/// Makes a set ready to watch what changes outside this process.
+///
+/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
+pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
+    KernelSide::ensure_hub(epoll.description()).map(drop)
 }
 
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.

@@ -22,10 +22,10 @@ use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::os::fd::RawFd;
 
 use crate::errno::Errno;
+use crate::host::generation;
 use crate::wait::Deferred;
 
 /// A kernel eventfd that wakes a thread from a sleep in the kernel.
@@ -54,14 +54,6 @@ const F_OWNER_TID: libc::c_int = 0;
 /// The second half of the mark, a signal that will not be sent: it stays when the owner has ended.
 const MARK: libc::c_int = libc::SIGURG;
 
-/// How many forks lie between the first process and this one.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// Runs in the child of a fork, where only async-signal-safe calls are allowed.
-extern "C" fn begin_generation() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-}
-
 std::thread_local! {
     /// Taken out while it is in use: a call within the call makes its own.
     static OF_THIS_THREAD: Cell<Option<Arc<Doorbell>>> = const { Cell::new(None) };
@@ -83,17 +75,8 @@ impl Doorbell {
     }
 
     fn make() -> Result<Self, Errno> {
-        // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Two
-        // handlers do no harm.
-        static WATCHES_FORK: AtomicBool = AtomicBool::new(false);
-        if !WATCHES_FORK.load(Ordering::Relaxed) {
-            // SAFETY: the handler is async-signal-safe and, as this library, never unloaded.
-            if unsafe { libc::pthread_atfork(None, None, Some(begin_generation)) } != 0 {
-                return Err(Errno::NOMEM);
-            }
-            WATCHES_FORK.store(true, Ordering::Relaxed);
-        }
-        let generation = GENERATION.load(Ordering::Relaxed);
+        generation::watch_forks()?;
+        let generation = generation::current();
         // SAFETY: no arguments, no memory.
         let owner = unsafe { libc::gettid() };
         // SAFETY: makes a descriptor.
@@ -124,7 +107,7 @@ impl Doorbell {
 
     /// Whether its number still leads to it, and it is this process's.
     pub(super) fn is_intact(&self) -> bool {
-        self.generation == GENERATION.load(Ordering::Relaxed) && self.is_marked()
+        self.generation == generation::current() && self.is_marked()
     }
 
     fn is_marked(&self) -> bool {
