@@ -45,12 +45,7 @@ pub(crate) trait Companion: Any + Send + Sync {
     /// lock is held.
     ///
     /// It fails only if one came: the set is not ready for it, or the kernel is out of memory.
-    fn listen(
-        &self,
-        set: &Set,
-        interests: &Interests,
-        counter: &Description,
-    ) -> Result<(), Errno>;
+    fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno>;
 
     /// Whether it holds the source of a rotating set, which workers watch there by themselves.
     fn has_source(&self) -> bool;

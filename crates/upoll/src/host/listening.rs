@@ -10,7 +10,7 @@ use std::ptr;
 use smallvec::SmallVec;
 
 use super::nested::{as_item, slots_that_watch};
-use super::shared::SharedCounter;
+use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
 use super::{EDGE, KernelSide, generation};
 use crate::epoll::interest::{Interests, state};
@@ -32,8 +32,6 @@ struct Listened {
     /// was registered anew, which the kernel shows as an event, or one that two threads heard.
     heard: [u64; 2],
 }
-
-const DIRECTIONS: [Direction; 2] = [Direction::In, Direction::Out];
 
 impl Listening {
     pub(super) fn new() -> Self {

@@ -450,12 +450,7 @@ impl Companion for KernelSide {
         let _ = self.link(set, interests, inner, Renew::No);
     }
 
-    fn listen(
-        &self,
-        set: &Set,
-        interests: &Interests,
-        counter: &Description,
-    ) -> Result<(), Errno> {
+    fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno> {
         self.listen_to(set, interests, counter)
     }
 

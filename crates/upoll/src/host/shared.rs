@@ -21,7 +21,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use syscalls::{Sysno, syscall};
@@ -30,11 +30,13 @@ use super::{EDGE, generation, kernel};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step, shared_count};
-use crate::events::Event;
+use crate::events::{Event, Events};
 use crate::file::Description;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::target::Target;
 use crate::wait::WaitQueue;
+
+pub(super) const DIRECTIONS: [Direction; 2] = [Direction::In, Direction::Out];
 
 /// What the processes share.
 #[repr(C)]
@@ -198,15 +200,10 @@ impl SharedCounter {
         let locked = Locked(self);
         if outcome == libc::EOWNERDEAD {
             // What the dead one has told, or was about to tell, nobody knows.
-            for direction in [Direction::In, Direction::Out] {
-                self.listeners(direction)
-                    .0
-                    .armed
-                    .store(true, Ordering::SeqCst);
-                self.listeners(direction)
-                    .0
-                    .word
-                    .fetch_or(ASLEEP, Ordering::SeqCst);
+            for direction in DIRECTIONS {
+                let (listeners, _) = self.listeners(direction);
+                listeners.armed.store(true, Ordering::SeqCst);
+                listeners.word.fetch_or(ASLEEP, Ordering::SeqCst);
                 locked.tell(direction);
             }
             // SAFETY: this thread holds the lock.
@@ -221,8 +218,7 @@ impl SharedCounter {
     /// noticed. Look at the count afterwards.
     pub(crate) fn enlist(&self, direction: Direction) -> u32 {
         let _locked = self.lock();
-        let word = self.word(direction);
-        word.fetch_or(ASLEEP, Ordering::SeqCst) | ASLEEP
+        self.word(direction).fetch_or(ASLEEP, Ordering::SeqCst) | ASLEEP
     }
 
     /// What those who wait for a change in `direction` sleep on.
@@ -270,9 +266,9 @@ impl SharedCount for SharedCounter {
             queue: WaitQueue::new(),
             generation: generation::current(),
         }));
-        let set =
-            self.queue
-                .compare_exchange(current, made, Ordering::SeqCst, Ordering::SeqCst);
+        let set = self
+            .queue
+            .compare_exchange(current, made, Ordering::SeqCst, Ordering::SeqCst);
         let there = match set {
             Ok(_) => made,
             Err(there) => {
@@ -287,7 +283,7 @@ impl SharedCount for SharedCounter {
 
     fn release(&self) {
         if let Some(queue) = self.own_queue() {
-            queue.wake(crate::events::Events::HUP);
+            queue.wake(Events::HUP);
         }
     }
 }
@@ -387,12 +383,13 @@ impl Ears {
         })
     }
 
-    /// Listens to `target`, if it is a shared counter. Once is enough.
-    pub(crate) fn listen_to(&self, target: Target<'_>) -> Result<(), Errno> {
+    /// Listens for changes of `target` that concern `wanted`, if it is a shared counter. Once is
+    /// enough.
+    pub(crate) fn listen_to(&self, target: Target<'_>, wanted: Events) -> Result<(), Errno> {
         let Some(counter) = target.shared_counter() else {
             return Ok(());
         };
-        for direction in [Direction::In, Direction::Out] {
+        for direction in wanted_directions(wanted) {
             let bell = counter.bell(direction).as_raw_fd();
             match kernel::epoll_ctl(&self.set, Op::Add, bell, Event::new(EDGE, 0)) {
                 Ok(()) | Err(Errno::EXIST) => {}
@@ -410,16 +407,23 @@ impl Ears {
         {}
     }
 
-    /// Has the next change of `target`, if it is a shared counter, be heard.
-    pub(crate) fn arm(target: Target<'_>) {
+    /// Has the next change of `target` that concerns `wanted` be heard.
+    pub(crate) fn arm(target: Target<'_>, wanted: Events) {
         if let Some(counter) = target.shared_counter() {
-            counter.arm(Direction::In);
-            counter.arm(Direction::Out);
+            for direction in wanted_directions(wanted) {
+                counter.arm(direction);
+            }
         }
     }
 
     /// Readable when a bell has rung.
-    pub(crate) fn fd(&self) -> std::os::fd::RawFd {
+    pub(crate) fn fd(&self) -> RawFd {
         self.set.as_raw_fd()
     }
+}
+
+fn wanted_directions(wanted: Events) -> impl Iterator<Item = Direction> {
+    DIRECTIONS
+        .into_iter()
+        .filter(move |direction| wanted.intersects(direction.key()))
 }

@@ -28,6 +28,7 @@ pub use self::timeout::{Clock, Timeout};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use self::futex::Scope;
 use self::timeout::Deadline;
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
@@ -63,7 +64,7 @@ impl Sleeper {
     /// Sleeps until roused, until `deadline`, or until a signal handler has run.
     fn sleep(&self, deadline: Deadline) -> Outcome {
         while self.word.load(Ordering::Acquire) == ASLEEP {
-            match futex::wait(&self.word, ASLEEP, deadline) {
+            match futex::wait(&self.word, ASLEEP, deadline, Scope::Private) {
                 Outcome::Woken => {}
                 ended => return ended,
             }
