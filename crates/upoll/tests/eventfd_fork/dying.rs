@@ -129,8 +129,7 @@ fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
     }
     println!("added {added}, taken {taken}, left {left}, unknown {begun}");
     assert!(added > 10_000, "they hardly did anything");
-    assert!((added + begun).abs_diff(taken + left) <= 2 * begun);
-    assert!(taken + left <= added + begun && added <= taken + left + begun);
+    assert!(added.abs_diff(taken + left) <= begun);
 }
 
 /// Reads whenever it can, asleep in between.

@@ -60,7 +60,7 @@ fn a_semaphore_gives_each_process_one() {
 }
 
 fn a_reader_is_woken_by_another_process() {
-    both(|world| {
+    let seen = both(|world| {
         let counter = world.counter(0, NONE);
         let mut child = Child::new(|line| {
             about_to_sleep(line);
@@ -73,11 +73,12 @@ fn a_reader_is_woken_by_another_process() {
         counter.write(4).unwrap();
         child.join()
     });
+    assert_eq!(seen, Ok(0));
 }
 
 fn a_writer_waits_until_another_process_has_read() {
     for child_writes in [true, false] {
-        both(|world| {
+        let seen = both(|world| {
             let counter = world.counter(0, NONE);
             counter.write(u64::MAX - 1).unwrap();
             if child_writes {
@@ -104,6 +105,7 @@ fn a_writer_waits_until_another_process_has_read() {
             }
             counter.read()
         });
+        assert_eq!(seen, Ok(7));
     }
 }
 
@@ -202,7 +204,6 @@ fn many_processes_lose_nothing() {
                 })
             })
             .collect();
-        // A reader that finds all taken says so by one more, which no count has.
         children.extend((0..2).map(|_| {
             Child::new(|_| {
                 while taken.load(Ordering::SeqCst) < EACH * WRITERS {
@@ -235,7 +236,7 @@ impl PollRead for EventFd {
 }
 
 fn grandchildren_have_it_too() {
-    both(|world| {
+    let seen = both(|world| {
         let counter = world.counter(0, NONE);
         let child = Child::new(|_| {
             let grandchild = Child::new(|_| counter.write(1).unwrap());
@@ -245,10 +246,11 @@ fn grandchildren_have_it_too() {
         assert_eq!(child.join(), Ok(0));
         counter.read()
     });
+    assert_eq!(seen, Ok(2));
 }
 
 fn a_child_that_drops_its_handle_takes_nothing_away() {
-    both(|world| {
+    let seen = both(|world| {
         let counter = world.counter(0, NONE);
         let set = world.set();
         set.add(&counter, Events::IN);
@@ -260,6 +262,7 @@ fn a_child_that_drops_its_handle_takes_nothing_away() {
         assert_eq!(child.join(), Ok(0));
         (set.wait(0), counter.read(), set.wait(0))
     });
+    assert_eq!(seen, (Ok(vec![Events::IN.bits()]), Ok(3), Ok(Vec::new())));
 }
 
 fn a_watch_in_a_child_hears_the_childs_changes() {
