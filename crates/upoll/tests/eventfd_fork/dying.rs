@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd};
 
-use crate::processes::{Child, shared_numbers, tests};
+use crate::processes::{Child, Stepped, shared_numbers, tests};
 
 tests![
     a_process_that_is_killed_blocks_nobody_and_loses_nothing,
-    what_a_killed_writer_wrote_wakes_a_sleeping_reader,
+    a_writer_killed_at_any_point_leaves_no_reader_asleep,
+    a_reader_killed_at_any_point_leaves_no_writer_asleep,
     a_process_that_is_killed_asleep_is_not_missed,
 ];
 
@@ -153,26 +154,87 @@ fn read_always(counter: &EventFd, role: usize) {
     }
 }
 
-fn what_a_killed_writer_wrote_wakes_a_sleeping_reader() {
-    let mut random = seed();
+/// Kills processes in the midst of `operation`, after as many different numbers of instructions as
+/// [`POINTS`], and calls `check` after each, with `sleeper` asleep.
+fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) {
+    let mut whole = Stepped::new(&operation);
+    let mut length = 0;
+    while !whole.is_done {
+        whole.step();
+        length += 1;
+    }
+    whole.kill();
+    let check = || {
+        sleeper.until_state_is_sleep();
+        check();
+        sleeper.until_state_is_sleep();
+    };
+    check();
+    let mut points = length.min(POINTS);
+    println!("{length} steps, killed at {points}");
+    while points > 0 {
+        points -= 1;
+        let mut killed = Stepped::new(&operation);
+        for _ in 0..length * points / length.min(POINTS) {
+            killed.step();
+        }
+        killed.kill();
+        check();
+    }
+}
+
+const POINTS: usize = 500;
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "{what}");
+    }
+}
+
+fn a_writer_killed_at_any_point_leaves_no_reader_asleep() {
     for role in 0..3 {
         let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
         let reader = Child::new(|_| read_always(&counter, role));
-        for _ in 0..300 {
-            let writer = Child::new(|_| {
-                loop {
-                    counter.try_write(1).unwrap();
-                }
+        let write = || counter.try_write(1).unwrap();
+        reader.until_state_is_sleep();
+        killed_at_any_point(&reader, write, || {
+            let left = counter.try_read();
+            assert_eq!(
+                left,
+                Err(Errno::AGAIN),
+                "asleep by {role}, and something to read"
+            );
+            // Nor was it forgotten.
+            write();
+            until("nobody reads", || {
+                !counter.as_file_ref().is_ready(Events::IN)
             });
-            sleep(Duration::from_micros(300 + random.next(400)));
-            writer.kill();
-            let begun = Instant::now();
-            reader.until_state_is_sleep();
-            assert!(begun.elapsed() < LONG, "the reader never sleeps");
-            assert_eq!(counter.try_read(), Err(Errno::AGAIN), "role {role}");
-        }
+        });
         reader.kill();
     }
+}
+
+fn a_reader_killed_at_any_point_leaves_no_writer_asleep() {
+    let counter = EventFd::shared(0, EventFdFlags::SEMAPHORE).unwrap();
+    counter.set_maximum(4).unwrap();
+    let writer = Child::new(|_| {
+        loop {
+            counter.write(1).unwrap();
+        }
+    });
+    let is_full = || counter.try_write(1) == Err(Errno::AGAIN);
+    until("nobody writes", is_full);
+    writer.until_state_is_sleep();
+    let read = || assert_eq!(counter.try_read(), Ok(1));
+    killed_at_any_point(&writer, read, || {
+        assert!(is_full(), "asleep, and room for more");
+        read();
+        until("nobody writes", || {
+            !counter.as_file_ref().is_ready(Events::OUT)
+        });
+    });
+    writer.kill();
 }
 
 fn a_process_that_is_killed_asleep_is_not_missed() {
@@ -189,10 +251,9 @@ fn a_process_that_is_killed_asleep_is_not_missed() {
         }
         for _ in 0..100 {
             counter.try_write(1).unwrap();
-            let begun = Instant::now();
-            while counter.as_file_ref().is_ready(Events::IN) {
-                assert!(begun.elapsed() < LONG, "nobody reads");
-            }
+            until("nobody reads", || {
+                !counter.as_file_ref().is_ready(Events::IN)
+            });
         }
         last.kill();
     }

@@ -129,6 +129,56 @@ impl Child {
     }
 }
 
+/// A child that does one thing, an instruction at a time.
+pub struct Stepped {
+    child: Child,
+    /// It has done it.
+    pub is_done: bool,
+}
+
+impl Stepped {
+    pub fn new(body: impl FnOnce()) -> Self {
+        let child = Child::new(|_| {
+            // SAFETY: no memory; from here on the parent sees every stop.
+            unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
+            stop();
+            body();
+            stop();
+        });
+        let mut stepped = Stepped {
+            child,
+            is_done: false,
+        };
+        assert_eq!(stepped.await_stop(), libc::SIGSTOP);
+        stepped
+    }
+
+    fn await_stop(&mut self) -> i32 {
+        let mut status = 0;
+        // SAFETY: `status` is live.
+        let found = unsafe { libc::waitpid(self.child.pid, &raw mut status, 0) };
+        assert!(found == self.child.pid && libc::WIFSTOPPED(status));
+        libc::WSTOPSIG(status)
+    }
+
+    /// One instruction, or one system call.
+    pub fn step(&mut self) {
+        // SAFETY: the child is ours and stopped.
+        let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.child.pid, 0, 0) };
+        assert_eq!(stepped, 0);
+        self.is_done = self.await_stop() == libc::SIGSTOP;
+    }
+
+    pub fn kill(self) {
+        self.child.kill();
+    }
+}
+
+fn stop() {
+    // SAFETY: stops this process until its parent goes on with it.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
 fn hear(line: &mut UnixStream) -> String {
     let mut length = [0; 4];
     line.read_exact(&mut length).unwrap();
