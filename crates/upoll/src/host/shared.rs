@@ -9,9 +9,9 @@
 //! # A process that dies
 //! It may do so anywhere, and those who sleep must not be left with a change that nobody told them
 //! of. So a change is told *before* it is made, with the lock held: who was told takes the lock to
-//! look, and there either finds the change, or hears from the kernel that the lock's owner has died.
-//! That one tells everybody once more and goes on. The count and the maximum are a store each, and a
-//! change is one of the two, so there is no half-made change to mend.
+//! look, and there finds the change, or that it was not made. The count and the maximum are a store
+//! each, and a change is one of the two, so there is no half-made change to mend. Whoever hears from
+//! the kernel that the lock's owner has died sets the marks again by which those who wait are found.
 //!
 //! Nothing on the page counts processes or threads, so none can be missed when it dies. A word says
 //! by one bit that somebody sleeps on it, and the next change takes the bit away; the sleeper sets
@@ -100,8 +100,8 @@ impl EventFd {
     ///
     /// - A process that dies, whatever it is doing, neither blocks the others nor leaves a count
     ///   that is not the sum of the calls that took effect. An interest with `ET` may be reported
-    ///   once more after that. One that is *stopped* in the midst of a call holds up the others'
-    ///   calls until it goes on.
+    ///   once more than there were changes. One that is *stopped* in the midst of a call holds up the
+    ///   others' calls until it goes on.
     /// - Sets made before a fork belong to the process that made them: a child leaves them alone,
     ///   and makes its own.
     /// - Interests with `EXCLUSIVE` are woken as any other. A set that watches a shared counter is
@@ -197,21 +197,19 @@ impl SharedCounter {
         let lock = self.page().lock.get();
         // SAFETY: the lock was made by `init_lock` and stays where it is.
         let outcome = unsafe { libc::pthread_mutex_lock(lock) };
-        let locked = Locked(self);
         if outcome == libc::EOWNERDEAD {
-            // What the dead one has told, or was about to tell, nobody knows.
+            // It may have taken the marks away and not come to rouse anybody, nor to its change.
             for direction in DIRECTIONS {
                 let (listeners, _) = self.listeners(direction);
                 listeners.armed.store(true, Ordering::SeqCst);
                 listeners.word.fetch_or(ASLEEP, Ordering::SeqCst);
-                locked.tell(direction);
             }
             // SAFETY: this thread holds the lock.
             unsafe { libc::pthread_mutex_consistent(lock) };
         } else {
             debug_assert_eq!(outcome, 0, "a robust lock is taken, or its owner is dead");
         }
-        locked
+        Locked(self)
     }
 
     /// Before a sleep on [`word`](Self::word): what it holds now, so that a change from here on is
