@@ -91,7 +91,9 @@ pub(crate) enum Direction {
     Out,
 }
 
+#[cfg(all(feature = "std", not(loom)))]
 impl Direction {
+    /// What a wake for such a change says.
     pub(crate) fn key(self) -> Events {
         match self {
             Direction::In => Events::IN,
@@ -329,6 +331,9 @@ impl Pollable for Counter {
 /// [`signal`](Self::signal) brings it. Every write wakes readers, even of 0 and even if nothing was
 /// read since the last, so an edge-triggered interest reports each; every read wakes writers, and
 /// so does a new maximum.
+///
+/// With `std` there is `EventFd::shared`, too: a counter that a process shares with the children it
+/// forks.
 ///
 /// # Example
 /// ```

@@ -6,7 +6,8 @@
 //! what the kernel means by them. A bell ([`sleep_set`]) rouses a thread there when something in the
 //! core becomes ready, and a set that watches others with a kernel side learns through a kernel set
 //! of its own what happens in theirs ([`nested`]). The source of a rotating set is watched by each worker's kernel set
-//! separately ([`rotation`]).
+//! separately ([`rotation`]). Eventfds that processes share ([`shared`]) tell sets what happens
+//! elsewhere by descriptors of their own ([`listening`]).
 //!
 //! # Numbers
 //! The kernel knows an interest by open file and number. A number that the user closes may mean
@@ -16,7 +17,8 @@
 //! # Fork
 //! A child shares the kernel sets and the bells with its parent, as it does inherited epoll
 //! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
-//! child must leave such sets alone until it calls `exec` or `_exit`.
+//! child must leave such sets alone until it calls `exec` or `_exit`. Shared eventfds it may use and
+//! drop as it likes: the parent's sets hear of them as before ([`generation`]).
 
 pub(crate) mod generation;
 mod kernel;
