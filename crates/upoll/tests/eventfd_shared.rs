@@ -304,3 +304,41 @@ fn workers_of_a_rotating_set_share_what_a_shared_source_brings() {
     });
     assert_eq!(taken.load(Ordering::SeqCst), EVENTS);
 }
+
+#[test]
+fn threads_that_wait_in_one_set_take_all_that_is_written() {
+    const EACH: u64 = 2_000;
+    for how in [Events::empty(), Events::ET, Events::EXCLUSIVE] {
+        let counter = EventFd::shared(0, EventFdFlags::NONBLOCK).unwrap();
+        let (set, done) = (Epoll::new().unwrap(), EventFd::new(0).unwrap());
+        set.add(&counter, Event::new(Events::IN | how, 0)).unwrap();
+        set.add(&done, Event::new(Events::IN, 1)).unwrap();
+        let taken = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut events = [Event::default(); 2];
+                    loop {
+                        let ready = set.wait(&mut events, None).unwrap();
+                        taken.fetch_add(counter.read().unwrap_or(0), Ordering::SeqCst);
+                        if events[..ready].iter().any(|event| event.data() == 1) {
+                            break;
+                        }
+                    }
+                });
+            }
+            let writers: Vec<_> = (0..2)
+                .map(|_| scope.spawn(|| (0..EACH).for_each(|_| counter.write(1).unwrap())))
+                .collect();
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            // Without a further event, all of it is taken.
+            while taken.load(Ordering::SeqCst) < 2 * EACH {
+                thread::yield_now();
+            }
+            done.try_write(1).unwrap();
+        });
+        assert_eq!(taken.load(Ordering::SeqCst), 2 * EACH);
+    }
+}

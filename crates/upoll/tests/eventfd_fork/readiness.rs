@@ -14,6 +14,8 @@ tests![
     each_write_is_one_edge_in_every_process,
     poll_passes_over_changes_that_do_not_concern_it,
     any_sequence_in_two_processes_gives_what_the_kernel_gives,
+    no_wake_is_lost_between_two_processes,
+    a_poll_waits_for_whatever_comes_first,
 ];
 
 const NONE: EventFdFlags = EventFdFlags::empty();
@@ -48,6 +50,12 @@ fn by_nested_set(world: World, counter: &Counter, events: Events) -> String {
     format!("{first:?} {:?} {:?}", inner.wait(0), outer.wait(0))
 }
 
+fn by_poll_of_a_set(world: World, counter: &Counter, events: Events) -> String {
+    let set = world.set();
+    set.add(counter, events);
+    format!("{:?} {:?} {:?}", set.poll(-1), set.wait(0), set.poll(0))
+}
+
 fn by_poll(_: World, counter: &Counter, events: Events) -> String {
     format!("{:?}", counter.poll(events, -1))
 }
@@ -56,11 +64,12 @@ fn by_select(_: World, counter: &Counter, events: Events) -> String {
     format!("{:?}", counter.select(events == Events::IN))
 }
 
-const WAYS: [Wait; 6] = [
+const WAYS: [Wait; 7] = [
     by_level,
     by_edge,
     by_oneshot,
     by_nested_set,
+    by_poll_of_a_set,
     by_poll,
     by_select,
 ];
@@ -308,4 +317,104 @@ fn any_sequence_in_two_processes_gives_what_the_kernel_gives() {
             format!("{:?}", Err::<u64, _>(Errno::AGAIN))
         ]
     );
+}
+
+/// Two processes that wake each other in turn, each time by one event that the other waits for.
+fn no_wake_is_lost_between_two_processes() {
+    const ROUNDS: usize = 2_000;
+    type Await<'a> = Box<dyn FnMut() + 'a>;
+    let ways: [for<'a> fn(&'a EventFd) -> Await<'a>; 6] = [
+        |counter| Box::new(|| drop(counter.read().unwrap())),
+        |counter| {
+            let set = upoll::Epoll::new().unwrap();
+            let interest = upoll::Event::new(Events::IN, 0);
+            set.add(counter, interest).unwrap();
+            Box::new(move || {
+                while set.wait(&mut [interest], None) != Ok(1) || counter.try_read().is_err() {}
+            })
+        },
+        |counter| {
+            let set = upoll::Epoll::new().unwrap();
+            let interest = upoll::Event::new(Events::IN | Events::ET, 0);
+            set.add(counter, interest).unwrap();
+            Box::new(move || {
+                assert_eq!(set.wait(&mut [interest], None), Ok(1));
+                counter.try_read().unwrap();
+            })
+        },
+        |counter| {
+            let set = upoll::Epoll::new().unwrap();
+            let interest = upoll::Event::new(Events::IN | Events::ONESHOT, 0);
+            set.add(counter, interest).unwrap();
+            Box::new(move || {
+                assert_eq!(set.wait(&mut [interest], None), Ok(1));
+                counter.try_read().unwrap();
+                set.modify(counter, interest).unwrap();
+            })
+        },
+        |counter| {
+            let (outer, inner) = (upoll::Epoll::new().unwrap(), upoll::Epoll::new().unwrap());
+            let interest = upoll::Event::new(Events::IN, 0);
+            inner.add(counter, interest).unwrap();
+            outer.add(&inner, interest).unwrap();
+            Box::new(move || {
+                while outer.wait(&mut [interest], None) != Ok(1) || counter.try_read().is_err() {}
+            })
+        },
+        |counter| {
+            Box::new(|| {
+                let mut fds = [PollFd::new(counter, Events::IN)];
+                assert_eq!(upoll::poll(&mut fds, None), Ok(1));
+                counter.try_read().unwrap();
+            })
+        },
+    ];
+    for way in ways {
+        let (there, back) = (
+            EventFd::shared(0, NONE).unwrap(),
+            EventFd::shared(0, NONE).unwrap(),
+        );
+        let child = Child::new(|_| {
+            let mut wait = way(&there);
+            for _ in 0..ROUNDS {
+                wait();
+                back.try_write(1).unwrap();
+            }
+        });
+        let mut wait = way(&back);
+        for _ in 0..ROUNDS {
+            there.try_write(1).unwrap();
+            wait();
+        }
+        assert_eq!(child.join(), Ok(0));
+    }
+}
+
+fn a_poll_waits_for_whatever_comes_first() {
+    use std::io::Write;
+    let (pipe, mut feed) = std::io::pipe().unwrap();
+    let (shared, own) = (EventFd::shared(0, NONE).unwrap(), EventFd::new(0).unwrap());
+    let wait = || {
+        let mut fds = [
+            PollFd::new(&pipe, Events::IN),
+            PollFd::new(&shared, Events::IN),
+            PollFd::new(&own, Events::IN),
+            PollFd::new(&shared, Events::IN),
+        ];
+        let ready = upoll::poll(&mut fds, None);
+        (ready, fds.map(|fd| fd.revents()))
+    };
+    let (yes, no) = (Events::IN, Events::empty());
+    let mut child = Child::new(|line| {
+        about_to_sleep(line);
+        assert_eq!(wait(), (Ok(2), [no, yes, no, yes]));
+        shared.try_read().unwrap();
+        about_to_sleep(line);
+        assert_eq!(wait(), (Ok(1), [yes, no, no, no]));
+    });
+    child.until_asleep();
+    shared.try_write(1).unwrap();
+    child.until_asleep();
+    feed.write_all(b"x").unwrap();
+    assert_eq!(child.join(), Ok(0));
 }

@@ -139,6 +139,23 @@ impl Counter {
 }
 
 impl Set {
+    /// How many are ready if the set itself is polled.
+    pub fn poll(&self, milliseconds: i32) -> Result<usize, Errno> {
+        match self {
+            Set::Ours(set) => upoll::poll(&mut [PollFd::new(set, Events::IN)], limit(milliseconds)),
+            Set::Kernel(fd) => {
+                let mut entry = libc::pollfd {
+                    fd: fd.as_raw_fd(),
+                    events: libc::POLLIN,
+                    revents: 0,
+                };
+                // SAFETY: one live entry.
+                let ready = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
+                usize::try_from(ready).map_err(|_| errno())
+            }
+        }
+    }
+
     fn ctl(&self, op: i32, target: &impl AsRawFd, events: Events) {
         let Set::Kernel(set) = self else {
             unreachable!()
