@@ -324,7 +324,11 @@ fn no_wake_is_lost_between_two_processes() {
     const ROUNDS: usize = 2_000;
     type Await<'a> = Box<dyn FnMut() + 'a>;
     let ways: [for<'a> fn(&'a EventFd) -> Await<'a>; 6] = [
-        |counter| Box::new(|| drop(counter.read().unwrap())),
+        |counter| {
+            Box::new(|| {
+                counter.read().unwrap();
+            })
+        },
         |counter| {
             let set = upoll::Epoll::new().unwrap();
             let interest = upoll::Event::new(Events::IN, 0);
@@ -358,6 +362,7 @@ fn no_wake_is_lost_between_two_processes() {
             inner.add(counter, interest).unwrap();
             outer.add(&inner, interest).unwrap();
             Box::new(move || {
+                let _stays_open = &inner;
                 while outer.wait(&mut [interest], None) != Ok(1) || counter.try_read().is_err() {}
             })
         },
