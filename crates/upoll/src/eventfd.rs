@@ -10,7 +10,7 @@ use once_cell::race::OnceBox;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, File, FileRef, PollTable, Pollable};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
@@ -57,7 +57,8 @@ pub(crate) struct Counter {
     beyond: OnceBox<Beyond>,
     /// Readers, writers and sets alike, as in Linux. Not used by a shared counter.
     queue: WaitQueue,
-    flags: EventFdFlags,
+    /// All that the object was made with; `NONBLOCK` may change.
+    flags: AtomicU32,
 }
 
 /// In [`Counter::word`]: the count is elsewhere. A count of that value, which only `signal` brings
@@ -127,8 +128,13 @@ pub(crate) fn shared_count(file: &Description) -> Option<&dyn SharedCount> {
 }
 
 impl Counter {
+    #[inline]
+    fn flags(&self) -> EventFdFlags {
+        EventFdFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
     fn is_semaphore(&self) -> bool {
-        self.flags.contains(EventFdFlags::SEMAPHORE)
+        self.flags().contains(EventFdFlags::SEMAPHORE)
     }
 
     /// Makes `step` of the count and the maximum the new count; says what the old one was. The
@@ -266,9 +272,24 @@ impl Counter {
         }
     }
 
+    fn retire(&self) -> Option<u64> {
+        let Beyond::Local(limited) = self.beyond() else {
+            return None;
+        };
+        let mut limited = self.limit(limited);
+        if limited.maximum != NO_MAXIMUM {
+            return None;
+        }
+        let count = limited.count;
+        *limited = RETIRED;
+        drop(limited);
+        self.queue.wake(Events::HUP);
+        Some(count)
+    }
+
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
         self.change_beyond(Direction::Out, &|now| {
-            if now.count >= maximum {
+            if now.count >= maximum || now.is_retired() {
                 Err(Errno::INVAL)
             } else {
                 Ok(Limited { maximum, ..now })
@@ -279,12 +300,36 @@ impl Counter {
     }
 }
 
+/// No maximum is ever 0 else: nothing fits, and there is nothing to read.
+const RETIRED: Limited = Limited {
+    count: 0,
+    maximum: 0,
+};
+
 impl Limited {
+    fn is_retired(self) -> bool {
+        self.maximum == RETIRED.maximum
+    }
+
+    #[inline]
     pub(crate) fn without_maximum(count: u64) -> Self {
         Limited {
             count,
             maximum: NO_MAXIMUM,
         }
+    }
+
+    #[inline]
+    fn events(self) -> Events {
+        if self.is_retired() {
+            return Events::HUP;
+        }
+        let only_if = |is_so: bool, events: Events| {
+            Events::from_bits_retain(u32::from(is_so) * events.bits())
+        };
+        only_if(self.count > 0, Events::IN)
+            | only_if(self.count == self.maximum, Events::ERR)
+            | only_if(self.maximum - 1 > self.count, Events::OUT)
     }
 
     /// Whether adding `value` keeps the count below the maximum.
@@ -297,12 +342,16 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(self.shared().map_or(&self.queue, SharedCount::queue));
-        let Limited { count, maximum } = self.look();
-        let mut events = Events::empty();
-        events.set(Events::IN, count > 0);
-        events.set(Events::ERR, count == maximum);
-        events.set(Events::OUT, maximum - 1 > count);
-        events
+        let count = self.word.load(Ordering::SeqCst);
+        if count == LIMITED {
+            let now = self.look_beyond();
+            return if now.is_retired() {
+                Events::HUP
+            } else {
+                now.events()
+            };
+        }
+        Limited::without_maximum(count).events()
     }
 
     fn release(&self) {
@@ -380,7 +429,7 @@ impl EventFd {
                 word: AtomicU64::new(word),
                 beyond,
                 queue: WaitQueue::new(),
-                flags,
+                flags: AtomicU32::new(flags.bits()),
             }),
         }
     }
@@ -469,15 +518,58 @@ impl EventFd {
         self.file.look().maximum
     }
 
+    /// Takes the count for good, for whoever goes on with it elsewhere: the kernel, when a second
+    /// process is to share it. None, and nothing is done, if there is a maximum or it has been
+    /// retired before.
+    ///
+    /// From then on it gives `EAGAIN` to calls that do not wait, `ESTALE` to those that do, also if
+    /// they began before, and shows `HUP`. There is no way back.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{Errno, EventFd};
+    /// let counter = EventFd::new(3)?;
+    /// assert_eq!(counter.retire(), Some(3));
+    /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[must_use = "the count is nowhere else any more"]
+    pub fn retire(&self) -> Option<u64> {
+        self.file.retire()
+    }
+
+    /// Whether it has been [retired](Self::retire).
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.file.look().is_retired()
+    }
+
     /// Whether reads take one at a time.
     #[must_use]
     pub fn is_semaphore(&self) -> bool {
         self.file.is_semaphore()
     }
 
+    /// What it was made with, and whether it is `NONBLOCK` now (`F_GETFL`).
+    #[must_use]
+    pub fn flags(&self) -> EventFdFlags {
+        self.file.flags()
+    }
+
+    /// Changes the status flag `NONBLOCK` of the open file (`F_SETFL`); others are ignored. Calls
+    /// that block already go on blocking.
+    pub fn set_flags(&self, flags: EventFdFlags) {
+        let nonblock = EventFdFlags::NONBLOCK.bits();
+        if flags.contains(EventFdFlags::NONBLOCK) {
+            self.file.flags.fetch_or(nonblock, Ordering::Relaxed);
+        } else {
+            self.file.flags.fetch_and(!nonblock, Ordering::Relaxed);
+        }
+    }
+
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.file.flags.contains(EventFdFlags::NONBLOCK)
+        self.file.flags().contains(EventFdFlags::NONBLOCK)
     }
 
     #[cfg(all(feature = "std", not(loom)))]

@@ -61,7 +61,8 @@ pub trait Pollable: Any + Send + Sync {
     ///
     /// In that order: whoever registers first and looks second misses nothing. It may be called at
     /// any time, from any thread, with a set's lock held: it must not block, and must not call
-    /// back into a set that watches the object. Queues are registered the same at each call.
+    /// back into a set that watches the object. Queues are registered the same at each call. If it
+    /// panics, an edge-triggered report that it was asked for is lost.
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events;
 
     /// The last reference to the open file description is gone. Nobody watches any more.
@@ -390,6 +391,12 @@ impl<'a> FileRef<'a> {
     pub const fn numbered(mut self, number: i32) -> Self {
         self.number = number;
         self
+    }
+
+    /// Whether both refer to the same open file, by whatever number.
+    #[must_use]
+    pub fn is_same_file(self, other: FileRef<'_>) -> bool {
+        self.identity() == other.identity()
     }
 
     /// Whether any of `events` is ready now, without waiting for it.

@@ -41,7 +41,7 @@ pub use crate::sleep::{
 };
 pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(loom)]
-pub use crate::sync::{Rule, break_rule};
+pub use crate::sync::{Lock, Rule, break_rule};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};

@@ -61,11 +61,7 @@ impl Pages {
 
     /// Appends `count` bytes to the last page, which has room for them.
     #[inline]
-    pub(crate) fn merge<B: Deref<Target = [u8]>>(
-        &mut self,
-        from: &mut Gather<'_, B>,
-        count: usize,
-    ) {
+    pub(crate) fn merge(&mut self, from: &mut Gather<'_>, count: usize) {
         if let Some(last) = self.slots.back_mut() {
             from.move_to(&mut last.page, count);
         }
@@ -73,12 +69,7 @@ impl Pages {
 
     /// Appends a page with at most `count` bytes of what is left, as many as fit.
     #[inline]
-    pub(crate) fn push<B: Deref<Target = [u8]>>(
-        &mut self,
-        from: &mut Gather<'_, B>,
-        count: usize,
-        packet: bool,
-    ) {
+    pub(crate) fn push(&mut self, from: &mut Gather<'_>, count: usize, packet: bool) {
         let mut page = match self.spare.pop() {
             Some(page) => page,
             None => Vec::with_capacity(PAGE),
@@ -93,11 +84,7 @@ impl Pages {
 
     /// Appends `count` bytes, in whatever pages.
     #[inline]
-    pub(crate) fn append<B: Deref<Target = [u8]>>(
-        &mut self,
-        from: &mut Gather<'_, B>,
-        mut count: usize,
-    ) {
+    pub(crate) fn append(&mut self, from: &mut Gather<'_>, mut count: usize) {
         let merged = self.room_in_last().min(count);
         self.merge(from, merged);
         count -= merged;
@@ -110,7 +97,7 @@ impl Pages {
 
     /// Takes bytes from the front until `into` is full, nothing is left, or a packet ends.
     #[inline]
-    pub(crate) fn take<B: DerefMut<Target = [u8]>>(&mut self, into: &mut Scatter<'_, B>) {
+    pub(crate) fn take(&mut self, into: &mut Scatter<'_, '_>) {
         while into.left() > 0 {
             let Some(slot) = self.slots.front_mut() else {
                 break;
@@ -141,17 +128,33 @@ impl Pages {
     }
 }
 
+/// How many buffers of one call cost no allocation (`UIO_FASTIOV`).
+const FEW: usize = 8;
+
+/// The bytes of the caller's buffers. These may be of a foreign kind, so they are asked for their
+/// bytes here, with no lock held, and but once.
+pub(crate) fn slices<B: Deref<Target = [u8]>>(buffers: &[B]) -> SmallVec<[&[u8]; FEW]> {
+    buffers.iter().map(Deref::deref).collect()
+}
+
+/// [`slices`] of buffers to be filled.
+pub(crate) fn slices_mut<B: DerefMut<Target = [u8]>>(
+    buffers: &mut [B],
+) -> SmallVec<[&mut [u8]; FEW]> {
+    buffers.iter_mut().map(DerefMut::deref_mut).collect()
+}
+
 /// What a write has still to give: the rest of several buffers (`struct iov_iter`).
-pub(crate) struct Gather<'a, B> {
-    buffers: &'a [B],
+pub(crate) struct Gather<'a> {
+    buffers: &'a [&'a [u8]],
     /// How much of the first buffer is done.
     done: usize,
     left: usize,
 }
 
-impl<'a, B: Deref<Target = [u8]>> Gather<'a, B> {
+impl<'a> Gather<'a> {
     #[inline]
-    pub(crate) fn new(buffers: &'a [B]) -> Self {
+    pub(crate) fn new(buffers: &'a [&'a [u8]]) -> Self {
         Gather {
             buffers,
             done: 0,
@@ -184,17 +187,17 @@ impl<'a, B: Deref<Target = [u8]>> Gather<'a, B> {
 }
 
 /// What a read has still room for: the rest of several buffers.
-pub(crate) struct Scatter<'a, B> {
-    buffers: &'a mut [B],
+pub(crate) struct Scatter<'a, 'b> {
+    buffers: &'a mut [&'b mut [u8]],
     /// The first buffer that is not full, and how much it holds.
     at: usize,
     done: usize,
     left: usize,
 }
 
-impl<'a, B: DerefMut<Target = [u8]>> Scatter<'a, B> {
+impl<'a, 'b> Scatter<'a, 'b> {
     #[inline]
-    pub(crate) fn new(buffers: &'a mut [B]) -> Self {
+    pub(crate) fn new(buffers: &'a mut [&'b mut [u8]]) -> Self {
         let left = buffers.iter().map(|buffer| buffer.len()).sum();
         Scatter {
             buffers,

@@ -8,7 +8,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::pages::{Gather, PAGE, Pages, Scatter};
+use crate::pages::{Gather, PAGE, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
@@ -149,12 +149,7 @@ impl Pipe {
 
     /// Writes what fits. Only the first pass of a write merges into the last page.
     #[inline]
-    pub(crate) fn fill<B: Deref<Target = [u8]>>(
-        &self,
-        from: &mut Gather<'_, B>,
-        is_first: bool,
-        is_packet: bool,
-    ) -> Pass {
+    pub(crate) fn fill(&self, from: &mut Gather<'_>, is_first: bool, is_packet: bool) -> Pass {
         let mut ring = self.ring.lock();
         let users = self.users.load(Ordering::Relaxed);
         let was_empty = ring.pages.is_empty();
@@ -207,11 +202,7 @@ impl Pipe {
     }
 
     #[inline]
-    fn try_write<B: Deref<Target = [u8]>>(
-        &self,
-        buffers: &[B],
-        is_packet: bool,
-    ) -> Result<usize, Errno> {
+    fn try_write(&self, buffers: &[&[u8]], is_packet: bool) -> Result<usize, Errno> {
         let mut from = Gather::new(buffers);
         let asked = from.left();
         if asked == 0 {
@@ -223,10 +214,7 @@ impl Pipe {
     }
 
     #[inline]
-    pub(crate) fn try_read<B: DerefMut<Target = [u8]>>(
-        &self,
-        into: &mut Scatter<'_, B>,
-    ) -> Result<usize, Errno> {
+    pub(crate) fn try_read(&self, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
         let asked = into.left();
         if asked == 0 {
             return Ok(0);
@@ -470,7 +458,7 @@ impl PipeReader {
     /// `EAGAIN`: there is nothing to read yet.
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.try_read_vectored(&mut [buffer])
+        self.file.pipe.try_read(&mut Scatter::new(&mut [buffer]))
     }
 
     /// [`try_read`](Self::try_read) into several buffers, one after the other (`readv(2)`).
@@ -482,7 +470,8 @@ impl PipeReader {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
-        self.file.pipe.try_read(&mut Scatter::new(buffers))
+        let pipe = &self.file.pipe;
+        pipe.try_read(&mut Scatter::new(&mut slices_mut(buffers)))
     }
 }
 
@@ -495,7 +484,7 @@ impl PipeWriter {
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits, see [`PipeWriter`].
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.try_write_vectored(&[bytes])
+        self.try_write_slices(&[bytes])
     }
 
     /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
@@ -507,6 +496,11 @@ impl PipeWriter {
         &self,
         buffers: &[B],
     ) -> Result<usize, Errno> {
+        self.try_write_slices(&slices(buffers))
+    }
+
+    #[inline]
+    fn try_write_slices(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
         let is_packet = self.flags().contains(PipeFlags::DIRECT);
         self.file.pipe.try_write(buffers, is_packet)
     }

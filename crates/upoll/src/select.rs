@@ -280,7 +280,7 @@ impl<'s> Selection<'s> {
     }
 
     /// Calls `body` with every member until it fails.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[inline]
     pub(crate) fn try_for_each(
         &self,
         body: impl FnMut(Member) -> Result<(), Errno>,
@@ -303,22 +303,33 @@ impl<'s> Selection<'s> {
         count
     }
 
-    /// Looks at every user-level object once (`do_select`), and forgets what was found before.
+    /// Sees that all members are open, before any of them is looked at (`max_select_fd`): a look at
+    /// a set changes it.
     ///
     /// # Errors
-    /// `EBADF`, only if `first`: a member is not open. Later on that shows as `NVAL`, as when a
-    /// descriptor is closed while `select` waits for it.
+    /// `EBADF`: a member is not open.
+    #[inline]
+    pub(crate) fn check<'a>(
+        &self,
+        resolve: &impl Fn(i32) -> Option<Target<'a>>,
+    ) -> Result<(), Errno> {
+        self.try_for_each(|member| match resolve(member.number()) {
+            Some(_) => Ok(()),
+            None => Err(Errno::BADF),
+        })
+    }
+
+    /// Looks at every user-level object once (`do_select`), and forgets what was found before. A
+    /// member that is not open any more shows `NVAL`, as when a descriptor is closed while `select`
+    /// waits for it.
     #[inline]
     pub(crate) fn pass<'a>(
         &mut self,
-        first: bool,
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
         viewer: &mut impl Viewer,
-    ) -> Result<Seen, Errno> {
+    ) -> Seen {
         let mut seen = Seen::default();
-        if !first {
-            self.found.fill(0);
-        }
+        self.found.fill(0);
         for word in 0..self.words {
             for member in self.members(word) {
                 let target = resolve(member.number());
@@ -329,7 +340,6 @@ impl<'s> Selection<'s> {
                     Some(Target::File(file)) => viewer.view(file, member.filter()),
                     #[cfg(all(feature = "std", not(loom)))]
                     Some(Target::Kernel(_)) => continue,
-                    None if first => return Err(Errno::BADF),
                     None => Events::NVAL,
                 };
                 let bits = self.note(member, REPORTED.map(|reported| events.intersects(reported)));
@@ -339,7 +349,7 @@ impl<'s> Selection<'s> {
                 }
             }
         }
-        Ok(seen)
+        seen
     }
 
     /// Hands over what was found: the sets now hold what is ready, in every word that the call
@@ -372,7 +382,8 @@ pub fn select_now<'a>(
     resolve: impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
     let mut selection = Selection::new(n, [read, write, except])?;
-    let seen = selection.pass(true, &resolve, &mut crate::poll::LookOnly)?;
+    selection.check(&resolve)?;
+    let seen = selection.pass(&resolve, &mut crate::poll::LookOnly);
     selection.finish();
     Ok(seen.ready)
 }

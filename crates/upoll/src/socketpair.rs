@@ -10,7 +10,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::pages::{Gather, PAGE, Pages, Scatter};
+use crate::pages::{Gather, PAGE, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
@@ -209,12 +209,7 @@ impl Pair {
     }
 
     /// Sends what fits: done, or why there is something left.
-    pub(crate) fn fill<B: Deref<Target = [u8]>>(
-        &self,
-        me: Me,
-        from: &mut Gather<'_, B>,
-        is_first: bool,
-    ) -> Result<(), Errno> {
+    pub(crate) fn fill(&self, me: Me, from: &mut Gather<'_>, is_first: bool) -> Result<(), Errno> {
         let mut endpoints = self.endpoints.lock();
         let (mine, peer) = split(&mut endpoints, me);
         // One that waited for room meets the reset first, one that comes later the shutdown.
@@ -247,7 +242,7 @@ impl Pair {
     }
 
     #[inline]
-    fn try_write<B: Deref<Target = [u8]>>(&self, me: Me, buffers: &[B]) -> Result<usize, Errno> {
+    fn try_write(&self, me: Me, buffers: &[&[u8]]) -> Result<usize, Errno> {
         let mut from = Gather::new(buffers);
         let asked = from.left();
         let ended = self.fill(me, &mut from, true);
@@ -258,11 +253,7 @@ impl Pair {
     }
 
     #[inline]
-    pub(crate) fn try_read<B: DerefMut<Target = [u8]>>(
-        &self,
-        me: Me,
-        into: &mut Scatter<'_, B>,
-    ) -> Result<usize, Errno> {
+    pub(crate) fn try_read(&self, me: Me, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
         let asked = into.left();
         if asked == 0 {
             return Ok(0);
@@ -468,7 +459,10 @@ impl StreamSocket {
     /// everything; said once, after what was left.
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.try_read_vectored(&mut [buffer])
+        let mut buffers = [buffer];
+        self.file
+            .pair
+            .try_read(self.file.me, &mut Scatter::new(&mut buffers))
     }
 
     /// [`try_read`](Self::try_read) into several buffers, one after the other (`readv(2)`).
@@ -480,8 +474,10 @@ impl StreamSocket {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
-        let mut into = Scatter::new(buffers);
-        self.file.pair.try_read(self.file.me, &mut into)
+        let mut buffers = slices_mut(buffers);
+        self.file
+            .pair
+            .try_read(self.file.me, &mut Scatter::new(&mut buffers))
     }
 
     /// Writes what fits of `bytes` without waiting, and says how many that were.
@@ -503,10 +499,11 @@ impl StreamSocket {
         &self,
         buffers: &[B],
     ) -> Result<usize, Errno> {
+        let buffers = slices(buffers);
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        self.file.pair.try_write(self.file.me, buffers)
+        self.file.pair.try_write(self.file.me, &buffers)
     }
 
     /// Ends one direction or both (`shutdown(2)`), for both sockets: what is not received by the

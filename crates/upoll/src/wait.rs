@@ -749,11 +749,13 @@ impl WaitQueue {
     pub fn wake_rotate(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         let mut deferred = Deferred::new();
-        self.wake_rotate_within(&mut Wake {
+        let mut wake = Wake {
             key,
             mode: Mode::Tell,
             deferred: &mut deferred,
-        })
+        };
+        // Waiters here do not say when they have used up their notes.
+        self.wake_in_turn(&mut wake, false)
     }
 
     /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with
@@ -818,8 +820,15 @@ impl WaitQueue {
         self.walk(&mut list, wake, false)
     }
 
-    /// Rotating counterpart of [`wake_within`](Self::wake_within).
+    /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets:
+    /// whoever waits there uses up notes, and all wakes there have the same key.
     pub(crate) fn wake_rotate_within(&self, wake: &mut Wake<'_>) -> usize {
+        self.wake_in_turn(wake, true)
+    }
+
+    /// With `notes_last` a wake that finds nobody leaves notes only if the last ones have been used
+    /// up.
+    fn wake_in_turn(&self, wake: &mut Wake<'_>, notes_last: bool) -> usize {
         seqcst_pair_fence();
         if !self.is_watched() {
             return 0;
@@ -848,7 +857,9 @@ impl WaitQueue {
         }
         // Nobody waits. Leave a note with all of them: whoever comes first will look.
         wake.mode = Mode::Tell;
-        self.noted.store(true, Ordering::SeqCst);
+        if notes_last {
+            self.noted.store(true, Ordering::SeqCst);
+        }
         let mut at = list.first(true);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.

@@ -78,9 +78,9 @@ impl Watch {
     ///
     /// The callback gets the wake's events, empty if the object does not say which. It runs on the
     /// thread that changed the object, with the wait queue's lock held: it must be short, must not
-    /// block, and must not call anything on the watched file or on what watches it. A wake is a
-    /// hint; look at the object, for instance with [`Epoll::harvest`](crate::Epoll::harvest), from
-    /// your own loop.
+    /// block or panic (waiters that stand behind it would not be told), and must not call anything on
+    /// the watched file or on what watches it. A wake is a hint; look at the object, for instance
+    /// with [`Epoll::harvest`](crate::Epoll::harvest), from your own loop.
     ///
     /// `ERR` and `HUP` always concern it.
     #[must_use]

@@ -149,8 +149,9 @@ fn small_polls_and_selects_allocate_nothing() {
         ready.unwrap()
     };
 
-    // The first makes the thread's doorbell.
+    // The first make the thread's doorbell, and bitmaps that its number fits into.
     assert_eq!(poll(9, 29, MOMENT), 0);
+    assert_eq!(select(&[0, 310], MOMENT), 0);
     let (calls, _) = cost(|| {
         for (users, kernels) in [(1, 0), (9, 0), (0, 30), (9, 29)] {
             assert_eq!(poll(users, kernels, Duration::ZERO), 0);

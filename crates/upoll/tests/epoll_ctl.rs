@@ -228,16 +228,16 @@ fn a_file_that_would_have_too_many_paths_is_rolled_back() {
 #[test]
 fn err_and_hup_are_always_wanted() {
     let mut twin = set_and_counter(0);
-    twin.open_pipe(2);
+    twin.open_pipe(2, 3);
     twin.add(0, 1, Events::empty(), 1).unwrap();
     twin.add(0, 2, Events::empty(), 2).unwrap();
     // The mask that is shown has both bits, after ADD and after MOD.
     twin.fdinfo(0);
     twin.modify(0, 2, Events::empty(), 3).unwrap();
     twin.fdinfo(0);
-    twin.feed(2);
+    twin.send(3, 1);
     assert_eq!(twin.data(0, 4), []);
-    twin.hang_up(2);
+    twin.close(3);
     assert_eq!(twin.wait(0, 4).unwrap(), [(Events::HUP.bits(), 3)]);
 }
 
@@ -261,7 +261,7 @@ fn bits_without_a_name_are_accepted_and_kept() {
 
 #[test]
 fn an_interest_reports_what_it_asked_for_and_no_more() {
-    let mut twin = Twin::new(6);
+    let mut twin = Twin::new(7);
     twin.open_set(0);
     let wanted = [IN, Events::OUT, IN | Events::OUT, Events::PRI];
     for (n, wanted) in wanted.into_iter().enumerate() {
@@ -269,8 +269,8 @@ fn an_interest_reports_what_it_asked_for_and_no_more() {
         twin.add(0, n + 1, wanted, n as u64).unwrap();
     }
     assert_eq!(twin.wait(0, 8).unwrap(), [(1, 0), (4, 1), (5, 2)]);
-    twin.open_pipe(5);
-    twin.feed(5);
+    twin.open_pipe(5, 6);
+    twin.send(6, 1);
     twin.add(0, 5, Events::RDNORM | Events::RDBAND, 5).unwrap();
     let events = twin.wait(0, 8).unwrap();
     assert_eq!(events.last(), Some(&(Events::RDNORM.bits(), 5)));

@@ -178,13 +178,13 @@ fn an_edge_in_one_direction_reports_all_that_is_ready() {
 #[test]
 fn an_edge_that_does_not_say_what_happened_queues_every_interest() {
     let mut twin = watching(0, IN);
-    twin.open_pipe(1);
-    twin.feed(1);
+    twin.open_pipe(1, 2);
+    twin.send(2, 1);
     twin.add(0, 1, IN | ET, 1).unwrap();
     assert_eq!(twin.wait(0, 4).unwrap(), [(IN.bits(), 1)]);
     twin.modify(0, 1, Events::RDNORM | ET, 2).unwrap();
     assert_eq!(twin.wait(0, 4).unwrap(), [(Events::RDNORM.bits(), 2)]);
-    twin.hang_up(1);
+    twin.close(2);
     let both = Events::RDNORM | Events::HUP;
     assert_eq!(twin.wait(0, 4).unwrap(), [(both.bits(), 2)]);
     assert_eq!(twin.wait(0, 4).unwrap(), []);
@@ -193,12 +193,12 @@ fn an_edge_that_does_not_say_what_happened_queues_every_interest() {
 #[test]
 fn a_oneshot_interest_that_fired_reports_not_even_hup_until_modified() {
     let mut twin = watching(0, IN);
-    twin.open_pipe(1);
+    twin.open_pipe(1, 2);
     twin.add(0, 1, IN | ONESHOT, 1).unwrap();
-    twin.feed(1);
+    twin.send(2, 1);
     assert_eq!(twin.data(0, 4), [1]);
-    twin.feed(1);
-    twin.hang_up(1);
+    twin.send(2, 1);
+    twin.close(2);
     assert_eq!(twin.data(0, 4), []);
     twin.modify(0, 1, Events::empty(), 2).unwrap();
     assert_eq!(twin.wait(0, 4).unwrap(), [(Events::HUP.bits(), 2)]);

@@ -192,6 +192,31 @@ fn a_wake_for_both_directions_satisfies_nobody_and_one_for_none_the_first() {
 }
 
 #[test]
+fn a_rotating_wake_that_finds_nobody_does_not_silence_those_that_follow() {
+    // The first two wakes are for different exclusive watchers, neither of which is waited on.
+    let bell = File::new(Bell::default());
+    let sets = [IN, OUT].map(|wanted| {
+        let set = Epoll::new().unwrap();
+        let interest = Event::new(wanted | EXCLUSIVE | ET, 0);
+        set.add(&bell.by_ref(), interest).unwrap();
+        assert_eq!(set.harvest(&mut [Event::default()]), Ok(1));
+        set
+    });
+    for (n, key) in [(0, IN), (1, OUT), (0, IN), (1, OUT)] {
+        bell.0.wake_rotate(key);
+        let told = [0, 1].map(|n: usize| sets[n].harvest(&mut [Event::default()]).unwrap());
+        assert_eq!(told[n], 1, "{key:?}");
+    }
+    // The same for threads.
+    for (n, key) in [(0, IN), (1, OUT)] {
+        let set = sets[n].clone();
+        let sleeper = Sleeper::start(move || set.wait(&mut [Event::default()], None));
+        assert_eq!(bell.0.wake_rotate(key), 1, "{key:?}");
+        assert_eq!(sleeper.join(), Ok(1));
+    }
+}
+
+#[test]
 fn being_watched_from_above_is_not_waiting() {
     // Sets 1 and 2 watch the counter exclusively. 1 is watched by 3, where a thread sleeps.
     let mut twin = Twin::new(4);
@@ -368,5 +393,52 @@ fn edge_triggered_and_oneshot_workers_keep_their_meaning() {
             source.try_write(1).unwrap();
         }
         assert_eq!(workers[0].harvest(&mut events), Ok(1));
+    }
+}
+
+#[test]
+fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above() {
+    // As without rotation: each wake of a set is an edge, whichever of its members it comes from.
+    for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+        let [worker, above] = [(); 2].map(|()| Epoll::new().unwrap());
+        let sources = [(); 2].map(|()| {
+            let source = EventFd::new(0).unwrap();
+            let set = Epoll::create(flags).unwrap();
+            set.add(&source, Event::new(IN, 0)).unwrap();
+            worker.add(&set, Event::new(IN, 0)).unwrap();
+            (source, set)
+        });
+        above.add(&worker, Event::new(IN | ET, 0)).unwrap();
+        // Nobody waits.
+        for (source, _) in &sources {
+            source.try_write(1).unwrap();
+        }
+        assert_eq!(above.harvest(&mut [Event::default()]), Ok(1));
+        let set = above.clone();
+        let sleeper = Sleeper::start(move || set.wait(&mut [Event::default()], None));
+        sources[1].0.try_write(1).unwrap();
+        assert!(!sleeper.undisturbed(), "{flags:?}");
+        assert_eq!(sleeper.join(), Ok(1));
+    }
+}
+
+#[test]
+fn with_rotation_an_event_wakes_one_of_the_threads_that_wait_above_their_workers() {
+    let (source, _rotating, workers) = rotating(3, IN);
+    let sleepers: Vec<_> = workers
+        .iter()
+        .map(|worker| {
+            let above = Epoll::new().unwrap();
+            above.add(worker, Event::new(IN, 0)).unwrap();
+            Sleeper::start(move || above.wait(&mut [Event::default()], None))
+        })
+        .collect();
+    for next in 0..3 {
+        source.try_write(1).unwrap();
+        let woken = sleepers.iter().filter(|sleeper| !sleeper.undisturbed());
+        assert_eq!(woken.count(), next + 1);
+    }
+    for sleeper in sleepers {
+        assert_eq!(sleeper.join(), Ok(1));
     }
 }

@@ -3,7 +3,9 @@
 //! unlocked door or a lost event behind. Worth running under Miri, with tree borrows.
 #![cfg(not(loom))]
 
+use std::cell::Cell;
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +13,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, Events, File, PollTable, Pollable, Readiness, Source,
-    WaitQueue, Watch,
+    CreateFlags, Epoll, Errno, Event, EventFd, Events, File, PIPE_BUF, PollTable, Pollable,
+    Readiness, SocketFlags, Source, WaitQueue, Watch, pipe, socketpair,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -73,19 +75,18 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     drop(counter);
 }
 
-/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and the set
-/// above the worker.
-fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, [Epoll; 2]) {
+/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and who waits
+/// for the worker.
+fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Watch)) {
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(source, IN).unwrap();
     assert_eq!(harvest(&rotating), 1);
     let worker = Epoll::new().unwrap();
     worker.add(&rotating, IN).unwrap();
-    let above = Epoll::new().unwrap();
-    above.add(&worker, IN).unwrap();
+    let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {});
     queue.wake(Events::IN);
     // The worker is chosen, and has not looked.
-    (worker, [rotating, above])
+    (worker, (rotating, awaiting))
 }
 
 #[test]
@@ -224,5 +225,155 @@ struct Closer(Mutex<Option<EventFd>>);
 impl Wake for Closer {
     fn wake(self: Arc<Self>) {
         drop(self.0.lock().unwrap().take());
+    }
+}
+
+/// Is ready, and runs what it is given when it is looked at.
+#[derive(Default)]
+struct Trigger {
+    queue: WaitQueue,
+    armed: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Pollable for Trigger {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        let armed = self.armed.lock().unwrap().take();
+        if let Some(run) = armed {
+            run();
+        }
+        Events::IN
+    }
+}
+
+#[test]
+fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_released() {
+    let trigger = File::new(Trigger::default());
+    let (worker, _first) = chosen_worker(&trigger, &trigger.queue);
+    let other = File::new(Trigger::default());
+    let second = Epoll::create(CreateFlags::ROTATE).unwrap();
+    second.add(&other, IN).unwrap();
+    assert_eq!(harvest(&second), 1);
+    worker.add(&second, IN).unwrap();
+    other.queue.wake(Events::IN);
+    // The worker has the turn of both. The second one ends while that of the first is handed on,
+    // and a counter comes into its place.
+    let counter = EventFd::new(1).unwrap();
+    let (set, added) = (worker.clone(), counter.clone());
+    *trigger.armed.lock().unwrap() = Some(Box::new(move || {
+        set.delete(&second).unwrap();
+        drop(second);
+        set.add(&added, IN).unwrap();
+    }));
+    worker.as_file_ref().to_file().release();
+    assert!(worker.is_empty());
+    assert_eq!(counter.try_read(), Ok(1));
+}
+
+#[test]
+fn a_waker_may_add_a_set_to_a_set_when_one_is_added() {
+    /// Nests two sets when it is woken.
+    struct Nester([Epoll; 2]);
+    impl Wake for Nester {
+        fn wake(self: Arc<Self>) {
+            self.0[0].add(&self.0[1], IN).unwrap();
+        }
+    }
+    let counter = EventFd::new(1).unwrap();
+    let [set, inside, outer, inner] = [(); 4].map(|()| Epoll::new().unwrap());
+    inside.add(&counter, IN).unwrap();
+    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN));
+    let waker = Waker::from(Arc::new(Nester([outer.clone(), inner])));
+    let mut context = Context::from_waker(&waker);
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+    set.add(&inside, IN).unwrap();
+    assert_eq!(outer.len(), 1);
+}
+
+/// A buffer that runs something each time it is asked for its bytes.
+struct Asking<F>(Vec<u8>, F);
+
+impl<F: Fn()> Deref for Asking<F> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        (self.1)();
+        &self.0
+    }
+}
+
+impl<F: Fn()> DerefMut for Asking<F> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        (self.1)();
+        &mut self.0
+    }
+}
+
+/// Two of them, of a page each.
+fn asking<F: Fn() + Copy>(ask: F) -> [Asking<F>; 2] {
+    [(); 2].map(|()| Asking(vec![1; PIPE_BUF], ask))
+}
+
+const PAGES: Result<usize, Errno> = Ok(2 * PIPE_BUF);
+
+#[test]
+fn a_buffer_may_look_at_the_pipe_or_socket_when_it_is_asked_for_its_bytes() {
+    let (reader, writer) = pipe().unwrap();
+    let look = || assert!(reader.available() <= writer.capacity());
+    assert_eq!(writer.try_write_vectored(&asking(look)), PAGES);
+    assert_eq!(reader.try_read_vectored(&mut asking(look)), PAGES);
+
+    let (one, other) = socketpair(SocketFlags::empty()).unwrap();
+    let look = || assert!(other.available() <= one.send_buffer());
+    assert_eq!(one.try_write_vectored(&asking(look)), PAGES);
+    assert_eq!(other.try_read_vectored(&mut asking(look)), PAGES);
+}
+
+#[test]
+fn a_buffer_that_panics_leaves_a_pipe_that_shows_what_it_holds() {
+    let (reader, writer) = pipe().unwrap();
+    writer.set_capacity(2 * PIPE_BUF).unwrap();
+    let shows_what_it_holds = || {
+        let bytes = reader.available();
+        assert_eq!(reader.as_file_ref().is_ready(Events::IN), bytes > 0);
+        assert_eq!(
+            writer.as_file_ref().is_ready(Events::OUT),
+            bytes <= PIPE_BUF
+        );
+    };
+    let left = Cell::new(0_u32);
+    let ask = || left.set(left.get().checked_sub(1).expect("a buffer breaks"));
+    // However often a buffer is asked before it panics.
+    for patience in 0..16 {
+        left.set(patience);
+        panics(|| assert_eq!(writer.try_write_vectored(&asking(ask)), PAGES));
+        shows_what_it_holds();
+        while writer.try_write(&[2; PIPE_BUF]).is_ok() {}
+        left.set(patience);
+        panics(|| assert_eq!(reader.try_read_vectored(&mut asking(ask)), PAGES));
+        shows_what_it_holds();
+        while reader.try_read(&mut [0; PIPE_BUF]).is_ok() {}
+    }
+}
+
+#[test]
+fn a_buffer_that_panics_leaves_a_socket_that_shows_what_it_holds() {
+    let (one, other) = socketpair(SocketFlags::empty()).unwrap();
+    let shows_what_it_holds = || {
+        let is_ready = other.as_file_ref().is_ready(Events::IN);
+        assert_eq!(is_ready, other.available() > 0);
+    };
+    let left = Cell::new(0_u32);
+    let ask = || left.set(left.get().checked_sub(1).expect("a buffer breaks"));
+    for patience in 0..16 {
+        left.set(patience);
+        panics(|| assert_eq!(one.try_write_vectored(&asking(ask)), PAGES));
+        shows_what_it_holds();
+        one.try_write(&[2; PIPE_BUF]).unwrap();
+        left.set(patience);
+        panics(|| assert_eq!(other.try_read_vectored(&mut asking(ask)), PAGES));
+        shows_what_it_holds();
+        while other.try_read(&mut [0; PIPE_BUF]).is_ok() {}
+        shows_what_it_holds();
     }
 }

@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use loom::sync::atomic::AtomicU32;
 use loom::thread;
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, FileRef,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, FileRef, Lock,
     PIPE_BUF, PollFd, PollTable, Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule,
     pipe, poll_now, select_now, socketpair,
 };
@@ -561,4 +562,130 @@ fn a_lone_edge_is_seen_by_the_scan_or_by_who_made_it() {
 #[test]
 fn a_lone_scan_that_others_do_not_see_hides_an_edge() {
     must_fail_without(Rule::LoneScanIsPending, scanning_alone_against_writing);
+}
+
+/// The lock of a `std` build: whoever holds it is alone, sees what the last holder did, and whoever
+/// sleeps for it is woken.
+fn locking(threads: usize, preemptions: usize) {
+    model(preemptions, move || {
+        let guarded = Arc::new((Lock::new(), AtomicU32::new(0)));
+        let count = |guarded: &(Lock, AtomicU32)| {
+            guarded.0.acquire();
+            let count = guarded.1.load(Ordering::Relaxed);
+            guarded.1.store(count + 1, Ordering::Relaxed);
+            guarded.0.release();
+        };
+        let others: Vec<_> = (1..threads)
+            .map(|_| {
+                let guarded = guarded.clone();
+                thread::spawn(move || count(&guarded))
+            })
+            .collect();
+        count(&guarded);
+        for other in others {
+            other.join().unwrap();
+        }
+        guarded.0.acquire();
+        assert_eq!(guarded.1.load(Ordering::Relaxed) as usize, threads);
+        guarded.0.release();
+    });
+}
+
+fn two_threads_lock() {
+    locking(2, 5);
+}
+
+#[test]
+fn whoever_sleeps_for_a_lock_gets_it() {
+    two_threads_lock();
+    locking(3, 3);
+}
+
+#[test]
+fn a_sleeper_that_has_nobody_pass_a_barrier_sleeps_on_at_a_free_lock() {
+    must_fail_without(Rule::BarrierBeforeSleep, two_threads_lock);
+}
+
+/// A worker of which every other one has been left a note looks for what was there, finds it gone,
+/// and waits, while the next event comes.
+fn using_up_a_note_against_writing() {
+    model(4, || {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, IN).unwrap();
+        let worker = Epoll::new().unwrap();
+        worker.add(&rotating, IN).unwrap();
+        // Nobody waits: the worker gets a note, and nobody else comes.
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let mut heard = harvest(&worker) == 1;
+        let told = Arc::new(AtomicUsize::new(0));
+        let note = told.clone();
+        let (watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
+            note.fetch_add(1, Ordering::SeqCst);
+        });
+        writing.join().unwrap();
+        heard |= !ready.is_empty() || told.load(Ordering::SeqCst) > 0;
+        assert!(heard);
+        assert_eq!(harvest(&worker), 1);
+        drop(watch);
+    });
+}
+
+#[test]
+fn a_worker_that_has_used_up_its_note_hears_of_the_next_event() {
+    using_up_a_note_against_writing();
+}
+
+#[test]
+fn a_note_that_counts_although_it_is_used_up_loses_an_event() {
+    must_fail_without(Rule::UseUpNotes, using_up_a_note_against_writing);
+}
+
+/// Two workers come to wait while events come: whatever notes they had, one of them learns of it.
+fn two_workers_come_while_events_come() {
+    model(2, || {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, IN).unwrap();
+        let workers = [Epoll::new().unwrap(), Epoll::new().unwrap()];
+        for worker in &workers {
+            worker.add(&rotating, IN).unwrap();
+        }
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        let come = |worker: &Epoll| {
+            let heard = harvest(worker) == 1;
+            let told = Arc::new(AtomicUsize::new(0));
+            let note = told.clone();
+            let (watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
+                note.fetch_add(1, Ordering::SeqCst);
+            });
+            (heard || !ready.is_empty(), told, watch)
+        };
+        let other = workers[1].clone();
+        let coming = thread::spawn(move || come(&other));
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let (heard, told, _watch) = come(&workers[0]);
+        let (other_heard, other_told, _other_watch) = coming.join().unwrap();
+        writing.join().unwrap();
+        assert!(
+            heard
+                || other_heard
+                || told.load(Ordering::SeqCst) + other_told.load(Ordering::SeqCst) > 0
+        );
+    });
+}
+
+#[test]
+fn two_workers_that_come_while_an_event_comes_do_not_both_miss_it() {
+    two_workers_come_while_events_come();
+}
+
+#[test]
+fn notes_that_count_although_they_are_used_up_lose_an_event() {
+    must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
 }

@@ -25,7 +25,7 @@ fn sets(sets: usize, others: usize) -> Twin {
 
 /// A set at 0 that watches a set at 1 for `outer`, which watches a counter at 2 for `inner`.
 fn nested(outer: Events, inner: Events, initial: u32) -> Twin {
-    let mut twin = sets(2, 2);
+    let mut twin = sets(2, 3);
     twin.open_counter(2, initial, false);
     twin.add(1, 2, inner, 12).unwrap();
     twin.add(0, 1, outer, 1).unwrap();
@@ -163,11 +163,11 @@ fn a_set_shows_in_and_rdnorm_while_anything_in_it_is_ready() {
     // Whatever it is that is ready.
     twin.modify(1, 2, Events::OUT, 0).unwrap();
     assert_eq!(twin.mask(1), READY);
-    twin.open_pipe(3);
+    twin.open_pipe(3, 4);
     twin.delete(1, 2).unwrap();
     twin.add(1, 3, Events::empty(), 0).unwrap();
     assert_eq!(twin.mask(1), Events::empty());
-    twin.hang_up(3);
+    twin.close(4);
     assert_eq!(twin.mask(1), READY);
 }
 

@@ -2,6 +2,8 @@
 //! kernel's, every number and every mask compared.
 #![cfg(not(loom))]
 
+mod twin;
+
 use std::fs::File as OsFile;
 use std::io::{PipeReader, PipeWriter, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,35 +19,9 @@ use upoll::{
     Source, Target, Timeout, WaitQueue,
 };
 
+use twin::poll::{kernel_poll, kernel_select, masks};
+
 const LONG: Duration = Duration::from_secs(20);
-
-fn result(result: i32) -> Result<usize, Errno> {
-    usize::try_from(result)
-        .map_err(|_| Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap()))
-}
-
-/// `poll(2)`: the result and the masks.
-fn kernel_poll(fds: &[(i32, Events)], timeout_ms: i32) -> (Result<usize, Errno>, Vec<Events>) {
-    let mut list: Vec<_> = fds
-        .iter()
-        .map(|&(fd, events)| libc::pollfd {
-            fd,
-            events: i16::from_ne_bytes(u16::try_from(events.bits()).unwrap().to_ne_bytes()),
-            revents: -1,
-        })
-        .collect();
-    // SAFETY: the list is as long as is claimed.
-    let ready = unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, timeout_ms) };
-    let masks = list
-        .iter()
-        .map(|fd| Events::from_bits_retain(fd.revents.cast_unsigned().into()))
-        .collect();
-    (result(ready), masks)
-}
-
-fn masks(fds: &[PollFd<'_>]) -> Vec<Events> {
-    fds.iter().map(PollFd::revents).collect()
-}
 
 /// A user-level object that shows what a descriptor of the kernel shows.
 struct Mirror {
@@ -331,36 +307,6 @@ impl World {
         let at = usize::try_from(number - BASE).ok()?;
         Some(self.twins.get(at)?.target())
     }
-}
-
-/// `select(2)` on copies of the sets: the result, and the sets as it left them.
-fn kernel_select(
-    n: i32,
-    sets: &[Option<FdSet>; 3],
-    limit: Duration,
-) -> (Result<usize, Errno>, [Option<FdSet>; 3]) {
-    let mut words = sets.clone().map(|set| {
-        set.map(|set| {
-            let mut words = set.as_words().to_vec();
-            words.resize(64, 0);
-            words
-        })
-    });
-    let pointers = words.each_mut().map(|words| {
-        let words = words.as_mut().map(|words| words.as_mut_ptr());
-        words.unwrap_or(std::ptr::null_mut()).cast::<libc::fd_set>()
-    });
-    let mut limit = libc::timeval {
-        tv_sec: limit.as_secs().cast_signed(),
-        tv_usec: limit.subsec_micros().into(),
-    };
-    // SAFETY: each set is null or longer than `n`, and the limit is the call's to write.
-    let ready =
-        result(unsafe { libc::select(n, pointers[0], pointers[1], pointers[2], &raw mut limit) });
-    (
-        ready,
-        words.map(|words| words.map(|words| FdSet::from_words(&words))),
-    )
 }
 
 #[test]

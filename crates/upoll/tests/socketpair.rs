@@ -11,32 +11,16 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use upoll::{Errno, Events, FileRef, Shutdown, SocketFlags, StreamSocket, socketpair};
 
-use twin::{Fd, Pattern, Sets, asleep, events, result, same, signal, until_asleep};
+use twin::{
+    Fd, Pattern, Sets, asleep, events, kernel_pair, kernel_shutdown, result, same, signal,
+    until_asleep,
+};
 
 const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;
 const ET: Events = Events::ET;
 const READABLE: Events = IN.union(Events::RDNORM);
 const WRITABLE: Events = OUT.union(Events::WRNORM).union(Events::WRBAND);
-
-fn kernel_pair(flags: SocketFlags) -> Result<[Fd; 2], Errno> {
-    let mut fds = [0; 2];
-    let kind = libc::SOCK_STREAM | flags.bits().cast_signed();
-    // SAFETY: two descriptors are written.
-    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) };
-    result(made as isize)?;
-    Ok(fds.map(Fd::new))
-}
-
-fn kernel_shutdown(fd: &Fd, how: Shutdown) {
-    let how = match how {
-        Shutdown::Read => libc::SHUT_RD,
-        Shutdown::Write => libc::SHUT_WR,
-        Shutdown::Both => libc::SHUT_RDWR,
-    };
-    // SAFETY: no memory.
-    result(unsafe { libc::shutdown(fd.raw(), how) } as isize).unwrap();
-}
 
 fn kernel_send_buffer(fd: &Fd) -> usize {
     let (mut bytes, mut size) = (0_i32, 4);

@@ -1,14 +1,17 @@
-//! Threads that wait: who wakes, when, and what a signal does. Where Linux has the behaviour, the
-//! host kernel shows it in the same test.
+//! Limits of waits, threads in a crowd, and the turns of a rotating set's workers. Where Linux has
+//! the behaviour, the host kernel shows it in the same test.
 #![cfg(not(loom))]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, Timeout};
+use upoll::{
+    Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollTable,
+    Pollable, Timeout, WaitQueue,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -98,76 +101,6 @@ fn a_wait_without_room_for_events_is_invalid() {
 }
 
 #[test]
-fn a_write_wakes_a_sleeping_wait() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN);
-    let (thread, _) = asleep(move || set.wait(&mut [Event::default()], LONG));
-    source.write(1).unwrap();
-    assert_eq!(thread.join().unwrap(), Ok(1));
-}
-
-#[test]
-fn adding_or_modifying_to_something_ready_wakes_a_sleeping_wait() {
-    for op in [Op::Add, Op::Mod] {
-        let source = EventFd::new(1).unwrap();
-        let set = Epoll::new().unwrap();
-        if op == Op::Mod {
-            set.add(&source, interest(Events::empty())).unwrap();
-        }
-        let waiter = set.clone();
-        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
-        let source = source.as_file_ref();
-        set.ctl(op, upoll::Target::File(source), interest(Events::IN))
-            .unwrap();
-        assert_eq!(thread.join().unwrap(), Ok(1));
-    }
-}
-
-#[test]
-fn deleting_or_closing_the_last_member_does_not_end_a_wait() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN);
-    let waiter = set.clone();
-    let limit = Duration::from_millis(50);
-    let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], limit));
-    drop(source);
-    assert!(set.is_empty());
-    assert_eq!(thread.join().unwrap(), Ok(0));
-}
-
-#[test]
-fn one_level_triggered_event_reaches_every_thread_of_a_set() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN);
-    let threads: Vec<_> = (0..4)
-        .map(|_| {
-            let set = set.clone();
-            asleep(move || set.wait(&mut [Event::default()], LONG)).0
-        })
-        .collect();
-    source.write(1).unwrap();
-    for thread in threads {
-        assert_eq!(thread.join().unwrap(), Ok(1));
-    }
-}
-
-#[test]
-fn one_edge_triggered_event_wakes_one_thread_the_last_that_came() {
-    let source = EventFd::new(0).unwrap();
-    let set = set_with(&source, Events::IN | Events::ET);
-    let limit = Duration::from_millis(300);
-    let woken: Vec<_> = (0..4)
-        .map(|_| {
-            let set = set.clone();
-            asleep(move || set.wait(&mut [Event::default()], limit)).0
-        })
-        .collect();
-    source.write(1).unwrap();
-    let woken: Vec<_> = woken.into_iter().map(|t| t.join().unwrap()).collect();
-    assert_eq!(woken, [Ok(0), Ok(0), Ok(0), Ok(1)]);
-}
-
-#[test]
 fn threads_never_see_a_ready_level_triggered_item_as_idle() {
     let source = EventFd::new(1).unwrap();
     let set = set_with(&source, Events::IN);
@@ -181,101 +114,6 @@ fn threads_never_see_a_ready_level_triggered_item_as_idle() {
             });
         }
     });
-}
-
-extern "C" fn on_signal(_: i32) {}
-
-/// Installs a handler for `signal`, with `SA_RESTART` if asked.
-fn handle(signal: i32, restart: bool) {
-    // SAFETY: a zeroed sigaction is valid, and the handler does nothing.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_signal as extern "C" fn(i32) as usize;
-        action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
-        assert_eq!(
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
-            0
-        );
-    }
-}
-
-fn signal_thread(tid: i32, signal: i32) {
-    // SAFETY: sends a signal that has a handler to a thread of this process.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, signal) };
-}
-
-#[test]
-fn a_signal_ends_a_wait_even_if_its_handler_asks_for_restarts() {
-    for (signal, restart) in [(libc::SIGUSR1, true), (libc::SIGUSR2, false)] {
-        handle(signal, restart);
-        let set = Epoll::new().unwrap();
-        let (thread, tid) = asleep(move || set.wait(&mut [Event::default()], None));
-        signal_thread(tid, signal);
-        assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
-
-        let kernel = kernel_set();
-        let (thread, tid) = asleep(move || kernel_wait(&kernel, -1));
-        signal_thread(tid, signal);
-        assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
-    }
-}
-
-#[test]
-fn a_blocking_eventfd_read_is_restarted_only_if_the_handler_asks_for_it() {
-    handle(libc::SIGWINCH, true);
-    handle(libc::SIGURG, false);
-    let counter = EventFd::new(0).unwrap();
-
-    let reader = counter.clone();
-    let (thread, tid) = asleep(move || reader.read());
-    signal_thread(tid, libc::SIGURG);
-    assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
-
-    let reader = counter.clone();
-    let (thread, tid) = asleep(move || reader.read());
-    signal_thread(tid, libc::SIGWINCH);
-    thread::sleep(Duration::from_millis(20));
-    counter.write(3).unwrap();
-    assert_eq!(thread.join().unwrap(), Ok(3));
-}
-
-#[test]
-fn a_full_eventfd_blocks_its_writer_until_it_is_read() {
-    let counter = EventFd::new(0).unwrap();
-    counter.write(u64::MAX - 1).unwrap();
-    assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
-    let writer = counter.clone();
-    let (thread, _) = asleep(move || writer.write(5));
-    assert_eq!(counter.read(), Ok(u64::MAX - 1));
-    assert_eq!(thread.join().unwrap(), Ok(()));
-    assert_eq!(counter.read(), Ok(5));
-}
-
-#[test]
-fn a_sleeping_set_above_a_set_wakes() {
-    let source = EventFd::new(0).unwrap();
-    let inner = set_with(&source, Events::IN);
-    let outer = Epoll::new().unwrap();
-    outer.add(&inner, interest(Events::IN)).unwrap();
-    let (thread, _) = asleep(move || outer.wait(&mut [Event::default()], LONG));
-    source.write(1).unwrap();
-    assert_eq!(thread.join().unwrap(), Ok(1));
-}
-
-#[test]
-fn an_exclusive_source_wakes_only_one_waiting_set() {
-    let source = EventFd::new(0).unwrap();
-    let limit = Duration::from_millis(300);
-    let threads: Vec<_> = (0..4)
-        .map(|_| {
-            let set = set_with(&source, Events::IN | Events::EXCLUSIVE);
-            asleep(move || set.wait(&mut [Event::default()], limit)).0
-        })
-        .collect();
-    source.write(1).unwrap();
-    let woken: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-    // The first that was registered takes all, as in Linux.
-    assert_eq!(woken, [Ok(1), Ok(0), Ok(0), Ok(0)]);
 }
 
 /// `workers` threads take `events` events from a rotating set, each through a set of its own or
@@ -553,4 +391,40 @@ fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
         }
         assert_eq!(stays.join().unwrap(), Ok(1));
     }
+}
+
+/// Ready once it was woken; the first look then panics.
+#[derive(Default)]
+struct Fragile {
+    looks_since_ready: AtomicUsize,
+    is_ready: AtomicBool,
+    queue: WaitQueue,
+}
+
+impl Pollable for Fragile {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        if !self.is_ready.load(Ordering::SeqCst) {
+            return Events::empty();
+        }
+        let before = self.looks_since_ready.fetch_add(1, Ordering::SeqCst);
+        assert!(before > 0, "the first look breaks");
+        Events::IN
+    }
+}
+
+#[test]
+fn a_thread_that_panics_when_it_has_the_turn_leaves_it_to_the_next() {
+    let file = File::new(Fragile::default());
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&file, interest(Events::IN)).unwrap();
+    let threads = [(); 2].map(|()| {
+        let rotating = rotating.clone();
+        asleep(move || rotating.wait(&mut [Event::default()], LONG)).0
+    });
+    file.is_ready.store(true, Ordering::SeqCst);
+    file.queue.wake(Events::IN);
+    let [first, second] = threads.map(thread::JoinHandle::join);
+    assert!(first.is_err());
+    assert_eq!(second.unwrap(), Ok(1));
 }

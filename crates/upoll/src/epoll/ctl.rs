@@ -109,36 +109,53 @@ impl Epoll {
         left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity() {
-            return Err(Errno::INVAL);
-        }
-        let wanted = wanted(event);
-        let is_exclusive = wanted.contains(Events::EXCLUSIVE);
         match op {
-            Op::Add if is_exclusive && !Events::BESIDE_EXCLUSIVE.contains(wanted) => {
-                Err(Errno::INVAL)
+            Op::Add => {
+                // Not a set, so not this one.
+                let wanted = wanted(event);
+                if wanted.contains(Events::EXCLUSIVE) && !Events::BESIDE_EXCLUSIVE.contains(wanted)
+                {
+                    return Err(Errno::INVAL);
+                }
+                self.add_locked(inner, file, None, event, left, deferred)
             }
-            Op::Add => self.add_locked(inner, file, None, event, left, deferred),
-            Op::Mod if is_exclusive => Err(Errno::INVAL),
-            Op::Mod => self.set().modify(inner, file, event, left, deferred),
+            Op::Mod => {
+                self.check_modify(file, event)?;
+                self.set().modify(inner, file, event, left, deferred)
+            }
             Op::Del => {
+                self.check_self(file)?;
                 let (identity, number) = (file.identity(), file.number());
                 self.set().delete(inner, identity, number, left)
             }
         }
     }
 
-    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity()
-            || event.events().contains(Events::EXCLUSIVE)
-        {
+    /// What is wrong with a MOD, or with the ADD of a set, whatever the set holds.
+    #[inline]
+    pub(super) fn check_modify(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        self.check_self(file)?;
+        if event.events().contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
         }
-        let _nested_add = nesting::lock();
-        nesting::check_loops(self, target, file.identity())?;
-        target.was_nested.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn check_self(&self, file: FileRef<'_>) -> Result<(), Errno> {
+        if file.identity() == self.as_file_ref().identity() {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    }
+
+    fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
+        self.check_modify(file, event)?;
+        // These outlast the locks: they may run foreign code.
         let mut deferred = Deferred::new();
         let mut left = None;
+        let nested_add = nesting::lock();
+        nesting::check_loops(self, target, file.identity())?;
+        target.was_nested.store(true, Ordering::Relaxed);
         let mut result = {
             let mut inner = self.set().inner.lock();
             self.add_locked(
@@ -150,6 +167,7 @@ impl Epoll {
                 &mut deferred,
             )
         };
+        drop(nested_add);
         // Linked first, then this look: a companion that comes later finds the item.
         if result.is_ok()
             && let Some(there) = target.companion()
@@ -359,6 +377,22 @@ impl Set {
         left: &mut Option<Forgotten>,
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
+        // Publish the interest, then look: a wake that still saw the old one came before the look.
+        let item = self.change_interest(inner, file, event, Item::set_interest)?;
+        // SAFETY: found in the table, with the lock held.
+        unsafe { self.look_after_change(inner, item, left, deferred) };
+        Ok(())
+    }
+
+    /// The first half of a MOD: changes the interest by `publish`. The second half, a look at the
+    /// file, comes before the lock is let go of.
+    pub(super) fn change_interest(
+        &self,
+        inner: &Interests,
+        file: FileRef<'_>,
+        event: Event,
+        publish: impl FnOnce(&Item, Events),
+    ) -> Result<*const Item, Errno> {
         let item = inner
             .find(file.identity(), file.number())
             .ok_or(Errno::NOENT)?;
@@ -369,8 +403,23 @@ impl Set {
         }
         // SAFETY: the lock is held.
         unsafe { node.set_data(event.data()) };
-        // Publish the interest, then look: a wake that still saw the old one came before the look.
-        node.set_interest(wanted(event));
+        publish(node, wanted(event));
+        Ok(item)
+    }
+
+    /// The second half of a MOD, after a full fence.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock is held.
+    pub(super) unsafe fn look_after_change(
+        &self,
+        inner: &mut Interests,
+        item: *const Item,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) {
+        // SAFETY: the caller's contract.
+        let node = unsafe { &*item };
         // SAFETY: as above.
         let ready = unsafe { Self::look(node) };
         self.queue_if_ready(inner, item, ready, deferred);
@@ -388,7 +437,6 @@ impl Set {
                 }),
             });
         }
-        Ok(())
     }
 
     fn delete(
@@ -477,7 +525,9 @@ impl Set {
             let inner = self.inner.lock();
             for item in inner.iter() {
                 if let Some(queue) = Self::unhook(&inner, item) {
-                    emptying.claims.push((item, queue));
+                    // SAFETY: the item is registered, and the lock held.
+                    let file = unsafe { (*item).file() }.clone();
+                    emptying.claims.push((item, file, queue));
                 }
             }
         }
@@ -540,7 +590,9 @@ impl Drop for Hooking<'_> {
 /// to the set when it is gone.
 struct Emptying<'a> {
     set: &'a Set,
-    claims: Vec<(*const Item, NonNull<WaitQueue>)>,
+    /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
+    /// by now, if somebody calls `release` of a set that is open.
+    claims: Vec<(*const Item, Arc<Description>, NonNull<WaitQueue>)>,
     /// All slots before this one have been emptied.
     slot: u32,
 }
@@ -558,10 +610,12 @@ impl Emptying<'_> {
             // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
             let claim = Set::unhook(&inner, item).or_else(|| {
+                // SAFETY: the item is registered, and the lock held.
+                let file = unsafe { (*item).file() };
                 self.claims
                     .iter()
-                    .find(|(claimed, _)| core::ptr::eq(*claimed, item))
-                    .map(|&(_, queue)| queue)
+                    .find(|(claimed, of, _)| core::ptr::eq(*claimed, item) && Arc::ptr_eq(of, file))
+                    .map(|&(_, _, queue)| queue)
             });
             let forgotten = self.set.forget(&mut inner, item, claim);
             drop(inner);

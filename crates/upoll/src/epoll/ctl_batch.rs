@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::ctl::{Forgotten, is_added_alone};
-use super::interest::Interests;
+use super::interest::{Interests, Item};
 use super::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::Event;
@@ -94,13 +94,16 @@ impl Epoll {
             return Err(Errno::INVAL);
         }
         let mut pass = Pass {
+            epoll: self,
             inner: None,
+            changed: SmallVec::new(),
+            looked_at: 0,
             deferred: Deferred::new(),
             left: SmallVec::new(),
         };
         for (at, command) in commands.iter_mut().enumerate() {
             command.result = if command.flags == 0 {
-                pass.apply(self, command)
+                pass.apply(command)
             } else {
                 Err(Errno::INVAL)
             };
@@ -115,7 +118,12 @@ impl Epoll {
 /// A stretch of a batch under one hold of the set's lock. The fields end in their order: first the
 /// lock, then what was put off until it is free.
 struct Pass<'a> {
+    epoll: &'a Epoll,
     inner: Option<MutexGuard<'a, Interests>>,
+    /// Items that MODs changed, in their order: neighbours share the fence between the change and
+    /// the look. All are registered, and all before `looked_at` have been looked at.
+    changed: SmallVec<[*const Item; Pass::CHANGES]>,
+    looked_at: usize,
     deferred: Deferred,
     left: SmallVec<[Left; Pass::ROOM]>,
 }
@@ -131,44 +139,99 @@ impl Drop for Left {
     }
 }
 
-impl<'a> Pass<'a> {
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        // Also if a foreign `poll` panics: the other items are looked at all the same.
+        self.look_at_changed();
+    }
+}
+
+impl Pass<'_> {
+    /// How many items may be changed before they are looked at.
+    const CHANGES: usize = 64;
     /// How many items may go before the lock is let go of to finish them.
     const ROOM: usize = 16;
 
-    fn apply(&mut self, epoll: &'a Epoll, command: &CtlCommand<'_>) -> Result<(), Errno> {
+    fn apply(&mut self, command: &CtlCommand<'_>) -> Result<(), Errno> {
         let CtlCommand { op, interest, .. } = *command;
         match command.target {
-            Target::File(file) if op != Op::Add || !is_added_alone(file.description()) => {
-                self.apply_locked(epoll, op, file, interest)
+            Target::File(file) if op == Op::Mod => self.modify(file, interest),
+            Target::File(file) if op == Op::Del || !is_added_alone(file.description()) => {
+                self.look_at_changed();
+                self.make_room();
+                let epoll = self.epoll;
+                let inner = self.inner.get_or_insert_with(|| epoll.set().inner.lock());
+                let mut left = None;
+                let deferred = &mut self.deferred;
+                let result = epoll.ctl_locked(inner, op, file, interest, &mut left, deferred);
+                self.leave(left);
+                result
             }
             target => {
                 self.pause();
-                epoll.ctl(op, target, interest)
+                self.epoll.ctl(op, target, interest)
             }
         }
     }
 
-    fn apply_locked(
-        &mut self,
-        epoll: &'a Epoll,
-        op: Op,
-        file: FileRef<'_>,
-        interest: Event,
-    ) -> Result<(), Errno> {
-        if self.left.len() == Self::ROOM {
-            self.pause();
+    fn modify(&mut self, file: FileRef<'_>, interest: Event) -> Result<(), Errno> {
+        let epoll = self.epoll;
+        epoll.check_modify(file, interest)?;
+        if self.changed.len() == Self::CHANGES {
+            self.look_at_changed();
+            self.make_room();
         }
-        let inner = self.inner.get_or_insert_with(|| epoll.set().inner.lock());
-        let mut left = None;
-        let result = epoll.ctl_locked(inner, op, file, interest, &mut left, &mut self.deferred);
+        let set = epoll.set();
+        let inner = self.inner.get_or_insert_with(|| set.inner.lock());
+        let publish = Item::set_interest_unfenced;
+        self.changed
+            .push(set.change_interest(inner, file, interest, publish)?);
+        Ok(())
+    }
+
+    /// The second half of the MODs so far.
+    fn look_at_changed(&mut self) {
+        let Some(inner) = &mut self.inner else { return };
+        if self.looked_at == 0
+            && let Some(&last) = self.changed.last()
+        {
+            // SAFETY: as below.
+            unsafe { (*last).fence_interest() };
+        }
+        while let Some(&item) = self.changed.get(self.looked_at) {
+            self.looked_at += 1;
+            let mut left = None;
+            // SAFETY: it was found in the table, the lock has been held since, and nothing has been
+            // removed since: whatever removes items looks at the changed ones first.
+            unsafe {
+                (*item).interest_was_set();
+                let set = self.epoll.set();
+                set.look_after_change(inner, item, &mut left, &mut self.deferred);
+            }
+            if left.is_some() {
+                self.left.push(Left(left));
+            }
+        }
+        self.changed.clear();
+        self.looked_at = 0;
+    }
+
+    fn leave(&mut self, left: Option<Forgotten>) {
         if left.is_some() {
             self.left.push(Left(left));
         }
-        result
+    }
+
+    /// Lets go of the lock if too much waits for that.
+    fn make_room(&mut self) {
+        if self.left.len() >= Self::ROOM {
+            self.pause();
+        }
     }
 
     /// Lets go of the lock, and does what had to wait for that.
     fn pause(&mut self) {
+        self.look_at_changed();
         self.inner = None;
         self.deferred.run();
         self.left.clear();

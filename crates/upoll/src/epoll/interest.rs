@@ -95,6 +95,23 @@ impl Item {
     pub(crate) fn set_interest(&self, interest: Events) {
         self.interest.swap(interest.bits(), Ordering::SeqCst);
         fence_after_rmw();
+        self.interest_was_set();
+    }
+
+    /// As [`set_interest`](Self::set_interest), but the fence is the caller's, for several items at
+    /// once: before [`interest_was_set`](Self::interest_was_set), and before the look.
+    pub(crate) fn set_interest_unfenced(&self, interest: Events) {
+        self.interest.store(interest.bits(), Ordering::Relaxed);
+    }
+
+    /// A full fence, at the price of a locked instruction on this item's own memory.
+    pub(crate) fn fence_interest(&self) {
+        self.interest.fetch_or(0, Ordering::SeqCst);
+        fence_after_rmw();
+    }
+
+    #[inline]
+    pub(crate) fn interest_was_set(&self) {
         if self.state() & state::ROTATING != 0 {
             self.use_up_notes();
         }
@@ -228,11 +245,15 @@ impl Interests {
     /// The item for a key.
     #[inline]
     pub(crate) fn find(&self, identity: Identity, number: i32) -> Option<*const Item> {
-        self.table
-            .find(hash(identity, number), |&slot| {
-                self.slots.holds(slot, identity, number)
-            })
-            .map(|&slot| self.slots.get(slot))
+        // The item that the look-up looks at last is the one it finds.
+        let mut found = ptr::null();
+        self.table.find(hash(identity, number), |&slot| {
+            let item = self.slots.get(slot);
+            found = item;
+            // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
+            unsafe { (*item).number() == number && Identity::of((*item).file()) == identity }
+        })?;
+        Some(found)
     }
 
     /// Makes an item for a key that has none. It is not linked anywhere yet.
@@ -384,17 +405,8 @@ impl Slots {
         &raw const self.chunks[chunk][place]
     }
 
-    #[inline]
-    fn holds(&self, slot: u32, identity: Identity, number: i32) -> bool {
-        // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
-        unsafe {
-            let item = &*self.get(slot);
-            item.number() == number && Identity::of(item.file()) == identity
-        }
-    }
-
     fn hash(&self, slot: u32) -> u64 {
-        // SAFETY: as in `holds`.
+        // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
         unsafe {
             let item = &*self.get(slot);
             hash(Identity::of(item.file()), item.number())

@@ -13,6 +13,7 @@
 //! | `fdinfo` | what `/proc/PID/fdinfo` shows |
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use bitflags::bitflags;
@@ -36,10 +37,10 @@ use self::interest::{Interests, Item};
 use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, File, FileRef, PollTable, Pollable};
+use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 #[cfg(all(feature = "std", not(loom)))]
 use crate::sync::Ordering;
-use crate::sync::{AtomicBool, AtomicPtr, Mutex};
+use crate::sync::{AtomicBool, AtomicPtr, Mutex, seqcst_pair_fence};
 use crate::target::{Source, Target};
 use crate::wait::{WaitQueue, Wake};
 
@@ -102,6 +103,7 @@ impl Set {
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
+        seqcst_pair_fence();
         let slept = self.rouse_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {
@@ -158,8 +160,8 @@ impl Pollable for Set {
 
 /// An epoll set: watches open files, reports which are ready.
 ///
-/// It watches user-level objects: anything [`Pollable`] in a [`File`]. A set is itself an open file
-/// and may be watched by other sets.
+/// It watches user-level objects, anything [`Pollable`] in a [`File`], and descriptors of the
+/// kernel. A set is itself an open file and may be watched by other sets.
 ///
 /// Cloning makes another reference to the same set, as `dup(2)` does; the last one to drop closes
 /// it. All calls may be made from any number of threads at once.
@@ -169,6 +171,18 @@ impl Pollable for Set {
 /// ready items take turns when a wait's buffer is too small for all. `ET` reports once per wake of
 /// the file. `ONESHOT` disables the item after one report, `ERR` and `HUP` included, until it is
 /// modified. `EXCLUSIVE` wakes at least one of the sets that watch a file so, not all.
+///
+/// # Descriptors of the kernel
+/// Interests in them mean exactly what they mean in a set of the kernel's. Their events and those of
+/// user-level objects come from two sides, so here Linux is not matched:
+/// - There is an order among descriptors and one among objects, but none between the two. If a
+///   wait's buffer is too small for all, the sides take turns to fill it first.
+/// - A set that is watched by another one and has descriptors, or a set below with descriptors, is
+///   looked at more often. So an edge-triggered interest in it may report an event twice, one
+///   without `IN`, such as in `RDNORM` alone, reports what Linux does not, and its place among the
+///   events of a report is open. No event is lost. A look drops from the ready list what is idle
+///   again before the first that is ready, on each side; so after one the order may be another than
+///   Linux's.
 ///
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
@@ -339,6 +353,30 @@ impl Epoll {
         let shown = self.file.show_fdinfo(&mut out);
         debug_assert!(shown.is_ok(), "writing to a string does not fail");
         out
+    }
+
+    /// The interests in one open file: the number that each goes by, and what is wanted.
+    ///
+    /// A oneshot interest that has fired asks for no events any more.
+    #[must_use]
+    pub fn interests_in(&self, file: FileRef<'_>) -> Vec<(i32, Event)> {
+        let inner = self.file.inner.lock();
+        let mut found = Vec::new();
+        for item in inner.iter() {
+            // SAFETY: the item is registered and the set's lock held.
+            let (is_wanted, number, interest) = unsafe {
+                let item = &*item;
+                (
+                    Identity::of(item.file()) == file.identity(),
+                    item.number(),
+                    Event::new(item.interest(), item.data()),
+                )
+            };
+            if is_wanted {
+                found.push((number, interest));
+            }
+        }
+        found
     }
 
     /// How many interests the set holds.

@@ -310,7 +310,7 @@ impl Set {
             .owner_word
             .fetch_and(!state::QUEUED, Ordering::SeqCst);
         fence_after_rmw();
-        if before & state::ROTATING != 0 {
+        if before & state::ROTATING != 0 && !broken(Rule::UseUpNotes) {
             item.use_up_notes();
         }
     }
@@ -408,13 +408,16 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if wake.mode == Mode::Ask {
         return Reply::Took;
     }
+    let is_rotating = node.state() & state::ROTATING != 0;
+    // Asked first: who is told waits no more.
+    let is_awaited = wake.mode == Mode::Offer || is_rotating && set.is_awaited();
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };
     let (slept, watched) = set.tell(wake);
     let took = if interest.contains(Events::EXCLUSIVE) {
         slept && took_direction(wake.key, interest)
-    } else if node.state() & state::ROTATING != 0 {
-        slept || watched && set.is_awaited()
+    } else if is_rotating {
+        slept || watched && is_awaited
     } else {
         true
     };

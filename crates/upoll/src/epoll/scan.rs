@@ -35,6 +35,23 @@ impl<'a> Scan<'a> {
         })
     }
 
+    /// Whoever asks for what is ready waits from now on, whatever is found, also for items that are
+    /// not looked at.
+    fn use_up_notes(&self) {
+        if self.inner.nested == 0 {
+            return;
+        }
+        let mut at = self.inner.ready.front();
+        while let Some(item) = at {
+            // SAFETY: items on the ready list are registered, and the set's lock is held.
+            let node = unsafe { item.as_ref() };
+            if node.state() & state::ROTATING != 0 {
+                node.use_up_notes();
+            }
+            at = NonNull::new(node.next.load(Ordering::Relaxed));
+        }
+    }
+
     /// Takes the oldest ready item and says what to report of it; empty if nothing.
     fn take(&mut self, item: NonNull<Item>) -> Event {
         // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
@@ -240,13 +257,10 @@ impl Set {
         if self.is_pending()
             && let Some(mut scan) = Scan::begin(self, self.inner.lock(), true)
         {
+            scan.use_up_notes();
             while let Some(item) = scan.inner.ready.front() {
                 // SAFETY: the item is on this set's ready list, and the lock is held.
                 unsafe {
-                    if item.as_ref().state() & state::ROTATING != 0 {
-                        // Whoever asks for it waits from now on, whatever this finds.
-                        item.as_ref().use_up_notes();
-                    }
                     if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
                         return true;
                     }

@@ -1,45 +1,83 @@
 //! The kernel's own calls, as this layer needs them: each with its error as an [`Errno`].
+//!
+//! They are made inline, not through the C library: its names may be this library's own (a program
+//! that has them replaced), and `errno` is the user's.
 
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
+
+use syscalls::{Sysno, syscall};
 
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
 
-fn last_errno() -> Errno {
-    Errno::from_raw(io::Error::last_os_error().raw_os_error().unwrap_or(0))
+fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
+    result.map_err(|errno| Errno::from_raw(errno.into_raw()))
 }
 
-fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
-    if result < 0 {
-        Err(last_errno())
-    } else {
-        Ok(result)
+/// A descriptor of this layer's own; closed when it ends.
+///
+/// Not an `OwnedFd`, which closes through the C library.
+#[derive(Debug)]
+pub(crate) struct Descriptor(RawFd);
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
     }
 }
 
-fn owned(result: libc::c_int) -> Result<OwnedFd, Errno> {
-    let fd = check(result)?;
-    // SAFETY: the kernel has just opened it for the caller, who is its only owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the number is ours, and stays open for as long as `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the number is ours, and nobody uses it after this.
+        let _ = unsafe { syscall!(Sysno::close, self.0) };
+    }
+}
+
+/// What a call that opens something gave, under a number where nobody looks for it: programs rely
+/// on getting the lowest free number, and a number that they have closed must not mean something
+/// of ours.
+fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
+    let low = Descriptor(RawFd::try_from(check(result)?).expect("descriptor numbers are ints"));
+    let from = out_of_the_way();
+    // SAFETY: no pointers are involved.
+    let high = check(unsafe { syscall!(Sysno::fcntl, low.0, libc::F_DUPFD_CLOEXEC, from) });
+    let high = high.ok().and_then(|fd| RawFd::try_from(fd).ok());
+    // If there is no number left up there, the low one has to do.
+    Ok(high.map_or(low, Descriptor))
+}
+
+/// From which number on this layer has its own descriptors: higher than most programs get, but low
+/// enough for a `select` that a doorbell is part of to need no memory.
+fn out_of_the_way() -> libc::rlim_t {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    (limit.rlim_cur / 4 * 3).min(256)
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
-pub(super) fn epoll_create() -> Result<OwnedFd, Errno> {
+pub(super) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+    opened(unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) })
 }
 
 /// `epoll_ctl(2)`.
-pub(super) fn epoll_ctl(set: &OwnedFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
-    let mut event = libc::epoll_event {
-        events: interest.events().bits(),
-        u64: interest.data(),
-    };
-    // SAFETY: `event` is a live epoll_event; the kernel checks the descriptors.
-    let result = unsafe { libc::epoll_ctl(set.as_raw_fd(), op as i32, fd, &raw mut event) };
+pub(super) fn epoll_ctl(set: &Descriptor, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+    // SAFETY: `Event` has epoll_event's layout, and this one is live; the kernel checks the
+    // descriptors.
+    let result = unsafe { syscall!(Sysno::epoll_ctl, set.0, op as i32, fd, &raw const interest) };
     check(result).map(drop)
 }
 
@@ -48,89 +86,219 @@ pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
 /// `epoll_pwait2(2)`; a `limit` of None is none.
 pub(super) fn epoll_wait(
-    set: &OwnedFd,
+    set: &Descriptor,
     events: &mut [Event],
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
     // `EP_MAX_EVENTS`: with more the kernel gives EINVAL.
     let most = i32::MAX as usize / size_of::<libc::epoll_event>();
-    let room = events.len().min(most) as libc::c_int;
-    let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let room = events.len().min(most);
+    let buffer = events.as_mut_ptr();
+    let limit_ptr = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least `room`,
-    // and limit and mask are null or live. The kernel's signal set has 64 bits, the first ones of
-    // the C library's.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_epoll_pwait2,
-            set.as_raw_fd(),
-            events.as_mut_ptr().cast::<libc::epoll_event>(),
-            room,
-            limit,
-            mask,
-            size_of::<u64>(),
-        )
+    let in_milliseconds = |limit: libc::c_int| {
+        // SAFETY: `Event` has epoll_event's layout and takes any bits, the buffer has at least
+        // `room`, and the mask is null or live. The kernel's signal set has 64 bits, the first ones
+        // of the C library's.
+        check(unsafe {
+            syscall!(
+                Sysno::epoll_pwait,
+                set.0,
+                buffer,
+                room,
+                limit,
+                mask,
+                size_of::<u64>()
+            )
+        })
     };
-    usize::try_from(result).map_err(|_| last_errno())
+    // These two need no finer measure, and the older call is the faster one.
+    match limit {
+        None => return in_milliseconds(-1),
+        Some(limit) if limit.tv_sec == 0 && limit.tv_nsec == 0 => return in_milliseconds(0),
+        Some(_) => {}
+    }
+    // SAFETY: as above, and the limit is live.
+    let found = check(unsafe {
+        syscall!(
+            Sysno::epoll_pwait2,
+            set.0,
+            buffer,
+            room,
+            limit_ptr,
+            mask,
+            size_of::<u64>()
+        )
+    });
+    if found != Err(Errno::from_raw(libc::ENOSYS)) {
+        return found;
+    }
+    // Before Linux 5.11, and under valgrind.
+    let limit = limit.map_or(-1, |limit| {
+        let whole = i32::try_from(limit.tv_sec)
+            .ok()
+            .and_then(|s| s.checked_mul(1000));
+        // Less than a second's worth; rounded up, for no wait may end early.
+        let rest = i32::try_from((limit.tv_nsec + 999_999) / 1_000_000).unwrap_or(0);
+        whole
+            .and_then(|whole| whole.checked_add(rest))
+            .unwrap_or(i32::MAX)
+    });
+    in_milliseconds(limit)
 }
 
-pub(super) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
+pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
     tv_sec: 0,
     tv_nsec: 0,
 });
 
 /// `poll(2)` of one descriptor for `POLLIN`, without waiting.
-pub(super) fn is_readable(fd: &OwnedFd) -> bool {
+pub(super) fn is_readable(fd: &Descriptor) -> bool {
     let mut entry = libc::pollfd {
-        fd: fd.as_raw_fd(),
+        fd: fd.0,
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: `entry` is one live pollfd.
-    unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+    let mut limit = AT_ONCE;
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
+    unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) == Ok(1) }
+}
+
+/// `ppoll(2)`; a `limit` of None is none.
+pub(crate) fn ppoll(
+    list: &mut [libc::pollfd],
+    limit: Option<&libc::timespec>,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    #[cfg(target_arch = "x86_64")]
+    if mask.is_none() && limit.is_some_and(|limit| limit.tv_sec == 0 && limit.tv_nsec == 0) {
+        // The kernel neither has a limit to read nor what is left of it to write.
+        // SAFETY: the list is as long as is claimed.
+        return check(unsafe { syscall!(Sysno::poll, list.as_mut_ptr(), list.len(), 0) });
+    }
+    let mut limit = limit.copied();
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    let mask = mask.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: as above; limit and mask are null or live, as for `epoll_wait`.
+    check(unsafe {
+        syscall!(
+            Sysno::ppoll,
+            list.as_mut_ptr(),
+            list.len(),
+            limit,
+            mask,
+            size_of::<u64>()
+        )
+    })
+}
+
+/// `pselect(2)`; a `limit` of None is none.
+///
+/// # Safety
+/// Each bitmap is null or holds all numbers below `end`.
+pub(crate) unsafe fn pselect(
+    end: RawFd,
+    [read, write, except]: [*mut libc::fd_set; 3],
+    limit: Option<&libc::timespec>,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    let mut limit = limit.copied();
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    let mask = mask.map_or(ptr::null(), ptr::from_ref);
+    let mask = [mask.expose_provenance(), size_of::<u64>()];
+    // SAFETY: limit and mask are null or live, the bitmaps the caller's contract.
+    check(unsafe {
+        syscall!(
+            Sysno::pselect6,
+            end,
+            read,
+            write,
+            except,
+            limit,
+            mask.as_ptr()
+        )
+    })
+}
+
+/// `fcntl(2)` on a number that need not be ours.
+///
+/// # Safety
+/// `argument` is what `command` takes: a number, or the address of memory that may be used.
+pub(crate) unsafe fn fcntl(
+    fd: RawFd,
+    command: libc::c_int,
+    argument: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    check(unsafe { syscall!(Sysno::fcntl, fd, command, argument) })
 }
 
 /// `eventfd(2)` with the flags `EFD_CLOEXEC | EFD_NONBLOCK`.
-pub(super) fn eventfd() -> Result<OwnedFd, Errno> {
+pub(crate) fn eventfd() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+    opened(unsafe { syscall!(Sysno::eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Adds one to an eventfd.
-pub(super) fn eventfd_write(fd: &OwnedFd) {
-    // SAFETY: no memory of ours is involved. The counter is far from full: nobody writes it 2^64
-    // times, so the write does not fail.
-    unsafe { libc::eventfd_write(fd.as_raw_fd(), 1) };
+pub(crate) fn eventfd_write(fd: &Descriptor) {
+    let one = 1_u64;
+    // SAFETY: eight bytes of `one` are read. EAGAIN, a full counter, is as good.
+    let _ = unsafe { syscall!(Sysno::write, fd.0, &raw const one, size_of::<u64>()) };
 }
 
 /// Sets an eventfd to zero; says whether it was not.
-pub(super) fn eventfd_drain(fd: &OwnedFd) -> bool {
-    let mut count = 0;
-    // SAFETY: `count` is a live counter. It fails with EAGAIN if it is zero already.
-    unsafe { libc::eventfd_read(fd.as_raw_fd(), &raw mut count) == 0 }
+pub(crate) fn eventfd_drain(fd: &Descriptor) -> bool {
+    let mut count = 0_u64;
+    // SAFETY: `count` has room for eight bytes. It fails with EAGAIN if it is zero already.
+    unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()).is_ok() }
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.
-pub(super) fn duplicate(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
-    fd.try_clone()
-        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+pub(super) fn duplicate(fd: &Descriptor) -> Result<Descriptor, Errno> {
+    // SAFETY: no pointers are involved.
+    opened(unsafe { syscall!(Sysno::fcntl, fd.0, libc::F_DUPFD_CLOEXEC, out_of_the_way()) })
 }
 
 /// `dup3(2)`: `number`, which is ours, stands for the open file of `fd` from now on.
-pub(super) fn duplicate_to(fd: RawFd, number: &OwnedFd) -> Result<(), Errno> {
+pub(super) fn duplicate_to(fd: RawFd, number: &Descriptor) -> Result<(), Errno> {
     // SAFETY: what `number` stood for was ours to close.
-    check(unsafe { libc::dup3(fd, number.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
+    check(unsafe { syscall!(Sysno::dup3, fd, number.0, libc::O_CLOEXEC) }).map(drop)
 }
 
-/// Memory of zero bytes that children of `fork` share with this process: `mmap(2)`.
+/// All of a file of `/proc`; nothing if it cannot be read.
+pub(super) fn read_proc(path: &str) -> String {
+    let mut bytes = Vec::new();
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let Ok(path) = std::ffi::CString::new(path) else {
+        return String::new();
+    };
+    // SAFETY: the path is a live C string.
+    let file = opened(unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags) });
+    while let Ok(file) = &file {
+        bytes.reserve(4096);
+        let room = bytes.spare_capacity_mut();
+        // SAFETY: the buffer has as much room as is claimed.
+        let read = unsafe { syscall!(Sysno::read, file.0, room.as_mut_ptr(), room.len()) };
+        match read {
+            Ok(0) | Err(_) => break,
+            // SAFETY: the kernel has just filled as many bytes of the spare room.
+            Ok(read) => unsafe { bytes.set_len(bytes.len() + read) },
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Memory of zero bytes that children of `fork` share with this process: `mmap(2)`, by the C
+/// library, as its arguments are passed in other ways on other machines.
 pub(super) fn map_shared(size: usize) -> Result<NonNull<u8>, Errno> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel chooses a place where nothing is.
     let place = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
     if place == libc::MAP_FAILED {
-        return Err(last_errno());
+        return Err(Errno::NOMEM);
     }
     NonNull::new(place.cast()).ok_or(Errno::NOMEM)
 }

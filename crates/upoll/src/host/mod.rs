@@ -21,7 +21,7 @@
 //! drop as it likes: the parent's sets hear of them as before ([`generation`]).
 
 pub(crate) mod generation;
-mod kernel;
+pub(crate) mod kernel;
 mod listening;
 mod nested;
 mod rotation;
@@ -34,13 +34,13 @@ pub(crate) use self::shared::{Ears, SharedCounter};
 
 use std::any::Any;
 use std::fmt;
-use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 
 use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
+use self::kernel::Descriptor;
 use self::listening::Listening;
 use self::nested::{Links, Renew};
 use self::rotation::Rotation;
@@ -213,7 +213,7 @@ impl KernelSide {
     }
 
     /// The kernel set that holds the members, which are the source for a rotating set.
-    fn members(&self) -> &OwnedFd {
+    fn members(&self) -> &Descriptor {
         match &self.rotation {
             Some(rotation) => &rotation.members,
             None => &self.first.fd,
@@ -341,7 +341,9 @@ impl KernelSide {
             // The kernel has told those above, but it forgets that if they look later.
             set.wake_watchers();
         }
-        let core_first = self.core_first.fetch_xor(true, Ordering::Relaxed);
+        // Two threads that read the same take the same turn; the next one does not.
+        let core_first = self.core_first.load(Ordering::Relaxed);
+        self.core_first.store(!core_first, Ordering::Relaxed);
         let mut filled = 0;
         if core_first && set.is_pending() {
             filled = core(out);
@@ -379,7 +381,7 @@ impl KernelSide {
     fn member_lines(&self, mut line: impl FnMut(&str) -> fmt::Result) -> fmt::Result {
         let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
         // Without /proc nothing is known of the kernel's members.
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = kernel::read_proc(&path);
         text.lines()
             .filter(|text| text.starts_with("tfd:"))
             .filter(|text| {

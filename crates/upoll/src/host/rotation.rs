@@ -12,10 +12,11 @@
 //! A source whose number was closed counts as gone, also while its file lives on under another one:
 //! a second source may then be added.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use once_cell::race::OnceBox;
 
+use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{KernelSide, kernel};
 use crate::epoll::nesting::sets_above;
@@ -28,12 +29,12 @@ use crate::sync::Mutex;
 pub(super) struct Rotation {
     /// A kernel set with the source alone, and nobody sleeping in it: it keeps the interest, and
     /// says whether the source is ready by it.
-    pub(super) members: OwnedFd,
+    pub(super) members: Descriptor,
     /// What the alias stands for while it does not stand for the source.
-    placeholder: OwnedFd,
-    alias: OwnedFd,
+    placeholder: Descriptor,
+    alias: Descriptor,
     /// A kernel set with `members` and the set that workers' sets nest, once somebody polls.
-    for_pollers: OnceBox<OwnedFd>,
+    for_pollers: OnceBox<Descriptor>,
     /// Guards the alias and the registrations under it. Nests inside the workers' sets' locks and
     /// the lock of the rotating set.
     source: Mutex<Option<SourceFd>>,
@@ -62,7 +63,7 @@ impl Rotation {
 
     /// A kernel set that is readable when the source is, or `nested`. If the kernel has no more
     /// descriptors it is that of the source alone.
-    pub(super) fn for_pollers(&self, nested: &OwnedFd) -> &OwnedFd {
+    pub(super) fn for_pollers(&self, nested: &Descriptor) -> &Descriptor {
         let made = self.for_pollers.get_or_try_init(|| {
             let both = kernel::epoll_create()?;
             for fd in [&self.members, nested] {
@@ -114,7 +115,7 @@ impl Rotation {
     }
 
     /// Has the worker whose kernel set is `worker` watch the source; says whether there is one.
-    pub(super) fn watch(&self, worker: &OwnedFd, data: u64) -> Result<bool, Errno> {
+    pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(false);
@@ -129,7 +130,7 @@ impl Rotation {
     }
 
     /// Has the worker forget the source. If it was closed the kernel has done so already.
-    pub(super) fn unwatch(&self, worker: &OwnedFd) {
+    pub(super) fn unwatch(&self, worker: &Descriptor) {
         let source = self.source.lock();
         if let Some(source) = *source {
             let _ = self.as_alias(source.number, |alias| {
@@ -139,7 +140,7 @@ impl Rotation {
     }
 
     /// Makes the worker the last in line; says whether it watches the source still.
-    pub(super) fn renew(&self, worker: &OwnedFd, data: u64) -> Result<bool, Errno> {
+    pub(super) fn renew(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(false);

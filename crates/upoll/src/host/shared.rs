@@ -21,12 +21,13 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use syscalls::{Sysno, syscall};
 
-use super::{EDGE, generation, kernel};
+use super::kernel::{self, Descriptor};
+use super::{EDGE, generation};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step, shared_count};
@@ -68,8 +69,8 @@ const ASLEEP: u32 = 1;
 /// A process's view of a counter that it shares with others.
 pub(crate) struct SharedCounter {
     page: NonNull<Page>,
-    inward: OwnedFd,
-    outward: OwnedFd,
+    inward: Descriptor,
+    outward: Descriptor,
     /// Waiters of this process that are hooked into a queue: those of embedders. Made when the first
     /// comes. One of an earlier generation is the parent's: it leads to the parent's threads, so it
     /// is left alone and never freed.
@@ -173,7 +174,7 @@ impl SharedCounter {
         unsafe { self.page.as_ref() }
     }
 
-    fn listeners(&self, direction: Direction) -> (&Listeners, &OwnedFd) {
+    fn listeners(&self, direction: Direction) -> (&Listeners, &Descriptor) {
         match direction {
             Direction::In => (&self.page().inward, &self.inward),
             Direction::Out => (&self.page().outward, &self.outward),
@@ -181,7 +182,7 @@ impl SharedCounter {
     }
 
     /// What a kernel set has to watch, edge-triggered, to hear of changes. It is always readable.
-    pub(super) fn bell(&self, direction: Direction) -> &OwnedFd {
+    pub(super) fn bell(&self, direction: Direction) -> &Descriptor {
         self.listeners(direction).1
     }
 
@@ -371,7 +372,7 @@ fn wake_all(word: &AtomicU32) {
 
 /// The bells that a thread listens to which sleeps in `poll` or `select`: a kernel set of its own.
 pub(crate) struct Ears {
-    set: OwnedFd,
+    set: Descriptor,
 }
 
 impl Ears {

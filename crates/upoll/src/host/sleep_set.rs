@@ -3,10 +3,11 @@
 //! The bell is registered edge-triggered and never read for its own sake: each write is an event,
 //! and the kernel gives it to one of the threads that sleep in the set.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 
+use super::kernel::Descriptor;
 use super::special::{Special, Specials};
 use super::{EDGE, kernel};
 use crate::epoll::Op;
@@ -16,7 +17,7 @@ use crate::sync::{AtomicUsize, Ordering};
 use crate::wait::Deferred;
 
 pub(super) struct SleepSet {
-    pub(super) fd: OwnedFd,
+    pub(super) fd: Descriptor,
     pub(super) bell: Arc<Bell>,
     /// Threads that sleep in it, or are about to. Pairs with the core's `pending`: a thread counts
     /// itself, then looks at `pending`; a wake queues an item, then looks here.
@@ -57,7 +58,7 @@ impl SleepSet {
     }
 }
 
-pub(super) struct Bell(OwnedFd);
+pub(super) struct Bell(Descriptor);
 
 impl Bell {
     pub(super) fn ring(&self) {

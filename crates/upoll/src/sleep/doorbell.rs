@@ -22,17 +22,18 @@ use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 use crate::errno::Errno;
 use crate::host::generation;
+use crate::host::kernel::{self, Descriptor};
 use crate::wait::Deferred;
 
 /// A kernel eventfd that wakes a thread from a sleep in the kernel.
 #[derive(Debug)]
 pub(super) struct Doorbell {
-    /// Not an `OwnedFd`: the program may have closed it.
-    fd: RawFd,
+    /// Not closed by itself: the program may have closed it.
+    fd: ManuallyDrop<Descriptor>,
     /// The thread that it was made for.
     owner: libc::pid_t,
     generation: u32,
@@ -79,27 +80,22 @@ impl Doorbell {
         let generation = generation::current();
         // SAFETY: no arguments, no memory.
         let owner = unsafe { libc::gettid() };
-        // SAFETY: makes a descriptor.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Errno::NOMEM);
-        }
+        let fd = kernel::eventfd().map_err(|_| Errno::NOMEM)?;
         let mark = Owner {
             kind: F_OWNER_TID,
             pid: owner,
         };
-        // SAFETY: the descriptor was just made, and the calls take a number and a structure.
-        let is_marked = unsafe {
-            libc::fcntl(fd, F_SETSIG, MARK) == 0
-                && libc::fcntl(fd, F_SETOWN_EX, &raw const mark) == 0
-        };
-        if !is_marked {
-            // SAFETY: it was made here, and nothing else knows it.
-            unsafe { libc::close(fd) };
-            return Err(Errno::NOMEM);
+        let number = fd.as_raw_fd();
+        // SAFETY: the calls take a number and a live structure.
+        unsafe {
+            kernel::fcntl(number, F_SETSIG, MARK.cast_unsigned() as usize)
+                .and_then(|_| {
+                    kernel::fcntl(number, F_SETOWN_EX, (&raw const mark).expose_provenance())
+                })
+                .map_err(|_| Errno::NOMEM)?;
         }
         Ok(Doorbell {
-            fd,
+            fd: ManuallyDrop::new(fd),
             owner,
             generation,
         })
@@ -112,20 +108,24 @@ impl Doorbell {
 
     fn is_marked(&self) -> bool {
         let mut mark = Owner { kind: -1, pid: -1 };
+        let owner = (&raw mut mark).expose_provenance();
         // SAFETY: the call fills the structure. A number that is not open gives an error.
-        let found = unsafe { libc::fcntl(self.fd, F_GETOWN_EX, &raw mut mark) } == 0;
+        let found = unsafe { kernel::fcntl(self.fd(), F_GETOWN_EX, owner) }.is_ok();
         if !found || mark.kind != F_OWNER_TID {
             return false;
         }
         // An owner that has ended is shown as zero, and so is none.
+        if mark.pid == self.owner {
+            return true;
+        }
         // SAFETY: no memory.
-        mark.pid == self.owner
-            || (mark.pid == 0 && unsafe { libc::fcntl(self.fd, F_GETSIG) } == MARK)
+        let signal = unsafe { kernel::fcntl(self.fd(), F_GETSIG, 0) };
+        mark.pid == 0 && signal == Ok(MARK.cast_unsigned() as usize)
     }
 
     /// What to wait for: it is readable once it was rung.
     pub(super) fn fd(&self) -> RawFd {
-        self.fd
+        self.fd.as_raw_fd()
     }
 
     /// Has it rung once the wake has let go of its locks.
@@ -136,17 +136,13 @@ impl Doorbell {
 
     fn ring(&self) {
         if self.is_intact() {
-            let one = 1_u64;
-            // SAFETY: eight bytes are read from `one`. If the counter is full it has rung.
-            unsafe { libc::write(self.fd, (&raw const one).cast(), size_of::<u64>()) };
+            kernel::eventfd_write(&self.fd);
         }
     }
 
     /// Has it not readable any more.
     pub(super) fn quiet(&self) {
-        let mut count = 0_u64;
-        // SAFETY: eight bytes are written to `count`. If the counter is empty it is quiet.
-        unsafe { libc::read(self.fd, (&raw mut count).cast(), size_of::<u64>()) };
+        kernel::eventfd_drain(&self.fd);
     }
 }
 
@@ -154,8 +150,9 @@ impl Drop for Doorbell {
     fn drop(&mut self) {
         // A child of a fork closes its copy, if it still has it.
         if self.is_marked() {
-            // SAFETY: the number leads to the eventfd that this is the last reference to.
-            unsafe { libc::close(self.fd) };
+            // SAFETY: done once, here. The number leads to the eventfd that this is the last
+            // reference to.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
 }

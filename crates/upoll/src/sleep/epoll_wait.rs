@@ -53,6 +53,16 @@ impl Epoll {
         if timeout.is_now() {
             return self.harvest(events);
         }
+        if !set.rotates() {
+            // Before the clock is read, which takes longer than this.
+            let ready = match KernelSide::of(set) {
+                None => harvest_in_turn(set, events),
+                Some(side) => harvest_both_in_turn(set, side, events),
+            };
+            if ready > 0 {
+                return Ok(ready);
+            }
+        }
         let deadline = timeout.deadline();
         if set.companion().is_none() {
             let ended = if set.rotates() {
@@ -133,16 +143,21 @@ fn harvest_in_turn(set: &Set, events: &mut [Event]) -> usize {
     set.harvest(events)
 }
 
-/// A wait in a set whose members are all of the core. None if that is no longer so.
+/// As [`harvest_in_turn`], from both sides of a set.
+fn harvest_both_in_turn(set: &Set, side: &KernelSide, events: &mut [Event]) -> usize {
+    side.stand_last(set);
+    let ready = side.harvest_with(set, events, |out| harvest_in_turn(set, out));
+    side.settle_choice(ready > 0);
+    ready
+}
+
+/// A wait in a set whose members are all of the core, and where nothing was ready just now. None if
+/// it is no longer so.
 fn wait_in_core(
     set: &Set,
     events: &mut [Event],
     deadline: Deadline,
 ) -> Option<Result<usize, Errno>> {
-    let ready = harvest_in_turn(set, events);
-    if ready > 0 {
-        return Some(Ok(ready));
-    }
     loop {
         let sleeper = Sleeper::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
@@ -302,13 +317,13 @@ fn wait_in_kernel_set(
         None => KernelSide::ensure(epoll.description())?,
     };
     loop {
-        side.stand_last(set);
         if set.is_pending() {
-            let ready = side.harvest_with(set, events, |out| harvest_in_turn(set, out));
-            side.settle_choice(ready > 0);
+            let ready = harvest_both_in_turn(set, side, events);
             if ready > 0 {
                 return Ok(ready);
             }
+        } else {
+            side.stand_last(set);
         }
         let limit = deadline.next_sleep();
         let slept = side.sleep(set, events, limit, mask);

@@ -12,8 +12,8 @@ impl EventFd {
     /// it is not specified, as in Linux. A signal handler with `SA_RESTART` does not end the wait.
     ///
     /// # Errors
-    /// `EAGAIN`: the count is 0 and the object was made with `NONBLOCK`. `EINTR`: a signal handler
-    /// without `SA_RESTART` ran.
+    /// `EAGAIN`: the count is 0 and the object is `NONBLOCK`. `EINTR`: a signal handler without
+    /// `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
     #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
         self.blocking(Direction::In, Self::try_read)
@@ -22,8 +22,9 @@ impl EventFd {
     /// Adds `value`; waits while the sum would reach the maximum.
     ///
     /// # Errors
-    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object was made with
-    /// `NONBLOCK`. `EINTR`: a signal handler without `SA_RESTART` ran.
+    /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object is `NONBLOCK`.
+    /// `EINTR`: a signal handler without `SA_RESTART` ran. `ESTALE`: it was
+    /// [retired](Self::retire).
     #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
         self.blocking(Direction::Out, |this| this.try_write(value))
@@ -47,9 +48,12 @@ impl EventFd {
         direction: Direction,
         attempt: impl Fn(&Self) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        match self.shared_counter() {
-            Some(counter) => until_done_by_any(counter, direction, || attempt(self)),
-            None => until_done(self.wait_queue(), Place::Shared, |_| attempt(self)),
+        if let Some(counter) = self.shared_counter() {
+            return until_done_by_any(counter, direction, || attempt(self));
         }
+        until_done(self.wait_queue(), Place::Shared, |_| match attempt(self) {
+            Err(Errno::AGAIN) if self.is_retired() => Err(Errno::STALE),
+            done => done,
+        })
     }
 }

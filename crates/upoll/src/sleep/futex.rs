@@ -1,7 +1,11 @@
 //! `futex(2)`: a thread sleeps on a word until it changes.
+//!
+//! Inline system calls, as in `host::kernel`, and for its reasons.
 
 use core::ptr;
 use core::sync::atomic::AtomicU32;
+
+use syscalls::{Errno, Sysno, syscall};
 
 use super::Outcome;
 use super::timeout::{Clock, Deadline};
@@ -44,23 +48,20 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
     // SAFETY: `word` is a live, aligned 32-bit word, and the limit is null or a timespec that
     // outlives the call.
     let result = unsafe {
-        libc::syscall(
-            libc::SYS_futex,
+        syscall!(
+            Sysno::futex,
             word.as_ptr(),
             operation,
             expected,
             limit_ptr,
             ptr::null::<u32>(),
-            libc::FUTEX_BITSET_MATCH_ANY,
+            libc::FUTEX_BITSET_MATCH_ANY
         )
     };
-    if result == 0 {
-        return Outcome::Woken;
-    }
-    match std::io::Error::last_os_error().raw_os_error() {
-        Some(libc::ETIMEDOUT) => Outcome::TimedOut,
-        Some(libc::EINTR) => Outcome::Interrupted,
-        // EAGAIN: the word has changed already.
+    match result {
+        Err(Errno::ETIMEDOUT) => Outcome::TimedOut,
+        Err(Errno::EINTR) => Outcome::Interrupted,
+        // Roused, or EAGAIN: the word has changed already.
         _ => Outcome::Woken,
     }
 }
@@ -69,12 +70,12 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
 pub(super) fn wake_one(address: usize) {
     // SAFETY: the kernel takes the address as a key and does not write to it; a stale one gives
     // an error or a spurious wake.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            ptr::without_provenance::<u32>(address),
+    let _ = unsafe {
+        syscall!(
+            Sysno::futex,
+            address,
             libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            1,
-        );
-    }
+            1
+        )
+    };
 }

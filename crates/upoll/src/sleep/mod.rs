@@ -30,6 +30,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use self::futex::Scope;
 use self::timeout::Deadline;
+use crate::events::Events;
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
 /// How a sleep ended.
@@ -75,8 +76,12 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        // Callers unhook by themselves; this is for a panic on the way.
-        self.entry.unhook();
+        // Callers unhook by themselves; this is for a panic on the way. Sleepers have claims in
+        // rotating sets only.
+        if let Some(queue) = self.entry.unhook() {
+            // SAFETY: whoever hooked the entry borrows the queue for longer than the sleeper.
+            unsafe { queue.as_ref() }.pass_on(Events::IN, true);
+        }
     }
 }
 

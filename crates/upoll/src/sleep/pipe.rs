@@ -5,7 +5,7 @@ use core::ops::{Deref, DerefMut};
 use super::blocking::until_done;
 use super::timeout::Deadline;
 use crate::errno::Errno;
-use crate::pages::{Gather, Scatter};
+use crate::pages::{Gather, Scatter, slices, slices_mut};
 use crate::pipe::{PipeFlags, PipeReader, PipeWriter};
 use crate::wait::Place;
 
@@ -22,7 +22,7 @@ impl PipeReader {
     /// without `SA_RESTART` ran.
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.read_vectored(&mut [buffer])
+        self.read_slices(&mut [buffer])
     }
 
     /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
@@ -33,6 +33,10 @@ impl PipeReader {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
+        self.read_slices(&mut slices_mut(buffers))
+    }
+
+    fn read_slices(&self, buffers: &mut [&mut [u8]]) -> Result<usize, Errno> {
         let pipe = self.shared();
         let mut into = Scatter::new(buffers);
         match pipe.try_read(&mut into) {
@@ -67,7 +71,7 @@ impl PipeWriter {
     /// `EINTR`: a signal handler without `SA_RESTART` ran before anything was written.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.write_vectored(&[bytes])
+        self.write_slices(&[bytes])
     }
 
     /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
@@ -75,6 +79,10 @@ impl PipeWriter {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
+        self.write_slices(&slices(buffers))
+    }
+
+    fn write_slices(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
         let flags = self.flags();
         let is_packet = flags.contains(PipeFlags::DIRECT);
         let pipe = self.shared();

@@ -8,6 +8,7 @@ use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
+use crate::host::kernel;
 use crate::poll::{LookOnly, PollFd, Seen, pass};
 use crate::target::Target;
 
@@ -145,8 +146,8 @@ impl PollCall<'_, '_> {
 }
 
 impl Call for PollCall<'_, '_> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
-        Ok(pass(self.fds, viewer))
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+        pass(self.fds, viewer)
     }
 
     fn try_for_each_target(
@@ -182,18 +183,7 @@ impl Call for PollCall<'_, '_> {
             }
             self.push(own.doorbell, Events::IN)?;
         }
-        let (list, count) = (self.asked.as_mut_ptr(), self.asked.len() as libc::nfds_t);
-        let outcome = if mask.is_none() && limit.is_some_and(poller::is_zero) {
-            // The kernel neither has a limit to read nor what is left of it to write.
-            // SAFETY: the list is as long as is claimed.
-            unsafe { libc::poll(list, count, 0) }
-        } else {
-            let limit = limit.map_or(core::ptr::null(), core::ptr::from_ref);
-            let mask = mask.map_or(core::ptr::null(), SigSet::as_ptr);
-            // SAFETY: as above; limit and mask are null or outlive the call.
-            unsafe { libc::ppoll(list, count, limit, mask) }
-        };
-        let outcome = poller::outcome(outcome);
+        let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
         if outcome.is_err() {
             self.asked.clear();
         }

@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEnt
 /// A call of `poll` or `select` under way.
 pub(super) trait Call {
     /// Looks at all user-level objects and keeps what is ready.
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno>;
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
 
     /// Calls `visit` with what is open of what is waited for, and which events of it are, until it
     /// fails.
@@ -77,19 +77,6 @@ pub(super) struct Own {
 pub(super) struct Heard {
     /// The doorbell rang.
     pub(super) rang: bool,
-}
-
-pub(super) fn is_zero(limit: &libc::timespec) -> bool {
-    limit.tv_sec == 0 && limit.tv_nsec == 0
-}
-
-/// The outcome of a call of the C library.
-pub(super) fn outcome(result: libc::c_int) -> Result<(), Errno> {
-    if result >= 0 {
-        return Ok(());
-    }
-    let errno = std::io::Error::last_os_error().raw_os_error();
-    Err(errno.map_or(Errno::INVAL, Errno::from_raw))
 }
 
 /// A thread in `poll` or `select`: what its entries lead to.
@@ -394,7 +381,7 @@ fn wait_for_any(
         listen_on(call, ears.insert(new))?;
     }
     // Register, then look: whoever published something before that did not see the entries.
-    let mut seen = call.look(&mut table)?;
+    let mut seen = call.look(&mut table);
     table.registers = false;
     loop {
         if seen.ready > 0 {
@@ -415,7 +402,7 @@ fn wait_for_any(
             };
             poller.get_up();
             // Whatever ended the sleep: what is ready goes before a limit or a signal.
-            seen = call.look(&mut table)?;
+            seen = call.look(&mut table);
             match outcome {
                 _ if seen.ready > 0 => {}
                 Outcome::Interrupted => return Err(Errno::INTR),
@@ -450,7 +437,7 @@ fn wait_for_any(
         if let Some(ears) = &ears {
             listen_on(call, ears)?;
         }
-        seen = call.look(&mut table)?;
+        seen = call.look(&mut table);
         let kernel = call.merge();
         match asked {
             _ if seen.ready + kernel > 0 => return Ok(Some(seen.ready + kernel)),

@@ -1,6 +1,9 @@
 //! `select(2)` and `pselect(2)`.
 
+use alloc::vec::Vec;
+use core::cell::Cell;
 use core::ffi::c_ulong;
+use core::mem;
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -8,6 +11,7 @@ use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
+use crate::host::kernel;
 use crate::poll::{LookOnly, Seen};
 use crate::select::{Bitmaps, FdSet, REPORTED, Selection, WORD};
 use crate::target::Target;
@@ -27,11 +31,12 @@ use crate::target::Target;
 ///   does that before; here each number below `n` counts.
 ///
 /// How it waits, what it costs, and what happens to a descriptor that is closed meanwhile, is as
-/// in [`poll`](crate::poll()); numbers below 320 cost no allocation. There is no limit of 1024.
+/// in [`poll`](crate::poll()); numbers below 320 cost no allocation, but for
+/// a thread's first call that sleeps in the kernel. There is no limit of 1024.
 ///
 /// # Errors
 /// - `EINVAL`: `n` is negative.
-/// - `EBADF`: a number in the sets is not open.
+/// - `EBADF`: a number in the sets is not open. Then nothing was looked at.
 /// - `EINTR`: a signal handler ran and nothing was ready; the call is never restarted.
 /// - `ENOMEM`: no memory for long sets, or no descriptor for the thread's eventfd.
 ///
@@ -97,7 +102,8 @@ fn select_masked<'a>(
     resolve: &impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
     let mut selection = Selection::new(n, sets)?;
-    let seen = selection.pass(true, resolve, &mut LookOnly)?;
+    selection.check(resolve)?;
+    let seen = selection.pass(resolve, &mut LookOnly);
     if poller::is_final(seen, timeout, mask) {
         selection.finish();
         return Ok(seen.ready);
@@ -126,6 +132,22 @@ struct Asked {
     end: RawFd,
 }
 
+std::thread_local! {
+    /// Bitmaps that were too long for the stack, for the next call that needs such: the numbers of
+    /// doorbells are high.
+    static SPARE: Cell<Vec<c_ulong>> = const { Cell::new(Vec::new()) };
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if self.maps.spilled() {
+            let spare = mem::take(&mut self.maps).into_vec();
+            // A thread about to end keeps nothing.
+            let _ = SPARE.try_with(|place| place.set(spare));
+        }
+    }
+}
+
 impl Asked {
     fn clear(&mut self) {
         self.maps.clear();
@@ -137,6 +159,14 @@ impl Asked {
     fn widen(&mut self, words: usize) -> Result<(), Errno> {
         let before = self.words;
         let additional = 3 * (words - before);
+        if !self.maps.spilled() && 3 * words > self.maps.inline_size() {
+            let mut spare = SPARE.try_with(Cell::take).unwrap_or_default();
+            spare.clear();
+            if spare.capacity() >= 3 * words {
+                spare.extend_from_slice(&self.maps);
+                self.maps = Bitmaps::from_vec(spare);
+            }
+        }
         self.maps
             .try_reserve(additional)
             .map_err(|_| Errno::NOMEM)?;
@@ -199,13 +229,13 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
             let Some(fd) = resolve(member.number()).and_then(Target::kernel) else {
                 return Ok(());
             };
-            let mut one = libc::pollfd {
+            let mut one = [libc::pollfd {
                 fd: fd.as_raw_fd(),
                 events: any.bits() as libc::c_short,
                 revents: 0,
-            };
-            // SAFETY: it is a list of one.
-            unsafe { libc::poll(&raw mut one, 1, 0) };
+            }];
+            kernel::ppoll(&mut one, kernel::AT_ONCE.as_ref(), None)?;
+            let [one] = one;
             let found = Events::from_bits_retain(one.revents.cast_unsigned().into());
             let wanted = member.wanted();
             let ready = [0, 1, 2].map(|at| wanted[at] && found.intersects(REPORTED[at]));
@@ -215,8 +245,8 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
 }
 
 impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
-    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Result<Seen, Errno> {
-        self.selection.pass(false, self.resolve, viewer)
+    fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
+        self.selection.pass(self.resolve, viewer)
     }
 
     fn try_for_each_target(
@@ -258,14 +288,12 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
                 None => Ok(()),
             }
         })?;
-        let [read, write, except] = asked.as_fd_sets();
-        let limit = limit.map_or(ptr::null(), ptr::from_ref);
-        let mask = mask.map_or(ptr::null(), SigSet::as_ptr);
-        // SAFETY: each bitmap is null or holds all numbers below the end; limit and mask are null or
-        // outlive the call.
-        let outcome = unsafe { libc::pselect(asked.end, read, write, except, limit, mask) };
-        match poller::outcome(outcome) {
-            Ok(()) => {}
+        let sets = asked.as_fd_sets();
+        let mask = mask.map(SigSet::as_libc);
+        // SAFETY: each bitmap is null or holds all numbers below the end.
+        let outcome = unsafe { kernel::pselect(asked.end, sets, limit, mask) };
+        match outcome {
+            Ok(_) => {}
             Err(Errno::BADF) if self.was_asked => self.ask_each()?,
             Err(errno) => {
                 // The kernel leaves the bitmaps as they were.

@@ -89,10 +89,6 @@ impl SigSet {
     pub(super) fn as_libc(&self) -> &libc::sigset_t {
         &self.0
     }
-
-    pub(super) fn as_ptr(&self) -> *const libc::sigset_t {
-        &raw const self.0
-    }
 }
 
 /// Holds back every signal from the calling thread while it exists, but those that a thread raises
@@ -117,7 +113,7 @@ impl Held {
         }
         let mut before = SigSet::empty();
         // SAFETY: both are sets, one to read and one to write.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), &raw mut before.0) };
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all.0, &raw mut before.0) };
         Held { before }
     }
 }
@@ -125,7 +121,9 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: it is a set to read.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, self.before.as_ptr(), ptr::null_mut()) };
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before.0, ptr::null_mut())
+        };
     }
 }
 

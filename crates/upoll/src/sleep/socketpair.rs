@@ -5,7 +5,7 @@ use core::ops::{Deref, DerefMut};
 use super::blocking::until_done;
 use super::timeout::Deadline;
 use crate::errno::Errno;
-use crate::pages::{Gather, Scatter};
+use crate::pages::{Gather, Scatter, slices, slices_mut};
 use crate::socketpair::{SocketFlags, StreamSocket};
 use crate::wait::Place;
 
@@ -21,7 +21,7 @@ impl StreamSocket {
     /// signal handler without `SA_RESTART` ran.
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.read_vectored(&mut [buffer])
+        self.read_slices(&mut [buffer])
     }
 
     /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
@@ -32,6 +32,10 @@ impl StreamSocket {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
+        self.read_slices(&mut slices_mut(buffers))
+    }
+
+    fn read_slices(&self, buffers: &mut [&mut [u8]]) -> Result<usize, Errno> {
         let (pair, me) = self.shared();
         let mut into = Scatter::new(buffers);
         match pair.try_read(me, &mut into) {
@@ -65,13 +69,14 @@ impl StreamSocket {
     /// # Errors
     /// As [`write`](Self::write), but no bytes at all give 0 always.
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
+        let buffers = slices(buffers);
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        self.write_all(buffers)
+        self.write_all(&buffers)
     }
 
-    fn write_all<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
+    fn write_all(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
         let (pair, me) = self.shared();
         let mut from = Gather::new(buffers);
         let asked = from.left();

@@ -10,21 +10,30 @@
 //! A lock is inside the object that it guards. Letting go of it reads the lock once more after
 //! others can take it: whoever frees the object must hold a reference that outlasts the call.
 
+#[cfg(not(loom))]
 use core::hint;
-use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicBool, compiler_fence};
 
+#[cfg(not(loom))]
 use lock_api::{GuardNoSend, RawMutex};
-use syscalls::{Sysno, syscall};
+
+use self::kernel::{Futex, barrier};
+#[cfg(loom)]
+use super::fence;
+use super::{AtomicU32, Ordering, Rule, broken};
 
 /// A lock that sleeps when it is contended.
+#[cfg(not(loom))]
 pub(crate) type Mutex<T> = lock_api::Mutex<Lock, T>;
 /// Holds a [`Mutex`].
+#[cfg(not(loom))]
 pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Lock, T>;
 
-pub(crate) struct Lock {
+/// The lock without what it guards.
+pub struct Lock {
     /// [`FREE`] or [`HELD`]; a sleeper sleeps on it.
-    state: AtomicU32,
+    state: Futex,
     /// Threads that sleep for the lock, or are about to. The named pair: a sleeper adds itself, has
     /// all threads pass a barrier, then looks at `state`; the holder frees `state`, then looks here.
     sleepers: AtomicU32,
@@ -34,13 +43,15 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 
 /// How often a thread looks again before it sleeps: critical sections are short.
+#[cfg(not(loom))]
 const SPINS: u32 = 7;
 
 // SAFETY: `state` goes from `FREE` to `HELD` for one thread at a time, with acquire order, and back
 // only by `unlock`, with release order.
+#[cfg(not(loom))]
 unsafe impl RawMutex for Lock {
     const INIT: Self = Lock {
-        state: AtomicU32::new(FREE),
+        state: Futex::new(FREE),
         sleepers: AtomicU32::new(0),
     };
 
@@ -48,95 +59,211 @@ unsafe impl RawMutex for Lock {
 
     #[inline]
     fn lock(&self) {
-        if !self.try_lock() {
-            self.wait();
-        }
+        self.acquire();
     }
 
     #[inline]
     fn try_lock(&self) -> bool {
-        self.state
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
+        self.try_acquire()
     }
 
     #[inline]
     unsafe fn unlock(&self) {
-        self.state.store(FREE, Ordering::Release);
-        // The processor may look before others see the lock free; sleepers see to that.
-        compiler_fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
-            self.wake();
-        }
+        self.release();
     }
 }
 
 impl Lock {
-    #[cold]
-    fn wait(&self) {
+    /// A free lock, for the model.
+    #[cfg(loom)]
+    #[expect(
+        clippy::new_without_default,
+        reason = "only the model makes one by itself"
+    )]
+    pub fn new() -> Self {
+        Lock {
+            state: Futex::new(FREE),
+            sleepers: AtomicU32::new(0),
+        }
+    }
+
+    #[inline]
+    fn try_acquire(&self) -> bool {
+        self.state
+            .word
+            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Takes the lock; waits while another thread holds it.
+    #[inline]
+    pub fn acquire(&self) {
+        if !self.try_acquire() {
+            self.wait();
+        }
+    }
+
+    /// Lets go of the lock, which this thread holds.
+    #[inline]
+    pub fn release(&self) {
+        self.state.word.store(FREE, Ordering::Release);
+        // The processor may look before others see the lock free; sleepers see to that. The model
+        // has no barrier that one thread has another one pass: here is where it would matter.
+        #[cfg(not(loom))]
+        compiler_fence(Ordering::SeqCst);
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            self.state.wake_one();
+        }
+    }
+
+    /// Looks again for a moment; says whether the lock came free.
+    #[cfg(not(loom))]
+    fn spin(&self) -> bool {
         for round in 0..SPINS {
             for _ in 0..1 << round {
                 hint::spin_loop();
             }
-            if self.state.load(Ordering::Relaxed) == FREE && self.try_lock() {
-                return;
+            if self.state.word.load(Ordering::Relaxed) == FREE && self.try_acquire() {
+                return true;
             }
         }
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let a_while = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 1_000_000,
-        };
-        let limit = match barrier() {
-            true => ptr::null(),
-            false => &raw const a_while,
-        };
-        while !self.try_lock() {
-            // SAFETY: `state` is a live word, and the limit null or a live timespec.
-            let _ = unsafe {
-                syscall!(
-                    Sysno::futex,
-                    self.state.as_ptr(),
-                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                    HELD,
-                    limit
-                )
-            };
-        }
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        false
     }
 
     #[cold]
-    fn wake(&self) {
-        // SAFETY: the kernel takes the address as a key and does not write to it.
-        let _ = unsafe {
-            syscall!(
-                Sysno::futex,
-                self.state.as_ptr(),
-                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                1
-            )
-        };
+    fn wait(&self) {
+        #[cfg(not(loom))]
+        if self.spin() {
+            return;
+        }
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let is_ordered = broken(Rule::BarrierBeforeSleep) || barrier();
+        while !self.try_acquire() {
+            self.state.wait(HELD, is_ordered);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Has every thread of the process that runs pass a full barrier; says whether the kernel did it.
-fn barrier() -> bool {
-    let ask = |command: libc::c_int| {
-        // SAFETY: no memory is involved.
-        unsafe { syscall!(Sysno::membarrier, command, 0, 0) }
-    };
-    // The kernel wants to be told once that the process will ask, and asks for it by failing.
-    ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
-        || ask(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok()
-            && ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
 }
 
 /// Tells the kernel, once, that this process will ask for barriers: with many threads that takes a
 /// while, which is better spent when a set is made than when a thread first waits for a lock.
+#[cfg(not(loom))]
 pub(crate) fn prepare() {
     static PREPARED: AtomicBool = AtomicBool::new(false);
     if !PREPARED.load(Ordering::Relaxed) && !PREPARED.swap(true, Ordering::Relaxed) {
         barrier();
+    }
+}
+
+#[cfg(not(loom))]
+mod kernel {
+    use core::ptr;
+    use core::sync::atomic::AtomicU32;
+
+    use syscalls::{Sysno, syscall};
+
+    /// A word to sleep on.
+    pub(super) struct Futex {
+        pub(super) word: AtomicU32,
+    }
+
+    impl Futex {
+        pub(super) const fn new(value: u32) -> Self {
+            Futex {
+                word: AtomicU32::new(value),
+            }
+        }
+
+        /// Sleeps if the word is `expected`. If `is_ordered` is not so, a change of the word may
+        /// go unnoticed, and the sleep is short.
+        pub(super) fn wait(&self, expected: u32, is_ordered: bool) {
+            let a_while = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 1_000_000,
+            };
+            let limit = match is_ordered {
+                true => ptr::null(),
+                false => &raw const a_while,
+            };
+            // SAFETY: `word` is alive, and the limit null or a live timespec.
+            let _ = unsafe {
+                syscall!(
+                    Sysno::futex,
+                    self.word.as_ptr(),
+                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                    expected,
+                    limit
+                )
+            };
+        }
+
+        #[cold]
+        pub(super) fn wake_one(&self) {
+            // SAFETY: the kernel takes the address as a key and does not write to it.
+            let _ = unsafe {
+                syscall!(
+                    Sysno::futex,
+                    self.word.as_ptr(),
+                    libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                    1
+                )
+            };
+        }
+    }
+
+    /// Has every thread of the process that runs pass a full barrier; says whether the kernel did it.
+    pub(super) fn barrier() -> bool {
+        let ask = |command: libc::c_int| {
+            // SAFETY: no memory is involved.
+            unsafe { syscall!(Sysno::membarrier, command, 0, 0) }
+        };
+        // The kernel wants to be told once that the process will ask, and asks for it by failing.
+        ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
+            || ask(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok()
+                && ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
+    }
+}
+
+/// What the lock needs of the kernel, for its model.
+#[cfg(loom)]
+mod kernel {
+    use loom::sync::{Condvar, Mutex};
+
+    use super::super::{AtomicU32, Ordering, fence};
+
+    pub(super) struct Futex {
+        pub(super) word: AtomicU32,
+        /// The kernel's lock for looking at the word and going to sleep in one step.
+        bucket: Mutex<()>,
+        queue: Condvar,
+    }
+
+    impl Futex {
+        pub(super) fn new(value: u32) -> Self {
+            Futex {
+                word: AtomicU32::new(value),
+                bucket: Mutex::new(()),
+                queue: Condvar::new(),
+            }
+        }
+
+        pub(super) fn wait(&self, expected: u32, _is_ordered: bool) {
+            let bucket = self.bucket.lock().unwrap();
+            if self.word.load(Ordering::Relaxed) == expected {
+                drop(self.queue.wait(bucket).unwrap());
+            }
+        }
+
+        pub(super) fn wake_one(&self) {
+            let _bucket = self.bucket.lock().unwrap();
+            self.queue.notify_one();
+        }
+    }
+
+    pub(super) fn barrier() -> bool {
+        fence(Ordering::SeqCst);
+        true
     }
 }

@@ -2,9 +2,10 @@
 //! the loom model checker (`--cfg loom`).
 //!
 //! Three builds differ here and nowhere else: with `std` a lock sleeps when contended ([`lock`]),
-//! without it spins (`spin`), and under loom it is loom's.
+//! without it spins (`spin`), and under loom it is loom's, [`lock`] being the subject of a model of
+//! its own.
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 mod lock;
 
 #[cfg(all(feature = "std", not(loom)))]
@@ -23,6 +24,8 @@ pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
+#[cfg(loom)]
+pub use self::lock::Lock;
 #[cfg(loom)]
 pub(crate) use self::model::Mutex;
 #[cfg(loom)]
@@ -113,6 +116,11 @@ pub enum Rule {
     RecheckUnderSetLock,
     /// A worker that comes back to a source still ready hands the turn on.
     HandOnTurn,
+    /// Who sleeps for a lock has the other threads pass a barrier first.
+    #[cfg(any(feature = "std", loom))]
+    BarrierBeforeSleep,
+    /// A worker that takes its item off the ready list says that its note is used up.
+    UseUpNotes,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
     /// While a scan looks at the one item that was ready, others do not find the set idle.

@@ -174,8 +174,7 @@ impl Twin {
         );
         asleep(
             move || {
-                let file = object.file(number);
-                let mut entry = [PollFd::new(&file, wanted)];
+                let mut entry = [PollFd::from_target(object.target(number, fd), wanted)];
                 assert_eq!(upoll::poll(&mut entry, None), Ok(1));
                 entry[0].revents().bits()
             },

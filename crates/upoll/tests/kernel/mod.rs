@@ -4,46 +4,54 @@
 
 #[cfg(feature = "std")]
 pub mod asleep;
+#[cfg(feature = "std")]
+pub mod calls;
+pub mod streams;
+#[path = "../twin/mod.rs"]
+pub mod twin;
 
 use std::fmt::Debug;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(feature = "std")]
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, Once};
 
 use upoll::{
-    Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, FileRef, PollTable, Pollable,
-    WaitQueue, Watch,
+    Epoll, Errno, Event, EventFd, EventFdFlags, Events, PipeReader, PipeWriter, StreamSocket,
+    Target, Watch,
 };
+
+pub use twin::same;
 
 #[derive(Clone)]
 pub enum Object {
     Set(Epoll),
     Counter(EventFd),
-    Pipe(File<PipeReader>),
-}
-
-/// What a set sees of a pipe's read end, and the write end of its twin in the kernel.
-pub struct PipeReader {
-    ready: AtomicU32,
-    queue: WaitQueue,
-    write_end: Mutex<Option<OwnedFd>>,
-}
-
-impl Pollable for PipeReader {
-    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(&self.queue);
-        Events::from_bits_retain(self.ready.load(Ordering::SeqCst))
-    }
+    Reader(PipeReader),
+    Writer(PipeWriter),
+    Socket(StreamSocket),
+    /// An eventfd of the kernel's in both worlds.
+    #[cfg(feature = "std")]
+    Descriptor,
 }
 
 impl Object {
-    pub fn file(&self, number: usize) -> FileRef<'_> {
+    /// What upoll acts on; `fd` is the kernel's descriptor at the same number.
+    #[cfg_attr(
+        not(feature = "std"),
+        expect(unused_variables, reason = "no descriptors")
+    )]
+    pub fn target(&self, number: usize, fd: i32) -> Target<'_> {
         let file = match self {
             Object::Set(set) => set.as_file_ref(),
             Object::Counter(counter) => counter.as_file_ref(),
-            Object::Pipe(pipe) => pipe.by_ref(),
+            Object::Reader(reader) => reader.as_file_ref(),
+            Object::Writer(writer) => writer.as_file_ref(),
+            Object::Socket(socket) => socket.as_file_ref(),
+            // SAFETY: open as long as the object is at its number.
+            #[cfg(feature = "std")]
+            Object::Descriptor => return Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
         };
-        file.numbered(i32::try_from(number).unwrap())
+        Target::File(file.numbered(i32::try_from(number).unwrap()))
     }
 }
 
@@ -154,8 +162,12 @@ impl Kernel {
 
 /// Both worlds, in step.
 pub struct Twin {
+    /// Which events have an order among each other: those of the same rank.
+    pub rank: fn(&(u32, u64)) -> (u64, u32),
     pub objects: Vec<Option<Object>>,
     pub kernel: Kernel,
+    /// Where the next bytes are taken from.
+    sent: usize,
 }
 
 impl Drop for Twin {
@@ -179,11 +191,6 @@ static RANGES: Mutex<Ranges> = Mutex::new(Ranges {
     next: 200,
 });
 
-pub fn same<T: PartialEq + Debug>(what: impl Debug, upoll: T, kernel: T) -> T {
-    assert_eq!(upoll, kernel, "{what:?}: upoll left, kernel right");
-    upoll
-}
-
 impl Twin {
     /// `numbers` numbers that no other test uses at the same time.
     pub fn new(numbers: usize) -> Self {
@@ -206,8 +213,10 @@ impl Twin {
             }
         };
         Twin {
+            rank: |_| (0, 0),
             objects: vec![None; numbers],
             kernel: Kernel { base },
+            sent: 0,
         }
     }
 
@@ -222,6 +231,16 @@ impl Twin {
         // SAFETY: makes a descriptor.
         self.kernel.place(unsafe { libc::epoll_create1(0) }, number);
         self.objects[number] = Some(Object::Set(Epoll::new().unwrap()));
+    }
+
+    /// An eventfd of the kernel's.
+    #[cfg(feature = "std")]
+    pub fn open_descriptor(&mut self, number: usize) {
+        self.close(number);
+        // SAFETY: makes a descriptor.
+        let fresh = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) };
+        self.kernel.place(fresh, number);
+        self.objects[number] = Some(Object::Descriptor);
     }
 
     /// A counter whose calls never block.
@@ -259,49 +278,6 @@ impl Twin {
         self.objects[number] = Some(Object::Counter(counter));
     }
 
-    /// The read end of an empty pipe.
-    pub fn open_pipe(&mut self, number: usize) {
-        self.close(number);
-        let mut ends = [0; 2];
-        // SAFETY: room for both ends.
-        assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), 0) }, 0);
-        self.kernel.place(ends[0], number);
-        self.objects[number] = Some(Object::Pipe(File::new(PipeReader {
-            ready: AtomicU32::new(0),
-            queue: WaitQueue::new(),
-            // SAFETY: just made, and nobody else's.
-            write_end: Mutex::new(Some(unsafe { OwnedFd::from_raw_fd(ends[1]) })),
-        })));
-    }
-
-    /// A byte for the pipe's reader.
-    pub fn feed(&self, number: usize) {
-        let pipe = self.pipe(number);
-        let write_end = pipe.write_end.lock().unwrap();
-        let write_end = write_end.as_ref().unwrap().as_raw_fd();
-        // SAFETY: one byte is read from the string.
-        let fed = unsafe { libc::write(write_end, c"x".as_ptr().cast(), 1) };
-        assert_eq!(fed, 1);
-        let data = Events::IN | Events::RDNORM;
-        pipe.ready.fetch_or(data.bits(), Ordering::SeqCst);
-        pipe.queue.wake(data);
-    }
-
-    /// The pipe's last writer goes. Linux wakes the reader without saying what for.
-    pub fn hang_up(&self, number: usize) {
-        let pipe = self.pipe(number);
-        drop(pipe.write_end.lock().unwrap().take());
-        pipe.ready.fetch_or(Events::HUP.bits(), Ordering::SeqCst);
-        pipe.queue.wake(Events::empty());
-    }
-
-    fn pipe(&self, number: usize) -> &PipeReader {
-        match &self.objects[number] {
-            Some(Object::Pipe(pipe)) => pipe,
-            _ => panic!("{number} is no pipe"),
-        }
-    }
-
     pub fn dup(&mut self, from: usize, to: usize) {
         if from == to || self.objects[from].is_none() {
             return;
@@ -310,6 +286,12 @@ impl Twin {
         // SAFETY: descriptors of this test's own.
         unsafe { libc::dup2(self.kernel.fd(from), self.kernel.fd(to)) };
         self.objects[to] = self.objects[from].clone();
+    }
+
+    /// What upoll has at the number.
+    pub fn target(&self, number: usize) -> Option<Target<'_>> {
+        let fd = self.kernel.fd(number);
+        Some(self.objects[number].as_ref()?.target(number, fd))
     }
 
     pub fn set(&self, number: usize) -> Option<&Epoll> {
@@ -327,10 +309,9 @@ impl Twin {
         events: Events,
         data: u64,
     ) -> Result<(), Errno> {
-        let (Some(epoll), Some(object)) = (self.set(set), &self.objects[target]) else {
+        let (Some(epoll), Some(file)) = (self.set(set), self.target(target)) else {
             return Ok(());
         };
-        let file = object.file(target);
         let event = Event::new(events, data);
         let result = match op {
             libc::EPOLL_CTL_ADD => epoll.add(&file, event),
@@ -371,7 +352,20 @@ impl Twin {
                 .collect()
         });
         let kernel = self.kernel.wait(number, room);
-        same(("wait", number, room), upoll, kernel)
+        self.same_events(("wait", number, room), upoll, kernel)
+    }
+
+    /// Compares what two waits gave.
+    pub fn same_events(
+        &self,
+        what: impl Debug,
+        mut upoll: Result<Vec<(u32, u64)>, Errno>,
+        mut kernel: Result<Vec<(u32, u64)>, Errno>,
+    ) -> Result<Vec<(u32, u64)>, Errno> {
+        for events in [&mut upoll, &mut kernel].into_iter().flatten() {
+            events.sort_by_key(self.rank);
+        }
+        same(what, upoll, kernel)
     }
 
     pub fn data(&self, set: usize, room: usize) -> Vec<u64> {
@@ -388,7 +382,9 @@ impl Twin {
 
     /// What `poll(2)` shows.
     pub fn mask(&self, number: usize) -> Events {
-        let file = self.objects[number].as_ref().unwrap().file(number);
+        let Some(Target::File(file)) = self.target(number) else {
+            panic!("{number} is no user-level object");
+        };
         let (_watch, ready) = Watch::new(file, Events::all(), |_| ());
         let kernel = self.kernel.mask(number);
         Events::from_bits_retain(same(("mask", number), ready.bits(), kernel))
@@ -421,7 +417,10 @@ impl Twin {
         let Some(set) = self.set(number) else { return };
         let path = format!("/proc/self/fdinfo/{}", self.kernel.fd(number));
         let kernel = std::fs::read_to_string(path).unwrap();
-        let lines = |text: &str, base: i32| {
+        // upoll's are this twin's numbers, except of descriptors.
+        let base = self.kernel.base;
+        let own = |number: i32| if number < base { number } else { number - base };
+        let lines = |text: &str| {
             let mut lines: Vec<_> = text
                 .lines()
                 .filter_map(|line| line.strip_prefix("tfd:"))
@@ -429,19 +428,12 @@ impl Twin {
                     let (number, rest) = line.split_once(" events:").unwrap();
                     assert_eq!(number.len(), 9);
                     let number: i32 = number.trim().parse().unwrap();
-                    (
-                        number - base,
-                        rest.split("  pos:").next().unwrap().to_owned(),
-                    )
+                    (own(number), rest.split("  pos:").next().unwrap().to_owned())
                 })
                 .collect();
             lines.sort();
             lines
         };
-        same(
-            "fdinfo",
-            lines(&set.fdinfo(), 0),
-            lines(&kernel, self.kernel.base),
-        );
+        same("fdinfo", lines(&set.fdinfo()), lines(&kernel));
     }
 }

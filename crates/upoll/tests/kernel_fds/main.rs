@@ -11,13 +11,17 @@ mod random;
 mod rotation;
 mod threads;
 
+use std::future::Future;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use upoll::{CreateFlags, Epoll, Event, EventFd, Events};
+use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Readiness};
 
 use self::host::{Kernel, LONG, data, wait};
 
@@ -182,4 +186,26 @@ fn errors_are_the_kernels() {
             assert_eq!(ours, theirs, "{op:?} {fd:?} {interest:?}");
         }
     }
+}
+
+#[test]
+fn a_waker_may_add_a_set_to_a_set_when_one_comes_to_watch_kernel_descriptors() {
+    /// Nests two sets when it is woken.
+    struct Nester([Epoll; 2]);
+    impl Wake for Nester {
+        fn wake(self: Arc<Self>) {
+            self.0[0]
+                .add(&self.0[1], Event::new(Events::IN, 0))
+                .unwrap();
+        }
+    }
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let [set, inside, outer, inner] = [(); 4].map(|()| Epoll::new().unwrap());
+    inside.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    let mut ready = pin!(Readiness::new(set.as_file_ref(), Events::IN));
+    let waker = Waker::from(Arc::new(Nester([outer.clone(), inner])));
+    let mut context = Context::from_waker(&waker);
+    assert!(ready.as_mut().poll(&mut context).is_pending());
+    set.add(&inside, Event::new(Events::IN, 0)).unwrap();
+    assert_eq!(outer.len(), 1);
 }

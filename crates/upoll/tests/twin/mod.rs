@@ -1,15 +1,18 @@
-//! The kernel's side of a pair of worlds, for objects that bytes go through: descriptors and sets
-//! by system calls, and the comparisons.
+//! The kernel's side of a pair of worlds: descriptors, streams of bytes and sets by system calls,
+//! and the comparisons.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[cfg(feature = "std")]
+pub mod poll;
+
 use std::fmt::Debug;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use upoll::{Epoll, Errno, Event, Events, FileRef, PipeFlags};
+use upoll::{Epoll, Errno, Event, Events, FileRef, PipeFlags, Shutdown, SocketFlags};
 
 /// Asserts that both worlds gave the same, and gives it.
 #[track_caller]
@@ -35,6 +38,10 @@ impl Fd {
 
     pub fn raw(&self) -> i32 {
         self.0.as_raw_fd()
+    }
+
+    pub fn into_raw(self) -> i32 {
+        self.0.into_raw_fd()
     }
 
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
@@ -99,6 +106,27 @@ pub fn kernel_pipe(flags: PipeFlags) -> Result<(Fd, Fd), Errno> {
     let made = unsafe { libc::pipe2(fds.as_mut_ptr(), flags.bits().cast_signed()) };
     result(made as isize)?;
     Ok((Fd::new(fds[0]), Fd::new(fds[1])))
+}
+
+/// Two connected sockets of the kernel.
+pub fn kernel_pair(flags: SocketFlags) -> Result<[Fd; 2], Errno> {
+    let mut fds = [0; 2];
+    let kind = libc::SOCK_STREAM | flags.bits().cast_signed();
+    // SAFETY: two descriptors are written.
+    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) };
+    result(made as isize)?;
+    Ok(fds.map(Fd::new))
+}
+
+/// `shutdown(2)`
+pub fn kernel_shutdown(fd: &Fd, how: Shutdown) {
+    let how = match how {
+        Shutdown::Read => libc::SHUT_RD,
+        Shutdown::Write => libc::SHUT_WR,
+        Shutdown::Both => libc::SHUT_RDWR,
+    };
+    // SAFETY: no memory.
+    result(unsafe { libc::shutdown(fd.raw(), how) } as isize).unwrap();
 }
 
 /// What a user-level file shows of everything.

@@ -1,0 +1,192 @@
+//! libupoll: the functions of `include/upoll.h`, which documents them.
+//!
+//! Each is the function of [`upoll_fds`] with its name, with C's way to say what went wrong: -1, and
+//! `errno`. The C library's functions hide the size of a signal mask; so do these.
+//!
+//! # Panics
+//! A panic in an `extern "C"` function ends the process (`abort`): none reaches the caller. It would
+//! be a bug of this library, in the midst of a change, and nothing to go on from.
+//!
+//! # Safety
+//! What all of them need: memory that a pointer leads to is the caller's to give. A pointer that
+//! leads nowhere gives `EFAULT`.
+#![expect(clippy::missing_safety_doc, reason = "one contract for all, above")]
+
+mod object;
+
+pub use crate::object::{ObjectOps, upoll_object_create, upoll_object_wake};
+
+use std::ffi::{c_int, c_uint, c_ulong};
+
+use libc::{fd_set, iovec, nfds_t, pollfd, sigset_t, size_t, ssize_t, timespec, timeval};
+use upoll::{Errno, Event};
+use upoll_fds::{EpollCtlCmd, EpollWaitParams};
+
+/// What the kernel's signal set has.
+const MASK_SIZE: usize = size_of::<u64>();
+
+/// What a call gives in C.
+trait Value {
+    fn value(self) -> c_int;
+}
+
+impl Value for () {
+    fn value(self) -> c_int {
+        0
+    }
+}
+
+impl Value for c_int {
+    fn value(self) -> c_int {
+        self
+    }
+}
+
+impl Value for usize {
+    fn value(self) -> c_int {
+        c_int::try_from(self).unwrap_or(c_int::MAX)
+    }
+}
+
+fn set_errno(errno: Errno) {
+    // SAFETY: the C library gives each thread a live errno.
+    unsafe { *libc::__errno_location() = errno.raw() };
+}
+
+#[inline]
+fn give<T: Value>(result: Result<T, Errno>) -> c_int {
+    match result {
+        Ok(value) => value.value(),
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// The same for a number of bytes.
+#[inline]
+fn give_size(result: Result<usize, Errno>) -> ssize_t {
+    match result {
+        Ok(count) => count.cast_signed(),
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// Functions without pointers.
+macro_rules! plain {
+    ($($name:ident($($argument:ident: $kind:ty),*) = $function:ident;)*) => { $(
+        #[doc = concat!("[`upoll_fds::", stringify!($function), "`]")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($argument: $kind),*) -> c_int {
+            give(upoll_fds::$function($($argument),*))
+        }
+    )* };
+}
+
+/// Functions that take pointers; their arguments are passed on as `=>` says.
+macro_rules! with_pointers {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $give:ident($call:expr);)*) => { $(
+        #[doc = concat!("See `include/upoll.h` and `", stringify!($call), "` in [`upoll_fds`].")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: the caller's contract.
+            $give(unsafe { $call })
+        }
+    )* };
+}
+
+plain! {
+    upoll_epoll_create(size: c_int) = epoll_create;
+    upoll_epoll_create1(flags: c_int) = epoll_create1;
+    upoll_eventfd(initial: c_uint, flags: c_int) = eventfd;
+    upoll_eventfd_write(fd: c_int, value: u64) = eventfd_write;
+    upoll_close(fd: c_int) = close;
+    upoll_close_range(first: c_uint, last: c_uint, flags: c_int) = close_range;
+    upoll_demote(fd: c_int) = demote;
+    upoll_dup(fd: c_int) = dup;
+    upoll_dup2(fd: c_int, new: c_int) = dup2;
+    upoll_dup3(fd: c_int, new: c_int, flags: c_int) = dup3;
+    upoll_shutdown(fd: c_int, how: c_int) = shutdown;
+}
+
+with_pointers! {
+    upoll_epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *const Event) -> c_int
+        = give(upoll_fds::epoll_ctl(epfd, op, fd, event));
+    upoll_epoll_wait(epfd: c_int, events: *mut Event, room: c_int, timeout: c_int) -> c_int
+        = give(upoll_fds::epoll_wait(epfd, events, room, timeout));
+    upoll_epoll_pwait(
+        epfd: c_int, events: *mut Event, room: c_int, timeout: c_int, mask: *const sigset_t
+    ) -> c_int
+        = give(upoll_fds::epoll_pwait(epfd, events, room, timeout, mask, MASK_SIZE));
+    upoll_epoll_pwait2(
+        epfd: c_int, events: *mut Event, room: c_int, timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int
+        = give(upoll_fds::epoll_pwait2(epfd, events, room, timeout, mask, MASK_SIZE));
+    upoll_epoll_ctl_batch(
+        epfd: c_int, flags: c_int, count: c_int, commands: *mut EpollCtlCmd
+    ) -> c_int
+        = give(upoll_fds::epoll_ctl_batch(epfd, flags, count, commands));
+    upoll_epoll_pwait1(
+        epfd: c_int, flags: c_int, events: *mut Event, room: c_int,
+        params: *const EpollWaitParams
+    ) -> c_int
+        = give(upoll_fds::epoll_pwait1(epfd, flags, events, room, params));
+    upoll_eventfd_read(fd: c_int, value: *mut u64) -> c_int
+        = give(upoll_fds::eventfd_read(fd, value));
+    upoll_pipe(fds: *mut [c_int; 2]) -> c_int
+        = give(upoll_fds::pipe(fds));
+    upoll_pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int
+        = give(upoll_fds::pipe2(fds, flags));
+    upoll_socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut [c_int; 2]) -> c_int
+        = give(upoll_fds::socketpair(domain, kind, protocol, fds));
+    upoll_read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t
+        = give_size(upoll_fds::read(fd, buffer, count));
+    upoll_write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t
+        = give_size(upoll_fds::write(fd, buffer, count));
+    upoll_readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
+        = give_size(upoll_fds::readv(fd, list, count));
+    upoll_writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
+        = give_size(upoll_fds::writev(fd, list, count));
+    upoll_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
+        = give(upoll_fds::poll(fds, length(count), timeout));
+    upoll_ppoll(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int
+        = give(upoll_fds::ppoll(fds, length(count), timeout, mask, MASK_SIZE));
+    upoll_select(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval
+    ) -> c_int
+        = give(upoll_fds::select(n, [read, write, except], timeout));
+    upoll_pselect(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int
+        = give(upoll_fds::pselect(n, [read, write, except], timeout, mask, MASK_SIZE));
+    upoll_fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int
+        = give(upoll_fds::fcntl(fd, command, word(argument)));
+    upoll_ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int
+        = give(upoll_fds::ioctl(fd, low(request), word(argument)));
+}
+
+fn length(count: nfds_t) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+/// The variadic argument of `fcntl` and `ioctl`, which the header declares as such: on every ABI of
+/// Linux an integer or a pointer is passed there as a named one is. Whatever else is in the register
+/// of a 32-bit one is of no account to commands that take an int.
+fn word(argument: c_ulong) -> usize {
+    usize::try_from(argument).unwrap_or(usize::MAX)
+}
+
+/// The kernel looks at 32 bits of a request.
+#[expect(clippy::cast_possible_truncation, reason = "that is what it is for")]
+fn low(request: c_ulong) -> u32 {
+    request as u32
+}

@@ -1,0 +1,147 @@
+//! Handing an object over to the kernel: its state is poured into the kernel object behind it, and
+//! from then on the kernel serves its numbers.
+//!
+//! That is for when it can be seen from outside of this process: by the child of a fork, by a program
+//! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use upoll::{Epoll, Errno, Event, EventFd, Op, Target};
+
+use crate::kernel::{call, check_open};
+use crate::object::Object;
+use crate::table::{self, Held};
+
+/// What cannot be handed over (yet).
+const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
+
+/// Hands the object that `fd` stands for over to the kernel, with all its numbers, and in all sets
+/// that watch it. A number of the kernel's is left as it is.
+///
+/// Calls that block on it go on with the kernel object; sets report it once more if it is ready.
+///
+/// # Errors
+/// `EBADF`: the number is not open. `EOPNOTSUPP`: only eventfds without a maximum can be handed
+/// over. `EBUSY`: a signal handler asks for it in the midst of a call on it.
+pub fn demote(fd: RawFd) -> Result<(), Errno> {
+    match table::get(fd) {
+        None => check_open(fd),
+        Some(object) => match &object {
+            Object::EventFd(counter) if counter.maximum() == u64::MAX => {
+                demote_eventfd(&object, counter)
+            }
+            _ => Err(NOT_SUPPORTED),
+        },
+    }
+}
+
+/// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
+/// fork takes it from a thread that it does not have.
+static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);
+
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Self {
+        while IS_UNDER_WAY.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        UnderWay
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        IS_UNDER_WAY.store(false, Ordering::Release);
+    }
+}
+
+/// In the child of a fork: what another thread was doing is not under way here.
+pub(crate) fn forget_other_threads() {
+    IS_UNDER_WAY.store(false, Ordering::Relaxed);
+}
+
+fn demote_eventfd(object: &Object, counter: &EventFd) -> Result<(), Errno> {
+    let _under_way = UnderWay::begin();
+    let held = table::hold(object)?;
+    let Some(&number) = held.numbers().first() else {
+        // Somebody else was quicker, or it was closed.
+        return Ok(());
+    };
+    let interests = take_interests(object, &held);
+    let Some(count) = counter.retire() else {
+        // It got a maximum meanwhile.
+        for interest in &interests {
+            let target = Target::File(object.as_file_ref(interest.number));
+            // It was there a moment ago; if there is no memory for it now, it is lost.
+            let _ = interest.set.ctl(Op::Add, target, interest.event);
+        }
+        return Err(NOT_SUPPORTED);
+    };
+    // The kernel's count is 0, and less than this fits. Nobody has signalled more than 2^64 times.
+    let count = count.min(u64::MAX - 1);
+    // SAFETY: `count` is live.
+    unsafe { call!(write, number, &raw const count, size_of::<u64>()) }?;
+    for interest in interests {
+        interest.give_to_the_kernel(&held);
+    }
+    held.release();
+    // Copies that were being made meanwhile.
+    loop {
+        let late = table::hold(object)?;
+        if late.numbers().is_empty() {
+            return Ok(());
+        }
+        late.release();
+    }
+}
+
+/// What a set wants of an object that is being handed over.
+struct Interest {
+    set: Epoll,
+    number: RawFd,
+    event: Event,
+}
+
+/// Takes the object out of all sets.
+fn take_interests(object: &Object, held: &Held) -> Vec<Interest> {
+    let mut taken = Vec::new();
+    for epfd in table::numbers(0, u32::MAX) {
+        // Its own numbers cannot be looked up now.
+        if held.numbers().contains(&epfd) {
+            continue;
+        }
+        let Some(Object::Epoll(set)) = table::get(epfd) else {
+            continue;
+        };
+        for (number, event) in set.interests_in(object.as_file_ref(0)) {
+            let target = Target::File(object.as_file_ref(number));
+            // A set has several numbers: who deletes it first has it. So does a thread that deletes
+            // it just now.
+            if set.ctl(Op::Del, target, Event::default()).is_ok() {
+                let set = set.clone();
+                taken.push(Interest { set, number, event });
+            }
+        }
+    }
+    taken
+}
+
+impl Interest {
+    fn give_to_the_kernel(self, held: &Held) {
+        // The number may be closed while another one keeps the file open; that one does as well.
+        let own = held
+            .numbers()
+            .iter()
+            .filter(|&&number| number == self.number);
+        for &number in own.chain(held.numbers()) {
+            // SAFETY: it is held open by the table.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            let target = Target::Kernel(fd);
+            if self.set.ctl(Op::Add, target, self.event) != Err(Errno::EXIST) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `eventfd(2)` and what glibc adds to it.
+
+use std::os::fd::RawFd;
+
+use upoll::{Errno, EventFd, EventFdFlags};
+
+use crate::io::Step;
+use crate::kernel::{call, number};
+use crate::object::Object;
+use crate::{io, memory, table};
+
+/// `_IOW('J', 0, __u64)`: what writes keep the count below.
+pub const EFD_IOC_SET_MAXIMUM: u32 = 0x4008_4a00;
+/// `_IOR('J', 1, __u64)`: what it is.
+pub const EFD_IOC_GET_MAXIMUM: u32 = 0x8008_4a01;
+
+/// `eventfd(2)`.
+///
+/// # Errors
+/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
+pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
+    let object = EventFd::with_flags(
+        initial,
+        EventFdFlags::from_bits_retain(flags.cast_unsigned()),
+    )?;
+    // SAFETY: no pointers are involved.
+    let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
+    table::install(fd, Object::EventFd(object))
+}
+
+/// `eventfd_read(3)`.
+///
+/// # Errors
+/// As [`read`](crate::read).
+///
+/// # Safety
+/// As [`read`](crate::read).
+pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
+    // SAFETY: the caller's contract.
+    match unsafe { io::read(fd, value.cast(), size_of::<u64>()) }? {
+        8 => Ok(()),
+        _ => Err(Errno::from_raw(libc::EIO)),
+    }
+}
+
+/// `eventfd_write(3)`.
+///
+/// # Errors
+/// As [`write`](crate::write).
+pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
+    let ours = table::with(fd, |object| match object {
+        Object::EventFd(counter) => match counter.try_write(value) {
+            Err(Errno::AGAIN) if !object.is_nonblocking() => Some(Step::Block(counter.clone())),
+            done => Some(Step::Done(done)),
+        },
+        _ => None,
+    });
+    let ours = match ours.flatten() {
+        Some(Step::Done(written)) => Some(written),
+        Some(Step::Block(counter)) => Some(counter.write(value)),
+        None => None,
+    };
+    match ours {
+        Some(result) if result != Err(Errno::STALE) => result,
+        _ => {
+            // SAFETY: `value` is live.
+            match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
+                8 => Ok(()),
+                _ => Err(Errno::from_raw(libc::EIO)),
+            }
+        }
+    }
+}
+
+/// The eventfd's own `ioctl(2)` requests; None for all others.
+///
+/// # Safety
+/// As [`ioctl`](crate::ioctl).
+pub(crate) unsafe fn ioctl(
+    counter: &EventFd,
+    request: u32,
+    argument: usize,
+) -> Option<Result<usize, Errno>> {
+    let maximum: *mut u64 = std::ptr::with_exposed_provenance_mut(argument);
+    match request {
+        // SAFETY: the caller's argument is a counter to read.
+        EFD_IOC_SET_MAXIMUM => Some(unsafe { memory::read(maximum) }.and_then(|maximum| {
+            counter.set_maximum(maximum)?;
+            Ok(0)
+        })),
+        EFD_IOC_GET_MAXIMUM => {
+            // SAFETY: the caller's argument is a counter to write.
+            let written = unsafe { memory::write(maximum, counter.maximum()) };
+            Some(written.map(|()| 0))
+        }
+        _ => None,
+    }
+}

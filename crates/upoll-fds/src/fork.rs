@@ -1,0 +1,73 @@
+//! `fork(2)`: parent and child share open files, but not memory.
+//!
+//! Before the fork everything that can be is handed over to the kernel, which serves both. What
+//! cannot be stays with the parent. The child must not go on with a copy that others do not see: its
+//! numbers for such objects become those of a file on which nothing can be done (`O_PATH`), so calls
+//! on them give `EBADF`, and it can close them or put others in their place.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use upoll::Errno;
+
+use crate::kernel::{self, call, number};
+use crate::{demote, in_use, table};
+
+/// Has forks noticed from now on.
+///
+/// # Errors
+/// `ENOMEM`: no memory for it.
+pub(crate) fn watch() -> Result<(), Errno> {
+    // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Handlers
+    // that run twice do no harm.
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    if IS_WATCHED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    // SAFETY: the handlers are never unloaded, as this library is not.
+    if unsafe { libc::pthread_atfork(Some(before), None, Some(in_the_child)) } != 0 {
+        return Err(Errno::NOMEM);
+    }
+    IS_WATCHED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+extern "C" fn before() {
+    for fd in table::numbers(0, u32::MAX) {
+        // What cannot be handed over is lost to the child.
+        let _ = demote::demote(fd);
+    }
+}
+
+/// Nothing here takes a lock or allocates: another thread of the parent may have been doing so.
+extern "C" fn in_the_child() {
+    in_use::forget_other_threads();
+    demote::forget_other_threads();
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    // SAFETY: the path is a live C string.
+    let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
+    for fd in table::numbers(0, u32::MAX) {
+        if let Ok(nothing) = nothing {
+            stand_for(nothing, fd);
+        } else {
+            // It has used up its numbers; then it cannot have this one.
+            let _ = kernel::close(fd);
+        }
+        table::forget(fd);
+    }
+    if let Ok(nothing) = nothing {
+        // It is ours alone.
+        let _ = kernel::close(nothing);
+    }
+}
+
+fn stand_for(nothing: RawFd, fd: RawFd) {
+    // SAFETY: no pointers are involved. What the number stood for is of no use to this process.
+    unsafe {
+        let is_cloexec = call!(fcntl, fd, libc::F_GETFD)
+            .is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize != 0);
+        let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
+        // Both are open, so this does not fail.
+        let _ = call!(dup3, nothing, fd, flags);
+    }
+}

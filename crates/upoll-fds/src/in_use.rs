@@ -1,0 +1,277 @@
+//! Which entry of the table a thread is using right now.
+//!
+//! A call that finds an object by its number writes down, in a record of its thread, which entry it
+//! uses, looks again whether the number still leads there, and wipes the record when it is done.
+//! Whoever takes an entry out of the table waits until no record names it. So a close takes effect
+//! after the calls that were under way, as in Linux, where each holds the open file; and looking a
+//! number up writes nothing that other threads write. A call that is about to block takes a
+//! reference of its own instead, so nobody waits for long.
+//!
+//! These are hazard pointers. Reclamation by epochs would let a close return, and its number's open
+//! file live on, while an unrelated thread has its epoch open: a pipe's reader would see the end
+//! too late. A reference count per call costs two atomic operations on a shared word.
+//!
+//! # The named pair
+//! A call writes its record, then reads the slot. A close empties the slot, then reads the records.
+//! The second pays for both: it has the kernel put a barrier into every running thread
+//! (`membarrier(2)`), so the first needs none. Where the kernel cannot, both use a fence.
+
+use std::cell::Cell;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence, fence};
+
+use crate::kernel::call;
+use crate::table::Entry;
+
+/// What one call of one thread uses.
+struct Record {
+    entry: AtomicPtr<Entry>,
+    /// The thread's record for a call inside this one: from a signal handler, or from the `poll`
+    /// of an embedder's object.
+    deeper: AtomicPtr<Record>,
+    /// A thread has it. Records are never freed, but change hands.
+    is_taken: AtomicBool,
+    /// In the list of all records; written before it is there.
+    next: AtomicPtr<Record>,
+}
+
+/// All records.
+static ALL: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
+
+/// The kernel puts barriers into other threads for us. Set before the first entry is in the table,
+/// and never again.
+static HAS_BARRIER: AtomicBool = AtomicBool::new(false);
+
+const MEMBARRIER_PRIVATE_EXPEDITED: usize = 1 << 3;
+const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
+
+fn membarrier(command: usize) -> bool {
+    // SAFETY: no pointers are involved.
+    unsafe { call!(membarrier, command, 0, 0) }.is_ok()
+}
+
+/// Must have returned before an entry is put into the table.
+pub(crate) fn prepare() {
+    static IS_PREPARED: std::sync::Once = std::sync::Once::new();
+    IS_PREPARED.call_once(|| {
+        let registered = membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
+        HAS_BARRIER.store(registered, Ordering::SeqCst);
+    });
+}
+
+/// The thread's own records.
+struct Mine {
+    /// The one for the next call.
+    current: Cell<*const Record>,
+    first: Cell<*const Record>,
+    last: Cell<*const Record>,
+}
+
+std::thread_local! {
+    static MINE: Mine = const {
+        Mine {
+            current: Cell::new(ptr::null()),
+            first: Cell::new(ptr::null()),
+            last: Cell::new(ptr::null()),
+        }
+    };
+    static RETURNS_RECORDS: ReturnsRecords = const { ReturnsRecords };
+}
+
+/// Gives the thread's records to others when it ends.
+struct ReturnsRecords;
+
+impl Drop for ReturnsRecords {
+    fn drop(&mut self) {
+        MINE.with(|mine| {
+            let mut record = mine.first.get();
+            mine.current.set(ptr::null());
+            mine.first.set(ptr::null());
+            mine.last.set(ptr::null());
+            // SAFETY: records are never freed.
+            while let Some(taken) = unsafe { record.as_ref() } {
+                record = taken.deeper.swap(ptr::null_mut(), Ordering::Relaxed);
+                taken.is_taken.store(false, Ordering::Release);
+            }
+        });
+    }
+}
+
+/// Every record there is.
+fn records() -> impl Iterator<Item = &'static Record> {
+    let mut at = ALL.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: records are never freed.
+        let record: &'static Record = unsafe { at.as_ref() }?;
+        at = record.next.load(Ordering::Relaxed);
+        Some(record)
+    })
+}
+
+/// A record that is nobody's, for this thread.
+#[cold]
+fn take_record(mine: &Mine) -> &'static Record {
+    let free = records().find(|record| {
+        !record.is_taken.load(Ordering::Relaxed) && !record.is_taken.swap(true, Ordering::SeqCst)
+    });
+    let record = free.unwrap_or_else(|| {
+        let record: &'static Record = Box::leak(Box::new(Record {
+            entry: AtomicPtr::new(ptr::null_mut()),
+            deeper: AtomicPtr::new(ptr::null_mut()),
+            is_taken: AtomicBool::new(true),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }));
+        let this = ptr::from_ref(record).cast_mut();
+        let mut head = ALL.load(Ordering::Relaxed);
+        loop {
+            record.next.store(head, Ordering::Relaxed);
+            match ALL.compare_exchange_weak(head, this, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return record,
+                Err(now) => head = now,
+            }
+        }
+    });
+    // A thread that is ending keeps what it takes from now on.
+    let _ = RETURNS_RECORDS.try_with(|_| ());
+    // SAFETY: records are never freed.
+    match unsafe { mine.last.get().as_ref() } {
+        Some(last) => last
+            .deeper
+            .store(ptr::from_ref(record).cast_mut(), Ordering::Relaxed),
+        None => mine.first.set(record),
+    }
+    mine.last.set(record);
+    // Pairs with the reading of the records: one that was not seen as taken has not read the slot.
+    fence(Ordering::SeqCst);
+    record
+}
+
+/// An entry that cannot go while this exists. They end in the reverse order of their beginning.
+struct InUse {
+    entry: NonNull<Entry>,
+    record: &'static Record,
+}
+
+impl Drop for InUse {
+    #[inline]
+    fn drop(&mut self) {
+        self.record.entry.store(ptr::null_mut(), Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+        MINE.with(|mine| mine.current.set(self.record));
+    }
+}
+
+/// Has `call` use the entry that `slot` leads to. None if it leads to nothing, or to something that
+/// `is_entry` refuses. `call` must not block.
+#[inline]
+pub(crate) fn with<R>(
+    slot: &AtomicPtr<Entry>,
+    is_entry: impl Fn(*mut Entry) -> bool,
+    call: impl FnOnce(&Entry) -> R,
+) -> Option<R> {
+    let in_use = protect(slot, is_entry)?;
+    // SAFETY: the record names it, and was written before the slot was read again.
+    Some(call(unsafe { in_use.entry.as_ref() }))
+}
+
+#[inline]
+fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
+    let mut seen = slot.load(Ordering::Acquire);
+    if !is_entry(seen) {
+        return None;
+    }
+    let record = MINE.with(|mine| {
+        // SAFETY: records are never freed.
+        let record = match unsafe { mine.current.get().as_ref() } {
+            Some(record) => record,
+            None => take_record(mine),
+        };
+        mine.current.set(record.deeper.load(Ordering::Relaxed));
+        record
+    });
+    // A signal handler from here on uses the next record.
+    compiler_fence(Ordering::SeqCst);
+    loop {
+        record.entry.store(seen, Ordering::Relaxed);
+        if HAS_BARRIER.load(Ordering::Relaxed) {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+        let again = slot.load(Ordering::Acquire);
+        let in_use = InUse {
+            // SAFETY: `is_entry` has refused null.
+            entry: unsafe { NonNull::new_unchecked(again) },
+            record,
+        };
+        if again == seen {
+            return Some(in_use);
+        }
+        if !is_entry(again) {
+            drop(in_use);
+            return None;
+        }
+        std::mem::forget(in_use);
+        seen = again;
+    }
+}
+
+/// In the child of a fork: the other threads are gone, and use nothing.
+pub(crate) fn forget_other_threads() {
+    for record in records().filter(|record| !is_mine(record)) {
+        record.entry.store(ptr::null_mut(), Ordering::Relaxed);
+        record.deeper.store(ptr::null_mut(), Ordering::Relaxed);
+        record.is_taken.store(false, Ordering::Release);
+    }
+}
+
+/// Whether a record is this thread's.
+fn is_mine(record: &Record) -> bool {
+    MINE.with(|mine| {
+        let mut own = mine.first.get();
+        // SAFETY: records are never freed.
+        while let Some(found) = unsafe { own.as_ref() } {
+            if ptr::eq(found, record) {
+                return true;
+            }
+            own = found.deeper.load(Ordering::Relaxed);
+        }
+        false
+    })
+}
+
+/// How often the owner of a record is let run before its use counts as a long one.
+const PATIENCE: usize = 1000;
+
+/// Waits until no call uses `entry`, which no slot leads to any more.
+///
+/// False if one still does: a call of this very thread, which a signal handler has interrupted, or
+/// one of a thread that does not get on.
+pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
+    fence(Ordering::SeqCst);
+    let others =
+        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
+    if HAS_BARRIER.load(Ordering::Relaxed)
+        && records().any(|record| others(&record))
+        && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+    {
+        // A child of a fork may have to register anew.
+        membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
+        membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
+    }
+    records().all(|record| {
+        let mut tries = 0;
+        while record.entry.load(Ordering::Acquire) == entry {
+            tries += 1;
+            if tries > PATIENCE || is_mine(record) {
+                return false;
+            }
+            if tries < 100 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        true
+    })
+}

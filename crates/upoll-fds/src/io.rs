@@ -1,0 +1,429 @@
+//! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by number.
+//!
+//! What can be done at once is done while the table keeps the object; what has to block takes a
+//! reference of its own and starts anew.
+
+use std::os::fd::RawFd;
+
+use smallvec::SmallVec;
+use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
+
+use crate::kernel::call;
+use crate::object::Object;
+use crate::pipe::raise_if_broken;
+use crate::{memory, table};
+
+/// How much one call moves at most (`MAX_RW_COUNT`).
+const MOST: usize = 0x7fff_f000;
+
+/// How far a call gets without blocking.
+pub(crate) enum Step<T, O = Object> {
+    Done(Result<T, Errno>),
+    /// It has to block.
+    Block(O),
+}
+
+/// What the kernel checks before it asks the object.
+#[inline]
+fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    if isize::try_from(count).is_err() {
+        return Err(Errno::INVAL);
+    }
+    memory::check_range(buffer, count)?;
+    Ok(count.min(MOST))
+}
+
+/// `read(2)`.
+///
+/// # Errors
+/// - `EBADF`: the number is not open for reading.
+/// - `EINVAL`: it stands for a set, or an embedder's object; `count` is less than an eventfd's 8.
+/// - `EFAULT`: `buffer` cannot be written. An eventfd's value is gone then, as in Linux.
+/// - `EAGAIN`: there is nothing, and the open file is `O_NONBLOCK`.
+/// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `ECONNRESET`: see [`StreamSocket`](upoll::StreamSocket).
+///
+/// For others, the kernel's.
+///
+/// # Safety
+/// Memory that `buffer` leads to is the caller's, and nobody else uses it.
+#[inline]
+pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    let ours = table::with(fd, |object| {
+        // SAFETY: the caller's contract.
+        match unsafe { try_read(object, buffer, count) } {
+            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+            done => Step::Done(done),
+        }
+    });
+    match ours {
+        // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
+        None => unsafe { call!(read, fd, buffer, count) },
+        Some(Step::Done(result)) => result,
+        // SAFETY: the caller's contract.
+        Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
+            // The kernel has it now.
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { call!(read, fd, buffer, count) },
+            result => result,
+        },
+    }
+}
+
+#[inline]
+unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    let count = check_buffer(buffer, count)?;
+    if let Object::EventFd(counter) = object {
+        if count < size_of::<u64>() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's contract.
+        return unsafe { put(buffer, counter.try_read()?) };
+    }
+    // SAFETY: as above.
+    let place = unsafe { memory::writable(buffer, count) };
+    if place.is_empty() && count > 0 {
+        return read_into_nothing(object, Timeout::NOW);
+    }
+    match object {
+        Object::PipeReader(end) => end.try_read(place),
+        Object::Socket(socket) => socket.try_read(place),
+        Object::PipeWriter(_) => Err(Errno::BADF),
+        Object::EventFd(_) | Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+    }
+}
+
+#[cold]
+unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    if let Object::EventFd(counter) = object {
+        // SAFETY: the caller's contract.
+        return unsafe { put(buffer, counter.read()?) };
+    }
+    // SAFETY: as above.
+    let place = unsafe { memory::writable(buffer, count.min(MOST)) };
+    if place.is_empty() && count > 0 {
+        return read_into_nothing(object, Timeout::NEVER);
+    }
+    match object {
+        Object::PipeReader(end) => end.read(place),
+        Object::Socket(socket) => socket.read(place),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// A read whose buffer cannot be written: the end comes first, then having nothing to give, then
+/// the fault.
+fn read_into_nothing(object: &Object, limit: Timeout) -> Result<usize, Errno> {
+    let mut nothing = [0; 1];
+    loop {
+        match object.available() {
+            None => return Err(Errno::INVAL),
+            Some(0) => {}
+            Some(_) => return Err(Errno::FAULT),
+        }
+        let ready = PollFd::from_target(Target::File(object.as_file_ref(0)), Events::IN);
+        if upoll::poll(&mut [ready], limit)? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        if object.available() == Some(0) {
+            return match object {
+                Object::PipeReader(end) => end.try_read(&mut nothing),
+                Object::Socket(socket) => socket.try_read(&mut nothing),
+                _ => Err(Errno::BADF),
+            };
+        }
+    }
+}
+
+/// Gives an eventfd's value to the caller.
+///
+/// # Safety
+/// As [`memory::write`].
+#[inline]
+unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { memory::write(buffer.cast::<u64>(), value) }?;
+    Ok(size_of::<u64>())
+}
+
+/// `write(2)`.
+///
+/// # Errors
+/// - `EBADF`: the number is not open for writing.
+/// - `EINVAL`: it stands for a set, or an embedder's object; for an eventfd, `count` is not 8 or the
+///   value is 2^64-1.
+/// - `EFAULT`: `buffer` cannot be read.
+/// - `EAGAIN`: it does not fit, and the open file is `O_NONBLOCK`.
+/// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `EPIPE`: nobody can read it any more; `SIGPIPE` was raised before.
+///
+/// For others, the kernel's.
+///
+/// # Safety
+/// Memory that `buffer` leads to is not being written.
+#[inline]
+pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    let ours = table::with(fd, |object| {
+        // SAFETY: the caller's contract.
+        match unsafe { try_write(object, buffer, count) } {
+            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+            done => Step::Done(done),
+        }
+    });
+    match ours {
+        // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
+        None => unsafe { call!(write, fd, buffer, count) },
+        Some(Step::Done(result)) => raise_if_broken(result),
+        Some(Step::Block(object)) => {
+            // SAFETY: the caller's contract.
+            match unsafe { write_blocking(&object, buffer, count) } {
+                // The kernel has it now.
+                // SAFETY: as above.
+                Err(Errno::STALE) => unsafe { call!(write, fd, buffer, count) },
+                result => raise_if_broken(result),
+            }
+        }
+    }
+}
+
+/// `EAGAIN` if it would have to block. What may have to block midway is left to
+/// [`write_blocking`] from its beginning.
+#[inline]
+unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    match object {
+        Object::EventFd(counter) => {
+            // SAFETY: the caller's contract.
+            let value = unsafe { value_of(buffer, count) }?;
+            counter.try_write(value)?;
+            return Ok(size_of::<u64>());
+        }
+        Object::PipeReader(_) => return Err(Errno::BADF),
+        Object::Epoll(_) | Object::Own(_) => return Err(Errno::INVAL),
+        Object::PipeWriter(_) | Object::Socket(_) => {}
+    }
+    let count = check_buffer(buffer, count)?;
+    // SAFETY: as above.
+    let bytes = unsafe { memory::readable(buffer, count) };
+    if bytes.is_empty() && count > 0 {
+        return write_from_nothing(object);
+    }
+    match object {
+        // A short write is done at once or not at all; a long one in part, which is for the
+        // blocking call.
+        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking() => {
+            end.try_write(bytes)
+        }
+        Object::Socket(socket) if object.is_nonblocking() => socket.try_write(bytes),
+        _ => Err(Errno::AGAIN),
+    }
+}
+
+#[cold]
+fn write_from_nothing(object: &Object) -> Result<usize, Errno> {
+    match object.as_file_ref(0).is_ready(Events::ERR) {
+        true => Err(Errno::PIPE),
+        false => Err(Errno::FAULT),
+    }
+}
+
+unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    if let Object::EventFd(counter) = object {
+        // SAFETY: the caller's contract.
+        let value = unsafe { value_of(buffer, count) }?;
+        counter.write(value)?;
+        return Ok(size_of::<u64>());
+    }
+    // SAFETY: as above.
+    let bytes = unsafe { memory::readable(buffer, count.min(MOST)) };
+    match object {
+        Object::PipeWriter(end) => end.write(bytes),
+        Object::Socket(socket) => socket.write(bytes),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// What is to be written to an eventfd.
+///
+/// # Safety
+/// As [`memory::read`].
+#[inline]
+unsafe fn value_of(buffer: *const u8, count: usize) -> Result<u64, Errno> {
+    if check_buffer(buffer, count)? != size_of::<u64>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's contract.
+    unsafe { memory::read(buffer.cast()) }
+}
+
+/// One buffer of `readv` and `writev`.
+#[derive(Clone, Copy)]
+struct Buffer {
+    base: *mut u8,
+    len: usize,
+}
+
+type Buffers = SmallVec<[Buffer; 8]>;
+
+/// The buffers that the caller lists (`import_iovec`).
+///
+/// # Safety
+/// As [`memory::read`].
+unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    if count > libc::UIO_MAXIOV as usize {
+        return Err(Errno::INVAL);
+    }
+    let mut left = MOST;
+    let mut buffers = Buffers::new();
+    for at in 0..count {
+        // SAFETY: the caller's contract.
+        let one = unsafe { memory::read(list.wrapping_add(at)) }?;
+        let base = one.iov_base.cast::<u8>();
+        let len = check_buffer(base, one.iov_len)?.min(left);
+        left -= len;
+        buffers.push(Buffer { base, len });
+    }
+    Ok(buffers)
+}
+
+/// `readv(2)`.
+///
+/// # Errors
+/// As [`read`]. `EINVAL`: more than 1024 buffers, or less than none. `EFAULT`: the list cannot be
+/// read.
+///
+/// # Safety
+/// As [`read`], for each buffer; and what `list` leads to is not being written.
+pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
+    let Some(object) = table::get(fd) else {
+        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+        return unsafe { call!(readv, fd, list, count) };
+    };
+    if matches!(object, Object::PipeWriter(_)) {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the caller's contract.
+    let buffers = unsafe { buffers(list, count) }?;
+    if buffers.iter().all(|buffer| buffer.len == 0) {
+        return Ok(0);
+    }
+    if let Object::EventFd(counter) = &object {
+        // SAFETY: as above.
+        return match unsafe { eventfd_readv(counter, &buffers) } {
+            // The kernel has it now.
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { call!(readv, fd, list, count) },
+            result => result,
+        };
+    }
+    let mut places = SmallVec::<[&mut [u8]; 8]>::new();
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: as above.
+        let place = unsafe { memory::writable(buffer.base, buffer.len) };
+        let is_whole = place.len() == buffer.len;
+        places.push(place);
+        if !is_whole {
+            break;
+        }
+    }
+    if places.iter().all(|place| place.is_empty()) {
+        let limit = match object.is_nonblocking() {
+            true => Timeout::NOW,
+            false => Timeout::NEVER,
+        };
+        return read_into_nothing(&object, limit);
+    }
+    match &object {
+        Object::PipeReader(end) => end.read_vectored(&mut places),
+        Object::Socket(socket) => socket.read_vectored(&mut places),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// An eventfd's value may be spread over several buffers.
+///
+/// # Safety
+/// As [`readv`].
+unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, Errno> {
+    if buffers.iter().map(|buffer| buffer.len).sum::<usize>() < size_of::<u64>() {
+        return Err(Errno::INVAL);
+    }
+    let value = counter.read()?.to_ne_bytes();
+    let mut rest = &value[..];
+    for buffer in buffers {
+        let (now, later) = rest.split_at(buffer.len.min(rest.len()));
+        // SAFETY: the caller's contract.
+        let place = unsafe { memory::writable(buffer.base, now.len()) };
+        if place.len() < now.len() {
+            return Err(Errno::FAULT);
+        }
+        place.copy_from_slice(now);
+        rest = later;
+    }
+    Ok(value.len())
+}
+
+/// `writev(2)`.
+///
+/// # Errors
+/// As [`write()`]. `EINVAL`: more than 1024 buffers, or less than none. `EFAULT`: the list cannot be
+/// read. For an eventfd each buffer is a write of its own, as in Linux.
+///
+/// # Safety
+/// As [`write()`], for each buffer; and what `list` leads to is not being written.
+pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
+    let Some(object) = table::get(fd) else {
+        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+        return unsafe { call!(writev, fd, list, count) };
+    };
+    if matches!(object, Object::PipeReader(_)) {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the caller's contract.
+    let buffers = unsafe { buffers(list, count) }?;
+    if buffers.iter().all(|buffer| buffer.len == 0) {
+        return Ok(0);
+    }
+    let mut sources = SmallVec::<[&[u8]; 8]>::new();
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: as above.
+        let source = unsafe { memory::readable(buffer.base, buffer.len) };
+        let is_whole = source.len() == buffer.len;
+        sources.push(source);
+        if !is_whole {
+            break;
+        }
+    }
+    match &object {
+        // SAFETY: as above.
+        Object::EventFd(_) => match unsafe { eventfd_writev(&object, &buffers) } {
+            // The kernel has it now.
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { call!(writev, fd, list, count) },
+            result => result,
+        },
+        Object::PipeWriter(_) | Object::Socket(_)
+            if sources.iter().all(|source| source.is_empty()) =>
+        {
+            raise_if_broken(write_from_nothing(&object))
+        }
+        Object::PipeWriter(end) => raise_if_broken(end.write_vectored(&sources)),
+        Object::Socket(socket) => raise_if_broken(socket.write_vectored(&sources)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// # Safety
+/// As [`writev`].
+unsafe fn eventfd_writev(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
+    let mut written = 0;
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: the caller's contract.
+        match unsafe { write_blocking(object, buffer.base, buffer.len) } {
+            Ok(more) => written += more,
+            Err(errno) if written == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(written)
+}

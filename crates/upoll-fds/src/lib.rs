@@ -1,0 +1,60 @@
+//! Descriptor numbers for upoll's objects: `epoll(7)`, `eventfd(2)` and their like by number, with
+//! the semantics of the C library's functions of the same names.
+//!
+//! [`upoll`] knows objects; C programs know numbers. This crate keeps the table between them. A
+//! number in the table stands for a user-level object, any other goes to the kernel. Every
+//! user-level object stands behind a kernel object of its kind, which holds the number.
+//!
+//! The functions take what the C functions take, pointers included, and give the result or the
+//! error number; none touches `errno`, and none calls a C library function that a library in its
+//! place would export.
+//!
+//! # Pointers
+//! They may be wild: what cannot be read or written gives `EFAULT` as from the kernel. So the
+//! functions are safe to call in that respect, and are marked `unsafe` because memory that a
+//! pointer does lead to must be the caller's to give. See [the costs](#costs).
+//!
+//! # Costs
+//! Looking a number up writes only memory of the thread's own. The first use of a page of user
+//! memory by a thread costs a system call, later ones a comparison: a page that the program has
+//! unmapped since then raises `SIGSEGV`.
+//!
+//! # Fork
+//! See [`demote()`]: what can be is handed over to the kernel by `fork`; other numbers give `EBADF`
+//! in the child. `vfork`, `posix_spawn` and raw system calls are not noticed.
+//!
+//! # Close
+//! As in Linux a close does not end calls that are under way: those that block hold a reference to
+//! the open file, the others are waited for.
+
+mod demote;
+mod epoll;
+mod eventfd;
+mod fork;
+mod in_use;
+mod io;
+mod kernel;
+mod memory;
+mod number;
+mod object;
+mod own;
+mod pipe;
+mod poll;
+mod select;
+mod table;
+
+pub use crate::demote::demote;
+pub use crate::epoll::{
+    EpollCtlCmd, EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_ctl_batch,
+    epoll_pwait, epoll_pwait1, epoll_pwait2, epoll_wait,
+};
+pub use crate::eventfd::{
+    EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
+};
+pub use crate::io::{read, readv, write, writev};
+pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
+pub use crate::own::{open, with_own};
+pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
+pub use crate::poll::{poll, ppoll};
+pub use crate::select::{pselect, select};
+pub use crate::table::is_user_level;

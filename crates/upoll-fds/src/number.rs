@@ -1,0 +1,176 @@
+//! What concerns a number more than what it stands for: `close(2)`, `dup(2)`, `fcntl(2)`,
+//! `ioctl(2)` and their kin.
+
+use std::os::fd::RawFd;
+
+use upoll::Errno;
+
+use crate::kernel::{call, number};
+use crate::object::Object;
+use crate::{eventfd, kernel, memory, table};
+
+/// `close(2)`.
+///
+/// The open file goes with its last number; calls under way in other threads keep it until they
+/// are done.
+///
+/// # Errors
+/// `EBADF`: the number is not open.
+pub fn close(fd: RawFd) -> Result<(), Errno> {
+    table::change(fd, None, || kernel::close(fd))
+}
+
+/// `close_range(2)`.
+///
+/// # Errors
+/// `EINVAL`: an unknown flag, or `first` is beyond `last`. `EMFILE`, `ENOMEM`: see the man page.
+pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
+    let in_kernel =
+        // SAFETY: no pointers are involved.
+        |first: u32, last: u32| unsafe { call!(close_range, first, last, flags) }.map(drop);
+    if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() != 0 {
+        return in_kernel(first, last);
+    }
+    let mut next = first;
+    if first <= last {
+        let ours: Vec<RawFd> = table::numbers(first, last).collect();
+        for fd in ours {
+            let at = fd.cast_unsigned();
+            // What lies before it and it itself, in one call.
+            table::change(fd, None, || in_kernel(next, at))?;
+            if at == last {
+                return Ok(());
+            }
+            next = at + 1;
+        }
+    }
+    in_kernel(next, last)
+}
+
+/// `dup(2)`.
+///
+/// # Errors
+/// `EBADF`: the number is not open. `EMFILE`: there is none left.
+pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
+    // SAFETY: no pointers are involved.
+    let new = number(unsafe { call!(dup, fd) })?;
+    stand_for_the_same(fd, new)
+}
+
+/// Has `new`, which the kernel has made stand for what `fd` stands for, do so here too.
+fn stand_for_the_same(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
+    match table::get(fd) {
+        Some(object) => table::install(new, object),
+        None => Ok(new),
+    }
+}
+
+/// `dup2(2)`.
+///
+/// # Errors
+/// `EBADF`: `fd` is not open, or `new` cannot be a number.
+pub fn dup2(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
+    if fd == new {
+        return kernel::check_open(fd).map(|()| new);
+    }
+    duplicate_to(fd, new, 0)
+}
+
+/// `dup3(2)`.
+///
+/// # Errors
+/// As [`dup2`]. `EINVAL`: both are the same, or there is an unknown flag.
+pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
+    if fd == new {
+        return Err(Errno::INVAL);
+    }
+    duplicate_to(fd, new, flags)
+}
+
+fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
+    table::change(new, table::get(fd), || {
+        // SAFETY: no pointers are involved. The number is the caller's to close.
+        number(unsafe { call!(dup3, fd, new, flags) })
+    })
+}
+
+/// `fcntl(2)`: `F_DUPFD`, `F_DUPFD_CLOEXEC`, `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`,
+/// `F_GETPIPE_SZ` and `F_SETPIPE_SZ` act on user-level objects; what other commands do they do to
+/// the kernel object behind.
+///
+/// # Errors
+/// Those of the kernel.
+///
+/// # Safety
+/// `argument` is what `command` takes: a number, or the address of memory that may be used.
+pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Errno> {
+    // SAFETY: the caller's contract.
+    let in_kernel = || number(unsafe { call!(fcntl, fd, command, argument) });
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            let new = in_kernel()?;
+            stand_for_the_same(fd, new)
+        }
+        libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
+            Some(Some(capacity)) => number(Ok(capacity)),
+            _ => in_kernel(),
+        },
+        libc::F_SETPIPE_SZ => {
+            // The kernel takes an int and refuses negative ones as too large.
+            let bytes = argument & u32::MAX as usize;
+            match table::with(fd, |object| object.set_pipe_capacity(bytes)) {
+                Some(Some(capacity)) => number(capacity),
+                _ => in_kernel(),
+            }
+        }
+        libc::F_SETFL => {
+            let result = in_kernel()?;
+            follow_flags(fd)?;
+            Ok(result)
+        }
+        _ => in_kernel(),
+    }
+}
+
+/// Has the object take over the status flags of the kernel object behind it, which the caller has
+/// just changed.
+fn follow_flags(fd: RawFd) -> Result<(), Errno> {
+    let Some(object) = table::get(fd) else {
+        return Ok(());
+    };
+    // SAFETY: no pointers are involved.
+    let flags = number(unsafe { call!(fcntl, fd, libc::F_GETFL) })?;
+    object.follow_flags(flags);
+    Ok(())
+}
+
+/// `ioctl(2)`: `FIONBIO`, `FIONREAD` and an eventfd's maximum act on user-level objects; what other
+/// requests do they do to the kernel object behind.
+///
+/// # Errors
+/// `ENOTTY`: not a request of this object. `EFAULT`: a bad pointer. Else those of the kernel.
+///
+/// # Safety
+/// `argument` is what `request` takes: a number, or the address of memory that may be used.
+pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Errno> {
+    let ours = table::with(fd, |object| match object {
+        // SAFETY: the caller's contract.
+        Object::EventFd(counter) => unsafe { eventfd::ioctl(counter, request, argument) },
+        _ if u64::from(request) == libc::FIONREAD => object.available().map(|available| {
+            let to: *mut i32 = std::ptr::with_exposed_provenance_mut(argument);
+            let available = i32::try_from(available).unwrap_or(i32::MAX);
+            // SAFETY: the caller's argument is an int to write.
+            unsafe { memory::write(to, available) }.map(|()| 0)
+        }),
+        _ => None,
+    });
+    if let Some(Some(result)) = ours {
+        return number(result);
+    }
+    // SAFETY: as above.
+    let result = number(unsafe { call!(ioctl, fd, request, argument) })?;
+    if u64::from(request) == libc::FIONBIO {
+        follow_flags(fd)?;
+    }
+    Ok(result)
+}

@@ -1,0 +1,92 @@
+//! What a number can stand for.
+
+use std::os::fd::RawFd;
+
+use upoll::{
+    Epoll, Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter,
+    SocketFlags, StreamSocket,
+};
+
+/// A user-level object with a number. A clone is another reference to the same open file.
+#[derive(Clone, Debug)]
+pub(crate) enum Object {
+    Epoll(Epoll),
+    EventFd(EventFd),
+    PipeReader(PipeReader),
+    PipeWriter(PipeWriter),
+    Socket(StreamSocket),
+    /// An embedder's own.
+    Own(File),
+}
+
+impl Object {
+    /// As an open file, by the number that it goes by.
+    #[inline]
+    pub(crate) fn as_file_ref(&self, number: RawFd) -> FileRef<'_> {
+        match self {
+            Object::Epoll(set) => set.as_file_ref(),
+            Object::EventFd(counter) => counter.as_file_ref(),
+            Object::PipeReader(end) => end.as_file_ref(),
+            Object::PipeWriter(end) => end.as_file_ref(),
+            Object::Socket(socket) => socket.as_file_ref(),
+            Object::Own(file) => file.as_file_ref(),
+        }
+        .numbered(number)
+    }
+
+    /// Whether the kernel has it now.
+    pub(crate) fn is_retired(&self) -> bool {
+        matches!(self, Object::EventFd(counter) if counter.is_retired())
+    }
+
+    /// Whether calls give `EAGAIN` instead of blocking.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        match self {
+            Object::EventFd(counter) => counter.flags().contains(EventFdFlags::NONBLOCK),
+            Object::PipeReader(end) => end.flags().contains(PipeFlags::NONBLOCK),
+            Object::PipeWriter(end) => end.flags().contains(PipeFlags::NONBLOCK),
+            Object::Socket(socket) => socket.flags().contains(SocketFlags::NONBLOCK),
+            Object::Epoll(_) | Object::Own(_) => false,
+        }
+    }
+
+    /// Takes over the status flags of the kernel object behind it.
+    pub(crate) fn follow_flags(&self, flags: i32) {
+        let flags = flags.cast_unsigned();
+        match self {
+            Object::EventFd(counter) => counter.set_flags(EventFdFlags::from_bits_retain(flags)),
+            Object::PipeReader(end) => end.set_flags(PipeFlags::from_bits_retain(flags)),
+            Object::PipeWriter(end) => end.set_flags(PipeFlags::from_bits_retain(flags)),
+            Object::Socket(socket) => socket.set_flags(SocketFlags::from_bits_retain(flags)),
+            Object::Epoll(_) | Object::Own(_) => {}
+        }
+    }
+
+    /// How many bytes there are to read (`FIONREAD`), if that can be asked.
+    pub(crate) fn available(&self) -> Option<usize> {
+        match self {
+            Object::PipeReader(end) => Some(end.available()),
+            Object::PipeWriter(end) => Some(end.available()),
+            Object::Socket(socket) => Some(socket.available()),
+            Object::EventFd(_) | Object::Epoll(_) | Object::Own(_) => None,
+        }
+    }
+
+    /// `F_GETPIPE_SZ`, if it is a pipe.
+    pub(crate) fn pipe_capacity(&self) -> Option<usize> {
+        match self {
+            Object::PipeReader(end) => Some(end.capacity()),
+            Object::PipeWriter(end) => Some(end.capacity()),
+            _ => None,
+        }
+    }
+
+    /// `F_SETPIPE_SZ`, if it is a pipe.
+    pub(crate) fn set_pipe_capacity(&self, bytes: usize) -> Option<Result<usize, Errno>> {
+        match self {
+            Object::PipeReader(end) => Some(end.set_capacity(bytes)),
+            Object::PipeWriter(end) => Some(end.set_capacity(bytes)),
+            _ => None,
+        }
+    }
+}

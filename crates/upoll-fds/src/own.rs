@@ -1,0 +1,42 @@
+//! Numbers for an embedder's own objects.
+
+use std::any::Any;
+use std::os::fd::RawFd;
+
+use upoll::{Errno, File, Pollable};
+
+use crate::kernel::{call, number};
+use crate::object::Object;
+use crate::table;
+
+/// Gives an open file a number that `epoll_ctl`, `poll` and `select` of this crate accept.
+///
+/// The number is a kernel eventfd's, close-on-exec if `cloexec`. `read` and `write` on it give
+/// `EINVAL`. The file closes with the last of its numbers and references.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
+pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
+    let flags = if cloexec { libc::EFD_CLOEXEC } else { 0 };
+    // SAFETY: no pointers are involved.
+    let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
+    table::install(fd, Object::Own(file.erase()))
+}
+
+/// Has `call` use the object of type `T` that a number stands for. It must not block.
+///
+/// # Errors
+/// `EBADF`: the number is not open. `EINVAL`: it stands for something else.
+pub fn with_own<T: Pollable, R>(fd: RawFd, call: impl FnOnce(&T) -> R) -> Result<R, Errno> {
+    let found = table::with(fd, |object| {
+        let Object::Own(file) = object else {
+            return Err(Errno::INVAL);
+        };
+        let object: &dyn Any = &**file;
+        object.downcast_ref().map(call).ok_or(Errno::INVAL)
+    });
+    match found {
+        Some(result) => result,
+        None => crate::kernel::check_open(fd).and(Err(Errno::INVAL)),
+    }
+}

@@ -1,0 +1,132 @@
+//! `pipe(2)` and `socketpair(2)`: two numbers at once.
+
+use std::os::fd::RawFd;
+
+use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
+
+use crate::kernel::{self, call};
+use crate::object::Object;
+use crate::{memory, table};
+
+/// `pipe(2)`.
+///
+/// # Errors
+/// As [`pipe2`].
+///
+/// # Safety
+/// As [`pipe2`].
+pub unsafe fn pipe(fds: *mut [RawFd; 2]) -> Result<(), Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { pipe2(fds, 0) }
+}
+
+/// `pipe2(2)`. A notification pipe is the kernel's.
+///
+/// # Errors
+/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`: the kernel has no numbers to give. `EFAULT`: the
+/// numbers cannot be written.
+///
+/// # Safety
+/// Memory that `fds` leads to is the caller's, and nobody else uses it.
+pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
+    let mut numbers = [-1; 2];
+    // SAFETY: there is room for two numbers.
+    unsafe { call!(pipe2, numbers.as_mut_ptr(), flags) }?;
+    let ends = match upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned())) {
+        Ok((reader, writer)) => Some([Object::PipeReader(reader), Object::PipeWriter(writer)]),
+        Err(_) => None,
+    };
+    // SAFETY: the caller's contract.
+    unsafe { give(fds, numbers, ends) }
+}
+
+/// `socketpair(2)`. User-level are stream sockets of `AF_UNIX`; others are the kernel's.
+///
+/// # Errors
+/// Those of the kernel. `EFAULT`: the numbers cannot be written.
+///
+/// # Safety
+/// As [`pipe2`].
+pub unsafe fn socketpair(
+    domain: i32,
+    kind: i32,
+    protocol: i32,
+    fds: *mut [RawFd; 2],
+) -> Result<(), Errno> {
+    let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    let is_stream = kind & !flags == libc::SOCK_STREAM;
+    if domain != libc::AF_UNIX || !is_stream || !matches!(protocol, 0 | libc::PF_UNIX) {
+        // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
+        return unsafe { call!(socketpair, domain, kind, protocol, fds) }.map(drop);
+    }
+    let mut numbers = [-1; 2];
+    // SAFETY: there is room for two numbers.
+    unsafe { call!(socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
+    let ends = upoll::socketpair(SocketFlags::from_bits_retain(flags.cast_unsigned()));
+    let ends = ends.map(|(one, other)| [Object::Socket(one), Object::Socket(other)]);
+    // SAFETY: the caller's contract.
+    unsafe { give(fds, numbers, ends.ok()) }
+}
+
+/// Installs both, if they are user-level, and tells the caller their numbers.
+///
+/// # Safety
+/// As [`pipe2`].
+unsafe fn give(
+    fds: *mut [RawFd; 2],
+    numbers: [RawFd; 2],
+    objects: Option<[Object; 2]>,
+) -> Result<(), Errno> {
+    let close_both = |errno| {
+        for fd in numbers {
+            // The kernel has just given it out; one that is gone again is as well.
+            let _ = crate::close(fd);
+        }
+        errno
+    };
+    for (fd, object) in numbers.into_iter().zip(objects.into_iter().flatten()) {
+        table::install(fd, object).map_err(close_both)?;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { memory::write(fds, numbers) }.map_err(close_both)
+}
+
+/// `shutdown(2)`.
+///
+/// # Errors
+/// `ENOTSOCK`: the number does not stand for a socket. `EINVAL`: no such half. Else those of the
+/// kernel.
+pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
+    let ours = table::with(fd, |object| match object {
+        Object::Socket(socket) => {
+            socket.shutdown(match how {
+                libc::SHUT_RD => Shutdown::Read,
+                libc::SHUT_WR => Shutdown::Write,
+                libc::SHUT_RDWR => Shutdown::Both,
+                _ => return Err(Errno::INVAL),
+            });
+            Ok(())
+        }
+        _ => Err(Errno::from_raw(libc::ENOTSOCK)),
+    });
+    match ours {
+        Some(result) => result,
+        // SAFETY: no pointers are involved.
+        None => unsafe { call!(shutdown, fd, how) }.map(drop),
+    }
+}
+
+/// `SIGPIPE` for the calling thread, if that is what came of its write.
+pub(crate) fn raise_if_broken(result: Result<usize, Errno>) -> Result<usize, Errno> {
+    if result == Err(Errno::PIPE) {
+        // SAFETY: no pointers are involved.
+        let raised = unsafe {
+            kernel::check(syscalls::syscall!(syscalls::Sysno::getpid)).and_then(|process| {
+                let thread = call!(gettid)?;
+                call!(tgkill, process, thread, libc::SIGPIPE)
+            })
+        };
+        debug_assert!(raised.is_ok(), "a thread may signal itself");
+    }
+    result
+}

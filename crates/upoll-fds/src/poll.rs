@@ -1,0 +1,190 @@
+//! `poll(2)` and `ppoll(2)` by number.
+
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
+
+use crate::kernel::call;
+use crate::object::Object;
+use crate::{epoll, memory, table};
+
+/// As many entries as the kernel keeps on its stack.
+const INLINE: usize = 30;
+
+/// `poll(2)`.
+///
+/// # Errors
+/// As [`ppoll`].
+///
+/// # Safety
+/// As [`ppoll`].
+pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { poll_masked(fds, count, epoll::milliseconds(timeout), None) }
+}
+
+/// `ppoll(2)`, with the size of the signal mask as the system call has it. `timeout` is not written.
+///
+/// # Errors
+/// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
+/// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE`.
+/// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
+/// - `ENOMEM`: no memory, or no descriptor for the thread's eventfd.
+///
+/// # Safety
+/// Memory that `fds` leads to is the caller's, and nobody else uses it; what the other pointers lead
+/// to is not being written.
+pub unsafe fn ppoll(
+    fds: *mut libc::pollfd,
+    count: usize,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+    size: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    let limit = unsafe { epoll::limit(Clock::Monotonic, timeout) }?;
+    // SAFETY: as above.
+    let mask = unsafe { epoll::mask(mask, size) }?;
+    // SAFETY: as above.
+    unsafe { poll_masked(fds, count, limit, mask.as_ref()) }
+}
+
+/// # Safety
+/// As [`ppoll`].
+unsafe fn poll_masked(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    // A short list is within any limit worth looking up.
+    if count > INLINE && count > open_limit() {
+        return Err(Errno::INVAL);
+    }
+    let running = Running::start(limit);
+    let mut limit = limit;
+    loop {
+        // SAFETY: the caller's contract.
+        if let Some(ready) = unsafe { poll_once(fds, count, limit, mask) }? {
+            return Ok(ready);
+        }
+        limit = running.rest();
+    }
+}
+
+/// A limit that has begun.
+pub(crate) struct Running {
+    limit: Timeout,
+    begun: Option<Instant>,
+}
+
+impl Running {
+    pub(crate) fn start(limit: Timeout) -> Self {
+        // Looking at the clock is not for those who do not wait, or wait however long it takes.
+        let is_finite = limit.limit().is_some_and(|limit| !limit.is_zero());
+        Running {
+            limit,
+            begun: is_finite.then(Instant::now),
+        }
+    }
+
+    pub(crate) fn rest(&self) -> Timeout {
+        match (self.limit.limit(), self.begun) {
+            (Some(limit), Some(begun)) => limit.saturating_sub(begun.elapsed()).into(),
+            _ => self.limit,
+        }
+    }
+}
+
+/// None if an object was handed over to the kernel meanwhile: it must be looked at anew.
+///
+/// # Safety
+/// As [`ppoll`].
+unsafe fn poll_once(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<Option<usize>, Errno> {
+    let entry = |at: usize| {
+        // SAFETY: the caller's contract; a pollfd has no invalid values.
+        unsafe { memory::read(fds.wrapping_add(at)) }
+    };
+    let mut objects = SmallVec::<[Option<Object>; INLINE]>::new();
+    for at in 0..count {
+        objects.push(table::get(entry(at)?.fd));
+    }
+    if objects.iter().all(Option::is_none) {
+        // SAFETY: as above.
+        return unsafe { pass_on(fds, count, limit, mask) }.map(Some);
+    }
+    let mut entries = SmallVec::<[PollFd<'_>; INLINE]>::new();
+    for (at, object) in objects.iter().enumerate() {
+        let asked = entry(at)?;
+        let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
+        entries.push(match object {
+            Some(object) => PollFd::from_target(Target::File(object.as_file_ref(asked.fd)), events),
+            None if asked.fd < 0 => PollFd::ignored(),
+            None => {
+                // SAFETY: a number that is not open shows as such; it is not closed here.
+                let fd = unsafe { BorrowedFd::borrow_raw(asked.fd) };
+                PollFd::from_target(Target::Kernel(fd), events)
+            }
+        });
+    }
+    let ready = match mask {
+        None => upoll::poll(&mut entries, limit),
+        Some(mask) => upoll::ppoll(&mut entries, limit, mask),
+    }?;
+    if objects.iter().flatten().any(Object::is_retired) {
+        return Ok(None);
+    }
+    for (at, found) in entries.iter().enumerate() {
+        let place = fds.wrapping_add(at);
+        let place = place.wrapping_byte_add(std::mem::offset_of!(libc::pollfd, revents));
+        #[expect(clippy::cast_possible_truncation, reason = "a pollfd has sixteen bits")]
+        let revents = found.revents().bits() as u16;
+        // SAFETY: as above.
+        unsafe { memory::write(place.cast::<u16>(), revents) }?;
+    }
+    Ok(Some(ready))
+}
+
+fn open_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+/// # Safety
+/// As [`ppoll`].
+unsafe fn pass_on(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    let mut limit = timespec(limit);
+    let limit = limit
+        .as_mut()
+        .map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    let mask = mask.map(|&mask| libc::sigset_t::from(mask));
+    let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the kernel checks the caller's pointer; limit and mask are null or live.
+    unsafe { call!(ppoll, fds, count, limit, mask, size_of::<u64>()) }
+}
+
+/// What a limit is for the kernel; none: without limit.
+pub(crate) fn timespec(limit: Timeout) -> Option<libc::timespec> {
+    let limit = limit.limit()?;
+    Some(libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(limit.subsec_nanos().cast_signed()),
+    })
+}

@@ -1,0 +1,230 @@
+//! `select(2)` and `pselect(2)` by number.
+
+use core::ffi::c_ulong;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use upoll::{Clock, Errno, FdSet, SigSet, Target, Timeout};
+
+use crate::kernel::{self, call};
+use crate::object::Object;
+use crate::poll::{Running, timespec};
+use crate::{epoll, memory, table};
+
+/// The three sets as the caller has them; each may be null.
+pub type UserSets = [*mut libc::fd_set; 3];
+
+const WORD: usize = c_ulong::BITS as usize;
+
+/// `select(2)`: `sets` are those for reading, writing and exceptional conditions. What is left of
+/// `timeout` is written to it.
+///
+/// # Errors
+/// - `EFAULT`: `timeout` or a set cannot be read or written.
+/// - `EINVAL`: a negative time, or `n` is negative.
+/// - `EBADF`: a number in the sets is not open.
+/// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
+/// - `ENOMEM`: no memory, or no descriptor for the thread's eventfd.
+///
+/// # Safety
+/// Memory that the pointers lead to is the caller's, and nobody else uses it.
+pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Result<usize, Errno> {
+    let mut limit = Timeout::NEVER;
+    if !timeout.is_null() {
+        // SAFETY: the caller's contract.
+        let timeout = unsafe { memory::read(timeout) }?;
+        let microseconds = u64::try_from(timeout.tv_usec).map_err(|_| Errno::INVAL)?;
+        let seconds = u64::try_from(timeout.tv_sec).map_err(|_| Errno::INVAL)?;
+        // Microseconds may be more than a second.
+        let time = Duration::from_secs(seconds);
+        limit = time
+            .saturating_add(Duration::from_micros(microseconds))
+            .into();
+    }
+    // SAFETY: the caller's contract.
+    let ready = unsafe { select_masked(n, sets, &mut limit, None) };
+    if let Some(left) = limit.limit() {
+        let left = libc::timeval {
+            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_usec: left.subsec_micros().into(),
+        };
+        // The kernel does not fail either if it cannot write this.
+        // SAFETY: as above.
+        let _ = unsafe { memory::write(timeout, left) };
+    }
+    ready
+}
+
+/// `pselect(2)`, with the size of the signal mask as the system call has it. `timeout` is not
+/// written.
+///
+/// # Errors
+/// As [`select`]. `EINVAL`: an impossible time, or `size` is not 8. `EFAULT`: `mask` cannot be read.
+///
+/// # Safety
+/// As [`select`].
+pub unsafe fn pselect(
+    n: i32,
+    sets: UserSets,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+    size: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    let mut limit = unsafe { epoll::limit(Clock::Monotonic, timeout) }?;
+    // SAFETY: as above.
+    let mask = unsafe { epoll::mask(mask, size) }?;
+    // SAFETY: as above.
+    unsafe { select_masked(n, sets, &mut limit, mask.as_ref()) }
+}
+
+/// # Safety
+/// As [`select`].
+unsafe fn select_masked(
+    n: i32,
+    sets: UserSets,
+    limit: &mut Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    let Ok(end) = usize::try_from(n) else {
+        return Err(Errno::INVAL);
+    };
+    // The kernel lowers `n` to the size of its table, and does not look at a set beyond it. Up to
+    // here every `fd_set` has memory.
+    let mut end = match end > libc::FD_SETSIZE {
+        true => end.min(size_of_the_kernels_table(end)),
+        false => end,
+    };
+    let words = end.div_ceil(WORD);
+    let mut copies = [const { None }; 3];
+    for (set, copy) in sets.into_iter().zip(&mut copies) {
+        if set.is_null() {
+            continue;
+        }
+        let mut bits = SmallVec::<[c_ulong; 1024 / WORD]>::new();
+        for at in 0..words {
+            // SAFETY: the caller's contract.
+            bits.push(unsafe { memory::read(set.cast::<c_ulong>().wrapping_add(at)) }?);
+        }
+        *copy = Some(FdSet::from_words(&bits));
+    }
+    let highest = copies
+        .iter()
+        .flatten()
+        .filter_map(|copy| copy.iter().last());
+    if let Some(highest) = highest
+        .max()
+        .and_then(|highest| usize::try_from(highest).ok())
+    {
+        end = end.min(size_of_the_kernels_table(end.min(highest + 1)));
+    }
+    let end = RawFd::try_from(end).unwrap_or(RawFd::MAX);
+    let running = Running::start(*limit);
+    loop {
+        // SAFETY: the caller's contract.
+        let ready = unsafe { select_once(end, copies.clone(), sets, limit, mask) }?;
+        if let Some(ready) = ready {
+            return Ok(ready);
+        }
+        *limit = running.rest();
+    }
+}
+
+/// None if an object was handed over to the kernel meanwhile: it must be looked at anew.
+///
+/// # Safety
+/// As [`select`].
+unsafe fn select_once(
+    end: RawFd,
+    mut copies: [Option<FdSet>; 3],
+    sets: UserSets,
+    limit: &mut Timeout,
+    mask: Option<&SigSet>,
+) -> Result<Option<usize>, Errno> {
+    let mut objects = SmallVec::<[(RawFd, Object); 8]>::new();
+    for copy in copies.iter().flatten() {
+        for number in copy.iter().take_while(|&number| number < end) {
+            let Err(at) = objects.binary_search_by_key(&number, |(known, _)| *known) else {
+                continue;
+            };
+            if let Some(object) = table::get(number) {
+                objects.insert(at, (number, object));
+            }
+        }
+    }
+    if objects.is_empty() {
+        // SAFETY: as above.
+        return unsafe { pass_on(end, sets, limit, mask) }.map(Some);
+    }
+    let resolve = |number: RawFd| {
+        let known = objects.binary_search_by_key(&number, |(known, _)| *known);
+        Some(match known {
+            Ok(at) => Target::File(objects[at].1.as_file_ref(number)),
+            // SAFETY: the kernel finds out if it is not open; it is not closed here.
+            Err(_) => Target::Kernel(unsafe { BorrowedFd::borrow_raw(number) }),
+        })
+    };
+    let [read, write, except] = copies.each_mut().map(Option::as_mut);
+    let ready = match mask {
+        None => upoll::select(end, read, write, except, limit, resolve),
+        Some(mask) => upoll::pselect(end, read, write, except, *limit, mask, resolve),
+    }?;
+    if objects.iter().any(|(_, object)| object.is_retired()) {
+        return Ok(None);
+    }
+    let words = end.cast_unsigned().div_ceil(c_ulong::BITS);
+    for (set, copy) in sets.into_iter().zip(&copies) {
+        let Some(copy) = copy else { continue };
+        for at in 0..words as usize {
+            let bits = copy.as_words().get(at).copied().unwrap_or(0);
+            // SAFETY: as above.
+            unsafe { memory::write(set.cast::<c_ulong>().wrapping_add(at), bits) }?;
+        }
+    }
+    Ok(Some(ready))
+}
+
+/// # Safety
+/// As [`select`].
+unsafe fn pass_on(
+    n: i32,
+    [read, write, except]: UserSets,
+    limit: &mut Timeout,
+    mask: Option<&SigSet>,
+) -> Result<usize, Errno> {
+    let mut left = timespec(*limit);
+    let mask = mask.map(|&mask| libc::sigset_t::from(mask));
+    let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let mask = [mask.expose_provenance(), size_of::<u64>()];
+    let place = left
+        .as_mut()
+        .map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // SAFETY: the kernel checks the caller's pointers; limit and mask are null or live.
+    let ready = unsafe { call!(pselect6, n, read, write, except, place, mask.as_ptr()) };
+    if let Some(left) = left {
+        let seconds = u64::try_from(left.tv_sec).unwrap_or(0);
+        let nanoseconds = u32::try_from(left.tv_nsec).unwrap_or(0);
+        *limit = Duration::new(seconds, nanoseconds).into();
+    }
+    ready
+}
+
+/// How many descriptors the kernel's table has room for, or at least `enough`. It only grows.
+fn size_of_the_kernels_table(enough: usize) -> usize {
+    static KNOWN: AtomicUsize = AtomicUsize::new(0);
+    let known = KNOWN.load(Ordering::Relaxed);
+    if known >= enough {
+        return known;
+    }
+    let status = kernel::read_file(c"/proc/self/status");
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    match size.and_then(|size| size.trim().parse().ok()) {
+        Some(size) => {
+            KNOWN.store(size, Ordering::Relaxed);
+            size
+        }
+        None => usize::MAX,
+    }
+}

@@ -1,0 +1,71 @@
+/* What every test here uses. A test is compiled twice: as it is, against the kernel, and with
+ * UPOLL_REDIRECT, against libupoll. It has to pass both ways. Exit 0: passed, 1: failed, 77: there
+ * is nothing to test this way. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef UPOLL_REDIRECT
+#include <upoll.h>
+#else
+/* The kernel has none of what is only in libupoll. */
+#define KERNEL_ONLY 1
+#endif
+
+#define CHECK(condition)                                                                      \
+	do {                                                                                  \
+		if (!(condition)) {                                                           \
+			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__,         \
+				#condition, errno);                                           \
+			exit(1);                                                              \
+		}                                                                             \
+	} while (0)
+
+/* The call fails with this error. */
+#define FAILS(call, error) CHECK((errno = 0, (call) == -1) && errno == (error))
+
+/* An address that leads nowhere. */
+static inline void *nowhere(void)
+{
+	void *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(page != MAP_FAILED);
+	return page;
+}
+
+static inline void sleep_ms(long ms)
+{
+	struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+	nanosleep(&time, NULL);
+}
+
+static inline int add(int epfd, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event event;
+	memset(&event, 0, sizeof event);
+	event.events = events;
+	event.data.u64 = data;
+	return epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event);
+}
+
+#endif

@@ -1,0 +1,74 @@
+/* Threads that use, copy and close the same few numbers at once: no call sees a dead object, and
+ * none reports anything but what a live or a closed number gives. */
+#include "check.h"
+
+enum { NUMBERS = 4, ROUNDS = 20000, THREADS = 4 };
+
+static int base;
+
+static void *storms(void *seed)
+{
+	unsigned state = (unsigned)(uintptr_t)seed;
+	int round;
+	for (round = 0; round < ROUNDS; round++) {
+		uint64_t value = 1;
+		struct pollfd entry;
+		int fd = base + rand_r(&state) % NUMBERS, other = base + rand_r(&state) % NUMBERS;
+		ssize_t result = 0;
+		errno = 0;
+		switch (rand_r(&state) % 7) {
+		case 0:
+			result = write(fd, &value, 8);
+			break;
+		case 1:
+			result = read(fd, &value, 8);
+			break;
+		case 2:
+			if (fd != other)
+				result = dup2(fd, other);
+			break;
+		case 3:
+			result = close(fd);
+			break;
+		case 4:
+			result = eventfd(0, EFD_NONBLOCK);
+			/* Another number may have been closed meanwhile; keep to ours. */
+			if (result >= base + NUMBERS)
+				CHECK(close((int)result) == 0);
+			result = 0;
+			break;
+		case 5:
+			entry.fd = fd;
+			entry.events = POLLIN;
+			CHECK(poll(&entry, 1, 0) >= 0);
+			CHECK(!(entry.revents & ~(POLLIN | POLLNVAL)));
+			break;
+		case 6:
+			result = fcntl(fd, F_GETFL);
+			CHECK(result == -1 || result == (O_RDWR | O_NONBLOCK));
+			break;
+		}
+		CHECK(result >= 0 || errno == EBADF || errno == EAGAIN || errno == EBUSY);
+	}
+	return NULL;
+}
+
+int main(void)
+{
+	pthread_t threads[THREADS];
+	int at, kept;
+	CHECK(close_range(3, ~0U, 0) == 0);
+	base = eventfd(0, EFD_NONBLOCK);
+	for (at = 1; at < NUMBERS; at++)
+		CHECK(eventfd(0, EFD_NONBLOCK) == base + at);
+	for (at = 0; at < THREADS; at++)
+		CHECK(pthread_create(&threads[at], NULL, storms, (void *)(uintptr_t)(at + 1)) == 0);
+	for (at = 0; at < THREADS; at++)
+		CHECK(pthread_join(threads[at], NULL) == 0);
+	/* Nothing but our numbers is left open. */
+	for (at = 0; at < NUMBERS; at++)
+		close(base + at);
+	kept = dup(0);
+	CHECK(kept == base);
+	return 0;
+}
