@@ -98,8 +98,9 @@ impl Epoll {
         result
     }
 
-    /// One change under the set's lock; anything but ADD of what is [added by itself](is_added_alone). The caller lets go of the lock,
-    /// then of `deferred`, and then finishes what is `left`.
+    /// One change under the set's lock; anything but ADD of what is [added
+    /// alone](is_added_alone). The caller lets go of the lock, then of `deferred`, and then finishes
+    /// what is `left`.
     pub(super) fn ctl_locked(
         &self,
         inner: &mut Interests,

@@ -110,7 +110,9 @@ impl EventFd {
     /// - [`Watch`](crate::Watch), [`Readiness`](crate::Readiness) and objects that hand its queue on
     ///   from their own `poll` hear only of changes that the same process makes.
     /// - A signal handler must not use the counter, and a child must be made by `fork`; one that
-    ///   calls `exec` has it no more.
+    ///   calls `exec` has it no more. Two descriptors of the kernel's belong to it: a child that
+    ///   closes all it has inherited has to drop its handles before.
+    /// - [`retire`](Self::retire) does nothing to it.
     ///
     /// # Errors
     /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name. `ENOMEM`: no memory for the
