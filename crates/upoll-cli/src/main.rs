@@ -24,7 +24,7 @@ enum Command {
     /// Every figure is a ratio: upoll and the kernel do the same work by turns, in short batches on
     /// one CPU (or with the threads that the table names), and the median of the ratios counts. It
     /// stands beside the ratio to reach. A spread too wide to trust is marked: the machine was
-    /// busy with something else. A full run takes about two minutes.
+    /// busy with something else. A full run takes about two minutes and a half.
     Bench(bench::Options),
 }
 

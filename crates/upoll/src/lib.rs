@@ -40,6 +40,8 @@ pub use crate::sleep::{
     Clock, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
 pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
+#[cfg(all(feature = "count-locks", not(loom)))]
+pub use crate::sync::LockCounts;
 #[cfg(loom)]
 pub use crate::sync::{Lock, Rule, break_rule};
 pub use crate::target::{Source, Target};

@@ -127,6 +127,16 @@ fn low(events: Events) -> u16 {
     events.bits() as u16
 }
 
+/// Of what there is room for on the stack, how much is put there: everything, but in a build that
+/// measures what the stack saves.
+pub(crate) const fn on_stack(room: usize) -> usize {
+    if cfg!(feature = "force-heap") {
+        0
+    } else {
+        room
+    }
+}
+
 /// What a pass of `poll` or `select` found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {

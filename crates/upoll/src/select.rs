@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::poll::{Seen, Viewer};
+use crate::poll::{Seen, Viewer, on_stack};
 use crate::target::Target;
 
 /// Bits in a word of a bitmap.
@@ -24,7 +24,7 @@ const _: () = assert!(2 * INLINE * size_of::<c_ulong>() <= STACK);
 const _: () = assert!(INLINE / 3 * WORD >= 320);
 
 /// Three bitmaps of the same size, one behind the other: readable, writable, exceptional.
-pub(crate) type Bitmaps = SmallVec<[c_ulong; INLINE]>;
+pub(crate) type Bitmaps = SmallVec<[c_ulong; on_stack(INLINE)]>;
 
 /// What each of the three sets counts as ready (`POLLIN_SET`, `POLLOUT_SET`, `POLLEX_SET`).
 pub(crate) const REPORTED: [Events; 3] = [

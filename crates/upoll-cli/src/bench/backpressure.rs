@@ -58,11 +58,13 @@ pub(super) struct Pressed {
     pub(super) goal: Option<Goal>,
 }
 
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Serialize)]
 pub(super) struct Latency {
     pub(super) p99_microseconds: f64,
     pub(super) p999_microseconds: f64,
     pub(super) worst_microseconds: f64,
+    /// Below which 0, 1, ... 100 % of the events stayed.
+    pub(super) percentiles_microseconds: Vec<f64>,
 }
 
 /// What the row is to reach, beside the one without a maximum.
@@ -200,6 +202,9 @@ impl Ran {
                 p99_microseconds: microseconds(0.99),
                 p999_microseconds: microseconds(0.999),
                 worst_microseconds: microseconds(1.0),
+                percentiles_microseconds: (0..=100)
+                    .map(|part| microseconds(f64::from(part) / 100.0))
+                    .collect(),
             }),
             goal,
         }

@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use upoll::{Epoll, Event, EventFd, Events, Timeout};
+use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout};
 
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
@@ -52,6 +52,16 @@ impl Comparison {
 }
 
 impl Compared {
+    /// Nanoseconds per operation of the other side, a figure for each batch.
+    pub(super) fn other_batches(&self) -> &[f64] {
+        &self.other_batches.nanoseconds
+    }
+
+    /// The same of upoll.
+    pub(super) fn upoll_batches(&self) -> &[f64] {
+        &self.upoll_batches.nanoseconds
+    }
+
     pub(super) fn new(row: Row, other: &Series, upoll: &Series) -> Self {
         let ratio = other.ratio_to(upoll);
         Compared {
@@ -67,7 +77,7 @@ impl Compared {
     }
 }
 
-const fn row(
+pub(super) const fn row(
     name: &'static str,
     what: &'static str,
     target: f64,
@@ -189,7 +199,74 @@ pub(super) const COMPARISONS: &[Comparison] = &[
             }),
         ])
     }),
+    row("poll-1", "poll(0) of 1 object, idle", 12.0, || polls(1)),
+    row("poll-8", "poll(0) of 8 objects, idle", 8.0, || polls(8)),
+    row("select-1", "select(0) of 1 object, idle", 10.0, || {
+        let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
+        Ok([
+            side(move || {
+                let mut readable = kernel::FdSet::new();
+                readable.insert(&theirs);
+                let ready = kernel::select(black_box(theirs.raw() + 1), &mut readable);
+                assert_eq!(ready.expect("select"), 0);
+            }),
+            side(move || {
+                let mut readable = FdSet::from_iter([0]);
+                let resolve = |_| Some(ours.target());
+                let mut limit = Timeout::NOW;
+                let readable = Some(&mut readable);
+                let ready = upoll::select(black_box(1), readable, None, None, &mut limit, resolve);
+                assert_eq!(ready.expect("select"), 0);
+            }),
+        ])
+    }),
+    row("pipe", "pipe write 64 B + read", 8.0, || {
+        let [their_end, their_other] = Fd::pipe()?;
+        let (our_end, our_other) = upoll::pipe()?;
+        let bytes = [7; 64];
+        Ok([
+            side(move || {
+                their_other.write(black_box(&bytes)).expect("write");
+                let mut buffer = [0; 64];
+                assert_eq!(their_end.read(&mut buffer).expect("read"), 64);
+                black_box(buffer);
+            }),
+            side(move || {
+                our_other.write(black_box(&bytes)).expect("write");
+                let mut buffer = [0; 64];
+                assert_eq!(our_end.read(&mut buffer).expect("read"), 64);
+                black_box(buffer);
+            }),
+        ])
+    }),
 ];
+
+fn polls(count: usize) -> Result<[Side; 2]> {
+    let theirs: Vec<_> = (0..count)
+        .map(|_| Fd::eventfd(0))
+        .collect::<Result<_, _>>()?;
+    let ours: Vec<_> = (0..count)
+        .map(|_| EventFd::new(0))
+        .collect::<Result<_, _>>()?;
+    Ok([
+        Box::new(move |times| {
+            let mut fds: Vec<_> = theirs.iter().map(kernel::readable).collect();
+            for _ in 0..times {
+                assert_eq!(kernel::poll(black_box(&mut fds)).expect("poll"), 0);
+            }
+        }),
+        Box::new(move |times| {
+            let mut fds: Vec<_> = ours
+                .iter()
+                .map(|one| PollFd::new(one, Events::IN))
+                .collect();
+            for _ in 0..times {
+                let ready = upoll::poll(black_box(&mut fds), Timeout::NOW);
+                assert_eq!(ready.expect("poll"), 0);
+            }
+        }),
+    ])
+}
 
 /// Room for reports on both sides.
 const ROOM: usize = 128;

@@ -1,6 +1,7 @@
 //! The host kernel's calls that upoll is measured against, as thin as C has them.
 
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
@@ -43,6 +44,15 @@ impl Fd {
         Self::new(unsafe { libc::eventfd(initial, flags) })
     }
 
+    /// `pipe(2)`: the end to read from, the end to write to.
+    pub(super) fn pipe() -> io::Result<[Self; 2]> {
+        let mut ends = [-1; 2];
+        // SAFETY: there is room for both numbers.
+        check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
+        // SAFETY: the kernel has just made these descriptors for us.
+        Ok(ends.map(|end| Fd(unsafe { OwnedFd::from_raw_fd(end) })))
+    }
+
     /// `epoll_create1(2)`
     pub(super) fn epoll() -> io::Result<Self> {
         // SAFETY: no memory is involved.
@@ -68,6 +78,21 @@ impl Fd {
         // SAFETY: the buffer is the count.
         let result = unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
         check(result as i64).map(|_| count)
+    }
+
+    /// `write(2)`
+    #[inline]
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the bytes are there to be read.
+        check(unsafe { libc::write(self.raw(), bytes.as_ptr().cast(), bytes.len()) } as i64)
+    }
+
+    /// `read(2)`
+    #[inline]
+    pub(super) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (into, room) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the buffer is there to be filled.
+        check(unsafe { libc::read(self.raw(), into, room) } as i64)
     }
 
     #[inline]
@@ -111,10 +136,7 @@ impl Fd {
 
     /// `epoll_pwait2(2)`, without a signal mask.
     pub(super) fn wait_for(&self, events: &mut [Event], limit: Duration) -> io::Result<usize> {
-        let limit = libc::timespec {
-            tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
+        let limit = timespec(limit);
         // SAFETY: the kernel writes at most as many events as there is room for; the mask is null.
         let result = unsafe {
             libc::syscall(
@@ -129,4 +151,72 @@ impl Fd {
         };
         check(result)
     }
+}
+
+fn timespec(limit: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    }
+}
+
+/// An entry for [`poll`] that looks for `IN`.
+pub(super) fn readable(fd: &Fd) -> libc::pollfd {
+    libc::pollfd {
+        fd: fd.raw(),
+        events: libc::POLLIN,
+        revents: 0,
+    }
+}
+
+/// `poll(2)` without a wait.
+#[inline]
+pub(super) fn poll(fds: &mut [libc::pollfd]) -> io::Result<usize> {
+    // SAFETY: the list is as long as is claimed.
+    check(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) }.into())
+}
+
+/// `ppoll(2)`, without a signal mask.
+pub(super) fn poll_for(fds: &mut [libc::pollfd], limit: Duration) -> io::Result<usize> {
+    let (list, count, limit) = (fds.as_mut_ptr(), fds.len() as libc::nfds_t, timespec(limit));
+    // SAFETY: the list is as long as is claimed; the mask is null.
+    check(unsafe { libc::ppoll(list, count, &raw const limit, ptr::null()) }.into())
+}
+
+/// Numbers of descriptors, as `select(2)` takes them.
+#[derive(Clone)]
+pub(super) struct FdSet(libc::fd_set);
+
+impl FdSet {
+    pub(super) fn new() -> Self {
+        // SAFETY: it is a plain bit mask, for which all zeros is a value.
+        FdSet(unsafe { mem::zeroed() })
+    }
+
+    /// Whether `fd` fits: `fd_set` ends at 1024.
+    pub(super) fn has_room_for(fd: &Fd) -> bool {
+        usize::try_from(fd.raw()).is_ok_and(|number| number < libc::FD_SETSIZE)
+    }
+
+    /// # Panics
+    /// If there is no room for `fd`.
+    #[inline]
+    pub(super) fn insert(&mut self, fd: &Fd) {
+        assert!(Self::has_room_for(fd));
+        // SAFETY: the number is within the mask.
+        unsafe { libc::FD_SET(fd.raw(), &raw mut self.0) };
+    }
+}
+
+/// `select(2)` for readable numbers below `n`, without a wait.
+#[inline]
+pub(super) fn select(n: i32, readable: &mut FdSet) -> io::Result<usize> {
+    let mut limit = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 0,
+    };
+    let none = ptr::null_mut();
+    // SAFETY: the set has room for all numbers below `n`, which the caller's descriptors passed
+    // when they were inserted; the limit outlives the call.
+    check(unsafe { libc::select(n, &raw mut readable.0, none, none, &raw mut limit) }.into())
 }

@@ -3,16 +3,20 @@
 mod backpressure;
 mod batch;
 mod calls;
+mod closing;
+mod descriptors;
 mod growth;
+mod html;
 mod kernel;
-mod limits;
 mod machine;
 mod measure;
+mod polling;
 mod report;
+mod timeouts;
 mod wakes;
 mod workers;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::PathBuf;
 
@@ -20,7 +24,7 @@ use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use self::calls::COMPARISONS;
+use self::calls::Comparison;
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
@@ -28,12 +32,12 @@ use self::report::Report;
 /// What to measure, and where to put it.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to measure; everything if nothing is named.
-    ///
-    /// eventfd-calls to create: single calls on one thread. eventfd: what a maximum does. wake, wake-across: a thread wakes another on
-    /// the same CPU, on another CPU. growth-...: calls in sets of growing size. limit: how late a
-    /// wait with a time limit ends. workers: threads that share one source of events, four ways.
-    #[arg(value_parser = PossibleValuesParser::new(names()))]
+    #[arg(
+        value_parser = PossibleValuesParser::new(names()),
+        hide_possible_values = true,
+        help = "What to measure; everything if nothing is named (--help lists the names)",
+        long_help = names_help()
+    )]
     names: Vec<String>,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
@@ -42,18 +46,64 @@ pub(crate) struct Options {
     /// Also write every figure of every batch to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write the tables, with plots, to this file, as one page for a browser.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
-/// All benchmarks, in the order of the tables.
+/// Single calls on one thread, in the order of the table.
+fn calls() -> impl Iterator<Item = &'static Comparison> {
+    calls::COMPARISONS.iter().chain(descriptors::COMPARISONS)
+}
+
+/// All benchmarks, by what they are about.
+fn groups() -> [(&'static str, Vec<&'static str>); 8] {
+    let calls = |comparisons: &[Comparison]| {
+        let names = comparisons.iter().map(|comparison| comparison.row.name);
+        names.collect()
+    };
+    [
+        ("single calls on one thread", calls(calls::COMPARISONS)),
+        (
+            "the same over descriptors of the kernel",
+            calls(descriptors::COMPARISONS),
+        ),
+        (
+            "a thread wakes another, on its CPU and on another",
+            wakes::NAMES.to_vec(),
+        ),
+        (
+            "poll and select, on the stack and on the heap",
+            polling::NAMES.to_vec(),
+        ),
+        ("calls in sets that grow", growth::NAMES.to_vec()),
+        (
+            "how late a wait with a time limit ends",
+            timeouts::NAMES.to_vec(),
+        ),
+        ("many changes in one call", batch::NAMES.to_vec()),
+        (
+            "several threads: that share a source, that close what they add, a fast one and a \
+             slow one",
+            [&workers::NAMES[..], &closing::NAMES, &backpressure::NAMES].concat(),
+        ),
+    ]
+}
+
+/// All benchmarks, in the order of the groups.
 fn names() -> impl Iterator<Item = &'static str> {
-    let calls = COMPARISONS.iter().map(|comparison| comparison.row.name);
-    calls
-        .chain(wakes::NAMES)
-        .chain(growth::NAMES)
-        .chain(limits::NAMES)
-        .chain(workers::NAMES)
-        .chain(backpressure::NAMES)
-        .chain(batch::NAMES)
+    groups().into_iter().flat_map(|(_, names)| names)
+}
+
+fn names_help() -> String {
+    let mut help = "What to measure; everything if nothing is named:".to_owned();
+    for (about, names) in groups() {
+        help += &format!("\n- {about}:");
+        for line in names.chunks(6) {
+            help += &format!("\n    {}", line.join(" "));
+        }
+    }
+    help
 }
 
 /// Items in the sets whose growth is measured.
@@ -64,8 +114,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = Machine::look().context("looking at the machine")?;
     let report = Run {
         effort: Effort {
-            batches: if options.quick { 31 } else { 201 },
-            batch_microseconds: 1000,
+            batches: if options.quick { 31 } else { 401 },
+            batch_microseconds: 200,
         },
         options,
         pinned_to: *machine.cpus.last().context("no CPU to run on")?,
@@ -78,6 +128,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let file = File::create(path).with_context(|| path.display().to_string())?;
         serde_json::to_writer_pretty(BufWriter::new(file), &report)
             .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &options.html {
+        fs::write(path, html::page(&report)?).with_context(|| path.display().to_string())?;
     }
     Ok(())
 }
@@ -101,7 +154,7 @@ impl Run<'_> {
     fn measure(self) -> Result<Report> {
         machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
         let mut comparisons = Vec::new();
-        for comparison in COMPARISONS {
+        for comparison in calls() {
             comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
         }
         let elsewhere = self.machine.cpus.iter().find(|&&cpu| cpu != self.pinned_to);
@@ -116,14 +169,22 @@ impl Run<'_> {
         }
         let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
         comparisons.extend(batches.into_iter().flatten());
+        let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
-        let limits = self.step(limits::NAME, || limits::measure(self.effort))?;
+        let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
         let load = workers::Load {
             events: if self.options.quick { 2000 } else { 20_000 },
             rounds: if self.options.quick { 3 } else { 11 },
         };
         let workers = self.step(workers::NAME, || workers::measure(load))?;
+        let load = if self.options.quick {
+            closing::Load::QUICK
+        } else {
+            closing::Load::FULL
+        };
+        let cpus = self.machine.cpus.len();
+        let closes = self.step(closing::NAME, || closing::measure(load, cpus))?;
         let load = if self.options.quick {
             backpressure::Load::QUICK
         } else {
@@ -139,9 +200,11 @@ impl Run<'_> {
             quick: self.options.quick,
             effort: self.effort,
             comparisons,
+            polls: polls.unwrap_or_default(),
             growth,
-            limits: limits.into_iter().collect(),
+            timeouts: timeouts.unwrap_or_default(),
             workers: workers.unwrap_or_default(),
+            closes: closes.unwrap_or_default(),
             backpressure: backpressure.unwrap_or_default(),
         })
     }

@@ -1,17 +1,23 @@
 //! The figures as tables for people and as JSON for programs.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Formatter};
+use std::ops::Range;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ContentArrangement};
 use serde::Serialize;
 
 use super::backpressure::Pressed;
 use super::calls::Compared;
+use super::closing::{Closed, LockUse};
 use super::growth::Grown;
-use super::limits::Limited;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
+use super::polling::Polled;
+use super::timeouts::Late;
 use super::workers::Shared;
+
+/// Marks a spread that makes its median worth little.
+pub(super) const TOO_WIDE: &str = "too wide to trust";
 
 /// All that was measured.
 #[derive(Serialize)]
@@ -22,20 +28,148 @@ pub(super) struct Report {
     pub(super) quick: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
+    pub(super) polls: Vec<Polled>,
     pub(super) growth: Vec<Grown>,
-    pub(super) limits: Vec<Limited>,
+    pub(super) timeouts: Vec<Late>,
     pub(super) workers: Vec<Shared>,
+    pub(super) closes: Vec<Closed>,
     pub(super) backpressure: Vec<Pressed>,
 }
 
+/// Rows of words and figures.
+pub(super) struct Table {
+    pub(super) header: Vec<&'static str>,
+    /// Which columns hold figures.
+    pub(super) figures: Range<usize>,
+    pub(super) rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn add_row(&mut self, row: impl Into<Vec<String>>) {
+        self.rows.push(row.into());
+    }
+}
+
+/// As a terminal shows it.
+impl Display for Table {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut table = comfy_table::Table::new();
+        table
+            .load_style(comfy_table::presets::ASCII_MARKDOWN)
+            .set_content_arrangement(ContentArrangement::Disabled)
+            .set_header(self.header.clone())
+            .add_rows(self.rows.clone());
+        for column in self.figures.clone() {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table.fmt(f)
+    }
+}
+
+/// A part of the report: a table and its plots.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    Comparisons,
+    Polls,
+    Growth,
+    Timeouts,
+    Workers,
+    Closes,
+    Backpressure,
+}
+
+impl Part {
+    pub(super) fn heading(self) -> &'static str {
+        match self {
+            Part::Comparisons => "Calls and wakes",
+            Part::Polls => "poll and select",
+            Part::Growth => "Sets that grow",
+            Part::Timeouts => "Time limits",
+            Part::Workers => "Workers that share a source",
+            Part::Closes => "A connection per request",
+            Part::Backpressure => "A fast writer and a slow reader",
+        }
+    }
+}
+
 impl Report {
+    /// The parts that were measured.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        [
+            (Part::Comparisons, self.comparisons.is_empty()),
+            (Part::Polls, self.polls.is_empty()),
+            (Part::Growth, self.growth.is_empty()),
+            (Part::Timeouts, self.timeouts.is_empty()),
+            (Part::Workers, self.workers.is_empty()),
+            (Part::Closes, self.closes.is_empty()),
+            (Part::Backpressure, self.backpressure.is_empty()),
+        ]
+        .into_iter()
+        .filter_map(|(part, is_empty)| (!is_empty).then_some(part))
+    }
+
+    /// What the table of a part shows.
+    pub(super) fn about(&self, part: Part) -> String {
+        match part {
+            Part::Comparisons => format!(
+                "On CPU {}, {} batches of {} us on each side by turns: medians, and of the ratios \
+                 of paired batches the 10th to 90th percentile",
+                self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
+            ),
+            Part::Polls => "poll and select over idle files, what they keep on the stack, against \
+                            the same code with it on the heap, and against the kernel"
+                .to_owned(),
+            Part::Growth => "Cost as the set grows, against the smallest set".to_owned(),
+            Part::Timeouts => "How late a wait ends that has a time limit and nothing to report: \
+                               ratios of the mean lateness of rounds by turns, growth against the \
+                               fewest files"
+                .to_owned(),
+            Part::Workers => self.workers.first().map_or_else(String::new, |first| {
+                format!(
+                    "{} workers on {} CPUs take {} events from one source, {} rounds of each way \
+                     by turns: medians; events of the worker that took the fewest, the middle one \
+                     and the one that took the most; empty wakes are waits that ended with no \
+                     event left",
+                    first.workers,
+                    self.machine.cpus.len(),
+                    first.load.events,
+                    first.load.rounds,
+                )
+            }),
+            Part::Closes => self.closes.first().map_or_else(String::new, |first| {
+                format!(
+                    "Threads that make an eventfd, add it, write, wait and close it, {} rounds of \
+                     {} ms of each way by turns: medians; growth against one thread, and as a part \
+                     of what the threads that had a core would give; locks from a build that \
+                     counts them: shared ones were last held by another thread",
+                    first.load.rounds, first.load.round_milliseconds,
+                )
+            }),
+            Part::Backpressure => {
+                "A fast writer and a slow reader, without a maximum and with one".to_owned()
+            }
+        }
+    }
+
+    pub(super) fn table(&self, part: Part) -> Table {
+        match part {
+            Part::Comparisons => comparisons(&self.comparisons),
+            Part::Polls => polls(&self.polls),
+            Part::Growth => growth(&self.growth),
+            Part::Timeouts => timeouts(&self.timeouts),
+            Part::Workers => workers(&self.workers),
+            Part::Closes => closes(&self.closes),
+            Part::Backpressure => backpressure(&self.backpressure),
+        }
+    }
+
     /// The tables of what was measured.
     pub(super) fn tables(&self) -> String {
-        let mut out = String::new();
         let machine = &self.machine;
-        let _ = writeln!(
-            out,
-            "upoll {} against Linux {} on {}, {} CPUs, clock source {}, {}",
+        let mut out = format!(
+            "upoll {} against Linux {} on {}, {} CPUs, clock source {}, {}\n",
             machine.upoll_version,
             machine.kernel_release,
             machine.cpu_model,
@@ -43,50 +177,8 @@ impl Report {
             machine.clock_source,
             machine.date,
         );
-        if !self.comparisons.is_empty() {
-            let _ = writeln!(
-                out,
-                "\nOn CPU {}, {} batches of {} us on each side by turns: medians, and of the \
-                 ratios of paired batches the 10th to 90th percentile\n{}",
-                self.pinned_to,
-                self.effort.batches,
-                self.effort.batch_microseconds,
-                comparisons(&self.comparisons)
-            );
-        }
-        if !self.growth.is_empty() {
-            let _ = writeln!(
-                out,
-                "\nCost as the set grows, against the smallest set\n{}",
-                growth(&self.growth)
-            );
-        }
-        if !self.limits.is_empty() {
-            let _ = writeln!(
-                out,
-                "\nHow late a wait ends that has a time limit and nothing to report\n{}",
-                limits(&self.limits)
-            );
-        }
-        if let Some(first) = self.workers.first() {
-            let _ = writeln!(
-                out,
-                "\n{} workers on {} CPUs take {} events from one source, {} rounds of each way by \
-                 turns: medians; events of the worker that took the fewest, the middle one and the \
-                 one that took the most; empty wakes are waits that ended with no event left\n{}",
-                first.workers,
-                machine.cpus.len(),
-                first.load.events,
-                first.load.rounds,
-                workers(&self.workers)
-            );
-        }
-        if !self.backpressure.is_empty() {
-            let _ = writeln!(
-                out,
-                "\nA fast writer and a slow reader, without a maximum and with one\n{}",
-                backpressure(&self.backpressure)
-            );
+        for part in self.parts() {
+            out += &format!("\n{}\n{}\n", self.about(part), self.table(part));
         }
         out
     }
@@ -118,6 +210,50 @@ fn comparisons(rows: &[Compared]) -> Table {
             percentiles(row.ratio, row.trusted),
             row.row.target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn polls(rows: &[Polled]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "call",
+            "over",
+            "files",
+            "stack ns",
+            "heap ns",
+            "kernel ns",
+            "heap / stack",
+            "10-90 %",
+            "to reach",
+            "reached",
+            "kernel / stack",
+            "10-90 %",
+        ],
+        3..13,
+    );
+    for row in rows {
+        let kernel = row
+            .kernel_nanoseconds
+            .map(|figure| nanoseconds(figure.median));
+        table.add_row([
+            row.name.to_owned(),
+            row.call.to_owned(),
+            row.what.to_owned(),
+            row.files.to_string(),
+            nanoseconds(row.upoll_nanoseconds.median),
+            nanoseconds(row.heap_nanoseconds.median),
+            kernel.unwrap_or_default(),
+            times(row.gain.median),
+            percentiles(row.gain, row.gain.is_trusted()),
+            row.gain_target.map_or_else(String::new, times),
+            row.reached.map_or("", yes_no).to_owned(),
+            row.ratio
+                .map_or_else(String::new, |ratio| times(ratio.median)),
+            row.ratio
+                .map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted())),
         ]);
     }
     table
@@ -165,44 +301,43 @@ fn growth(rows: &[Grown]) -> Table {
     table
 }
 
-fn limits(rows: &[Limited]) -> Table {
+fn timeouts(rows: &[Late]) -> Table {
     let mut table = table(
         &[
             "name",
-            "limit us",
             "by",
+            "limit us",
+            "files",
             "late p50 us",
             "late p99 us",
             "worst us",
             "early",
-            "ratio",
+            "ppoll's",
+            "epoll_pwait2's",
+            "growth",
             "10-90 %",
             "to reach",
             "reached",
         ],
-        3..10,
+        2..12,
     );
     for row in rows {
-        for (side, by) in [(&row.epoll_pwait2, "epoll_pwait2"), (&row.upoll, "upoll")] {
-            let mut cells = vec![
-                row.name.to_owned(),
-                (row.limit_nanoseconds / 1000).to_string(),
-                by.to_owned(),
-                microseconds(side.p50_nanoseconds),
-                microseconds(side.p99_nanoseconds),
-                microseconds(side.worst_nanoseconds),
-                side.early.to_string(),
-            ];
-            if by == "upoll" {
-                cells.extend([
-                    times(row.ratio.median),
-                    percentiles(row.ratio, row.trusted),
-                    format!("{}, none early", times(row.target)),
-                    yes_no(row.reached).to_owned(),
-                ]);
-            }
-            table.add_row(cells);
-        }
+        table.add_row([
+            row.name.to_owned(),
+            row.by.to_owned(),
+            row.limit_microseconds.to_string(),
+            row.files.to_string(),
+            microseconds(row.p50_nanoseconds),
+            microseconds(row.p99_nanoseconds),
+            microseconds(row.worst_nanoseconds),
+            row.early.to_string(),
+            times(row.ppoll_ratio.median),
+            times(row.pwait2_ratio.median),
+            times(row.growth.median),
+            percentiles(row.growth, row.trusted),
+            row.goal.clone().unwrap_or_default(),
+            row.reached.map_or("", yes_no).to_owned(),
+        ]);
     }
     table
 }
@@ -259,6 +394,63 @@ fn workers(rows: &[Shared]) -> Table {
     table
 }
 
+fn closes(rows: &[Closed]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "by",
+            "sets",
+            "threads",
+            "requests/s",
+            "against kernel",
+            "had a core",
+            "growth",
+            "per core",
+            "10-90 %",
+            "locks per request",
+            "shared",
+            "contended",
+            "time waiting",
+            "to reach",
+            "reached",
+            "note",
+        ],
+        3..15,
+    );
+    for row in rows {
+        let locks = |figure: fn(LockUse) -> String| row.locks.map_or_else(String::new, figure);
+        table.add_row([
+            row.name.to_owned(),
+            row.by.to_owned(),
+            row.sets.to_owned(),
+            row.threads.to_string(),
+            format!("{:.0}", row.requests_per_second.median),
+            times(row.ratio.median),
+            format!("{:.2}", row.threads_with_a_core.median),
+            times(row.growth.median),
+            times(row.growth_per_core.median),
+            percentiles(row.growth_per_core, row.trusted),
+            locks(|locks| format!("{:.1}", locks.taken_per_request)),
+            locks(|locks| match locks.shared_in_all {
+                0 => "none".to_owned(),
+                _ => percent(locks.shared),
+            }),
+            locks(|locks| percent(locks.contended)),
+            locks(|locks| percent(locks.waiting)),
+            row.target.map_or_else(String::new, |target| {
+                format!("{}, none shared", times(target))
+            }),
+            row.reached.map_or("", yes_no).to_owned(),
+            row.note.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.2} %", 100.0 * part)
+}
+
 fn backpressure(rows: &[Pressed]) -> Table {
     let mut table = table(
         &[
@@ -311,18 +503,12 @@ fn backpressure(rows: &[Pressed]) -> Table {
     table
 }
 
-fn table(header: &[&str], figures: std::ops::Range<usize>) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(comfy_table::presets::ASCII_MARKDOWN)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header.to_vec());
-    for column in figures {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+fn table<const COLUMNS: usize>(header: &[&'static str; COLUMNS], figures: Range<usize>) -> Table {
+    Table {
+        header: header.to_vec(),
+        figures,
+        rows: Vec::new(),
     }
-    table
 }
 
 fn nanoseconds(figure: f64) -> String {
@@ -346,7 +532,7 @@ fn percentiles(ratio: Spread, trusted: bool) -> String {
     if trusted {
         shown
     } else {
-        format!("{shown}, too wide to trust")
+        format!("{shown}, {TOO_WIDE}")
     }
 }
 

@@ -394,6 +394,16 @@ fn series(rounds: &[Round], load: Load) -> Series {
 }
 
 impl Shared {
+    /// Events of each worker, ascending, in the round of the middle fairness.
+    pub(super) fn middle_round(&self) -> Vec<u64> {
+        let mut rounds: Vec<_> = self.rounds.iter().collect();
+        rounds.sort_by(|one, other| one.fairness.total_cmp(&other.fairness));
+        let middle = rounds.get(rounds.len() / 2);
+        let mut shares = middle.map_or_else(Vec::new, |round| round.shares.clone());
+        shares.sort_unstable();
+        shares
+    }
+
     fn new(runner: &Runner, rounds: Vec<Round>, load: Load, stock: &Series) -> Self {
         let spread =
             |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());

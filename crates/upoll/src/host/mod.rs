@@ -222,10 +222,16 @@ impl KernelSide {
 
     /// Fills `out` with members that are ready.
     fn take_members(&self, set: &Set, out: &mut [Event]) -> (usize, Heard) {
-        let mut heard = Heard::default();
         if out.is_empty() || self.members.load(Ordering::Relaxed) == 0 {
-            return (0, heard);
+            return (0, Heard::default());
         }
+        self.empty_members(set, out)
+    }
+
+    /// As [`take_members`](Self::take_members), whether it has any or not: a bell that nobody has
+    /// heard goes with them, and would keep a hub awake.
+    fn empty_members(&self, set: &Set, out: &mut [Event]) -> (usize, Heard) {
+        let mut heard = Heard::default();
         loop {
             // `out` is memory of ours and the limit is zero, so there is nothing to fail.
             let found = kernel::epoll_wait(self.members(), out, kernel::AT_ONCE, None);
@@ -270,7 +276,7 @@ impl KernelSide {
         out: &mut [Event],
         limit: Option<libc::timespec>,
         mask: SignalMask<'_>,
-    ) -> Result<Slept, Errno> {
+    ) -> Result<usize, Errno> {
         let place = self.sleep_set();
         place.asleep.fetch_add(1, Ordering::SeqCst);
         // Counted, now look: whoever queued something before that did not ring, nor did whoever
@@ -290,7 +296,7 @@ impl KernelSide {
         let found = found?;
         let (mut kept, heard) = self.sift(set, &mut events[..found]);
         if heard.members {
-            kept = self.take_members(set, out).0;
+            kept = self.empty_members(set, out).0;
         }
         if heard.queued {
             set.wake_watchers();
@@ -298,10 +304,7 @@ impl KernelSide {
         if heard.core && kept == out.len() {
             self.rouse_another(set);
         }
-        Ok(Slept {
-            woken: found > 0 || moved,
-            kept,
-        })
+        Ok(kept)
     }
 
     /// Keeps the user's events, in their order, and acts on the others.
@@ -398,14 +401,6 @@ impl KernelSide {
 
 /// How many events of a hub are looked at together.
 const HUB_ROOM: usize = 8;
-
-/// What a sleep brought.
-pub(crate) struct Slept {
-    /// Events of the user's.
-    pub(crate) kept: usize,
-    /// It did not end for its time limit.
-    pub(crate) woken: bool,
-}
 
 impl Companion for KernelSide {
     #[inline]

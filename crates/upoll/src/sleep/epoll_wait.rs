@@ -327,7 +327,7 @@ fn wait_in_kernel_set(
         }
         let limit = deadline.next_sleep();
         let slept = side.sleep(set, events, limit, mask);
-        let mut ready = slept.as_ref().map_or(0, |slept| slept.kept);
+        let mut ready = *slept.as_ref().unwrap_or(&0);
         // Harvest whatever ended the sleep, as above.
         if ready < events.len() && set.is_pending() {
             ready += harvest_in_turn(set, &mut events[ready..]);
@@ -336,7 +336,9 @@ fn wait_in_kernel_set(
         if ready > 0 {
             return Ok(ready);
         }
-        if !slept?.woken && deadline.has_passed() {
+        slept?;
+        // Also after a wake for nothing: many of them must not keep the limit from its due.
+        if deadline.has_passed() {
             return Ok(0);
         }
     }

@@ -9,7 +9,7 @@ use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::host::kernel;
-use crate::poll::{LookOnly, PollFd, Seen, pass};
+use crate::poll::{LookOnly, PollFd, Seen, on_stack, pass};
 use crate::target::Target;
 
 /// What the kernel is asked stays on the stack for this many descriptors, the doorbell among them;
@@ -114,6 +114,8 @@ fn poll_masked(
         fds,
         asked: SmallVec::new(),
     };
+    #[cfg(feature = "force-heap")]
+    call.asked.reserve_exact(call.fds.len() + 1);
     poller::wait(&mut call, seen, timeout, mask)
 }
 
@@ -130,7 +132,7 @@ fn open_limit() -> usize {
 struct PollCall<'c, 'a> {
     fds: &'c mut [PollFd<'a>],
     /// The kernel's descriptors in the entries' order; the kernel sides of files; the doorbell.
-    asked: SmallVec<[libc::pollfd; INLINE]>,
+    asked: SmallVec<[libc::pollfd; on_stack(INLINE)]>,
 }
 
 impl PollCall<'_, '_> {

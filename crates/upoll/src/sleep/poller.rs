@@ -18,7 +18,7 @@ use crate::eventfd::shared_count;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
 use crate::host::Ears;
-use crate::poll::{Seen, Viewer};
+use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
 use crate::target::Target;
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
@@ -171,7 +171,7 @@ pub(super) struct WaitTable<'p> {
     /// There was no memory for an entry.
     failed: bool,
     used: usize,
-    inline: [MaybeUninit<PollEntry>; INLINE],
+    inline: [MaybeUninit<PollEntry>; on_stack(INLINE)],
     /// Filled up to their capacity and never beyond, so that entries do not move.
     chunks: Vec<Vec<PollEntry>>,
 }
@@ -185,7 +185,7 @@ impl<'p> WaitTable<'p> {
             registers: true,
             failed: false,
             used: 0,
-            inline: [const { MaybeUninit::uninit() }; INLINE],
+            inline: [const { MaybeUninit::uninit() }; on_stack(INLINE)],
             chunks: Vec::new(),
         }
     }

@@ -23,12 +23,17 @@ use self::kernel::{Futex, barrier};
 use super::fence;
 use super::{AtomicU32, Ordering, Rule, broken};
 
+#[cfg(all(feature = "count-locks", not(loom)))]
+use super::counted::Lock as Raw;
+#[cfg(all(not(feature = "count-locks"), not(loom)))]
+use Lock as Raw;
+
 /// A lock that sleeps when it is contended.
 #[cfg(not(loom))]
-pub(crate) type Mutex<T> = lock_api::Mutex<Lock, T>;
+pub(crate) type Mutex<T> = lock_api::Mutex<Raw, T>;
 /// Holds a [`Mutex`].
 #[cfg(not(loom))]
-pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Lock, T>;
+pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 
 /// The lock without what it guards.
 pub struct Lock {

@@ -5,6 +5,8 @@
 //! without it spins (`spin`), and under loom it is loom's, [`lock`] being the subject of a model of
 //! its own.
 
+#[cfg(all(feature = "count-locks", not(loom)))]
+mod counted;
 #[cfg(any(feature = "std", loom))]
 mod lock;
 
@@ -19,6 +21,8 @@ pub(crate) use loom::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
+#[cfg(all(feature = "count-locks", not(loom)))]
+pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]

@@ -1,0 +1,317 @@
+//! Two kinds of charts, as SVG: bars with their spread, and lines.
+//!
+//! Colours are the constants below, which the page's style sheet replaces when the reader's browser
+//! asks for a dark page; it finds them by their values.
+
+use std::ops::Range;
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{
+    KeyPointHint, NoDefaultFormatting, Ranged, SegmentValue, ValueFormatter,
+};
+use plotters::prelude::{
+    ChartBuilder, Circle, Color, DrawingArea, EmptyElement, IntoDrawingArea, IntoSegmentedCoord,
+    LineSeries, PathElement, RGBColor, Rectangle, SVGBackend, Text,
+};
+use plotters::style::{IntoFont, TextStyle};
+
+/// What is drawn with data, in the order in which series take them.
+pub(super) const SERIES: [RGBColor; 6] = [
+    RGBColor(0x00, 0x66, 0xB3),
+    RGBColor(0xC2, 0x4E, 0x00),
+    RGBColor(0x00, 0x83, 0x5F),
+    RGBColor(0xB0, 0x4A, 0x88),
+    RGBColor(0x8A, 0x6D, 0x00),
+    RGBColor(0x5B, 0x63, 0x6E),
+];
+/// A bar whose figure is too noisy to trust.
+pub(super) const NOISY: RGBColor = RGBColor(0xAF, 0xC9, 0xDE);
+/// Words, axes and spreads.
+pub(super) const INK: RGBColor = RGBColor(0x1C, 0x1E, 0x21);
+pub(super) const GRID: RGBColor = RGBColor(0xDA, 0xDD, 0xE1);
+
+const WIDTH: u32 = 900;
+const LINES_HEIGHT: u32 = 340;
+const BAR_HEIGHT: u32 = 24;
+/// Above and below the bars.
+const BARS_MARGIN: u32 = 58;
+const LABELS_WIDTH: u32 = 370;
+const FONT: (&str, i32) = ("sans-serif", 14);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A figure with its spread.
+pub(super) struct Bar {
+    pub(super) label: String,
+    pub(super) value: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    /// What it is to reach.
+    pub(super) target: Option<f64>,
+    pub(super) trusted: bool,
+}
+
+/// Points that belong together, ascending.
+pub(super) struct Line {
+    pub(super) name: String,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+/// What an axis stands for.
+#[derive(Clone, Copy)]
+pub(super) struct Axis {
+    pub(super) title: &'static str,
+    /// Equal distances are equal ratios.
+    pub(super) ratios: bool,
+}
+
+/// An axis as a chart has it: from where to where, and where its ticks are. Figures that an axis of
+/// ratios cannot show are at its lower end.
+#[derive(Clone)]
+struct Scale {
+    axis: Axis,
+    range: Range<f64>,
+    ticks: Vec<f64>,
+}
+
+impl Scale {
+    /// Room for all `figures`.
+    fn over(axis: Axis, figures: impl Iterator<Item = f64>) -> Self {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for figure in figures.filter(|figure| figure.is_finite()) {
+            if !axis.ratios || figure > 0.0 {
+                (low, high) = (low.min(figure), high.max(figure));
+            }
+        }
+        if low > high {
+            (low, high) = (1.0, 1.0);
+        }
+        let (low, high) = match axis.ratios {
+            true => (low / 1.15, high * 1.15),
+            false if high > 0.0 => (low.min(0.0), high * 1.08),
+            false => (low.min(0.0), 1.0),
+        };
+        Scale {
+            axis,
+            ticks: match axis.ratios {
+                true => ratio_ticks(low, high),
+                false => even_ticks(low, high),
+            },
+            range: low..high,
+        }
+    }
+
+    /// More room at the upper end, for words.
+    fn with_room(mut self) -> Self {
+        let Range { start, end } = self.range;
+        self.range.end = match self.axis.ratios {
+            true => end * (end / start).powf(0.12),
+            false => end + 0.12 * (end - start),
+        };
+        self
+    }
+
+    /// How far along the axis `figure` is.
+    fn part(&self, figure: f64) -> f64 {
+        let Range { start, end } = self.range;
+        match self.axis.ratios {
+            true if figure <= start => 0.0,
+            true => (figure / start).ln() / (end / start).ln(),
+            false => (figure - start) / (end - start),
+        }
+    }
+}
+
+impl Ranged for Scale {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, figure: &f64, (from, to): (i32, i32)) -> i32 {
+        from + (self.part(*figure) * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        // The light lines between the ticks are left out.
+        match hint.weight().allow_light_points() {
+            true => Vec::new(),
+            false => self.ticks.clone(),
+        }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Scale {
+    fn format(figure: &f64) -> String {
+        short(*figure)
+    }
+}
+
+/// 1, 2, 5, 10, ..., or only powers of ten if that makes too many.
+fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
+    let steps: &[f64] = match high / low {
+        span if span < 1e4 => &[1.0, 2.0, 5.0],
+        _ => &[1.0],
+    };
+    let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+    powers
+        .flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)))
+        .filter(|figure| (low..=high).contains(figure))
+        .collect()
+}
+
+/// About six, at round figures.
+fn even_ticks(low: f64, high: f64) -> Vec<f64> {
+    let rough = (high - low) / 6.0;
+    let power = 10_f64.powf(rough.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
+    let step = steps.into_iter().find(|&step| step >= rough);
+    let step = step.unwrap_or(rough);
+    let first = (low / step).ceil() as i64;
+    let last = (high / step).floor() as i64;
+    (first..=last).map(|at| at as f64 * step).collect()
+}
+
+/// A figure as short as an axis wants it.
+pub(super) fn short(figure: f64) -> String {
+    let magnitude = figure.abs();
+    let (figure, unit) = match magnitude {
+        _ if magnitude >= 1e6 => (figure / 1e6, " M"),
+        _ if magnitude >= 1e4 => (figure / 1e3, " K"),
+        _ => (figure, ""),
+    };
+    let digits = match figure.abs() {
+        magnitude if magnitude >= 100.0 || magnitude == 0.0 => 0,
+        magnitude if magnitude >= 10.0 => 1,
+        magnitude if magnitude >= 0.1 => 2,
+        _ => 4,
+    };
+    let text = format!("{figure:.digits$}");
+    let text = match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.'),
+        false => &text,
+    };
+    format!("{text}{unit}")
+}
+
+fn ink() -> TextStyle<'static> {
+    FONT.into_font().color(&INK)
+}
+
+fn drawn(height: u32, draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+    draw(&area)?;
+    area.present()?;
+    drop(area);
+    Ok(svg)
+}
+
+/// A bar for each figure, the first on top; targets are upright marks.
+pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
+    let count = i32::try_from(bars.len())?;
+    let height = bars.len() as u32 * BAR_HEIGHT + BARS_MARGIN;
+    let figures = bars.iter().flat_map(|bar| {
+        let target = bar.target.unwrap_or(bar.value);
+        [bar.value, bar.low, bar.high, target]
+    });
+    // 1 is where nothing is gained or lost.
+    let scale = Scale::over(axis, figures.chain([1.0])).with_room();
+    // Segments are counted from below.
+    let bar_at = |at: i32| {
+        usize::try_from(count - 1 - at)
+            .ok()
+            .and_then(|at| bars.get(at))
+    };
+    drawn(height, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(8)
+            .x_label_area_size(42)
+            .y_label_area_size(LABELS_WIDTH)
+            .build_cartesian_2d(scale, (0..count).into_segmented())?;
+        let label = |at: &SegmentValue<i32>| match at {
+            SegmentValue::CenterOf(at) | SegmentValue::Exact(at) => {
+                bar_at(*at).map_or_else(String::new, |bar| match bar.trusted {
+                    true => bar.label.clone(),
+                    false => format!("{} (noisy)", bar.label),
+                })
+            }
+            SegmentValue::Last => String::new(),
+        };
+        chart
+            .configure_mesh()
+            .disable_y_mesh()
+            .bold_line_style(GRID)
+            .light_line_style(GRID.mix(0.0))
+            .axis_style(INK)
+            .label_style(ink())
+            .axis_desc_style(ink())
+            .x_desc(axis.title)
+            .y_labels(bars.len())
+            .y_label_formatter(&label)
+            .draw()?;
+        let base = if axis.ratios { 1.0 } else { 0.0 };
+        for at in 0..count {
+            let bar = bar_at(at).ok_or_else(|| anyhow!("as many bars as segments"))?;
+            let below = || SegmentValue::Exact(at);
+            let above = || SegmentValue::Exact(at + 1);
+            let middle = || SegmentValue::CenterOf(at);
+            let colour = if bar.trusted { SERIES[0] } else { NOISY };
+            let value = bar.value;
+            let corners = [(base, below()), (value, above())];
+            let mut body = Rectangle::new(corners, colour.filled());
+            body.set_margin(4, 4, 0, 0);
+            chart.draw_series([body])?;
+            let whisker = vec![(bar.low, middle()), (bar.high, middle())];
+            chart.draw_series([PathElement::new(whisker, INK.stroke_width(1))])?;
+            if let Some(target) = bar.target {
+                let mark = vec![(target, below()), (target, above())];
+                chart.draw_series([PathElement::new(mark, SERIES[1].stroke_width(3))])?;
+            }
+            let end = bar.target.map_or(bar.high, |target| bar.high.max(target));
+            let place = (end.max(value).max(base), middle());
+            let words = Text::new(short(bar.value), (6, -8), ink());
+            chart.draw_series([EmptyElement::at(place) + words])?;
+        }
+        Ok(())
+    })
+}
+
+/// Lines with a dot at each point, or without where there are many.
+pub(super) fn lines(lines: &[Line], across: Axis, up: Axis) -> Result<String> {
+    let points = || lines.iter().flat_map(|line| line.points.iter().copied());
+    let (x, y) = (
+        Scale::over(across, points().map(|point| point.0)),
+        Scale::over(up, points().map(|point| point.1)),
+    );
+    drawn(LINES_HEIGHT, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(8)
+            .margin_right(24)
+            .x_label_area_size(42)
+            .y_label_area_size(80)
+            .build_cartesian_2d(x, y)?;
+        chart
+            .configure_mesh()
+            .bold_line_style(GRID)
+            .light_line_style(GRID.mix(0.0))
+            .axis_style(INK)
+            .label_style(ink())
+            .axis_desc_style(ink())
+            .x_desc(across.title)
+            .y_desc(up.title)
+            .draw()?;
+        for (line, colour) in lines.iter().zip(SERIES) {
+            let points = line.points.iter().copied();
+            chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2)))?;
+            if points.len() <= 12 {
+                let dots = points.map(|point| Circle::new(point, 4, colour.filled()));
+                chart.draw_series(dots)?;
+            }
+        }
+        Ok(())
+    })
+}

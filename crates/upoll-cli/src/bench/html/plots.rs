@@ -1,0 +1,376 @@
+//! Which plots each part of a report has.
+
+use anyhow::Result;
+
+use super::chart::{self, Axis, Bar, Line};
+use crate::bench::backpressure::Pressed;
+use crate::bench::calls::Compared;
+use crate::bench::closing::Closed;
+use crate::bench::growth::Grown;
+use crate::bench::measure::Spread;
+use crate::bench::polling::Polled;
+use crate::bench::report::{Part, Report};
+use crate::bench::timeouts::Late;
+use crate::bench::workers::Shared;
+
+/// A plot and what it shows.
+pub(super) struct Plot {
+    pub(super) caption: String,
+    /// What the colours stand for, in their order; empty: nothing to tell apart.
+    pub(super) legend: Vec<String>,
+    pub(super) svg: String,
+    /// Some of what it shows is too noisy to trust.
+    pub(super) noisy: bool,
+}
+
+const RATIO: Axis = Axis {
+    title: "times faster than the other side",
+    ratios: true,
+};
+const NANOSECONDS: Axis = Axis {
+    title: "ns per call",
+    ratios: true,
+};
+const PERCENT: Axis = Axis {
+    title: "% of all, at most",
+    ratios: false,
+};
+
+pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
+    match part {
+        Part::Comparisons => comparisons(&report.comparisons),
+        Part::Polls => polls(&report.polls),
+        Part::Growth => growth(&report.growth),
+        Part::Timeouts => timeouts(&report.timeouts),
+        Part::Workers => workers(&report.workers),
+        Part::Closes => closes(&report.closes),
+        Part::Backpressure => backpressure(&report.backpressure),
+    }
+}
+
+/// Each once, in the order in which they first come.
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in items {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+    }
+    seen
+}
+
+fn bar(label: String, ratio: Spread, target: Option<f64>) -> Bar {
+    Bar {
+        label,
+        value: ratio.median,
+        low: ratio.p10,
+        high: ratio.p90,
+        target,
+        trusted: ratio.is_trusted(),
+    }
+}
+
+fn bar_plot(caption: &str, bars: &[Bar], axis: Axis) -> Result<Plot> {
+    Ok(Plot {
+        caption: caption.to_owned(),
+        legend: Vec::new(),
+        svg: chart::bars(bars, axis)?,
+        noisy: bars.iter().any(|bar| !bar.trusted),
+    })
+}
+
+fn line_plot(caption: String, lines: &[Line], across: Axis, up: Axis, noisy: bool) -> Result<Plot> {
+    Ok(Plot {
+        caption,
+        legend: lines.iter().map(|line| line.name.clone()).collect(),
+        svg: chart::lines(lines, across, up)?,
+        noisy,
+    })
+}
+
+/// How many percent of `figures` are at most so large.
+fn distribution(name: &str, figures: &[f64]) -> Line {
+    let mut figures = figures.to_vec();
+    figures.sort_by(f64::total_cmp);
+    let last = figures.len().saturating_sub(1).max(1) as f64;
+    let points = figures.into_iter().enumerate();
+    Line {
+        name: name.to_owned(),
+        points: points
+            .map(|(at, figure)| (figure, 100.0 * at as f64 / last))
+            .collect(),
+    }
+}
+
+fn comparisons(rows: &[Compared]) -> Result<Vec<Plot>> {
+    let bars: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let label = match row.row.against {
+                "kernel" => row.row.what.clone().into_owned(),
+                against => format!("{}, {against}", row.row.what),
+            };
+            bar(label, row.ratio, row.row.target)
+        })
+        .collect();
+    let mut plots = vec![bar_plot(
+        "How many times faster upoll is than the kernel, or than what is named; thin lines: 10th to \
+         90th percentile; upright marks: the ratio to reach",
+        &bars,
+        RATIO,
+    )?];
+    let wakes = rows.iter().map(|row| row.row.name);
+    for name in distinct(wakes.filter(|name| name.starts_with("wake"))) {
+        let of: Vec<_> = rows.iter().filter(|row| row.row.name == name).collect();
+        let mut lines = vec![distribution("upoll", of[0].upoll_batches())];
+        lines.extend(
+            of.iter()
+                .map(|row| distribution(row.row.against, row.other_batches())),
+        );
+        plots.push(line_plot(
+            format!("{}: distribution over the batches", of[0].row.what),
+            &lines,
+            Axis {
+                title: "ns per wake, mean of a batch",
+                ratios: true,
+            },
+            PERCENT,
+            of.iter().any(|row| !row.trusted),
+        )?);
+    }
+    Ok(plots)
+}
+
+fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
+    let judged = rows.iter().filter(|row| row.gain_target.is_some());
+    let bars: Vec<_> = judged
+        .map(|row| {
+            let label = format!("{}, {} {}", row.call, row.files, row.what);
+            bar(label, row.gain, row.gain_target)
+        })
+        .collect();
+    let mut plots = vec![bar_plot(
+        "What the same code costs on the heap, in terms of the stack; upright marks: the ratio to \
+         reach",
+        &bars,
+        Axis {
+            title: "cost on the heap / cost on the stack",
+            ratios: true,
+        },
+    )?];
+    for what in distinct(rows.iter().map(|row| row.what)) {
+        let of: Vec<_> = rows.iter().filter(|row| row.what == what).collect();
+        let mut lines = Vec::new();
+        for call in ["poll", "select"] {
+            let line = |by: &str, figure: fn(&Polled) -> Option<Spread>| Line {
+                name: format!("{call}, {by}"),
+                points: of
+                    .iter()
+                    .filter(|row| row.call == call)
+                    .filter_map(|row| Some((row.files as f64, figure(row)?.median)))
+                    .collect(),
+            };
+            lines.push(line("stack", |row| Some(row.upoll_nanoseconds)));
+            lines.push(line("heap", |row| Some(row.heap_nanoseconds)));
+            lines.push(line("kernel", |row| row.kernel_nanoseconds));
+        }
+        lines.retain(|line| !line.points.is_empty());
+        let files = Axis {
+            title: "files",
+            ratios: true,
+        };
+        let noisy = of.iter().any(|row| !row.trusted);
+        let caption = format!("Cost of a call with more and more files: {what}");
+        plots.push(line_plot(caption, &lines, files, NANOSECONDS, noisy)?);
+    }
+    Ok(plots)
+}
+
+fn growth(rows: &[Grown]) -> Result<Vec<Plot>> {
+    let mut plots = Vec::new();
+    for name in distinct(rows.iter().map(|row| row.name)) {
+        let of: Vec<_> = rows.iter().filter(|row| row.name == name).collect();
+        let line = |name: &str, point: fn(&Grown) -> (usize, Spread)| Line {
+            name: name.to_owned(),
+            points: of
+                .iter()
+                .map(|row| point(row))
+                .map(|(items, figure)| (items as f64, figure.median))
+                .collect(),
+        };
+        let lines = [
+            line("upoll", |row| (row.items, row.upoll_nanoseconds)),
+            line("kernel", |row| (row.kernel_items, row.kernel_nanoseconds)),
+        ];
+        let items = Axis {
+            title: "items in the set",
+            ratios: true,
+        };
+        let noisy = of.iter().any(|row| !row.trusted);
+        let caption = format!("Cost as the set grows: {}", of[0].what);
+        plots.push(line_plot(caption, &lines, items, NANOSECONDS, noisy)?);
+    }
+    Ok(plots)
+}
+
+fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
+    let limits = distinct(rows.iter().map(|row| row.limit_microseconds));
+    let most = rows.iter().map(|row| row.files).max();
+    let late = Axis {
+        title: "late by us",
+        ratios: true,
+    };
+    let mut plots = Vec::new();
+    for limit in limits {
+        let of: Vec<_> = rows
+            .iter()
+            .filter(|row| row.limit_microseconds == limit)
+            .collect();
+        let widest = of.iter().filter(|row| Some(row.files) == most);
+        let lines: Vec<_> = widest
+            .map(|row| {
+                let percentiles = &row.percentiles_nanoseconds;
+                let late: Vec<_> = percentiles.iter().map(|&one| one as f64 / 1000.0).collect();
+                distribution(row.by, &late)
+            })
+            .collect();
+        let noisy = of.iter().any(|row| !row.trusted);
+        let files = most.unwrap_or(0);
+        let caption = format!("Asked to wait {limit} us over {files} files: distribution");
+        plots.push(line_plot(caption, &lines, late, PERCENT, noisy)?);
+
+        let mut ways = distinct(of.iter().map(|row| row.by));
+        // Whole milliseconds are far off the others.
+        ways.retain(|way| !way.starts_with("epoll_wait"));
+        let lines: Vec<_> = ways
+            .into_iter()
+            .map(|way| Line {
+                name: way.to_owned(),
+                points: of
+                    .iter()
+                    .filter(|row| row.by == way)
+                    .map(|row| (row.files as f64, row.p50_nanoseconds as f64 / 1000.0))
+                    .collect(),
+            })
+            .collect();
+        let files = Axis {
+            title: "files",
+            ratios: false,
+        };
+        let caption = format!("Asked to wait {limit} us: median against the number of files");
+        let late = Axis {
+            title: "late by us",
+            ratios: false,
+        };
+        plots.push(line_plot(caption, &lines, files, late, noisy)?);
+    }
+    Ok(plots)
+}
+
+fn workers(rows: &[Shared]) -> Result<Vec<Plot>> {
+    let Some(first) = rows.first() else {
+        return Ok(Vec::new());
+    };
+    let lines: Vec<_> = rows
+        .iter()
+        .map(|row| Line {
+            name: row.way.to_owned(),
+            points: row
+                .middle_round()
+                .into_iter()
+                .enumerate()
+                // An axis of ratios has no zero; below one is none.
+                .map(|(rank, events)| ((rank + 1) as f64, (events as f64).max(0.5)))
+                .collect(),
+        })
+        .collect();
+    let caption = format!(
+        "Events that each of {} workers took in the middle round, from the one that took the \
+         fewest to the one that took the most; the lowest place is none at all",
+        first.workers
+    );
+    let events = Axis {
+        title: "events",
+        ratios: true,
+    };
+    let rank = Axis {
+        title: "worker, by what it took",
+        ratios: false,
+    };
+    let bars: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            bar(
+                row.way.to_owned(),
+                row.ratio,
+                row.goal.map(|goal| goal.ratio),
+            )
+        })
+        .collect();
+    let noisy = rows.iter().any(|row| !row.ratio.is_trusted());
+    Ok(vec![
+        line_plot(caption, &lines, rank, events, noisy)?,
+        bar_plot(
+            "How many times faster than the kernel all events were taken; upright mark: the ratio \
+             to reach",
+            &bars,
+            RATIO,
+        )?,
+    ])
+}
+
+fn closes(rows: &[Closed]) -> Result<Vec<Plot>> {
+    let mut plots = Vec::new();
+    for sets in ["one each", "one for all"] {
+        let of: Vec<_> = rows.iter().filter(|row| row.sets == sets).collect();
+        let lines: Vec<_> = distinct(of.iter().map(|row| row.by))
+            .into_iter()
+            .map(|way| Line {
+                name: way.to_owned(),
+                points: of
+                    .iter()
+                    .filter(|row| row.by == way)
+                    .map(|row| (row.threads as f64, row.requests_per_second.median))
+                    .collect(),
+            })
+            .collect();
+        let notes: Vec<_> = of.iter().filter_map(|row| row.note.as_deref()).collect();
+        let note = notes
+            .first()
+            .map_or_else(String::new, |note| format!("; {note}"));
+        let threads = Axis {
+            title: "threads",
+            ratios: true,
+        };
+        let requests = Axis {
+            title: "requests per second",
+            ratios: false,
+        };
+        let noisy = of.iter().any(|row| !row.trusted);
+        let caption = format!("A connection per request, sets: {sets}{note}");
+        plots.push(line_plot(caption, &lines, threads, requests, noisy)?);
+    }
+    Ok(plots)
+}
+
+fn backpressure(rows: &[Pressed]) -> Result<Vec<Plot>> {
+    let lines: Vec<_> = rows
+        .iter()
+        .filter_map(|row| {
+            let name = match row.maximum {
+                u64::MAX => format!("{}, no maximum", row.by),
+                maximum => format!("{}, maximum {maximum}", row.by),
+            };
+            Some(distribution(
+                &name,
+                &row.latency.as_ref()?.percentiles_microseconds,
+            ))
+        })
+        .collect();
+    let latency = Axis {
+        title: "us from write to read",
+        ratios: true,
+    };
+    let caption = "A writer faster than the reader: distribution of latency".to_owned();
+    Ok(vec![line_plot(caption, &lines, latency, PERCENT, false)?])
+}

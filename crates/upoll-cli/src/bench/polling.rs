@@ -1,0 +1,279 @@
+//! `poll` and `select` over more and more files: with what they keep on the stack, against the same
+//! code with it on the heap, and against the kernel's calls.
+//!
+//! The same code: `upoll_heap` is upoll's source, compiled once more with a constant that says how
+//! much goes on the stack set to nothing. Both are called in turns, in one process. What is asked
+//! of the kernel is then one allocation of the size that is needed; entries in wait queues are in
+//! allocations of 64, which is the page that Linux took before it had them on the stack.
+
+use std::hint::black_box;
+use std::rc::Rc;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::kernel::{self, Fd};
+use super::measure::{Effort, Series, Side, Spread, interleave};
+
+pub(super) const NAME: &str = "poll";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+const SIZES: [usize; 5] = [1, 8, 30, 100, 1000];
+/// Up to this size the stack is to save `TARGET`.
+const TARGET_SIZE: usize = 30;
+/// 13 % less than on the heap.
+const TARGET: f64 = 1.13;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Poll,
+    Select,
+}
+
+/// What is looked at, and how far the call gets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Work {
+    /// Eventfds of upoll, idle, with a limit of zero.
+    Objects,
+    /// The same without a limit. News comes for the last one after the first look, so the call
+    /// registers with each and does not sleep.
+    Registering,
+    /// Eventfds of the kernel, idle, with a limit of zero.
+    Descriptors,
+}
+
+impl Call {
+    fn name(self) -> &'static str {
+        match self {
+            Call::Poll => "poll",
+            Call::Select => "select",
+        }
+    }
+}
+
+impl Work {
+    fn what(self) -> &'static str {
+        match self {
+            Work::Objects => "objects, limit 0",
+            Work::Registering => "objects, registers with each",
+            Work::Descriptors => "descriptors, limit 0",
+        }
+    }
+
+    /// Whether the call keeps anything that is on the stack or on the heap.
+    fn keeps(self, call: Call) -> bool {
+        !(self == Work::Objects && call == Call::Poll)
+    }
+}
+
+/// One call over so many files.
+#[derive(Serialize)]
+pub(super) struct Polled {
+    pub(super) name: &'static str,
+    pub(super) call: &'static str,
+    pub(super) what: &'static str,
+    pub(super) files: usize,
+    pub(super) upoll_nanoseconds: Spread,
+    pub(super) heap_nanoseconds: Spread,
+    /// Nothing if there is no such work for the kernel.
+    pub(super) kernel_nanoseconds: Option<Spread>,
+    /// What the heap costs in terms of the stack.
+    pub(super) gain: Spread,
+    /// Nothing where the call keeps nothing, or where more is kept than the stack has room for.
+    pub(super) gain_target: Option<f64>,
+    pub(super) reached: Option<bool>,
+    /// How many times faster than the kernel upoll is.
+    pub(super) ratio: Option<Spread>,
+    pub(super) trusted: bool,
+    upoll_batches: Series,
+    heap_batches: Series,
+    kernel_batches: Option<Series>,
+}
+
+/// The sides of one build of upoll.
+macro_rules! sides_of {
+    ($build:ident, $library:ident) => {
+        mod $build {
+            use std::hint::black_box;
+            use std::rc::Rc;
+            use std::sync::atomic::{AtomicBool, Ordering};
+
+            use anyhow::Result;
+            use $library::{
+                EventFd, Events, FdSet, File, PollFd, PollTable, Pollable, Source, Timeout,
+                WaitQueue,
+            };
+
+            use super::{Call, Fd, Side, Work};
+
+            /// Has news at every second look.
+            #[derive(Default)]
+            struct LateNews {
+                arrived: AtomicBool,
+                queue: WaitQueue,
+            }
+
+            impl Pollable for LateNews {
+                fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+                    table.register(&self.queue);
+                    // One thread looks, so nothing comes between.
+                    let arrived = self.arrived.load(Ordering::Relaxed);
+                    self.arrived.store(!arrived, Ordering::Relaxed);
+                    if arrived { Events::IN } else { Events::empty() }
+                }
+            }
+
+            pub(super) fn side(call: Call, work: Work, descriptors: &Rc<Vec<Fd>>) -> Result<Side> {
+                let count = descriptors.len();
+                let late = File::new(LateNews::default());
+                let objects = match work {
+                    Work::Objects => count,
+                    Work::Registering => count - 1,
+                    Work::Descriptors => 0,
+                };
+                let objects: Vec<_> = (0..objects)
+                    .map(|_| EventFd::new(0))
+                    .collect::<Result<_, _>>()?;
+                let descriptors = descriptors.clone();
+                let (limit, found) = match work {
+                    Work::Registering => (Timeout::NEVER, 1),
+                    Work::Objects | Work::Descriptors => (Timeout::NOW, 0),
+                };
+                Ok(Box::new(move |times| {
+                    let mut sources: Vec<&dyn Source> = Vec::with_capacity(count);
+                    match work {
+                        Work::Objects => {
+                            sources.extend(objects.iter().map(|one| one as &dyn Source))
+                        }
+                        Work::Registering => {
+                            sources.extend(objects.iter().map(|one| one as &dyn Source));
+                            sources.push(&late);
+                        }
+                        Work::Descriptors => {
+                            sources.extend(descriptors.iter().map(|one| one as &dyn Source));
+                        }
+                    }
+                    let targets: Vec<_> = sources.into_iter().map(Source::target).collect();
+                    match call {
+                        Call::Poll => {
+                            let fds = targets.iter();
+                            let mut fds: Vec<_> = fds
+                                .map(|&one| PollFd::from_target(one, Events::IN))
+                                .collect();
+                            for _ in 0..times {
+                                let ready = $library::poll(black_box(&mut fds), limit);
+                                assert_eq!(ready.expect("poll"), found);
+                            }
+                        }
+                        Call::Select => {
+                            let end = i32::try_from(count).expect("few");
+                            let all: FdSet = (0..end).collect();
+                            let resolve =
+                                |number: i32| targets.get(usize::try_from(number).ok()?).copied();
+                            for _ in 0..times {
+                                let mut readable = FdSet::from_words(all.as_words());
+                                let mut limit = limit;
+                                let ready = $library::select(
+                                    black_box(end),
+                                    Some(&mut readable),
+                                    None,
+                                    None,
+                                    &mut limit,
+                                    resolve,
+                                );
+                                assert_eq!(ready.expect("select"), found);
+                            }
+                        }
+                    }
+                }))
+            }
+        }
+    };
+}
+
+sides_of!(stack, upoll);
+sides_of!(heap, upoll_heap);
+
+/// The kernel's call over its own files; nothing if `select` has no room for their numbers.
+fn kernel_side(call: Call, descriptors: &Rc<Vec<Fd>>) -> Option<Side> {
+    let descriptors = descriptors.clone();
+    match call {
+        Call::Poll => Some(Box::new(move |times| {
+            let mut fds: Vec<_> = descriptors.iter().map(kernel::readable).collect();
+            for _ in 0..times {
+                assert_eq!(kernel::poll(black_box(&mut fds)).expect("poll"), 0);
+            }
+        })),
+        Call::Select if descriptors.iter().all(kernel::FdSet::has_room_for) => {
+            Some(Box::new(move |times| {
+                let mut all = kernel::FdSet::new();
+                descriptors.iter().for_each(|one| all.insert(one));
+                let end = descriptors
+                    .iter()
+                    .map(Fd::raw)
+                    .max()
+                    .map_or(0, |last| last + 1);
+                for _ in 0..times {
+                    let ready = kernel::select(black_box(end), &mut all.clone());
+                    assert_eq!(ready.expect("select"), 0);
+                }
+            }))
+        }
+        Call::Select => None,
+    }
+}
+
+fn measure_one(
+    call: Call,
+    work: Work,
+    descriptors: &Rc<Vec<Fd>>,
+    effort: Effort,
+) -> Result<Polled> {
+    let mut sides = vec![
+        stack::side(call, work, descriptors)?,
+        heap::side(call, work, descriptors)?,
+    ];
+    if work != Work::Registering {
+        sides.extend(kernel_side(call, descriptors));
+    }
+    let mut series = interleave(&mut sides, effort).into_iter();
+    let upoll = series.next().context("upoll was measured")?;
+    let heap = series.next().context("the heap was measured")?;
+    let kernel = series.next();
+    let files = descriptors.len();
+    let gain = heap.ratio_to(&upoll);
+    let gain_target = (files <= TARGET_SIZE && work.keeps(call)).then_some(TARGET);
+    let ratio = kernel.as_ref().map(|kernel| kernel.ratio_to(&upoll));
+    Ok(Polled {
+        name: NAME,
+        call: call.name(),
+        what: work.what(),
+        files,
+        upoll_nanoseconds: upoll.spread(),
+        heap_nanoseconds: heap.spread(),
+        kernel_nanoseconds: kernel.as_ref().map(Series::spread),
+        gain,
+        gain_target,
+        reached: gain_target.map(|target| gain.median >= target),
+        trusted: gain.is_trusted() && ratio.is_none_or(|ratio| ratio.is_trusted()),
+        ratio,
+        upoll_batches: upoll,
+        heap_batches: heap,
+        kernel_batches: kernel,
+    })
+}
+
+pub(super) fn measure(effort: Effort) -> Result<Vec<Polled>> {
+    let mut rows = Vec::new();
+    for work in [Work::Objects, Work::Registering, Work::Descriptors] {
+        for call in [Call::Poll, Call::Select] {
+            for size in SIZES {
+                let descriptors = (0..size)
+                    .map(|_| Fd::eventfd(0))
+                    .collect::<Result<_, _>>()?;
+                rows.push(measure_one(call, work, &Rc::new(descriptors), effort)?);
+            }
+        }
+    }
+    Ok(rows)
+}

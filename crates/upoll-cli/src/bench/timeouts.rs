@@ -1,0 +1,267 @@
+//! How late a wait with a time limit ends, in sets and lists of several sizes.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use upoll::{Epoll, Event, EventFd, Events, WaitParams};
+
+use super::kernel::{self, Fd};
+use super::measure::{Effort, Series, Spread};
+
+pub(super) const NAME: &str = "timeout";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+const LIMITS_MICROSECONDS: [u64; 5] = [10, 37, 50, 100, 1000];
+/// Idle files that are waited for.
+const SIZES: [usize; 3] = [15, 85, 200];
+/// Waits of each side in a round.
+const WAITS: u64 = 2;
+
+/// The limit whose lateness is to stay the same with more files, and below `ppoll`'s.
+const FLAT_LIMIT: u64 = 37;
+/// How much later than with the fewest files counts as the same.
+const FLAT: f64 = 1.1;
+/// The limit that is to be kept as well as `epoll_pwait2` keeps it.
+const EQUAL_LIMIT: u64 = 50;
+/// upoll may be later by what nobody notices.
+const EQUAL: f64 = 0.99;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Ppoll,
+    EpollWait,
+    EpollPwait2,
+    Objects,
+    Descriptors,
+}
+
+const ALL: [By; 5] = [
+    By::Ppoll,
+    By::EpollPwait2,
+    By::Objects,
+    By::Descriptors,
+    By::EpollWait,
+];
+
+impl By {
+    fn name(self) -> &'static str {
+        match self {
+            By::Ppoll => "ppoll",
+            By::EpollWait => "epoll_wait, whole ms",
+            By::EpollPwait2 => "epoll_pwait2",
+            By::Objects => "upoll pwait1, objects",
+            By::Descriptors => "upoll pwait1, descriptors",
+        }
+    }
+
+    fn is_upoll(self) -> bool {
+        matches!(self, By::Objects | By::Descriptors)
+    }
+
+    /// A wait over `files` idle files that ends for its limit.
+    fn waiter(self, files: usize, limit: Duration) -> Result<Box<dyn FnMut() -> Result<usize>>> {
+        let (of_kernel, of_upoll) = match self {
+            By::Objects => (0, files),
+            _ => (files, 0),
+        };
+        // Each closure keeps its files open by holding them.
+        let descriptors: Vec<_> = (0..of_kernel)
+            .map(|_| Fd::eventfd(0))
+            .collect::<Result<_, _>>()?;
+        Ok(match self {
+            By::Ppoll => {
+                let mut list: Vec<_> = descriptors.iter().map(kernel::readable).collect();
+                Box::new(move || {
+                    let _open = &descriptors;
+                    Ok(kernel::poll_for(&mut list, limit)?)
+                })
+            }
+            By::EpollWait | By::EpollPwait2 => {
+                let set = Fd::epoll()?;
+                for one in &descriptors {
+                    set.add(one, libc::EPOLLIN, 0)?;
+                }
+                let milliseconds = i32::try_from(limit.as_micros().div_ceil(1000))?;
+                let mut reports = [kernel::IDLE; 8];
+                Box::new(move || {
+                    let _open = &descriptors;
+                    Ok(match self {
+                        By::EpollWait => set.wait(&mut reports, milliseconds)?,
+                        _ => set.wait_for(&mut reports, limit)?,
+                    })
+                })
+            }
+            By::Objects | By::Descriptors => {
+                let set = Epoll::new()?;
+                let interest = Event::new(Events::IN, 0);
+                let objects: Vec<_> = (0..of_upoll)
+                    .map(|_| EventFd::new(0))
+                    .collect::<Result<_, _>>()?;
+                for one in &objects {
+                    set.add(one, interest)?;
+                }
+                for one in &descriptors {
+                    set.add(one, interest)?;
+                }
+                let params = WaitParams {
+                    timeout: Some(limit.into()),
+                    ..WaitParams::default()
+                };
+                let mut reports = [Event::default(); 8];
+                Box::new(move || {
+                    let _open = (&descriptors, &objects);
+                    Ok(set.pwait1(0, &mut reports, &params)?)
+                })
+            }
+        })
+    }
+}
+
+/// How late the waits of one side ended.
+#[derive(Serialize)]
+pub(super) struct Late {
+    pub(super) name: &'static str,
+    pub(super) by: &'static str,
+    pub(super) limit_microseconds: u64,
+    pub(super) files: usize,
+    pub(super) p50_nanoseconds: u64,
+    pub(super) p99_nanoseconds: u64,
+    pub(super) worst_nanoseconds: u64,
+    /// Waits that ended before their time.
+    pub(super) early: u64,
+    /// How many times later `ppoll` and `epoll_pwait2` end, round by round.
+    pub(super) ppoll_ratio: Spread,
+    pub(super) pwait2_ratio: Spread,
+    /// Lateness against that with the fewest files.
+    pub(super) growth: Spread,
+    pub(super) goal: Option<String>,
+    pub(super) reached: Option<bool>,
+    pub(super) trusted: bool,
+    /// Lateness that 0, 1, ... 100 % of the waits kept below.
+    pub(super) percentiles_nanoseconds: Vec<u64>,
+    /// The mean of each round.
+    rounds: Series,
+}
+
+struct Side {
+    by: By,
+    limit: Duration,
+    files: usize,
+    wait: Box<dyn FnMut() -> Result<usize>>,
+    histogram: Histogram<u64>,
+    early: u64,
+    rounds: Series,
+}
+
+impl Side {
+    fn new(by: By, limit: Duration, files: usize) -> Result<Self> {
+        Ok(Side {
+            by,
+            limit,
+            files,
+            wait: by.waiter(files, limit)?,
+            histogram: Histogram::new(3)?,
+            early: 0,
+            rounds: Series {
+                operations_per_batch: WAITS,
+                nanoseconds: Vec::new(),
+            },
+        })
+    }
+
+    fn round(&mut self) -> Result<()> {
+        let mut sum = 0;
+        for _ in 0..WAITS {
+            let begun = Instant::now();
+            let found = (self.wait)()?;
+            let took = begun.elapsed();
+            anyhow::ensure!(found == 0, "nothing is ready");
+            match took.checked_sub(self.limit) {
+                None => self.early += 1,
+                Some(late) => {
+                    let late = u64::try_from(late.as_nanos())?;
+                    self.histogram.record(late)?;
+                    sum += late;
+                }
+            }
+        }
+        let mean = sum as f64 / WAITS as f64;
+        self.rounds.nanoseconds.push(mean);
+        Ok(())
+    }
+
+    /// `sides` are all of the same limit.
+    fn late(&self, sides: &[Side]) -> Option<Late> {
+        let of = |by, files| {
+            let side = sides
+                .iter()
+                .find(|side| (side.by, side.files) == (by, files));
+            side.map(|side| &side.rounds)
+        };
+        let ppoll_ratio = of(By::Ppoll, self.files)?.ratio_to(&self.rounds);
+        let pwait2_ratio = of(By::EpollPwait2, self.files)?.ratio_to(&self.rounds);
+        let growth = self.rounds.ratio_to(of(self.by, SIZES[0])?);
+        let limit_microseconds = u64::try_from(self.limit.as_micros()).ok()?;
+        let (goal, reached) = match limit_microseconds {
+            _ if !self.by.is_upoll() => (None, None),
+            FLAT_LIMIT => (
+                Some(format!(
+                    "at most {FLAT}x of {} files, below ppoll, none early",
+                    SIZES[0]
+                )),
+                Some(growth.median <= FLAT && ppoll_ratio.median > 1.0 && self.early == 0),
+            ),
+            EQUAL_LIMIT => (
+                Some(format!(
+                    "epoll_pwait2 at least {EQUAL}x as late, none early"
+                )),
+                Some(pwait2_ratio.median >= EQUAL && self.early == 0),
+            ),
+            _ => (Some("none early".to_owned()), Some(self.early == 0)),
+        };
+        let percentiles = (0..=100).map(|part| f64::from(part) / 100.0);
+        Some(Late {
+            name: NAME,
+            by: self.by.name(),
+            limit_microseconds,
+            files: self.files,
+            p50_nanoseconds: self.histogram.value_at_quantile(0.5),
+            p99_nanoseconds: self.histogram.value_at_quantile(0.99),
+            worst_nanoseconds: self.histogram.max(),
+            early: self.early,
+            ppoll_ratio,
+            pwait2_ratio,
+            growth,
+            goal,
+            reached,
+            trusted: [ppoll_ratio, pwait2_ratio, growth]
+                .iter()
+                .all(Spread::is_trusted),
+            percentiles_nanoseconds: percentiles
+                .map(|part| self.histogram.value_at_quantile(part))
+                .collect(),
+            rounds: self.rounds.clone(),
+        })
+    }
+}
+
+pub(super) fn measure(effort: Effort) -> Result<Vec<Late>> {
+    let mut rows = Vec::new();
+    for limit in LIMITS_MICROSECONDS.map(Duration::from_micros) {
+        let mut sides = Vec::new();
+        for files in SIZES {
+            for by in ALL {
+                sides.push(Side::new(by, limit, files)?);
+            }
+        }
+        for _ in 0..effort.batches {
+            for side in &mut sides {
+                side.round()?;
+            }
+        }
+        rows.extend(sides.iter().filter_map(|side| side.late(&sides)));
+    }
+    Ok(rows)
+}

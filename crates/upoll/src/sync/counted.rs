@@ -1,0 +1,101 @@
+//! The lock of a build that counts: [`lock`](super::lock)'s, and what each thread saw of such locks.
+
+use core::cell::Cell;
+use core::ptr;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use lock_api::{GuardNoSend, RawMutex};
+
+use super::lock;
+
+/// How the calling thread came by the library's locks so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LockCounts {
+    /// Locks taken.
+    pub taken: u64,
+    /// Of these, locks that another thread had held last: the two share it, even if they never
+    /// meet there.
+    pub shared: u64,
+    /// Of these, locks that another thread held at that moment.
+    pub contended: u64,
+    /// Time from finding a lock held until it was taken.
+    pub waited_nanoseconds: u64,
+}
+
+std::thread_local! {
+    static COUNTS: Cell<LockCounts> = const {
+        Cell::new(LockCounts {
+            taken: 0,
+            shared: 0,
+            contended: 0,
+            waited_nanoseconds: 0,
+        })
+    };
+}
+
+impl LockCounts {
+    /// The counts of the calling thread.
+    #[must_use]
+    pub fn of_this_thread() -> Self {
+        COUNTS.get()
+    }
+}
+
+pub(crate) struct Lock {
+    lock: lock::Lock,
+    /// The thread that took it last, by the address of its counts; 0: none did.
+    last: AtomicUsize,
+}
+
+impl Lock {
+    /// Notes that the calling thread holds the lock, for which it has waited.
+    fn taken(&self, waited: Option<Instant>) {
+        COUNTS.with(|counts| {
+            let me = ptr::from_ref(counts).addr();
+            let last = self.last.load(Ordering::Relaxed);
+            self.last.store(me, Ordering::Relaxed);
+            let mut seen = counts.get();
+            seen.taken += 1;
+            seen.shared += u64::from(last != 0 && last != me);
+            if let Some(since) = waited {
+                seen.contended += 1;
+                let waited = since.elapsed().as_nanos();
+                seen.waited_nanoseconds += u64::try_from(waited).unwrap_or(u64::MAX);
+            }
+            counts.set(seen);
+        });
+    }
+}
+
+// SAFETY: who holds the lock within holds this one.
+unsafe impl RawMutex for Lock {
+    const INIT: Self = Lock {
+        lock: lock::Lock::INIT,
+        last: AtomicUsize::new(0),
+    };
+
+    type GuardMarker = GuardNoSend;
+
+    fn lock(&self) {
+        if self.try_lock() {
+            return;
+        }
+        let since = Instant::now();
+        self.lock.lock();
+        self.taken(Some(since));
+    }
+
+    fn try_lock(&self) -> bool {
+        let taken = self.lock.try_lock();
+        if taken {
+            self.taken(None);
+        }
+        taken
+    }
+
+    unsafe fn unlock(&self) {
+        // SAFETY: the caller holds this one, and so the lock within.
+        unsafe { self.lock.unlock() };
+    }
+}

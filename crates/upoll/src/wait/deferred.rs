@@ -1,0 +1,129 @@
+//! What a wake puts off until its locks are free.
+
+use alloc::sync::Arc;
+use core::mem::MaybeUninit;
+use core::ptr;
+use core::task::Waker;
+
+use crate::sync::{AtomicBool, AtomicPtr, Mutex, Ordering, fence};
+
+pub(crate) type Action = (fn(usize), usize);
+
+/// A task's waker in a place where wakes find it. It is called once the locks of the wake are free:
+/// an executor may run the task on the spot, or drop it.
+pub(crate) struct TaskSlot {
+    /// The task to wake. Nothing is called, and no waker dropped, with this lock held.
+    waker: Mutex<Option<Waker>>,
+    /// A wake has this in its chain and will call the waker.
+    chained: AtomicBool,
+    /// The next in that chain; the wake's own.
+    next: AtomicPtr<TaskSlot>,
+}
+
+impl TaskSlot {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(TaskSlot {
+            waker: Mutex::new(None),
+            chained: AtomicBool::new(false),
+            next: AtomicPtr::new(ptr::null_mut()),
+        })
+    }
+
+    /// Look at the object's state afterwards.
+    pub(crate) fn set(&self, waker: Waker) {
+        let before = self.waker.lock().replace(waker);
+        fence(Ordering::SeqCst);
+        drop(before);
+    }
+}
+
+/// Tasks to be woken, linked by their slots' `next`, so that a wake allocates nothing.
+struct Tasks(*mut TaskSlot);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        while !self.0.is_null() {
+            // SAFETY: from `Arc::into_raw` in `push_task`, and taken off the chain here.
+            let slot = unsafe { Arc::from_raw(self.0) };
+            // Should a waker panic, the others are called as this drops.
+            let mut rest = Tasks(slot.next.load(Ordering::Relaxed));
+            self.0 = ptr::null_mut();
+            // First: a wake from now on chains it anew.
+            slot.chained.swap(false, Ordering::SeqCst);
+            let waker = slot.waker.lock().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            self.0 = core::mem::replace(&mut rest.0, ptr::null_mut());
+        }
+    }
+}
+
+/// Actions put off until the locks of the wake are released: the system calls that rouse threads,
+/// and the wakers of tasks.
+///
+/// Room for a few system calls is on the stack. When it is full the oldest are done at once, under
+/// the locks: slower, never wrong.
+pub(crate) struct Deferred {
+    actions: [MaybeUninit<Action>; Deferred::ROOM],
+    len: usize,
+    /// Dropped, and thereby woken, after the actions are done.
+    tasks: Tasks,
+}
+
+impl Deferred {
+    const ROOM: usize = 4;
+
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Deferred {
+            actions: [const { MaybeUninit::uninit() }; Deferred::ROOM],
+            len: 0,
+            tasks: Tasks(ptr::null_mut()),
+        }
+    }
+
+    /// Has the task's waker called, unless another wake is about to.
+    pub(crate) fn push_task(&mut self, slot: &Arc<TaskSlot>) {
+        if !slot.chained.swap(true, Ordering::SeqCst) {
+            slot.next.store(self.tasks.0, Ordering::Relaxed);
+            self.tasks.0 = Arc::into_raw(slot.clone()).cast_mut();
+        }
+    }
+
+    #[cfg_attr(
+        any(not(feature = "std"), loom),
+        expect(dead_code, reason = "only sleeping threads need it")
+    )]
+    pub(crate) fn push(&mut self, action: fn(usize), word: usize) {
+        if self.len == Deferred::ROOM {
+            self.run_actions();
+        }
+        self.actions[self.len].write((action, word));
+        self.len += 1;
+    }
+
+    /// For when all locks are free.
+    pub(crate) fn run(&mut self) {
+        self.run_actions();
+        drop(core::mem::replace(&mut self.tasks, Tasks(ptr::null_mut())));
+    }
+
+    fn run_actions(&mut self) {
+        let len = core::mem::take(&mut self.len);
+        for slot in &self.actions[..len] {
+            // SAFETY: the first `len` slots were written by `push`; the type is `Copy`.
+            let (action, word) = unsafe { slot.assume_init() };
+            action(word);
+        }
+    }
+}
+
+impl Drop for Deferred {
+    #[inline]
+    fn drop(&mut self) {
+        if self.len > 0 {
+            self.run_actions();
+        }
+    }
+}
