@@ -1,12 +1,15 @@
 //! `eventfd(2)`: a counter that can be waited for.
 
+use alloc::boxed::Box;
+use core::any::Any;
 use core::fmt;
 
 use bitflags::bitflags;
+use once_cell::race::OnceBox;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{Description, File, FileRef, PollTable, Pollable};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
@@ -25,6 +28,18 @@ bitflags! {
     }
 }
 
+impl EventFdFlags {
+    /// `EINVAL`: there is a bit among them that has no name.
+    pub(crate) fn check(self) -> Result<(), Errno> {
+        let known = Self::SEMAPHORE | Self::NONBLOCK | Self::CLOEXEC;
+        if (self - known).is_empty() {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
+        }
+    }
+}
+
 /// What the maximum is until it is set: a write must leave the count below it, and only `signal`
 /// reaches it.
 const NO_MAXIMUM: u64 = u64::MAX;
@@ -33,27 +48,83 @@ const NO_MAXIMUM: u64 = u64::MAX;
 ///
 /// Without a maximum the count is one atomic word. A maximum and the count must be read and changed
 /// as one, so as long as there is one both are behind a lock and the word says so. A change under
-/// way that goes by the word alone fails at its compare-and-swap and starts again.
+/// way that goes by the word alone fails at its compare-and-swap and starts again. The count of a
+/// shared counter is never in the word.
 pub(crate) struct Counter {
     /// The count, or [`LIMITED`].
     word: AtomicU64,
-    /// What counts while `word` is [`LIMITED`], which only the holder of this lock writes or
-    /// replaces. Nothing is locked inside it.
-    limited: Mutex<Limited>,
-    /// Readers, writers and sets alike, as in Linux.
+    /// Where the count is while `word` is [`LIMITED`]; made when it is first needed.
+    beyond: OnceBox<Beyond>,
+    /// Readers, writers and sets alike, as in Linux. Not used by a shared counter.
     queue: WaitQueue,
     /// All that the object was made with; `NONBLOCK` may change.
     flags: AtomicU32,
 }
 
-/// In [`Counter::word`]: the count is behind the lock. A count of that value, which only `signal`
-/// brings about, is kept there, too.
+/// In [`Counter::word`]: the count is elsewhere. A count of that value, which only `signal` brings
+/// about, is kept there, too.
 const LIMITED: u64 = u64::MAX;
 
 #[derive(Clone, Copy)]
-struct Limited {
-    count: u64,
-    maximum: u64,
+pub(crate) struct Limited {
+    pub(crate) count: u64,
+    pub(crate) maximum: u64,
+}
+
+/// Where a count is that is not in the word.
+enum Beyond {
+    /// Behind a lock, which is held to write or replace what it guards. Nothing is locked inside it.
+    Local(Mutex<Limited>),
+    /// In memory that other processes have, too.
+    #[cfg_attr(
+        any(not(feature = "std"), loom),
+        expect(dead_code, reason = "needs std")
+    )]
+    Shared(Box<dyn SharedCount>),
+}
+
+/// Which waiters a change concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Those who want to read.
+    In,
+    /// Those who want to write.
+    Out,
+}
+
+#[cfg(all(feature = "std", not(loom)))]
+impl Direction {
+    /// What a wake for such a change says.
+    pub(crate) fn key(self) -> Events {
+        match self {
+            Direction::In => Events::IN,
+            Direction::Out => Events::OUT,
+        }
+    }
+}
+
+/// What the next count and maximum are, given those now.
+pub(crate) type Step<'a> = &'a dyn Fn(Limited) -> Result<Limited, Errno>;
+
+/// A count and its maximum in memory that several processes share.
+pub(crate) trait SharedCount: Any + Send + Sync {
+    /// Takes `step`, tells whoever waits, here or elsewhere, and says what was before.
+    fn change(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno>;
+
+    fn look(&self) -> Limited;
+
+    /// Woken by changes that this process makes, and by no others.
+    fn queue(&self) -> &WaitQueue;
+
+    /// The last reference in this process is gone.
+    fn release(&self);
+}
+
+/// The shared count behind an open file, if it is a shared counter.
+#[inline]
+pub(crate) fn shared_count(file: &Description) -> Option<&dyn SharedCount> {
+    let object: &dyn Any = file.object();
+    object.downcast_ref::<Counter>()?.shared()
 }
 
 impl Counter {
@@ -66,9 +137,14 @@ impl Counter {
         self.flags().contains(EventFdFlags::SEMAPHORE)
     }
 
-    /// Makes `step` of the count and the maximum the new count; says what the old one was.
+    /// Makes `step` of the count and the maximum the new count; says what the old one was. The
+    /// caller then wakes `queue`.
     #[inline]
-    fn change(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
+    fn change(
+        &self,
+        direction: Direction,
+        step: impl Fn(Limited) -> Result<u64, Errno>,
+    ) -> Result<u64, Errno> {
         // The usual case by itself, so that it needs no stack.
         let count = self.word.load(Ordering::Relaxed);
         if count != LIMITED
@@ -81,16 +157,23 @@ impl Counter {
         {
             return Ok(count);
         }
-        self.change_with_care(step)
+        self.change_with_care(direction, step)
     }
 
     #[cold]
     #[inline(never)]
-    fn change_with_care(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
+    fn change_with_care(
+        &self,
+        direction: Direction,
+        step: impl Fn(Limited) -> Result<u64, Errno>,
+    ) -> Result<u64, Errno> {
         let mut count = self.word.load(Ordering::Relaxed);
         loop {
             if count == LIMITED {
-                return self.change_limited(step);
+                let before = self.change_beyond(direction, &|now| {
+                    step(now).map(|count| Limited { count, ..now })
+                })?;
+                return Ok(before.count);
             }
             let new = match step(Limited::without_maximum(count)) {
                 Ok(new) => new,
@@ -105,7 +188,6 @@ impl Counter {
                 }
             };
             if new == LIMITED {
-                drop(self.limit());
                 count = LIMITED;
                 continue;
             }
@@ -120,16 +202,34 @@ impl Counter {
     }
 
     #[cold]
-    fn change_limited(&self, step: impl Fn(Limited) -> Result<u64, Errno>) -> Result<u64, Errno> {
-        let mut limited = self.limit();
-        let result = step(*limited).map(|new| core::mem::replace(&mut limited.count, new));
-        self.unlimit(&limited);
-        result
+    fn change_beyond(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno> {
+        match self.beyond() {
+            Beyond::Shared(shared) => shared.change(direction, step),
+            Beyond::Local(limited) => {
+                let mut limited = self.limit(limited);
+                let result = step(*limited).map(|new| core::mem::replace(&mut *limited, new));
+                self.unlimit(&limited);
+                result
+            }
+        }
+    }
+
+    fn beyond(&self) -> &Beyond {
+        self.beyond
+            .get_or_init(|| Box::new(Beyond::Local(Mutex::new(Limited::without_maximum(0)))))
+    }
+
+    #[inline]
+    fn shared(&self) -> Option<&dyn SharedCount> {
+        match self.beyond.get()? {
+            Beyond::Shared(shared) => Some(&**shared),
+            Beyond::Local(_) => None,
+        }
     }
 
     /// Moves the count behind the lock, and locks it.
-    fn limit(&self) -> MutexGuard<'_, Limited> {
-        let mut limited = self.limited.lock();
+    fn limit<'a>(&self, limited: &'a Mutex<Limited>) -> MutexGuard<'a, Limited> {
+        let mut limited = limited.lock();
         if self.word.load(Ordering::Relaxed) != LIMITED {
             let count = if broken(Rule::MoveCountInOneStep) {
                 let count = self.word.load(Ordering::SeqCst);
@@ -150,21 +250,33 @@ impl Counter {
         }
     }
 
+    #[inline]
     fn look(&self) -> Limited {
-        loop {
-            let count = self.word.load(Ordering::SeqCst);
-            if count != LIMITED {
-                return Limited::without_maximum(count);
-            }
-            let limited = self.limited.lock();
-            if self.word.load(Ordering::Relaxed) == LIMITED {
-                return *limited;
-            }
+        match self.word.load(Ordering::SeqCst) {
+            LIMITED => self.look_beyond(),
+            count => Limited::without_maximum(count),
+        }
+    }
+
+    #[cold]
+    fn look_beyond(&self) -> Limited {
+        let limited = match self.beyond() {
+            Beyond::Shared(shared) => return shared.look(),
+            Beyond::Local(limited) => limited,
+        };
+        let limited = limited.lock();
+        match self.word.load(Ordering::SeqCst) {
+            LIMITED => *limited,
+            // Moved back. Who did so held the lock, so this is no older than the first look.
+            count => Limited::without_maximum(count),
         }
     }
 
     fn retire(&self) -> Option<u64> {
-        let mut limited = self.limit();
+        let Beyond::Local(limited) = self.beyond() else {
+            return None;
+        };
+        let mut limited = self.limit(limited);
         if limited.maximum != NO_MAXIMUM {
             return None;
         }
@@ -176,19 +288,15 @@ impl Counter {
     }
 
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
-        let mut limited = self.limit();
-        let result = if limited.count >= maximum || limited.is_retired() {
-            Err(Errno::INVAL)
-        } else {
-            limited.maximum = maximum;
-            Ok(())
-        };
-        self.unlimit(&limited);
-        drop(limited);
-        if result.is_ok() {
-            self.queue.wake(Events::OUT);
-        }
-        result
+        self.change_beyond(Direction::Out, &|now| {
+            if now.count >= maximum || now.is_retired() {
+                Err(Errno::INVAL)
+            } else {
+                Ok(Limited { maximum, ..now })
+            }
+        })?;
+        self.queue.wake(Events::OUT);
+        Ok(())
     }
 }
 
@@ -204,7 +312,7 @@ impl Limited {
     }
 
     #[inline]
-    fn without_maximum(count: u64) -> Self {
+    pub(crate) fn without_maximum(count: u64) -> Self {
         Limited {
             count,
             maximum: NO_MAXIMUM,
@@ -233,10 +341,10 @@ impl Limited {
 impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(&self.queue);
+        table.register(self.shared().map_or(&self.queue, SharedCount::queue));
         let count = self.word.load(Ordering::SeqCst);
         if count == LIMITED {
-            let now = self.look();
+            let now = self.look_beyond();
             return if now.is_retired() {
                 Events::HUP
             } else {
@@ -248,6 +356,9 @@ impl Pollable for Counter {
 
     fn release(&self) {
         self.queue.wake(Events::HUP);
+        if let Some(shared) = self.shared() {
+            shared.release();
+        }
     }
 
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
@@ -269,6 +380,9 @@ impl Pollable for Counter {
 /// [`signal`](Self::signal) brings it. Every write wakes readers, even of 0 and even if nothing was
 /// read since the last, so an edge-triggered interest reports each; every read wakes writers, and
 /// so does a new maximum.
+///
+/// With `std` there is `EventFd::shared`, too: a counter that a process shares with the children it
+/// forks.
 ///
 /// # Example
 /// ```
@@ -301,18 +415,30 @@ impl EventFd {
     /// # Errors
     /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name.
     pub fn with_flags(initial: u32, flags: EventFdFlags) -> Result<Self, Errno> {
-        let known = EventFdFlags::SEMAPHORE | EventFdFlags::NONBLOCK | EventFdFlags::CLOEXEC;
-        if !(flags - known).is_empty() {
-            return Err(Errno::INVAL);
-        }
-        Ok(EventFd {
+        flags.check()?;
+        Ok(Self::with_counter(
+            u64::from(initial),
+            OnceBox::new(),
+            flags,
+        ))
+    }
+
+    fn with_counter(word: u64, beyond: OnceBox<Beyond>, flags: EventFdFlags) -> Self {
+        EventFd {
             file: File::new(Counter {
-                word: AtomicU64::new(u64::from(initial)),
-                limited: Mutex::new(Limited::without_maximum(0)),
+                word: AtomicU64::new(word),
+                beyond,
                 queue: WaitQueue::new(),
                 flags: AtomicU32::new(flags.bits()),
             }),
-        })
+        }
+    }
+
+    /// A counter whose count is where other processes have it, too.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn with_shared_count(count: Box<dyn SharedCount>, flags: EventFdFlags) -> Self {
+        let beyond = OnceBox::with_value(Box::new(Beyond::Shared(count)));
+        Self::with_counter(LIMITED, beyond, flags)
     }
 
     /// Adds `value` without waiting.
@@ -325,7 +451,7 @@ impl EventFd {
             return Err(Errno::INVAL);
         }
         let counter = &*self.file;
-        counter.change(|now| {
+        counter.change(Direction::In, |now| {
             let fits = now.fits(value);
             fits.then(|| now.count + value).ok_or(Errno::AGAIN)
         })?;
@@ -341,7 +467,7 @@ impl EventFd {
     pub fn try_read(&self) -> Result<u64, Errno> {
         let counter = &*self.file;
         let is_semaphore = counter.is_semaphore();
-        let count = counter.change(|now| match now.count {
+        let count = counter.change(Direction::Out, |now| match now.count {
             0 => Err(Errno::AGAIN),
             count if is_semaphore => Ok(count - 1),
             _ => Ok(0),
@@ -355,7 +481,9 @@ impl EventFd {
     /// stays there. Readers are woken each time.
     pub fn signal(&self) {
         let counter = &*self.file;
-        let signalled = counter.change(|now| Ok(now.count.saturating_add(1).min(now.maximum)));
+        let signalled = counter.change(Direction::In, |now| {
+            Ok(now.count.saturating_add(1).min(now.maximum))
+        });
         debug_assert!(signalled.is_ok(), "the step never fails");
         counter.queue.wake(Events::IN);
     }

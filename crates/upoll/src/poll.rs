@@ -157,6 +157,9 @@ pub(crate) struct Seen {
     /// User-level objects that the kernel has to be asked about too, before the thread sleeps.
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) sides: usize,
+    /// Those of them that are shared counters.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) shared: usize,
 }
 
 impl Seen {
@@ -169,7 +172,9 @@ impl Seen {
         }
         #[cfg(all(feature = "std", not(loom)))]
         {
-            self.sides += usize::from(target.kernel_side().is_some());
+            let is_shared = target.shared_counter().is_some();
+            self.shared += usize::from(is_shared);
+            self.sides += usize::from(is_shared || target.kernel_side().is_some());
         }
     }
 }

@@ -224,7 +224,7 @@ impl Member {
     }
 
     /// Wakes with other keys are of no interest (`wait_key_set`).
-    fn filter(self) -> Events {
+    pub(crate) fn filter(self) -> Events {
         let mut filter = REPORTED[2];
         for which in [0, 1] {
             if self.wanted[which] {

@@ -33,6 +33,16 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// The counter that it is a handle to, if other processes may change it: a thread that waits for
+    /// it has to listen to its bells.
+    #[inline]
+    pub(crate) fn shared_counter(self) -> Option<&'a crate::host::SharedCounter> {
+        match self {
+            Target::Kernel(_) | Target::Descriptor(_) => None,
+            Target::File(file) => crate::host::SharedCounter::of(file.description()),
+        }
+    }
+
     /// A descriptor of the kernel that a thread must await too while it waits for a user-level
     /// file: part of what makes the file ready happens in the kernel.
     ///

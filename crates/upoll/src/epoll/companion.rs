@@ -41,6 +41,12 @@ pub(crate) trait Companion: Any + Send + Sync {
     /// Items of this companion's set that watch `inner` came or went. The set's lock is held.
     fn nested_changed(&self, set: &Set, interests: &Interests, inner: &Description);
 
+    /// Items of this companion's set that watch the shared counter `counter` came or went. The set's
+    /// lock is held.
+    ///
+    /// It fails only if one came: the set is not ready for it, or the kernel is out of memory.
+    fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno>;
+
     /// Whether it holds the source of a rotating set, which workers watch there by themselves.
     fn has_source(&self) -> bool;
 

@@ -12,6 +12,7 @@ use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
+use crate::eventfd::shared_count;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef, Identity, PollTable, WatcherLink, Watchers};
 use crate::sync::{Mutex, Ordering, Rule, broken};
@@ -80,6 +81,10 @@ impl Epoll {
         {
             return self.add_set(file, target, event);
         }
+        #[cfg(all(feature = "std", not(loom)))]
+        if op == Op::Add && shared_count(file.description()).is_some() {
+            crate::host::prepare(self)?;
+        }
         let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
@@ -93,8 +98,9 @@ impl Epoll {
         result
     }
 
-    /// One change under the set's lock; anything but ADD of a set. The caller lets go of the lock,
-    /// then of `deferred`, and then finishes what is `left`.
+    /// One change under the set's lock; anything but ADD of what is [added
+    /// alone](is_added_alone). The caller lets go of the lock, then of `deferred`, and then finishes
+    /// what is `left`.
     pub(super) fn ctl_locked(
         &self,
         inner: &mut Interests,
@@ -210,6 +216,9 @@ impl Epoll {
             *left = Some(set.forget(inner, item, None));
             return Err(Errno::INVAL);
         }
+        if shared_count(file.description()).is_some() {
+            return self.add_shared(inner, file, item, left, deferred);
+        }
         let place = match target {
             Some(target) => {
                 inner.nested += 1;
@@ -228,6 +237,36 @@ impl Epoll {
             None => Place::Shared,
         };
         let ready = set.hook(inner, item, file, place) & wanted;
+        set.queue_if_ready(inner, item, ready, deferred);
+        Ok(())
+    }
+
+    /// The end of ADD for a shared counter. It is not hooked: the companion hears of all changes, of
+    /// this process's too, so that none is reported twice.
+    fn add_shared(
+        &self,
+        inner: &mut Interests,
+        file: FileRef<'_>,
+        item: *const Item,
+        left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
+    ) -> Result<(), Errno> {
+        let set = self.set();
+        // SAFETY: the item is registered and the set's lock is held.
+        let node = unsafe { &*item };
+        node.entry
+            .owner_word
+            .fetch_or(state::SHARED, Ordering::Relaxed);
+        let companion = set.companion().ok_or(Errno::NOMEM);
+        let listening =
+            companion.and_then(|companion| companion.listen(set, inner, file.description()));
+        if let Err(errno) = listening {
+            *left = Some(set.forget(inner, item, None));
+            return Err(errno);
+        }
+        // It listens, now look.
+        // SAFETY: as above.
+        let ready = unsafe { Set::look(node) };
         set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
@@ -451,6 +490,12 @@ impl Set {
                     claim = claim.or_else(|| source_queue(file));
                 }
             }
+            if bits & state::SHARED != 0
+                && let Some(here) = self.companion()
+            {
+                // It can only fail where something came.
+                let _ = here.listen(self, inner, file);
+            }
             self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
             let file = inner.remove(item);
             let claim = if broken(Rule::PassOnWhenLeaving) {
@@ -509,6 +554,11 @@ fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
     let set = as_set(file)?;
     let has_source = set.companion()?.has_source();
     has_source.then(|| NonNull::from(&set.watched_by))
+}
+
+/// Whether ADD of `file` has work to do before it takes the set's lock.
+pub(super) fn is_added_alone(file: &Description) -> bool {
+    as_set(file).is_some() || shared_count(file).is_some()
 }
 
 /// The set that a description is of, if it is one.

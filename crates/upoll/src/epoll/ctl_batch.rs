@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::ctl::{Forgotten, as_set};
+use super::ctl::{Forgotten, is_added_alone};
 use super::interest::{Interests, Item};
 use super::{Epoll, Op};
 use crate::errno::Errno;
@@ -156,7 +156,7 @@ impl Pass<'_> {
         let CtlCommand { op, interest, .. } = *command;
         match command.target {
             Target::File(file) if op == Op::Mod => self.modify(file, interest),
-            Target::File(file) if op == Op::Del || as_set(file.description()).is_none() => {
+            Target::File(file) if op == Op::Del || !is_added_alone(file.description()) => {
                 self.look_at_changed();
                 self.make_room();
                 let epoll = self.epoll;

@@ -36,6 +36,8 @@ pub(crate) mod state {
     /// The source of the rotating set that it watches chose it outside the core. Guarded by the
     /// set's lock.
     pub(crate) const CHOSEN: u32 = 16;
+    /// It watches a shared counter: it is hooked into no queue, and the set's companion queues it.
+    pub(crate) const SHARED: u32 = 32;
 }
 
 /// One interest: an open file under a number, what is wanted of it, and its places in the lists

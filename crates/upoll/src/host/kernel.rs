@@ -4,7 +4,7 @@
 //! that has them replaced), and `errno` is the user's.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use syscalls::{Sysno, syscall};
 
@@ -296,4 +296,26 @@ pub(super) fn read_proc(path: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Memory of zero bytes that children of `fork` share with this process: `mmap(2)`, by the C
+/// library, as its arguments are passed in other ways on other machines.
+pub(super) fn map_shared(size: usize) -> Result<NonNull<u8>, Errno> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: the kernel chooses a place where nothing is.
+    let place = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
+    if place == libc::MAP_FAILED {
+        return Err(Errno::NOMEM);
+    }
+    NonNull::new(place.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Takes it away from this process.
+///
+/// # Safety
+/// It is from [`map_shared`] with that size, and nobody uses it after this.
+pub(super) unsafe fn unmap(place: NonNull<u8>, size: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { libc::munmap(place.as_ptr().cast(), size) };
 }

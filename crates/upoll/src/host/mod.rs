@@ -6,7 +6,8 @@
 //! what the kernel means by them. A bell ([`sleep_set`]) rouses a thread there when something in the
 //! core becomes ready, and a set that watches others with a kernel side learns through a kernel set
 //! of its own what happens in theirs ([`nested`]). The source of a rotating set is watched by each worker's kernel set
-//! separately ([`rotation`]).
+//! separately ([`rotation`]). Eventfds that processes share ([`shared`]) tell sets what happens
+//! elsewhere by descriptors of their own ([`listening`]).
 //!
 //! # Numbers
 //! The kernel knows an interest by open file and number. A number that the user closes may mean
@@ -16,15 +17,20 @@
 //! # Fork
 //! A child shares the kernel sets and the bells with its parent, as it does inherited epoll
 //! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
-//! child must leave such sets alone until it calls `exec` or `_exit`.
+//! child must leave such sets alone until it calls `exec` or `_exit`. Shared eventfds it may use and
+//! drop as it likes: the parent's sets hear of them as before ([`generation`]).
 
+pub(crate) mod generation;
 pub(crate) mod kernel;
+mod listening;
 mod nested;
 mod rotation;
+mod shared;
 mod sleep_set;
 mod special;
 
 pub(crate) use self::kernel::SignalMask;
+pub(crate) use self::shared::{Ears, SharedCounter};
 
 use std::any::Any;
 use std::fmt;
@@ -35,6 +41,7 @@ use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
 use self::kernel::Descriptor;
+use self::listening::Listening;
 use self::nested::{Links, Renew};
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
@@ -76,6 +83,10 @@ pub(crate) struct KernelSide {
     /// nests inside the set's lock.
     chosen: Mutex<SmallVec<[u32; 2]>>,
     has_chosen: AtomicBool,
+    /// Shared counters that members watch. The lock nests inside the set's lock.
+    listening: Mutex<Listening>,
+    /// Which process's it is.
+    generation: u32,
 }
 
 const EDGE: Events = Events::IN.union(Events::ET);
@@ -117,6 +128,8 @@ impl KernelSide {
             },
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
+            listening: Mutex::new(Listening::new()),
+            generation: generation::current(),
         })
     }
 
@@ -436,6 +449,10 @@ impl Companion for KernelSide {
         let _ = self.link(set, interests, inner, Renew::No);
     }
 
+    fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno> {
+        self.listen_to(set, interests, counter)
+    }
+
     fn has_source(&self) -> bool {
         self.rotation.as_ref().is_some_and(Rotation::has_source)
     }
@@ -471,6 +488,13 @@ pub(crate) fn kernel_side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
         None => &side.sleep_set().fd,
     };
     Some(fd.as_fd())
+}
+
+/// Makes a set ready to watch what changes outside this process.
+///
+/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
+pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
+    KernelSide::ensure_hub(epoll.description()).map(drop)
 }
 
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.

@@ -127,8 +127,13 @@ impl KernelSide {
         let interests = set.inner.lock();
         let mut queued = false;
         for &special in below {
-            let (Special::Nested(slot) | Special::Chosen(slot)) = special else {
-                continue;
+            let slot = match special {
+                Special::Nested(slot) | Special::Chosen(slot) => slot,
+                Special::Changed(slot, direction) => {
+                    queued |= self.hear(set, &interests, slot, direction);
+                    continue;
+                }
+                Special::Bell | Special::Members => continue,
             };
             // A slot that means another item by now has that one looked at for nothing.
             let Some(item) = interests.at(slot) else {
@@ -207,13 +212,17 @@ impl KernelSide {
     }
 }
 
-fn as_item(item: *const Item) -> Option<NonNull<Item>> {
+pub(super) fn as_item(item: *const Item) -> Option<NonNull<Item>> {
     NonNull::new(item.cast_mut())
 }
 
-/// The slots of the items of `set`, whose `interests` are locked, that watch `inner`.
-fn slots_that_watch(set: &Set, interests: &Interests, inner: &Description) -> SmallVec<[u32; 4]> {
-    let watchers = inner.watchers().lock();
+/// The slots of the items of `set`, whose `interests` are locked, that watch `file`.
+pub(super) fn slots_that_watch(
+    set: &Set,
+    interests: &Interests,
+    file: &Description,
+) -> SmallVec<[u32; 4]> {
+    let watchers = file.watchers().lock();
     watchers
         .iter()
         .map(item_of)

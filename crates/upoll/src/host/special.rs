@@ -8,6 +8,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use crate::eventfd::Direction;
 use crate::sync::{AtomicU64, Ordering};
 
 /// An odd number with well-mixed bits (2^64 divided by the golden ratio).
@@ -37,6 +38,8 @@ pub(super) enum Special {
     Nested(u32),
     /// The source of the rotating set that the item in this slot watches chose this set.
     Chosen(u32),
+    /// The shared counter that the item in this slot watches has changed.
+    Changed(u32, Direction),
 }
 
 /// How a set's kernel side encodes what its own events mean.
@@ -59,8 +62,10 @@ impl Specials {
         let index = match special {
             Special::Bell => 0,
             Special::Members => 1,
-            Special::Nested(slot) => 2 + 2 * u64::from(slot),
-            Special::Chosen(slot) => 3 + 2 * u64::from(slot),
+            Special::Nested(slot) => 2 + 4 * u64::from(slot),
+            Special::Chosen(slot) => 3 + 4 * u64::from(slot),
+            Special::Changed(slot, Direction::In) => 4 + 4 * u64::from(slot),
+            Special::Changed(slot, Direction::Out) => 5 + 4 * u64::from(slot),
         };
         // Known before the registration, hence before its first event.
         self.limit.fetch_max(index + 1, Ordering::SeqCst);
@@ -80,11 +85,12 @@ impl Specials {
                 _ => Special::Members,
             });
         };
-        let slot = u32::try_from(of_slot / 2).ok()?;
-        Some(if of_slot % 2 == 0 {
-            Special::Nested(slot)
-        } else {
-            Special::Chosen(slot)
+        let slot = u32::try_from(of_slot / 4).ok()?;
+        Some(match of_slot % 4 {
+            0 => Special::Nested(slot),
+            1 => Special::Chosen(slot),
+            2 => Special::Changed(slot, Direction::In),
+            _ => Special::Changed(slot, Direction::Out),
         })
     }
 }
@@ -100,7 +106,12 @@ mod tests {
             assert_eq!(specials.decode(specials.encode(special)), Some(special));
         }
         for slot in [0, 1, 2, 1000, u32::MAX] {
-            for special in [Special::Nested(slot), Special::Chosen(slot)] {
+            for special in [
+                Special::Nested(slot),
+                Special::Chosen(slot),
+                Special::Changed(slot, Direction::In),
+                Special::Changed(slot, Direction::Out),
+            ] {
                 assert_eq!(specials.decode(specials.encode(special)), Some(special));
             }
         }

@@ -593,6 +593,8 @@ impl Kept {
             kernel: self.kernels,
             #[cfg(all(feature = "std", not(loom)))]
             sides: 0,
+            #[cfg(all(feature = "std", not(loom)))]
+            shared: 0,
         };
         let mut at = 0;
         while let Some(&index) = self.active.get(at) {
@@ -603,9 +605,13 @@ impl Kept {
                     // What the kernel has to say comes without a wake.
                     stays = has_companion(file);
                     #[cfg(all(feature = "std", not(loom)))]
-                    if side_of(file).is_some() {
-                        seen.sides += 1;
-                        stays = true;
+                    {
+                        let is_shared = is_shared(file);
+                        if is_shared || side_of(file).is_some() {
+                            seen.sides += 1;
+                            seen.shared += usize::from(is_shared);
+                            stays = true;
+                        }
                     }
                     file.object().poll(&mut PollTable::look_only())
                 }
@@ -638,9 +644,31 @@ fn side_of(file: &Arc<Description>) -> Option<std::os::fd::BorrowedFd<'_>> {
     Target::File(FileRef::of(file)).kernel_side()
 }
 
+/// Whether other processes may change it, which wakes nobody here.
+#[cfg(all(feature = "std", not(loom)))]
+fn is_shared(file: &Arc<Description>) -> bool {
+    Target::File(FileRef::of(file)).shared_counter().is_some()
+}
+
 /// What the layer above asks about the kernel's part.
 #[cfg(all(feature = "std", not(loom)))]
 impl Kept {
+    /// Calls `visit` with each counter that other processes may change, and what of it is wanted.
+    pub(crate) fn try_for_each_shared(
+        &self,
+        visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        for &index in &self.active {
+            let slot = &self.slots[index as usize];
+            if let Kind::User(file) = &slot.kind
+                && is_shared(file)
+            {
+                visit(Target::File(FileRef::of(file)), slot.wanted)?;
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn inbox(&self) -> &Inbox {
         &self.inbox
     }

@@ -1,8 +1,11 @@
 //! Calls that wait until they can be done: the loop that all objects share.
 
+use super::futex::{self, Scope};
 use super::timeout::Deadline;
 use super::{Outcome, Sleeper};
 use crate::errno::Errno;
+use crate::eventfd::Direction;
+use crate::host::SharedCounter;
 use crate::wait::{Place, WaitQueue};
 
 /// Makes `attempt` until it gives anything but `EAGAIN`, and sleeps in `queue` in between. Gives
@@ -35,6 +38,33 @@ pub(super) fn until_done<T>(
         // Look however the sleep ended: a signal may have come together with a wake, which is
         // nobody else's now.
         match attempt(&mut deadline) {
+            Err(Errno::AGAIN) => {}
+            done => return done,
+        }
+        if outcome == Outcome::Interrupted {
+            return Err(Errno::INTR);
+        }
+    }
+}
+
+/// As [`until_done`], for a counter that other processes change too.
+#[cold]
+pub(super) fn until_done_by_any<T>(
+    counter: &SharedCounter,
+    direction: Direction,
+    attempt: impl Fn() -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    loop {
+        let expected = counter.enlist(direction);
+        // Enlisted, now look.
+        match attempt() {
+            Err(Errno::AGAIN) => {}
+            done => return done,
+        }
+        let word = counter.word(direction);
+        let outcome = futex::wait(word, expected, Deadline::NeverRestart, Scope::Shared);
+        // Look however the sleep ended, as above.
+        match attempt() {
             Err(Errno::AGAIN) => {}
             done => return done,
         }

@@ -23,10 +23,9 @@ use core::ops::Deref;
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::generation;
 use super::marked::{Belongs, Marked};
 use crate::errno::Errno;
-use crate::host::kernel;
+use crate::host::{generation, kernel};
 use crate::wait::Deferred;
 
 /// A kernel eventfd that wakes a thread from a sleep in the kernel.
@@ -58,7 +57,8 @@ impl Doorbell {
     }
 
     fn make() -> Result<Self, Errno> {
-        let generation = generation::watched()?;
+        generation::watch_forks()?;
+        let generation = generation::current();
         let fd = kernel::eventfd().map_err(|_| Errno::NOMEM)?;
         Ok(Doorbell {
             fd: Marked::new(fd, Belongs::ToThread)?,

@@ -1,8 +1,8 @@
 //! `read(2)` and `write(2)` on an eventfd that waits.
 
-use super::blocking::until_done;
+use super::blocking::{until_done, until_done_by_any};
 use crate::errno::Errno;
-use crate::eventfd::EventFd;
+use crate::eventfd::{Direction, EventFd};
 use crate::wait::Place;
 
 impl EventFd {
@@ -16,7 +16,7 @@ impl EventFd {
     /// `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
     #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
-        self.blocking(Self::try_read)
+        self.blocking(Direction::In, Self::try_read)
     }
 
     /// Adds `value`; waits while the sum would reach the maximum.
@@ -27,19 +27,30 @@ impl EventFd {
     /// [retired](Self::retire).
     #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
-        self.blocking(|this| this.try_write(value))
+        self.blocking(Direction::Out, |this| this.try_write(value))
     }
 
     #[inline]
-    fn blocking<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
+    fn blocking<T>(
+        &self,
+        direction: Direction,
+        attempt: impl Fn(&Self) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         match attempt(self) {
-            Err(Errno::AGAIN) if !self.is_nonblocking() => self.block(attempt),
+            Err(Errno::AGAIN) if !self.is_nonblocking() => self.block(direction, attempt),
             done => done,
         }
     }
 
     #[cold]
-    fn block<T>(&self, attempt: impl Fn(&Self) -> Result<T, Errno>) -> Result<T, Errno> {
+    fn block<T>(
+        &self,
+        direction: Direction,
+        attempt: impl Fn(&Self) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        if let Some(counter) = self.shared_counter() {
+            return until_done_by_any(counter, direction, || attempt(self));
+        }
         until_done(self.wait_queue(), Place::Shared, |_| match attempt(self) {
             Err(Errno::AGAIN) if self.is_retired() => Err(Errno::STALE),
             done => done,

@@ -10,9 +10,21 @@ use syscalls::{Errno, Sysno, syscall};
 use super::Outcome;
 use super::timeout::{Clock, Deadline};
 
+/// Who may rouse a sleeper.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// This process.
+    Private,
+    /// Any that has the word's memory.
+    Shared,
+}
+
 /// Sleeps while `word` holds `expected`. May return early with [`Outcome::Woken`].
-pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline) -> Outcome {
-    let mut operation = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG;
+pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: Scope) -> Outcome {
+    let mut operation = libc::FUTEX_WAIT_BITSET;
+    if scope == Scope::Private {
+        operation |= libc::FUTEX_PRIVATE_FLAG;
+    }
     let limit;
     let limit_ptr = match deadline {
         Deadline::NeverRestart => ptr::null(),

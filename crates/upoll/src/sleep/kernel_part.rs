@@ -25,11 +25,11 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::generation;
 use super::marked::{Belongs, Marked};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::host::generation;
 use crate::host::kernel::{self, Descriptor};
 use crate::kept::{Kept, Outside, Registration};
 
@@ -198,7 +198,7 @@ impl KernelPart {
         let set = match self.set.take() {
             Some(set) => set,
             None => {
-                generation::watched()?;
+                generation::watch_forks()?;
                 KernelSet {
                     fd: Marked::new(kernel::epoll_create()?, Belongs::ToProcess)?,
                     maker: Maker::current(),

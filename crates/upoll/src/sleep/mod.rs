@@ -11,7 +11,6 @@ mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
 mod futex;
-mod generation;
 mod kernel_part;
 mod marked;
 mod pipe;
@@ -33,6 +32,7 @@ pub use self::timeout::{Clock, Timeout};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use self::futex::Scope;
 use self::timeout::Deadline;
 use crate::events::Events;
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
@@ -69,7 +69,7 @@ impl Sleeper {
     /// Sleeps until roused, until `deadline`, or until a signal handler has run.
     fn sleep(&self, deadline: Deadline) -> Outcome {
         while self.word.load(Ordering::Acquire) == ASLEEP {
-            match futex::wait(&self.word, ASLEEP, deadline) {
+            match futex::wait(&self.word, ASLEEP, deadline, Scope::Private) {
                 Outcome::Woken => {}
                 ended => return ended,
             }

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use smallvec::SmallVec;
 
-use super::poller::{self, Call, Heard, WaitTable};
+use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
@@ -160,11 +160,21 @@ impl Call for PollCall<'_, '_> {
         pass(self.fds, viewer)
     }
 
+    fn try_for_each_target(
+        &self,
+        visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.fds.iter().try_for_each(|fd| match fd.target() {
+            Some(target) => visit(target, fd.events()),
+            None => Ok(()),
+        })
+    }
+
     fn ask(
         &mut self,
         limit: Option<&libc::timespec>,
         mask: Option<&SigSet>,
-        doorbell: Option<RawFd>,
+        own: Option<Own>,
     ) -> Result<Heard, Errno> {
         self.asked.clear();
         for at in 0..self.fds.len() {
@@ -172,19 +182,22 @@ impl Call for PollCall<'_, '_> {
                 self.push(fd.as_raw_fd(), self.fds[at].events())?;
             }
         }
-        if let Some(doorbell) = doorbell {
+        if let Some(own) = own {
             for at in 0..self.fds.len() {
                 if let Some(side) = self.fds[at].target().and_then(Target::kernel_side) {
                     self.push(side.as_raw_fd(), Events::IN)?;
                 }
             }
-            self.push(doorbell, Events::IN)?;
+            if let Some(ears) = own.ears {
+                self.push(ears, Events::IN)?;
+            }
+            self.push(own.doorbell, Events::IN)?;
         }
         let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
         if outcome.is_err() {
             self.asked.clear();
         }
-        let rang = doorbell.is_some() && self.asked.last().is_some_and(|last| last.revents != 0);
+        let rang = own.is_some() && self.asked.last().is_some_and(|last| last.revents != 0);
         outcome.map(|_| Heard { rang })
     }
 

@@ -5,7 +5,7 @@ use core::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel_part::KernelPart;
-use super::poller::{self, Call, Heard, WaitTable};
+use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::select::select_anew;
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
@@ -268,7 +268,7 @@ struct ContextCall<'c, F> {
 
 impl<F: Front> ContextCall<'_, F> {
     /// Makes the list for the kernel's `poll`; says where in it the set is.
-    fn make_list(&mut self, doorbell: Option<RawFd>) -> Result<Option<usize>, Errno> {
+    fn make_list(&mut self, own: Option<Own>) -> Result<Option<usize>, Errno> {
         let Registered {
             kept,
             kernel,
@@ -295,11 +295,14 @@ impl<F: Front> ContextCall<'_, F> {
             }
         }
         let set = kernel.set_fd().map(|set| push(set, Events::IN));
-        if let Some(doorbell) = doorbell {
+        if let Some(own) = own {
             for side in kept.sides() {
                 push(side.as_raw_fd(), Events::IN)?;
             }
-            push(doorbell, Events::IN)?;
+            if let Some(ears) = own.ears {
+                push(ears, Events::IN)?;
+            }
+            push(own.doorbell, Events::IN)?;
         }
         set.transpose()
     }
@@ -313,11 +316,19 @@ impl<F: Front> Call for ContextCall<'_, F> {
         self.front.look(&mut self.registered.kept)
     }
 
+    /// Only those that somebody has to listen to are of interest.
+    fn try_for_each_target(
+        &self,
+        visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.registered.kept.try_for_each_shared(visit)
+    }
+
     fn ask(
         &mut self,
         limit: Option<&libc::timespec>,
         mask: Option<&SigSet>,
-        doorbell: Option<RawFd>,
+        own: Option<Own>,
     ) -> Result<Heard, Errno> {
         const SILENT: Heard = Heard { rang: false };
         let mut limit = limit;
@@ -328,11 +339,11 @@ impl<F: Front> Call for ContextCall<'_, F> {
                 // Something is often ready already, and then this is all.
                 let Registered { kept, kernel, .. } = &mut *self.registered;
                 let is_now = limit.is_some_and(|limit| (limit.tv_sec, limit.tv_nsec) == (0, 0));
-                if kernel.harvest(kept)? || (is_now && mask.is_none() && doorbell.is_none()) {
+                if kernel.harvest(kept)? || (is_now && mask.is_none() && own.is_none()) {
                     return Ok(SILENT);
                 }
             }
-            let set = self.make_list(doorbell)?;
+            let set = self.make_list(own)?;
             let Registered {
                 kept, kernel, list, ..
             } = &mut *self.registered;
@@ -341,7 +352,7 @@ impl<F: Front> Call for ContextCall<'_, F> {
                 self.registered.asked.clear();
                 return Err(errno);
             }
-            let rang = doorbell.is_some() && list.last().is_some_and(|last| last.revents != 0);
+            let rang = own.is_some() && list.last().is_some_and(|last| last.revents != 0);
             let before = kernel.times_asked_more();
             if set.is_some_and(|set| list[set].revents != 0) {
                 kernel.harvest(kept)?;

@@ -9,15 +9,19 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::os::fd::RawFd;
 
 use super::doorbell::Doorbell;
+use super::futex::{self, Scope};
 use super::sigset::Held;
 use super::timeout::{Clock, Deadline, Timeout};
-use super::{Outcome, SigSet, futex};
+use super::{Outcome, SigSet};
 use crate::errno::Errno;
+use crate::eventfd::shared_count;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
+use crate::host::Ears;
 use crate::kept::{self, Inbox};
 use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
+use crate::target::Target;
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// Stack space for a call, in bytes, and how it is divided (`MAX_STACK_ALLOC` and its parts).
@@ -39,14 +43,21 @@ pub(super) trait Call {
     /// Looks at all user-level objects and keeps what is ready.
     fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
 
+    /// Calls `visit` with what is open of what is waited for, and which events of it are, until it
+    /// fails.
+    fn try_for_each_target(
+        &self,
+        visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
+    ) -> Result<(), Errno>;
+
     /// Waits until one of the kernel's descriptors is ready, until `limit` has passed, or until a
-    /// handler ran of a signal that `mask` lets through. With a `doorbell` it ends, too, if that
-    /// rings or if the kernel side of a user-level object stirs.
+    /// handler ran of a signal that `mask` lets through. With `own` descriptors it ends, too, if one
+    /// of those is readable or if the kernel side of a user-level object stirs.
     fn ask(
         &mut self,
         limit: Option<&libc::timespec>,
         mask: Option<&SigSet>,
-        doorbell: Option<RawFd>,
+        own: Option<Own>,
     ) -> Result<Heard, Errno>;
 
     /// Adds to the last look what [`ask`](Self::ask) found, nothing if it failed, and says how much
@@ -57,6 +68,14 @@ pub(super) trait Call {
     fn may_end_for_nothing(&self) -> bool {
         false
     }
+}
+
+/// What a thread sleeps by in the kernel besides what it was given.
+#[derive(Clone, Copy)]
+pub(super) struct Own {
+    pub(super) doorbell: RawFd,
+    /// [`Ears::fd`].
+    pub(super) ears: Option<RawFd>,
 }
 
 /// What ended a sleep in the kernel, besides what [`Call::merge`] finds.
@@ -108,7 +127,7 @@ impl Poller<'_> {
 
     fn sleep(&self, deadline: Deadline) -> Outcome {
         while self.state.load(Ordering::Acquire) == ASLEEP {
-            match futex::wait(&self.state, ASLEEP, deadline) {
+            match futex::wait(&self.state, ASLEEP, deadline, Scope::Private) {
                 Outcome::Woken => {}
                 ended => return ended,
             }
@@ -250,7 +269,8 @@ impl<'p> WaitTable<'p> {
 impl Viewer for WaitTable<'_> {
     fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events {
         let object = file.description().object();
-        if !self.registers {
+        // Whoever sleeps for a shared counter hears of its changes from the kernel.
+        if !self.registers || shared_count(file.description()).is_some() {
             return object.poll(&mut PollTable::look_only());
         }
         // SAFETY: the queue is the object's, which the caller of `poll` or `select` borrows for the
@@ -319,9 +339,9 @@ pub(super) fn wait(
     loop {
         let ready = if in_kernel {
             let doorbell = Doorbell::of_this_thread()?;
-            wait_for_any(call, deadline, mask, Some(&doorbell))?
+            wait_for_any(call, deadline, mask, Some(&doorbell), seen.shared)?
         } else {
-            wait_for_any(call, deadline, mask, None)?
+            wait_for_any(call, deadline, mask, None, 0)?
         };
         match ready {
             Some(ready) => return Ok(ready),
@@ -366,6 +386,16 @@ fn wait_for_kernel(
     }
 }
 
+/// Forgets which bells have rung, and has the next change of each shared counter ring. Look at them
+/// afterwards.
+fn listen_on(call: &impl Call, ears: &Ears) -> Result<(), Errno> {
+    ears.quiet();
+    call.try_for_each_target(&mut |target, wanted| {
+        Ears::arm(target, wanted);
+        Ok(())
+    })
+}
+
 /// User-level objects are waited for, and with a doorbell what the kernel has, too.
 ///
 /// None: without a doorbell, but one is needed by now.
@@ -374,6 +404,7 @@ fn wait_for_any(
     deadline: Deadline,
     mask: Option<&SigSet>,
     doorbell: Option<&Arc<Doorbell>>,
+    shared: usize,
 ) -> Result<Option<usize>, Errno> {
     let poller = Poller {
         state: AtomicU32::new(AWAKE),
@@ -381,6 +412,12 @@ fn wait_for_any(
     };
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
+    let mut ears = None;
+    if shared > 0 && doorbell.is_some() {
+        let new = Ears::new()?;
+        call.try_for_each_target(&mut |target, wanted| new.listen_to(target, wanted))?;
+        listen_on(call, ears.insert(new))?;
+    }
     // Register, then look: whoever published something before that did not see the entries.
     let mut seen = call.look(&mut table);
     table.registers = false;
@@ -417,7 +454,11 @@ fn wait_for_any(
         } else {
             Some(ZERO)
         };
-        let asked = call.ask(limit.as_ref(), mask, Some(doorbell.fd()));
+        let own = Own {
+            doorbell: doorbell.fd(),
+            ears: ears.as_ref().map(Ears::fd),
+        };
+        let asked = call.ask(limit.as_ref(), mask, Some(own));
         poller.get_up();
         if mask.is_some()
             && let Err(errno) = asked
@@ -430,6 +471,9 @@ fn wait_for_any(
         let intact = doorbell.is_intact();
         if intact && matches!(asked, Ok(Heard { rang: true })) {
             doorbell.quiet();
+        }
+        if let Some(ears) = &ears {
+            listen_on(call, ears)?;
         }
         seen = call.look(&mut table);
         let kernel = call.merge();

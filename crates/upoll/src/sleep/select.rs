@@ -7,7 +7,7 @@ use core::mem;
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::poller::{self, Call, Heard, WaitTable};
+use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
@@ -260,18 +260,32 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
         self.selection.pass(self.resolve, viewer)
     }
 
+    fn try_for_each_target(
+        &self,
+        visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.selection
+            .try_for_each(|member| match (self.resolve)(member.number()) {
+                Some(target) => visit(target, member.filter()),
+                None => Ok(()),
+            })
+    }
+
     /// With `pselect`: `ppoll` would not sleep for a descriptor that has hung up, if it is to be
     /// written to.
     fn ask(
         &mut self,
         limit: Option<&libc::timespec>,
         mask: Option<&SigSet>,
-        doorbell: Option<RawFd>,
+        own: Option<Own>,
     ) -> Result<Heard, Errno> {
         self.asked.clear();
         let (asked, resolve) = (&mut self.asked, self.resolve);
-        if let Some(doorbell) = doorbell {
-            asked.insert(doorbell, READABLE)?;
+        if let Some(own) = own {
+            asked.insert(own.doorbell, READABLE)?;
+            if let Some(ears) = own.ears {
+                asked.insert(ears, READABLE)?;
+            }
         }
         self.selection.try_for_each(|member| {
             let Some(target) = resolve(member.number()) else {
@@ -280,7 +294,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
             if let Some(fd) = target.kernel() {
                 asked.insert(fd.as_raw_fd(), member.wanted())?;
             }
-            match target.kernel_side().filter(|_| doorbell.is_some()) {
+            match target.kernel_side().filter(|_| own.is_some()) {
                 Some(side) => asked.insert(side.as_raw_fd(), READABLE),
                 None => Ok(()),
             }
@@ -299,7 +313,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
             }
         }
         self.was_asked = true;
-        let rang = doorbell.is_some_and(|doorbell| self.asked.contains(doorbell)[0]);
+        let rang = own.is_some_and(|own| self.asked.contains(own.doorbell)[0]);
         Ok(Heard { rang })
     }
 

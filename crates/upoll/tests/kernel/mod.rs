@@ -251,11 +251,30 @@ impl Twin {
     }
 
     pub fn open_counter_with(&mut self, number: usize, initial: u32, flags: EventFdFlags) {
+        let counter = EventFd::with_flags(initial, flags).unwrap();
+        self.place_counter(number, initial, flags, counter);
+    }
+
+    /// A counter that other processes could have, too.
+    #[cfg(feature = "std")]
+    pub fn open_shared_counter(&mut self, number: usize, initial: u32, semaphore: bool) {
+        let mut flags = EventFdFlags::NONBLOCK;
+        flags.set(EventFdFlags::SEMAPHORE, semaphore);
+        let counter = EventFd::shared(initial, flags).unwrap();
+        self.place_counter(number, initial, flags, counter);
+    }
+
+    fn place_counter(
+        &mut self,
+        number: usize,
+        initial: u32,
+        flags: EventFdFlags,
+        counter: EventFd,
+    ) {
         self.close(number);
         // SAFETY: makes a descriptor.
         let fresh = unsafe { libc::eventfd(initial, flags.bits().cast_signed()) };
         self.kernel.place(fresh, number);
-        let counter = EventFd::with_flags(initial, flags).unwrap();
         self.objects[number] = Some(Object::Counter(counter));
     }
 

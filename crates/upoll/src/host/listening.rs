@@ -1,0 +1,154 @@
+//! Sets that watch shared counters.
+//!
+//! The bells of a counter are in the hub of each set that watches it, edge-triggered, once however
+//! many items of the set watch it. What rings there has the core look, as what is heard of sets
+//! below.
+
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use smallvec::SmallVec;
+
+use super::nested::{as_item, slots_that_watch};
+use super::shared::{DIRECTIONS, SharedCounter};
+use super::special::Special;
+use super::{EDGE, KernelSide, generation};
+use crate::epoll::interest::{Interests, state};
+use crate::epoll::{Op, Set};
+use crate::errno::Errno;
+use crate::eventfd::Direction;
+use crate::events::Events;
+use crate::file::Description;
+
+/// The shared counters that a set watches.
+pub(super) struct Listening(SmallVec<[Listened; 1]>);
+
+struct Listened {
+    /// Which counter: its description's address, for as long as an item watches it.
+    counter: usize,
+    /// An item that watches it.
+    slot: u32,
+    /// How many changes the core has been told of. A bell that says no more than that is one that
+    /// was registered anew, which the kernel shows as an event, or one that two threads heard.
+    heard: [u64; 2],
+}
+
+impl Listening {
+    pub(super) fn new() -> Self {
+        Listening(SmallVec::new())
+    }
+}
+
+fn address(counter: &Description) -> usize {
+    ptr::from_ref(counter).cast::<()>().addr()
+}
+
+impl KernelSide {
+    /// Makes the hub hear what the items of this set that watch `counter` need it to hear.
+    /// `interests` is the set's, locked.
+    pub(super) fn listen_to(
+        &self,
+        set: &Set,
+        interests: &Interests,
+        counter: &Description,
+    ) -> Result<(), Errno> {
+        let (Some(shared), Some(hub)) = (SharedCounter::of(counter), self.hub()) else {
+            return Err(Errno::NOMEM);
+        };
+        if self.generation != generation::current() {
+            // The hub is the parent's, who listens on.
+            return Ok(());
+        }
+        let register = |op, slot| {
+            DIRECTIONS.into_iter().try_for_each(|direction| {
+                let bell = shared.bell(direction).as_raw_fd();
+                let special = Special::Changed(slot, direction);
+                hub.register(&self.specials, op, bell, EDGE, special)
+            })
+        };
+        let slots = slots_that_watch(set, interests, counter);
+        let mut listening = self.listening.lock();
+        let known = listening
+            .0
+            .iter()
+            .position(|listened| listened.counter == address(counter));
+        match (known, slots.first()) {
+            (None, None) => {}
+            (Some(at), None) => {
+                let gone = listening.0.swap_remove(at);
+                return register(Op::Del, gone.slot);
+            }
+            (Some(at), Some(&first)) => {
+                let listened = &mut listening.0[at];
+                if !slots.contains(&listened.slot) {
+                    listened.slot = first;
+                    return register(Op::Mod, first);
+                }
+            }
+            (None, Some(&first)) => {
+                if let Err(errno) = register(Op::Add, first) {
+                    let _ = register(Op::Del, first);
+                    return Err(errno);
+                }
+                listening.0.push(Listened {
+                    counter: address(counter),
+                    slot: first,
+                    // Registered, now count; the caller looks after that.
+                    heard: DIRECTIONS.map(|direction| shared.arm(direction)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A bell of the counter that the item in `slot` watches has rung: queues the items of this set
+    /// that want to know. Says whether that is new to the core. `interests` is the set's, locked.
+    pub(super) fn hear(
+        &self,
+        set: &Set,
+        interests: &Interests,
+        slot: u32,
+        direction: Direction,
+    ) -> bool {
+        let Some(item) = interests.at(slot) else {
+            return false;
+        };
+        // SAFETY: registered, and the set's lock is held.
+        let node = unsafe { &*item };
+        if node.state() & state::SHARED == 0 {
+            return false;
+        }
+        // SAFETY: as above.
+        let counter: &Description = unsafe { node.file() };
+        let Some(shared) = SharedCounter::of(counter) else {
+            return false;
+        };
+        let changes = shared.arm(direction);
+        {
+            let mut listening = self.listening.lock();
+            let mut all = listening.0.iter_mut();
+            let Some(listened) = all.find(|listened| listened.counter == address(counter)) else {
+                return false;
+            };
+            let heard = &mut listened.heard[direction as usize];
+            if *heard == changes {
+                return false;
+            }
+            *heard = changes;
+        }
+        let mut queued = false;
+        for slot in slots_that_watch(set, interests, counter) {
+            let Some(item) = interests.at(slot).and_then(as_item) else {
+                continue;
+            };
+            // SAFETY: as above.
+            let interest = unsafe { item.as_ref() }.interest();
+            let is_disabled = (interest - Events::CONTROL).is_empty();
+            if !is_disabled && direction.key().intersects(interest) {
+                // SAFETY: as above.
+                queued |= unsafe { set.queue(item) };
+            }
+        }
+        queued
+    }
+}

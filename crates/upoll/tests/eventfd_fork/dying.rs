@@ -1,0 +1,260 @@
+//! Processes that are killed in the midst of whatever they do.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd};
+
+use crate::processes::{Child, Stepped, shared_numbers, tests};
+
+tests![
+    a_process_that_is_killed_blocks_nobody_and_loses_nothing,
+    a_writer_killed_at_any_point_leaves_no_reader_asleep,
+    a_reader_killed_at_any_point_leaves_no_writer_asleep,
+    a_process_that_is_killed_asleep_is_not_missed,
+];
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(100);
+
+/// Numbers without a pattern: xorshift.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+fn seed() -> Random {
+    let now = std::time::SystemTime::now();
+    let since = now.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = since.subsec_nanos() | 1;
+    println!("seed {seed}");
+    Random(seed.into())
+}
+
+/// What a process has done to the count, in memory that outlives it.
+#[derive(Clone, Copy)]
+struct Tally(&'static [AtomicU64]);
+
+const ADDED: usize = 0;
+const TAKEN: usize = 1;
+/// An operation has begun and was not noted yet.
+const BEGUN: usize = 2;
+const TALLY: usize = 3;
+
+impl Tally {
+    fn note(self, which: usize, operation: impl FnOnce() -> bool) {
+        self.0[BEGUN].store(1, Ordering::SeqCst);
+        if operation() {
+            self.0[which].fetch_add(1, Ordering::SeqCst);
+        }
+        self.0[BEGUN].store(0, Ordering::SeqCst);
+    }
+
+    fn get(self, which: usize) -> u64 {
+        self.0[which].load(Ordering::SeqCst)
+    }
+}
+
+/// Waits until it is readable, or for a while.
+type Wait = fn(&EventFd, &Epoll);
+
+const WAYS: [Wait; 3] = [
+    |_, set| {
+        set.wait(&mut [Event::default()], SHORT).unwrap();
+    },
+    |counter, _| {
+        upoll::poll(&mut [PollFd::new(counter, Events::IN)], SHORT).unwrap();
+    },
+    |_, _| (),
+];
+
+/// Adds and takes until it is killed.
+fn toil(counter: &EventFd, tally: Tally, role: usize) {
+    let set = Epoll::new().unwrap();
+    set.add(counter, Event::new(Events::IN | Events::ET, 0))
+        .unwrap();
+    for round in 0_u64.. {
+        tally.note(ADDED, || match round % 7 {
+            // It always adds, as the maximum is out of reach for it.
+            0 => {
+                counter.signal();
+                true
+            }
+            _ => counter.try_write(1).is_ok(),
+        });
+        if round % 5 == 0 {
+            let _ = counter.set_maximum(1_000_000 + round % 3);
+        }
+        WAYS[role](counter, &set);
+        tally.note(TAKEN, || counter.try_read().is_ok());
+    }
+}
+
+fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
+    const ROUNDS: usize = 400;
+    let mut random = seed();
+    let counter = EventFd::shared(0, EventFdFlags::SEMAPHORE).unwrap();
+    counter.set_maximum(1_000_000).unwrap();
+    let numbers = shared_numbers((ROUNDS + 8) * TALLY);
+    let mut tallies = numbers.chunks(TALLY).map(Tally);
+    let mut used = Vec::new();
+    let mut start = |role| {
+        let tally = tallies.next().unwrap();
+        used.push(tally);
+        Child::new(|_| toil(&counter, tally, role))
+    };
+    let mut victims: Vec<_> = (0..4).map(|at| start(at % WAYS.len())).collect();
+    for round in 0..ROUNDS {
+        sleep(Duration::from_micros(random.next(2_000)));
+        let at = usize::try_from(random.next(4)).unwrap();
+        victims.swap_remove(at).kill();
+        // Whoever is next finds the lock free.
+        assert!(counter.maximum() >= 1_000_000);
+        victims.push(start(round % WAYS.len()));
+    }
+    for victim in victims {
+        victim.kill();
+    }
+    let sum = |which| used.iter().map(|tally| tally.get(which)).sum::<u64>();
+    let (added, taken, begun) = (sum(ADDED), sum(TAKEN), sum(BEGUN));
+    let mut left = 0;
+    while counter.try_read().is_ok() {
+        left += 1;
+    }
+    println!("added {added}, taken {taken}, left {left}, unknown {begun}");
+    assert!(added > 10_000, "they hardly did anything");
+    assert!(added.abs_diff(taken + left) <= begun);
+}
+
+/// Reads whenever it can, asleep in between.
+fn read_always(counter: &EventFd, role: usize) {
+    let set = Epoll::new().unwrap();
+    let interest = Event::new(Events::IN | Events::ET, 0);
+    set.add(counter, interest).unwrap();
+    loop {
+        match role {
+            0 => drop(counter.read().unwrap()),
+            1 => {
+                set.wait(&mut [interest], None).unwrap();
+                // It may have been told of what was not written after all.
+                let _ = counter.try_read();
+            }
+            _ => {
+                upoll::poll(&mut [PollFd::new(counter, Events::IN)], None).unwrap();
+                let _ = counter.try_read();
+            }
+        }
+    }
+}
+
+/// Kills processes in the midst of `operation`, after as many different numbers of instructions as
+/// [`POINTS`], and calls `check` after each, with `sleeper` asleep.
+fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) {
+    let mut whole = Stepped::new(&operation);
+    let mut length = 0;
+    while !whole.is_done {
+        whole.step();
+        length += 1;
+    }
+    whole.kill();
+    let check = || {
+        sleeper.until_state_is_sleep();
+        check();
+        sleeper.until_state_is_sleep();
+    };
+    check();
+    let mut points = length.min(POINTS);
+    println!("{length} steps, killed at {points}");
+    while points > 0 {
+        points -= 1;
+        let mut killed = Stepped::new(&operation);
+        for _ in 0..length * points / length.min(POINTS) {
+            killed.step();
+        }
+        killed.kill();
+        check();
+    }
+}
+
+const POINTS: usize = 500;
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "{what}");
+    }
+}
+
+fn a_writer_killed_at_any_point_leaves_no_reader_asleep() {
+    for role in 0..3 {
+        let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+        let reader = Child::new(|_| read_always(&counter, role));
+        let write = || counter.try_write(1).unwrap();
+        reader.until_state_is_sleep();
+        killed_at_any_point(&reader, write, || {
+            let left = counter.try_read();
+            assert_eq!(
+                left,
+                Err(Errno::AGAIN),
+                "asleep by {role}, and something to read"
+            );
+            // Nor was it forgotten.
+            write();
+            until("nobody reads", || {
+                !counter.as_file_ref().is_ready(Events::IN)
+            });
+        });
+        reader.kill();
+    }
+}
+
+fn a_reader_killed_at_any_point_leaves_no_writer_asleep() {
+    let counter = EventFd::shared(0, EventFdFlags::SEMAPHORE).unwrap();
+    counter.set_maximum(4).unwrap();
+    let writer = Child::new(|_| {
+        loop {
+            counter.write(1).unwrap();
+        }
+    });
+    let is_full = || counter.try_write(1) == Err(Errno::AGAIN);
+    until("nobody writes", is_full);
+    writer.until_state_is_sleep();
+    let read = || assert_eq!(counter.try_read(), Ok(1));
+    killed_at_any_point(&writer, read, || {
+        assert!(is_full(), "asleep, and room for more");
+        read();
+        until("nobody writes", || {
+            !counter.as_file_ref().is_ready(Events::OUT)
+        });
+    });
+    writer.kill();
+}
+
+fn a_process_that_is_killed_asleep_is_not_missed() {
+    let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    for role in 0..3 {
+        let mut readers: Vec<_> = (0..4)
+            .map(|_| Child::new(|_| read_always(&counter, role)))
+            .collect();
+        sleep(Duration::from_millis(30));
+        readers.iter().for_each(Child::until_state_is_sleep);
+        let last = readers.pop().unwrap();
+        for reader in readers {
+            reader.kill();
+        }
+        for _ in 0..100 {
+            counter.try_write(1).unwrap();
+            until("nobody reads", || {
+                !counter.as_file_ref().is_ready(Events::IN)
+            });
+        }
+        last.kill();
+    }
+}
