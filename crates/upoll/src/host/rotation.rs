@@ -9,6 +9,7 @@
 //! next moment, perhaps one that a worker watches under that number. So the registrations go by a
 //! number of our own, the *alias*. It stands for the source only while a registration is changed;
 //! otherwise it stands for a placeholder, so the source closes when the user closes it.
+//! If the user's number means another file by then, that file is held open for that moment.
 //! A source whose number was closed counts as gone, also while its file lives on under another one:
 //! a second source may then be added.
 

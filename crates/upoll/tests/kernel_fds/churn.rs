@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use upoll::{CreateFlags, Epoll, Event, EventFd};
 
+use super::host::alone;
 use crate::host::{LONG, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input, wait};
 
 const ROUNDS: usize = 400;
@@ -48,6 +49,7 @@ const BRIEFLY: Duration = Duration::from_micros(300);
 
 #[test]
 fn sets_change_while_threads_wait_above_and_below() {
+    let _alone = alone();
     let [top, middle, bottom] = [(); 3].map(|()| Epoll::new().unwrap());
     let (low, counter) = (Arc::new(eventfd()), EventFd::new(0).unwrap());
     let mut crew = Crew::new();
@@ -105,6 +107,7 @@ fn sets_change_while_threads_wait_above_and_below() {
 
 #[test]
 fn rotating_sets_and_their_sources_change_while_workers_wait() {
+    let _alone = alone();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     let source = Arc::new(eventfd());
     let mut crew = Crew::new();

@@ -2,6 +2,7 @@
 
 use std::io::{PipeReader, PipeWriter, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, Op, Target};
@@ -173,4 +174,11 @@ pub fn input(data: u64) -> Event {
 /// An edge-triggered interest in input.
 pub fn edge(data: u64) -> Event {
     Event::new(Events::IN | Events::ET, data)
+}
+
+/// One test at a time. Descriptor numbers are the process's: a rotating set whose source was closed
+/// looks at what its number means now, which for that moment holds another test's file open.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

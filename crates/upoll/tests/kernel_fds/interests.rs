@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, EventFd, Events, Op};
 
+use super::host::alone;
 use crate::host::{
     Both, LONG, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input, pipe, ready_pipe,
     sorted, wait,
@@ -16,6 +17,7 @@ use crate::host::{
 
 #[test]
 fn data_comes_back_unchanged() {
+    let _alone = alone();
     let both = Both::new();
     let words = [
         0,
@@ -46,6 +48,7 @@ fn data_comes_back_unchanged() {
 
 #[test]
 fn a_small_buffer_gets_all_members_in_turn() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let pipes: Vec<_> = (0..5).map(|_| ready_pipe()).collect();
     let counters: Vec<_> = (0..5).map(|_| EventFd::new(1).unwrap()).collect();
@@ -71,6 +74,7 @@ fn a_small_buffer_gets_all_members_in_turn() {
 
 #[test]
 fn a_number_used_again_means_the_new_file() {
+    let _alone = alone();
     let both = Both::new();
     let old = eventfd();
     let number = old.as_raw_fd();
@@ -92,6 +96,7 @@ fn a_number_used_again_means_the_new_file() {
 
 #[test]
 fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
+    let _alone = alone();
     let both = Both::new();
     let counter = eventfd();
     let dup = counter.try_clone().unwrap();
@@ -113,6 +118,7 @@ fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
 
 #[test]
 fn a_file_closed_while_it_is_ready_is_not_reported() {
+    let _alone = alone();
     let both = Both::new();
     let keep = eventfd();
     both.add(&keep, input(1));
@@ -178,6 +184,7 @@ fn woken_by_one_write(sets: usize, interest: Events) -> usize {
 
 #[test]
 fn an_exclusive_interest_wakes_one_set_of_several() {
+    let _alone = alone();
     let exclusive = Events::IN | Events::ET | Events::EXCLUSIVE;
     let shared = Events::IN | Events::ET;
     assert_eq!(woken_by_one_write(4, shared), 4);
@@ -188,6 +195,7 @@ fn an_exclusive_interest_wakes_one_set_of_several() {
 
 #[test]
 fn an_exclusive_interest_has_the_kernels_errors() {
+    let _alone = alone();
     let both = Both::new();
     let counter = eventfd();
     let exclusive = Events::IN | Events::EXCLUSIVE;
@@ -206,6 +214,7 @@ fn an_exclusive_interest_has_the_kernels_errors() {
 
 #[test]
 fn fdinfo_and_len_show_members_of_both_kinds_and_nothing_else() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let below = Epoll::new().unwrap();
     let counter = EventFd::new(0).unwrap();
@@ -241,6 +250,7 @@ fn fdinfo_and_len_show_members_of_both_kinds_and_nothing_else() {
 
 #[test]
 fn a_harvest_leaves_what_does_not_fit() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let pipes: Vec<_> = (0..3).map(|_| ready_pipe()).collect();
     let counters: Vec<_> = (0..3).map(|_| EventFd::new(1).unwrap()).collect();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use upoll::{Errno, Event, Events, Op};
 
+use super::host::alone;
 use crate::host::{
     Both, Kernel, LONG, edge, eventfd, eventfd_read, eventfd_write, input, last_errno, owned, pipe,
 };
@@ -81,6 +82,7 @@ fn check(fd: &impl AsFd, mut poke: impl FnMut(), mut calm: impl FnMut()) {
 
 #[test]
 fn tcp_streams() {
+    let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
@@ -95,6 +97,7 @@ fn tcp_streams() {
 
 #[test]
 fn tcp_listeners() {
+    let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let mut clients = Vec::new();
@@ -107,6 +110,7 @@ fn tcp_listeners() {
 
 #[test]
 fn udp_sockets() {
+    let _alone = alone();
     let far = UdpSocket::bind("127.0.0.1:0").unwrap();
     far.set_nonblocking(true).unwrap();
     let near = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -120,6 +124,7 @@ fn udp_sockets() {
 
 #[test]
 fn unix_sockets() {
+    let _alone = alone();
     let (mut near, far) = UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
     check(
@@ -138,6 +143,7 @@ fn unix_sockets() {
 
 #[test]
 fn pipes() {
+    let _alone = alone();
     let (reader, mut writer) = pipe();
     let mut drain = reader.try_clone().unwrap();
     check(
@@ -163,6 +169,7 @@ fn pipes() {
 
 #[test]
 fn eventfds() {
+    let _alone = alone();
     let counter = eventfd();
     check(
         &counter,
@@ -173,6 +180,7 @@ fn eventfds() {
 
 #[test]
 fn timerfds() {
+    let _alone = alone();
     // SAFETY: no pointers are involved.
     let timer = owned(unsafe {
         libc::timerfd_create(
@@ -204,6 +212,7 @@ fn timerfds() {
 
 #[test]
 fn signalfds() {
+    let _alone = alone();
     // Of a real-time signal each one is an event, also while others are pending.
     let signal = libc::SIGRTMIN() + 3;
     // The signal is directed at this thread, which blocks it, so no other thread has it.
@@ -233,6 +242,7 @@ fn signalfds() {
 
 #[test]
 fn inotify() {
+    let _alone = alone();
     // SAFETY: no pointers are involved.
     let watch = owned(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) });
     let folder = std::env::temp_dir().join(format!("upoll-inotify-{}", std::process::id()));
@@ -257,6 +267,7 @@ fn inotify() {
 
 #[test]
 fn terminals() {
+    let _alone = alone();
     let (mut near, mut far) = (-1, -1);
     // SAFETY: two live numbers to fill; no name, attributes or size are given.
     let opened = unsafe {
@@ -295,6 +306,7 @@ fn terminals() {
 
 #[test]
 fn sets_of_the_kernel() {
+    let _alone = alone();
     let inner = Kernel::new();
     let counter = eventfd();
     inner.add(&counter, input(9));
@@ -307,6 +319,7 @@ fn sets_of_the_kernel() {
 
 #[test]
 fn what_cannot_be_polled_gives_eperm() {
+    let _alone = alone();
     let both = Both::new();
     let regular = std::fs::File::open("/proc/self/exe").unwrap();
     let folder = std::fs::File::open("/").unwrap();
@@ -320,6 +333,7 @@ fn what_cannot_be_polled_gives_eperm() {
 
 #[test]
 fn hang_ups_and_errors_are_reported_unasked() {
+    let _alone = alone();
     let both = Both::new();
     let (near, far) = UnixStream::pair().unwrap();
     both.add(&far, Event::new(Events::empty(), 1));
@@ -338,6 +352,7 @@ fn hang_ups_and_errors_are_reported_unasked() {
 
 #[test]
 fn a_half_closed_stream_shows_rdhup_and_urgent_data_shows_pri() {
+    let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();

@@ -23,10 +23,11 @@ use std::time::Duration;
 
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Readiness};
 
-use self::host::{Kernel, LONG, data, wait};
+use self::host::{Kernel, LONG, alone, data, wait};
 
 #[test]
 fn a_wait_reports_user_level_objects_and_descriptors_together() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let counter = EventFd::new(0).unwrap();
     let (mut near, far) = UnixStream::pair().unwrap();
@@ -46,6 +47,7 @@ fn a_wait_reports_user_level_objects_and_descriptors_together() {
 
 #[test]
 fn a_sleeping_wait_wakes_for_either_side() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let counter = EventFd::new(0).unwrap();
     let (near, far) = UnixStream::pair().unwrap();
@@ -77,6 +79,7 @@ fn a_sleeping_wait_wakes_for_either_side() {
 
 #[test]
 fn neither_side_starves_the_other() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let counter = EventFd::new(1).unwrap();
     let (mut near, far) = UnixStream::pair().unwrap();
@@ -94,6 +97,7 @@ fn neither_side_starves_the_other() {
 
 #[test]
 fn a_thread_that_sleeps_when_the_first_descriptor_comes_is_woken_by_it() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let waiter = thread::spawn({
         let set = set.clone();
@@ -109,6 +113,7 @@ fn a_thread_that_sleeps_when_the_first_descriptor_comes_is_woken_by_it() {
 
 #[test]
 fn a_set_that_watches_a_set_sees_its_descriptors_whichever_came_first() {
+    let _alone = alone();
     for descriptor_first in [true, false] {
         let inner = Epoll::new().unwrap();
         let outer = Epoll::new().unwrap();
@@ -145,6 +150,7 @@ fn a_set_that_watches_a_set_sees_its_descriptors_whichever_came_first() {
 
 #[test]
 fn errors_are_the_kernels() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let kernel = Kernel::new();
     let regular = std::fs::File::open("/proc/self/exe").unwrap();
@@ -190,6 +196,7 @@ fn errors_are_the_kernels() {
 
 #[test]
 fn a_waker_may_add_a_set_to_a_set_when_one_comes_to_watch_kernel_descriptors() {
+    let _alone = alone();
     /// Nests two sets when it is woken.
     struct Nester([Epoll; 2]);
     impl Wake for Nester {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use upoll::{Epoll, Event, EventFd, Events, Op, Source, Target};
 
+use super::host::alone;
 use crate::host::{
     Both, Kernel, LONG, SHORT, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input,
     sorted, wait,
@@ -35,6 +36,7 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
 
 #[test]
 fn an_edge_below_is_reported_once_and_no_other_edge_repeats_it() {
+    let _alone = alone();
     let [outer, middle, inner] = [(); 3].map(|()| Both::new());
     let (below, beside) = (eventfd(), eventfd());
     nest(&outer, &middle, input(1));
@@ -62,6 +64,7 @@ fn an_edge_below_is_reported_once_and_no_other_edge_repeats_it() {
 
 #[test]
 fn an_edge_triggered_interest_in_a_set_sees_each_event_below() {
+    let _alone = alone();
     let [outer, inner] = [(); 2].map(|()| Both::new());
     let (first, second, above) = (eventfd(), eventfd(), eventfd());
     inner.add(&first, input(1));
@@ -83,6 +86,7 @@ fn an_edge_triggered_interest_in_a_set_sees_each_event_below() {
 
 #[test]
 fn a_ready_set_added_edge_triggered_is_reported_once() {
+    let _alone = alone();
     for harvests_before in 0..3 {
         let [outer, inner] = [(); 2].map(|()| Both::new());
         let (ready, above) = (eventfd(), eventfd());
@@ -173,6 +177,7 @@ impl Chain {
 
 #[test]
 fn a_chain_of_sets_may_be_built_and_taken_apart_in_any_order() {
+    let _alone = alone();
     // Which are idle matters as well: half of the orders are looked at only when all is built.
     for (round, order) in orders(Chain::STEPS).iter().enumerate().step_by(331) {
         let chain = Chain::new();
@@ -196,6 +201,7 @@ fn a_chain_of_sets_may_be_built_and_taken_apart_in_any_order() {
 
 #[test]
 fn the_sets_of_a_chain_may_be_closed_in_any_order() {
+    let _alone = alone();
     for order in orders(Chain::LENGTH) {
         let mut chain = Chain::new();
         for step in 0..Chain::STEPS {
@@ -215,6 +221,7 @@ fn the_sets_of_a_chain_may_be_closed_in_any_order() {
 
 #[test]
 fn a_thread_asleep_at_the_top_learns_of_whatever_comes_below() {
+    let _alone = alone();
     for order in orders(4) {
         let [top, middle, bottom] = [(); 3].map(|()| Epoll::new().unwrap());
         let (low, beside) = (eventfd(), eventfd());
@@ -240,6 +247,7 @@ fn a_thread_asleep_at_the_top_learns_of_whatever_comes_below() {
 
 #[test]
 fn all_that_watch_a_set_learn_of_what_is_below_it() {
+    let _alone = alone();
     let [middle, bottom] = [(); 2].map(|()| Epoll::new().unwrap());
     let low = eventfd();
     bottom.add(&low, edge(1)).unwrap();
@@ -265,6 +273,7 @@ fn all_that_watch_a_set_learn_of_what_is_below_it() {
 
 #[test]
 fn a_set_watched_under_two_numbers_is_reported_under_both() {
+    let _alone = alone();
     let (outer, inner) = (Epoll::new().unwrap(), Epoll::new().unwrap());
     let kernel_outer = Kernel::new();
     let kernel_inner = Kernel::new();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollFd, Source};
 
-use super::host::{LONG, wait};
+use super::host::{LONG, alone, wait};
 
 const IN: Event = Event::new(Events::IN, 1);
 
@@ -32,6 +32,7 @@ fn is_idle(set: &Epoll) -> bool {
 
 #[test]
 fn a_sleeping_poll_of_a_set_wakes_for_its_descriptors_and_its_objects() {
+    let _alone = alone();
     for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
         for by_select in [false, true] {
             let set = Epoll::create(flags).unwrap();
@@ -67,6 +68,7 @@ fn a_sleeping_poll_of_a_set_wakes_for_its_descriptors_and_its_objects() {
 
 #[test]
 fn a_poll_that_sleeps_when_the_first_descriptor_comes_is_woken_by_it() {
+    let _alone = alone();
     for late in ["descriptor", "set below"] {
         let set = Epoll::new().unwrap();
         let below = Epoll::new().unwrap();
@@ -94,6 +96,7 @@ fn a_poll_that_sleeps_when_the_first_descriptor_comes_is_woken_by_it() {
 
 #[test]
 fn a_poll_of_a_rotating_set_sees_its_source_and_the_sets_below() {
+    let _alone = alone();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     let below = Epoll::new().unwrap();
     let (mut source_near, mut source_far) = UnixStream::pair().unwrap();
@@ -125,6 +128,7 @@ fn a_poll_of_a_rotating_set_sees_its_source_and_the_sets_below() {
 
 #[test]
 fn a_poll_does_not_spin_on_a_bell_that_was_rung_for_another_thread() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let (_near, far) = UnixStream::pair().unwrap();
     set.add(&far, IN).unwrap();

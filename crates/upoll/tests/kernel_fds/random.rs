@@ -228,6 +228,7 @@ proptest! {
 
     #[test]
     fn random_sequences_report_what_the_kernel_reports(edges: bool, steps in steps()) {
+        let _alone = super::host::alone();
         let mut world = World::new(edges);
         for step in steps {
             world.apply(step)?;

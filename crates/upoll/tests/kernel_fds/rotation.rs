@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
 
+use super::host::alone;
 use crate::host::{
     Kernel, LONG, SHORT, data, eventfd, eventfd_read, eventfd_write, harvest, input, wait,
 };
@@ -28,6 +29,7 @@ fn worker_of(rotating: &Epoll) -> Epoll {
 
 #[test]
 fn a_rotating_set_takes_one_source_of_either_kind() {
+    let _alone = alone();
     let set = rotating();
     let plain = Event::new(Events::IN, 0);
     let counter = EventFd::new(0).unwrap();
@@ -169,6 +171,7 @@ fn total(served: &[AtomicUsize]) -> usize {
 
 #[test]
 fn workers_take_turns_at_a_listening_socket() {
+    let _alone = alone();
     let mut service = Service::new(4, 40);
     service.open(Events::IN);
     (0..4).for_each(|_| service.start_worker());
@@ -178,6 +181,7 @@ fn workers_take_turns_at_a_listening_socket() {
 
 #[test]
 fn threads_take_turns_at_a_listening_socket() {
+    let _alone = alone();
     let mut service = Service::new(4, 40);
     service.open(Events::IN);
     (0..4).for_each(|_| service.start_direct());
@@ -187,6 +191,7 @@ fn threads_take_turns_at_a_listening_socket() {
 
 #[test]
 fn workers_and_threads_that_wait_before_there_is_a_source_take_turns() {
+    let _alone = alone();
     let mut service = Service::new(4, 40);
     service.start_worker();
     service.start_direct();
@@ -202,6 +207,7 @@ fn workers_and_threads_that_wait_before_there_is_a_source_take_turns() {
 
 #[test]
 fn a_burst_of_connections_is_served_to_the_last() {
+    let _alone = alone();
     for events in [Events::IN, Events::IN | Events::RDHUP] {
         let mut service = Service::new(4, 300);
         service.open(events);
@@ -222,6 +228,7 @@ fn a_burst_of_connections_is_served_to_the_last() {
 
 #[test]
 fn workers_that_come_and_go_lose_no_connection() {
+    let _alone = alone();
     let mut service = Service::new(4, 300);
     service.open(Events::IN);
     service.start_worker();
@@ -247,6 +254,7 @@ fn workers_that_come_and_go_lose_no_connection() {
 
 #[test]
 fn edge_triggered_and_oneshot_sources_report_as_in_the_kernel() {
+    let _alone = alone();
     for events in [
         Events::IN,
         Events::IN | Events::ET,
@@ -292,6 +300,7 @@ fn sleeping_worker(rotating: &Epoll) -> JoinHandle<Vec<u64>> {
 
 #[test]
 fn a_source_that_is_replaced_or_modified_while_workers_sleep_wakes_one() {
+    let _alone = alone();
     let (first, second) = (eventfd(), eventfd());
     let rotating = rotating();
     rotating.add(&first, input(1)).unwrap();
@@ -320,6 +329,7 @@ fn a_source_that_is_replaced_or_modified_while_workers_sleep_wakes_one() {
 
 #[test]
 fn a_number_used_again_is_left_alone() {
+    let _alone = alone();
     let rotating = rotating();
     let source = eventfd();
     let number = source.as_raw_fd();
@@ -358,6 +368,7 @@ fn a_number_used_again_is_left_alone() {
 
 #[test]
 fn a_rotating_set_that_closes_leaves_sleeping_workers_to_their_other_members() {
+    let _alone = alone();
     let rotating = rotating();
     let source = eventfd();
     rotating.add(&source, input(1)).unwrap();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use upoll::{Clock, Epoll, Errno, Event, EventFd, Events, Timeout};
 
+use super::host::alone;
 use crate::host::{
     LONG, SHORT, data, edge, eventfd, eventfd_take, eventfd_write, harvest, input, wait,
 };
@@ -119,6 +120,7 @@ impl Counters {
 
 #[test]
 fn many_threads_in_one_mixed_set_lose_no_event() {
+    let _alone = alone();
     for room in [1, 2, 8] {
         let counters = Counters::new(2);
         let set = Epoll::new().unwrap();
@@ -133,6 +135,7 @@ fn many_threads_in_one_mixed_set_lose_no_event() {
 
 #[test]
 fn a_harvest_beside_a_sleeping_thread_takes_no_event_from_it() {
+    let _alone = alone();
     for room in [1, 2, 4] {
         let counters = Counters::new(2);
         let set = Epoll::new().unwrap();
@@ -153,6 +156,7 @@ fn a_harvest_beside_a_sleeping_thread_takes_no_event_from_it() {
 
 #[test]
 fn threads_that_sleep_when_the_first_descriptor_comes_lose_no_event() {
+    let _alone = alone();
     for round in 0..60 {
         let counters = Counters::new(1);
         let set = Epoll::new().unwrap();
@@ -176,6 +180,7 @@ fn threads_that_sleep_when_the_first_descriptor_comes_lose_no_event() {
 
 #[test]
 fn threads_that_sleep_when_the_first_set_below_comes_lose_no_event() {
+    let _alone = alone();
     for round in 0..60 {
         let counters = Counters::new(2);
         let set = Epoll::new().unwrap();
@@ -209,6 +214,7 @@ fn threads_that_sleep_when_the_first_set_below_comes_lose_no_event() {
 
 #[test]
 fn threads_in_a_set_and_in_the_one_above_lose_no_event() {
+    let _alone = alone();
     let counters = Counters::new(2);
     let (above, below) = (Epoll::new().unwrap(), Epoll::new().unwrap());
     counters.add_to(&below);
@@ -252,6 +258,7 @@ fn processor_time() -> Duration {
 
 #[test]
 fn a_wait_sleeps_while_what_is_ready_below_is_not_wanted() {
+    let _alone = alone();
     let [top, middle, bottom] = [(); 3].map(|()| Epoll::new().unwrap());
     let counter = eventfd();
     top.add(&middle, input(1)).unwrap();
@@ -288,6 +295,7 @@ fn quiet_set(below: bool) -> (Epoll, EventFd, OwnedFd) {
 
 #[test]
 fn limits_are_never_early() {
+    let _alone = alone();
     for below in [false, true] {
         let (set, _user, _kernel) = quiet_set(below);
         for microseconds in [1, 50, 500, 1500, 10_000] {
@@ -306,6 +314,7 @@ fn limits_are_never_early() {
 
 #[test]
 fn a_limit_counts_from_the_call_though_a_descriptor_comes_meanwhile() {
+    let _alone = alone();
     let set = Epoll::new().unwrap();
     let limit = Duration::from_millis(1500);
     let waiter = thread::spawn({
@@ -328,6 +337,7 @@ extern "C" fn ignore(_: libc::c_int) {}
 
 #[test]
 fn a_signal_handler_ends_a_wait() {
+    let _alone = alone();
     for flags in [0, libc::SA_RESTART] {
         // SAFETY: the handler does nothing, and `action` is live.
         unsafe {
