@@ -170,17 +170,26 @@ impl Seen {
             #[cfg(all(feature = "std", not(loom)))]
             Target::Kernel(_) | Target::Descriptor(_) => self.kernel += 1,
         }
-        #[cfg(all(feature = "std", not(loom)))]
-        {
-            let is_shared = target.shared_counter().is_some();
-            self.shared += usize::from(is_shared);
-            self.sides += usize::from(is_shared || target.kernel_side().is_some());
-        }
+    }
+
+    /// What [`count`](Self::count) leaves out, as only a thread that is going to sleep has to know.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn count_sides(&mut self, target: Target<'_>) {
+        let is_shared = target.shared_counter().is_some();
+        self.shared += usize::from(is_shared);
+        self.sides += usize::from(is_shared || target.kernel_side().is_some());
     }
 }
 
 /// How a pass looks at an object.
 pub(crate) trait Viewer {
+    /// Whether the thread is going to sleep by what it sees.
+    #[cfg_attr(
+        any(not(feature = "std"), loom),
+        expect(dead_code, reason = "there are no threads that sleep")
+    )]
+    const SLEEPS: bool = true;
+
     /// What is ready on `file`. Wakes with another key than `wanted` are of no interest.
     fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events;
 
@@ -192,6 +201,8 @@ pub(crate) trait Viewer {
 pub(crate) struct LookOnly;
 
 impl Viewer for LookOnly {
+    const SLEEPS: bool = false;
+
     #[inline]
     fn view(&mut self, file: FileRef<'_>, _wanted: Events) -> Events {
         let object = file.description().object();
@@ -202,7 +213,7 @@ impl Viewer for LookOnly {
 /// Looks at every user-level object once and fills in the `revents` of all entries but those of
 /// the kernel's descriptors (`do_pollfd`).
 #[inline]
-pub(crate) fn pass(fds: &mut [PollFd<'_>], viewer: &mut impl Viewer) -> Seen {
+pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
     let mut seen = Seen::default();
     for fd in fds {
         let wanted = fd.events() | Events::ALWAYS;
@@ -211,6 +222,10 @@ pub(crate) fn pass(fds: &mut [PollFd<'_>], viewer: &mut impl Viewer) -> Seen {
             Subject::NotOpen => Events::NVAL,
             Subject::Open(target) => {
                 seen.count(target);
+                #[cfg(all(feature = "std", not(loom)))]
+                if V::SLEEPS {
+                    seen.count_sides(target);
+                }
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,
                     #[cfg(all(feature = "std", not(loom)))]

@@ -238,7 +238,8 @@ impl Member {
 impl<'s> Selection<'s> {
     /// # Errors
     /// `EINVAL`: `n` is negative. `ENOMEM`: no memory for the bitmaps.
-    #[inline]
+    // What it makes is long: made in place, not handed up.
+    #[inline(always)]
     pub(crate) fn new(n: i32, sets: [Option<&'s mut FdSet>; 3]) -> Result<Self, Errno> {
         let end = usize::try_from(n).map_err(|_| Errno::INVAL)?;
         let longest = sets.iter().flatten().map(|set| set.words.len()).max();
@@ -351,10 +352,10 @@ impl<'s> Selection<'s> {
     /// member that is not open any more shows `NVAL`, as when a descriptor is closed while `select`
     /// waits for it.
     #[inline]
-    pub(crate) fn pass<'a>(
+    pub(crate) fn pass<'a, V: Viewer>(
         &mut self,
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
-        viewer: &mut impl Viewer,
+        viewer: &mut V,
     ) -> Seen {
         let mut seen = Seen::default();
         self.found.fill(0);
@@ -363,6 +364,10 @@ impl<'s> Selection<'s> {
                 let target = resolve(member.number());
                 if let Some(target) = target {
                     seen.count(target);
+                    #[cfg(all(feature = "std", not(loom)))]
+                    if V::SLEEPS {
+                        seen.count_sides(target);
+                    }
                 }
                 let events = match target {
                     Some(Target::File(file)) => viewer.view(file, member.filter()),

@@ -335,6 +335,14 @@ pub(super) fn wait(
     if seen.objects == 0 {
         return wait_for_kernel(call, deadline, mask);
     }
+    let mut seen = seen;
+    if seen.sides == 0 {
+        // The first look does not count them.
+        call.try_for_each_target(&mut |target, _| {
+            seen.count_sides(target);
+            Ok(())
+        })?;
+    }
     let mut in_kernel = seen.kernel + seen.sides > 0 || mask.is_some();
     loop {
         let ready = if in_kernel {

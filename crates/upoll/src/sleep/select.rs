@@ -93,7 +93,7 @@ pub fn pselect<'a>(
     select_masked(n, sets, timeout.into(), Some(mask), &resolve)
 }
 
-#[inline]
+#[inline(always)]
 fn select_masked<'a>(
     n: i32,
     sets: [Option<&mut FdSet>; 3],
@@ -105,7 +105,7 @@ fn select_masked<'a>(
 }
 
 /// Without anything that was kept from an earlier call.
-#[inline]
+#[inline(always)]
 pub(super) fn select_anew<'a>(
     mut selection: Selection<'_>,
     timeout: Timeout,
