@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::kept::{Kept, Outside};
 use crate::poll::{PollFd, Seen};
-use crate::select::{FdSet, Selection};
+use crate::select::{Bitmaps, FdSet, Selection};
 use crate::target::Target;
 
 /// What a call is given, and where it puts what it finds.
@@ -86,11 +86,12 @@ impl<'c, 's> SelectFront<'c, 's> {
         n: i32,
         sets: [Option<&'s mut FdSet>; 3],
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
+        found: &'s mut Bitmaps,
         numbers: &'c mut Vec<i32>,
         kept: &mut Kept,
         outside: &mut impl Outside,
     ) -> Result<Self, Errno> {
-        let selection = Selection::new(n, sets)?;
+        let selection = Selection::new(n, sets, found)?;
         numbers.clear();
         kept.begin();
         selection.try_for_each(|member| {
@@ -187,7 +188,8 @@ impl PollContext {
     ) -> Result<usize, Errno> {
         let (kept, numbers) = (&mut self.kept, &mut self.numbers);
         let sets = [read, write, except];
-        let mut front = SelectFront::new(n, sets, &resolve, numbers, kept, &mut Nothing)?;
+        let found = &mut Bitmaps::new();
+        let mut front = SelectFront::new(n, sets, &resolve, found, numbers, kept, &mut Nothing)?;
         let ready = front.look(kept).ready;
         front.into_selection().finish();
         Ok(ready)

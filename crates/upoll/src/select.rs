@@ -149,9 +149,12 @@ impl PartialEq for FdSet {
 impl Eq for FdSet {}
 
 impl FromIterator<i32> for FdSet {
+    #[inline]
     fn from_iter<I: IntoIterator<Item = i32>>(numbers: I) -> Self {
         let mut set = FdSet::new();
-        numbers.into_iter().for_each(|number| set.insert(number));
+        for number in numbers {
+            set.insert(number);
+        }
         set
     }
 }
@@ -186,8 +189,9 @@ pub(crate) struct Selection<'s> {
     /// Words of each bitmap that the call covers.
     words: usize,
     sets: [Option<&'s mut FdSet>; 3],
-    /// The members that are ready; becomes the sets' new content.
-    found: Bitmaps,
+    /// The members that are ready; becomes the sets' new content. The caller's, as it is long and
+    /// this is handed on.
+    found: &'s mut Bitmaps,
 }
 
 /// A number that is in at least one of the sets.
@@ -238,13 +242,16 @@ impl Member {
 impl<'s> Selection<'s> {
     /// # Errors
     /// `EINVAL`: `n` is negative. `ENOMEM`: no memory for the bitmaps.
-    // What it makes is long: made in place, not handed up.
-    #[inline(always)]
-    pub(crate) fn new(n: i32, sets: [Option<&'s mut FdSet>; 3]) -> Result<Self, Errno> {
+    #[inline]
+    pub(crate) fn new(
+        n: i32,
+        sets: [Option<&'s mut FdSet>; 3],
+        found: &'s mut Bitmaps,
+    ) -> Result<Self, Errno> {
         let end = usize::try_from(n).map_err(|_| Errno::INVAL)?;
         let longest = sets.iter().flatten().map(|set| set.words.len()).max();
         let words = end.div_ceil(WORD).min(longest.unwrap_or(0));
-        let mut found = Bitmaps::new();
+        found.clear();
         found.try_reserve(3 * words).map_err(|_| Errno::NOMEM)?;
         found.resize(3 * words, 0);
         Ok(Selection {
@@ -414,7 +421,8 @@ pub fn select_now<'a>(
     except: Option<&mut FdSet>,
     resolve: impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
-    let mut selection = Selection::new(n, [read, write, except])?;
+    let mut found = Bitmaps::new();
+    let mut selection = Selection::new(n, [read, write, except], &mut found)?;
     selection.check(&resolve)?;
     let seen = selection.pass(&resolve, &mut crate::poll::LookOnly);
     selection.finish();

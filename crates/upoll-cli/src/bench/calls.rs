@@ -211,7 +211,8 @@ pub(super) const COMPARISONS: &[Comparison] = &[
                 assert_eq!(ready.expect("select"), 0);
             }),
             side(move || {
-                let mut readable = FdSet::from_iter([0]);
+                let mut readable = FdSet::new();
+                readable.insert(0);
                 let resolve = |_| Some(ours.target());
                 let mut limit = Timeout::NOW;
                 let readable = Some(&mut readable);

@@ -13,7 +13,7 @@ use crate::events::Events;
 use crate::kept::Kept;
 use crate::poll::{PollFd, Seen};
 use crate::poll_context::{Front, PollFront, SelectFront};
-use crate::select::FdSet;
+use crate::select::{Bitmaps, FdSet};
 use crate::target::Target;
 
 /// What [`poll`](crate::poll()) and [`select`](crate::select()) register, kept from one call to the
@@ -216,7 +216,8 @@ impl PollContext {
     ) -> Result<usize, Errno> {
         self.registered.kernel.begin();
         let Registered { kept, kernel, .. } = &mut self.registered;
-        let mut front = SelectFront::new(n, sets, resolve, &mut self.numbers, kept, kernel)?;
+        let found = &mut Bitmaps::new();
+        let mut front = SelectFront::new(n, sets, resolve, found, &mut self.numbers, kept, kernel)?;
         kernel.renew_foreign(kept);
         if !kernel.asked().is_empty() {
             return select_anew(front.into_selection(), timeout, mask, resolve);

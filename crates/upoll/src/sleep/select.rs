@@ -101,7 +101,8 @@ fn select_masked<'a>(
     mask: Option<&SigSet>,
     resolve: &impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
-    select_anew(Selection::new(n, sets)?, timeout, mask, resolve)
+    let mut found = Bitmaps::new();
+    select_anew(Selection::new(n, sets, &mut found)?, timeout, mask, resolve)
 }
 
 /// Without anything that was kept from an earlier call.
