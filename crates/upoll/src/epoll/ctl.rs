@@ -15,7 +15,7 @@ use crate::errno::Errno;
 use crate::eventfd::shared_count;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef, Identity, PollTable, WatcherLink, Watchers};
-use crate::sync::{Mutex, Ordering, Rule, broken};
+use crate::sync::{Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Deferred, Mode, Place, WaitQueue, Wake};
 
 /// An operation of `epoll_ctl(2)`, with Linux's number.
@@ -75,7 +75,48 @@ impl Forgotten {
 
 impl Epoll {
     /// `epoll_ctl` for a user-level file.
+    #[inline]
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        if op == Op::Mod {
+            return self.modify_file(file, event);
+        }
+        self.add_or_delete(op, file, event)
+    }
+
+    /// MOD: what is idle afterwards, as most is, needs nothing more than this.
+    #[inline]
+    fn modify_file(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        self.check_modify(file, event)?;
+        let set = self.set();
+        let inner = set.inner.lock();
+        let item = set.change_interest(&inner, file, event, Item::set_interest)?;
+        // SAFETY: found in the table, with the lock held.
+        let is_idle =
+            unsafe { (*item).state() & state::ROTATING == 0 && Set::look(&*item).is_empty() };
+        if !is_idle {
+            self.finish_modify(inner, item);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn finish_modify(&self, mut inner: MutexGuard<'_, Interests>, item: *const Item) {
+        let mut deferred = Deferred::new();
+        let mut left = None;
+        // SAFETY: the caller found it in the table, and the lock is held.
+        unsafe {
+            self.set()
+                .look_after_change(&mut inner, item, &mut left, &mut deferred);
+        }
+        drop(inner);
+        drop(deferred);
+        if let Some(left) = left {
+            left.finish();
+        }
+    }
+
+    #[inline(never)]
+    fn add_or_delete(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
         if op == Op::Add
             && let Some(target) = as_set(file.description())
         {
@@ -101,6 +142,7 @@ impl Epoll {
     /// One change under the set's lock; anything but ADD of what is [added
     /// alone](is_added_alone). The caller lets go of the lock, then of `deferred`, and then finishes
     /// what is `left`.
+    #[inline]
     pub(super) fn ctl_locked(
         &self,
         inner: &mut Interests,
@@ -187,6 +229,7 @@ impl Epoll {
         result
     }
 
+    #[inline(never)]
     fn add_locked(
         &self,
         inner: &mut Interests,
