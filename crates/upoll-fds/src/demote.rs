@@ -36,6 +36,14 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
+/// Hands over whatever can be; the rest stays user-level.
+pub fn demote_all() {
+    for fd in table::numbers(0, u32::MAX) {
+        // What cannot be handed over is lost to other processes.
+        let _ = demote(fd);
+    }
+}
+
 /// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
 /// fork takes it from a thread that it does not have.
 static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);

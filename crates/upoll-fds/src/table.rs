@@ -12,7 +12,7 @@
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use upoll::Errno;
 
@@ -99,6 +99,20 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
 }
 
+/// Every user-level number there is.
+pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
+    numbers(0, u32::MAX)
+}
+
+/// Some number stands for one of ours, or did.
+static HAS_ANY: AtomicBool = AtomicBool::new(false);
+
+/// Whether there has ever been a user-level number.
+#[inline]
+pub fn has_any() -> bool {
+    HAS_ANY.load(Ordering::Relaxed)
+}
+
 #[cold]
 fn wait_until_changed(slot: &AtomicPtr<Entry>) {
     while slot.load(Ordering::Relaxed) == CHANGING {
@@ -112,6 +126,7 @@ fn wait_until_changed(slot: &AtomicPtr<Entry>) {
 /// `EMFILE`: the number is beyond the table. It is closed then.
 pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     in_use::prepare();
+    HAS_ANY.store(true, Ordering::Relaxed);
     let Some(slot) = slot_or_insert(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
