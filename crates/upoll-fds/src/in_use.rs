@@ -174,12 +174,9 @@ pub(crate) fn with<R>(
     Some(call(unsafe { in_use.entry.as_ref() }))
 }
 
+/// The thread's record for a call that begins.
 #[inline]
-fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
-    let mut seen = slot.load(Ordering::Acquire);
-    if !is_entry(seen) {
-        return None;
-    }
+fn next_record() -> &'static Record {
     let record = MINE.with(|mine| {
         // SAFETY: records are never freed.
         let record = match unsafe { mine.current.get().as_ref() } {
@@ -191,13 +188,29 @@ fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Op
     });
     // A signal handler from here on uses the next record.
     compiler_fence(Ordering::SeqCst);
+    record
+}
+
+/// Writes down what a call uses, before it looks again.
+#[inline]
+fn note(record: &Record, entry: *mut Entry) {
+    record.entry.store(entry, Ordering::Relaxed);
+    if HAS_BARRIER.load(Ordering::Relaxed) {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[inline]
+fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
+    let mut seen = slot.load(Ordering::Acquire);
+    if !is_entry(seen) {
+        return None;
+    }
+    let record = next_record();
     loop {
-        record.entry.store(seen, Ordering::Relaxed);
-        if HAS_BARRIER.load(Ordering::Relaxed) {
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            fence(Ordering::SeqCst);
-        }
+        note(record, seen);
         let again = slot.load(Ordering::Acquire);
         let in_use = InUse {
             // SAFETY: `is_entry` has refused null.
@@ -240,6 +253,53 @@ fn is_mine(record: &Record) -> bool {
     })
 }
 
+/// A thing other than an entry that a thread can be using: it is only compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark(*mut Entry);
+
+impl Mark {
+    /// By the address, which is no entry's.
+    pub(crate) fn of<T>(thing: &T) -> Self {
+        Mark(ptr::from_ref(thing).cast_mut().cast())
+    }
+}
+
+/// Has `call`, which may block, run while this thread is marked, if `is_wanted` once it is. None if
+/// not.
+pub(crate) fn while_marked<R>(
+    mark: Mark,
+    is_wanted: impl FnOnce() -> bool,
+    call: impl FnOnce() -> R,
+) -> Option<R> {
+    let record = next_record();
+    let in_use = InUse {
+        // A reference's address.
+        entry: NonNull::new(mark.0)?,
+        record,
+    };
+    note(record, mark.0);
+    let result = is_wanted().then(call);
+    drop(in_use);
+    result
+}
+
+/// Whether no other thread is marked so; waits a while for that if `patiently`.
+pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
+    see_others();
+    let mut others = records().filter(|record| !is_mine(record));
+    others.all(|record| {
+        let is_marked = || record.entry.load(Ordering::Acquire) == mark.0;
+        let tries = if patiently { PATIENCE } else { 0 };
+        for _ in 0..tries {
+            if !is_marked() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        !is_marked()
+    })
+}
+
 /// How often the owner of a record is let run before its use counts as a long one.
 const PATIENCE: usize = 1000;
 
@@ -248,17 +308,7 @@ const PATIENCE: usize = 1000;
 /// False if one still does: a call of this very thread, which a signal handler has interrupted, or
 /// one of a thread that does not get on.
 pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
-    fence(Ordering::SeqCst);
-    let others =
-        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
-    if HAS_BARRIER.load(Ordering::Relaxed)
-        && records().any(|record| others(&record))
-        && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
-    {
-        // A child of a fork may have to register anew.
-        membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
-        membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
-    }
+    see_others();
     records().all(|record| {
         let mut tries = 0;
         while record.entry.load(Ordering::Acquire) == entry {
@@ -274,4 +324,20 @@ pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
         }
         true
     })
+}
+
+/// What other threads have written to their records can be seen from now on, and they see what
+/// this one has written to the table.
+fn see_others() {
+    fence(Ordering::SeqCst);
+    let others =
+        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
+    if HAS_BARRIER.load(Ordering::Relaxed)
+        && records().any(|record| others(&record))
+        && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+    {
+        // A child of a fork may have to register anew.
+        membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
+        membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
+    }
 }

@@ -41,6 +41,7 @@ mod own;
 mod pipe;
 mod poll;
 mod select;
+mod set;
 mod table;
 
 pub use crate::demote::{demote, demote_all};
@@ -58,4 +59,4 @@ pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
-pub use crate::table::{has_any, is_user_level, user_level_numbers};
+pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};

@@ -99,6 +99,13 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
 }
 
+/// Whether calls on the number are served here; those on a set without members of ours are the
+/// kernel's.
+pub fn is_served_here(fd: RawFd) -> bool {
+    let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
+    with(fd, |object| !is_passive(object)).unwrap_or(false)
+}
+
 /// Every user-level number there is.
 pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)

@@ -18,6 +18,7 @@
 //! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
 //! child must leave such sets alone until it calls `exec` or `_exit`.
 
+mod adopted;
 pub(crate) mod kernel;
 mod nested;
 mod rotation;
@@ -101,9 +102,17 @@ impl Heard {
 
 impl KernelSide {
     fn new(set: &Set) -> Result<Self, Errno> {
+        Self::around(set, SleepSet::new)
+    }
+
+    /// One with a kernel set of the caller's making.
+    fn around(
+        set: &Set,
+        first: impl FnOnce(&Specials) -> Result<SleepSet, Errno>,
+    ) -> Result<Self, Errno> {
         let specials = Specials::new();
         Ok(KernelSide {
-            first: SleepSet::new(&specials)?,
+            first: first(&specials)?,
             hub: OnceBox::new(),
             specials,
             members: AtomicUsize::new(0),
