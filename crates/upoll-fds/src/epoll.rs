@@ -7,7 +7,6 @@ use std::time::Duration;
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
 use crate::demote::demote;
-use crate::in_use;
 use crate::kernel::{call, check_open, number};
 use crate::object::Object;
 use crate::poll::timespec;
@@ -539,20 +538,13 @@ unsafe fn wait_passively(
     if matches!(asked, Asked::By(Clock::Realtime, _)) {
         return None;
     }
-    let passive = || {
-        table::with(epfd, |object| match object {
-            Object::Epoll(set) if set.is_passive() => Some(set.mark()),
-            _ => None,
-        })
-        .flatten()
+    let passive = |object: &Object| match object {
+        Object::Epoll(set) if set.is_passive() => Some(set.mark()),
+        _ => None,
     };
-    let mark = passive()?;
-    in_use::while_marked(
-        mark,
-        || passive() == Some(mark),
-        // SAFETY: the caller's contract.
-        || unsafe { wait_in_the_kernels(epfd, room, asked, mask) },
-    )
+    // SAFETY: the caller's contract.
+    let by_the_kernel = || unsafe { wait_in_the_kernels(epfd, room, asked, mask) };
+    table::while_marked(epfd, passive, by_the_kernel)
 }
 
 /// How far a wait gets without sleeping.

@@ -88,6 +88,21 @@ pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     in_use::with(slot, is_entry, |entry| call(&entry.object))
 }
 
+/// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
+/// object. None if it gives nothing, or the number is not one of ours.
+#[inline]
+pub(crate) fn while_marked<R>(
+    fd: RawFd,
+    mark_of: impl Fn(&Object) -> Option<in_use::Mark>,
+    call: impl FnOnce() -> R,
+) -> Option<R> {
+    let slot = slot(fd)?;
+    if slot.load(Ordering::Relaxed) == CHANGING {
+        wait_until_changed(slot);
+    }
+    in_use::while_marked(slot, is_entry, |entry| mark_of(&entry.object), call)
+}
+
 /// A reference to the object that `fd` stands for, for a call that may block.
 pub(crate) fn get(fd: RawFd) -> Option<Object> {
     with(fd, Object::clone)

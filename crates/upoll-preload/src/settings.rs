@@ -17,12 +17,18 @@ static KINDS: AtomicU8 = AtomicU8::new(0);
 const READ: u8 = 128;
 
 pub(crate) fn is_user_level(kind: Kind) -> bool {
-    let mut kinds = KINDS.load(Ordering::Relaxed);
-    if kinds == 0 {
-        kinds = READ | read_kinds();
-        KINDS.store(kinds, Ordering::Relaxed);
+    read() & kind as u8 != 0
+}
+
+/// Reads the kinds, if that is still to be done.
+pub(crate) fn read() -> u8 {
+    let known = KINDS.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
     }
-    kinds & kind as u8 != 0
+    let kinds = READ | read_kinds();
+    KINDS.store(kinds, Ordering::Relaxed);
+    kinds
 }
 
 fn read_kinds() -> u8 {

@@ -3,12 +3,12 @@
 //! They are counted only if `UPOLL_STATS` is in the environment: empty for standard error, else the
 //! file that a report is added to.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::raw;
-use crate::settings::variable;
+use crate::settings::{self, variable};
 
 macro_rules! calls {
     ($($name:ident = $shown:literal,)*) => {
@@ -45,30 +45,32 @@ struct Shard([[AtomicU64; 2]; CALLS]);
 static SHARDS_OF_ALL: [Shard; SHARDS] =
     [const { Shard([const { [const { AtomicU64::new(0) }; 2] }; CALLS]) }; SHARDS];
 
-const UNKNOWN: u8 = 0;
-const OFF: u8 = 1;
-const ON: u8 = 2;
-static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+static IS_ON: AtomicBool = AtomicBool::new(false);
+/// Where the report goes: a copy, as programs clear their environment.
+static PATH: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
 #[inline]
 pub(crate) fn is_on() -> bool {
-    match STATE.load(Ordering::Relaxed) {
-        UNKNOWN => find_out(),
-        state => state == ON,
-    }
+    IS_ON.load(Ordering::Relaxed)
 }
 
-#[cold]
-fn find_out() -> bool {
-    let is_on = variable(c"UPOLL_STATS").is_some();
-    STATE.store(if is_on { ON } else { OFF }, Ordering::Relaxed);
-    if is_on {
-        // SAFETY: the handler is never unloaded, as this library is not. Without memory for it a
-        // child counts on from what its parent had.
-        unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
-    }
-    is_on
+extern "C" fn at_start() {
+    settings::read();
+    let Some(path) = variable(c"UPOLL_STATS") else {
+        return;
+    };
+    // Without memory the report goes to standard error.
+    // SAFETY: the path is a live C string.
+    PATH.store(unsafe { libc::strdup(path.as_ptr()) }, Ordering::Relaxed);
+    IS_ON.store(true, Ordering::Relaxed);
+    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it a
+    // child counts on from what its parent had.
+    unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
 }
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = at_start;
 
 /// A child of `fork` counts its own calls.
 extern "C" fn begin_anew() {
@@ -112,8 +114,13 @@ pub(crate) fn report() {
     if !is_on() || IS_SAID.swap(true, Ordering::Relaxed) {
         return;
     }
-    let text = text();
-    let path = variable(c"UPOLL_STATS").filter(|path| !path.is_empty());
+    let Some(text) = text() else {
+        return;
+    };
+    let path = PATH.load(Ordering::Relaxed);
+    // SAFETY: it is null or a C string that is never freed.
+    let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
+    let path = path.filter(|path| !path.is_empty());
     let to = path.map_or(Some(libc::STDERR_FILENO), append_to);
     if let Some(to) = to {
         // There is nobody to tell if it cannot be written.
@@ -128,7 +135,19 @@ fn append_to(path: &CStr) -> Option<i32> {
     (fd >= 0).then_some(fd)
 }
 
-fn text() -> String {
+/// How often one call was served here and by the kernel.
+fn sums(call: usize) -> [u64; 2] {
+    let mut sums = [0; 2];
+    for shard in &SHARDS_OF_ALL {
+        for (sum, counter) in sums.iter_mut().zip(&shard.0[call]) {
+            *sum += counter.load(Ordering::Relaxed);
+        }
+    }
+    sums
+}
+
+/// Nothing if the program had to do with no object that could be served here.
+fn text() -> Option<String> {
     let mut text = String::new();
     unsafe extern "C" {
         static program_invocation_short_name: *const libc::c_char;
@@ -153,16 +172,20 @@ fn text() -> String {
         "kernel"
     );
     for (call, name) in NAMES.iter().enumerate() {
-        let mut sums = [0; 2];
-        for shard in &SHARDS_OF_ALL {
-            for (sum, counter) in sums.iter_mut().zip(&shard.0[call]) {
-                *sum += counter.load(Ordering::Relaxed);
-            }
-        }
-        line(&mut text, name, sums);
+        line(&mut text, name, sums(call));
     }
     let _ = writeln!(text, "  {:<14}{served:>14}", "in all");
-    text
+    let concerned = [
+        Call::EventFd,
+        Call::EpollCreate,
+        Call::Poll,
+        Call::Select,
+        Call::EpollWait,
+    ];
+    concerned
+        .iter()
+        .any(|&call| sums(call as usize) != [0; 2])
+        .then_some(text)
 }
 
 extern "C" fn at_exit() {
