@@ -482,7 +482,8 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
             return wait_in_the_kernels(epfd, room, asked, mask);
         }
         let begun = asked.is_finite().then(coarse_now);
-        let mut asked = asked;
+        let whole = asked;
+        let mut asked = whole;
         loop {
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
@@ -497,12 +498,11 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
                 return Ok(kept);
             }
             // It was roused to wait anew.
-            let mut limit = asked.limit()?;
+            let mut limit = whole.limit()?;
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
                 let passed = coarse_now().saturating_sub(begun);
-                limit = whole
-                    .saturating_sub(passed.saturating_sub(COARSENESS))
-                    .into();
+                let passed = passed.saturating_sub(COARSENESS);
+                limit = whole.saturating_sub(passed).into();
             }
             asked = Asked::Rest(limit);
         }

@@ -18,11 +18,11 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
     if !stats::is_on() {
         return;
     }
-    let mut list = (0..count.min(1024)).map(|at| {
-        // SAFETY: the caller's contract; statistics are for programs that pass good pointers.
-        unsafe { (*fds.wrapping_add(at)).fd }
+    let mut list = (0..count.min(1024)).map_while(|at| {
+        // SAFETY: the caller's contract.
+        unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok()
     });
-    let is_ours = list.any(upoll_fds::is_user_level);
+    let is_ours = list.any(|entry| upoll_fds::is_served_here(entry.fd));
     stats::count_as(Call::Poll, is_ours);
 }
 
@@ -135,12 +135,16 @@ unsafe fn count_select(n: c_int, sets: UserSets) {
     if !stats::is_on() {
         return;
     }
-    let mut sets = sets.into_iter().filter(|set| !set.is_null());
-    let is_ours = sets.any(|set| {
-        (0..n.clamp(0, 1024)).any(|fd| {
-            // SAFETY: as in `count_poll`; the number is below the size of an fd_set.
-            upoll_fds::is_user_level(fd) && unsafe { libc::FD_ISSET(fd, set) }
-        })
+    let is_ours = sets.into_iter().any(|set| {
+        // SAFETY: the caller's contract. A longer set than an fd_set is looked at in part.
+        let Ok(set) = (unsafe { upoll_fds::read_memory(set) }) else {
+            return false;
+        };
+        let numbers = 0..n.clamp(0, 1024);
+        // SAFETY: the numbers are below the size of an fd_set.
+        numbers
+            .filter(|&fd| unsafe { libc::FD_ISSET(fd, &raw const set) })
+            .any(upoll_fds::is_served_here)
     });
     stats::count_as(Call::Select, is_ours);
 }

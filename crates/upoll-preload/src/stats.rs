@@ -87,7 +87,7 @@ std::thread_local! {
 #[inline]
 pub(crate) fn count(call: Call, fd: i32) {
     if is_on() {
-        count_as(call, upoll_fds::is_user_level(fd));
+        count_as(call, upoll_fds::is_served_here(fd));
     }
 }
 
