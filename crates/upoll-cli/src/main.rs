@@ -1,7 +1,9 @@
-//! `upoll`: shows what the library does, on real traffic and against the host kernel.
+//! `upoll`: shows what the library does, on real traffic and against the host kernel, and runs
+//! programs over it.
 
 mod bench;
 mod demo;
+mod run;
 
 use std::process::ExitCode;
 
@@ -26,11 +28,17 @@ enum Command {
     /// stands beside the ratio to reach. A spread too wide to trust is marked: the machine was
     /// busy with something else. A full run takes about two minutes and a half.
     Bench(bench::Options),
+    /// Runs a program as it is with its eventfds and epoll sets in user space.
+    ///
+    /// The program is replaced, not wrapped: standard input, signals and the exit status are its
+    /// own. Programs that are linked statically or run with another user's rights cannot be run so.
+    Run(run::Options),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
+        Command::Run(options) => run::run(&options),
         Command::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
     }
 }

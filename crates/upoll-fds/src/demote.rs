@@ -5,12 +5,14 @@
 //! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use upoll::{Epoll, Errno, Event, EventFd, Op, Target};
+use upoll::{Errno, Event, EventFd, Op, Target};
 
 use crate::kernel::{call, check_open};
 use crate::object::Object;
+use crate::set::NumberedSet;
 use crate::table::{self, Held};
 
 /// What cannot be handed over (yet).
@@ -31,8 +33,70 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
             Object::EventFd(counter) if counter.maximum() == u64::MAX => {
                 demote_eventfd(&object, counter)
             }
+            Object::Epoll(set) if !set.rotates() => {
+                if !set.is_passive() {
+                    demote_members(&object, set);
+                }
+                demote_set(&object, set)
+            }
             _ => Err(NOT_SUPPORTED),
         },
+    }
+}
+
+/// Hands over whatever can be; the rest stays user-level.
+pub fn demote_all() {
+    for fd in table::numbers(0, u32::MAX) {
+        // What cannot be handed over is lost to other processes.
+        let _ = demote(fd);
+    }
+}
+
+/// Hands over what a set watches, sets below it included.
+fn demote_members(object: &Object, set: &NumberedSet) {
+    for fd in table::numbers(0, u32::MAX) {
+        let Some(member) = table::get(fd) else {
+            continue;
+        };
+        let is_itself = member.as_file_ref(0).is_same_file(object.as_file_ref(0));
+        let watches = !set
+            .as_epoll()
+            .interests_in(member.as_file_ref(0))
+            .is_empty();
+        if watches && !is_itself {
+            // If it cannot be, the set cannot either.
+            let _ = demote(fd);
+        }
+    }
+}
+
+/// The kernel set behind has all its members but those of ours, of which none may be left.
+fn demote_set(object: &Object, set: &NumberedSet) -> Result<(), Errno> {
+    let _under_way = UnderWay::begin();
+    let held = table::hold(object)?;
+    let Some(&number) = held.numbers().first() else {
+        return Ok(());
+    };
+    if set.as_epoll().len_in_core() > 0 {
+        return Err(NOT_SUPPORTED);
+    }
+    let interests = take_interests(object, &held);
+    set.retire(number)?;
+    for interest in interests {
+        interest.give_to_the_kernel(&held);
+    }
+    release(object, held)
+}
+
+/// The numbers are the kernel's, and those that were being made meanwhile.
+fn release(object: &Object, held: Held) -> Result<(), Errno> {
+    held.release();
+    loop {
+        let late = table::hold(object)?;
+        if late.numbers().is_empty() {
+            return Ok(());
+        }
+        late.release();
     }
 }
 
@@ -74,8 +138,9 @@ fn demote_eventfd(object: &Object, counter: &EventFd) -> Result<(), Errno> {
         // It got a maximum meanwhile.
         for interest in &interests {
             let target = Target::File(object.as_file_ref(interest.number));
+            let set = interest.set.as_epoll();
             // It was there a moment ago; if there is no memory for it now, it is lost.
-            let _ = interest.set.ctl(Op::Add, target, interest.event);
+            let _ = set.ctl(Op::Add, target, interest.event);
         }
         return Err(NOT_SUPPORTED);
     };
@@ -86,20 +151,14 @@ fn demote_eventfd(object: &Object, counter: &EventFd) -> Result<(), Errno> {
     for interest in interests {
         interest.give_to_the_kernel(&held);
     }
-    held.release();
-    // Copies that were being made meanwhile.
-    loop {
-        let late = table::hold(object)?;
-        if late.numbers().is_empty() {
-            return Ok(());
-        }
-        late.release();
-    }
+    release(object, held)
 }
 
 /// What a set wants of an object that is being handed over.
 struct Interest {
-    set: Epoll,
+    set: Arc<NumberedSet>,
+    /// A number of the set.
+    epfd: RawFd,
     number: RawFd,
     event: Event,
 }
@@ -115,13 +174,18 @@ fn take_interests(object: &Object, held: &Held) -> Vec<Interest> {
         let Some(Object::Epoll(set)) = table::get(epfd) else {
             continue;
         };
-        for (number, event) in set.interests_in(object.as_file_ref(0)) {
+        for (number, event) in set.as_epoll().interests_in(object.as_file_ref(0)) {
             let target = Target::File(object.as_file_ref(number));
             // A set has several numbers: who deletes it first has it. So does a thread that deletes
             // it just now.
-            if set.ctl(Op::Del, target, Event::default()).is_ok() {
-                let set = set.clone();
-                taken.push(Interest { set, number, event });
+            let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
+            if deleted.is_ok() {
+                taken.push(Interest {
+                    set: Arc::clone(&set),
+                    epfd,
+                    number,
+                    event,
+                });
             }
         }
     }
@@ -130,6 +194,14 @@ fn take_interests(object: &Object, held: &Held) -> Vec<Interest> {
 
 impl Interest {
     fn give_to_the_kernel(self, held: &Held) {
+        let adopted = table::with(self.epfd, |object| match object {
+            Object::Epoll(set) if Arc::ptr_eq(set, &self.set) => set.adopt(self.epfd).is_ok(),
+            _ => false,
+        });
+        if adopted != Some(true) {
+            // The set has no number left by which anybody could wait in it, or no descriptors.
+            return;
+        }
         // The number may be closed while another one keeps the file open; that one does as well.
         let own = held
             .numbers()
@@ -139,7 +211,8 @@ impl Interest {
             // SAFETY: it is held open by the table.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             let target = Target::Kernel(fd);
-            if self.set.ctl(Op::Add, target, self.event) != Err(Errno::EXIST) {
+            let set = self.set.as_epoll();
+            if set.ctl(Op::Add, target, self.event) != Err(Errno::EXIST) {
                 return;
             }
         }

@@ -1,12 +1,16 @@
 //! `epoll_create(2)`, `epoll_ctl(2)`, `epoll_wait(2)` and their later forms, by number.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
+use crate::demote::demote;
 use crate::kernel::{call, check_open, number};
 use crate::object::Object;
+use crate::poll::timespec;
+use crate::set::{NumberedSet, Rousable};
 use crate::{memory, table};
 
 /// `epoll_create(2)`.
@@ -30,7 +34,8 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     let of_the_kernel = flags - CreateFlags::ROTATE;
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;
-    table::install(fd, Object::Epoll(set))
+    let set = NumberedSet::new(set, flags.contains(CreateFlags::ROTATE));
+    table::install(fd, Object::Epoll(Arc::new(set)))
 }
 
 /// `epoll_ctl(2)`.
@@ -63,42 +68,87 @@ fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
         3 => Some(Op::Mod),
         _ => None,
     };
+    let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
     let ours = table::with(epfd, |set| {
         table::with(fd, |object| match (set, known) {
-            (Object::Epoll(set), Some(op)) => {
-                set.ctl(op, Target::File(object.as_file_ref(fd)), interest)
-            }
+            (Object::Epoll(set), Some(Op::Add)) => add_object(set, epfd, object, fd, interest),
+            // The kernel set has none of ours in it, and has the same to say.
+            (Object::Epoll(set), Some(op)) if set.is_passive() => set
+                .ctl_passive(Some(op), by_the_kernel)
+                .unwrap_or_else(|| ctl_object(set, op, object, fd, interest)),
+            (Object::Epoll(set), Some(op)) => ctl_object(set, op, object, fd, interest),
             // Not a set, or not an operation.
             _ => Err(Errno::INVAL),
         })
         .unwrap_or_else(|| match (set, known) {
-            (Object::Epoll(set), Some(op)) => ctl_kernel(set, op, fd, interest),
-            // The set's kernel object has nothing in it, and has the same to say.
-            _ => pass_on_ctl(epfd, op, fd, interest),
+            (Object::Epoll(set), Some(op)) => set
+                .ctl_passive(Some(op), by_the_kernel)
+                .unwrap_or_else(|| ctl_kernel(set, epfd, op, fd, interest)),
+            // The kernel object behind has the same to say.
+            _ => by_the_kernel(),
         })
     });
     if let Some(result) = ours {
         return result;
     }
-    if !table::is_user_level(fd) {
-        return pass_on_ctl(epfd, op, fd, interest);
+    if known == Some(Op::Add) && table::is_user_level(fd) {
+        // A set of the kernel's would watch what stands behind the object, which never becomes
+        // ready. What it says of a number that is no set, or of one watched already, it says first.
+        match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
+            Ok(()) | Err(Errno::NOENT) => demote(fd).map_err(|_| Errno::PERM)?,
+            Err(errno) => return Err(errno),
+        }
     }
-    // The kernel would watch what stands behind the object, which never becomes ready.
-    match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
-        Ok(()) | Err(Errno::NOENT) if known == Some(Op::Add) => Err(Errno::PERM),
-        Ok(()) => Err(Errno::NOENT),
-        Err(errno) => Err(errno),
+    by_the_kernel()
+}
+
+fn ctl_object(
+    set: &NumberedSet,
+    op: Op,
+    object: &Object,
+    fd: RawFd,
+    interest: Event,
+) -> Result<(), Errno> {
+    let target = Target::File(object.as_file_ref(fd));
+    set.as_epoll().ctl(op, target, interest)
+}
+
+/// An object of ours in a set of ours, which has to be served here for that.
+fn add_object(
+    set: &NumberedSet,
+    epfd: RawFd,
+    object: &Object,
+    fd: RawFd,
+    interest: Event,
+) -> Result<(), Errno> {
+    set.activate(epfd)?;
+    if let Object::Epoll(below) = object {
+        if std::ptr::eq(&raw const **below, set) {
+            return Err(Errno::INVAL);
+        }
+        // Either learns of the other by its kernel side.
+        set.adopt(epfd)?;
+        below.activate(fd)?;
+        below.adopt(fd)?;
     }
+    ctl_object(set, Op::Add, object, fd, interest)
 }
 
 /// A change of a kernel's descriptor in a set of ours.
-fn ctl_kernel(set: &Epoll, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+fn ctl_kernel(
+    set: &NumberedSet,
+    epfd: RawFd,
+    op: Op,
+    fd: RawFd,
+    interest: Event,
+) -> Result<(), Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
+    set.adopt(epfd)?;
     // SAFETY: a number that is not open gives an error of the kernel's; it is not closed here.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    set.ctl(op, Target::Kernel(fd), interest)
+    set.as_epoll().ctl(op, Target::Kernel(fd), interest)
 }
 
 fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
@@ -240,13 +290,9 @@ pub unsafe fn epoll_wait(
     room: i32,
     timeout: i32,
 ) -> Result<usize, Errno> {
-    let limit = milliseconds(timeout);
+    let asked = Asked::Milliseconds(timeout);
     // SAFETY: the caller's contract.
-    let ours = unsafe { wait(epfd, events, room, limit, None) };
-    ours.unwrap_or_else(|| {
-        // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        unsafe { call!(epoll_pwait, epfd, events, room, timeout, 0, 0) }
-    })
+    unsafe { wait(epfd, (events, room), asked, NO_MASK) }
 }
 
 /// `epoll_pwait(2)`, with the size of the signal mask as the system call has it.
@@ -272,15 +318,9 @@ pub unsafe fn epoll_pwait(
     mask: *const libc::sigset_t,
     size: usize,
 ) -> Result<usize, Errno> {
-    if !table::is_user_level(epfd) {
-        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(epoll_pwait, epfd, events, room, timeout, mask, size) };
-    }
+    let asked = Asked::Milliseconds(timeout);
     // SAFETY: the caller's contract.
-    let signals = unsafe { self::mask(mask, size) }?;
-    // SAFETY: as above.
-    unsafe { wait(epfd, events, room, milliseconds(timeout), signals.as_ref()) }
-        .unwrap_or(Err(Errno::BADF))
+    unsafe { wait(epfd, (events, room), asked, (mask, size)) }
 }
 
 /// `epoll_pwait2(2)`, with the size of the signal mask as the system call has it.
@@ -299,38 +339,9 @@ pub unsafe fn epoll_pwait2(
     mask: *const libc::sigset_t,
     size: usize,
 ) -> Result<usize, Errno> {
-    if !table::is_user_level(epfd) {
-        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(epoll_pwait2, epfd, events, room, timeout, mask, size) };
-    }
+    let asked = Asked::By(Clock::Monotonic, timeout);
     // SAFETY: the caller's contract.
-    unsafe {
-        wait_by_clock(
-            epfd,
-            events,
-            room,
-            (Clock::Monotonic, timeout),
-            (mask, size),
-        )
-    }
-}
-
-/// # Safety
-/// As [`epoll_pwait2`].
-unsafe fn wait_by_clock(
-    epfd: RawFd,
-    events: *mut Event,
-    room: i32,
-    (clock, timeout): (Clock, *const libc::timespec),
-    (mask, size): (*const libc::sigset_t, usize),
-) -> Result<usize, Errno> {
-    // SAFETY: the caller's contract.
-    let limit = unsafe { self::limit(clock, timeout) }?;
-    // SAFETY: as above.
-    let signals = unsafe { self::mask(mask, size) }?;
-    // SAFETY: as above.
-    let ours = unsafe { wait(epfd, events, room, limit, signals.as_ref()) };
-    ours.unwrap_or(Err(Errno::BADF))
+    unsafe { wait(epfd, (events, room), asked, (mask, size)) }
 }
 
 /// `struct epoll_wait_params` of seed 4.
@@ -380,39 +391,182 @@ pub unsafe fn epoll_pwait1(
         libc::CLOCK_REALTIME => Clock::Realtime,
         _ => return Err(Errno::INVAL),
     };
-    let (timeout, mask, size) = (params.timeout, params.sigmask, params.sigsetsize);
-    if !table::is_user_level(epfd) && clock == Clock::Monotonic {
-        // SAFETY: the caller's contract.
-        return unsafe { epoll_pwait2(epfd, events, room, timeout, mask, size) };
-    }
-    if !table::is_user_level(epfd) {
+    if !table::is_user_level(epfd) && clock == Clock::Realtime {
         return check_open(epfd).and(Err(Errno::INVAL));
     }
+    let asked = Asked::By(clock, params.timeout);
     // SAFETY: the caller's contract.
-    unsafe { wait_by_clock(epfd, events, room, (clock, timeout), (mask, size)) }
+    unsafe {
+        wait(
+            epfd,
+            (events, room),
+            asked,
+            (params.sigmask, params.sigsetsize),
+        )
+    }
 }
 
-/// The most events that one wait takes (`EP_MAX_EVENTS`).
-const MOST_EVENTS: usize = i32::MAX.unsigned_abs() as usize / size_of::<Event>();
+/// How long a wait may last, as the caller says it.
+#[derive(Clone, Copy)]
+enum Asked {
+    /// Negative: without limit.
+    Milliseconds(i32),
+    /// Null: without limit.
+    By(Clock, *const libc::timespec),
+    /// What is left of one of these.
+    Rest(Timeout),
+}
+
+impl Asked {
+    /// # Safety
+    /// As [`memory::read`].
+    unsafe fn limit(self) -> Result<Timeout, Errno> {
+        match self {
+            Asked::Milliseconds(timeout) => Ok(milliseconds(timeout)),
+            // SAFETY: the caller's contract.
+            Asked::By(clock, timeout) => unsafe { limit(clock, timeout) },
+            Asked::Rest(limit) => Ok(limit),
+        }
+    }
+
+    /// Whether the clock has to be looked at.
+    fn is_finite(self) -> bool {
+        match self {
+            Asked::Milliseconds(timeout) => timeout > 0,
+            Asked::By(_, timeout) => !timeout.is_null(),
+            Asked::Rest(limit) => limit.limit().is_some(),
+        }
+    }
+}
+
+type Mask = (*const libc::sigset_t, usize);
+const NO_MASK: Mask = (std::ptr::null(), 0);
+/// Where events go, and for how many there is room.
+type Room = (*mut Event, i32);
+
+/// A wait by the kernel, in the kernel set that `epfd` stands for.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+unsafe fn wait_in_the_kernels(
+    epfd: RawFd,
+    (events, room): Room,
+    asked: Asked,
+    (mask, size): Mask,
+) -> Result<usize, Errno> {
+    let mut rest = None;
+    let limit = match asked {
+        Asked::Milliseconds(timeout) => {
+            // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+            return unsafe { call!(epoll_pwait, epfd, events, room, timeout, mask, size) };
+        }
+        Asked::By(_, limit) => limit,
+        Asked::Rest(limit) => match timespec(limit) {
+            Some(limit) => &raw const *rest.insert(limit),
+            None => std::ptr::null(),
+        },
+    };
+    // SAFETY: as above.
+    unsafe { call!(epoll_pwait2, epfd, events, room, limit, mask, size) }
+}
+
+/// A wait, by whoever serves the set.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+#[inline]
+unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if !table::is_user_level(epfd) {
+            return wait_in_the_kernels(epfd, room, asked, mask);
+        }
+        let begun = asked.is_finite().then(coarse_now);
+        let whole = asked;
+        let mut asked = whole;
+        loop {
+            let rousable = Rousable::begin();
+            let found = match wait_passively(epfd, room, asked, mask) {
+                Some(found) => found?,
+                None => wait_actively(epfd, room, asked, mask)?,
+            };
+            if found == 0 {
+                return Ok(0);
+            }
+            let kept = rousable.sift(room.0, found);
+            if kept > 0 {
+                return Ok(kept);
+            }
+            // It was roused to wait anew.
+            let mut limit = whole.limit()?;
+            if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
+                let passed = coarse_now().saturating_sub(begun);
+                let passed = passed.saturating_sub(COARSENESS);
+                limit = whole.saturating_sub(passed).into();
+            }
+            asked = Asked::Rest(limit);
+        }
+    }
+}
+
+/// The most that the coarse clock is behind: a tick of the slowest kernels.
+const COARSENESS: Duration = Duration::from_millis(10);
+
+/// The time by a clock that takes next to nothing to look at.
+fn coarse_now() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// A wait in a passive set. None if the set is not.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+#[inline]
+unsafe fn wait_passively(
+    epfd: RawFd,
+    room: Room,
+    asked: Asked,
+    mask: Mask,
+) -> Option<Result<usize, Errno>> {
+    if matches!(asked, Asked::By(Clock::Realtime, _)) {
+        return None;
+    }
+    let passive = |object: &Object| match object {
+        Object::Epoll(set) if set.is_passive() => Some(set.mark()),
+        _ => None,
+    };
+    // SAFETY: the caller's contract.
+    let by_the_kernel = || unsafe { wait_in_the_kernels(epfd, room, asked, mask) };
+    table::while_marked(epfd, passive, by_the_kernel)
+}
 
 /// How far a wait gets without sleeping.
 enum Look {
     Done(Result<usize, Errno>),
-    Sleep(Epoll),
+    Sleep(Arc<NumberedSet>),
 }
 
-/// Waits in a set of ours. None if the number is the kernel's.
+/// Waits in a set of ours.
 ///
 /// # Safety
-/// As [`epoll_pwait`].
-#[inline]
-unsafe fn wait(
+/// As [`epoll_pwait2`].
+unsafe fn wait_actively(
     epfd: RawFd,
-    events: *mut Event,
-    room: i32,
-    limit: Timeout,
-    mask: Option<&SigSet>,
-) -> Option<Result<usize, Errno>> {
+    (events, room): Room,
+    asked: Asked,
+    (mask, size): Mask,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    let limit = unsafe { asked.limit() }?;
+    // SAFETY: as above.
+    let mask = unsafe { self::mask(mask, size) }?;
     let room = usize::try_from(room).unwrap_or(0);
     let look = table::with(epfd, |object| {
         if room == 0 || room > MOST_EVENTS {
@@ -421,40 +575,51 @@ unsafe fn wait(
         if let Err(errno) = memory::check_range(events, room * size_of::<Event>()) {
             return Look::Done(Err(errno));
         }
-        match object {
-            Object::Epoll(set) if limit.limit() == Some(Duration::ZERO) => {
-                // SAFETY: the caller's contract.
-                let events = unsafe { memory::writable(events, room) };
-                if events.is_empty() {
-                    return Look::Sleep(set.clone());
-                }
-                Look::Done(set.harvest(events))
-            }
-            Object::Epoll(set) => Look::Sleep(set.clone()),
-            _ => Look::Done(Err(Errno::INVAL)),
+        let Object::Epoll(set) = object else {
+            return Look::Done(Err(Errno::INVAL));
+        };
+        let prepared = set.activate(epfd).and_then(|()| match mask {
+            // Such a wait sleeps in the kernel.
+            Some(_) => set.adopt(epfd),
+            None => Ok(()),
+        });
+        if let Err(errno) = prepared {
+            return Look::Done(Err(errno));
         }
+        if limit.limit() == Some(Duration::ZERO) {
+            // SAFETY: the caller's contract.
+            let events = unsafe { memory::writable(events, room) };
+            if !events.is_empty() {
+                return Look::Done(set.as_epoll().harvest(events));
+            }
+        }
+        Look::Sleep(Arc::clone(set))
     });
-    let set = match look? {
-        Look::Done(result) => return Some(result),
+    let set = match look.unwrap_or(Look::Done(Err(Errno::BADF))) {
+        Look::Done(result) => return result,
         Look::Sleep(set) => set,
     };
+    let set = set.as_epoll();
     // SAFETY: the caller's contract.
     let events = unsafe { memory::writable(events, room) };
     if events.is_empty() {
         // There is no place for a single event; that shows when there is one.
-        let mut fds = [PollFd::new(&set, Events::IN)];
+        let mut fds = [PollFd::new(set, Events::IN)];
         let ready = match mask {
             None => upoll::poll(&mut fds, limit),
-            Some(mask) => upoll::ppoll(&mut fds, limit, mask),
+            Some(mask) => upoll::ppoll(&mut fds, limit, &mask),
         };
-        return Some(match ready {
+        return match ready {
             Ok(0) => Ok(0),
             Ok(_) => Err(Errno::FAULT),
             Err(errno) => Err(errno),
-        });
+        };
     }
-    Some(match mask {
+    match mask {
         None => set.wait(events, limit),
-        Some(mask) => set.pwait(events, limit, mask),
-    })
+        Some(mask) => set.pwait(events, limit, &mask),
+    }
 }
+
+/// The most events that one wait takes (`EP_MAX_EVENTS`).
+const MOST_EVENTS: usize = i32::MAX.unsigned_abs() as usize / size_of::<Event>();

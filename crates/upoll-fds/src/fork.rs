@@ -33,10 +33,7 @@ pub(crate) fn watch() -> Result<(), Errno> {
 }
 
 extern "C" fn before() {
-    for fd in table::numbers(0, u32::MAX) {
-        // What cannot be handed over is lost to the child.
-        let _ = demote::demote(fd);
-    }
+    demote::demote_all();
 }
 
 /// Nothing here takes a lock or allocates: another thread of the parent may have been doing so.

@@ -26,6 +26,8 @@ use crate::table::Entry;
 /// What one call of one thread uses.
 struct Record {
     entry: AtomicPtr<Entry>,
+    /// What a call that may block is marked with.
+    mark: AtomicPtr<()>,
     /// The thread's record for a call inside this one: from a signal handler, or from the `poll`
     /// of an embedder's object.
     deeper: AtomicPtr<Record>,
@@ -117,6 +119,7 @@ fn take_record(mine: &Mine) -> &'static Record {
     let record = free.unwrap_or_else(|| {
         let record: &'static Record = Box::leak(Box::new(Record {
             entry: AtomicPtr::new(ptr::null_mut()),
+            mark: AtomicPtr::new(ptr::null_mut()),
             deeper: AtomicPtr::new(ptr::null_mut()),
             is_taken: AtomicBool::new(true),
             next: AtomicPtr::new(ptr::null_mut()),
@@ -150,6 +153,8 @@ fn take_record(mine: &Mine) -> &'static Record {
 struct InUse {
     entry: NonNull<Entry>,
     record: &'static Record,
+    /// The thread's own, looked up once.
+    mine: *const Mine,
 }
 
 impl Drop for InUse {
@@ -157,7 +162,8 @@ impl Drop for InUse {
     fn drop(&mut self) {
         self.record.entry.store(ptr::null_mut(), Ordering::Release);
         compiler_fence(Ordering::SeqCst);
-        MINE.with(|mine| mine.current.set(self.record));
+        // SAFETY: the thread's own, and this does not leave the thread; it has no destructor.
+        unsafe { &*self.mine }.current.set(self.record);
     }
 }
 
@@ -174,35 +180,55 @@ pub(crate) fn with<R>(
     Some(call(unsafe { in_use.entry.as_ref() }))
 }
 
+/// The thread's record for a call that begins.
 #[inline]
-fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
-    let mut seen = slot.load(Ordering::Acquire);
-    if !is_entry(seen) {
-        return None;
-    }
-    let record = MINE.with(|mine| {
+fn next_record() -> (&'static Record, *const Mine) {
+    let found = MINE.with(|mine| {
         // SAFETY: records are never freed.
         let record = match unsafe { mine.current.get().as_ref() } {
             Some(record) => record,
             None => take_record(mine),
         };
         mine.current.set(record.deeper.load(Ordering::Relaxed));
-        record
+        (record, ptr::from_ref(mine))
     });
     // A signal handler from here on uses the next record.
     compiler_fence(Ordering::SeqCst);
+    found
+}
+
+/// Writes down what a call uses, before it looks again.
+#[inline]
+fn note(record: &Record, entry: *mut Entry) {
+    record.entry.store(entry, Ordering::Relaxed);
+    before_a_look();
+}
+
+/// Between a thread's store to its record and its look at what others change.
+#[inline]
+fn before_a_look() {
+    if HAS_BARRIER.load(Ordering::Relaxed) {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[inline]
+fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
+    let mut seen = slot.load(Ordering::Acquire);
+    if !is_entry(seen) {
+        return None;
+    }
+    let (record, mine) = next_record();
     loop {
-        record.entry.store(seen, Ordering::Relaxed);
-        if HAS_BARRIER.load(Ordering::Relaxed) {
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            fence(Ordering::SeqCst);
-        }
+        note(record, seen);
         let again = slot.load(Ordering::Acquire);
         let in_use = InUse {
             // SAFETY: `is_entry` has refused null.
             entry: unsafe { NonNull::new_unchecked(again) },
             record,
+            mine,
         };
         if again == seen {
             return Some(in_use);
@@ -220,6 +246,7 @@ fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Op
 pub(crate) fn forget_other_threads() {
     for record in records().filter(|record| !is_mine(record)) {
         record.entry.store(ptr::null_mut(), Ordering::Relaxed);
+        record.mark.store(ptr::null_mut(), Ordering::Relaxed);
         record.deeper.store(ptr::null_mut(), Ordering::Relaxed);
         record.is_taken.store(false, Ordering::Release);
     }
@@ -240,6 +267,56 @@ fn is_mine(record: &Record) -> bool {
     })
 }
 
+/// What a thread can be marked with: the address of a thing, which is only compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark(*mut ());
+
+impl Mark {
+    pub(crate) fn of<T>(thing: &T) -> Self {
+        Mark(ptr::from_ref(thing).cast_mut().cast())
+    }
+}
+
+/// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
+/// entry that `slot` leads to, and still gives once the thread is marked. None if it gives nothing.
+#[inline]
+pub(crate) fn while_marked<R>(
+    slot: &AtomicPtr<Entry>,
+    is_entry: impl Fn(*mut Entry) -> bool,
+    mark_of: impl Fn(&Entry) -> Option<Mark>,
+    call: impl FnOnce() -> R,
+) -> Option<R> {
+    let in_use = protect(slot, is_entry)?;
+    // SAFETY: as in `with`; it is not used once the record no longer names it.
+    let entry = unsafe { in_use.entry.as_ref() };
+    let mark = mark_of(entry)?;
+    let record = in_use.record;
+    record.mark.store(mark.0, Ordering::Relaxed);
+    before_a_look();
+    let is_still = mark_of(entry) == Some(mark);
+    record.entry.store(ptr::null_mut(), Ordering::Release);
+    let result = is_still.then(call);
+    record.mark.store(ptr::null_mut(), Ordering::Release);
+    result
+}
+
+/// Whether no other thread is marked so; waits a while for that if `patiently`.
+pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
+    see_others();
+    let mut others = records().filter(|record| !is_mine(record));
+    others.all(|record| {
+        let is_marked = || record.mark.load(Ordering::Acquire) == mark.0;
+        let tries = if patiently { PATIENCE } else { 0 };
+        for _ in 0..tries {
+            if !is_marked() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        !is_marked()
+    })
+}
+
 /// How often the owner of a record is let run before its use counts as a long one.
 const PATIENCE: usize = 1000;
 
@@ -248,17 +325,7 @@ const PATIENCE: usize = 1000;
 /// False if one still does: a call of this very thread, which a signal handler has interrupted, or
 /// one of a thread that does not get on.
 pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
-    fence(Ordering::SeqCst);
-    let others =
-        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
-    if HAS_BARRIER.load(Ordering::Relaxed)
-        && records().any(|record| others(&record))
-        && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
-    {
-        // A child of a fork may have to register anew.
-        membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
-        membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
-    }
+    see_others();
     records().all(|record| {
         let mut tries = 0;
         while record.entry.load(Ordering::Acquire) == entry {
@@ -274,4 +341,20 @@ pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
         }
         true
     })
+}
+
+/// What other threads have written to their records can be seen from now on, and they see what
+/// this one has written to the table.
+fn see_others() {
+    fence(Ordering::SeqCst);
+    let others =
+        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
+    if HAS_BARRIER.load(Ordering::Relaxed)
+        && records().any(|record| others(&record))
+        && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+    {
+        // A child of a fork may have to register anew.
+        membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
+        membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
+    }
 }

@@ -41,9 +41,10 @@ mod own;
 mod pipe;
 mod poll;
 mod select;
+mod set;
 mod table;
 
-pub use crate::demote::demote;
+pub use crate::demote::{demote, demote_all};
 pub use crate::epoll::{
     EpollCtlCmd, EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_ctl_batch,
     epoll_pwait, epoll_pwait1, epoll_pwait2, epoll_wait,
@@ -52,9 +53,10 @@ pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
 };
 pub use crate::io::{read, readv, write, writev};
+pub use crate::memory::read as read_memory;
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
-pub use crate::select::{pselect, select};
-pub use crate::table::is_user_level;
+pub use crate::select::{UserSets, pselect, select};
+pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};

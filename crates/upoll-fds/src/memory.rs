@@ -148,12 +148,15 @@ pub(crate) unsafe fn writable<'a, T>(buffer: *mut T, count: usize) -> &'a mut [T
     unsafe { std::slice::from_raw_parts_mut(buffer, count) }
 }
 
-/// `copy_from_user`.
+/// Reads what a caller points to (`copy_from_user`).
+///
+/// # Errors
+/// `EFAULT`: it cannot be read.
 ///
 /// # Safety
-/// As [`readable`]. A `T` has no invalid values.
+/// Nobody writes it meanwhile. A `T` has no invalid values.
 #[inline]
-pub(crate) unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
+pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
     if usable(from.addr(), size_of::<T>(), Use::Read) < size_of::<T>() {
         return Err(Errno::FAULT);
     }

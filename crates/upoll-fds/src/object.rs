@@ -1,16 +1,19 @@
 //! What a number can stand for.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use upoll::{
-    Epoll, Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter,
-    SocketFlags, StreamSocket,
+    Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter, SocketFlags,
+    StreamSocket,
 };
+
+use crate::set::NumberedSet;
 
 /// A user-level object with a number. A clone is another reference to the same open file.
 #[derive(Clone, Debug)]
 pub(crate) enum Object {
-    Epoll(Epoll),
+    Epoll(Arc<NumberedSet>),
     EventFd(EventFd),
     PipeReader(PipeReader),
     PipeWriter(PipeWriter),
@@ -24,7 +27,7 @@ impl Object {
     #[inline]
     pub(crate) fn as_file_ref(&self, number: RawFd) -> FileRef<'_> {
         match self {
-            Object::Epoll(set) => set.as_file_ref(),
+            Object::Epoll(set) => set.as_epoll().as_file_ref(),
             Object::EventFd(counter) => counter.as_file_ref(),
             Object::PipeReader(end) => end.as_file_ref(),
             Object::PipeWriter(end) => end.as_file_ref(),
@@ -36,7 +39,19 @@ impl Object {
 
     /// Whether the kernel has it now.
     pub(crate) fn is_retired(&self) -> bool {
-        matches!(self, Object::EventFd(counter) if counter.is_retired())
+        match self {
+            Object::EventFd(counter) => counter.is_retired(),
+            Object::Epoll(set) => set.is_retired(),
+            _ => false,
+        }
+    }
+
+    /// What `poll`, `select` and sets are to look at: a set has to be served here for that.
+    pub(crate) fn prepare_to_be_watched(&self, fd: RawFd) -> Result<(), Errno> {
+        match self {
+            Object::Epoll(set) if set.is_passive() => set.activate(fd),
+            _ => Ok(()),
+        }
     }
 
     /// Whether calls give `EAGAIN` instead of blocking.

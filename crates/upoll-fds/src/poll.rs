@@ -114,7 +114,12 @@ unsafe fn poll_once(
     };
     let mut objects = SmallVec::<[Option<Object>; INLINE]>::new();
     for at in 0..count {
-        objects.push(table::get(entry(at)?.fd));
+        let fd = entry(at)?.fd;
+        let object = table::get(fd);
+        if let Some(object) = &object {
+            object.prepare_to_be_watched(fd)?;
+        }
+        objects.push(object);
     }
     if objects.iter().all(Option::is_none) {
         // SAFETY: as above.

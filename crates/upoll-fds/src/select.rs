@@ -150,6 +150,7 @@ unsafe fn select_once(
                 continue;
             };
             if let Some(object) = table::get(number) {
+                object.prepare_to_be_watched(number)?;
                 objects.insert(at, (number, object));
             }
         }

@@ -12,7 +12,7 @@
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use upoll::Errno;
 
@@ -88,6 +88,21 @@ pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     in_use::with(slot, is_entry, |entry| call(&entry.object))
 }
 
+/// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
+/// object. None if it gives nothing, or the number is not one of ours.
+#[inline]
+pub(crate) fn while_marked<R>(
+    fd: RawFd,
+    mark_of: impl Fn(&Object) -> Option<in_use::Mark>,
+    call: impl FnOnce() -> R,
+) -> Option<R> {
+    let slot = slot(fd)?;
+    if slot.load(Ordering::Relaxed) == CHANGING {
+        wait_until_changed(slot);
+    }
+    in_use::while_marked(slot, is_entry, |entry| mark_of(&entry.object), call)
+}
+
 /// A reference to the object that `fd` stands for, for a call that may block.
 pub(crate) fn get(fd: RawFd) -> Option<Object> {
     with(fd, Object::clone)
@@ -97,6 +112,27 @@ pub(crate) fn get(fd: RawFd) -> Option<Object> {
 #[inline]
 pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
+}
+
+/// Whether calls on the number are served here; those on a set without members of ours are the
+/// kernel's.
+pub fn is_served_here(fd: RawFd) -> bool {
+    let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
+    with(fd, |object| !is_passive(object)).unwrap_or(false)
+}
+
+/// Every user-level number there is.
+pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
+    numbers(0, u32::MAX)
+}
+
+/// Some number stands for one of ours, or did.
+static HAS_ANY: AtomicBool = AtomicBool::new(false);
+
+/// Whether there has ever been a user-level number.
+#[inline]
+pub fn has_any() -> bool {
+    HAS_ANY.load(Ordering::Relaxed)
 }
 
 #[cold]
@@ -112,6 +148,7 @@ fn wait_until_changed(slot: &AtomicPtr<Entry>) {
 /// `EMFILE`: the number is beyond the table. It is closed then.
 pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     in_use::prepare();
+    HAS_ANY.store(true, Ordering::Relaxed);
     let Some(slot) = slot_or_insert(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);

@@ -264,9 +264,17 @@ pub(crate) fn eventfd_drain(fd: &Descriptor) -> bool {
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file.
-pub(super) fn duplicate(fd: &Descriptor) -> Result<Descriptor, Errno> {
+pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
+    let number = fd.as_raw_fd();
     // SAFETY: no pointers are involved.
-    opened(unsafe { syscall!(Sysno::fcntl, fd.0, libc::F_DUPFD_CLOEXEC, out_of_the_way()) })
+    opened(unsafe {
+        syscall!(
+            Sysno::fcntl,
+            number,
+            libc::F_DUPFD_CLOEXEC,
+            out_of_the_way()
+        )
+    })
 }
 
 /// `dup3(2)`: `number`, which is ours, stands for the open file of `fd` from now on.

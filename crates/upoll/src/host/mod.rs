@@ -20,6 +20,7 @@
 //! child must leave such sets alone until it calls `exec` or `_exit`. Shared eventfds it may use and
 //! drop as it likes: the parent's sets hear of them as before ([`generation`]).
 
+mod adopted;
 pub(crate) mod generation;
 pub(crate) mod kernel;
 mod listening;
@@ -112,9 +113,17 @@ impl Heard {
 
 impl KernelSide {
     fn new(set: &Set) -> Result<Self, Errno> {
+        Self::around(set, SleepSet::new)
+    }
+
+    /// One with a kernel set of the caller's making.
+    fn around(
+        set: &Set,
+        first: impl FnOnce(&Specials) -> Result<SleepSet, Errno>,
+    ) -> Result<Self, Errno> {
         let specials = Specials::new();
         Ok(KernelSide {
-            first: SleepSet::new(&specials)?,
+            first: first(&specials)?,
             hub: OnceBox::new(),
             specials,
             members: AtomicUsize::new(0),

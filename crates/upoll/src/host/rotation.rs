@@ -13,7 +13,7 @@
 //! A source whose number was closed counts as gone, also while its file lives on under another one:
 //! a second source may then be added.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use once_cell::race::OnceBox;
 
@@ -55,7 +55,7 @@ impl Rotation {
         let placeholder = kernel::eventfd()?;
         Ok(Rotation {
             members: kernel::epoll_create()?,
-            alias: kernel::duplicate(&placeholder)?,
+            alias: kernel::duplicate(placeholder.as_fd())?,
             placeholder,
             for_pollers: OnceBox::new(),
             source: Mutex::new(None),

@@ -26,8 +26,13 @@ pub(super) struct SleepSet {
 
 impl SleepSet {
     pub(super) fn new(specials: &Specials) -> Result<Self, Errno> {
+        Self::around(kernel::epoll_create()?, specials)
+    }
+
+    /// One that exists, and may have members.
+    pub(super) fn around(fd: Descriptor, specials: &Specials) -> Result<Self, Errno> {
         let set = SleepSet {
-            fd: kernel::epoll_create()?,
+            fd,
             bell: Arc::new(Bell(kernel::eventfd()?)),
             asleep: AtomicUsize::new(0),
         };
@@ -58,7 +63,7 @@ impl SleepSet {
     }
 }
 
-pub(super) struct Bell(Descriptor);
+pub(super) struct Bell(pub(super) Descriptor);
 
 impl Bell {
     pub(super) fn ring(&self) {

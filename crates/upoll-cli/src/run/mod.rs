@@ -1,0 +1,129 @@
+//! `upoll run`: starts a program with `libupoll_preload.so` before its C library.
+//!
+//! The program takes this process's place, so standard input, signals and the exit status are its
+//! own.
+
+mod program;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+/// What `upoll run` is told.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// What to serve in user space: `eventfd` or `all`. Epoll sets are whenever they hold such an
+    /// object; with `none` the calls are only passed on.
+    #[arg(
+        long,
+        value_name = "KINDS",
+        default_value = "eventfd",
+        value_delimiter = ','
+    )]
+    user: Vec<Kind>,
+    /// Says what was served in user space and what by the kernel when a process ends by `exit` or
+    /// `_exit`, on standard error or at the end of FILE.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    stats: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Eventfd,
+    All,
+    None,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Eventfd => "eventfd",
+            Kind::All => "all",
+            Kind::None => "none",
+        }
+    }
+}
+
+const LIBRARY: &str = "libupoll_preload.so";
+
+/// As of `env(1)`: the program cannot be run, and there is none.
+const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Becomes the program; returns only if that fails.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let library = library()?;
+    let Some((name, arguments)) = options.command.split_first() else {
+        bail!("no program to run");
+    };
+    let path = match program::find(name) {
+        Ok(path) => path,
+        Err(error) => {
+            eprintln!("upoll run: {}: {error}", name.to_string_lossy());
+            return Ok(ExitCode::from(NOT_FOUND));
+        }
+    };
+    if let Err(obstacle) = program::check(&path) {
+        eprintln!("upoll run: {}: {obstacle}", path.display());
+        return Ok(ExitCode::from(CANNOT_RUN));
+    }
+    let mut command = Command::new(&path);
+    command.arg0(name).args(arguments);
+    command.env("LD_PRELOAD", preloaded(&library));
+    let kinds: Vec<_> = options.user.iter().map(|kind| kind.name()).collect();
+    command.env("UPOLL_USER", kinds.join(","));
+    match &options.stats {
+        Some(path) if path.as_os_str() == "-" => command.env("UPOLL_STATS", ""),
+        Some(path) => {
+            let path = std::path::absolute(path).context("the file for statistics")?;
+            command.env("UPOLL_STATS", path)
+        }
+        None => command.env_remove("UPOLL_STATS"),
+    };
+    let error = command.exec();
+    eprintln!("upoll run: {}: {error}", path.display());
+    Ok(ExitCode::from(CANNOT_RUN))
+}
+
+/// What is to be loaded first: the library, then whatever was asked for already.
+fn preloaded(library: &Path) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+/// The library stands next to this program, or in the `lib` beside its folder.
+fn library() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("where this program is")?;
+    let folder = own.parent().context("this program is in no folder")?;
+    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+    let found = places.iter().find(|place| place.is_file());
+    let found = found.with_context(|| {
+        format!(
+            "{LIBRARY} is neither in {} nor in ../lib from there",
+            folder.display()
+        )
+    })?;
+    // The loader splits its list at blanks and colons.
+    if found.to_string_lossy().contains([' ', ':']) {
+        bail!(
+            "the loader takes no path with a blank or a colon: {}",
+            found.display()
+        );
+    }
+    Ok(found.canonicalize()?)
+}

@@ -1,0 +1,227 @@
+//! A set with a number.
+//!
+//! # Passive sets
+//! As long as a set has no member of ours, and is only waited in and not looked at from elsewhere,
+//! the kernel set behind it serves it: waits and changes are passed on, and cost a look-up more than
+//! the kernel's own. With the first member of ours it becomes *active*: the set of ours adopts the
+//! kernel set as the place of its members that are the kernel's. So nothing moves, and when the
+//! last member of ours has been handed over the kernel can have the set back.
+//!
+//! # The named pair
+//! A thread that waits in a passive set marks that, then looks whether the set is passive still. Who
+//! makes it active says so, then looks for marks; it rouses the threads, by an eventfd that it puts
+//! into the kernel set for that time, and they wait anew.
+
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use upoll::{Epoll, Errno, Event, Events, Op};
+
+use crate::in_use;
+use crate::kernel::{self, call, number};
+use crate::memory;
+
+const PASSIVE: u8 = 0;
+const ACTIVE: u8 = 1;
+/// The kernel has it.
+const RETIRED: u8 = 2;
+
+/// A set, and what becomes of the kernel set behind it.
+#[derive(Debug)]
+pub(crate) struct NumberedSet {
+    set: Epoll,
+    state: AtomicU8,
+    /// Members of the kernel set while this one is passive, or more: those that were closed are
+    /// counted on.
+    members: AtomicUsize,
+    rotates: bool,
+}
+
+impl NumberedSet {
+    pub(crate) fn new(set: Epoll, rotates: bool) -> Self {
+        NumberedSet {
+            set,
+            // The kernel knows no rotation.
+            state: AtomicU8::new(if rotates { ACTIVE } else { PASSIVE }),
+            members: AtomicUsize::new(0),
+            rotates,
+        }
+    }
+
+    /// The set, whatever state it is in.
+    pub(crate) fn as_epoll(&self) -> &Epoll {
+        &self.set
+    }
+
+    #[inline]
+    pub(crate) fn is_passive(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == PASSIVE
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == RETIRED
+    }
+
+    pub(crate) fn rotates(&self) -> bool {
+        self.rotates
+    }
+
+    /// Has the kernel set, which `epfd` stands for, be the place of members that are the kernel's.
+    pub(crate) fn adopt(&self, epfd: RawFd) -> Result<(), Errno> {
+        if self.rotates {
+            return Ok(());
+        }
+        // SAFETY: the caller has just found it to stand for this set; it is not closed here.
+        let behind = unsafe { BorrowedFd::borrow_raw(epfd) };
+        let members = self.members.load(Ordering::SeqCst);
+        self.set.adopt_kernel_set(behind, members)
+    }
+
+    /// The set is served here from now on.
+    pub(crate) fn activate(&self, epfd: RawFd) -> Result<(), Errno> {
+        if !self.is_passive() {
+            return Ok(());
+        }
+        // Before, as it may fail; and again, for whoever added a member meanwhile.
+        self.adopt_if_used(epfd)?;
+        let was = self
+            .state
+            .compare_exchange(PASSIVE, ACTIVE, Ordering::SeqCst, Ordering::SeqCst);
+        if was.is_err() {
+            return Ok(());
+        }
+        self.adopt_if_used(epfd)?;
+        rouse(epfd, self.mark())
+    }
+
+    fn adopt_if_used(&self, epfd: RawFd) -> Result<(), Errno> {
+        match self.members.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            _ => self.adopt(epfd),
+        }
+    }
+
+    /// By what threads that wait in the kernel set show that they do.
+    pub(crate) fn mark(&self) -> in_use::Mark {
+        in_use::Mark::of(self)
+    }
+
+    /// A change of a member that is the kernel's, by the kernel. None if the set is not passive.
+    pub(crate) fn ctl_passive(
+        &self,
+        op: Option<Op>,
+        by_the_kernel: impl FnOnce() -> Result<(), Errno>,
+    ) -> Option<Result<(), Errno>> {
+        if !self.is_passive() {
+            return None;
+        }
+        if op != Some(Op::Add) {
+            let result = by_the_kernel();
+            if op == Some(Op::Del) && result.is_ok() {
+                self.members.fetch_sub(1, Ordering::SeqCst);
+            }
+            return Some(result);
+        }
+        // Counted, now look: who makes the set active looks at the count after that.
+        self.members.fetch_add(1, Ordering::SeqCst);
+        let result = self.is_passive().then(by_the_kernel);
+        if result != Some(Ok(())) {
+            self.members.fetch_sub(1, Ordering::SeqCst);
+        }
+        result
+    }
+
+    /// The kernel has the set from now on, which `epfd` stands for. It has no member of ours.
+    pub(crate) fn retire(&self, epfd: RawFd) -> Result<(), Errno> {
+        let was_active = !self.is_passive();
+        if was_active {
+            // Threads that sleep without it, too, move to the kernel set.
+            self.adopt(epfd)?;
+            self.set.give_up_kernel_set();
+        }
+        self.state.store(RETIRED, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// How often threads were to be roused from kernel sets, and how often that was done.
+static ROUSING: AtomicU64 = AtomicU64::new(0);
+static ROUSED: AtomicU64 = AtomicU64::new(0);
+
+/// The data of the event that rouses.
+fn rouse_data() -> u64 {
+    static DATA: OnceLock<u64> = OnceLock::new();
+    *DATA.get_or_init(|| RandomState::new().hash_one(std::ptr::from_ref(&DATA).addr()))
+}
+
+/// Rounds of waiting for a thread that does not leave: it is in a signal handler, after which its
+/// wait ends anyway.
+const PATIENCE: usize = 100;
+
+/// Has the threads that wait in the kernel set behind `epfd` wait anew.
+#[cold]
+fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
+    if in_use::wait_until_unmarked(mark, false) {
+        return Ok(());
+    }
+    // SAFETY: no pointers are involved.
+    let low = number(unsafe { call!(eventfd2, 1, libc::EFD_CLOEXEC) })?;
+    // SAFETY: no pointers are involved. Where the user's lowest free number is not in the way.
+    let high = number(unsafe { call!(fcntl, low, libc::F_DUPFD_CLOEXEC, 256) });
+    let bell = match high {
+        Ok(high) => {
+            // It is ours alone.
+            let _ = kernel::close(low);
+            high
+        }
+        Err(_) => low,
+    };
+    ROUSING.fetch_add(1, Ordering::SeqCst);
+    let event = Event::new(Events::IN, rouse_data());
+    // SAFETY: the event is live and has the kernel's layout.
+    let added = unsafe { call!(epoll_ctl, epfd, Op::Add as i32, bell, &raw const event) };
+    if added.is_ok() {
+        let mut tries = 0;
+        while !in_use::wait_until_unmarked(mark, true) && tries < PATIENCE {
+            tries += 1;
+        }
+        // SAFETY: as above. It is there.
+        let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, bell, &raw const event) };
+    }
+    // It is ours alone.
+    let _ = kernel::close(bell);
+    ROUSED.fetch_add(1, Ordering::SeqCst);
+    added.map(drop)
+}
+
+/// A time during which threads may be roused.
+pub(crate) struct Rousable(u64);
+
+impl Rousable {
+    pub(crate) fn begin() -> Self {
+        Rousable(ROUSED.load(Ordering::SeqCst))
+    }
+
+    /// Takes out the events that were to rouse; says how many others there are.
+    ///
+    /// # Safety
+    /// A wait has just written as many to `events`, which is a caller's buffer.
+    #[inline]
+    pub(crate) unsafe fn sift(&self, events: *mut Event, found: usize) -> usize {
+        if ROUSING.load(Ordering::SeqCst) == self.0 {
+            return found;
+        }
+        // SAFETY: the caller's contract.
+        let events = unsafe { memory::writable(events, found) };
+        let mut kept = 0;
+        for at in 0..events.len() {
+            if events[at].data() != rouse_data() {
+                events[kept] = events[at];
+                kept += 1;
+            }
+        }
+        kept
+    }
+}

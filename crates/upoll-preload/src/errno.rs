@@ -1,0 +1,66 @@
+//! The C library's way to say what came of a call.
+
+use std::ffi::{c_int, c_long};
+
+use libc::ssize_t;
+use upoll::Errno;
+
+/// What the kernel's signal set has.
+pub(crate) const MASK_SIZE: usize = size_of::<u64>();
+
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: the C library gives each thread a live errno.
+    unsafe { *libc::__errno_location() = errno.raw() };
+}
+
+/// What a call gives in C.
+pub(crate) trait Value {
+    fn value(self) -> c_int;
+}
+
+impl Value for () {
+    fn value(self) -> c_int {
+        0
+    }
+}
+
+impl Value for c_int {
+    fn value(self) -> c_int {
+        self
+    }
+}
+
+impl Value for usize {
+    fn value(self) -> c_int {
+        c_int::try_from(self).unwrap_or(c_int::MAX)
+    }
+}
+
+#[inline]
+pub(crate) fn give<T: Value>(result: Result<T, Errno>) -> c_int {
+    match result {
+        Ok(value) => value.value(),
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// The same for a number of bytes.
+#[inline]
+pub(crate) fn give_size(result: Result<usize, Errno>) -> ssize_t {
+    match result {
+        Ok(count) => count.cast_signed(),
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// The same for what the kernel gave.
+#[inline]
+pub(crate) fn give_word(result: Result<usize, Errno>) -> c_long {
+    give_size(result) as c_long
+}

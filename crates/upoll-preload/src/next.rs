@@ -1,0 +1,46 @@
+//! The C library's own functions, for what is more than a system call.
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the library that this one stands before.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Next {
+            name,
+            found: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// Its address.
+    pub(crate) fn address(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if !found.is_null() {
+            return found;
+        }
+        // SAFETY: the name is a C string.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        assert!(!found.is_null(), "the C library has {:?}", self.name);
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Calls the C library's function of a name and type.
+macro_rules! next {
+    ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
+        static NEXT: $crate::next::Next = $crate::next::Next::new($name);
+        // SAFETY: it is the C library's function of that name, which has this type.
+        let function: unsafe extern "C" fn($($kind),*) -> $result =
+            unsafe { std::mem::transmute(NEXT.address()) };
+        // SAFETY: the caller's contract, which is the function's own.
+        unsafe { function($($argument),*) }
+    }};
+}
+
+pub(crate) use next;

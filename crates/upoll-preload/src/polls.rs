@@ -1,0 +1,206 @@
+//! `poll(2)` and `select(2)`.
+
+use std::ffi::{c_int, c_long};
+
+use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use upoll_fds::UserSets;
+
+use crate::errno::{MASK_SIZE, give};
+use crate::files::chk_fail;
+use crate::stats::{self, Call};
+
+fn length(count: nfds_t) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+/// A call counts as served here if one of its descriptors is.
+unsafe fn count_poll(fds: *const pollfd, count: usize) {
+    if !stats::is_on() {
+        return;
+    }
+    let mut list = (0..count.min(1024)).map_while(|at| {
+        // SAFETY: the caller's contract.
+        unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok()
+    });
+    let is_ours = list.any(|entry| upoll_fds::is_served_here(entry.fd));
+    stats::count_as(Call::Poll, is_ours);
+}
+
+#[doc = "`poll(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        count_poll(fds, length(count));
+        give(upoll_fds::poll(fds, length(count), timeout))
+    }
+}
+
+#[doc = "`poll(2)` of a fortified program."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < length(count) {
+        chk_fail();
+    }
+    // SAFETY: the caller's contract.
+    unsafe { poll(fds, count, timeout) }
+}
+
+#[doc = "`ppoll(2)`; `timeout` is not written."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        count_poll(fds, length(count));
+        give(upoll_fds::ppoll(
+            fds,
+            length(count),
+            timeout,
+            mask,
+            MASK_SIZE,
+        ))
+    }
+}
+
+#[doc = "`ppoll(2)` of a fortified program."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < length(count) {
+        chk_fail();
+    }
+    // SAFETY: the caller's contract.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+/// Now, by the clock that limits run by.
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+/// `ppoll(2)` as the system call is: what is left of `timeout` is written to it.
+pub(crate) unsafe fn raw_ppoll(
+    fds: *mut pollfd,
+    count: usize,
+    timeout: *mut timespec,
+    mask: *const sigset_t,
+    size: usize,
+) -> c_int {
+    let begun = now();
+    // SAFETY: the caller's contract.
+    unsafe {
+        count_poll(fds, count);
+        let ready = upoll_fds::ppoll(fds, count, timeout, mask, size);
+        write_rest(timeout, begun, ready.err());
+        give(ready)
+    }
+}
+
+/// What is left of a limit that the call could read.
+unsafe fn write_rest(
+    timeout: *mut timespec,
+    begun: std::time::Instant,
+    failed: Option<upoll::Errno>,
+) {
+    let is_read = failed.is_none_or(|errno| errno == upoll::Errno::INTR);
+    if timeout.is_null() || !is_read {
+        return;
+    }
+    // SAFETY: the call has just read it; the kernel writes to it as well.
+    let timeout = unsafe { &mut *timeout };
+    let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
+    let nanoseconds = u32::try_from(timeout.tv_nsec).unwrap_or(0);
+    let limit = std::time::Duration::new(seconds, nanoseconds);
+    let rest = limit.saturating_sub(begun.elapsed());
+    timeout.tv_sec = libc::time_t::try_from(rest.as_secs()).unwrap_or(libc::time_t::MAX);
+    timeout.tv_nsec = c_long::from(rest.subsec_nanos().cast_signed());
+}
+
+unsafe fn count_select(n: c_int, sets: UserSets) {
+    if !stats::is_on() {
+        return;
+    }
+    let is_ours = sets.into_iter().any(|set| {
+        // SAFETY: the caller's contract. A longer set than an fd_set is looked at in part.
+        let Ok(set) = (unsafe { upoll_fds::read_memory(set) }) else {
+            return false;
+        };
+        let numbers = 0..n.clamp(0, 1024);
+        // SAFETY: the numbers are below the size of an fd_set.
+        numbers
+            .filter(|&fd| unsafe { libc::FD_ISSET(fd, &raw const set) })
+            .any(upoll_fds::is_served_here)
+    });
+    stats::count_as(Call::Select, is_ours);
+}
+
+#[doc = "`select(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    n: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        count_select(n, [read, write, except]);
+        give(upoll_fds::select(n, [read, write, except], timeout))
+    }
+}
+
+#[doc = "`pselect(2)`; `timeout` is not written."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    n: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = [read, write, except];
+    // SAFETY: the caller's contract.
+    unsafe {
+        count_select(n, sets);
+        give(upoll_fds::pselect(n, sets, timeout, mask, MASK_SIZE))
+    }
+}
+
+/// `pselect(2)` as the system call is: the mask comes with its size, and what is left of `timeout` is
+/// written to it.
+pub(crate) unsafe fn raw_pselect(
+    n: c_int,
+    sets: UserSets,
+    timeout: *mut timespec,
+    mask_and_size: *const (*const sigset_t, usize),
+) -> c_int {
+    let begun = now();
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (mask, size) = match mask_and_size.is_null() {
+            true => (std::ptr::null(), MASK_SIZE),
+            false => *mask_and_size,
+        };
+        count_select(n, sets);
+        let ready = upoll_fds::pselect(n, sets, timeout, mask, size);
+        write_rest(timeout, begun, ready.err());
+        give(ready)
+    }
+}

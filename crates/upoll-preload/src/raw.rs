@@ -1,0 +1,210 @@
+//! System calls by number, and the C library's `syscall(2)`.
+
+use std::ffi::{c_int, c_long, c_uint};
+
+use upoll::Errno;
+
+use crate::errno::{give_word, set_errno};
+use crate::{files, polls, process, sets, stats};
+
+/// A system call, inline.
+///
+/// # Safety
+/// That of the call.
+#[inline]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the kernel's calling convention; the rest is the caller's contract.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    match result {
+        -4095..=-1 => Err(Errno::from_raw(-(result as i32))),
+        _ => Ok(result.cast_unsigned()),
+    }
+}
+
+/// A call without pointers that would be a program's, or whose pointers the kernel checks.
+macro_rules! kernel {
+    ($number:ident $(, $argument:expr)* $(,)?) => {{
+        let given = [$($argument as usize),*];
+        let mut arguments = [0; 6];
+        arguments[..given.len()].copy_from_slice(&given);
+        // SAFETY: the kernel checks what pointers there are; what they lead to is the caller's.
+        unsafe { $crate::raw::call(libc::$number, arguments) }
+    }};
+}
+
+pub(crate) use kernel;
+
+pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        let written = kernel!(SYS_write, fd, bytes.as_ptr(), bytes.len())?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
+/// `syscall(2)`: the calls that act on user-level objects, by number.
+///
+/// It is variadic in C. An argument that is not given has an arbitrary value, which the call of that
+/// number does not look at.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let arguments = [a, b, c, d, e, f];
+    // SAFETY: the caller's contract is that of the call it names.
+    unsafe {
+        match number {
+            libc::SYS_io_uring_setup => {
+                set_errno(Errno::from_raw(libc::ENOSYS));
+                -1
+            }
+            libc::SYS_exit_group => {
+                stats::report();
+                give_word(call(number, arguments))
+            }
+            _ => match on_objects(number, arguments) {
+                Some(result) => result,
+                None => give_word(call(number, arguments)),
+            },
+        }
+    }
+}
+
+/// Arguments of a system call are machine words; what they stand for is narrower.
+trait Word {
+    fn int(self) -> c_int;
+    fn uint(self) -> c_uint;
+    fn ptr<T>(self) -> *mut T;
+}
+
+impl Word for usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the kernel looks at 32 bits"
+    )]
+    fn int(self) -> c_int {
+        self as c_int
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the kernel looks at 32 bits"
+    )]
+    fn uint(self) -> c_uint {
+        self as c_uint
+    }
+
+    fn ptr<T>(self) -> *mut T {
+        std::ptr::with_exposed_provenance_mut(self)
+    }
+}
+
+/// # Safety
+/// That of the call.
+unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the caller's contract.
+    Some(unsafe {
+        match number {
+            libc::SYS_close => c_long::from(files::close(a.int())),
+            libc::SYS_close_range => c_long::from(files::close_range(a.uint(), b.uint(), c.int())),
+            libc::SYS_read => files::read(a.int(), b.ptr(), c) as c_long,
+            libc::SYS_write => files::write(a.int(), b.ptr(), c) as c_long,
+            libc::SYS_readv => files::readv(a.int(), b.ptr(), c.int()) as c_long,
+            libc::SYS_writev => files::writev(a.int(), b.ptr(), c.int()) as c_long,
+            libc::SYS_dup => c_long::from(files::dup(a.int())),
+            libc::SYS_dup3 => c_long::from(files::dup3(a.int(), b.int(), c.int())),
+            libc::SYS_fcntl => c_long::from(files::fcntl(a.int(), b.int(), c)),
+            libc::SYS_ioctl => c_long::from(files::ioctl(a.int(), b as _, c)),
+            libc::SYS_eventfd2 => c_long::from(sets::eventfd(a.uint(), b.int())),
+            libc::SYS_epoll_create1 => c_long::from(sets::epoll_create1(a.int())),
+            libc::SYS_epoll_ctl => {
+                c_long::from(sets::epoll_ctl(a.int(), b.int(), c.int(), d.ptr()))
+            }
+            libc::SYS_epoll_pwait => {
+                c_long::from(sets::pwait(a.int(), b.ptr(), c.int(), d.int(), e.ptr(), f))
+            }
+            libc::SYS_epoll_pwait2 => {
+                c_long::from(sets::pwait2(a.int(), b.ptr(), c.int(), d.ptr(), e.ptr(), f))
+            }
+            libc::SYS_ppoll => c_long::from(polls::raw_ppoll(a.ptr(), b, c.ptr(), d.ptr(), e)),
+            libc::SYS_pselect6 => c_long::from(polls::raw_pselect(
+                a.int(),
+                [b.ptr(), c.ptr(), d.ptr()],
+                e.ptr(),
+                f.ptr(),
+            )),
+            libc::SYS_clone | libc::SYS_clone3 => {
+                // A thread needs none of this, but a program makes those by the C library.
+                upoll_fds::demote_all();
+                return None;
+            }
+            libc::SYS_execve | libc::SYS_execveat => {
+                process::demote_inherited();
+                return None;
+            }
+            _ => return older(number, arguments),
+        }
+    })
+}
+
+/// Calls that newer architectures do not have.
+///
+/// # Safety
+/// That of the call.
+#[cfg(target_arch = "x86_64")]
+unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long> {
+    // SAFETY: the caller's contract.
+    Some(unsafe {
+        match number {
+            libc::SYS_dup2 => c_long::from(files::dup2(a.int(), b.int())),
+            libc::SYS_eventfd => c_long::from(sets::eventfd(a.uint(), 0)),
+            libc::SYS_epoll_create => c_long::from(sets::epoll_create(a.int())),
+            libc::SYS_epoll_wait => {
+                c_long::from(sets::epoll_wait(a.int(), b.ptr(), c.int(), d.int()))
+            }
+            libc::SYS_poll => c_long::from(polls::poll(a.ptr(), b as _, c.int())),
+            libc::SYS_select => {
+                c_long::from(polls::select(a.int(), b.ptr(), c.ptr(), d.ptr(), e.ptr()))
+            }
+            libc::SYS_fork | libc::SYS_vfork => {
+                upoll_fds::demote_all();
+                return None;
+            }
+            _ => return None,
+        }
+    })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn older(_: c_long, _: [usize; 6]) -> Option<c_long> {
+    None
+}

@@ -1,0 +1,159 @@
+//! `epoll(7)` and `eventfd(2)`.
+
+use std::ffi::{c_int, c_uint};
+
+use libc::{sigset_t, timespec};
+use upoll::Event;
+use upoll_fds::{EpollCtlCmd, EpollWaitParams};
+
+use crate::errno::{MASK_SIZE, give};
+use crate::raw;
+use crate::settings::{self, Kind};
+use crate::stats::{self, Call};
+
+#[doc = "`eventfd(2)`"]
+#[unsafe(no_mangle)]
+pub extern "C" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
+    let is_ours = settings::is_user_level(Kind::EventFd);
+    stats::count_as(Call::EventFd, is_ours);
+    match is_ours {
+        true => give(upoll_fds::eventfd(initial, flags)),
+        false => give(raw::kernel!(SYS_eventfd2, initial, flags)),
+    }
+}
+
+#[doc = "`eventfd_read(3)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
+    stats::count(Call::Read, fd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::eventfd_read(fd, value) })
+}
+
+#[doc = "`eventfd_write(3)`"]
+#[unsafe(no_mangle)]
+pub extern "C" fn eventfd_write(fd: c_int, value: u64) -> c_int {
+    stats::count(Call::Write, fd);
+    give(upoll_fds::eventfd_write(fd, value))
+}
+
+#[doc = "`epoll_create(2)`"]
+#[unsafe(no_mangle)]
+pub extern "C" fn epoll_create(size: c_int) -> c_int {
+    stats::count_as(Call::EpollCreate, true);
+    give(upoll_fds::epoll_create(size))
+}
+
+#[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
+#[unsafe(no_mangle)]
+pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    stats::count_as(Call::EpollCreate, true);
+    give(upoll_fds::epoll_create1(flags))
+}
+
+#[doc = "`epoll_ctl(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *const Event,
+) -> c_int {
+    stats::count(Call::EpollCtl, fd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) })
+}
+
+#[doc = "`epoll_ctl_batch`, as in `upoll.h`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl_batch(
+    epfd: c_int,
+    flags: c_int,
+    count: c_int,
+    commands: *mut EpollCtlCmd,
+) -> c_int {
+    stats::count(Call::EpollCtl, epfd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::epoll_ctl_batch(epfd, flags, count, commands) })
+}
+
+#[doc = "`epoll_wait(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(
+    epfd: c_int,
+    events: *mut Event,
+    room: c_int,
+    timeout: c_int,
+) -> c_int {
+    stats::count(Call::EpollWait, epfd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::epoll_wait(epfd, events, room, timeout) })
+}
+
+#[doc = "`epoll_pwait(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epfd: c_int,
+    events: *mut Event,
+    room: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { pwait(epfd, events, room, timeout, mask, MASK_SIZE) }
+}
+
+/// The same with the size of the mask, as the system call has it.
+pub(crate) unsafe fn pwait(
+    epfd: c_int,
+    events: *mut Event,
+    room: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+    size: usize,
+) -> c_int {
+    stats::count(Call::EpollWait, epfd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::epoll_pwait(epfd, events, room, timeout, mask, size) })
+}
+
+#[doc = "`epoll_pwait2(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut Event,
+    room: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { pwait2(epfd, events, room, timeout, mask, MASK_SIZE) }
+}
+
+/// The same with the size of the mask, as the system call has it.
+pub(crate) unsafe fn pwait2(
+    epfd: c_int,
+    events: *mut Event,
+    room: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    size: usize,
+) -> c_int {
+    stats::count(Call::EpollWait, epfd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::epoll_pwait2(epfd, events, room, timeout, mask, size) })
+}
+
+#[doc = "`epoll_pwait1`, as in `upoll.h`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait1(
+    epfd: c_int,
+    flags: c_int,
+    events: *mut Event,
+    room: c_int,
+    params: *const EpollWaitParams,
+) -> c_int {
+    stats::count(Call::EpollWait, epfd);
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::epoll_pwait1(epfd, flags, events, room, params) })
+}

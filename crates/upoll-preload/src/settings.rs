@@ -1,0 +1,55 @@
+//! What the environment asks for: `UPOLL_USER`, the kinds of objects to serve here, and
+//! `UPOLL_STATS`, where to say what was served.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// A kind of objects that can be served here.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    EventFd = 1,
+}
+
+/// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
+/// from signal handlers. Reading them twice does no harm.
+static KINDS: AtomicU8 = AtomicU8::new(0);
+const READ: u8 = 128;
+
+pub(crate) fn is_user_level(kind: Kind) -> bool {
+    read() & kind as u8 != 0
+}
+
+/// Reads the kinds, if that is still to be done.
+pub(crate) fn read() -> u8 {
+    let known = KINDS.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let kinds = READ | read_kinds();
+    KINDS.store(kinds, Ordering::Relaxed);
+    kinds
+}
+
+fn read_kinds() -> u8 {
+    let Some(wanted) = variable(c"UPOLL_USER") else {
+        return Kind::EventFd as u8;
+    };
+    let kinds = wanted.to_bytes().split(|&byte| byte == b',');
+    kinds.fold(0, |kinds, kind| {
+        kinds
+            | match kind {
+                b"eventfd" | b"all" => Kind::EventFd as u8,
+                _ => 0,
+            }
+    })
+}
+
+/// A variable of the environment.
+pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name is a C string. A program that changes the environment while another thread
+    // reads it does what it must not.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: as above; null is no value.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}

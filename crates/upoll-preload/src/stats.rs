@@ -1,0 +1,197 @@
+//! How many calls were served here, and how many by the kernel, said when the process ends.
+//!
+//! They are counted only if `UPOLL_STATS` is in the environment: empty for standard error, else the
+//! file that a report is added to.
+
+use std::ffi::{CStr, c_char};
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use crate::raw;
+use crate::settings::{self, variable};
+
+macro_rules! calls {
+    ($($name:ident = $shown:literal,)*) => {
+        /// What is counted.
+        #[derive(Clone, Copy)]
+        pub(crate) enum Call { $($name),* }
+
+        const NAMES: &[&str] = &[$($shown),*];
+    };
+}
+
+calls! {
+    EventFd = "eventfd",
+    EpollCreate = "epoll_create",
+    EpollCtl = "epoll_ctl",
+    EpollWait = "epoll_wait",
+    Poll = "poll",
+    Select = "select",
+    Read = "read",
+    Write = "write",
+    Close = "close",
+    Dup = "dup",
+    Control = "fcntl, ioctl",
+}
+
+const CALLS: usize = NAMES.len();
+/// Threads are spread over as many sets of counters, so that they seldom write the same line.
+const SHARDS: usize = 64;
+
+/// Served here, served by the kernel.
+#[repr(align(128))]
+struct Shard([[AtomicU64; 2]; CALLS]);
+
+static SHARDS_OF_ALL: [Shard; SHARDS] =
+    [const { Shard([const { [const { AtomicU64::new(0) }; 2] }; CALLS]) }; SHARDS];
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+/// Where the report goes: a copy, as programs clear their environment.
+static PATH: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+#[inline]
+pub(crate) fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+extern "C" fn at_start() {
+    settings::read();
+    let Some(path) = variable(c"UPOLL_STATS") else {
+        return;
+    };
+    // Without memory the report goes to standard error.
+    // SAFETY: the path is a live C string.
+    PATH.store(unsafe { libc::strdup(path.as_ptr()) }, Ordering::Relaxed);
+    IS_ON.store(true, Ordering::Relaxed);
+    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it a
+    // child counts on from what its parent had.
+    unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = at_start;
+
+/// A child of `fork` counts its own calls.
+extern "C" fn begin_anew() {
+    for counter in SHARDS_OF_ALL.iter().flat_map(|shard| &shard.0).flatten() {
+        counter.store(0, Ordering::Relaxed);
+    }
+}
+
+std::thread_local! {
+    static SHARD: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+}
+
+/// Counts a call on `fd`.
+#[inline]
+pub(crate) fn count(call: Call, fd: i32) {
+    if is_on() {
+        count_as(call, upoll_fds::is_served_here(fd));
+    }
+}
+
+/// Counts a call.
+#[cold]
+pub(crate) fn count_as(call: Call, is_user_level: bool) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    if !is_on() {
+        return;
+    }
+    let shard = SHARD.with(|shard| {
+        if shard.get() == usize::MAX {
+            shard.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
+        }
+        shard.get()
+    });
+    let place = usize::from(!is_user_level);
+    SHARDS_OF_ALL[shard].0[call as usize][place].fetch_add(1, Ordering::Relaxed);
+}
+
+/// Says what was counted, once.
+pub(crate) fn report() {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    if !is_on() || IS_SAID.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let Some(text) = text() else {
+        return;
+    };
+    let path = PATH.load(Ordering::Relaxed);
+    // SAFETY: it is null or a C string that is never freed.
+    let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
+    let path = path.filter(|path| !path.is_empty());
+    let to = path.map_or(Some(libc::STDERR_FILENO), append_to);
+    if let Some(to) = to {
+        // There is nobody to tell if it cannot be written.
+        let _ = raw::write_all(to, text.as_bytes());
+    }
+}
+
+fn append_to(path: &CStr) -> Option<i32> {
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
+    // SAFETY: the path is a live C string.
+    let fd = unsafe { libc::open(path.as_ptr(), flags, 0o666) };
+    (fd >= 0).then_some(fd)
+}
+
+/// How often one call was served here and by the kernel.
+fn sums(call: usize) -> [u64; 2] {
+    let mut sums = [0; 2];
+    for shard in &SHARDS_OF_ALL {
+        for (sum, counter) in sums.iter_mut().zip(&shard.0[call]) {
+            *sum += counter.load(Ordering::Relaxed);
+        }
+    }
+    sums
+}
+
+/// Nothing if the program had to do with no object that could be served here.
+fn text() -> Option<String> {
+    let mut text = String::new();
+    unsafe extern "C" {
+        static program_invocation_short_name: *const libc::c_char;
+    }
+    // SAFETY: the C library's pointer to the name of the program, a C string.
+    let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
+    let mut served = 0;
+    let mut line = |text: &mut String, name: &str, [here, kernel]: [u64; 2]| {
+        served += here;
+        if here + kernel > 0 {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  {name:<14}{here:>14}{kernel:>14}");
+        }
+    };
+    let _ = writeln!(
+        text,
+        "upoll: {} ({})\n  {:<14}{:>14}{:>14}",
+        name.to_string_lossy(),
+        std::process::id(),
+        "calls",
+        "user space",
+        "kernel"
+    );
+    for (call, name) in NAMES.iter().enumerate() {
+        line(&mut text, name, sums(call));
+    }
+    let _ = writeln!(text, "  {:<14}{served:>14}", "in all");
+    let concerned = [
+        Call::EventFd,
+        Call::EpollCreate,
+        Call::Poll,
+        Call::Select,
+        Call::EpollWait,
+    ];
+    concerned
+        .iter()
+        .any(|&call| sums(call as usize) != [0; 2])
+        .then_some(text)
+}
+
+extern "C" fn at_exit() {
+    report();
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;

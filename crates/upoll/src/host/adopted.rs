@@ -1,0 +1,74 @@
+//! A set of the kernel's as the kernel side of a set: so that its descriptor number can be the
+//! kernel's before and after.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::kernel;
+use super::special::Special;
+use super::{KernelSide, SleepSet};
+use crate::epoll::{Epoll, Op};
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::sync::Ordering;
+
+impl Epoll {
+    /// Has an epoll set of the kernel's be where this set keeps its members that are descriptors of
+    /// the kernel, `members` of which it has already, or more.
+    ///
+    /// `kernel_set` may be closed afterwards. If this set has a place for such members already
+    /// nothing happens: the place that it got first stays.
+    ///
+    /// # Errors
+    /// `EINVAL`: a rotating set, which keeps no members in one place. `EMFILE`, `ENFILE`, `ENOMEM`:
+    /// the kernel gives no descriptors for it. `EBADF`, `EINVAL`: `kernel_set` is not a set.
+    pub fn adopt_kernel_set(
+        &self,
+        kernel_set: BorrowedFd<'_>,
+        members: usize,
+    ) -> Result<(), Errno> {
+        if self.set().rotates() {
+            return Err(Errno::INVAL);
+        }
+        let make = |specials: &_| SleepSet::around(kernel::duplicate(kernel_set)?, specials);
+        let adopted = self.set().companion_or_insert(|| {
+            let side = KernelSide::around(self.set(), make)?;
+            side.members.store(members, Ordering::Relaxed);
+            Ok(Box::new(side))
+        });
+        adopted.map(drop)
+    }
+
+    /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the
+    /// members: from now on the kernel may serve the set instead.
+    ///
+    /// Threads that wait in this set, by whatever call, go on to hear of those members. There must
+    /// be no others, and none must be added.
+    pub fn give_up_kernel_set(&self) {
+        let Some(side) = KernelSide::of(self.set()) else {
+            return;
+        };
+        // Members come and go without this set now.
+        side.members.fetch_add(1, Ordering::Relaxed);
+        let bell = side.first.bell.number();
+        let ended = side.first.register(
+            &side.specials,
+            Op::Del,
+            bell,
+            Events::empty(),
+            Special::Bell,
+        );
+        debug_assert!(ended.is_ok(), "the bell is in the kernel set");
+    }
+
+    /// How many interests the set holds in files that are not the kernel's.
+    #[must_use]
+    pub fn len_in_core(&self) -> usize {
+        self.set().inner.lock().len()
+    }
+}
+
+impl super::sleep_set::Bell {
+    fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}

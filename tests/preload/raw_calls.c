@@ -1,0 +1,68 @@
+/* Calls by syscall(2), as libuv makes them, and calls of fortified programs. */
+#include "../c/check.h"
+#include <sys/syscall.h>
+
+int __poll_chk(struct pollfd *, nfds_t, int, size_t);
+ssize_t __read_chk(int, void *, size_t, size_t);
+
+static void interrupted(int signal)
+{
+	(void)signal;
+}
+
+int main(void)
+{
+	struct epoll_event event;
+	struct pollfd entry;
+	struct timespec limit = {5, 0};
+	uint64_t value = 3, mask = 0;
+	struct {
+		const uint64_t *mask;
+		size_t size;
+	} with_size = {&mask, sizeof mask};
+	fd_set in;
+	int fd = (int)syscall(SYS_eventfd2, 0, EFD_NONBLOCK), again;
+	int set = (int)syscall(SYS_epoll_create1, EPOLL_CLOEXEC);
+	CHECK(fd >= 0 && set == fd + 1);
+	CHECK(add(set, fd, EPOLLIN, 8) == 0);
+	CHECK(syscall(SYS_write, fd, &value, sizeof value) == sizeof value);
+	CHECK(syscall(SYS_epoll_pwait, set, &event, 1, 1000, NULL, sizeof mask) == 1);
+	CHECK(syscall(SYS_epoll_pwait2, set, &event, 1, &limit, NULL, sizeof mask) == 1);
+	CHECK(event.data.u64 == 8);
+	entry.fd = fd, entry.events = POLLIN;
+	CHECK(syscall(SYS_ppoll, &entry, 1, &limit, NULL, sizeof mask) == 1);
+	CHECK(limit.tv_sec <= 5 && entry.revents == POLLIN);
+	FD_ZERO(&in);
+	FD_SET(fd, &in);
+	CHECK(syscall(SYS_pselect6, fd + 1, &in, NULL, NULL, &limit, &with_size) == 1);
+	CHECK(__poll_chk(&entry, 1, 1000, sizeof entry) == 1);
+	value = 0;
+	CHECK(__read_chk(fd, &value, sizeof value, sizeof value) == sizeof value && value == 3);
+	FAILS(syscall(SYS_read, fd, &value, sizeof value), EAGAIN);
+
+	/* A limit that ran is written back. */
+	limit.tv_sec = 0, limit.tv_nsec = 20000000;
+	CHECK(syscall(SYS_ppoll, &entry, 1, &limit, NULL, sizeof mask) == 0);
+	CHECK(limit.tv_sec == 0 && limit.tv_nsec == 0);
+
+	/* A number that is closed so means the next object. */
+	CHECK(syscall(SYS_close, fd) == 0);
+	again = open("/dev/null", O_RDWR);
+	CHECK(again == fd);
+	CHECK(read(again, &value, sizeof value) == 0);
+	FAILS(epoll_ctl(set, EPOLL_CTL_DEL, again, NULL), EPERM);
+	CHECK(syscall(SYS_dup3, set, again, 0) == again);
+	CHECK(epoll_wait(again, &event, 1, 0) == 0);
+	CHECK(syscall(SYS_close_range, set, set, 0) == 0);
+	FAILS(epoll_wait(set, &event, 1, 0), EBADF);
+	FAILS(syscall(SYS_close, -1), EBADF);
+
+	/* A handler that writes an eventfd rouses the thread that it interrupts. */
+	signal(SIGALRM, interrupted);
+	fd = eventfd(0, 0);
+	alarm(1);
+	entry.fd = fd;
+	FAILS(syscall(SYS_ppoll, &entry, 1, NULL, NULL, sizeof mask), EINTR);
+	FAILS(syscall(100000, 1, 2, 3, 4, 5, 6), ENOSYS);
+	return 0;
+}

@@ -1,0 +1,135 @@
+/* A set changes hands while threads wait in it: first it has only descriptors of the kernel, then an
+ * eventfd, then a child of fork shares it. */
+#include "../c/check.h"
+#include <sys/wait.h>
+
+enum { THREADS = 4 };
+static int set, inner;
+
+static void *waits(void *timeout)
+{
+	struct epoll_event events[4];
+	CHECK(epoll_wait(set, events, 4, *(int *)timeout) == 1);
+	return (void *)(uintptr_t)events[0].data.u64;
+}
+
+static void start(pthread_t *threads, int *timeout)
+{
+	int at;
+	for (at = 0; at < THREADS; at++)
+		CHECK(pthread_create(&threads[at], NULL, waits, timeout) == 0);
+	sleep_ms(50);
+}
+
+static void end(pthread_t *threads, uintptr_t data)
+{
+	int at;
+	for (at = 0; at < THREADS; at++) {
+		void *found;
+		CHECK(pthread_join(threads[at], &found) == 0 && (uintptr_t)found == data);
+	}
+}
+
+/* Threads wait where nothing but the kernel's is, or nothing at all. */
+static void eventfd_comes(int with_pipe, int timeout)
+{
+	pthread_t threads[THREADS];
+	struct epoll_event events[4];
+	int fds[2], counter = eventfd(0, EFD_NONBLOCK);
+	set = epoll_create1(EPOLL_CLOEXEC);
+	CHECK(pipe(fds) == 0);
+	if (with_pipe)
+		CHECK(add(set, fds[0], EPOLLIN, 1) == 0);
+	start(threads, &timeout);
+	CHECK(add(set, counter, EPOLLIN, 2) == 0);
+	sleep_ms(50);
+	CHECK(eventfd_write(counter, 1) == 0);
+	end(threads, 2);
+	if (!with_pipe)
+		CHECK(add(set, fds[0], EPOLLIN, 1) == 0);
+	CHECK(epoll_wait(set, events, 4, 0) == 1);
+	CHECK(write(fds[1], "x", 1) == 1);
+	CHECK(epoll_wait(set, events, 4, 0) == 2);
+	CHECK(epoll_wait(set, events, 1, 1000) == 1);
+	close(set), close(fds[0]), close(fds[1]), close(counter);
+}
+
+/* A child waits in the set that its parent waits in, and each hears of the other. */
+static void fork_comes(int timeout)
+{
+	pthread_t threads[THREADS];
+	struct epoll_event events[4];
+	int fds[2], status, counter = eventfd(0, EFD_NONBLOCK), copy;
+	uint64_t value;
+	pid_t child;
+	set = epoll_create1(0);
+	inner = epoll_create1(0);
+	copy = dup(set);
+	CHECK(pipe(fds) == 0);
+	CHECK(add(inner, fds[0], EPOLLIN, 3) == 0 && add(set, inner, EPOLLIN, 4) == 0);
+	CHECK(add(set, counter, EPOLLIN, 5) == 0);
+	start(threads, &timeout);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(epoll_wait(set, events, 4, 0) == 0);
+		CHECK(eventfd_write(counter, 6) == 0);
+		CHECK(epoll_wait(copy, events, 4, 0) == 1 && events[0].data.u64 == 5);
+		sleep_ms(100);
+		CHECK(eventfd_read(counter, &value) == 0 && value == 6);
+		CHECK(write(fds[1], "x", 1) == 1);
+		CHECK(epoll_wait(set, events, 4, 1000) == 1 && events[0].data.u64 == 4);
+		CHECK(epoll_wait(inner, events, 4, 0) == 1 && events[0].data.u64 == 3);
+		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, inner, NULL) == 0);
+		_exit(0);
+	}
+	end(threads, 5);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	/* The child has taken the inner set out, for both. */
+	CHECK(epoll_wait(set, events, 4, 0) == 0);
+	CHECK(eventfd_write(counter, 1) == 0);
+	CHECK(epoll_wait(copy, events, 4, 0) == 1 && events[0].data.u64 == 5);
+	/* A new eventfd in a set that is shared. */
+	status = eventfd(1, 0);
+	CHECK(add(set, status, EPOLLIN, 7) == 0);
+	FAILS(add(set, status, EPOLLIN, 7), EEXIST);
+	CHECK(epoll_wait(set, events, 4, 0) == 2);
+	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, status, NULL) == 0);
+	FAILS(epoll_ctl(set, EPOLL_CTL_DEL, status, NULL), ENOENT);
+	close(status), close(set), close(copy), close(inner), close(counter);
+	close(fds[0]), close(fds[1]);
+}
+
+/* A poll of a set, and a set in a set, from when it has only members of the kernel's. */
+static void set_is_watched(void)
+{
+	struct epoll_event events[4];
+	struct pollfd entry;
+	int fds[2], counter = eventfd(0, 0), outer = epoll_create1(0);
+	set = epoll_create1(0);
+	CHECK(pipe(fds) == 0 && add(set, fds[0], EPOLLIN, 1) == 0);
+	entry.fd = set, entry.events = POLLIN;
+	CHECK(poll(&entry, 1, 0) == 0);
+	CHECK(add(outer, set, EPOLLIN, 2) == 0 && epoll_wait(outer, events, 4, 0) == 0);
+	FAILS(add(set, outer, EPOLLIN, 2), ELOOP);
+	FAILS(add(set, set, EPOLLIN, 2), EINVAL);
+	CHECK(write(fds[1], "x", 1) == 1);
+	CHECK(poll(&entry, 1, 1000) == 1 && epoll_wait(outer, events, 4, 1000) == 1);
+	CHECK(read(fds[0], events, 1) == 1);
+	CHECK(poll(&entry, 1, 0) == 0 && epoll_wait(outer, events, 4, 0) == 0);
+	CHECK(add(set, counter, EPOLLIN, 3) == 0 && eventfd_write(counter, 1) == 0);
+	CHECK(poll(&entry, 1, 1000) == 1 && epoll_wait(outer, events, 4, 1000) == 1);
+	close(set), close(outer), close(counter), close(fds[0]), close(fds[1]);
+}
+
+int main(void)
+{
+	int round;
+	set_is_watched();
+	for (round = 0; round < 5; round++) {
+		eventfd_comes(0, -1), eventfd_comes(0, 30000);
+		eventfd_comes(1, -1), eventfd_comes(1, 30000);
+		fork_comes(-1), fork_comes(30000);
+	}
+	return 0;
+}
