@@ -482,8 +482,7 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
             return wait_in_the_kernels(epfd, room, asked, mask);
         }
         let begun = asked.is_finite().then(coarse_now);
-        let whole = asked;
-        let mut asked = whole;
+        let (whole, mut asked) = (asked, asked);
         loop {
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {

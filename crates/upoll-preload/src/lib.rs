@@ -19,7 +19,6 @@
 //!
 //! # Safety
 //! The functions need what the C library's need. Pointers that lead nowhere give `EFAULT`.
-#![expect(clippy::missing_safety_doc, reason = "one contract for all, above")]
 
 mod errno;
 mod files;

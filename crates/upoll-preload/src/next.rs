@@ -35,9 +35,9 @@ impl Next {
 macro_rules! next {
     ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new($name);
+        type Function = unsafe extern "C" fn($($kind),*) -> $result;
         // SAFETY: it is the C library's function of that name, which has this type.
-        let function: unsafe extern "C" fn($($kind),*) -> $result =
-            unsafe { std::mem::transmute(NEXT.address()) };
+        let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(NEXT.address()) };
         // SAFETY: the caller's contract, which is the function's own.
         unsafe { function($($argument),*) }
     }};
