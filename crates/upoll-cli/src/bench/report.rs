@@ -495,8 +495,11 @@ fn backpressure(rows: &[Pressed]) -> Table {
             latency(|latency| latency.p99_microseconds),
             latency(|latency| latency.p999_microseconds),
             latency(|latency| latency.worst_microseconds),
-            goal.map_or_else(String::new, |goal| goal.what.clone()),
-            goal.map_or_else(String::new, |goal| format!("{:.1}", goal.figure)),
+            goal.map_or_else(String::new, |goal| goal.what.to_owned()),
+            goal.map_or_else(String::new, |goal| match goal.rounds[..] {
+                [least, .., most] => format!("{:.1} ({least:.1}-{most:.1})", goal.figure),
+                _ => format!("{:.1}", goal.figure),
+            }),
             goal.map_or("", |goal| yes_no(goal.reached)).to_owned(),
         ]);
     }
