@@ -11,7 +11,7 @@ use core::ptr::NonNull;
 use core::task::{Context, Poll};
 
 use crate::events::Events;
-use crate::file::{Description, FileRef, PollTable};
+use crate::file::{FileRef, Held, PollTable};
 use crate::sync::{Rule, broken};
 use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
 
@@ -46,7 +46,7 @@ pub struct Watch {
     /// What the entries point to. Boxed, so that it stays put.
     notify: Box<Notify>,
     /// Keeps the queues alive that the entries are hooked into.
-    file: Arc<Description>,
+    file: Held,
 }
 
 struct Notify {
