@@ -341,7 +341,9 @@ impl Limited {
 impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(self.shared().map_or(&self.queue, SharedCount::queue));
+        if table.registers() {
+            table.register(self.shared().map_or(&self.queue, SharedCount::queue));
+        }
         let count = self.word.load(Ordering::SeqCst);
         if count == LIMITED {
             let now = self.look_beyond();

@@ -99,6 +99,12 @@ impl<'q> PollTable<'q> {
         }
     }
 
+    /// Whether it is of use to register queues.
+    #[inline]
+    pub(crate) fn registers(&self) -> bool {
+        self.on_register.is_some()
+    }
+
     /// Puts whoever polls on `queue`, if they asked to be (`poll_wait`).
     #[inline]
     pub fn register(&mut self, queue: &'q WaitQueue) {
@@ -111,7 +117,7 @@ impl<'q> PollTable<'q> {
 impl fmt::Debug for PollTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PollTable")
-            .field("registers", &self.on_register.is_some())
+            .field("registers", &self.registers())
             .finish()
     }
 }

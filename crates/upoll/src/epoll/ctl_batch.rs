@@ -1,5 +1,6 @@
 //! `epoll_ctl_batch`: many changes in one call (seed 4).
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::ctl::{Forgotten, is_added_alone};
@@ -96,7 +97,7 @@ impl Epoll {
         let mut pass = Pass {
             epoll: self,
             inner: None,
-            changed: SmallVec::new(),
+            changed: ArrayVec::new(),
             looked_at: 0,
             deferred: Deferred::new(),
             left: SmallVec::new(),
@@ -122,7 +123,7 @@ struct Pass<'a> {
     inner: Option<MutexGuard<'a, Interests>>,
     /// Items that MODs changed, in their order: neighbours share the fence between the change and
     /// the look. All are registered, and all before `looked_at` have been looked at.
-    changed: SmallVec<[*const Item; Pass::CHANGES]>,
+    changed: ArrayVec<*const Item, { Pass::CHANGES }>,
     looked_at: usize,
     deferred: Deferred,
     left: SmallVec<[Left; Pass::ROOM]>,
@@ -182,7 +183,7 @@ impl Pass<'_> {
     fn modify(&mut self, file: FileRef<'_>, events: Events, data: u64) -> Result<(), Errno> {
         let epoll = self.epoll;
         epoll.check_modify(file, events)?;
-        if self.changed.len() == Self::CHANGES {
+        if self.changed.is_full() {
             self.look_at_changed();
             self.make_room();
         }
@@ -239,6 +240,9 @@ impl Pass<'_> {
 
     /// Lets go of the lock, and does what had to wait for that.
     fn pause(&mut self) {
+        if self.inner.is_none() {
+            return;
+        }
         self.look_at_changed();
         self.inner = None;
         self.deferred.run();

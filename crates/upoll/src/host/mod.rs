@@ -157,8 +157,8 @@ impl KernelSide {
         let Some(side) = Self::of(set) else {
             unreachable!("a set has no other companion")
         };
-        let current = side.sleep_set().fd.as_raw_fd();
-        if side.known_above.load(Ordering::Acquire) != current {
+        if !side.is_known_above() {
+            let current = side.sleep_set().fd.as_raw_fd();
             // Whoever is linked above but not found here finds the companion itself.
             for above in sets_above(description.watchers()) {
                 side.nest_in(description, &above)?;
@@ -166,6 +166,12 @@ impl KernelSide {
             side.known_above.store(current, Ordering::Release);
         }
         Ok(side)
+    }
+
+    /// Whether all that watch the set know of its kernel set.
+    #[inline]
+    fn is_known_above(&self) -> bool {
+        self.known_above.load(Ordering::Acquire) == self.sleep_set().fd.as_raw_fd()
     }
 
     /// As [`ensure`](Self::ensure), and it has a hub from now on.
@@ -243,7 +249,7 @@ impl KernelSide {
         let mut heard = Heard::default();
         loop {
             // `out` is memory of ours and the limit is zero, so there is nothing to fail.
-            let found = kernel::epoll_wait(self.members(), out, kernel::AT_ONCE, None);
+            let found = kernel::epoll_harvest(self.members(), out);
             let found = found.unwrap_or(0);
             if self.rotation.is_some() {
                 return (found, heard);
@@ -265,7 +271,7 @@ impl KernelSide {
         let Some(hub) = self.hub() else { return heard };
         let mut events = [Event::default(); HUB_ROOM];
         loop {
-            let found = kernel::epoll_wait(&hub.fd, &mut events, kernel::AT_ONCE, None);
+            let found = kernel::epoll_harvest(&hub.fd, &mut events);
             let found = found.unwrap_or(0);
             let (_, also) = self.sift(set, &mut events[..found]);
             heard.add(also);
@@ -322,10 +328,12 @@ impl KernelSide {
         let mut heard = Heard::default();
         let mut below = SmallVec::<[Special; 4]>::new();
         for at in 0..events.len() {
-            let event = events[at];
-            match self.specials.decode(event.data()) {
+            match self.specials.decode(events[at].data()) {
                 None => {
-                    events[kept] = event;
+                    // Nothing of ours came before it, mostly.
+                    if kept < at {
+                        events[kept] = events[at];
+                    }
                     kept += 1;
                 }
                 Some(Special::Bell) => heard.core = true,
@@ -508,7 +516,11 @@ pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
 
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.
 pub(crate) fn ctl(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: Event) -> Result<(), Errno> {
-    let side = KernelSide::ensure(epoll.description())?;
+    let description = epoll.description();
+    let side = match KernelSide::of(description.object()) {
+        Some(side) if side.is_known_above() => side,
+        _ => KernelSide::ensure(description)?,
+    };
     let number = fd.as_raw_fd();
     if let Some(rotation) = &side.rotation {
         rotation.ctl(epoll, op, number, interest)?;

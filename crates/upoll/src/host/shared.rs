@@ -403,9 +403,9 @@ impl Ears {
     /// Forgets what has rung so far. Arm, and then look at the counters, afterwards.
     pub(crate) fn quiet(&self) {
         let mut events = [Event::default(); 16];
-        while kernel::epoll_wait(&self.set, &mut events, kernel::AT_ONCE, None)
-            .is_ok_and(|found| found == events.len())
-        {}
+        while kernel::epoll_harvest(&self.set, &mut events).is_ok_and(|found| found == events.len())
+        {
+        }
     }
 
     /// Has the next change of `target` that concerns `wanted` be heard.

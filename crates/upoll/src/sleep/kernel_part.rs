@@ -146,8 +146,7 @@ impl KernelPart {
     pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
-            let harvested =
-                kernel::epoll_wait(set.fd.descriptor(), &mut self.events, kernel::AT_ONCE, None);
+            let harvested = kernel::epoll_harvest(set.fd.descriptor(), &mut self.events);
             let is_whole = match harvested {
                 Ok(count) => self.sort(kept, count),
                 // The program closed it.

@@ -110,6 +110,7 @@ fn poll_masked(
     }
     let mut call = PollCall {
         fds,
+        kernel: seen.kernel,
         asked: SmallVec::new(),
     };
     #[cfg(feature = "force-heap")]
@@ -139,6 +140,8 @@ fn open_limit() -> usize {
 
 struct PollCall<'c, 'a> {
     fds: &'c mut [PollFd<'a>],
+    /// How many of them are descriptors of the kernel.
+    kernel: usize,
     /// The kernel's descriptors in the entries' order; the kernel sides of files; the doorbell.
     asked: SmallVec<[libc::pollfd; on_stack(INLINE)]>,
 }
@@ -146,12 +149,18 @@ struct PollCall<'c, 'a> {
 impl PollCall<'_, '_> {
     fn push(&mut self, fd: RawFd, events: Events) -> Result<(), Errno> {
         self.asked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        self.asked.push(libc::pollfd {
-            fd,
-            events: events.bits() as libc::c_short,
-            revents: 0,
-        });
+        self.asked.push(question(fd, events));
         Ok(())
+    }
+}
+
+/// What the kernel is asked about a descriptor.
+#[inline]
+fn question(fd: RawFd, events: Events) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: events.bits() as libc::c_short,
+        revents: 0,
     }
 }
 
@@ -177,11 +186,12 @@ impl Call for PollCall<'_, '_> {
         own: Option<Own>,
     ) -> Result<Heard, Errno> {
         self.asked.clear();
-        for at in 0..self.fds.len() {
-            if let Some(fd) = self.fds[at].target().and_then(Target::kernel) {
-                self.push(fd.as_raw_fd(), self.fds[at].events())?;
-            }
-        }
+        let room = self.asked.try_reserve(self.kernel);
+        room.map_err(|_| Errno::NOMEM)?;
+        self.asked.extend(self.fds.iter().filter_map(|fd| {
+            let number = fd.target().and_then(Target::kernel)?;
+            Some(question(number.as_raw_fd(), fd.events()))
+        }));
         if let Some(own) = own {
             for at in 0..self.fds.len() {
                 if let Some(side) = self.fds[at].target().and_then(Target::kernel_side) {
@@ -204,8 +214,10 @@ impl Call for PollCall<'_, '_> {
     fn merge(&mut self) -> usize {
         let mut asked = self.asked.iter();
         let mut ready = 0;
-        let is_kernel = |fd: &&mut PollFd<'_>| fd.target().and_then(Target::kernel).is_some();
-        for fd in self.fds.iter_mut().filter(is_kernel) {
+        for fd in self.fds.iter_mut() {
+            if fd.target().and_then(Target::kernel).is_none() {
+                continue;
+            }
             let found = asked
                 .next()
                 .map_or(0, |asked| asked.revents.cast_unsigned());

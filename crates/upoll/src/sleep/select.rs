@@ -198,9 +198,11 @@ impl Asked {
             self.widen(number / WORD + 1)?;
         }
         self.end = self.end.max(fd + 1);
+        let maps = self.maps.as_mut_slice();
         for (which, wanted) in wanted.into_iter().enumerate() {
-            let bit = c_ulong::from(wanted) << (number % WORD);
-            self.maps[which * self.words + number / WORD] |= bit;
+            if wanted {
+                maps[which * self.words + number / WORD] |= 1 << (number % WORD);
+            }
         }
         Ok(())
     }
