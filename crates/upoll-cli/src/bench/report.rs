@@ -224,20 +224,22 @@ fn polls(rows: &[Polled]) -> Table {
             "files",
             "stack ns",
             "heap ns",
+            "context ns",
             "kernel ns",
             "heap / stack",
             "10-90 %",
             "to reach",
             "reached",
+            "stack / context",
             "kernel / stack",
             "10-90 %",
         ],
-        3..13,
+        3..15,
     );
     for row in rows {
-        let kernel = row
-            .kernel_nanoseconds
-            .map(|figure| nanoseconds(figure.median));
+        let median = |figure: Option<Spread>| {
+            figure.map_or_else(String::new, |figure| nanoseconds(figure.median))
+        };
         table.add_row([
             row.name.to_owned(),
             row.call.to_owned(),
@@ -245,11 +247,14 @@ fn polls(rows: &[Polled]) -> Table {
             row.files.to_string(),
             nanoseconds(row.upoll_nanoseconds.median),
             nanoseconds(row.heap_nanoseconds.median),
-            kernel.unwrap_or_default(),
+            median(row.context_nanoseconds),
+            median(row.kernel_nanoseconds),
             times(row.gain.median),
             percentiles(row.gain, row.gain.is_trusted()),
             row.gain_target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
+            row.context_gain
+                .map_or_else(String::new, |gain| times(gain.median)),
             row.ratio
                 .map_or_else(String::new, |ratio| times(ratio.median)),
             row.ratio

@@ -172,6 +172,7 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
             };
             lines.push(line("stack", |row| Some(row.upoll_nanoseconds)));
             lines.push(line("heap", |row| Some(row.heap_nanoseconds)));
+            lines.push(line("kept context", |row| row.context_nanoseconds));
             lines.push(line("kernel", |row| row.kernel_nanoseconds));
         }
         lines.retain(|line| !line.points.is_empty());
