@@ -193,6 +193,11 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
     unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) == Ok(1) }
 }
 
+#[cfg(target_arch = "x86_64")]
+fn is_zero(limit: Option<&libc::timespec>) -> bool {
+    limit.is_some_and(|limit| limit.tv_sec == 0 && limit.tv_nsec == 0)
+}
+
 /// `ppoll(2)`; a `limit` of None is none.
 pub(crate) fn ppoll(
     list: &mut [libc::pollfd],
@@ -200,7 +205,7 @@ pub(crate) fn ppoll(
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
     #[cfg(target_arch = "x86_64")]
-    if mask.is_none() && limit.is_some_and(|limit| limit.tv_sec == 0 && limit.tv_nsec == 0) {
+    if mask.is_none() && is_zero(limit) {
         // The kernel neither has a limit to read nor what is left of it to write.
         // SAFETY: the list is as long as is claimed.
         return check(unsafe { syscall!(Sysno::poll, list.as_mut_ptr(), list.len(), 0) });
@@ -231,6 +236,14 @@ pub(crate) unsafe fn pselect(
     limit: Option<&libc::timespec>,
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
+    #[cfg(target_arch = "x86_64")]
+    if mask.is_none() && is_zero(limit) {
+        // As in `ppoll`, nor is there a mask to look for.
+        let mut limit = [0_i64; 2];
+        let limit = limit.as_mut_ptr();
+        // SAFETY: `limit` has a timeval's layout, the bitmaps are the caller's contract.
+        return check(unsafe { syscall!(Sysno::select, end, read, write, except, limit) });
+    }
     let mut limit = limit.copied();
     let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);

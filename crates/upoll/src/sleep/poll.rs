@@ -111,6 +111,7 @@ fn poll_masked(
     let mut call = PollCall {
         fds,
         kernel: seen.kernel,
+        any_found: false,
         asked: SmallVec::new(),
     };
     #[cfg(feature = "force-heap")]
@@ -142,6 +143,8 @@ struct PollCall<'c, 'a> {
     fds: &'c mut [PollFd<'a>],
     /// How many of them are descriptors of the kernel.
     kernel: usize,
+    /// There is something in the answer.
+    any_found: bool,
     /// The kernel's descriptors in the entries' order; the kernel sides of files; the doorbell.
     asked: SmallVec<[libc::pollfd; on_stack(INLINE)]>,
 }
@@ -186,6 +189,7 @@ impl Call for PollCall<'_, '_> {
         own: Option<Own>,
     ) -> Result<Heard, Errno> {
         self.asked.clear();
+        self.any_found = false;
         let room = self.asked.try_reserve(self.kernel);
         room.map_err(|_| Errno::NOMEM)?;
         self.asked.extend(self.fds.iter().filter_map(|fd| {
@@ -204,16 +208,19 @@ impl Call for PollCall<'_, '_> {
             self.push(own.doorbell, Events::IN)?;
         }
         let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
-        if outcome.is_err() {
-            self.asked.clear();
-        }
-        let rang = own.is_some() && self.asked.last().is_some_and(|last| last.revents != 0);
+        self.any_found = matches!(outcome, Ok(1..));
+        let rang = self.any_found
+            && own.is_some()
+            && self.asked.last().is_some_and(|last| last.revents != 0);
         outcome.map(|_| Heard { rang })
     }
 
     fn merge(&mut self) -> usize {
         let mut asked = self.asked.iter();
         let mut ready = 0;
+        if !self.any_found {
+            return 0;
+        }
         for fd in self.fds.iter_mut() {
             if fd.target().and_then(Target::kernel).is_none() {
                 continue;
