@@ -378,14 +378,16 @@ pub(crate) struct Ears {
 }
 
 impl Ears {
+    /// `ENOMEM`: there is no memory or no descriptor for it.
     pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Ears {
-            set: kernel::epoll_create()?,
-        })
+        let set = kernel::epoll_create().map_err(|_| Errno::NOMEM)?;
+        Ok(Ears { set })
     }
 
     /// Listens for changes of `target` that concern `wanted`, if it is a shared counter. Once is
     /// enough.
+    ///
+    /// `ENOMEM`: the kernel has no memory for that.
     pub(crate) fn listen_to(&self, target: Target<'_>, wanted: Events) -> Result<(), Errno> {
         let Some(counter) = target.shared_counter() else {
             return Ok(());
@@ -394,7 +396,8 @@ impl Ears {
             let bell = counter.bell(direction).as_raw_fd();
             match kernel::epoll_ctl(&self.set, Op::Add, bell, Event::new(EDGE, 0)) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                failed => return failed,
+                // Also ENOSPC, the limit on interests, which `poll` has no error for.
+                Err(_) => return Err(Errno::NOMEM),
             }
         }
         Ok(())
