@@ -60,7 +60,7 @@ enum Set {
         Epoll,
         #[expect(dead_code, reason = "stays open")] (Vec<EventFd>, Vec<OwnedFd>),
     ),
-    Kernel(OwnedFd, #[expect(dead_code, reason = "stays open")] OwnedFd),
+    Kernel(OwnedFd, OwnedFd),
 }
 
 fn eventfd(count: u32) -> OwnedFd {
