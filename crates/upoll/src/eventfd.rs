@@ -1,5 +1,13 @@
 //! `eventfd(2)`: a counter that can be waited for.
 
+#[cfg(any(feature = "std", loom))]
+pub(crate) mod listeners;
+#[cfg(loom)]
+mod model;
+
+#[cfg(loom)]
+pub use self::model::SharedModel;
+
 use alloc::boxed::Box;
 use core::any::Any;
 use core::fmt;

@@ -35,6 +35,8 @@ mod watch;
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
+#[cfg(loom)]
+pub use crate::eventfd::SharedModel;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};

@@ -88,6 +88,7 @@ impl Epoll {
         self.check_modify(file, events)?;
         let set = self.set();
         let inner = set.inner.lock();
+        // Publish the interest, then look: a wake that still saw the old one came before the look.
         let item = set.change_interest(&inner, file, events, data, Item::set_interest)?;
         // SAFETY: found in the table, with the lock held.
         if !unsafe { Set::is_idle_plain(&*item) } {
@@ -136,8 +137,9 @@ impl Epoll {
         result
     }
 
-    /// One change under the set's lock; anything but ADD of what is [added
-    /// alone](is_added_alone). The caller lets go of the lock, then of `deferred`, and then finishes
+    /// An ADD or a DEL under the set's lock; anything but ADD of what is [added
+    /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
+    /// [`Set::look_after_change`]. The caller lets go of the lock, then of `deferred`, and then finishes
     /// what is `left`.
     #[inline]
     pub(super) fn ctl_locked(
@@ -159,10 +161,7 @@ impl Epoll {
                 }
                 self.add_locked(inner, file, None, event, left, deferred)
             }
-            Op::Mod => {
-                self.check_modify(file, event.events())?;
-                self.set().modify(inner, file, event, left, deferred)
-            }
+            Op::Mod => unreachable!("a MOD is done in two halves"),
             Op::Del => {
                 self.check_self(file)?;
                 let (identity, number) = (file.identity(), file.number());
@@ -408,22 +407,6 @@ impl Set {
             mode: Mode::Tell,
             deferred,
         });
-    }
-
-    fn modify(
-        &self,
-        inner: &mut Interests,
-        file: FileRef<'_>,
-        event: Event,
-        left: &mut Option<Forgotten>,
-        deferred: &mut Deferred,
-    ) -> Result<(), Errno> {
-        // Publish the interest, then look: a wake that still saw the old one came before the look.
-        let (events, data) = (event.events(), event.data());
-        let item = self.change_interest(inner, file, events, data, Item::set_interest)?;
-        // SAFETY: found in the table, with the lock held.
-        unsafe { self.look_after_change(inner, item, left, deferred) };
-        Ok(())
     }
 
     /// The first half of a MOD: changes the interest by `publish`. The second half, a look at the

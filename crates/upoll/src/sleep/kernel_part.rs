@@ -93,7 +93,8 @@ impl KernelPart {
     #[inline]
     pub(super) fn begin(&mut self) {
         if let Some(set) = &self.set {
-            self.is_foreign = set.maker != Maker::current();
+            // A call that was cut short has left entries for a new set, which is still to be made.
+            self.is_foreign |= set.maker != Maker::current();
         }
     }
 

@@ -129,6 +129,15 @@ pub enum Rule {
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
+    /// A change of a counter that processes share is told before it is made.
+    #[cfg(any(feature = "std", loom))]
+    TellBeforeChanging,
+    /// Who finds a shared counter's lock left by the dead marks that somebody may wait.
+    #[cfg(any(feature = "std", loom))]
+    MarkForTheDead,
+    /// Who listens for changes of a shared counter has the next one ring, then reads their number.
+    #[cfg(any(feature = "std", loom))]
+    ArmThenCount,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
 }
