@@ -4,8 +4,9 @@
  * the shares are.
  *
  * A kernel without EPOLL_ROTATE does it with a plain set between, as the program did for comparison.
- * What no machine's load can change is checked in any case: each number arrives once. If the set
- * rotates, no worker goes without, and the shares are even. */
+ * Each number has to arrive once, however it is done. If the set rotates, no worker goes without, and
+ * there is no herd: bounds that are far from what is reached, as a loaded machine lets threads run
+ * when it likes. */
 #include "check.h"
 
 #include <semaphore.h>
@@ -133,7 +134,15 @@ int main(void)
 	       (double)(end.tv_sec - begin.tv_sec) * 1e3 +
 		       (double)(end.tv_nsec - begin.tv_nsec) / 1e6,
 	       (double)switches / EVENTS, (double)vain / EVENTS, fairness, fewest, most);
-	if (rotates)
-		CHECK(fewest > 0 && fairness > 0.5);
+	if (!rotates)
+		return 0;
+	CHECK(fewest > 0);
+	/* A wake for all would cost about a switch for each worker. */
+	CHECK(switches < (long)EVENTS * WORKERS / 10);
+#ifdef UPOLL_REDIRECT
+	/* The line is kept by turns, so that shares differ by what a worker that the machine does not let
+	 * run misses. A source in the kernel has the kernel's line in addition. */
+	CHECK(fairness > 0.5);
+#endif
 	return 0;
 }
