@@ -30,6 +30,40 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Before all declarations, so that a member of a structure that has such a name is found by it. */
+#ifdef UPOLL_REDIRECT
+#define epoll_create upoll_epoll_create
+#define epoll_create1 upoll_epoll_create1
+#define epoll_ctl upoll_epoll_ctl
+#define epoll_wait upoll_epoll_wait
+#define epoll_pwait upoll_epoll_pwait
+#define epoll_pwait2 upoll_epoll_pwait2
+#define epoll_ctl_batch upoll_epoll_ctl_batch
+#define epoll_pwait1 upoll_epoll_pwait1
+#define eventfd upoll_eventfd
+#define eventfd_read upoll_eventfd_read
+#define eventfd_write upoll_eventfd_write
+#define pipe upoll_pipe
+#define pipe2 upoll_pipe2
+#define socketpair upoll_socketpair
+#define shutdown upoll_shutdown
+#define read upoll_read
+#define write upoll_write
+#define readv upoll_readv
+#define writev upoll_writev
+#define close upoll_close
+#define close_range upoll_close_range
+#define dup upoll_dup
+#define dup2 upoll_dup2
+#define dup3 upoll_dup3
+#define fcntl upoll_fcntl
+#define ioctl upoll_ioctl
+#define poll upoll_poll
+#define ppoll upoll_ppoll
+#define select upoll_select
+#define pselect upoll_pselect
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -144,39 +178,6 @@ int upoll_object_wake(int fd, uint32_t events);
 
 #ifdef __cplusplus
 }
-#endif
-
-#ifdef UPOLL_REDIRECT
-#define epoll_create upoll_epoll_create
-#define epoll_create1 upoll_epoll_create1
-#define epoll_ctl upoll_epoll_ctl
-#define epoll_wait upoll_epoll_wait
-#define epoll_pwait upoll_epoll_pwait
-#define epoll_pwait2 upoll_epoll_pwait2
-#define epoll_ctl_batch upoll_epoll_ctl_batch
-#define epoll_pwait1 upoll_epoll_pwait1
-#define eventfd upoll_eventfd
-#define eventfd_read upoll_eventfd_read
-#define eventfd_write upoll_eventfd_write
-#define pipe upoll_pipe
-#define pipe2 upoll_pipe2
-#define socketpair upoll_socketpair
-#define shutdown upoll_shutdown
-#define read upoll_read
-#define write upoll_write
-#define readv upoll_readv
-#define writev upoll_writev
-#define close upoll_close
-#define close_range upoll_close_range
-#define dup upoll_dup
-#define dup2 upoll_dup2
-#define dup3 upoll_dup3
-#define fcntl upoll_fcntl
-#define ioctl upoll_ioctl
-#define poll upoll_poll
-#define ppoll upoll_ppoll
-#define select upoll_select
-#define pselect upoll_pselect
 #endif
 
 #endif

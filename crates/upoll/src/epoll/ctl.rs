@@ -523,7 +523,7 @@ impl Set {
                     here.nested_changed(self, inner, file);
                 }
                 if bits & state::ROTATING != 0 {
-                    claim = claim.or_else(|| source_queue(file));
+                    claim = claim.or_else(|| rotating_queue(file));
                 }
             }
             if bits & state::SHARED != 0
@@ -584,12 +584,11 @@ impl Set {
     }
 }
 
-/// The queue of a rotating set whose source is in its companion. There an item may have been
-/// chosen without knowing yet, so when it leaves the others have to be asked.
-fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
-    let set = as_set(file)?;
-    let has_source = set.companion()?.has_source();
-    has_source.then(|| NonNull::from(&set.watched_by))
+/// The queue of a rotating set. Others that found the source ready may wait because this item was
+/// chosen before them, and would have been asked when it came back; if the source is in the set's
+/// companion it may also have been chosen without knowing yet. So when it leaves they are asked.
+fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
+    as_set(file).map(|set| NonNull::from(&set.watched_by))
 }
 
 /// Whether ADD of `file` has work to do before it takes the set's lock.
