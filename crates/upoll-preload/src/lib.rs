@@ -10,9 +10,9 @@
 //! served here. No call served here is a cancellation point of its thread.
 //!
 //! # Signal handlers
-//! A handler may call everything here that it may call in the C library, with one restriction of
-//! upoll's: an eventfd written by a handler that interrupts a change of its own wait queue (`ADD`,
-//! `DEL`, the start or end of a sleep) in the same thread waits for a lock that the thread holds.
+//! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
+//! just using has a lock that is not reentrant, so `epoll_wait` and `epoll_ctl` on that one must not
+//! come from a handler, nor a `poll` or `select` of it.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function ends the process: none reaches the program.
