@@ -30,21 +30,14 @@ pub extern "C" fn closefrom(first: c_int) {
 }
 
 #[doc = "`read(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t {
+pub(crate) unsafe fn read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::read(fd, buffer, count) })
 }
 
 #[doc = "`read(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(
-    fd: c_int,
-    buffer: *mut u8,
-    count: size_t,
-    room: size_t,
-) -> ssize_t {
+pub(crate) unsafe fn read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: size_t) -> ssize_t {
     if count > room {
         chk_fail();
     }
@@ -62,24 +55,21 @@ pub(crate) fn chk_fail() -> ! {
 }
 
 #[doc = "`write(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t {
+pub(crate) unsafe fn write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t {
     stats::count(Call::Write, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::write(fd, buffer, count) })
 }
 
 #[doc = "`readv(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::readv(fd, list, count) })
 }
 
 #[doc = "`writev(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     stats::count(Call::Write, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::writev(fd, list, count) })
@@ -166,8 +156,7 @@ by_the_kernel! {
 const NO_UPPER_HALF: usize = 0;
 
 #[doc = "`preadv2(2)`, which reads as `readv` does if the offset is -1."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv2(
+pub(crate) unsafe fn preadv2(
     fd: c_int,
     list: *const iovec,
     count: c_int,
@@ -187,8 +176,7 @@ pub unsafe extern "C" fn preadv2(
 }
 
 #[doc = "`pwritev2(2)`, which writes as `writev` does if the offset is -1."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev2(
+pub(crate) unsafe fn pwritev2(
     fd: c_int,
     list: *const iovec,
     count: c_int,

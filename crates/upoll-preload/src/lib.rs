@@ -7,7 +7,8 @@
 //! # What it cannot see
 //! Inline system calls of the program, static programs, calls within the C library, kernel AIO and
 //! `io_uring`. `io_uring_setup` by `syscall(2)` gives `ENOSYS`, so that no ring edits a set that is
-//! served here. No call served here is a cancellation point of its thread.
+//! served here. `close`,
+//! `sendmsg` and what else seldom blocks are no cancellation points.
 //!
 //! # Signal handlers
 //! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
@@ -20,6 +21,7 @@
 //! # Safety
 //! The functions need what the C library's need. Pointers that lead nowhere give `EFAULT`.
 
+mod cancel;
 mod errno;
 mod files;
 mod next;

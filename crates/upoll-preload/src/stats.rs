@@ -56,6 +56,9 @@ pub(crate) fn is_on() -> bool {
 
 extern "C" fn at_start() {
     settings::read();
+    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it no thread of
+    // a child is interrupted to be cancelled.
+    unsafe { libc::pthread_atfork(None, None, Some(crate::cancel::forget_other_threads)) };
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
