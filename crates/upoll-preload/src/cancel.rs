@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
 
 use libc::{
     fd_set, iovec, nfds_t, pid_t, pollfd, pthread_t, sigset_t, size_t, ssize_t, timespec, timeval,
@@ -123,6 +124,8 @@ fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     let Some(record) = record() else {
         return call();
     };
+    // From now on an interruption may be one to be cancelled, until the next call.
+    record.is_told.store(false, Ordering::Relaxed);
     loop {
         // A handler that calls this in the midst of a call leaves that one under way.
         let before = record.calls.load(Ordering::Relaxed);
@@ -130,11 +133,9 @@ fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
             .calls
             .store(before.wrapping_add(ONE_CALL) | UNDER_WAY, Ordering::SeqCst);
         if IS_USED.load(Ordering::SeqCst) {
-            record.is_told.store(false, Ordering::Relaxed);
             end_if_cancelled();
         }
         let result = call();
-        // Before the call is over: who told it takes that back then.
         let was_told =
             result == T::from(-1) && record.is_told.load(Ordering::SeqCst) && is_interrupted();
         record
@@ -167,10 +168,13 @@ pub unsafe extern "C" fn pthread_cancel(thread: pthread_t) -> c_int {
     answer
 }
 
-/// How often a call is interrupted, and how often others are let run after that: the signal may come
-/// just before the system call.
-const TRIES: usize = 20;
-const PATIENCE: usize = 50;
+/// How often a call is interrupted: the signal may come just before the system call.
+const TRIES: usize = 100;
+/// How often others are let run after that, and after some times for a moment: a thread that runs has
+/// left its call by then, or begun it anew.
+const PATIENCE: usize = 60;
+const SHORT: usize = 50;
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// Interrupts the call in which a thread may be blocked.
 fn interrupt(thread: pid_t) {
@@ -190,12 +194,15 @@ fn interrupt(thread: pid_t) {
         record.is_told.store(true, Ordering::SeqCst);
         // A thread that has ended is none to interrupt.
         let _ = raw::kernel!(SYS_tgkill, process, thread, SIGCANCEL);
-        for _ in 0..PATIENCE {
+        for time in 0..PATIENCE {
             if record.calls.load(Ordering::SeqCst) != call {
-                record.is_told.store(false, Ordering::SeqCst);
                 return;
             }
-            std::thread::yield_now();
+            if time < SHORT {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(MOMENT);
+            }
         }
     }
 }
