@@ -75,6 +75,27 @@ pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssiz
     give_size(unsafe { upoll_fds::writev(fd, list, count) })
 }
 
+/// Names that the C library has for the same functions.
+macro_rules! also_called {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($call), "(2)`, by its other name.")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+            #[allow(unused_unsafe, reason = "some of them take pointers")]
+            // SAFETY: the caller's contract.
+            unsafe {
+                $call($($argument),*)
+            }
+        }
+    )* };
+}
+
+also_called! {
+    "__close" close_otherwise(fd: c_int) = close;
+    "__dup2" dup2_otherwise(fd: c_int, new: c_int) = dup2;
+    "__fcntl" fcntl_otherwise(fd: c_int, command: c_int, argument: usize) = fcntl;
+}
+
 #[doc = "`dup(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C" fn dup(fd: c_int) -> c_int {
