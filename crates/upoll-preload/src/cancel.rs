@@ -7,7 +7,7 @@
 //! unwinds from there has only the frame of the exported function to pass.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_long};
+use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -48,21 +48,31 @@ static IS_USED: AtomicBool = AtomicBool::new(false);
 
 std::thread_local! {
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
-    static RETURNS_RECORD: ReturnsRecord = const { ReturnsRecord };
+}
+
+/// A thread's key whose destructor returns the record, and one more; 0 until there is one. Not a
+/// variable with a destructor: that takes memory when it is first used, perhaps by a handler that has
+/// interrupted an allocation.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Before this no call is a cancellation point.
+pub(crate) fn prepare() {
+    let mut key = 0;
+    // SAFETY: the key is live, and the destructor never unloaded, as this library is not.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(return_record)) } == 0 {
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+    // SAFETY: as above. Without memory for the handler no thread of a child is interrupted.
+    unsafe { libc::pthread_atfork(None, None, Some(forget_other_threads)) };
 }
 
 /// Gives the thread's record to others when it ends.
-struct ReturnsRecord;
-
-impl Drop for ReturnsRecord {
-    fn drop(&mut self) {
-        if let Some(record) = MINE.take() {
-            record.owner.store(0, Ordering::Release);
-        }
+extern "C" fn return_record(_: *mut c_void) {
+    if let Some(record) = MINE.take() {
+        record.owner.store(0, Ordering::Release);
     }
 }
 
-/// None for a thread that has almost ended: nobody cancels it any more.
 #[inline]
 fn record() -> Option<&'static Record> {
     MINE.get().or_else(take_record)
@@ -70,7 +80,7 @@ fn record() -> Option<&'static Record> {
 
 #[cold]
 fn take_record() -> Option<&'static Record> {
-    RETURNS_RECORD.try_with(|_| ()).ok()?;
+    let key = KEY.load(Ordering::Relaxed).checked_sub(1)?;
     let me = thread_id();
     let record = RECORDS.iter().find(|record| {
         record.owner.load(Ordering::Relaxed) == 0
@@ -81,6 +91,8 @@ fn take_record() -> Option<&'static Record> {
     })?;
     record.calls.store(0, Ordering::Relaxed);
     record.is_told.store(false, Ordering::Relaxed);
+    // SAFETY: the key is there; the value is only compared with null.
+    unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(record).cast()) };
     MINE.set(Some(record));
     Some(record)
 }
@@ -96,7 +108,7 @@ fn thread_id() -> pid_t {
 }
 
 /// In a child of `fork` there is one thread, of another number.
-pub(crate) extern "C" fn forget_other_threads() {
+extern "C" fn forget_other_threads() {
     let mine = MINE.get();
     for record in &RECORDS {
         let is_mine = mine.is_some_and(|mine| std::ptr::eq(mine, record));
@@ -178,7 +190,10 @@ const MOMENT: Duration = Duration::from_millis(1);
 
 /// Interrupts the call in which a thread may be blocked.
 fn interrupt(thread: pid_t) {
-    let of_thread = |record: &&Record| record.owner.load(Ordering::Relaxed) == thread;
+    let of_thread = |record: &&Record| {
+        record.owner.load(Ordering::Relaxed) == thread
+            && record.calls.load(Ordering::SeqCst) & UNDER_WAY != 0
+    };
     let Some(record) = RECORDS.iter().find(of_thread) else {
         return;
     };

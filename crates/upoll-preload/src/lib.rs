@@ -14,6 +14,9 @@
 //! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
 //! just using has a lock that is not reentrant, so `epoll_wait` and `epoll_ctl` on that one must not
 //! come from a handler, nor a `poll` or `select` of it.
+//! Closing or duplicating an object, and a `poll` that sleeps for objects and descriptors of the kernel
+//! together for the first time in its thread, take memory from the heap: not for handlers that interrupt
+//! an allocation.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function ends the process: none reaches the program.
