@@ -17,8 +17,11 @@
 //! (`membarrier(2)`), so the first needs none. Where the kernel cannot, both use a fence.
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence, fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence, fence,
+};
 
 use crate::kernel::call;
 use crate::table::Entry;
@@ -58,6 +61,12 @@ pub(crate) fn prepare() {
     IS_PREPARED.call_once(|| {
         let registered = membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
         HAS_BARRIER.store(registered, Ordering::SeqCst);
+        let mut key = 0;
+        // SAFETY: the key is live, and the destructor never unloaded, as this library is not. Without a
+        // key threads keep their records.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(return_records)) } == 0 {
+            KEY.store(key + 1, Ordering::Relaxed);
+        }
     });
 }
 
@@ -77,26 +86,47 @@ std::thread_local! {
             last: Cell::new(ptr::null()),
         }
     };
-    static RETURNS_RECORDS: ReturnsRecords = const { ReturnsRecords };
 }
 
-/// Gives the thread's records to others when it ends.
-struct ReturnsRecords;
+/// The key whose destructor returns a thread's records, and one more; 0: there is none. Not a variable
+/// with a destructor: that takes memory when it is first used, perhaps by a signal handler that has
+/// interrupted an allocation.
+static KEY: AtomicU32 = AtomicU32::new(0);
 
-impl Drop for ReturnsRecords {
-    fn drop(&mut self) {
-        MINE.with(|mine| {
-            let mut record = mine.first.get();
-            mine.current.set(ptr::null());
-            mine.first.set(ptr::null());
-            mine.last.set(ptr::null());
-            // SAFETY: records are never freed.
-            while let Some(taken) = unsafe { record.as_ref() } {
-                record = taken.deeper.swap(ptr::null_mut(), Ordering::Relaxed);
-                taken.is_taken.store(false, Ordering::Release);
-            }
-        });
+/// Gives the thread's records to others when it ends.
+extern "C" fn return_records(_: *mut c_void) {
+    MINE.with(|mine| {
+        let mut record = mine.first.get();
+        mine.current.set(ptr::null());
+        mine.first.set(ptr::null());
+        mine.last.set(ptr::null());
+        // SAFETY: records are never freed.
+        while let Some(taken) = unsafe { record.as_ref() } {
+            record = taken.deeper.swap(ptr::null_mut(), Ordering::Relaxed);
+            taken.is_taken.store(false, Ordering::Release);
+        }
+    });
+}
+
+impl Record {
+    const fn new() -> Self {
+        Record {
+            entry: AtomicPtr::new(ptr::null_mut()),
+            mark: AtomicPtr::new(ptr::null_mut()),
+            deeper: AtomicPtr::new(ptr::null_mut()),
+            is_taken: AtomicBool::new(true),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
     }
+}
+
+/// A record that nobody has had yet. Many need no memory from the heap, for the reason above.
+fn new_record() -> &'static Record {
+    const MANY: usize = 256;
+    static FIRST: [Record; MANY] = [const { Record::new() }; MANY];
+    static USED: AtomicUsize = AtomicUsize::new(0);
+    let place = FIRST.get(USED.fetch_add(1, Ordering::Relaxed));
+    place.unwrap_or_else(|| Box::leak(Box::new(Record::new())))
 }
 
 /// Every record there is.
@@ -117,13 +147,7 @@ fn take_record(mine: &Mine) -> &'static Record {
         !record.is_taken.load(Ordering::Relaxed) && !record.is_taken.swap(true, Ordering::SeqCst)
     });
     let record = free.unwrap_or_else(|| {
-        let record: &'static Record = Box::leak(Box::new(Record {
-            entry: AtomicPtr::new(ptr::null_mut()),
-            mark: AtomicPtr::new(ptr::null_mut()),
-            deeper: AtomicPtr::new(ptr::null_mut()),
-            is_taken: AtomicBool::new(true),
-            next: AtomicPtr::new(ptr::null_mut()),
-        }));
+        let record = new_record();
         let this = ptr::from_ref(record).cast_mut();
         let mut head = ALL.load(Ordering::Relaxed);
         loop {
@@ -134,8 +158,10 @@ fn take_record(mine: &Mine) -> &'static Record {
             }
         }
     });
-    // A thread that is ending keeps what it takes from now on.
-    let _ = RETURNS_RECORDS.try_with(|_| ());
+    if let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1) {
+        // SAFETY: the key is there; the value is only compared with null.
+        unsafe { libc::pthread_setspecific(key, ptr::from_ref(record).cast()) };
+    }
     // SAFETY: records are never freed.
     match unsafe { mine.last.get().as_ref() } {
         Some(last) => last

@@ -39,19 +39,17 @@ pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     unsafe { call!(fcntl, fd, libc::F_GETFD) }.map(drop)
 }
 
-/// The first 4 KiB of a file; nothing if it cannot be read.
-pub(crate) fn read_file(path: &CStr) -> String {
+/// The beginning of a file, as much as there is room for; nothing if it cannot be read.
+pub(crate) fn read_file<'a>(path: &CStr, room: &'a mut [u8]) -> &'a [u8] {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
     let file = number(unsafe { call!(openat, libc::AT_FDCWD, path.as_ptr(), flags) });
     let Ok(file) = file else {
-        return String::new();
+        return &[];
     };
-    let mut bytes = vec![0; 4096];
     // SAFETY: the buffer has as much room as is claimed.
-    let read = unsafe { call!(read, file, bytes.as_mut_ptr(), bytes.len()) };
+    let read = unsafe { call!(read, file, room.as_mut_ptr(), room.len()) };
     // A file of our own; nothing is lost if it cannot be closed.
     let _ = close(file);
-    bytes.truncate(read.unwrap_or(0));
-    String::from_utf8_lossy(&bytes).into_owned()
+    &room[..read.unwrap_or(0)]
 }

@@ -42,6 +42,7 @@ mod pipe;
 mod poll;
 mod select;
 mod set;
+mod signals;
 mod table;
 
 pub use crate::demote::{demote, demote_all};

@@ -219,8 +219,13 @@ fn size_of_the_kernels_table(enough: usize) -> usize {
     if known >= enough {
         return known;
     }
-    let status = kernel::read_file(c"/proc/self/status");
-    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    // On the stack: a signal handler may call this in the midst of an allocation. The line is one of
+    // the first.
+    let mut room = [0; 512];
+    let status = kernel::read_file(c"/proc/self/status", &mut room);
+    let mut lines = status.split(|&byte| byte == b'\n');
+    let size = lines.find_map(|line| line.strip_prefix(b"FDSize:"));
+    let size = size.and_then(|size| std::str::from_utf8(size).ok());
     match size.and_then(|size| size.trim().parse().ok()) {
         Some(size) => {
             KNOWN.store(size, Ordering::Relaxed);

@@ -20,6 +20,7 @@ use crate::fork;
 use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
+use crate::signals::HeldBack;
 
 /// What a number stands for.
 #[derive(Debug)]
@@ -176,6 +177,7 @@ pub(crate) fn change<R>(
         return change();
     };
     in_use::prepare();
+    let mut held_back = None;
     let mut old = slot.load(Ordering::Relaxed);
     loop {
         if old == CHANGING {
@@ -186,6 +188,7 @@ pub(crate) fn change<R>(
         if old.is_null() && object.is_none() {
             return change();
         }
+        held_back.get_or_insert_with(HeldBack::begin);
         match slot.compare_exchange_weak(old, CHANGING, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => break,
             Err(now) => old = now,
@@ -204,6 +207,7 @@ pub(crate) fn change<R>(
         put(fd, old);
     } else {
         put(fd, new);
+        drop(held_back);
         release(old);
         leave_to_the_kernel(fd, copy.as_ref())?;
     }
@@ -248,6 +252,8 @@ fn release(entry: *mut Entry) {
 pub(crate) struct Held {
     numbers: Vec<RawFd>,
     entries: Vec<*mut Entry>,
+    /// Until the numbers can be looked up again.
+    _held_back: HeldBack,
 }
 
 /// Keeps all numbers of `object` from being looked up, once no call uses it any more; those that
@@ -259,6 +265,7 @@ pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     let mut held = Held {
         numbers: Vec::new(),
         entries: Vec::new(),
+        _held_back: HeldBack::begin(),
     };
     let file = object.as_file_ref(0);
     for fd in numbers(0, u32::MAX) {

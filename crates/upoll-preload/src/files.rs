@@ -30,21 +30,14 @@ pub extern "C" fn closefrom(first: c_int) {
 }
 
 #[doc = "`read(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t {
+pub(crate) unsafe fn read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::read(fd, buffer, count) })
 }
 
 #[doc = "`read(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(
-    fd: c_int,
-    buffer: *mut u8,
-    count: size_t,
-    room: size_t,
-) -> ssize_t {
+pub(crate) unsafe fn read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: size_t) -> ssize_t {
     if count > room {
         chk_fail();
     }
@@ -62,27 +55,45 @@ pub(crate) fn chk_fail() -> ! {
 }
 
 #[doc = "`write(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t {
+pub(crate) unsafe fn write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t {
     stats::count(Call::Write, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::write(fd, buffer, count) })
 }
 
 #[doc = "`readv(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::readv(fd, list, count) })
 }
 
 #[doc = "`writev(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     stats::count(Call::Write, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::writev(fd, list, count) })
+}
+
+/// Names that the C library has for the same functions.
+macro_rules! also_called {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($call), "(2)`, by its other name.")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+            #[allow(unused_unsafe, reason = "some of them take pointers")]
+            // SAFETY: the caller's contract.
+            unsafe {
+                $call($($argument),*)
+            }
+        }
+    )* };
+}
+
+also_called! {
+    "__close" close_otherwise(fd: c_int) = close;
+    "__dup2" dup2_otherwise(fd: c_int, new: c_int) = dup2;
+    "__fcntl" fcntl_otherwise(fd: c_int, command: c_int, argument: usize) = fcntl;
 }
 
 #[doc = "`dup(2)`"]
@@ -166,8 +177,7 @@ by_the_kernel! {
 const NO_UPPER_HALF: usize = 0;
 
 #[doc = "`preadv2(2)`, which reads as `readv` does if the offset is -1."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv2(
+pub(crate) unsafe fn preadv2(
     fd: c_int,
     list: *const iovec,
     count: c_int,
@@ -187,8 +197,7 @@ pub unsafe extern "C" fn preadv2(
 }
 
 #[doc = "`pwritev2(2)`, which writes as `writev` does if the offset is -1."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev2(
+pub(crate) unsafe fn pwritev2(
     fd: c_int,
     list: *const iovec,
     count: c_int,

@@ -7,12 +7,16 @@
 //! # What it cannot see
 //! Inline system calls of the program, static programs, calls within the C library, kernel AIO and
 //! `io_uring`. `io_uring_setup` by `syscall(2)` gives `ENOSYS`, so that no ring edits a set that is
-//! served here. No call served here is a cancellation point of its thread.
+//! served here. `close`,
+//! `sendmsg` and what else seldom blocks are no cancellation points.
 //!
 //! # Signal handlers
-//! A handler may call everything here that it may call in the C library, with one restriction of
-//! upoll's: an eventfd written by a handler that interrupts a change of its own wait queue (`ADD`,
-//! `DEL`, the start or end of a sleep) in the same thread waits for a lock that the thread holds.
+//! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
+//! just using has a lock that is not reentrant, so `epoll_wait` and `epoll_ctl` on that one must not
+//! come from a handler, nor a `poll` or `select` of it.
+//! Closing or duplicating an object, and a `poll` that sleeps for objects and descriptors of the kernel
+//! together for the first time in its thread, take memory from the heap: not for handlers that interrupt
+//! an allocation.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function ends the process: none reaches the program.
@@ -20,6 +24,7 @@
 //! # Safety
 //! The functions need what the C library's need. Pointers that lead nowhere give `EFAULT`.
 
+mod cancel;
 mod errno;
 mod files;
 mod next;

@@ -70,6 +70,9 @@ execute! {
     c"execvp" execvp(file: *const c_char, args: Strings);
     c"execvpe" execvpe(file: *const c_char, args: Strings, variables: Strings);
     c"fexecve" fexecve(fd: c_int, args: Strings, variables: Strings);
+    c"execveat" execveat(
+        folder: c_int, path: *const c_char, args: Strings, variables: Strings, flags: c_int
+    );
     c"system" system(command: *const c_char);
 }
 

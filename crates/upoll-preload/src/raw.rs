@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use upoll::Errno;
 
 use crate::errno::{give_word, set_errno};
-use crate::{files, polls, process, sets, stats};
+use crate::{files, polls, process, sets, sockets, stats};
 
 /// A system call, inline.
 ///
@@ -162,6 +162,20 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 e.ptr(),
                 f.ptr(),
             )),
+            libc::SYS_splice => {
+                files::splice(a.int(), b.ptr(), c.int(), d.ptr(), e, f.uint()) as c_long
+            }
+            libc::SYS_tee => files::tee(a.int(), b.int(), c, d.uint()) as c_long,
+            libc::SYS_vmsplice => files::vmsplice(a.int(), b.ptr(), c, d.uint()) as c_long,
+            libc::SYS_sendfile => files::sendfile(a.int(), b.int(), c.ptr(), d) as c_long,
+            libc::SYS_preadv2 | libc::SYS_pwritev2 => {
+                files::hand_over(a.int());
+                return None;
+            }
+            libc::SYS_sendmsg => sockets::sendmsg(a.int(), b.ptr(), c.int()) as c_long,
+            libc::SYS_sendmmsg => {
+                c_long::from(sockets::sendmmsg(a.int(), b.ptr(), c.uint(), d.int()))
+            }
             libc::SYS_clone | libc::SYS_clone3 => {
                 // A thread needs none of this, but a program makes those by the C library.
                 upoll_fds::demote_all();

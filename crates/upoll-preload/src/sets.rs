@@ -23,16 +23,14 @@ pub extern "C" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
 }
 
 #[doc = "`eventfd_read(3)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
+pub(crate) unsafe fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::eventfd_read(fd, value) })
 }
 
 #[doc = "`eventfd_write(3)`"]
-#[unsafe(no_mangle)]
-pub extern "C" fn eventfd_write(fd: c_int, value: u64) -> c_int {
+pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
     stats::count(Call::Write, fd);
     give(upoll_fds::eventfd_write(fd, value))
 }
@@ -78,8 +76,7 @@ pub unsafe extern "C" fn epoll_ctl_batch(
 }
 
 #[doc = "`epoll_wait(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(
+pub(crate) unsafe fn epoll_wait(
     epfd: c_int,
     events: *mut Event,
     room: c_int,
@@ -91,8 +88,7 @@ pub unsafe extern "C" fn epoll_wait(
 }
 
 #[doc = "`epoll_pwait(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait(
+pub(crate) unsafe fn epoll_pwait(
     epfd: c_int,
     events: *mut Event,
     room: c_int,
@@ -118,8 +114,7 @@ pub(crate) unsafe fn pwait(
 }
 
 #[doc = "`epoll_pwait2(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait2(
+pub(crate) unsafe fn epoll_pwait2(
     epfd: c_int,
     events: *mut Event,
     room: c_int,

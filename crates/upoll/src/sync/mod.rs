@@ -24,7 +24,7 @@ pub(crate) use loom::sync::atomic::{
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
+pub(crate) use self::lock::{Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
