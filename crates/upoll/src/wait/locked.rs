@@ -84,6 +84,7 @@ pub(super) enum Kind {
 #[cfg(all(feature = "std", not(loom)))]
 mod missed {
     use core::sync::atomic::{Ordering, compiler_fence};
+    use core::time::Duration;
 
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked, ManuallyDrop};
@@ -97,8 +98,14 @@ mod missed {
     const NOTES_LAST: u16 = 1 << 12;
     const KEY: u16 = !(MISSED | ROTATING | NOTES_LAST);
 
-    /// How often a wake lets others run before it leaves its work to whoever holds the lock.
-    const PATIENCE: u32 = 1000;
+    /// How often a wake tries for the lock at once, how often it lets others run in between, and how
+    /// often it sleeps in between, before it leaves its work to whoever holds it. A holder that was
+    /// only interrupted gets on long before: until it does, what the wake is about is not on any
+    /// ready list.
+    const SPINS: u32 = 100;
+    const YIELDS: u32 = 1000;
+    const SLEEPS: u32 = 1000;
+    const SLEEP: Duration = Duration::from_millis(1);
 
     impl WaitQueue {
         /// The lock, for a wake. None if the wake was left to whoever holds it.
@@ -126,14 +133,16 @@ mod missed {
                     list: ManuallyDrop::new(list),
                 })
             };
-            for round in 0..PATIENCE {
+            for round in 0..SPINS + YIELDS + SLEEPS {
                 if is_held_by_this_thread(&self.list) {
                     break;
                 }
-                if round < 100 {
+                if round < SPINS {
                     core::hint::spin_loop();
-                } else {
+                } else if round < SPINS + YIELDS {
                     std::thread::yield_now();
+                } else {
+                    std::thread::sleep(SLEEP);
                 }
                 if let Some(list) = try_lock() {
                     return Some(list);
