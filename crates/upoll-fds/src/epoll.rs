@@ -60,14 +60,19 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
     ctl(epfd, op, fd, interest)
 }
 
-/// `epoll_ctl` with the event in hand.
-fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
-    let known = match op {
+/// The operation that has a number.
+pub(crate) fn operation(op: i32) -> Option<Op> {
+    match op {
         1 => Some(Op::Add),
         2 => Some(Op::Del),
         3 => Some(Op::Mod),
         _ => None,
-    };
+    }
+}
+
+/// `epoll_ctl` with the event in hand.
+pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
+    let known = operation(op);
     let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
     let ours = table::with(epfd, |set| {
         table::with(fd, |object| match (set, known) {
@@ -154,78 +159,6 @@ fn ctl_kernel(
 fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
     // SAFETY: `interest` is live, and has the layout of an epoll_event.
     unsafe { call!(epoll_ctl, epfd, op, fd, &raw const interest) }.map(drop)
-}
-
-/// `struct epoll_ctl_cmd` of seed 4, in its natural layout.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct EpollCtlCmd {
-    /// Must be 0.
-    pub flags: i32,
-    /// As for `epoll_ctl`.
-    pub op: i32,
-    /// As for `epoll_ctl`.
-    pub fd: i32,
-    /// As in `struct epoll_event`.
-    pub events: u32,
-    /// As in `struct epoll_event`.
-    pub data: u64,
-    /// What came of it: 0, or a negative error number.
-    pub result: i32,
-}
-
-/// `epoll_ctl_batch` of seed 4: executes `commands` in their order, until one fails, and says how
-/// many succeeded.
-///
-/// Each executed command's `result` says what came of it; those after the first that failed are left
-/// alone. Commands before it stay executed.
-///
-/// # Errors
-/// Nothing was done:
-/// - `EINVAL`: `flags` is not 0; `count` is not positive, or more than `INT_MAX` bytes hold;
-///   `commands` is null.
-/// - `EFAULT`: `commands` cannot be read.
-///
-/// `EFAULT`: the results cannot be written. What was done stays done.
-///
-/// A number that is no set is found out by the first command: the call gives 0, and its `result` is
-/// `-EBADF` or `-EINVAL`.
-///
-/// # Safety
-/// What `commands` leads to is the caller's, and nobody else uses it.
-pub unsafe fn epoll_ctl_batch(
-    epfd: RawFd,
-    flags: i32,
-    count: i32,
-    commands: *mut EpollCtlCmd,
-) -> Result<usize, Errno> {
-    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-    let most = i32::MAX.unsigned_abs() as usize / size_of::<EpollCtlCmd>();
-    if flags != 0 || count == 0 || count > most || commands.is_null() {
-        return Err(Errno::INVAL);
-    }
-    for at in 0..count {
-        // SAFETY: the caller's contract; a command has no invalid values.
-        unsafe { memory::read(commands.wrapping_add(at)) }?;
-    }
-    for at in 0..count {
-        let place = commands.wrapping_add(at);
-        // SAFETY: as above.
-        let command = unsafe { memory::read(place) }?;
-        let interest = Event::new(Events::from_bits_retain(command.events), command.data);
-        let done = match command.flags {
-            0 => ctl(epfd, command.op, command.fd, interest),
-            _ => Err(Errno::INVAL),
-        };
-        let result = done.err().map_or(0, |errno| -errno.raw());
-        let result_at = place.wrapping_byte_add(std::mem::offset_of!(EpollCtlCmd, result));
-        // SAFETY: as above.
-        unsafe { memory::write(result_at.cast::<i32>(), result) }?;
-        if done.is_err() {
-            return Ok(at);
-        }
-    }
-    Ok(count)
 }
 
 /// How long a wait may last by its timespec; none: without limit. The kernel's order: first the

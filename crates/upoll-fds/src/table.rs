@@ -103,6 +103,25 @@ pub(crate) fn while_marked<R>(
     in_use::while_marked(slot, is_entry, |entry| mark_of(&entry.object), call)
 }
 
+/// Objects that a call uses all at once, until this goes; it must not block, as in [`with`].
+pub(crate) struct Several(in_use::Several);
+
+impl Several {
+    pub(crate) const fn new() -> Self {
+        Several(in_use::Several::new())
+    }
+
+    /// One more. None as [`with`] has it.
+    pub(crate) fn add(&self, fd: RawFd) -> Option<&Object> {
+        let slot = slot(fd)?;
+        if slot.load(Ordering::Relaxed) == CHANGING {
+            // Whoever changes it may wait for those that are in use already.
+            return None;
+        }
+        self.0.add(slot, is_entry).map(|entry| &entry.object)
+    }
+}
+
 /// A reference to the object that `fd` stands for, for a call that may block.
 pub(crate) fn get(fd: RawFd) -> Option<Object> {
     with(fd, Object::clone)
