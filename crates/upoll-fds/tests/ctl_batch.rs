@@ -74,10 +74,12 @@ fn our_set() -> i32 {
 impl World {
     /// `set` is the set of the batches.
     fn new(is_ours: bool, set: i32, file: &File) -> Self {
-        let (eventfd, make_set): (fn(u32) -> i32, fn() -> i32) = match is_ours {
-            true => (our_eventfd, our_set),
-            false => (kernels_eventfd, kernels_set),
+        let eventfd = if is_ours {
+            our_eventfd
+        } else {
+            kernels_eventfd
         };
+        let make_set = if is_ours { our_set } else { kernels_set };
         let mut targets: Vec<i32> = (0..COUNTERS).map(|at| eventfd(at as u32 % 2)).collect();
         for _ in 0..2 {
             let mut ends = [-1; 2];
