@@ -1,17 +1,18 @@
 //! `epoll_create(2)`, `epoll_ctl(2)`, `epoll_wait(2)` and their later forms, by number.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
 use crate::demote::demote;
-use crate::kernel::{call, check_open, number};
+use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
-use crate::{memory, table};
+use crate::{memory, table, wall_clock};
 
 /// `epoll_create(2)`.
 ///
@@ -128,7 +129,7 @@ fn add_object(
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
     if let Object::Epoll(below) = object {
-        if std::ptr::eq(&raw const **below, set) {
+        if ptr::eq(&raw const **below, set) {
             return Err(Errno::INVAL);
         }
         // Either learns of the other by its kernel side.
@@ -196,6 +197,21 @@ pub(crate) unsafe fn mask(
     mask: *const libc::sigset_t,
     size: usize,
 ) -> Result<Option<SigSet>, Errno> {
+    // SAFETY: the caller's contract.
+    let signals = unsafe { signals_of(mask, size) }?;
+    Ok(signals.map(|signals| {
+        let mut set = libc::sigset_t::from(SigSet::empty());
+        // SAFETY: a sigset_t begins with the kernel's 64 bits.
+        unsafe { (&raw mut set).cast::<u64>().write(signals) };
+        set.into()
+    }))
+}
+
+/// The same, as the kernel has it.
+///
+/// # Safety
+/// As [`memory::read`].
+unsafe fn signals_of(mask: *const libc::sigset_t, size: usize) -> Result<Option<u64>, Errno> {
     if mask.is_null() {
         return Ok(None);
     }
@@ -203,11 +219,7 @@ pub(crate) unsafe fn mask(
         return Err(Errno::INVAL);
     }
     // SAFETY: the caller's contract.
-    let signals: u64 = unsafe { memory::read(mask.cast()) }?;
-    let mut set = libc::sigset_t::from(SigSet::empty());
-    // SAFETY: a sigset_t begins with the kernel's 64 bits.
-    unsafe { (&raw mut set).cast::<u64>().write(signals) };
-    Ok(Some(set.into()))
+    unsafe { memory::read(mask.cast()) }.map(Some)
 }
 
 /// `epoll_wait(2)`.
@@ -295,8 +307,11 @@ pub struct EpollWaitParams {
 
 /// `epoll_pwait1` of seed 4: [`epoll_pwait2`] by a clock of choice.
 ///
-/// On a set of the kernel's `CLOCK_REALTIME` is refused: the kernel measures by `CLOCK_MONOTONIC`
-/// only.
+/// # Clocks
+/// `CLOCK_REALTIME`: the wait ends when that clock is as much later as `timeout` says, and not
+/// before, whoever sets it meanwhile. The kernel measures its sets' waits by `CLOCK_MONOTONIC` only, so
+/// such a wait sleeps for a second at most and looks at the clock: if it was set forward past the
+/// end, the wait ends up to a second after that.
 ///
 /// # Errors
 /// As [`epoll_pwait2`], and before all others, in this order: `EINVAL`: `flags` is not 0. `EFAULT`:
@@ -324,9 +339,6 @@ pub unsafe fn epoll_pwait1(
         libc::CLOCK_REALTIME => Clock::Realtime,
         _ => return Err(Errno::INVAL),
     };
-    if !table::is_user_level(epfd) && clock == Clock::Realtime {
-        return check_open(epfd).and(Err(Errno::INVAL));
-    }
     let asked = Asked::By(clock, params.timeout);
     // SAFETY: the caller's contract.
     unsafe {
@@ -362,6 +374,15 @@ impl Asked {
         }
     }
 
+    /// By which clock.
+    fn clock(self) -> Clock {
+        match self {
+            Asked::Milliseconds(_) => Clock::Monotonic,
+            Asked::By(clock, _) => clock,
+            Asked::Rest(limit) => limit.clock(),
+        }
+    }
+
     /// Whether the clock has to be looked at.
     fn is_finite(self) -> bool {
         match self {
@@ -373,7 +394,7 @@ impl Asked {
 }
 
 type Mask = (*const libc::sigset_t, usize);
-const NO_MASK: Mask = (std::ptr::null(), 0);
+const NO_MASK: Mask = (ptr::null(), 0);
 /// Where events go, and for how many there is room.
 type Room = (*mut Event, i32);
 
@@ -393,11 +414,28 @@ unsafe fn wait_in_the_kernels(
             // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
             return unsafe { call!(epoll_pwait, epfd, events, room, timeout, mask, size) };
         }
-        Asked::By(_, limit) => limit,
-        Asked::Rest(limit) => match timespec(limit) {
-            Some(limit) => &raw const *rest.insert(limit),
-            None => std::ptr::null(),
-        },
+        Asked::By(Clock::Monotonic, limit) => limit,
+        Asked::By(Clock::Realtime, _) | Asked::Rest(_) => {
+            // SAFETY: the caller's contract.
+            let limit = unsafe { asked.limit() }?;
+            if let (Clock::Realtime, Some(whole)) = (limit.clock(), limit.limit())
+                && !whole.is_zero()
+            {
+                // SAFETY: the caller's contract.
+                let signals = unsafe { signals_of(mask, size) }?;
+                return wall_clock::wait(whole, signals, |sleep, signals| {
+                    let limit = timespec(sleep.into());
+                    let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+                    let (signals, size) = (&raw const signals, size_of::<u64>());
+                    // SAFETY: the kernel checks where the events go; time and mask are live.
+                    unsafe { call!(epoll_pwait2, epfd, events, room, limit, signals, size) }
+                });
+            }
+            match timespec(limit) {
+                Some(limit) => &raw const *rest.insert(limit),
+                None => ptr::null(),
+            }
+        }
     };
     // SAFETY: as above.
     unsafe { call!(epoll_pwait2, epfd, events, room, limit, mask, size) }
@@ -414,7 +452,8 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
         if !table::is_user_level(epfd) {
             return wait_in_the_kernels(epfd, room, asked, mask);
         }
-        let begun = asked.is_finite().then(coarse_now);
+        let clock = asked.clock();
+        let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
         loop {
             let rousable = Rousable::begin();
@@ -432,9 +471,12 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
             // It was roused to wait anew.
             let mut limit = whole.limit()?;
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
-                let passed = coarse_now().saturating_sub(begun);
-                let passed = passed.saturating_sub(COARSENESS);
-                limit = whole.saturating_sub(passed).into();
+                let end = begun.saturating_add(whole);
+                let mut rest = end.saturating_sub(coarse_now(clock));
+                if clock == Clock::Monotonic {
+                    rest = rest.saturating_add(COARSENESS).min(whole);
+                }
+                limit = Timeout::after(clock, rest);
             }
             asked = Asked::Rest(limit);
         }
@@ -444,8 +486,12 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
 
-/// The time by a clock that takes next to nothing to look at.
-fn coarse_now() -> Duration {
+/// The time by a clock; by `CLOCK_MONOTONIC`, which every wait with a limit looks at, in a way that
+/// takes next to nothing.
+fn coarse_now(clock: Clock) -> Duration {
+    if clock == Clock::Realtime {
+        return wall_clock::now();
+    }
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -467,9 +513,6 @@ unsafe fn wait_passively(
     asked: Asked,
     mask: Mask,
 ) -> Option<Result<usize, Errno>> {
-    if matches!(asked, Asked::By(Clock::Realtime, _)) {
-        return None;
-    }
     let passive = |object: &Object| match object {
         Object::Epoll(set) if set.is_passive() => Some(set.mark()),
         _ => None,

@@ -44,6 +44,7 @@ mod poll;
 mod select;
 mod set;
 mod table;
+mod wall_clock;
 
 pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all};
