@@ -449,9 +449,69 @@ unsafe fn wait_in_the_kernels(
 unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usize, Errno> {
     // SAFETY: the caller's contract.
     unsafe {
+        if mask.0.is_null()
+            && let Some(found) = harvest_at_once(epfd, room, asked)
+        {
+            return found;
+        }
         if !table::is_user_level(epfd) {
             return wait_in_the_kernels(epfd, room, asked, mask);
         }
+        wait_and_sleep(epfd, room, asked, mask)
+    }
+}
+
+/// A wait that is over at once, in a set that is served here: something is ready, or it is not to last.
+/// None if it is another one.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+#[inline]
+unsafe fn harvest_at_once(
+    epfd: RawFd,
+    (events, room): Room,
+    asked: Asked,
+) -> Option<Result<usize, Errno>> {
+    let lasts = match asked {
+        Asked::Milliseconds(timeout) => timeout != 0,
+        // A wrong time is to be found out first, which the long way does.
+        Asked::By(..) | Asked::Rest(_) => return None,
+    };
+    let room = usize::try_from(room).ok()?;
+    if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
+        return None;
+    }
+    table::with(epfd, |object| {
+        let Object::Epoll(set) = object else {
+            return None;
+        };
+        // SAFETY: the caller's contract.
+        let events = unsafe { memory::writable(events, room) };
+        if set.is_passive() || events.is_empty() {
+            return None;
+        }
+        let rousable = Rousable::begin();
+        let found = match set.as_epoll().harvest(events) {
+            // SAFETY: they were just written there.
+            Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
+            Err(errno) => Err(errno),
+        };
+        (found != Ok(0) || !lasts).then_some(found)
+    })?
+}
+
+/// A wait that may sleep, in a set with a number of ours.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+unsafe fn wait_and_sleep(
+    epfd: RawFd,
+    room: Room,
+    asked: Asked,
+    mask: Mask,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe {
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
