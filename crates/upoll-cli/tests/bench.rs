@@ -103,7 +103,10 @@ fn calls_by_number_are_measured_against_those_on_objects() {
     for row in numbers {
         assert_spread(&row["object_nanoseconds"]);
         assert_spread(&row["number_nanoseconds"]);
-        assert_eq!(row["reached"].is_null(), row["target_nanoseconds"].is_null());
+        assert_eq!(
+            row["reached"].is_null(),
+            row["target_nanoseconds"].is_null()
+        );
         assert!(printed.contains(row["what"].as_str().unwrap()), "{printed}");
     }
 }
