@@ -94,10 +94,16 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<()
             _ => by_the_kernel(),
         })
     });
-    if let Some(result) = ours {
-        return result;
+    match ours {
+        Some(result) => result,
+        None => ctl_in_the_kernels(epfd, op, fd, interest),
     }
-    if known == Some(Op::Add) && table::is_user_level(fd) {
+}
+
+/// A change of a set that is the kernel's.
+#[inline(never)]
+fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
+    if op == Op::Add as i32 && table::is_user_level(fd) {
         // A set of the kernel's would watch what stands behind the object, which never becomes
         // ready. What it says of a number that is no set, or of one watched already, it says first.
         match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
@@ -105,7 +111,7 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<()
             Err(errno) => return Err(errno),
         }
     }
-    by_the_kernel()
+    pass_on_ctl(epfd, op, fd, interest)
 }
 
 fn ctl_object(
@@ -120,6 +126,7 @@ fn ctl_object(
 }
 
 /// An object of ours in a set of ours, which has to be served here for that.
+#[inline(never)]
 fn add_object(
     set: &NumberedSet,
     epfd: RawFd,
@@ -141,6 +148,7 @@ fn add_object(
 }
 
 /// A change of a kernel's descriptor in a set of ours.
+#[inline(never)]
 fn ctl_kernel(
     set: &NumberedSet,
     epfd: RawFd,
@@ -157,6 +165,7 @@ fn ctl_kernel(
     set.as_epoll().ctl(op, Target::Kernel(fd), interest)
 }
 
+#[inline(never)]
 fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
     // SAFETY: `interest` is live, and has the layout of an epoll_event.
     unsafe { call!(epoll_ctl, epfd, op, fd, &raw const interest) }.map(drop)
