@@ -11,10 +11,11 @@ use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
+use crate::socket::keep_whole_pieces;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
-const MOST: usize = 0x7fff_f000;
+pub(crate) const MOST: usize = 0x7fff_f000;
 
 /// How far a call gets without blocking.
 pub(crate) enum Step<T, O = Object> {
@@ -203,7 +204,7 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
     }
     let count = check_buffer(buffer, count)?;
     // SAFETY: as above.
-    let bytes = unsafe { memory::readable(buffer, count) };
+    let bytes = unsafe { bytes_for(object, buffer, count) };
     if bytes.is_empty() && count > 0 {
         return write_from_nothing(object);
     }
@@ -216,6 +217,20 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
         Object::Socket(socket) if object.is_nonblocking() => socket.try_write(bytes),
         _ => Err(Errno::AGAIN),
     }
+}
+
+/// What of a caller's bytes can be written to `object`.
+///
+/// # Safety
+/// As [`memory::readable`].
+#[inline]
+unsafe fn bytes_for<'a>(object: &Object, buffer: *const u8, count: usize) -> &'a [u8] {
+    // SAFETY: the caller's contract.
+    let mut bytes = unsafe { memory::readable(buffer, count) };
+    if bytes.len() < count && matches!(object, Object::Socket(_)) {
+        keep_whole_pieces(std::slice::from_mut(&mut bytes));
+    }
+    bytes
 }
 
 #[cold]
@@ -234,7 +249,7 @@ unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Re
         return Ok(size_of::<u64>());
     }
     // SAFETY: as above.
-    let bytes = unsafe { memory::readable(buffer, count.min(MOST)) };
+    let bytes = unsafe { bytes_for(object, buffer, count.min(MOST)) };
     match object {
         Object::PipeWriter(end) => end.write(bytes),
         Object::Socket(socket) => socket.write(bytes),
@@ -257,18 +272,18 @@ unsafe fn value_of(buffer: *const u8, count: usize) -> Result<u64, Errno> {
 
 /// One buffer of `readv` and `writev`.
 #[derive(Clone, Copy)]
-struct Buffer {
-    base: *mut u8,
-    len: usize,
+pub(crate) struct Buffer {
+    pub(crate) base: *mut u8,
+    pub(crate) len: usize,
 }
 
-type Buffers = SmallVec<[Buffer; 8]>;
+pub(crate) type Buffers = SmallVec<[Buffer; 8]>;
 
 /// The buffers that the caller lists (`import_iovec`).
 ///
 /// # Safety
 /// As [`memory::read`].
-unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
+pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     if count > libc::UIO_MAXIOV as usize {
         return Err(Errno::INVAL);
@@ -393,6 +408,12 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         if !is_whole {
             break;
         }
+    }
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    if matches!(object, Object::Socket(_))
+        && sources.iter().map(|one| one.len()).sum::<usize>() < asked
+    {
+        keep_whole_pieces(&mut sources);
     }
     match &object {
         // SAFETY: as above.

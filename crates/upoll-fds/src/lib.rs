@@ -43,6 +43,7 @@ mod pipe;
 mod poll;
 mod select;
 mod set;
+mod socket;
 mod table;
 mod wall_clock;
 
@@ -62,4 +63,5 @@ pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
+pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
 pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};

@@ -80,29 +80,23 @@ impl StreamSocket {
         let takes = !flags.contains(ReceiveFlags::PEEK);
         let waits_for_all = takes && flags.contains(ReceiveFlags::WAITALL);
         let (pair, me) = self.shared();
-        let mut receive = || match pair.try_receive(me, &mut into, takes) {
+        let mut received = 0;
+        let mut receive = |deadline: &mut Deadline| loop {
+            let part = pair.try_receive(me, &mut into, takes)?;
+            received = asked - into.left();
             // The end gives nothing.
-            Ok(received) if received > 0 && waits_for_all && into.left() > 0 => {
-                Err((Errno::AGAIN, asked - into.left()))
+            if part == 0 || !waits_for_all || into.left() == 0 {
+                return Ok(received);
             }
-            Ok(_) => Ok(asked - into.left()),
-            Err(errno) => Err((errno, asked - into.left())),
+            *deadline = Deadline::Never;
         };
         let sleeps = !self.is_nonblocking() && !flags.contains(ReceiveFlags::DONTWAIT);
-        let mut received = 0;
-        let mut ended = receive().map_err(|(errno, part)| {
-            received = part;
-            errno
-        });
+        let mut deadline = Deadline::NeverRestart;
+        let mut ended = receive(&mut deadline);
         if ended == Err(Errno::AGAIN) && sleeps {
-            ended = until_done(pair.queue(me), Place::Shared, |deadline| {
-                let pass = receive().map_err(|(errno, part)| {
-                    received = part;
-                    errno
-                });
-                if received > 0 {
-                    *deadline = Deadline::Never;
-                }
+            ended = until_done(pair.queue(me), Place::Shared, |in_sleep| {
+                let pass = receive(&mut deadline);
+                *in_sleep = deadline;
                 pass
             });
         }
