@@ -11,7 +11,6 @@ use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
-use crate::socket::keep_whole_pieces;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
@@ -86,6 +85,7 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NOW);
     }
+    check_place(object, place.len(), count)?;
     match object {
         Object::PipeReader(end) => end.try_read(place),
         Object::Socket(socket) => socket.try_read(place),
@@ -227,10 +227,51 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
 unsafe fn bytes_for<'a>(object: &Object, buffer: *const u8, count: usize) -> &'a [u8] {
     // SAFETY: the caller's contract.
     let mut bytes = unsafe { memory::readable(buffer, count) };
-    if bytes.len() < count && matches!(object, Object::Socket(_)) {
-        keep_whole_pieces(std::slice::from_mut(&mut bytes));
+    if bytes.len() < count {
+        keep_whole_pieces(std::slice::from_mut(&mut bytes), piece_of(object));
     }
     bytes
+}
+
+/// What one piece of a write to a socket holds at most.
+pub(crate) const SOCKET_PIECE: usize = 36_544;
+/// The same of a pipe, and what one piece of a read has.
+const PIPE_PIECE: usize = 4096;
+
+fn piece_of(object: &Object) -> usize {
+    match object {
+        Object::Socket(_) => SOCKET_PIECE,
+        _ => PIPE_PIECE,
+    }
+}
+
+/// What is left of bytes to write if some that follow cannot be read: the piece that they are part of
+/// is not written at all. (In a pipe whose last page takes some more, Linux has the short piece first.)
+#[cold]
+pub(crate) fn keep_whole_pieces(sources: &mut [&[u8]], piece: usize) {
+    let there: usize = sources.iter().map(|source| source.len()).sum();
+    let mut rest = there / piece * piece;
+    for source in sources {
+        *source = &source[..source.len().min(rest)];
+        rest -= source.len();
+    }
+}
+
+/// Linux reads a page of a pipe as a whole or not at all if a part of the buffer, of which there are
+/// `there` of `asked` bytes, cannot be written. (Of several pages that are there this reads as much as
+/// there is place for.)
+fn check_place(object: &Object, there: usize, asked: usize) -> Result<(), Errno> {
+    let Object::PipeReader(end) = object else {
+        return Ok(());
+    };
+    if there >= asked {
+        return Ok(());
+    }
+    let available = end.available();
+    match available <= PIPE_PIECE && there < available.min(asked) {
+        true => Err(Errno::FAULT),
+        false => Ok(()),
+    }
 }
 
 #[cold]
@@ -348,6 +389,8 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         };
         return read_into_nothing(&object, limit);
     }
+    let asked = buffers.iter().map(|buffer| buffer.len).sum();
+    check_place(&object, places.iter().map(|place| place.len()).sum(), asked)?;
     match &object {
         Object::PipeReader(end) => end.read_vectored(&mut places),
         Object::Socket(socket) => socket.read_vectored(&mut places),
@@ -410,10 +453,9 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         }
     }
     let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
-    if matches!(object, Object::Socket(_))
-        && sources.iter().map(|one| one.len()).sum::<usize>() < asked
-    {
-        keep_whole_pieces(&mut sources);
+    let there: usize = sources.iter().map(|source| source.len()).sum();
+    if there < asked {
+        keep_whole_pieces(&mut sources, piece_of(&object));
     }
     match &object {
         // SAFETY: as above.
@@ -437,6 +479,10 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
 /// # Safety
 /// As [`writev`].
 unsafe fn eventfd_writev(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
+    // Linux passes over empty buffers behind a write, but not before the first.
+    if buffers.first().is_some_and(|first| first.len == 0) {
+        return Err(Errno::INVAL);
+    }
     let mut written = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: the caller's contract.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use upoll::{Errno, ReceiveFlags, StreamSocket};
 
 use crate::demote::demote;
-use crate::io::{Buffer, Buffers, MOST, buffers};
+use crate::io::{Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
@@ -19,9 +19,6 @@ use crate::{memory, table};
 
 /// `sizeof(struct sockaddr_storage)`
 const LONGEST_ADDRESS: libc::socklen_t = 128;
-/// What one piece of a write holds at most: a piece is sent as a whole or not at all.
-const PIECE: usize = 36_544;
-
 /// The socket behind a number, for a call with no other flags than `known`; else the kernel has it
 /// from now on, if it can.
 fn socket(fd: RawFd, flags: i32, known: i32) -> Option<StreamSocket> {
@@ -132,7 +129,7 @@ unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Re
         }
     }
     if there < asked {
-        keep_whole_pieces(&mut sources);
+        keep_whole_pieces(&mut sources, SOCKET_PIECE);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0;
     let result = if sources.iter().all(|source| source.is_empty()) {
@@ -148,17 +145,6 @@ unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Re
     match flags & libc::MSG_NOSIGNAL {
         0 => raise_if_broken(result),
         _ => result,
-    }
-}
-
-/// What is left of bytes to send if some that follow cannot be read: the piece that they are part of
-/// is not sent at all.
-pub(crate) fn keep_whole_pieces(sources: &mut [&[u8]]) {
-    let there: usize = sources.iter().map(|source| source.len()).sum();
-    let mut rest = there / PIECE * PIECE;
-    for source in sources {
-        *source = &source[..source.len().min(rest)];
-        rest -= source.len();
     }
 }
 
