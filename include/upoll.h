@@ -94,6 +94,18 @@ int upoll_pipe2(int fds[2], int flags);
 int upoll_socketpair(int domain, int type, int protocol, int fds[2]);
 int upoll_shutdown(int fd, int how);
 
+/* On a socketpair's user-level sockets these know MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK and
+ * MSG_WAITALL. With other flags or control messages the kernel serves the socket from then on, if it
+ * can be handed over. */
+ssize_t upoll_send(int fd, const void *bytes, size_t count, int flags);
+ssize_t upoll_sendto(int fd, const void *bytes, size_t count, int flags,
+		     const struct sockaddr *to, socklen_t size);
+ssize_t upoll_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t upoll_recv(int fd, void *buffer, size_t count, int flags);
+ssize_t upoll_recvfrom(int fd, void *buffer, size_t count, int flags, struct sockaddr *from,
+		       socklen_t *size);
+ssize_t upoll_recvmsg(int fd, struct msghdr *message, int flags);
+
 ssize_t upoll_read(int fd, void *buf, size_t count);
 ssize_t upoll_write(int fd, const void *buf, size_t count);
 ssize_t upoll_readv(int fd, const struct iovec *iov, int iovcnt);
@@ -162,6 +174,12 @@ int upoll_object_wake(int fd, uint32_t events);
 #define pipe2 upoll_pipe2
 #define socketpair upoll_socketpair
 #define shutdown upoll_shutdown
+#define send upoll_send
+#define sendto upoll_sendto
+#define sendmsg upoll_sendmsg
+#define recv upoll_recv
+#define recvfrom upoll_recvfrom
+#define recvmsg upoll_recvmsg
 #define read upoll_read
 #define write upoll_write
 #define readv upoll_readv
