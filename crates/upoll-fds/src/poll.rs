@@ -92,34 +92,32 @@ unsafe fn poll_at_once(
     limit: Timeout,
 ) -> Option<Result<usize, Errno>> {
     const FEW: usize = 8;
-    if count == 0 || count > FEW {
+    if count == 0 || count > FEW || !fds.is_aligned() {
+        return None;
+    }
+    // SAFETY: the caller's contract; a pollfd has no invalid values.
+    let fds = unsafe { memory::writable(fds, count) };
+    if fds.len() < count {
         return None;
     }
     let mut found = [0_u16; FEW];
     let mut ready = 0;
-    for (at, found) in found[..count].iter_mut().enumerate() {
-        // SAFETY: the caller's contract; a pollfd has no invalid values.
-        let asked = unsafe { memory::read(fds.wrapping_add(at)) }.ok()?;
+    for (asked, found) in fds.iter().zip(&mut found) {
         let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
         *found = table::with(asked.fd, |object| {
             if matches!(object, Object::Epoll(set) if set.is_passive()) {
                 return None;
             }
-            let target = Target::File(object.as_file_ref(asked.fd));
-            let mut entry = [PollFd::from_target(target, events)];
-            upoll::poll(&mut entry, Timeout::NOW).ok()?;
-            Some(low(entry[0].revents()))
+            let wanted = events | Events::ERR | Events::HUP;
+            Some(low(object.as_file_ref(asked.fd).ready() & wanted))
         })??;
         ready += usize::from(*found != 0);
     }
     if ready == 0 && limit != Timeout::NOW {
         return None;
     }
-    for (at, &found) in found[..count].iter().enumerate() {
-        // SAFETY: the caller's contract.
-        if let Err(errno) = unsafe { tell(fds.wrapping_add(at), found) } {
-            return Some(Err(errno));
-        }
+    for (entry, found) in fds.iter_mut().zip(found) {
+        entry.revents = found.cast_signed();
     }
     Some(Ok(ready))
 }
