@@ -77,7 +77,8 @@ int upoll_epoll_pwait2(int epfd, struct epoll_event *events, int maxevents,
 
 /* Executes cmds in their order until one fails. Returns how many succeeded; if that is less than
  * ncmds, cmds[that].result says why. -1, and nothing done: EINVAL: flags is not 0, ncmds is not
- * positive or too large, cmds is NULL. EFAULT: cmds cannot be read. */
+ * positive or too large, cmds is NULL. EFAULT: cmds cannot be read; if a result cannot be written,
+ * the commands were executed all the same. */
 int upoll_epoll_ctl_batch(int epfd, int flags, int ncmds, struct epoll_ctl_cmd *cmds);
 
 /* epoll_pwait2 by a clock of choice. In addition, EINVAL: flags is not 0, or the size or the clock

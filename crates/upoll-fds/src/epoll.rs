@@ -491,6 +491,10 @@ unsafe fn harvest_at_once(
         let Object::Epoll(set) = object else {
             return None;
         };
+        if lasts && set.is_mixed() {
+            // Its sleep begins with a look at the kernel's members.
+            return None;
+        }
         // SAFETY: the caller's contract.
         let events = unsafe { memory::writable(events, room) };
         if set.is_passive() || events.is_empty() {
