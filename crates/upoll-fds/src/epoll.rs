@@ -481,8 +481,11 @@ unsafe fn harvest_at_once(
     (events, room): Room,
     asked: Asked,
 ) -> Option<Result<usize, Errno>> {
-    // SAFETY: the caller's contract. What is wrong with it the long way says.
-    let lasts = unsafe { asked.limit() }.ok()? != Timeout::NOW;
+    let lasts = match asked {
+        Asked::Milliseconds(timeout) => timeout != 0,
+        // SAFETY: the caller's contract. What is wrong with it the long way says.
+        _ => unsafe { asked.limit() }.ok()? != Timeout::NOW,
+    };
     let room = usize::try_from(room).ok()?;
     if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
         return None;
