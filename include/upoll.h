@@ -47,6 +47,12 @@
 #define pipe2 upoll_pipe2
 #define socketpair upoll_socketpair
 #define shutdown upoll_shutdown
+#define send upoll_send
+#define sendto upoll_sendto
+#define sendmsg upoll_sendmsg
+#define recv upoll_recv
+#define recvfrom upoll_recvfrom
+#define recvmsg upoll_recvmsg
 #define read upoll_read
 #define write upoll_write
 #define readv upoll_readv
@@ -111,7 +117,8 @@ int upoll_epoll_pwait2(int epfd, struct epoll_event *events, int maxevents,
 
 /* Executes cmds in their order until one fails. Returns how many succeeded; if that is less than
  * ncmds, cmds[that].result says why. -1, and nothing done: EINVAL: flags is not 0, ncmds is not
- * positive or too large, cmds is NULL. EFAULT: cmds cannot be read. */
+ * positive or too large, cmds is NULL. EFAULT: cmds cannot be read; if a result cannot be written,
+ * the commands were executed all the same. */
 int upoll_epoll_ctl_batch(int epfd, int flags, int ncmds, struct epoll_ctl_cmd *cmds);
 
 /* epoll_pwait2 by a clock of choice. In addition, EINVAL: flags is not 0, or the size or the clock
@@ -127,6 +134,18 @@ int upoll_pipe(int fds[2]);
 int upoll_pipe2(int fds[2], int flags);
 int upoll_socketpair(int domain, int type, int protocol, int fds[2]);
 int upoll_shutdown(int fd, int how);
+
+/* On a socketpair's user-level sockets these know MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK and
+ * MSG_WAITALL. With other flags or control messages the kernel serves the socket from then on, if it
+ * can be handed over. */
+ssize_t upoll_send(int fd, const void *bytes, size_t count, int flags);
+ssize_t upoll_sendto(int fd, const void *bytes, size_t count, int flags,
+		     const struct sockaddr *to, socklen_t size);
+ssize_t upoll_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t upoll_recv(int fd, void *buffer, size_t count, int flags);
+ssize_t upoll_recvfrom(int fd, void *buffer, size_t count, int flags, struct sockaddr *from,
+		       socklen_t *size);
+ssize_t upoll_recvmsg(int fd, struct msghdr *message, int flags);
 
 ssize_t upoll_read(int fd, void *buf, size_t count);
 ssize_t upoll_write(int fd, const void *buf, size_t count);

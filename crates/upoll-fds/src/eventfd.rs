@@ -4,7 +4,6 @@ use std::os::fd::RawFd;
 
 use upoll::{Errno, EventFd, EventFdFlags};
 
-use crate::io::Step;
 use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::{io, memory, table};
@@ -48,27 +47,27 @@ pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
 /// # Errors
 /// As [`write`](crate::write).
 pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
-    let ours = table::with(fd, |object| match object {
+    let at_once = table::with(fd, |object| match object {
         Object::EventFd(counter) => match counter.try_write(value) {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Some(Step::Block(counter.clone())),
-            done => Some(Step::Done(done)),
+            // Also if the kernel has it now.
+            Err(Errno::AGAIN | Errno::STALE) => None,
+            done => Some(done),
         },
         _ => None,
     });
-    let ours = match ours.flatten() {
-        Some(Step::Done(written)) => Some(written),
-        Some(Step::Block(counter)) => Some(counter.write(value)),
-        None => None,
-    };
-    match ours {
-        Some(result) if result != Err(Errno::STALE) => result,
-        _ => {
-            // SAFETY: `value` is live.
-            match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
-                8 => Ok(()),
-                _ => Err(Errno::from_raw(libc::EIO)),
-            }
-        }
+    match at_once {
+        Some(Some(done)) => done,
+        _ => write_at_length(fd, value),
+    }
+}
+
+/// A write that may have to block, and one to another kind of number.
+#[cold]
+fn write_at_length(fd: RawFd, value: u64) -> Result<(), Errno> {
+    // SAFETY: `value` is live.
+    match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
+        8 => Ok(()),
+        _ => Err(Errno::from_raw(libc::EIO)),
     }
 }
 

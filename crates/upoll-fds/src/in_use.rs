@@ -268,6 +268,61 @@ fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Op
     }
 }
 
+/// Entries that a call uses all at once, until this goes.
+pub(crate) struct Several {
+    /// The record of the first; the others' follow it.
+    first: Cell<Option<&'static Record>>,
+    /// The thread's own: so this stays with the thread.
+    mine: Cell<*const Mine>,
+}
+
+impl Several {
+    pub(crate) const fn new() -> Self {
+        Several {
+            first: Cell::new(None),
+            mine: Cell::new(ptr::null()),
+        }
+    }
+
+    /// One more: the entry that `slot` leads to. None as [`with`] has it.
+    pub(crate) fn add(
+        &self,
+        slot: &AtomicPtr<Entry>,
+        is_entry: impl Fn(*mut Entry) -> bool,
+    ) -> Option<&Entry> {
+        let in_use = protect(slot, is_entry)?;
+        if self.first.get().is_none() {
+            self.first.set(Some(in_use.record));
+            self.mine.set(in_use.mine);
+        }
+        let entry = in_use.entry;
+        std::mem::forget(in_use);
+        // SAFETY: as in `with`; the record names it until this goes.
+        Some(unsafe { entry.as_ref() })
+    }
+}
+
+impl Drop for Several {
+    fn drop(&mut self) {
+        let Some(first) = self.first.get() else {
+            return;
+        };
+        // SAFETY: the thread's own, and this does not leave the thread; it has no destructor.
+        let mine = unsafe { &*self.mine.get() };
+        // Calls inside this one have ended, so what lies before the next call's record is this one's.
+        let end = mine.current.get();
+        let mut record = ptr::from_ref(first);
+        while record != end {
+            // SAFETY: records are never freed.
+            let used = unsafe { &*record };
+            used.entry.store(ptr::null_mut(), Ordering::Release);
+            record = used.deeper.load(Ordering::Relaxed);
+        }
+        compiler_fence(Ordering::SeqCst);
+        mine.current.set(first);
+    }
+}
+
 /// In the child of a fork: the other threads are gone, and use nothing.
 pub(crate) fn forget_other_threads() {
     for record in records().filter(|record| !is_mine(record)) {

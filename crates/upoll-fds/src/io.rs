@@ -14,7 +14,7 @@ use crate::pipe::raise_if_broken;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
-const MOST: usize = 0x7fff_f000;
+pub(crate) const MOST: usize = 0x7fff_f000;
 
 /// How far a call gets without blocking.
 pub(crate) enum Step<T, O = Object> {
@@ -85,6 +85,7 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NOW);
     }
+    check_place(object, place.len(), count)?;
     match object {
         Object::PipeReader(end) => end.try_read(place),
         Object::Socket(socket) => socket.try_read(place),
@@ -203,7 +204,7 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
     }
     let count = check_buffer(buffer, count)?;
     // SAFETY: as above.
-    let bytes = unsafe { memory::readable(buffer, count) };
+    let bytes = unsafe { bytes_for(object, buffer, count) };
     if bytes.is_empty() && count > 0 {
         return write_from_nothing(object);
     }
@@ -215,6 +216,61 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
         }
         Object::Socket(socket) if object.is_nonblocking() => socket.try_write(bytes),
         _ => Err(Errno::AGAIN),
+    }
+}
+
+/// What of a caller's bytes can be written to `object`.
+///
+/// # Safety
+/// As [`memory::readable`].
+#[inline]
+unsafe fn bytes_for<'a>(object: &Object, buffer: *const u8, count: usize) -> &'a [u8] {
+    // SAFETY: the caller's contract.
+    let mut bytes = unsafe { memory::readable(buffer, count) };
+    if bytes.len() < count {
+        keep_whole_pieces(std::slice::from_mut(&mut bytes), piece_of(object));
+    }
+    bytes
+}
+
+/// What one piece of a write to a socket holds at most.
+pub(crate) const SOCKET_PIECE: usize = 36_544;
+/// The same of a pipe, and what one piece of a read has.
+const PIPE_PIECE: usize = 4096;
+
+fn piece_of(object: &Object) -> usize {
+    match object {
+        Object::Socket(_) => SOCKET_PIECE,
+        _ => PIPE_PIECE,
+    }
+}
+
+/// What is left of bytes to write if some that follow cannot be read: the piece that they are part of
+/// is not written at all. (In a pipe whose last page takes some more, Linux has the short piece first.)
+#[cold]
+pub(crate) fn keep_whole_pieces(sources: &mut [&[u8]], piece: usize) {
+    let there: usize = sources.iter().map(|source| source.len()).sum();
+    let mut rest = there / piece * piece;
+    for source in sources {
+        *source = &source[..source.len().min(rest)];
+        rest -= source.len();
+    }
+}
+
+/// Linux reads a page of a pipe as a whole or not at all if a part of the buffer, of which there are
+/// `there` of `asked` bytes, cannot be written. (Of several pages that are there this reads as much as
+/// there is place for.)
+fn check_place(object: &Object, there: usize, asked: usize) -> Result<(), Errno> {
+    let Object::PipeReader(end) = object else {
+        return Ok(());
+    };
+    if there >= asked {
+        return Ok(());
+    }
+    let available = end.available();
+    match available <= PIPE_PIECE && there < available.min(asked) {
+        true => Err(Errno::FAULT),
+        false => Ok(()),
     }
 }
 
@@ -234,7 +290,7 @@ unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Re
         return Ok(size_of::<u64>());
     }
     // SAFETY: as above.
-    let bytes = unsafe { memory::readable(buffer, count.min(MOST)) };
+    let bytes = unsafe { bytes_for(object, buffer, count.min(MOST)) };
     match object {
         Object::PipeWriter(end) => end.write(bytes),
         Object::Socket(socket) => socket.write(bytes),
@@ -257,18 +313,18 @@ unsafe fn value_of(buffer: *const u8, count: usize) -> Result<u64, Errno> {
 
 /// One buffer of `readv` and `writev`.
 #[derive(Clone, Copy)]
-struct Buffer {
-    base: *mut u8,
-    len: usize,
+pub(crate) struct Buffer {
+    pub(crate) base: *mut u8,
+    pub(crate) len: usize,
 }
 
-type Buffers = SmallVec<[Buffer; 8]>;
+pub(crate) type Buffers = SmallVec<[Buffer; 8]>;
 
 /// The buffers that the caller lists (`import_iovec`).
 ///
 /// # Safety
 /// As [`memory::read`].
-unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
+pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     if count > libc::UIO_MAXIOV as usize {
         return Err(Errno::INVAL);
@@ -333,6 +389,8 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         };
         return read_into_nothing(&object, limit);
     }
+    let asked = buffers.iter().map(|buffer| buffer.len).sum();
+    check_place(&object, places.iter().map(|place| place.len()).sum(), asked)?;
     match &object {
         Object::PipeReader(end) => end.read_vectored(&mut places),
         Object::Socket(socket) => socket.read_vectored(&mut places),
@@ -394,6 +452,11 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
             break;
         }
     }
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let there: usize = sources.iter().map(|source| source.len()).sum();
+    if there < asked {
+        keep_whole_pieces(&mut sources, piece_of(&object));
+    }
     match &object {
         // SAFETY: as above.
         Object::EventFd(_) => match unsafe { eventfd_writev(&object, &buffers) } {
@@ -416,6 +479,10 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
 /// # Safety
 /// As [`writev`].
 unsafe fn eventfd_writev(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
+    // Linux passes over empty buffers behind a write, but not before the first.
+    if buffers.first().is_some_and(|first| first.len == 0) {
+        return Err(Errno::INVAL);
+    }
     let mut written = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: the caller's contract.

@@ -27,6 +27,7 @@
 //! As in Linux a close does not end calls that are under way: those that block hold a reference to
 //! the open file, the others are waited for.
 
+mod ctl_batch;
 mod demote;
 mod epoll;
 mod eventfd;
@@ -43,12 +44,15 @@ mod poll;
 mod select;
 mod set;
 mod signals;
+mod socket;
 mod table;
+mod wall_clock;
 
+pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all};
 pub use crate::epoll::{
-    EpollCtlCmd, EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_ctl_batch,
-    epoll_pwait, epoll_pwait1, epoll_pwait2, epoll_wait,
+    EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait1,
+    epoll_pwait2, epoll_wait,
 };
 pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
@@ -60,4 +64,5 @@ pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
+pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
 pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};

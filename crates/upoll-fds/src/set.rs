@@ -15,7 +15,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::{Epoll, Errno, Event, Events, Op};
 
@@ -37,6 +37,8 @@ pub(crate) struct NumberedSet {
     /// counted on.
     members: AtomicUsize,
     rotates: bool,
+    /// The kernel set has been adopted: a look at the set may be a system call.
+    is_mixed: AtomicBool,
 }
 
 impl NumberedSet {
@@ -47,7 +49,14 @@ impl NumberedSet {
             state: AtomicU8::new(if rotates { ACTIVE } else { PASSIVE }),
             members: AtomicUsize::new(0),
             rotates,
+            is_mixed: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a look at the set may take a system call.
+    #[inline]
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.rotates || self.is_mixed.load(Ordering::Relaxed)
     }
 
     /// The set, whatever state it is in.
@@ -76,6 +85,7 @@ impl NumberedSet {
         // SAFETY: the caller has just found it to stand for this set; it is not closed here.
         let behind = unsafe { BorrowedFd::borrow_raw(epfd) };
         let members = self.members.load(Ordering::SeqCst);
+        self.is_mixed.store(true, Ordering::Relaxed);
         self.set.adopt_kernel_set(behind, members)
     }
 

@@ -28,14 +28,18 @@ pub(crate) struct Entry {
     pub(crate) object: Object,
 }
 
-const CHUNK: usize = 1 << 10;
-/// Numbers from `CHUNKS * CHUNK` on are always the kernel's. As many as `fs.nr_open` allows unless
-/// it was raised.
-const CHUNKS: usize = 1 << 10;
+/// Numbers from this on are always the kernel's. As many as `fs.nr_open` allows unless it was raised.
+const NUMBERS: usize = 1 << 20;
 
-type Chunk = [AtomicPtr<Entry>; CHUNK];
+/// One word for each number, in one piece: a call's way to its object begins here. Pages of it that no
+/// number has been in take address space, but no memory.
+static TABLE: [AtomicPtr<Entry>; NUMBERS] = [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS];
 
-static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+/// Numbers per word of [`IS_USED`].
+const PART: usize = 1 << 10;
+
+/// Whether there has been a number in each part of the table: the others need no looking through.
+static IS_USED: [AtomicBool; NUMBERS / PART] = [const { AtomicBool::new(false) }; NUMBERS / PART];
 
 /// The kernel's table and this one are being changed.
 const CHANGING: *mut Entry = ptr::without_provenance_mut(1);
@@ -50,26 +54,17 @@ unsafe impl Send for Leaving {}
 
 #[inline]
 fn slot(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
-    let at = fd.cast_unsigned() as usize;
-    let chunk = TABLE.get(at / CHUNK)?.load(Ordering::Acquire);
-    // SAFETY: chunks are never freed.
-    unsafe { chunk.as_ref() }.map(|chunk| &chunk[at % CHUNK])
+    TABLE.get(fd.cast_unsigned() as usize)
 }
 
-/// The slot of a number that is to have one.
-fn slot_or_insert(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
-    if let Some(slot) = slot(fd) {
-        return Some(slot);
+/// The slot of a number that is to have an entry.
+fn slot_to_fill(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+    let slot = slot(fd)?;
+    let is_used = &IS_USED[fd.cast_unsigned() as usize / PART];
+    if !is_used.load(Ordering::Relaxed) {
+        is_used.store(true, Ordering::SeqCst);
     }
-    let place = TABLE.get(fd.cast_unsigned() as usize / CHUNK)?;
-    let new: Box<Chunk> = Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]);
-    let new = Box::into_raw(new);
-    let placed = place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
-    if placed.is_err() {
-        // SAFETY: it comes from `into_raw` above, and nobody has seen it.
-        drop(unsafe { Box::from_raw(new) });
-    }
-    slot(fd)
+    Some(slot)
 }
 
 /// Whether a slot's word leads to an entry.
@@ -102,6 +97,25 @@ pub(crate) fn while_marked<R>(
         wait_until_changed(slot);
     }
     in_use::while_marked(slot, is_entry, |entry| mark_of(&entry.object), call)
+}
+
+/// Objects that a call uses all at once, until this goes; it must not block, as in [`with`].
+pub(crate) struct Several(in_use::Several);
+
+impl Several {
+    pub(crate) const fn new() -> Self {
+        Several(in_use::Several::new())
+    }
+
+    /// One more. None as [`with`] has it.
+    pub(crate) fn add(&self, fd: RawFd) -> Option<&Object> {
+        let slot = slot(fd)?;
+        if slot.load(Ordering::Relaxed) == CHANGING {
+            // Whoever changes it may wait for those that are in use already.
+            return None;
+        }
+        self.0.add(slot, is_entry).map(|entry| &entry.object)
+    }
 }
 
 /// A reference to the object that `fd` stands for, for a call that may block.
@@ -150,7 +164,7 @@ fn wait_until_changed(slot: &AtomicPtr<Entry>) {
 pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     in_use::prepare();
     HAS_ANY.store(true, Ordering::Relaxed);
-    let Some(slot) = slot_or_insert(fd).filter(|_| fork::watch().is_ok()) else {
+    let Some(slot) = slot_to_fill(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };
@@ -170,7 +184,7 @@ pub(crate) fn change<R>(
     change: impl FnOnce() -> Result<R, Errno>,
 ) -> Result<R, Errno> {
     let slot = match &object {
-        Some(_) => slot_or_insert(fd),
+        Some(_) => slot_to_fill(fd),
         None => slot(fd),
     };
     let Some(slot) = slot else {
@@ -334,10 +348,10 @@ pub(crate) fn forget(fd: RawFd) {
 /// The user-level numbers from `first` to `last`.
 pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let first = first as usize;
-    let last = (last as usize).min(CHUNKS * CHUNK - 1);
-    (first / CHUNK..=last / CHUNK)
-        .filter(|&chunk| !TABLE[chunk].load(Ordering::Relaxed).is_null())
-        .flat_map(move |chunk| (chunk * CHUNK).max(first)..=(chunk * CHUNK + CHUNK - 1).min(last))
+    let last = (last as usize).min(NUMBERS - 1);
+    (first / PART..=last / PART)
+        .filter(|&part| IS_USED[part].load(Ordering::Relaxed))
+        .flat_map(move |part| (part * PART).max(first)..=(part * PART + PART - 1).min(last))
         .filter_map(|number| RawFd::try_from(number).ok())
         .filter(|&fd| is_user_level(fd))
 }

@@ -457,13 +457,18 @@ impl<'a> FileRef<'a> {
         self.identity() == other.identity()
     }
 
+    /// What is ready now, without waiting for it.
+    #[must_use]
+    #[inline]
+    pub fn ready(self) -> Events {
+        let object = self.description().object();
+        object.poll(&mut PollTable::look_only())
+    }
+
     /// Whether any of `events` is ready now, without waiting for it.
     #[must_use]
     pub fn is_ready(self, events: Events) -> bool {
-        self.description()
-            .object()
-            .poll(&mut PollTable::look_only())
-            .intersects(events)
+        self.ready().intersects(events)
     }
 
     #[inline]

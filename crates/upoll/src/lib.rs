@@ -47,7 +47,7 @@ pub use crate::select::FdSet;
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
-pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
+pub use crate::socketpair::{ReceiveFlags, Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(loom)]

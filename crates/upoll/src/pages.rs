@@ -116,6 +116,14 @@ impl Pages {
         }
     }
 
+    /// Copies bytes from the front as far as there is room, and leaves them there.
+    pub(crate) fn copy_to(&self, into: &mut Scatter<'_, '_>) {
+        for slot in &self.slots {
+            let unread = &slot.page[slot.read..];
+            into.put(&unread[..unread.len().min(into.left())]);
+        }
+    }
+
     #[inline]
     fn release_first(&mut self) {
         if let Some(slot) = self.slots.pop_front()

@@ -28,6 +28,19 @@ bitflags! {
     }
 }
 
+bitflags! {
+    /// How to receive: the flags of `recv(2)` that a [`StreamSocket`] knows.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ReceiveFlags: u32 {
+        /// `MSG_PEEK`: what is received stays there.
+        const PEEK = 0x2;
+        /// `MSG_DONTWAIT`: `EAGAIN` instead of waiting.
+        const DONTWAIT = 0x40;
+        /// `MSG_WAITALL`: waits until the buffers are full; not together with `PEEK`.
+        const WAITALL = 0x100;
+    }
+}
+
 /// Which half of a connection to shut down: the argument of `shutdown(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shutdown {
@@ -254,10 +267,22 @@ impl Pair {
 
     #[inline]
     pub(crate) fn try_read(&self, me: Me, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
-        let asked = into.left();
-        if asked == 0 {
+        if into.left() == 0 {
             return Ok(0);
         }
+        self.try_receive(me, into, true)
+    }
+
+    /// The same, also without room for a byte: then whether there is something to read. The bytes
+    /// stay if it does not `take` them.
+    #[inline]
+    pub(crate) fn try_receive(
+        &self,
+        me: Me,
+        into: &mut Scatter<'_, '_>,
+        take: bool,
+    ) -> Result<usize, Errno> {
+        let asked = into.left();
         let shown = Events::from_bits_retain(self.sides[me].events.load(Ordering::SeqCst));
         if !shown.intersects(Events::IN | Events::ERR) {
             return Err(Errno::AGAIN);
@@ -274,6 +299,10 @@ impl Pair {
             } else {
                 Err(Errno::AGAIN)
             };
+        }
+        if !take {
+            mine.bytes.copy_to(into);
+            return Ok(asked - into.left());
         }
         mine.bytes.take(into);
         let read = asked - into.left();
@@ -439,8 +468,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
 /// is charged.
 ///
 /// # Not there
-/// Descriptors and credentials, urgent data, `MSG_PEEK` and other flags, and socket options except
-/// the send buffer. A write that gives `EPIPE` raises no `SIGPIPE`; who wants the signal raises it.
+/// Descriptors and credentials, urgent data, and socket options except the send buffer. A write that gives `EPIPE` raises no `SIGPIPE`; who wants the signal raises it.
 #[derive(Clone, Debug)]
 #[doc(alias = "socketpair")]
 #[doc(alias = "UnixStream")]
