@@ -265,10 +265,17 @@ impl KernelSide {
         }
     }
 
-    /// Hands on all that the hub has to say.
+    /// Hands on all that the hub has to say, if there is one.
+    #[inline]
     fn empty_hub(&self, set: &Set) -> Heard {
+        match self.hub() {
+            None => Heard::default(),
+            Some(hub) => self.empty(hub, set),
+        }
+    }
+
+    fn empty(&self, hub: &SleepSet, set: &Set) -> Heard {
         let mut heard = Heard::default();
-        let Some(hub) = self.hub() else { return heard };
         let mut events = [Event::default(); HUB_ROOM];
         loop {
             let found = kernel::epoll_harvest(&hub.fd, &mut events);
@@ -323,17 +330,26 @@ impl KernelSide {
     }
 
     /// Keeps the user's events, in their order, and acts on the others.
+    #[inline]
     fn sift(&self, set: &Set, events: &mut [Event]) -> (usize, Heard) {
-        let mut kept = 0;
+        let is_ours = |event: &Event| self.specials.decode(event.data()).is_some();
+        match events.iter().position(is_ours) {
+            None => (events.len(), Heard::default()),
+            Some(first) => self.sift_from(first, set, events),
+        }
+    }
+
+    /// The events before `first` are the user's.
+    #[cold]
+    fn sift_from(&self, first: usize, set: &Set, events: &mut [Event]) -> (usize, Heard) {
+        let mut kept = first;
         let mut heard = Heard::default();
         let mut below = SmallVec::<[Special; 4]>::new();
-        for at in 0..events.len() {
-            match self.specials.decode(events[at].data()) {
+        for at in first..events.len() {
+            let event = events[at];
+            match self.specials.decode(event.data()) {
                 None => {
-                    // Nothing of ours came before it, mostly.
-                    if kept < at {
-                        events[kept] = events[at];
-                    }
+                    events[kept] = event;
                     kept += 1;
                 }
                 Some(Special::Bell) => heard.core = true,
