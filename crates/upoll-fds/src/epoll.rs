@@ -122,6 +122,10 @@ fn add_object(
     interest: Event,
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
+    if matches!(object, Object::EventFd(counter) if counter.is_shared()) {
+        // It stirs in the kernel.
+        set.adopt(epfd)?;
+    }
     if let Object::Epoll(below) = object {
         if std::ptr::eq(&raw const **below, set) {
             return Err(Errno::INVAL);

@@ -50,19 +50,23 @@ pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
 pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
     let ours = table::with(fd, |object| match object {
         Object::EventFd(counter) => match counter.try_write(value) {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Some(Step::Block(counter.clone())),
+            Err(Errno::AGAIN) if !object.is_nonblocking(fd) => Some(Step::Block(counter.clone())),
             done => Some(Step::Done(done)),
         },
         _ => None,
     });
     let ours = match ours.flatten() {
         Some(Step::Done(written)) => Some(written),
-        Some(Step::Block(counter)) => Some(counter.write(value)),
+        Some(Step::Block(counter)) => match counter.write(value) {
+            // It has changed hands: begin anew.
+            Err(Errno::STALE) => return eventfd_write(fd, value),
+            result => Some(result),
+        },
         None => None,
     };
     match ours {
-        Some(result) if result != Err(Errno::STALE) => result,
-        _ => {
+        Some(result) => result,
+        None => {
             // SAFETY: `value` is live.
             match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
                 8 => Ok(()),

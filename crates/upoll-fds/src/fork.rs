@@ -1,11 +1,11 @@
 //! `fork(2)`: parent and child share open files, but not memory.
 //!
-//! Before the fork everything that can be is handed over to the kernel, which serves both. What
-//! cannot be stays with the parent. The child must not go on with a copy that others do not see: its
+//! Before the fork everything that can be is handed over to the kernel, which serves both. An eventfd
+//! with a maximum, which the kernel does not know, moves to memory that both have, and from then on
+//! either uses that. What else there is stays with the parent. The child must not go on with a copy that others do not see: its
 //! numbers for such objects become those of a file on which nothing can be done (`O_PATH`), so calls
 //! on them give `EBADF`, and it can close them or put others in their place.
 
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use upoll::Errno;
@@ -24,6 +24,8 @@ pub(crate) fn watch() -> Result<(), Errno> {
     if IS_WATCHED.load(Ordering::Relaxed) {
         return Ok(());
     }
+    // Its handlers have to be there before the first fork, too.
+    upoll::watch_forks()?;
     // SAFETY: the handlers are never unloaded, as this library is not.
     if unsafe { libc::pthread_atfork(Some(before), None, Some(in_the_child)) } != 0 {
         return Err(Errno::NOMEM);
@@ -34,6 +36,7 @@ pub(crate) fn watch() -> Result<(), Errno> {
 
 extern "C" fn before() {
     demote::demote_all();
+    demote::share_all();
 }
 
 /// Nothing here takes a lock or allocates: another thread of the parent may have been doing so.
@@ -44,8 +47,11 @@ extern "C" fn in_the_child() {
     // SAFETY: the path is a live C string.
     let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
     for fd in table::numbers(0, u32::MAX) {
+        if table::is_shared_with_children(fd) {
+            continue;
+        }
         if let Ok(nothing) = nothing {
-            stand_for(nothing, fd);
+            kernel::replace(fd, nothing);
         } else {
             // It has used up its numbers; then it cannot have this one.
             let _ = kernel::close(fd);
@@ -55,16 +61,5 @@ extern "C" fn in_the_child() {
     if let Ok(nothing) = nothing {
         // It is ours alone.
         let _ = kernel::close(nothing);
-    }
-}
-
-fn stand_for(nothing: RawFd, fd: RawFd) {
-    // SAFETY: no pointers are involved. What the number stood for is of no use to this process.
-    unsafe {
-        let is_cloexec = call!(fcntl, fd, libc::F_GETFD)
-            .is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize != 0);
-        let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
-        // Both are open, so this does not fail.
-        let _ = call!(dup3, nothing, fd, flags);
     }
 }

@@ -40,6 +40,7 @@ mod object;
 mod own;
 mod pipe;
 mod poll;
+mod pour;
 mod select;
 mod set;
 mod table;

@@ -59,10 +59,24 @@ pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
 
 /// Has `new`, which the kernel has made stand for what `fd` stands for, do so here too.
 fn stand_for_the_same(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
-    match table::get(fd) {
-        Some(object) => table::install(new, object),
-        None => Ok(new),
+    if let Some(object) = table::get(fd) {
+        table::install(new, object.clone())?;
+        follow_succession(fd, new, object)?;
     }
+    Ok(new)
+}
+
+/// What `fd` stands for may have changed hands while `new` was being made to stand for `object`, too.
+fn follow_succession(fd: RawFd, new: RawFd, object: Object) -> Result<(), Errno> {
+    let mut last = object;
+    while last.is_retired()
+        && let Some(successor) = table::get(fd)
+        && !successor.is_same_file(&last)
+    {
+        table::change(new, Some(successor.clone()), || Ok(()))?;
+        last = successor;
+    }
+    Ok(())
 }
 
 /// `dup2(2)`.
@@ -88,10 +102,15 @@ pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 }
 
 fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
-    table::change(new, table::get(fd), || {
+    let object = table::get(fd);
+    let result = table::change(new, object.clone(), || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
         number(unsafe { call!(dup3, fd, new, flags) })
-    })
+    });
+    if let (Some(object), Ok(_)) = (object, &result) {
+        follow_succession(fd, new, object)?;
+    }
+    result
 }
 
 /// `fcntl(2)`: `F_DUPFD`, `F_DUPFD_CLOEXEC`, `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`,
@@ -118,7 +137,19 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
         libc::F_SETPIPE_SZ => {
             // The kernel takes an int and refuses negative ones as too large.
             let bytes = argument & u32::MAX as usize;
-            match table::with(fd, |object| object.set_pipe_capacity(bytes)) {
+            let ours = table::with(fd, |object| {
+                let before = object.pipe_capacity();
+                let capacity = object.set_pipe_capacity(bytes)?;
+                // The kernel's pipe behind, too: there are limits that only the kernel knows, and it
+                // may have to take all that is in the pipe.
+                Some(capacity.and_then(|capacity| {
+                    in_kernel().map(|_| capacity).inspect_err(|_| {
+                        // Somebody may have filled it meanwhile; then it stays so large.
+                        let _ = before.and_then(|before| object.set_pipe_capacity(before));
+                    })
+                }))
+            });
+            match ours {
                 Some(Some(capacity)) => number(capacity),
                 _ => in_kernel(),
             }

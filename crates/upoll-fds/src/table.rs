@@ -244,13 +244,13 @@ fn release(entry: *mut Entry) {
     }
 }
 
-/// All numbers of one object, kept from being looked up.
+/// All numbers of one object, or of both ends of one, kept from being looked up.
 pub(crate) struct Held {
     numbers: Vec<RawFd>,
     entries: Vec<*mut Entry>,
 }
 
-/// Keeps all numbers of `object` from being looked up, once no call uses it any more; those that
+/// Keeps all numbers of `object`, and of what is [tied](Object::is_tied_to) to it, from being looked up, once no call uses it any more; those that
 /// block on it have a reference of their own.
 ///
 /// # Errors
@@ -260,12 +260,11 @@ pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
         numbers: Vec::new(),
         entries: Vec::new(),
     };
-    let file = object.as_file_ref(0);
     for fd in numbers(0, u32::MAX) {
         let Some(slot) = slot(fd) else { continue };
         let found = in_use::with(slot, is_entry, |entry| {
-            let is_same = entry.object.as_file_ref(0).is_same_file(file);
-            is_same.then(|| ptr::from_ref(entry).cast_mut())
+            let is_wanted = entry.object.is_tied_to(object);
+            is_wanted.then(|| ptr::from_ref(entry).cast_mut())
         });
         let Some(Some(entry)) = found else { continue };
         let taken = slot.compare_exchange(entry, CHANGING, Ordering::SeqCst, Ordering::Relaxed);
@@ -289,11 +288,23 @@ impl Held {
         &self.numbers
     }
 
-    /// The numbers are the kernel's from now on.
-    pub(crate) fn release(mut self) {
+    /// The numbers and what each stands for.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (RawFd, &Object)> {
+        self.numbers.iter().zip(&self.entries).map(|(&fd, &entry)| {
+            // SAFETY: the entry is this one's until it is released or put back.
+            (fd, unsafe { &(*entry).object })
+        })
+    }
+
+    /// The numbers stand for `successor` from now on, or are the kernel's.
+    pub(crate) fn release(mut self, successor: Option<&Object>) {
         let entries = std::mem::take(&mut self.entries);
         for (&fd, entry) in self.numbers.iter().zip(entries) {
-            put(fd, ptr::null_mut());
+            let new = successor.map_or(ptr::null_mut(), |object| {
+                let object = object.clone();
+                Box::into_raw(Box::new(Entry { object }))
+            });
+            put(fd, new);
             release(entry);
         }
     }
@@ -315,6 +326,14 @@ fn put(fd: RawFd, entry: *mut Entry) {
     if put.is_none_or(|put| put.is_err()) {
         release(entry);
     }
+}
+
+/// In the child of a fork: whether what `fd` stood for is the child's, too.
+pub(crate) fn is_shared_with_children(fd: RawFd) -> bool {
+    let entry = slot(fd).map_or(ptr::null_mut(), |slot| slot.load(Ordering::Relaxed));
+    // SAFETY: there is no other thread that could take it out.
+    is_entry(entry)
+        && matches!(unsafe { &(*entry).object }, Object::EventFd(counter) if counter.is_shared())
 }
 
 /// Takes a number out without releasing what it stood for.
