@@ -60,4 +60,4 @@ pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
-pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};
+pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};

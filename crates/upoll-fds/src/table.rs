@@ -114,6 +114,11 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
 }
 
+/// Whether the number stands for a user-level socket.
+pub fn is_socket(fd: RawFd) -> bool {
+    is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
+}
+
 /// Whether calls on the number are served here; those on a set without members of ours are the
 /// kernel's.
 pub fn is_served_here(fd: RawFd) -> bool {

@@ -5,9 +5,10 @@
 //! inline system calls, with the C library's conventions: -1 and `errno`.
 //!
 //! # What it cannot see
-//! Inline system calls of the program, static programs, calls within the C library, kernel AIO and
-//! `io_uring`. `io_uring_setup` by `syscall(2)` gives `ENOSYS`, so that no ring edits a set that is
-//! served here. No call served here is a cancellation point of its thread.
+//! Inline system calls of the program, static programs, calls within the C library that are not named
+//! here, kernel AIO, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
+//! gives `ENOSYS`, so that no ring edits a set that is served here. No call served here is a
+//! cancellation point of its thread.
 //!
 //! # Signal handlers
 //! A handler may call everything here that it may call in the C library, with one restriction of
@@ -26,7 +27,9 @@ mod next;
 mod polls;
 mod process;
 mod raw;
+mod rings;
 mod sets;
 mod settings;
 mod sockets;
 mod stats;
+mod variadic;
