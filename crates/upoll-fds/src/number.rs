@@ -7,7 +7,7 @@ use upoll::Errno;
 
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::{eventfd, kernel, memory, table};
+use crate::{eventfd, fork, kernel, memory, table};
 
 /// `close(2)`.
 ///
@@ -52,6 +52,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// # Errors
 /// `EBADF`: the number is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
+    let _change = table::is_user_level(fd).then(fork::Change::begin);
     // SAFETY: no pointers are involved.
     let new = number(unsafe { call!(dup, fd) })?;
     stand_for_the_same(fd, new)
@@ -127,6 +128,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
     let in_kernel = || number(unsafe { call!(fcntl, fd, command, argument) });
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            let _change = table::is_user_level(fd).then(fork::Change::begin);
             let new = in_kernel()?;
             stand_for_the_same(fd, new)
         }

@@ -182,6 +182,10 @@ pub(crate) fn change<R>(
     };
     in_use::prepare();
     let mut old = slot.load(Ordering::Relaxed);
+    if old.is_null() && object.is_none() {
+        return change();
+    }
+    let _change = fork::Change::begin();
     loop {
         if old == CHANGING {
             wait_until_changed(slot);
