@@ -19,6 +19,7 @@
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence, fence};
+use std::time::Duration;
 
 use crate::kernel::call;
 use crate::table::Entry;
@@ -341,6 +342,26 @@ pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
         }
         true
     })
+}
+
+/// The same for those who cannot go on without: only a call of this very thread is not waited for, and
+/// a thread that does not get on for seconds.
+pub(crate) fn wait_patiently_until_unused(entry: *mut Entry) -> bool {
+    const MILLISECONDS: usize = 5000;
+    let is_used_here = || {
+        let mut used = records().filter(|record| record.entry.load(Ordering::Acquire) == entry);
+        used.any(is_mine)
+    };
+    for _ in 0..MILLISECONDS {
+        if wait_until_unused(entry) {
+            return true;
+        }
+        if is_used_here() {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
 }
 
 /// What other threads have written to their records can be seen from now on, and they see what

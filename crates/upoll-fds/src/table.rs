@@ -82,10 +82,21 @@ fn is_entry(word: *mut Entry) -> bool {
 #[inline]
 pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     let slot = slot(fd)?;
-    if slot.load(Ordering::Relaxed) == CHANGING {
-        wait_until_changed(slot);
+    let mut call = Some(call);
+    loop {
+        if slot.load(Ordering::Relaxed) == CHANGING {
+            wait_until_changed(slot);
+        }
+        let done = in_use::with(slot, is_entry, |entry| {
+            call.take().map(|call| call(&entry.object))
+        });
+        match done {
+            Some(result) => return result,
+            None if slot.load(Ordering::Relaxed).is_null() => return None,
+            // It began to change once more.
+            None => {}
+        }
     }
-    in_use::with(slot, is_entry, |entry| call(&entry.object))
 }
 
 /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
@@ -263,7 +274,7 @@ pub(crate) struct Held {
 /// block on it have a reference of their own.
 ///
 /// # Errors
-/// `EBUSY`: a call of this very thread uses it.
+/// `EBUSY`: a call of this very thread uses it, or one of a thread that does not get on.
 pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     let mut held = Held {
         numbers: Vec::new(),
@@ -285,7 +296,7 @@ pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     match held
         .entries
         .iter()
-        .all(|&entry| in_use::wait_until_unused(entry))
+        .all(|&entry| in_use::wait_patiently_until_unused(entry))
     {
         true => Ok(held),
         false => Err(Errno::BUSY),
