@@ -12,6 +12,7 @@ use upoll::{Errno, Event, EventFd, Op, Target};
 
 use crate::kernel::{call, check_open};
 use crate::object::Object;
+use crate::patience::Patience;
 use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
 use crate::table::{self, Held};
@@ -57,7 +58,13 @@ fn can_go(counter: &EventFd) -> bool {
 
 /// Hands over whatever can be; the rest stays user-level.
 pub fn demote_all() {
-    for fd in table::numbers(0, u32::MAX) {
+    let is_set = |fd: &RawFd| {
+        let is_set = |object: &Object| matches!(object, Object::Epoll(_));
+        table::with(*fd, is_set).unwrap_or(false)
+    };
+    // Sets come last: until then other threads may add members.
+    let others = table::numbers(0, u32::MAX).filter(|fd| !is_set(fd));
+    for fd in others.chain(table::numbers(0, u32::MAX)) {
         // What cannot be handed over is lost to other processes.
         let _ = demote(fd);
     }
@@ -152,8 +159,9 @@ struct UnderWay;
 
 impl UnderWay {
     fn begin() -> Self {
+        let mut patience = Patience::new();
         while IS_UNDER_WAY.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
+            patience.wait();
         }
         UnderWay
     }

@@ -17,11 +17,12 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use upoll::Errno;
 
 use crate::kernel::{self, call, number};
+use crate::patience::Patience;
 use crate::{demote, in_use, table};
 
 /// Has forks noticed from now on.
@@ -104,17 +105,11 @@ impl Drop for Change {
 
 /// Waits for others, though not for ever.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
-    const QUICK: usize = 1000;
-    const SLOW: usize = 500;
-    for tries in 0..QUICK + SLOW {
-        if is_so() {
-            return;
-        }
-        if tries < QUICK {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    const LONGEST: Duration = Duration::from_secs(1);
+    let begun = Instant::now();
+    let mut patience = Patience::new();
+    while !is_so() && begun.elapsed() < LONGEST {
+        patience.wait();
     }
 }
 

@@ -19,9 +19,10 @@
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::kernel::call;
+use crate::patience::Patience;
 use crate::table::Entry;
 
 /// What one call of one thread uses.
@@ -347,21 +348,19 @@ pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
 /// The same for those who cannot go on without: only a call of this very thread is not waited for, and
 /// a thread that does not get on for seconds.
 pub(crate) fn wait_patiently_until_unused(entry: *mut Entry) -> bool {
-    const MILLISECONDS: usize = 5000;
-    let is_used_here = || {
-        let mut used = records().filter(|record| record.entry.load(Ordering::Acquire) == entry);
-        used.any(is_mine)
-    };
-    for _ in 0..MILLISECONDS {
-        if wait_until_unused(entry) {
-            return true;
+    const LONGEST: Duration = Duration::from_secs(5);
+    see_others();
+    let begun = Instant::now();
+    let mut patience = Patience::new();
+    records().all(|record| {
+        while record.entry.load(Ordering::Acquire) == entry {
+            if is_mine(record) || begun.elapsed() > LONGEST {
+                return false;
+            }
+            patience.wait();
         }
-        if is_used_here() {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
+        true
+    })
 }
 
 /// What other threads have written to their records can be seen from now on, and they see what

@@ -38,6 +38,7 @@ mod memory;
 mod number;
 mod object;
 mod own;
+mod patience;
 mod pipe;
 mod poll;
 mod pour;

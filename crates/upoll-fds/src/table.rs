@@ -20,6 +20,7 @@ use crate::fork;
 use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
+use crate::patience::Patience;
 
 /// What a number stands for.
 #[derive(Debug)]
@@ -153,8 +154,9 @@ pub fn has_any() -> bool {
 
 #[cold]
 fn wait_until_changed(slot: &AtomicPtr<Entry>) {
+    let mut patience = Patience::new();
     while slot.load(Ordering::Relaxed) == CHANGING {
-        std::thread::yield_now();
+        patience.wait();
     }
 }
 
