@@ -227,8 +227,8 @@ fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Op
         note(record, seen);
         let again = slot.load(Ordering::Acquire);
         let in_use = InUse {
-            // SAFETY: `is_entry` has refused null.
-            entry: unsafe { NonNull::new_unchecked(again) },
+            // Not used unless it is the entry that was seen.
+            entry: NonNull::new(again).unwrap_or(NonNull::dangling()),
             record,
             mine,
         };
