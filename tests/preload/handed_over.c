@@ -289,6 +289,33 @@ static void moves(void)
 	done(fds), close(file);
 }
 
+static volatile sig_atomic_t signals;
+
+static void on_io(int signal)
+{
+	(void)signal;
+	signals++;
+}
+
+/* A signal for each write. */
+static void signalled(void)
+{
+	int fds[2], unread = 0;
+	makes(fds, "x");
+	CHECK(signal(SIGIO, on_io) != SIG_ERR);
+	CHECK(fcntl(fds[0], F_SETOWN, getpid()) == 0);
+	CHECK(fcntl(fds[0], F_SETFL, O_ASYNC) == 0);
+	CHECK(write(fds[1], "y", 1) == 1);
+	CHECK(signals == 1);
+	holds(fds[0], "xy");
+	done(fds);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0 && write(fds[0], "abc", 3) == 3);
+	CHECK(ioctl(fds[0], TIOCOUTQ, &unread) == 0 && unread > 0);
+	holds(fds[1], "abc");
+	CHECK(ioctl(fds[0], TIOCOUTQ, &unread) == 0 && unread == 0);
+	done(fds);
+}
+
 static void asynchronous(void)
 {
 	struct aiocb request, *list[1] = {&request};
@@ -310,6 +337,7 @@ int main(void)
 	children();
 	messages();
 	moves();
+	signalled();
 	asynchronous();
 	return 0;
 }

@@ -7,7 +7,7 @@ use upoll::Errno;
 
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::{eventfd, fork, kernel, memory, table};
+use crate::{demote, eventfd, fork, kernel, memory, table};
 
 /// `close(2)`.
 ///
@@ -157,11 +157,22 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
             }
         }
         libc::F_SETFL => {
+            if argument & libc::O_ASYNC.cast_unsigned() as usize != 0 {
+                leave_to_the_kernel(fd);
+            }
             let result = in_kernel()?;
             follow_flags(fd)?;
             Ok(result)
         }
         _ => in_kernel(),
+    }
+}
+
+/// Signals for what happens on a number (`O_ASYNC`) only the kernel sends, and only a socket of its own
+/// knows what its peer has not read. What cannot be handed over does without.
+fn leave_to_the_kernel(fd: RawFd) {
+    if table::is_user_level(fd) {
+        let _ = demote::demote(fd);
     }
 }
 
@@ -199,6 +210,9 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
     });
     if let Some(Some(result)) = ours {
         return number(result);
+    }
+    if matches!(u64::from(request), libc::FIOASYNC | libc::TIOCOUTQ) {
+        leave_to_the_kernel(fd);
     }
     // SAFETY: as above.
     let result = number(unsafe { call!(ioctl, fd, request, argument) })?;
