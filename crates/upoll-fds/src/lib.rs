@@ -20,8 +20,9 @@
 //! unmapped since then raises `SIGSEGV`.
 //!
 //! # Fork
-//! See [`demote()`]: what can be is handed over to the kernel by `fork`; other numbers give `EBADF`
-//! in the child. `vfork`, `posix_spawn` and raw system calls are not noticed.
+//! See [`demote()`]: what can be is handed over to the kernel by `fork`, and eventfds with a maximum
+//! move to memory that the child has, too; other numbers give `EBADF` in the child. `vfork`,
+//! `posix_spawn`, `clone` and raw system calls are not noticed.
 //!
 //! # Close
 //! As in Linux a close does not end calls that are under way: those that block hold a reference to

@@ -10,6 +10,11 @@
 //! gives `ENOSYS`, so that no ring edits a set that is served here. No call served here is a
 //! cancellation point of its thread.
 //!
+//! # What is handed over
+//! Before others see an object the kernel has it: `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
+//! streams, `splice`, `sendfile`, asynchronous calls, and on sockets all calls but `read` and `write`.
+//! Where a program can tell is said in `ARCHITECTURE.md`.
+//!
 //! # Signal handlers
 //! A handler may call everything here that it may call in the C library, with one restriction of
 //! upoll's: an eventfd written by a handler that interrupts a change of its own wait queue (`ADD`,
