@@ -63,6 +63,26 @@ pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, variables: S
     give(raw::kernel!(SYS_execve, path, args, variables))
 }
 
+#[doc = "`execveat(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    args: Strings,
+    variables: Strings,
+    flags: c_int,
+) -> c_int {
+    demote_inherited();
+    give(raw::kernel!(
+        SYS_execveat,
+        folder,
+        path,
+        args,
+        variables,
+        flags
+    ))
+}
+
 /// Functions of the C library that execute a program in place of this one.
 macro_rules! execute {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*);)*) => { $(
@@ -79,8 +99,6 @@ execute! {
     c"execv" execv(path: *const c_char, args: Strings);
     c"execvp" execvp(file: *const c_char, args: Strings);
     c"execvpe" execvpe(file: *const c_char, args: Strings, variables: Strings);
-    c"execveat" execveat(
-        folder: c_int, path: *const c_char, args: Strings, variables: Strings, flags: c_int);
     c"fexecve" fexecve(fd: c_int, args: Strings, variables: Strings);
     c"system" system(command: *const c_char);
 }
@@ -122,7 +140,8 @@ macro_rules! spawn {
                     Strings,
                     Strings
                 ) -> c_int,
-                (process, path, actions, attributes, args, variables)
+                (process, path, actions, attributes, args, variables),
+                or libc::ENOSYS
             )
         }
     )* };

@@ -18,7 +18,7 @@ macro_rules! rings {
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
             settings::serve_nothing_new();
             upoll_fds::demote_all();
-            next!($symbol as fn($($kind),*) -> c_int, ($($argument),*))
+            next!($symbol as fn($($kind),*) -> c_int, ($($argument),*), or -libc::ENOSYS)
         }
     )* };
 }
