@@ -160,10 +160,16 @@ int upoll_dup3(int oldfd, int newfd, int flags);
 int upoll_fcntl(int fd, int cmd, ...);
 int upoll_ioctl(int fd, unsigned long request, ...);
 
-/* Hands what fd stands for over to the kernel, in which it goes on as it is: from then on other
- * processes may have it, too. fork does so by itself; call it before posix_spawn, vfork or sending
- * a descriptor. EOPNOTSUPP: not an eventfd, or one with a maximum. In the child of a fork, what
- * could not be handed over gives EBADF. */
+/* Hands what fd stands for over to the kernel, in which it goes on as it is, both ends of a pipe at
+ * once: from then on other processes may have it, too, and calls that are not in this header see it.
+ * fork does so by itself, and an eventfd with a maximum goes on in parent and child with the one
+ * maximum. Call it for every number concerned before posix_spawn, vfork, clone, exec, fdopen and
+ * other streams, splice, tee, vmsplice, sendfile, send, recv, O_ASYNC, sending a descriptor
+ * (SCM_RIGHTS), and before a number is given to io_uring or aio.
+ * EOPNOTSUPP: an eventfd with a maximum, an object of your own, a rotating set, or a set that
+ * watches one of these; in the child of a fork such a set gives EBADF, as an object of your own does.
+ * EBUSY: called by a signal handler in the midst of a call on it. EPERM, ENOMEM, EMFILE, ENFILE: the
+ * kernel does not give what it takes; the object is as it was. */
 int upoll_demote(int fd);
 
 int upoll_poll(struct pollfd *fds, nfds_t nfds, int timeout);

@@ -12,7 +12,7 @@ use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
-use crate::{memory, table, wall_clock};
+use crate::{fork, memory, table, wall_clock};
 
 /// `epoll_create(2)`.
 ///
@@ -33,9 +33,18 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     let flags = CreateFlags::from_bits_retain(flags.cast_unsigned());
     let set = Epoll::create(flags)?;
     let of_the_kernel = flags - CreateFlags::ROTATE;
+    let rotates = flags.contains(CreateFlags::ROTATE);
+    let change = match rotates {
+        true => Some(fork::Change::begin()),
+        false => fork::Change::try_begin(),
+    };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;
-    let set = NumberedSet::new(set, flags.contains(CreateFlags::ROTATE));
+    if change.is_none() {
+        // The child of a fork is to have it, too.
+        return Ok(fd);
+    }
+    let set = NumberedSet::new(set, rotates);
     table::install(fd, Object::Epoll(Arc::new(set)))
 }
 
@@ -135,6 +144,10 @@ fn add_object(
     interest: Event,
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
+    if matches!(object, Object::EventFd(counter) if counter.is_shared()) {
+        // It stirs in the kernel.
+        set.adopt(epfd)?;
+    }
     if let Object::Epoll(below) = object {
         if ptr::eq(&raw const **below, set) {
             return Err(Errno::INVAL);
@@ -532,7 +545,11 @@ unsafe fn wait_and_sleep(
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
                 Some(found) => found?,
-                None => wait_actively(epfd, room, asked, mask)?,
+                None => match wait_actively(epfd, room, asked, mask)? {
+                    Some(found) => found,
+                    // The kernel's meanwhile.
+                    None => return wait_in_the_kernels(epfd, room, asked, mask),
+                },
             };
             if found == 0 {
                 return Ok(0);
@@ -601,7 +618,7 @@ enum Look {
     Sleep(Arc<NumberedSet>),
 }
 
-/// Waits in a set of ours.
+/// Waits in a set of ours. None if the number stands for nothing of ours.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -610,7 +627,7 @@ unsafe fn wait_actively(
     (events, room): Room,
     asked: Asked,
     (mask, size): Mask,
-) -> Result<usize, Errno> {
+) -> Result<Option<usize>, Errno> {
     // SAFETY: the caller's contract.
     let limit = unsafe { asked.limit() }?;
     // SAFETY: as above.
@@ -643,9 +660,10 @@ unsafe fn wait_actively(
         }
         Look::Sleep(Arc::clone(set))
     });
-    let set = match look.unwrap_or(Look::Done(Err(Errno::BADF))) {
-        Look::Done(result) => return result,
-        Look::Sleep(set) => set,
+    let set = match look {
+        None => return Ok(None),
+        Some(Look::Done(result)) => return result.map(Some),
+        Some(Look::Sleep(set)) => set,
     };
     let set = set.as_epoll();
     // SAFETY: the caller's contract.
@@ -658,15 +676,16 @@ unsafe fn wait_actively(
             Some(mask) => upoll::ppoll(&mut fds, limit, &mask),
         };
         return match ready {
-            Ok(0) => Ok(0),
+            Ok(0) => Ok(Some(0)),
             Ok(_) => Err(Errno::FAULT),
             Err(errno) => Err(errno),
         };
     }
-    match mask {
+    let found = match mask {
         None => set.wait(events, limit),
         Some(mask) => set.pwait(events, limit, &mask),
-    }
+    };
+    found.map(Some)
 }
 
 /// The most events that one wait takes (`EP_MAX_EVENTS`).

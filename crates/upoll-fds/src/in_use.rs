@@ -22,8 +22,10 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence, fence,
 };
+use std::time::{Duration, Instant};
 
 use crate::kernel::call;
+use crate::patience::Patience;
 use crate::table::Entry;
 
 /// What one call of one thread uses.
@@ -251,8 +253,8 @@ fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Op
         note(record, seen);
         let again = slot.load(Ordering::Acquire);
         let in_use = InUse {
-            // SAFETY: `is_entry` has refused null.
-            entry: unsafe { NonNull::new_unchecked(again) },
+            // Not used unless it is the entry that was seen.
+            entry: NonNull::new(again).unwrap_or(NonNull::dangling()),
             record,
             mine,
         };
@@ -419,6 +421,24 @@ pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
             } else {
                 std::thread::yield_now();
             }
+        }
+        true
+    })
+}
+
+/// The same for those who cannot go on without: only a call of this very thread is not waited for, and
+/// a thread that does not get on for seconds.
+pub(crate) fn wait_patiently_until_unused(entry: *mut Entry) -> bool {
+    const LONGEST: Duration = Duration::from_secs(5);
+    see_others();
+    let begun = Instant::now();
+    let mut patience = Patience::new();
+    records().all(|record| {
+        while record.entry.load(Ordering::Acquire) == entry {
+            if is_mine(record) || begun.elapsed() > LONGEST {
+                return false;
+            }
+            patience.wait();
         }
         true
     })

@@ -1,7 +1,8 @@
 //! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by number.
 //!
 //! What can be done at once is done while the table keeps the object; what has to block takes a
-//! reference of its own and starts anew.
+//! reference of its own and starts anew. If the object changes hands meanwhile, the call starts anew by
+//! the number.
 
 use std::os::fd::RawFd;
 
@@ -52,7 +53,7 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
     let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
         match unsafe { try_read(object, buffer, count) } {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+            Err(Errno::AGAIN) if !object.is_nonblocking(fd) => Step::Block(object.clone()),
             done => Step::Done(done),
         }
     });
@@ -62,9 +63,8 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
         Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
-            // The kernel has it now.
             // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { call!(read, fd, buffer, count) },
+            Err(Errno::STALE) => unsafe { read(fd, buffer, count) },
             result => result,
         },
     }
@@ -166,8 +166,8 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
     let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
-        match unsafe { try_write(object, buffer, count) } {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+        match unsafe { try_write(object, fd, buffer, count) } {
+            Err(Errno::AGAIN) if !object.is_nonblocking(fd) => Step::Block(object.clone()),
             done => Step::Done(done),
         }
     });
@@ -178,9 +178,13 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
         Some(Step::Block(object)) => {
             // SAFETY: the caller's contract.
             match unsafe { write_blocking(&object, buffer, count) } {
-                // The kernel has it now.
                 // SAFETY: as above.
-                Err(Errno::STALE) => unsafe { call!(write, fd, buffer, count) },
+                Err(Errno::STALE) => unsafe { write(fd, buffer, count) },
+                Ok(part) if is_cut_short(&object, part, count.min(MOST)) => {
+                    // SAFETY: as above.
+                    let rest = unsafe { write(fd, buffer.wrapping_add(part), count - part) };
+                    Ok(part + rest.unwrap_or(0))
+                }
                 result => raise_if_broken(result),
             }
         }
@@ -190,7 +194,12 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
 /// `EAGAIN` if it would have to block. What may have to block midway is left to
 /// [`write_blocking`] from its beginning.
 #[inline]
-unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+unsafe fn try_write(
+    object: &Object,
+    fd: RawFd,
+    buffer: *const u8,
+    count: usize,
+) -> Result<usize, Errno> {
     match object {
         Object::EventFd(counter) => {
             // SAFETY: the caller's contract.
@@ -211,10 +220,10 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
     match object {
         // A short write is done at once or not at all; a long one in part, which is for the
         // blocking call.
-        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking() => {
+        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking(fd) => {
             end.try_write(bytes)
         }
-        Object::Socket(socket) if object.is_nonblocking() => socket.try_write(bytes),
+        Object::Socket(socket) if object.is_nonblocking(fd) => socket.try_write(bytes),
         _ => Err(Errno::AGAIN),
     }
 }
@@ -272,6 +281,11 @@ fn check_place(object: &Object, there: usize, asked: usize) -> Result<(), Errno>
         true => Err(Errno::FAULT),
         false => Ok(()),
     }
+}
+
+/// Whether a write that blocks has written a part only because the object changed hands.
+fn is_cut_short(object: &Object, written: usize, count: usize) -> bool {
+    written < count && object.is_retired()
 }
 
 #[cold]
@@ -363,14 +377,24 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
     if buffers.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
-    if let Object::EventFd(counter) = &object {
-        // SAFETY: as above.
-        return match unsafe { eventfd_readv(counter, &buffers) } {
-            // The kernel has it now.
+    object.renew_flags(fd);
+    // SAFETY: as above.
+    match unsafe { readv_from(&object, fd, &buffers) } {
+        // It may have changed hands before the call looked at it.
+        Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
             // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { call!(readv, fd, list, count) },
-            result => result,
-        };
+            unsafe { readv(fd, list, count) }
+        }
+        result => result,
+    }
+}
+
+/// # Safety
+/// As [`readv`].
+unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<usize, Errno> {
+    if let Object::EventFd(counter) = object {
+        // SAFETY: the caller's contract.
+        return unsafe { eventfd_readv(counter, buffers) };
     }
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
@@ -383,15 +407,15 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         }
     }
     if places.iter().all(|place| place.is_empty()) {
-        let limit = match object.is_nonblocking() {
+        let limit = match object.is_nonblocking(fd) {
             true => Timeout::NOW,
             false => Timeout::NEVER,
         };
-        return read_into_nothing(&object, limit);
+        return read_into_nothing(object, limit);
     }
     let asked = buffers.iter().map(|buffer| buffer.len).sum();
-    check_place(&object, places.iter().map(|place| place.len()).sum(), asked)?;
-    match &object {
+    check_place(object, places.iter().map(|place| place.len()).sum(), asked)?;
+    match object {
         Object::PipeReader(end) => end.read_vectored(&mut places),
         Object::Socket(socket) => socket.read_vectored(&mut places),
         _ => Err(Errno::INVAL),
@@ -442,6 +466,42 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     if buffers.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
+    object.renew_flags(fd);
+    // SAFETY: as above.
+    match unsafe { writev_to(&object, &buffers) } {
+        // It may have changed hands before the call looked at it.
+        Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
+            // SAFETY: as above.
+            unsafe { writev(fd, list, count) }
+        }
+        Ok(part) if is_cut_short(&object, part, buffers.iter().map(|buffer| buffer.len).sum()) => {
+            let rest = rest_of(&buffers, part);
+            let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
+            // SAFETY: as above; the list is live.
+            let rest = unsafe { writev(fd, rest.as_ptr(), count) };
+            Ok(part + rest.unwrap_or(0))
+        }
+        result => raise_if_broken(result),
+    }
+}
+
+/// What is left of the buffers after `done` bytes.
+fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::iovec; 8]> {
+    let mut rest = SmallVec::new();
+    for buffer in buffers {
+        let skipped = done.min(buffer.len);
+        done -= skipped;
+        rest.push(libc::iovec {
+            iov_base: buffer.base.wrapping_add(skipped).cast(),
+            iov_len: buffer.len - skipped,
+        });
+    }
+    rest
+}
+
+/// # Safety
+/// As [`writev`].
+unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
@@ -455,23 +515,18 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let there: usize = sources.iter().map(|source| source.len()).sum();
     if there < asked {
-        keep_whole_pieces(&mut sources, piece_of(&object));
+        keep_whole_pieces(&mut sources, piece_of(object));
     }
-    match &object {
+    match object {
         // SAFETY: as above.
-        Object::EventFd(_) => match unsafe { eventfd_writev(&object, &buffers) } {
-            // The kernel has it now.
-            // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { call!(writev, fd, list, count) },
-            result => result,
-        },
+        Object::EventFd(_) => unsafe { eventfd_writev(object, buffers) },
         Object::PipeWriter(_) | Object::Socket(_)
             if sources.iter().all(|source| source.is_empty()) =>
         {
-            raise_if_broken(write_from_nothing(&object))
+            write_from_nothing(object)
         }
-        Object::PipeWriter(end) => raise_if_broken(end.write_vectored(&sources)),
-        Object::Socket(socket) => raise_if_broken(socket.write_vectored(&sources)),
+        Object::PipeWriter(end) => end.write_vectored(&sources),
+        Object::Socket(socket) => socket.write_vectored(&sources),
         _ => Err(Errno::INVAL),
     }
 }

@@ -33,6 +33,18 @@ pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
     unsafe { call!(close, fd) }.map(drop)
 }
 
+/// Has `fd` stand for what `new` stands for; it stays close-on-exec if it was. Both are open.
+pub(crate) fn replace(fd: RawFd, new: RawFd) {
+    // SAFETY: no pointers are involved; what the number stood for is nobody's any more.
+    unsafe {
+        let is_cloexec = call!(fcntl, fd, libc::F_GETFD)
+            .is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize != 0);
+        let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
+        // Both are open, so this does not fail.
+        let _ = call!(dup3, new, fd, flags);
+    }
+}
+
 /// Whether a number is open at all (`fcntl(F_GETFD)`).
 pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.

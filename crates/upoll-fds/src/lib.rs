@@ -20,8 +20,9 @@
 //! unmapped since then raises `SIGSEGV`.
 //!
 //! # Fork
-//! See [`demote()`]: what can be is handed over to the kernel by `fork`; other numbers give `EBADF`
-//! in the child. `vfork`, `posix_spawn` and raw system calls are not noticed.
+//! See [`demote()`]: what can be is handed over to the kernel by `fork`, and eventfds with a maximum
+//! move to memory that the child has, too; other numbers give `EBADF` in the child. `vfork`,
+//! `posix_spawn`, `clone` and raw system calls are not noticed.
 //!
 //! # Close
 //! As in Linux a close does not end calls that are under way: those that block hold a reference to
@@ -39,8 +40,10 @@ mod memory;
 mod number;
 mod object;
 mod own;
+mod patience;
 mod pipe;
 mod poll;
+mod pour;
 mod select;
 mod set;
 mod signals;
@@ -65,4 +68,4 @@ pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
 pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
-pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};
+pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};

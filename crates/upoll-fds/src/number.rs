@@ -7,7 +7,7 @@ use upoll::Errno;
 
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::{eventfd, kernel, memory, table};
+use crate::{demote, eventfd, fork, kernel, memory, table};
 
 /// `close(2)`.
 ///
@@ -52,6 +52,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// # Errors
 /// `EBADF`: the number is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
+    let _change = table::is_user_level(fd).then(fork::Change::begin);
     // SAFETY: no pointers are involved.
     let new = number(unsafe { call!(dup, fd) })?;
     stand_for_the_same(fd, new)
@@ -59,10 +60,24 @@ pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
 
 /// Has `new`, which the kernel has made stand for what `fd` stands for, do so here too.
 fn stand_for_the_same(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
-    match table::get(fd) {
-        Some(object) => table::install(new, object),
-        None => Ok(new),
+    if let Some(object) = table::get(fd) {
+        table::install(new, object.clone())?;
+        follow_succession(fd, new, object)?;
     }
+    Ok(new)
+}
+
+/// What `fd` stands for may have changed hands while `new` was being made to stand for `object`, too.
+fn follow_succession(fd: RawFd, new: RawFd, object: Object) -> Result<(), Errno> {
+    let mut last = object;
+    while last.is_retired()
+        && let Some(successor) = table::get(fd)
+        && !successor.is_same_file(&last)
+    {
+        table::change(new, Some(successor.clone()), || Ok(()))?;
+        last = successor;
+    }
+    Ok(())
 }
 
 /// `dup2(2)`.
@@ -88,10 +103,15 @@ pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 }
 
 fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
-    table::change(new, table::get(fd), || {
+    let object = table::get(fd);
+    let result = table::change(new, object.clone(), || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
         number(unsafe { call!(dup3, fd, new, flags) })
-    })
+    });
+    if let (Some(object), Ok(_)) = (object, &result) {
+        follow_succession(fd, new, object)?;
+    }
+    result
 }
 
 /// `fcntl(2)`: `F_DUPFD`, `F_DUPFD_CLOEXEC`, `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`,
@@ -108,6 +128,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
     let in_kernel = || number(unsafe { call!(fcntl, fd, command, argument) });
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            let _change = table::is_user_level(fd).then(fork::Change::begin);
             let new = in_kernel()?;
             stand_for_the_same(fd, new)
         }
@@ -118,17 +139,40 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
         libc::F_SETPIPE_SZ => {
             // The kernel takes an int and refuses negative ones as too large.
             let bytes = argument & u32::MAX as usize;
-            match table::with(fd, |object| object.set_pipe_capacity(bytes)) {
+            let ours = table::with(fd, |object| {
+                let before = object.pipe_capacity();
+                let capacity = object.set_pipe_capacity(bytes)?;
+                // The kernel's pipe behind, too: there are limits that only the kernel knows, and it
+                // may have to take all that is in the pipe.
+                Some(capacity.and_then(|capacity| {
+                    in_kernel().map(|_| capacity).inspect_err(|_| {
+                        // Somebody may have filled it meanwhile; then it stays so large.
+                        let _ = before.and_then(|before| object.set_pipe_capacity(before));
+                    })
+                }))
+            });
+            match ours {
                 Some(Some(capacity)) => number(capacity),
                 _ => in_kernel(),
             }
         }
         libc::F_SETFL => {
+            if argument & libc::O_ASYNC.cast_unsigned() as usize != 0 {
+                leave_to_the_kernel(fd);
+            }
             let result = in_kernel()?;
             follow_flags(fd)?;
             Ok(result)
         }
         _ => in_kernel(),
+    }
+}
+
+/// Signals for what happens on a number (`O_ASYNC`) only the kernel sends, and only a socket of its own
+/// knows what its peer has not read. What cannot be handed over does without.
+fn leave_to_the_kernel(fd: RawFd) {
+    if table::is_user_level(fd) {
+        let _ = demote::demote(fd);
     }
 }
 
@@ -166,6 +210,9 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
     });
     if let Some(Some(result)) = ours {
         return number(result);
+    }
+    if matches!(u64::from(request), libc::FIOASYNC | libc::TIOCOUTQ) {
+        leave_to_the_kernel(fd);
     }
     // SAFETY: as above.
     let result = number(unsafe { call!(ioctl, fd, request, argument) })?;

@@ -20,6 +20,7 @@ use crate::fork;
 use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
+use crate::patience::Patience;
 use crate::signals::HeldBack;
 
 /// What a number stands for.
@@ -78,10 +79,21 @@ fn is_entry(word: *mut Entry) -> bool {
 #[inline]
 pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     let slot = slot(fd)?;
-    if slot.load(Ordering::Relaxed) == CHANGING {
-        wait_until_changed(slot);
+    let mut call = Some(call);
+    loop {
+        if slot.load(Ordering::Relaxed) == CHANGING {
+            wait_until_changed(slot);
+        }
+        let done = in_use::with(slot, is_entry, |entry| {
+            call.take().map(|call| call(&entry.object))
+        });
+        match done {
+            Some(result) => return result,
+            None if slot.load(Ordering::Relaxed).is_null() => return None,
+            // It began to change once more.
+            None => {}
+        }
     }
-    in_use::with(slot, is_entry, |entry| call(&entry.object))
 }
 
 /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
@@ -129,6 +141,11 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
 }
 
+/// Whether the number stands for a user-level socket.
+pub fn is_socket(fd: RawFd) -> bool {
+    is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
+}
+
 /// Whether calls on the number are served here; those on a set without members of ours are the
 /// kernel's.
 pub fn is_served_here(fd: RawFd) -> bool {
@@ -152,8 +169,9 @@ pub fn has_any() -> bool {
 
 #[cold]
 fn wait_until_changed(slot: &AtomicPtr<Entry>) {
+    let mut patience = Patience::new();
     while slot.load(Ordering::Relaxed) == CHANGING {
-        std::thread::yield_now();
+        patience.wait();
     }
 }
 
@@ -193,6 +211,10 @@ pub(crate) fn change<R>(
     in_use::prepare();
     let mut held_back = None;
     let mut old = slot.load(Ordering::Relaxed);
+    if old.is_null() && object.is_none() {
+        return change();
+    }
+    let _change = fork::Change::begin();
     loop {
         if old == CHANGING {
             wait_until_changed(slot);
@@ -262,7 +284,7 @@ fn release(entry: *mut Entry) {
     }
 }
 
-/// All numbers of one object, kept from being looked up.
+/// All numbers of one object, or of both ends of one, kept from being looked up.
 pub(crate) struct Held {
     numbers: Vec<RawFd>,
     entries: Vec<*mut Entry>,
@@ -270,23 +292,22 @@ pub(crate) struct Held {
     _held_back: HeldBack,
 }
 
-/// Keeps all numbers of `object` from being looked up, once no call uses it any more; those that
+/// Keeps all numbers of `object`, and of what is [tied](Object::is_tied_to) to it, from being looked up, once no call uses it any more; those that
 /// block on it have a reference of their own.
 ///
 /// # Errors
-/// `EBUSY`: a call of this very thread uses it.
+/// `EBUSY`: a call of this very thread uses it, or one of a thread that does not get on.
 pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     let mut held = Held {
         numbers: Vec::new(),
         entries: Vec::new(),
         _held_back: HeldBack::begin(),
     };
-    let file = object.as_file_ref(0);
     for fd in numbers(0, u32::MAX) {
         let Some(slot) = slot(fd) else { continue };
         let found = in_use::with(slot, is_entry, |entry| {
-            let is_same = entry.object.as_file_ref(0).is_same_file(file);
-            is_same.then(|| ptr::from_ref(entry).cast_mut())
+            let is_wanted = entry.object.is_tied_to(object);
+            is_wanted.then(|| ptr::from_ref(entry).cast_mut())
         });
         let Some(Some(entry)) = found else { continue };
         let taken = slot.compare_exchange(entry, CHANGING, Ordering::SeqCst, Ordering::Relaxed);
@@ -298,7 +319,7 @@ pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     match held
         .entries
         .iter()
-        .all(|&entry| in_use::wait_until_unused(entry))
+        .all(|&entry| in_use::wait_patiently_until_unused(entry))
     {
         true => Ok(held),
         false => Err(Errno::BUSY),
@@ -310,11 +331,23 @@ impl Held {
         &self.numbers
     }
 
-    /// The numbers are the kernel's from now on.
-    pub(crate) fn release(mut self) {
+    /// The numbers and what each stands for.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (RawFd, &Object)> {
+        self.numbers.iter().zip(&self.entries).map(|(&fd, &entry)| {
+            // SAFETY: the entry is this one's until it is released or put back.
+            (fd, unsafe { &(*entry).object })
+        })
+    }
+
+    /// The numbers stand for `successor` from now on, or are the kernel's.
+    pub(crate) fn release(mut self, successor: Option<&Object>) {
         let entries = std::mem::take(&mut self.entries);
         for (&fd, entry) in self.numbers.iter().zip(entries) {
-            put(fd, ptr::null_mut());
+            let new = successor.map_or(ptr::null_mut(), |object| {
+                let object = object.clone();
+                Box::into_raw(Box::new(Entry { object }))
+            });
+            put(fd, new);
             release(entry);
         }
     }
@@ -336,6 +369,14 @@ fn put(fd: RawFd, entry: *mut Entry) {
     if put.is_none_or(|put| put.is_err()) {
         release(entry);
     }
+}
+
+/// In the child of a fork: whether what `fd` stood for is the child's, too.
+pub(crate) fn is_shared_with_children(fd: RawFd) -> bool {
+    let entry = slot(fd).map_or(ptr::null_mut(), |slot| slot.load(Ordering::Relaxed));
+    // SAFETY: there is no other thread that could take it out.
+    is_entry(entry)
+        && matches!(unsafe { &(*entry).object }, Object::EventFd(counter) if counter.is_shared())
 }
 
 /// Takes a number out without releasing what it stood for.

@@ -5,10 +5,16 @@
 //! inline system calls, with the C library's conventions: -1 and `errno`.
 //!
 //! # What it cannot see
-//! Inline system calls of the program, static programs, calls within the C library, kernel AIO and
-//! `io_uring`. `io_uring_setup` by `syscall(2)` gives `ENOSYS`, so that no ring edits a set that is
-//! served here. `close`,
-//! `sendmsg` and what else seldom blocks are no cancellation points.
+//! Inline system calls of the program, static programs, calls within the C library that are not named
+//! here, kernel AIO, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
+//! gives `ENOSYS`, so that no ring edits a set that is served here. `close`, `sendmsg` and what else
+//! seldom blocks are no cancellation points.
+//!
+//! # What is handed over
+//! Before others see an object the kernel has it: `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
+//! streams, `splice`, `sendfile`, asynchronous calls, and on sockets options, control messages, and flags
+//! that only the kernel knows.
+//! Where a program can tell is said in `ARCHITECTURE.md`.
 //!
 //! # Signal handlers
 //! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
@@ -31,7 +37,9 @@ mod next;
 mod polls;
 mod process;
 mod raw;
+mod rings;
 mod sets;
 mod settings;
 mod sockets;
 mod stats;
+mod variadic;

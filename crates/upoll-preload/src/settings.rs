@@ -9,7 +9,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[repr(u8)]
 pub(crate) enum Kind {
     EventFd = 1,
+    Pipe = 2,
+    SocketPair = 4,
 }
+
+/// All of them.
+const ALL: u8 = Kind::EventFd as u8 | Kind::Pipe as u8 | Kind::SocketPair as u8;
 
 /// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
 /// from signal handlers. Reading them twice does no harm.
@@ -39,10 +44,18 @@ fn read_kinds() -> u8 {
     kinds.fold(0, |kinds, kind| {
         kinds
             | match kind {
-                b"eventfd" | b"all" => Kind::EventFd as u8,
+                b"eventfd" => Kind::EventFd as u8,
+                b"pipe" => Kind::Pipe as u8,
+                b"socketpair" => Kind::SocketPair as u8,
+                b"all" => ALL,
                 _ => 0,
             }
     })
+}
+
+/// From now on nothing that is made is served here.
+pub(crate) fn serve_nothing_new() {
+    KINDS.store(READ, Ordering::Relaxed);
 }
 
 /// A variable of the environment.

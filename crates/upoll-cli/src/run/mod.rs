@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail};
 /// What `upoll run` is told.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to serve in user space: `eventfd` or `all`. Epoll sets are whenever they hold such an
-    /// object; with `none` the calls are only passed on.
+    /// What to serve in user space: `eventfd`, `pipe`, `socketpair` or `all`. Epoll sets are whenever
+    /// they hold such an object; with `none` the calls are only passed on.
     #[arg(
         long,
         value_name = "KINDS",
@@ -41,6 +41,8 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kind {
     Eventfd,
+    Pipe,
+    Socketpair,
     All,
     None,
 }
@@ -49,6 +51,8 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Eventfd => "eventfd",
+            Kind::Pipe => "pipe",
+            Kind::Socketpair => "socketpair",
             Kind::All => "all",
             Kind::None => "none",
         }

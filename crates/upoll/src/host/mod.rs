@@ -22,6 +22,7 @@
 
 mod adopted;
 pub(crate) mod generation;
+pub use generation::watch_forks;
 pub(crate) mod kernel;
 mod listening;
 mod nested;

@@ -117,6 +117,32 @@ impl EventFd {
         Ok(Self::with_shared_count(Box::new(counter), flags))
     }
 
+    /// Moves count and maximum to a counter that [is shared](Self::shared) with children, for whoever
+    /// goes on with that one instead: this one is [retired](Self::retire), whatever its maximum. None,
+    /// and nothing is done, if it was before, or is shared itself.
+    ///
+    /// # Errors
+    /// As [`shared`](Self::shared); nothing is done then.
+    pub fn to_shared(&self) -> Result<Option<EventFd>, Errno> {
+        if self.is_shared() {
+            return Ok(None);
+        }
+        let shared = Self::shared(0, self.flags())?;
+        let Some(was) = self.counter().retire(|_| true) else {
+            return Ok(None);
+        };
+        // Nobody else has it yet.
+        let moved = shared.counter().change_beyond(Direction::In, &|_| Ok(was));
+        debug_assert!(moved.is_ok(), "the step never fails");
+        Ok(Some(shared))
+    }
+
+    /// Whether it was made to be [shared](Self::shared).
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared_counter().is_some()
+    }
+
     /// The counter behind this handle, if it is shared.
     pub(crate) fn shared_counter(&self) -> Option<&SharedCounter> {
         SharedCounter::of(self.as_file_ref().description())
