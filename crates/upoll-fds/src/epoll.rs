@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
-use crate::demote::demote;
+use crate::demote::{demote, demote_unwatched};
 use crate::kernel::{call, check_open, number};
 use crate::object::Object;
 use crate::poll::timespec;
@@ -88,6 +88,11 @@ fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
             _ => by_the_kernel(),
         })
     });
+    let lacks_descriptors = |errno: Errno| matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
+    if ours.is_some_and(|ours| ours.is_err_and(lacks_descriptors)) && demote_unwatched(fd).is_ok() {
+        // The set needs some to have members of ours beside the kernel's. It does without this one.
+        return ctl(epfd, op, fd, interest);
+    }
     if let Some(result) = ours {
         return result;
     }
