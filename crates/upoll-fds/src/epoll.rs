@@ -38,6 +38,20 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     table::install(fd, Object::Epoll(Arc::new(set)))
 }
 
+/// Has the set that `epfd` stands for be served here from now on. Without this it is so from its
+/// first member that is served here.
+///
+/// # Errors
+/// `EBADF`: it stands for no object of ours. `EINVAL`: for one that is no set. `EMFILE`, `ENFILE`,
+/// `ENOMEM`: the kernel gives no descriptors for it.
+pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
+    let served = table::with(epfd, |object| match object {
+        Object::Epoll(set) => set.activate(epfd),
+        _ => Err(Errno::INVAL),
+    });
+    served.unwrap_or(Err(Errno::BADF))
+}
+
 /// `epoll_ctl(2)`.
 ///
 /// # Errors

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[repr(u8)]
 pub(crate) enum Kind {
     EventFd = 1,
+    /// Sets from their start, and not only once they hold an object that is served here.
+    Epoll = 2,
 }
 
 /// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
@@ -39,7 +41,9 @@ fn read_kinds() -> u8 {
     kinds.fold(0, |kinds, kind| {
         kinds
             | match kind {
-                b"eventfd" | b"all" => Kind::EventFd as u8,
+                b"eventfd" => Kind::EventFd as u8,
+                b"epoll" => Kind::Epoll as u8,
+                b"all" => Kind::EventFd as u8 | Kind::Epoll as u8,
                 _ => 0,
             }
     })
