@@ -46,7 +46,8 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
 /// `ENOMEM`: the kernel gives no descriptors for it.
 pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
     let served = table::with(epfd, |object| match object {
-        Object::Epoll(set) => set.activate(epfd),
+        // What descriptors it needs it gets while there are some.
+        Object::Epoll(set) => set.activate(epfd).and_then(|()| set.adopt(epfd)),
         _ => Err(Errno::INVAL),
     });
     served.unwrap_or(Err(Errno::BADF))
