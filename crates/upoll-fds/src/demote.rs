@@ -103,6 +103,23 @@ fn share(object: &Object, counter: &EventFd) -> Result<(), Errno> {
     release(object, held, Some(&shared))
 }
 
+/// Hands over an object of ours that no set watches, for which no set needs descriptors.
+///
+/// # Errors
+/// `EINVAL`: it is not one of ours. `EBUSY`: a set watches it. Else as [`demote`].
+pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
+    let object = table::get(fd).ok_or(Errno::INVAL)?;
+    let is_watched = table::numbers(0, u32::MAX).any(|epfd| {
+        let set = table::get(epfd);
+        let interests = |set: &NumberedSet| set.as_epoll().interests_in(object.as_file_ref(0));
+        matches!(&set, Some(Object::Epoll(set)) if !interests(set).is_empty())
+    });
+    match is_watched {
+        true => Err(Errno::BUSY),
+        false => demote(fd),
+    }
+}
+
 /// Hands over what a set watches, sets below it included.
 fn demote_members(object: &Object, set: &NumberedSet) {
     for fd in table::numbers(0, u32::MAX) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
-use crate::demote::demote;
+use crate::demote::{demote, demote_unwatched};
 use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::poll::timespec;
@@ -46,6 +46,21 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     }
     let set = NumberedSet::new(set, rotates);
     table::install(fd, Object::Epoll(Arc::new(set)))
+}
+
+/// Has the set that `epfd` stands for be served here from now on. Without this it is so from its
+/// first member that is served here.
+///
+/// # Errors
+/// `EBADF`: it stands for no object of ours. `EINVAL`: for one that is no set. `EMFILE`, `ENFILE`,
+/// `ENOMEM`: the kernel gives no descriptors for it.
+pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
+    let served = table::with(epfd, |object| match object {
+        // What descriptors it needs it gets while there are some.
+        Object::Epoll(set) => set.activate(epfd).and_then(|()| set.adopt(epfd)),
+        _ => Err(Errno::INVAL),
+    });
+    served.unwrap_or(Err(Errno::BADF))
 }
 
 /// `epoll_ctl(2)`.
@@ -103,6 +118,11 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<()
             _ => by_the_kernel(),
         })
     });
+    let lacks_descriptors = |errno: Errno| matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
+    if ours.is_some_and(|ours| ours.is_err_and(lacks_descriptors)) && demote_unwatched(fd).is_ok() {
+        // The set needs some to have members of ours beside the kernel's. It does without this one.
+        return ctl(epfd, op, fd, interest);
+    }
     match ours {
         Some(result) => result,
         None => ctl_in_the_kernels(epfd, op, fd, interest),

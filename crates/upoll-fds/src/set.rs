@@ -16,6 +16,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, Op};
 
@@ -167,8 +168,11 @@ fn rouse_data() -> u64 {
 }
 
 /// Rounds of waiting for a thread that does not leave: it is in a signal handler, after which its
-/// wait ends anyway.
-const PATIENCE: usize = 100;
+/// wait ends anyway. A thread that a busy machine does not let run must not be given up: it would go
+/// on to wait for what the kernel set does not have. So this takes seconds.
+const PATIENCE: usize = 3000;
+/// Rounds after which each begins with a sleep.
+const ROUNDS_AT_ONCE: usize = 5;
 
 /// Has the threads that wait in the kernel set behind `epfd` wait anew.
 #[cold]
@@ -196,6 +200,9 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
         let mut tries = 0;
         while !in_use::wait_until_unmarked(mark, true) && tries < PATIENCE {
             tries += 1;
+            if tries > ROUNDS_AT_ONCE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         // SAFETY: as above. It is there.
         let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, bell, &raw const event) };

@@ -39,14 +39,22 @@ pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn epoll_create(size: c_int) -> c_int {
     stats::count_as(Call::EpollCreate, true);
-    give(upoll_fds::epoll_create(size))
+    give(upoll_fds::epoll_create(size).map(created))
 }
 
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
 pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
     stats::count_as(Call::EpollCreate, true);
-    give(upoll_fds::epoll_create1(flags))
+    give(upoll_fds::epoll_create1(flags).map(created))
+}
+
+fn created(epfd: c_int) -> c_int {
+    if settings::is_user_level(Kind::Epoll) {
+        // What cannot be yet will be once it has to be.
+        let _ = upoll_fds::serve_here(epfd);
+    }
+    epfd
 }
 
 #[doc = "`epoll_ctl(2)`"]
@@ -57,7 +65,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *const Event,
 ) -> c_int {
-    stats::count(Call::EpollCtl, fd);
+    stats::count_ctl(epfd, fd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) })
 }

@@ -11,10 +11,12 @@ pub(crate) enum Kind {
     EventFd = 1,
     Pipe = 2,
     SocketPair = 4,
+    /// Sets from their start, and not only once they hold an object that is served here.
+    Epoll = 8,
 }
 
 /// All of them.
-const ALL: u8 = Kind::EventFd as u8 | Kind::Pipe as u8 | Kind::SocketPair as u8;
+const ALL: u8 = Kind::EventFd as u8 | Kind::Pipe as u8 | Kind::SocketPair as u8 | Kind::Epoll as u8;
 
 /// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
 /// from signal handlers. Reading them twice does no harm.
@@ -47,6 +49,7 @@ fn read_kinds() -> u8 {
                 b"eventfd" => Kind::EventFd as u8,
                 b"pipe" => Kind::Pipe as u8,
                 b"socketpair" => Kind::SocketPair as u8,
+                b"epoll" => Kind::Epoll as u8,
                 b"all" => ALL,
                 _ => 0,
             }

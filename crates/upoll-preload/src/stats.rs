@@ -92,6 +92,15 @@ pub(crate) fn count(call: Call, fd: i32) {
     }
 }
 
+/// Counts a change of `fd` in a set.
+#[inline]
+pub(crate) fn count_ctl(epfd: i32, fd: i32) {
+    if is_on() {
+        let is_ours = upoll_fds::is_served_here(epfd) || upoll_fds::is_served_here(fd);
+        count_as(Call::EpollCtl, is_ours);
+    }
+}
+
 /// Counts a call.
 #[cold]
 pub(crate) fn count_as(call: Call, is_user_level: bool) {

@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail};
 /// What `upoll run` is told.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to serve in user space: `eventfd`, `pipe`, `socketpair` or `all`. Epoll sets are whenever
-    /// they hold such an object; with `none` the calls are only passed on.
+    /// What to serve in user space. Epoll sets are whenever they hold such an object; with `epoll` they
+    /// are from their start. With `none` the calls are only passed on.
     #[arg(
         long,
         value_name = "KINDS",
@@ -43,6 +43,7 @@ enum Kind {
     Eventfd,
     Pipe,
     Socketpair,
+    Epoll,
     All,
     None,
 }
@@ -53,6 +54,7 @@ impl Kind {
             Kind::Eventfd => "eventfd",
             Kind::Pipe => "pipe",
             Kind::Socketpair => "socketpair",
+            Kind::Epoll => "epoll",
             Kind::All => "all",
             Kind::None => "none",
         }
