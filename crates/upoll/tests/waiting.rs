@@ -195,6 +195,11 @@ fn workers_of_a_rotating_set_take_turns() {
             let worker: usize = took.recv_timeout(LONG).unwrap();
             if order.len() < 16 {
                 until_asleep(workers[worker].1);
+            } else {
+                // One that leaves asks the next in line to look.
+                while !workers[worker].0.is_finished() {
+                    std::thread::yield_now();
+                }
             }
             order.push(worker);
         }

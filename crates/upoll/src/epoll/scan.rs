@@ -5,7 +5,7 @@ use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering};
-use crate::wait::{Ask, Deferred, Mode, Turn, Wake};
+use crate::wait::{Ask, Deferred, Mode, Notes, Turn, Wake};
 use core::ptr::NonNull;
 
 /// What there is to say of an idle item.
@@ -80,7 +80,11 @@ impl<'a> Scan<'a> {
             }
             let claimed = node.entry.is_claimed();
             if claimed {
-                node.entry.settle(|| true, &mut self.deferred);
+                if chosen {
+                    // Two events were meant for this worker, which takes one.
+                    node.entry.owe_another();
+                }
+                node.entry.settle(|| true, notes(node), &mut self.deferred);
             }
             if !claimed && node.state() & state::ROTATING != 0 {
                 let ask = if chosen {
@@ -119,7 +123,7 @@ impl<'a> Scan<'a> {
         if node.state() & state::ROTATING != 0 || node.entry.is_claimed() {
             let told_again = || node.state() & state::QUEUED != 0;
             // SAFETY: a registered item is hooked.
-            unsafe { node.entry.settle(told_again, deferred) };
+            unsafe { node.entry.settle(told_again, notes(node), deferred) };
         }
     }
 
@@ -152,6 +156,14 @@ impl<'a> Scan<'a> {
             }
             turn == Turn::Mine
         }
+    }
+}
+
+/// What happens to notes in the queue that an item is in.
+fn notes(node: &Item) -> Notes {
+    match node.state() & state::ROTATING {
+        0 => Notes::Stay,
+        _ => Notes::AreUsedUp,
     }
 }
 

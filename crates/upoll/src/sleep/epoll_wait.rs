@@ -10,7 +10,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{KernelSide, SignalMask};
 use crate::sync::Ordering;
-use crate::wait::{Deferred, Place};
+use crate::wait::{Deferred, Notes, Place};
 
 impl Epoll {
     /// `epoll_wait(2)` with a timeout in nanoseconds: fills `events` with what is ready, oldest
@@ -229,9 +229,10 @@ fn wait_in_turn(
             let mut deferred = Deferred::new();
             // SAFETY: the queue is the set's, which is borrowed.
             unsafe {
+                // Who comes next looks before it sleeps.
                 sleeper
                     .entry
-                    .settle(|| ready > 0 || set.is_pending(), &mut deferred)
+                    .settle(|| ready > 0 || set.is_pending(), Notes::Stay, &mut deferred)
             };
         }
         if let Some(queue) = sleeper.entry.unhook() {

@@ -3,8 +3,7 @@
 use core::marker::PhantomPinned;
 use core::ptr::{self, NonNull};
 
-use super::{Deferred, Mode, Place, Reply, WaitQueue, Wake, Whom};
-use crate::events::Events;
+use super::{Deferred, Notes, Place, Reply, WaitQueue, Wake};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 
 pub(super) struct List {
@@ -137,6 +136,17 @@ impl WaitEntry {
         }
     }
 
+    /// The queue has an event more than the one that this entry's claim is for: settling that hands
+    /// it on.
+    pub(crate) fn owe_another(&self) {
+        if let Some(queue) = self.queue() {
+            // SAFETY: the queue outlives the hook (`hook`'s contract).
+            unsafe { queue.as_ref() }
+                .owed
+                .store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Whether a wake was taken and not yet settled.
     #[inline]
     pub(crate) fn is_claimed(&self) -> bool {
@@ -168,7 +178,7 @@ impl WaitEntry {
     }
 
     /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
-    /// found nobody, the next waiter is offered one now.
+    /// found nobody, the next waiter is offered one now; if none waits, whoever comes next will look.
     ///
     /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
     /// or what that wake left owing would be forgotten.
@@ -178,6 +188,7 @@ impl WaitEntry {
     pub(crate) unsafe fn settle(
         &self,
         still_ready: impl FnOnce() -> bool,
+        uses: Notes,
         deferred: &mut Deferred,
     ) {
         let Some(queue) = self.queue() else { return };
@@ -199,12 +210,7 @@ impl WaitEntry {
                 }
             }
         } else if queue.owed.load(Ordering::Relaxed) {
-            let mut wake = Wake {
-                key: Events::IN,
-                mode: Mode::Offer,
-                deferred,
-            };
-            queue.offer_in_turn(&mut list, &mut wake, Whom::Except(self));
+            queue.hand_on(&mut list, self, uses, deferred);
         }
     }
 }

@@ -124,6 +124,15 @@ pub(crate) enum Turn {
     Later,
 }
 
+/// Whether those who wait in a queue say when they have [used up](WaitQueue::use_up_notes) their
+/// notes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Notes {
+    /// As who watches a rotating set does.
+    AreUsedUp,
+    Stay,
+}
+
 /// Which exclusive waiters are offered a wake.
 #[derive(Clone, Copy)]
 enum Whom {
@@ -362,10 +371,15 @@ impl WaitQueue {
             return took + 1;
         }
         self.owed.store(true, Ordering::Relaxed);
+        took + usize::from(self.leave_notes(&mut list, wake, notes_last))
+    }
+
+    /// Nobody waits: leaves a note with all exclusive entries, so that whoever comes first will look.
+    /// Says whether one was waiting after all, and took it.
+    fn leave_notes(&self, list: &mut Locked<'_>, wake: &mut Wake<'_>, notes_last: bool) -> bool {
         if self.noted.load(Ordering::SeqCst) {
-            return took;
+            return false;
         }
-        // Nobody waits. Leave a note with all of them: whoever comes first will look.
         wake.mode = Mode::Tell;
         if notes_last {
             self.noted.store(true, Ordering::SeqCst);
@@ -374,14 +388,29 @@ impl WaitQueue {
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
-            if self.call(&mut list, entry, wake) != Reply::Passed {
+            if self.call(list, entry, wake) != Reply::Passed {
                 // The rest goes without a note.
                 self.use_up_notes();
-                self.retire(&mut list, entry);
-                return took + 1;
+                self.retire(list, entry);
+                return true;
             }
         }
-        took
+        false
+    }
+
+    /// There is an event more than the one that `me` has: the next in line is offered it. If nobody
+    /// waits, all are left notes where those are used up: some may be about to wait, as others have
+    /// the event as far as they know.
+    fn hand_on(&self, list: &mut Locked<'_>, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Offer,
+            deferred,
+        };
+        if !self.offer_in_turn(list, &mut wake, Whom::Except(me)) && uses == Notes::AreUsedUp {
+            self.owed.store(true, Ordering::Relaxed);
+            self.leave_notes(list, &mut wake, true);
+        }
     }
 
     /// Hands the wake that a leaving waiter took to the next exclusive one.
@@ -426,11 +455,14 @@ impl WaitQueue {
     ) -> Turn {
         let mut list = self.lock();
         me.set_standing(ABSENT, false);
+        let chosen = ask == Ask::Chosen;
         if self.unclaim(&mut list, me) {
             // A wake chose `me` just now.
+            if chosen {
+                self.hand_on(&mut list, me, Notes::AreUsedUp, deferred);
+            }
             return Turn::Mine;
         }
-        let chosen = ask == Ask::Chosen;
         if (list.claims > 0 && !chosen) || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
             refused();
             return Turn::Others;

@@ -13,7 +13,7 @@ use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
 
 use super::host::alone;
 use crate::host::{
-    Kernel, LONG, SHORT, data, eventfd, eventfd_read, eventfd_write, harvest, input, wait,
+    Kernel, LONG, SHORT, data, eventfd, eventfd_read, eventfd_write, harvest, input, pipe, wait,
 };
 
 fn rotating() -> Epoll {
@@ -386,4 +386,51 @@ fn a_rotating_set_that_closes_leaves_sleeping_workers_to_their_other_members() {
     assert!(!thread.is_finished());
     other.try_write(1).unwrap();
     assert_eq!(thread.join().unwrap(), [2]);
+}
+
+#[test]
+fn events_that_come_together_find_as_many_workers_that_take_one_each() {
+    const WORKERS: usize = 3;
+    const LAST: u8 = b'q';
+    let _alone = alone();
+    for round in 0..40 {
+        let (reader, mut writer) = pipe();
+        // SAFETY: no pointers are involved.
+        let flagged = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(flagged, 0);
+        let rotating = rotating();
+        rotating.add(&reader, input(0)).unwrap();
+        let workers: Vec<_> = (0..WORKERS).map(|_| worker_of(&rotating)).collect();
+        let (say, hear) = std::sync::mpsc::channel();
+        for worker in &workers {
+            let (say, worker) = (say.clone(), worker.clone());
+            let mut reader = reader.try_clone().unwrap();
+            thread::spawn(move || {
+                let mut byte = [0];
+                loop {
+                    worker.wait(&mut [Event::default()], None).unwrap();
+                    // Another worker may have been quicker.
+                    if reader.read(&mut byte).is_ok() {
+                        let _ = say.send(byte[0]);
+                        if byte[0] == LAST {
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+        let next = || hear.recv_timeout(LONG).expect("an event that nobody takes");
+        // One by one, which puts the workers in some order.
+        for turn in 0..round % 7 {
+            writer.write_all(&[turn]).unwrap();
+            assert_eq!(next(), turn);
+        }
+        thread::sleep(Duration::from_millis(5));
+        for _ in 0..WORKERS {
+            writer.write_all(&[LAST]).unwrap();
+        }
+        for _ in 0..WORKERS {
+            assert_eq!(next(), LAST);
+        }
+    }
 }
