@@ -240,6 +240,9 @@ fn poll_and_select_are_measured_on_the_stack_on_the_heap_and_in_the_kernel() {
         let has_kernel = row["what"] != "objects, registers with each";
         assert_eq!(row["kernel_nanoseconds"].is_object(), has_kernel, "{row}");
         assert_eq!(row["ratio"].is_object(), has_kernel, "{row}");
+        // A context has registered already.
+        assert_eq!(row["context_nanoseconds"].is_object(), has_kernel, "{row}");
+        assert_eq!(row["context_gain"].is_object(), has_kernel, "{row}");
         if row["files"].as_u64() > Some(30) {
             assert!(row["gain_target"].is_null(), "{row}");
         }
@@ -256,7 +259,7 @@ fn help_lists_every_name_in_its_group() {
     let (arguments, _) = help.split_once("\n\nOptions:").unwrap();
     let groups = arguments.split("\n          - ").skip(1);
     let groups: Vec<_> = groups.filter_map(|group| group.split_once(":\n")).collect();
-    assert_eq!(groups.len(), 8, "{help}");
+    assert_eq!(groups.len(), 9, "{help}");
     // A name that does not exist is refused with a list of all that do.
     let refused = String::from_utf8(bench("no-such-name").stderr).unwrap();
     let (_, names) = refused.split_once("[possible values: ").unwrap();
