@@ -161,30 +161,31 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
         },
     )?];
     for what in distinct(rows.iter().map(|row| row.what)) {
-        let of: Vec<_> = rows.iter().filter(|row| row.what == what).collect();
-        let mut lines = Vec::new();
         for call in ["poll", "select"] {
-            let line = |by: &str, figure: fn(&Polled) -> Option<Spread>| Line {
-                name: format!("{call}, {by}"),
+            let is_one = |row: &&Polled| row.what == what && row.call == call;
+            let of: Vec<_> = rows.iter().filter(is_one).collect();
+            let line = |name: &str, figure: fn(&Polled) -> Option<Spread>| Line {
+                name: name.to_owned(),
                 points: of
                     .iter()
-                    .filter(|row| row.call == call)
                     .filter_map(|row| Some((row.files as f64, figure(row)?.median)))
                     .collect(),
             };
-            lines.push(line("stack", |row| Some(row.upoll_nanoseconds)));
-            lines.push(line("heap", |row| Some(row.heap_nanoseconds)));
-            lines.push(line("kept context", |row| row.context_nanoseconds));
-            lines.push(line("kernel", |row| row.kernel_nanoseconds));
+            let mut lines = vec![
+                line("stack", |row| Some(row.upoll_nanoseconds)),
+                line("heap", |row| Some(row.heap_nanoseconds)),
+                line("kept context", |row| row.context_nanoseconds),
+                line("kernel", |row| row.kernel_nanoseconds),
+            ];
+            lines.retain(|line| !line.points.is_empty());
+            let files = Axis {
+                title: "files",
+                ratios: true,
+            };
+            let noisy = of.iter().any(|row| !row.trusted);
+            let caption = format!("Cost of a {call} with more and more files: {what}");
+            plots.push(line_plot(caption, &lines, files, NANOSECONDS, noisy)?);
         }
-        lines.retain(|line| !line.points.is_empty());
-        let files = Axis {
-            title: "files",
-            ratios: true,
-        };
-        let noisy = of.iter().any(|row| !row.trusted);
-        let caption = format!("Cost of a call with more and more files: {what}");
-        plots.push(line_plot(caption, &lines, files, NANOSECONDS, noisy)?);
     }
     Ok(plots)
 }
