@@ -486,8 +486,13 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
         loop {
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
+                Some(found) => Some(found),
+                None => wait_actively(epfd, room, asked, mask),
+            };
+            // None: the kernel has it by now.
+            let found = match found {
                 Some(found) => found?,
-                None => wait_actively(epfd, room, asked, mask)?,
+                None => wait_in_the_kernels(epfd, room, asked, mask)?,
             };
             if found == 0 {
                 return Ok(0);
@@ -552,7 +557,7 @@ enum Look {
     Sleep(Arc<NumberedSet>),
 }
 
-/// Waits in a set of ours.
+/// Waits in a set of ours. None if the number does not stand for one of ours any more.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -561,11 +566,17 @@ unsafe fn wait_actively(
     (events, room): Room,
     asked: Asked,
     (mask, size): Mask,
-) -> Result<usize, Errno> {
+) -> Option<Result<usize, Errno>> {
     // SAFETY: the caller's contract.
-    let limit = unsafe { asked.limit() }?;
-    // SAFETY: as above.
-    let mask = unsafe { self::mask(mask, size) }?;
+    let prepared = unsafe {
+        asked
+            .limit()
+            .and_then(|limit| Ok((limit, self::mask(mask, size)?)))
+    };
+    let (limit, mask) = match prepared {
+        Ok(prepared) => prepared,
+        Err(errno) => return Some(Err(errno)),
+    };
     let room = usize::try_from(room).unwrap_or(0);
     let look = table::with(epfd, |object| {
         if room == 0 || room > MOST_EVENTS {
@@ -594,8 +605,8 @@ unsafe fn wait_actively(
         }
         Look::Sleep(Arc::clone(set))
     });
-    let set = match look.unwrap_or(Look::Done(Err(Errno::BADF))) {
-        Look::Done(result) => return result,
+    let set = match look? {
+        Look::Done(result) => return Some(result),
         Look::Sleep(set) => set,
     };
     let set = set.as_epoll();
@@ -608,16 +619,16 @@ unsafe fn wait_actively(
             None => upoll::poll(&mut fds, limit),
             Some(mask) => upoll::ppoll(&mut fds, limit, &mask),
         };
-        return match ready {
+        return Some(match ready {
             Ok(0) => Ok(0),
             Ok(_) => Err(Errno::FAULT),
             Err(errno) => Err(errno),
-        };
+        });
     }
-    match mask {
+    Some(match mask {
         None => set.wait(events, limit),
         Some(mask) => set.pwait(events, limit, &mask),
-    }
+    })
 }
 
 /// The most events that one wait takes (`EP_MAX_EVENTS`).

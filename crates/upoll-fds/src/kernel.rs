@@ -27,6 +27,65 @@ pub(crate) fn number(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
     result.map(|number| RawFd::try_from(number).expect("descriptor numbers are ints"))
 }
 
+/// Lets other threads run; `turns` counts how often. After a while it sleeps: a thread that waits for
+/// one of a lower real-time priority would not let it run otherwise.
+pub(crate) fn give_way(turns: &mut usize) {
+    *turns += 1;
+    if *turns <= 100 {
+        std::hint::spin_loop();
+    } else if *turns <= 1000 {
+        std::thread::yield_now();
+    } else {
+        nap();
+    }
+}
+
+/// Sleeps for a millisecond.
+pub(crate) fn nap() {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    // SAFETY: the time is live. A signal may end it early, which does no harm.
+    let _ = unsafe { call!(nanosleep, &raw const time, 0) };
+}
+
+/// While it lives this thread's signals wait.
+pub(crate) struct HeldBack {
+    before: u64,
+}
+
+impl HeldBack {
+    pub(crate) fn begin() -> Self {
+        HeldBack {
+            before: Self::exchange(u64::MAX),
+        }
+    }
+
+    fn exchange(mask: u64) -> u64 {
+        let mut before = 0_u64;
+        let (new, old) = (&raw const mask, &raw mut before);
+        // SAFETY: both masks are live, and as long as the kernel's.
+        let changed = unsafe {
+            call!(
+                rt_sigprocmask,
+                libc::SIG_SETMASK,
+                new,
+                old,
+                size_of::<u64>()
+            )
+        };
+        debug_assert!(changed.is_ok(), "nothing about the call can be wrong");
+        before
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        Self::exchange(self.before);
+    }
+}
+
 /// `close(2)`.
 pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: the caller owns the number, or passes on the call of somebody who does.

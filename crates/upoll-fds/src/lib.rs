@@ -42,6 +42,8 @@ mod pipe;
 mod poll;
 mod select;
 mod set;
+mod slot;
+mod sync;
 mod table;
 
 pub use crate::demote::{demote, demote_all};

@@ -17,7 +17,8 @@ use crate::{eventfd, kernel, memory, table};
 /// # Errors
 /// `EBADF`: the number is not open.
 pub fn close(fd: RawFd) -> Result<(), Errno> {
-    table::change(fd, None, || kernel::close(fd))
+    // Whatever the kernel says of it, the number is not open any more.
+    table::close(fd, || Ok(kernel::close(fd)))?
 }
 
 /// `close_range(2)`.
@@ -37,7 +38,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
         for fd in ours {
             let at = fd.cast_unsigned();
             // What lies before it and it itself, in one call.
-            table::change(fd, None, || in_kernel(next, at))?;
+            table::close(fd, || in_kernel(next, at))?;
             if at == last {
                 return Ok(());
             }
@@ -53,15 +54,18 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// `EBADF`: the number is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
     // SAFETY: no pointers are involved.
-    let new = number(unsafe { call!(dup, fd) })?;
-    stand_for_the_same(fd, new)
+    copy(fd, || number(unsafe { call!(dup, fd) }))
 }
 
-/// Has `new`, which the kernel has made stand for what `fd` stands for, do so here too.
-fn stand_for_the_same(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
-    match table::get(fd) {
-        Some(object) => table::install(new, object),
-        None => Ok(new),
+/// Has the number that `in_kernel` makes stand for what `fd` stands for here, too.
+fn copy(fd: RawFd, in_kernel: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd, Errno> {
+    let undo = |new| {
+        // The kernel has just given it out.
+        let _ = kernel::close(new);
+    };
+    match table::copy(fd, in_kernel, undo)? {
+        (new, Some(object)) => table::install(new, object),
+        (new, None) => Ok(new),
     }
 }
 
@@ -88,7 +92,7 @@ pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 }
 
 fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
-    table::change(new, table::get(fd), || {
+    table::replace(fd, new, || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
         number(unsafe { call!(dup3, fd, new, flags) })
     })
@@ -107,10 +111,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
     // SAFETY: the caller's contract.
     let in_kernel = || number(unsafe { call!(fcntl, fd, command, argument) });
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            let new = in_kernel()?;
-            stand_for_the_same(fd, new)
-        }
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copy(fd, in_kernel),
         libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
             Some(Some(capacity)) => number(Ok(capacity)),
             _ => in_kernel(),

@@ -3,52 +3,30 @@
 //! Each of them stands *behind* a kernel object of its kind that has the same number. So the kernel
 //! gives the numbers out, lowest first, keeps the flags of number and open file, and counts the
 //! references that `dup` makes; the entry here holds the object that calls go to.
-//!
-//! # Changing what a number means
-//! The kernel's table and this one cannot change in one step. While they do, the slot holds
-//! [`CHANGING`], and whoever looks the number up meanwhile waits: it is for the length of one
-//! system call that does not block.
 
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use upoll::Errno;
 
 use crate::fork;
 use crate::in_use;
-use crate::kernel;
+use crate::kernel::{self, HeldBack};
 use crate::object::Object;
-
-/// What a number stands for.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) object: Object,
-}
+use crate::slot::{Entry, Slot};
 
 const CHUNK: usize = 1 << 10;
 /// Numbers from `CHUNKS * CHUNK` on are always the kernel's. As many as `fs.nr_open` allows unless
 /// it was raised.
 const CHUNKS: usize = 1 << 10;
 
-type Chunk = [AtomicPtr<Entry>; CHUNK];
+type Chunk = [Slot; CHUNK];
 
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
 
-/// The kernel's table and this one are being changed.
-const CHANGING: *mut Entry = ptr::without_provenance_mut(1);
-
-/// Entries that were still in use when their number was closed.
-static LEAVING: Mutex<Vec<Leaving>> = Mutex::new(Vec::new());
-
-struct Leaving(*mut Entry);
-
-// SAFETY: an entry is `Send`, and `LEAVING` owns it.
-unsafe impl Send for Leaving {}
-
 #[inline]
-fn slot(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+fn slot(fd: RawFd) -> Option<&'static Slot> {
     let at = fd.cast_unsigned() as usize;
     let chunk = TABLE.get(at / CHUNK)?.load(Ordering::Acquire);
     // SAFETY: chunks are never freed.
@@ -56,12 +34,12 @@ fn slot(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
 }
 
 /// The slot of a number that is to have one.
-fn slot_or_insert(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+fn slot_or_insert(fd: RawFd) -> Option<&'static Slot> {
     if let Some(slot) = slot(fd) {
         return Some(slot);
     }
     let place = TABLE.get(fd.cast_unsigned() as usize / CHUNK)?;
-    let new: Box<Chunk> = Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]);
+    let new: Box<Chunk> = Box::new([const { Slot::empty() }; CHUNK]);
     let new = Box::into_raw(new);
     let placed = place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
     if placed.is_err() {
@@ -71,21 +49,11 @@ fn slot_or_insert(fd: RawFd) -> Option<&'static AtomicPtr<Entry>> {
     slot(fd)
 }
 
-/// Whether a slot's word leads to an entry.
-#[inline]
-fn is_entry(word: *mut Entry) -> bool {
-    word.addr() > CHANGING.addr()
-}
-
 /// Has `call` use the object that `fd` stands for. None if the number is the kernel's, or not open.
 /// `call` must not block: a close of the number waits for it.
 #[inline]
 pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
-    let slot = slot(fd)?;
-    if slot.load(Ordering::Relaxed) == CHANGING {
-        wait_until_changed(slot);
-    }
-    in_use::with(slot, is_entry, |entry| call(&entry.object))
+    slot(fd)?.with(call)
 }
 
 /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
@@ -96,11 +64,7 @@ pub(crate) fn while_marked<R>(
     mark_of: impl Fn(&Object) -> Option<in_use::Mark>,
     call: impl FnOnce() -> R,
 ) -> Option<R> {
-    let slot = slot(fd)?;
-    if slot.load(Ordering::Relaxed) == CHANGING {
-        wait_until_changed(slot);
-    }
-    in_use::while_marked(slot, is_entry, |entry| mark_of(&entry.object), call)
+    slot(fd)?.while_marked(mark_of, call)
 }
 
 /// A reference to the object that `fd` stands for, for a call that may block.
@@ -111,7 +75,7 @@ pub(crate) fn get(fd: RawFd) -> Option<Object> {
 /// Whether the number is one of ours.
 #[inline]
 pub fn is_user_level(fd: RawFd) -> bool {
-    slot(fd).is_some_and(|slot| !slot.load(Ordering::Relaxed).is_null())
+    slot(fd).is_some_and(|slot| !slot.is_empty())
 }
 
 /// Whether calls on the number are served here; those on a set without members of ours are the
@@ -135,13 +99,6 @@ pub fn has_any() -> bool {
     HAS_ANY.load(Ordering::Relaxed)
 }
 
-#[cold]
-fn wait_until_changed(slot: &AtomicPtr<Entry>) {
-    while slot.load(Ordering::Relaxed) == CHANGING {
-        std::thread::yield_now();
-    }
-}
-
 /// Has the number, which the kernel has just given out, stand for `object`.
 ///
 /// # Errors
@@ -154,122 +111,109 @@ pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
         return Err(Errno::MFILE);
     };
     let copy = object.clone();
-    let entry = Box::into_raw(Box::new(Entry { object }));
-    // An entry that is there was closed behind our back, or is just being closed.
-    release(slot.swap(entry, Ordering::SeqCst));
-    leave_to_the_kernel(fd, Some(&copy))?;
+    slot.install(object);
+    leave_to_the_kernel(fd, &copy);
     Ok(fd)
 }
 
-/// Changes what `fd` means in the kernel by `change` and then, if that went well, here: to
-/// `object`. What it stood for is released.
-pub(crate) fn change<R>(
+/// Changes what `fd` means in the kernel by `change`, a close. If that went well it is not one of
+/// ours any more.
+pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
+    match slot(fd) {
+        Some(slot) => slot.change(false, || Ok((change()?, None))),
+        None => change(),
+    }
+}
+
+/// Has `copy` make a new number stand for what `fd` does. Gives that number, and what it stands for
+/// if that is one of ours; if it cannot be told, as `fd` has changed meanwhile, `undo` takes the
+/// number back, and all is done anew.
+pub(crate) fn copy(
     fd: RawFd,
-    object: Option<Object>,
-    change: impl FnOnce() -> Result<R, Errno>,
-) -> Result<R, Errno> {
-    let slot = match &object {
-        Some(_) => slot_or_insert(fd),
-        None => slot(fd),
-    };
-    let Some(slot) = slot else {
-        return change();
-    };
-    in_use::prepare();
-    let mut old = slot.load(Ordering::Relaxed);
+    copy: impl Fn() -> Result<RawFd, Errno>,
+    undo: impl Fn(RawFd),
+) -> Result<(RawFd, Option<Object>), Errno> {
     loop {
-        if old == CHANGING {
-            wait_until_changed(slot);
-            old = slot.load(Ordering::Relaxed);
-            continue;
-        }
-        if old.is_null() && object.is_none() {
-            return change();
-        }
-        match slot.compare_exchange_weak(old, CHANGING, Ordering::SeqCst, Ordering::Relaxed) {
-            Ok(_) => break,
-            Err(now) => old = now,
+        let Some(slot) = slot(fd) else {
+            return Ok((copy()?, None));
+        };
+        let (new, object) = slot.throughout(&copy);
+        match object {
+            Some(object) => return Ok((new?, object)),
+            None => drop(new.map(&undo)),
         }
     }
-    let result = change();
-    let copy = object.clone();
-    let new = match (&result, object) {
-        (Err(_), _) => old,
-        (Ok(_), None) => ptr::null_mut(),
-        (Ok(_), Some(object)) => Box::into_raw(Box::new(Entry { object })),
+}
+
+/// Has `new` stand for what `fd` does; in the kernel by `copy`.
+pub(crate) fn replace(
+    fd: RawFd,
+    new: RawFd,
+    copy: impl Fn() -> Result<RawFd, Errno>,
+) -> Result<RawFd, Errno> {
+    if !has_any() {
+        return copy();
+    }
+    in_use::prepare();
+    let Some(slot) = slot_or_insert(new) else {
+        return match is_user_level(fd) && new >= 0 {
+            // As for a number beyond the limit.
+            true => Err(Errno::BADF),
+            false => copy(),
+        };
     };
-    // The number may be another object's already: the kernel gave it out again, and that object
-    // was installed over the mark.
-    if new == old {
-        put(fd, old);
-    } else {
-        put(fd, new);
-        release(old);
-        leave_to_the_kernel(fd, copy.as_ref())?;
+    let result = loop {
+        // No change waits for another one while it marks a number.
+        let changed = slot.change(true, || {
+            let (copied, object) = match self::slot(fd) {
+                Some(from) => from.kept(&copy).ok_or(None)?,
+                None => (copy(), None),
+            };
+            Ok((copied.map_err(Some)?, object))
+        });
+        match (changed, self::slot(fd)) {
+            (Err(None), Some(from)) => drop(from.settled()),
+            (changed, _) => break changed.map_err(|errno| errno.unwrap_or(Errno::BADF)),
+        }
+    };
+    // Also if it is what it was, and that was handed over meanwhile.
+    if let Some(object) = get(new) {
+        leave_to_the_kernel(new, &object);
     }
     result
 }
 
 /// An object that has a new number was handed over to the kernel while it was being copied.
-fn leave_to_the_kernel(fd: RawFd, object: Option<&Object>) -> Result<(), Errno> {
-    match object {
-        Some(object) if object.is_retired() => change(fd, None, || Ok(())),
-        _ => Ok(()),
+fn leave_to_the_kernel(fd: RawFd, object: &Object) {
+    if object.is_retired() {
+        // It is what the kernel takes it for already.
+        let _ = close(fd, || Ok(()));
     }
 }
 
-/// Lets go of an entry that no slot leads to, once no call uses it. That is at once, unless a
-/// signal handler closes what the code under it was just using.
-fn release(entry: *mut Entry) {
-    if !is_entry(entry) {
-        return;
-    }
-    let mut leaving = vec![Leaving(entry)];
-    if let Ok(mut others) = LEAVING.try_lock() {
-        leaving.append(&mut others);
-    }
-    leaving.retain(|&Leaving(entry)| {
-        let is_used = !in_use::wait_until_unused(entry);
-        if !is_used {
-            // SAFETY: from `Box::into_raw`; no slot leads to it, and no call uses it.
-            drop(unsafe { Box::from_raw(entry) });
-        }
-        is_used
-    });
-    if !leaving.is_empty() {
-        let mut others = LEAVING
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        others.append(&mut leaving);
-    }
-}
-
-/// All numbers of one object, kept from being looked up.
+/// All numbers of one object, kept from being looked up. Signals are held back: a handler would wait
+/// for the code under it.
 pub(crate) struct Held {
     numbers: Vec<RawFd>,
     entries: Vec<*mut Entry>,
+    _held_back: HeldBack,
 }
 
 /// Keeps all numbers of `object` from being looked up, once no call uses it any more; those that
 /// block on it have a reference of their own.
 ///
 /// # Errors
-/// `EBUSY`: a call of this very thread uses it.
+/// `EBUSY`: a call of this very thread uses it, or one that waits for this.
 pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     let mut held = Held {
         numbers: Vec::new(),
         entries: Vec::new(),
+        _held_back: HeldBack::begin(),
     };
     let file = object.as_file_ref(0);
     for fd in numbers(0, u32::MAX) {
-        let Some(slot) = slot(fd) else { continue };
-        let found = in_use::with(slot, is_entry, |entry| {
-            let is_same = entry.object.as_file_ref(0).is_same_file(file);
-            is_same.then(|| ptr::from_ref(entry).cast_mut())
-        });
-        let Some(Some(entry)) = found else { continue };
-        let taken = slot.compare_exchange(entry, CHANGING, Ordering::SeqCst, Ordering::Relaxed);
-        if taken.is_ok() {
+        let is_meant = |found: &Object| found.as_file_ref(0).is_same_file(file);
+        if let Some(entry) = slot(fd).and_then(|slot| slot.hold(is_meant)) {
             held.numbers.push(fd);
             held.entries.push(entry);
         }
@@ -277,7 +221,7 @@ pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     match held
         .entries
         .iter()
-        .all(|&entry| in_use::wait_until_unused(entry))
+        .all(|&entry| in_use::wait_until_unused(entry, in_use::MORE_PATIENCE))
     {
         true => Ok(held),
         false => Err(Errno::BUSY),
@@ -293,8 +237,9 @@ impl Held {
     pub(crate) fn release(mut self) {
         let entries = std::mem::take(&mut self.entries);
         for (&fd, entry) in self.numbers.iter().zip(entries) {
-            put(fd, ptr::null_mut());
-            release(entry);
+            if let Some(slot) = slot(fd) {
+                slot.give_up(entry);
+            }
         }
     }
 }
@@ -303,24 +248,17 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for (&fd, &entry) in self.numbers.iter().zip(&self.entries) {
-            put(fd, entry);
+            if let Some(slot) = slot(fd) {
+                slot.give_back(entry);
+            }
         }
-    }
-}
-
-/// Ends the change of a number, unless it has become another object's meanwhile.
-fn put(fd: RawFd, entry: *mut Entry) {
-    let put = slot(fd)
-        .map(|slot| slot.compare_exchange(CHANGING, entry, Ordering::SeqCst, Ordering::Relaxed));
-    if put.is_none_or(|put| put.is_err()) {
-        release(entry);
     }
 }
 
 /// Takes a number out without releasing what it stood for.
 pub(crate) fn forget(fd: RawFd) {
     if let Some(slot) = slot(fd) {
-        slot.store(ptr::null_mut(), Ordering::Relaxed);
+        slot.forget();
     }
 }
 
