@@ -277,7 +277,9 @@ impl Mine {
 #[cfg(loom)]
 impl Drop for Mine {
     fn drop(&mut self) {
-        self.return_records();
+        if !std::thread::panicking() {
+            self.return_records();
+        }
     }
 }
 
@@ -354,6 +356,11 @@ pub(crate) struct InUse {
 impl Drop for InUse {
     #[inline]
     fn drop(&mut self) {
+        // A model that has failed is over.
+        #[cfg(loom)]
+        if std::thread::panicking() {
+            return;
+        }
         wipe(self.record);
         // SAFETY: the thread's own, and this does not leave the thread; the model's ends after its
         // last call, the others have no destructor.
@@ -504,7 +511,7 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 }
 
 /// How often the owner of a record is let run before its use counts as a long one.
-const PATIENCE: usize = if cfg!(loom) { 1 } else { 1000 };
+const PATIENCE: usize = if cfg!(loom) { 0 } else { 1000 };
 
 /// The same for who cannot leave the rest to that owner; the last 2000 turns take a millisecond
 /// each.
@@ -563,7 +570,7 @@ unsafe fn free(entry: *mut Entry) {
     unsafe { &*entry }.object.close();
 }
 
-/// Leaves an entry to the calls that use it. False if there is none any more.
+/// Leaves an entry to a call that uses it. False if there is none any more.
 fn leave(entry: *mut Entry) -> bool {
     // SAFETY: it is the caller's to free, and so nobody has freed it.
     let next = unsafe { &(*entry).next_leaving };
@@ -576,11 +583,16 @@ fn leave(entry: *mut Entry) -> bool {
         }
     }
     // From here on another thread may free it; it is only compared.
-    for record in records().filter(|record| record.entry.load(Ordering::Acquire) == entry) {
+    let is_used_by = |record: &Record| record.entry.load(Ordering::Acquire) == entry;
+    while let Some(record) = records().find(|record| is_used_by(record)) {
         record.is_asked.store(true, Ordering::SeqCst);
+        see_others();
+        // Whoever is seen to use it now has been asked before it is done.
+        if broken(Rule::LookAgainAfterAsking) || is_used_by(record) {
+            return true;
+        }
     }
-    see_others();
-    broken(Rule::LookAgainAfterAsking) || is_used(entry)
+    false
 }
 
 #[cold]

@@ -179,12 +179,11 @@ impl Slot {
         let mark = mark_by(&raw const own);
         let mut turns = 0;
         let (result, leaving) = loop {
-            let held_back = HeldBack::begin();
             let old = self.0.load(Ordering::Relaxed);
             if old.is_null() && !may_fill {
-                drop(held_back);
                 return change().map(|(value, _)| value);
             }
+            let held_back = HeldBack::begin();
             let is_marked = !is_mark(old)
                 && self
                     .0

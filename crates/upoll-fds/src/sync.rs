@@ -31,6 +31,11 @@ impl HeldBack {
     }
 }
 
+#[cfg(loom)]
+impl Drop for HeldBack {
+    fn drop(&mut self) {}
+}
+
 /// A static that each run of a model has anew.
 macro_rules! global {
     ($(#[$doc:meta])* static $name:ident: $kind:ty = $value:expr;) => {
