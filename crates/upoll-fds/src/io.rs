@@ -33,6 +33,30 @@ fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
     Ok(count.min(MOST))
 }
 
+/// Up to here all of a buffer is looked at, whatever there is to read.
+const SMALL: usize = 4 << 12;
+
+/// How much of a buffer a read can fill: looking at a page takes memory for it. `nothing` is what to
+/// look at if there is nothing to read yet.
+#[inline]
+fn fillable(object: &Object, count: usize, nothing: usize) -> usize {
+    if count <= SMALL {
+        return count;
+    }
+    match object.available() {
+        Some(0) => count.min(nothing),
+        Some(available) => count.min(available),
+        None => count,
+    }
+}
+
+/// The most that a pipe or a socket holds in the end.
+fn holds(object: &Object) -> usize {
+    /// No send buffer is larger.
+    const LARGEST: usize = 8 << 20;
+    object.pipe_capacity().unwrap_or(LARGEST)
+}
+
 /// `read(2)`.
 ///
 /// # Errors
@@ -81,7 +105,7 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
         return unsafe { put(buffer, counter.try_read()?) };
     }
     // SAFETY: as above.
-    let place = unsafe { memory::writable(buffer, count) };
+    let place = unsafe { memory::writable(buffer, fillable(object, count, 1)) };
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NOW);
     }
@@ -100,7 +124,10 @@ unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Resul
         return unsafe { put(buffer, counter.read()?) };
     }
     // SAFETY: as above.
-    let place = unsafe { memory::writable(buffer, count.min(MOST)) };
+    let place = unsafe {
+        let count = fillable(object, count.min(MOST), holds(object));
+        memory::writable(buffer, count)
+    };
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NEVER);
     }
@@ -316,11 +343,19 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
             result => result,
         };
     }
+    let nothing = if object.is_nonblocking() {
+        1
+    } else {
+        holds(&object)
+    };
+    let total = buffers.iter().map(|buffer| buffer.len).sum();
+    let mut left = fillable(&object, total, nothing);
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
-        let place = unsafe { memory::writable(buffer.base, buffer.len) };
+        let place = unsafe { memory::writable(buffer.base, buffer.len.min(left)) };
         let is_whole = place.len() == buffer.len;
+        left -= place.len();
         places.push(place);
         if !is_whole {
             break;

@@ -27,6 +27,12 @@ pub(crate) fn number(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
     result.map(|number| RawFd::try_from(number).expect("descriptor numbers are ints"))
 }
 
+/// What a call gave whose result is an int, as the C library passes it on.
+#[expect(clippy::cast_possible_truncation, reason = "so does the C library")]
+pub(crate) fn int(result: Result<usize, Errno>) -> Result<i32, Errno> {
+    result.map(|value| value.cast_signed() as i32)
+}
+
 /// Lets other threads run; `turns` counts how often. After a while it sleeps: a thread that waits for
 /// one of a lower real-time priority would not let it run otherwise.
 pub(crate) fn give_way(turns: &mut usize) {

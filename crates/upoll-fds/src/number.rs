@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use upoll::Errno;
 
-use crate::kernel::{call, number};
+use crate::kernel::{call, int, number};
 use crate::object::Object;
 use crate::{eventfd, kernel, memory, table};
 
@@ -109,7 +109,7 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 /// `argument` is what `command` takes: a number, or the address of memory that may be used.
 pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Errno> {
     // SAFETY: the caller's contract.
-    let in_kernel = || number(unsafe { call!(fcntl, fd, command, argument) });
+    let in_kernel = || int(unsafe { call!(fcntl, fd, command, argument) });
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copy(fd, in_kernel),
         libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
@@ -124,6 +124,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
                 _ => in_kernel(),
             }
         }
+        libc::F_GETOWN => owner(fd),
         libc::F_SETFL => {
             let result = in_kernel()?;
             follow_flags(fd)?;
@@ -131,6 +132,26 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
         }
         _ => in_kernel(),
     }
+}
+
+/// `F_GETOWN`, which the C library does by `F_GETOWN_EX`: as the result of a system call the negative
+/// number of a group may be an error's.
+fn owner(fd: RawFd) -> Result<i32, Errno> {
+    /// `struct f_owner_ex`.
+    #[repr(C)]
+    struct Owner {
+        kind: i32,
+        id: libc::pid_t,
+    }
+    const GET_OWNER: i32 = 16;
+    const GROUP: i32 = 2;
+    let mut owner = Owner { kind: 0, id: 0 };
+    // SAFETY: the call fills the structure.
+    unsafe { call!(fcntl, fd, GET_OWNER, &raw mut owner) }?;
+    Ok(match owner.kind {
+        GROUP => -owner.id,
+        _ => owner.id,
+    })
 }
 
 /// Has the object take over the status flags of the kernel object behind it, which the caller has
@@ -166,10 +187,10 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
         _ => None,
     });
     if let Some(Some(result)) = ours {
-        return number(result);
+        return int(result);
     }
     // SAFETY: as above.
-    let result = number(unsafe { call!(ioctl, fd, request, argument) })?;
+    let result = int(unsafe { call!(ioctl, fd, request, argument) })?;
     if u64::from(request) == libc::FIONBIO {
         follow_flags(fd)?;
     }
