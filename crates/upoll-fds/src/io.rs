@@ -81,8 +81,9 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
         }
     });
     match ours {
+        // The kernel has it, or has it now.
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        None => unsafe { call!(read, fd, buffer, count) },
+        None | Some(Step::Done(Err(Errno::STALE))) => unsafe { call!(read, fd, buffer, count) },
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
         Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
@@ -198,8 +199,9 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
         }
     });
     match ours {
+        // The kernel has it, or has it now.
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        None => unsafe { call!(write, fd, buffer, count) },
+        None | Some(Step::Done(Err(Errno::STALE))) => unsafe { call!(write, fd, buffer, count) },
         Some(Step::Done(result)) => raise_if_broken(result),
         Some(Step::Block(object)) => {
             // SAFETY: the caller's contract.
@@ -300,15 +302,22 @@ unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno
     if count > libc::UIO_MAXIOV as usize {
         return Err(Errno::INVAL);
     }
-    let mut left = MOST;
     let mut buffers = Buffers::new();
     for at in 0..count {
         // SAFETY: the caller's contract.
         let one = unsafe { memory::read(list.wrapping_add(at)) }?;
-        let base = one.iov_base.cast::<u8>();
-        let len = check_buffer(base, one.iov_len)?.min(left);
-        left -= len;
-        buffers.push(Buffer { base, len });
+        if isize::try_from(one.iov_len).is_err() {
+            return Err(Errno::INVAL);
+        }
+        buffers.push(Buffer {
+            base: one.iov_base.cast(),
+            len: one.iov_len,
+        });
+    }
+    let mut left = MOST;
+    for buffer in &mut buffers {
+        buffer.len = check_buffer(buffer.base, buffer.len)?.min(left);
+        left -= buffer.len;
     }
     Ok(buffers)
 }

@@ -135,3 +135,35 @@ fn the_owner_of_a_number_may_be_a_group() {
         assert_eq!(upoll_fds::fcntl(-1, libc::F_GETOWN, 0), Err(Errno::BADF));
     }
 }
+
+#[test]
+fn the_list_of_buffers_is_read_before_a_buffer_is_looked_at() {
+    let mut theirs = [-1; 2];
+    let mut ours = [-1; 2];
+    // SAFETY: there is room for two numbers each.
+    unsafe {
+        assert_eq!(libc::pipe(theirs.as_mut_ptr()), 0);
+        upoll_fds::pipe(&raw mut ours).unwrap();
+    }
+    let not_a_programs: *mut libc::c_void = ptr::without_provenance_mut(usize::MAX - PAGE);
+    let list = [
+        libc::iovec {
+            iov_base: not_a_programs,
+            iov_len: 8,
+        },
+        libc::iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: usize::MAX,
+        },
+    ];
+    for count in [1, 2] {
+        // SAFETY: the list is live; what it leads to is not touched.
+        let of = |[from, to]: [i32; 2]| unsafe {
+            [
+                upoll_fds::readv(from, list.as_ptr(), count),
+                upoll_fds::writev(to, list.as_ptr(), count),
+            ]
+        };
+        assert_eq!(of(ours), of(theirs), "{count}");
+    }
+}
