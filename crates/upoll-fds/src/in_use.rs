@@ -380,13 +380,10 @@ fn wipe(record: &Record) {
 }
 
 impl InUse {
-    /// Uses what `slot` leads to by `look`; None if that is nothing.
+    /// Uses what `slot` leads to; None if that is nothing.
     #[inline]
-    pub(crate) fn begin(
-        slot: &Slot,
-        look: impl Fn(&Slot) -> Option<NonNull<Entry>>,
-    ) -> Option<InUse> {
-        let entry = look(slot)?;
+    pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
+        let entry = slot.settled()?;
         let (record, mine) = next_record();
         let mut in_use = InUse {
             entry,
@@ -402,7 +399,7 @@ impl InUse {
             }
             // Whoever changes the slot may be waiting for this record.
             wipe(record);
-            in_use.entry = look(slot)?;
+            in_use.entry = slot.settled()?;
         }
     }
 

@@ -64,7 +64,12 @@ fn copy(fd: RawFd, in_kernel: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd
         let _ = kernel::close(new);
     };
     match table::copy(fd, in_kernel, undo)? {
-        (new, Some(object)) => table::install(new, object),
+        (new, Some(object)) => {
+            let installed = table::install(new, object);
+            // If it is being handed over, that is to be over when the copy is used.
+            table::settle(fd);
+            installed
+        }
         (new, None) => Ok(new),
     }
 }

@@ -5,6 +5,8 @@
 //! and whoever looks the number up meanwhile waits: it is for the length of one system call that
 //! does not block. The mark is the change's own, so none ends another one. All signals are held back
 //! meanwhile: a handler that looks the number up would wait for the code under it.
+//!
+//! Whoever [holds](Slot::hold) numbers may wait for changes of others; a change waits for nothing.
 
 use std::ptr::{self, NonNull};
 
@@ -61,12 +63,6 @@ impl Slot {
         self.0.load(Ordering::Acquire)
     }
 
-    #[inline]
-    fn unmarked(&self) -> Option<NonNull<Entry>> {
-        let word = self.word();
-        NonNull::new(word).filter(|_| !is_mark(word))
-    }
-
     /// The same, once the change is over that is under way.
     #[inline]
     pub(crate) fn settled(&self) -> Option<NonNull<Entry>> {
@@ -102,7 +98,7 @@ impl Slot {
     /// not block.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&Object) -> R) -> Option<R> {
-        InUse::begin(self, Self::settled).map(|in_use| call(&in_use.entry().object))
+        InUse::begin(self).map(|in_use| call(&in_use.entry().object))
     }
 
     /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for
@@ -113,7 +109,7 @@ impl Slot {
         mark_of: impl Fn(&Object) -> Option<Mark>,
         call: impl FnOnce() -> R,
     ) -> Option<R> {
-        let in_use = InUse::begin(self, Self::settled)?;
+        let in_use = InUse::begin(self)?;
         let mark = mark_of(&in_use.entry().object)?;
         let is_still = |entry: &Entry| mark_of(&entry.object) == Some(mark);
         in_use.while_marked(mark, is_still, call)
@@ -122,7 +118,7 @@ impl Slot {
     /// Runs `call`, and gives what the slot led to before, after, and all the time between. None in
     /// its place if that is not one and the same.
     pub(crate) fn throughout<R>(&self, call: impl FnOnce() -> R) -> (R, Option<Option<Object>>) {
-        match InUse::begin(self, Self::settled) {
+        match InUse::begin(self) {
             Some(in_use) => {
                 let result = call();
                 // While it is in use nothing else comes to have its address.
@@ -218,19 +214,23 @@ impl Slot {
         }
     }
 
-    /// Keeps the number from being looked up, if it leads to what `is_meant`. What it leads to may
+    /// Keeps the number from being looked up and copied, if it leads to what `is_meant`. What it leads to may
     /// still be in use. To be ended by [`give_back`](Self::give_back) or [`give_up`](Self::give_up),
     /// until when signals are to be held back.
-    pub(crate) fn hold(&self, is_meant: impl FnOnce(&Object) -> bool) -> Option<*mut Entry> {
-        // Who holds one number does not wait for the change of another one.
-        let in_use = InUse::begin(self, Self::unmarked)?;
-        let entry = ptr::from_ref(in_use.entry()).cast_mut();
-        let is_held = is_meant(&in_use.entry().object)
-            && self
-                .0
-                .compare_exchange(entry, mark_by(entry), Ordering::SeqCst, Ordering::Relaxed)
-                .is_ok();
-        is_held.then_some(entry)
+    pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
+        let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
+        while let Some(in_use) = InUse::begin(self).filter(is_meant) {
+            let entry = ptr::from_ref(in_use.entry()).cast_mut();
+            let held = mark_by(entry);
+            let place = &self.0;
+            if place
+                .compare_exchange(entry, held, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+            {
+                return Some(entry);
+            }
+        }
+        None
     }
 
     /// The number is what it was.

@@ -145,6 +145,13 @@ pub(crate) fn copy(
     }
 }
 
+/// Waits until no change of the number is under way.
+pub(crate) fn settle(fd: RawFd) {
+    if let Some(slot) = slot(fd) {
+        slot.settled();
+    }
+}
+
 /// Has `new` stand for what `fd` does; in the kernel by `copy`.
 pub(crate) fn replace(
     fd: RawFd,
@@ -163,7 +170,7 @@ pub(crate) fn replace(
         };
     };
     let result = loop {
-        // No change waits for another one while it marks a number.
+        // A change waits for no other one.
         let changed = slot.change(true, || {
             let (copied, object) = match self::slot(fd) {
                 Some(from) => from.kept(&copy).ok_or(None)?,
@@ -211,11 +218,19 @@ pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
         _held_back: HeldBack::begin(),
     };
     let file = object.as_file_ref(0);
-    for fd in numbers(0, u32::MAX) {
-        let is_meant = |found: &Object| found.as_file_ref(0).is_same_file(file);
-        if let Some(entry) = slot(fd).and_then(|slot| slot.hold(is_meant)) {
-            held.numbers.push(fd);
-            held.entries.push(entry);
+    let is_meant = |found: &Object| found.as_file_ref(0).is_same_file(file);
+    let mut known = None;
+    // What is copied from a number shows at the latest in the pass after that which has held it.
+    while known != Some(held.numbers.len()) {
+        known = Some(held.numbers.len());
+        for fd in numbers(0, u32::MAX) {
+            if held.numbers.contains(&fd) {
+                continue;
+            }
+            if let Some(entry) = slot(fd).and_then(|slot| slot.hold(is_meant)) {
+                held.numbers.push(fd);
+                held.entries.push(entry);
+            }
         }
     }
     match held

@@ -1,9 +1,9 @@
 //! Calls on a number against changes of what it means, by other threads and by signal handlers.
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -219,4 +219,37 @@ fn a_set_that_is_handed_over_to_the_kernel_is_waited_in_all_the_time() {
     }
     current.store(END, Ordering::SeqCst);
     assert!(waiting.join().unwrap() > 0);
+}
+
+#[test]
+fn a_number_is_read_from_while_what_it_comes_to_stand_for_is_handed_over() {
+    let first = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
+    for _ in 0..TRIES / 50 {
+        let fd = upoll_fds::dup(first).unwrap();
+        let next = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let has_ended = Arc::clone(&ends);
+        let reading = thread::spawn(move || {
+            while !has_ended.load(Ordering::Relaxed) {
+                assert_eq!(take_one(fd), Ok(8));
+            }
+        });
+        let together = Arc::new(Barrier::new(2));
+        let waiting = Arc::clone(&together);
+        let copying = thread::spawn(move || {
+            waiting.wait();
+            for _ in 0..10 {
+                upoll_fds::dup2(next, fd)?;
+            }
+            Ok::<_, Errno>(())
+        });
+        together.wait();
+        upoll_fds::demote(next).unwrap();
+        copying.join().unwrap().unwrap();
+        ends.store(true, Ordering::Relaxed);
+        reading.join().unwrap();
+        assert!(!upoll_fds::is_user_level(next) && !upoll_fds::is_user_level(fd));
+        upoll_fds::close(next).unwrap();
+        upoll_fds::close(fd).unwrap();
+    }
 }
