@@ -381,26 +381,41 @@ fn wipe(record: &Record) {
 
 impl InUse {
     /// Uses what `slot` leads to; None if that is nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
         let entry = slot.settled()?;
         let (record, mine) = next_record();
-        let mut in_use = InUse {
+        let in_use = InUse {
             entry,
             record,
             mine,
         };
-        loop {
-            let noted = in_use.entry.as_ptr();
-            record.entry.store(noted, Ordering::Relaxed);
-            before_a_look();
-            if slot.word() == noted || broken(Rule::LookAgain) {
-                return Some(in_use);
-            }
-            // Whoever changes the slot may be waiting for this record.
-            wipe(record);
-            in_use.entry = slot.settled()?;
+        match in_use.is_protected(slot) {
+            true => Some(in_use),
+            false => in_use.begin_again(slot),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin_again(mut self, slot: &Slot) -> Option<InUse> {
+        loop {
+            // Whoever changes the slot may be waiting for this record.
+            wipe(self.record);
+            self.entry = slot.settled()?;
+            if self.is_protected(slot) {
+                return Some(self);
+            }
+        }
+    }
+
+    /// Writes down what is to be used, then looks whether the slot still leads there.
+    #[inline(always)]
+    fn is_protected(&self, slot: &Slot) -> bool {
+        let noted = self.entry.as_ptr();
+        self.record.entry.store(noted, Ordering::Relaxed);
+        before_a_look();
+        slot.word() == noted || broken(Rule::LookAgain)
     }
 
     #[inline]
