@@ -568,13 +568,13 @@ unsafe fn wait_actively(
     (mask, size): Mask,
 ) -> Option<Result<usize, Errno>> {
     // SAFETY: the caller's contract.
-    let prepared = unsafe {
-        asked
-            .limit()
-            .and_then(|limit| Ok((limit, self::mask(mask, size)?)))
+    let limit = match unsafe { asked.limit() } {
+        Ok(limit) => limit,
+        Err(errno) => return Some(Err(errno)),
     };
-    let (limit, mask) = match prepared {
-        Ok(prepared) => prepared,
+    // SAFETY: as above.
+    let mask = match unsafe { self::mask(mask, size) } {
+        Ok(mask) => mask,
         Err(errno) => return Some(Err(errno)),
     };
     let room = usize::try_from(room).unwrap_or(0);
