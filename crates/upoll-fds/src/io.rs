@@ -81,15 +81,21 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
         }
     });
     match ours {
-        // The kernel has it, or has it now.
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        None | Some(Step::Done(Err(Errno::STALE))) => unsafe { call!(read, fd, buffer, count) },
+        None => unsafe { call!(read, fd, buffer, count) },
+        Some(Step::Done(Err(Errno::STALE))) => {
+            table::settle(fd);
+            // SAFETY: as above.
+            unsafe { call!(read, fd, buffer, count) }
+        }
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
         Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
-            // The kernel has it now.
-            // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { call!(read, fd, buffer, count) },
+            Err(Errno::STALE) => {
+                table::settle(fd);
+                // SAFETY: as above.
+                unsafe { call!(read, fd, buffer, count) }
+            }
             result => result,
         },
     }
@@ -199,16 +205,22 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
         }
     });
     match ours {
-        // The kernel has it, or has it now.
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        None | Some(Step::Done(Err(Errno::STALE))) => unsafe { call!(write, fd, buffer, count) },
+        None => unsafe { call!(write, fd, buffer, count) },
+        Some(Step::Done(Err(Errno::STALE))) => {
+            table::settle(fd);
+            // SAFETY: as above.
+            unsafe { call!(write, fd, buffer, count) }
+        }
         Some(Step::Done(result)) => raise_if_broken(result),
         Some(Step::Block(object)) => {
             // SAFETY: the caller's contract.
             match unsafe { write_blocking(&object, buffer, count) } {
-                // The kernel has it now.
-                // SAFETY: as above.
-                Err(Errno::STALE) => unsafe { call!(write, fd, buffer, count) },
+                Err(Errno::STALE) => {
+                    table::settle(fd);
+                    // SAFETY: as above.
+                    unsafe { call!(write, fd, buffer, count) }
+                }
                 result => raise_if_broken(result),
             }
         }
@@ -346,9 +358,11 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
     if let Object::EventFd(counter) = &object {
         // SAFETY: as above.
         return match unsafe { eventfd_readv(counter, &buffers) } {
-            // The kernel has it now.
-            // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { call!(readv, fd, list, count) },
+            Err(Errno::STALE) => {
+                table::settle(fd);
+                // SAFETY: as above.
+                unsafe { call!(readv, fd, list, count) }
+            }
             result => result,
         };
     }
@@ -441,9 +455,11 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     match &object {
         // SAFETY: as above.
         Object::EventFd(_) => match unsafe { eventfd_writev(&object, &buffers) } {
-            // The kernel has it now.
-            // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { call!(writev, fd, list, count) },
+            Err(Errno::STALE) => {
+                table::settle(fd);
+                // SAFETY: as above.
+                unsafe { call!(writev, fd, list, count) }
+            }
             result => result,
         },
         Object::PipeWriter(_) | Object::Socket(_)

@@ -59,11 +59,7 @@ pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
 
 /// Has the number that `in_kernel` makes stand for what `fd` stands for here, too.
 fn copy(fd: RawFd, in_kernel: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd, Errno> {
-    let undo = |new| {
-        // The kernel has just given it out.
-        let _ = kernel::close(new);
-    };
-    match table::copy(fd, in_kernel, undo)? {
+    match table::copy(fd, in_kernel)? {
         (new, Some(object)) => {
             let installed = table::install(new, object);
             // If it is being handed over, that is to be over when the copy is used.

@@ -115,23 +115,6 @@ impl Slot {
         in_use.while_marked(mark, is_still, call)
     }
 
-    /// Runs `call`, and gives what the slot led to before, after, and all the time between. None in
-    /// its place if that is not one and the same.
-    pub(crate) fn throughout<R>(&self, call: impl FnOnce() -> R) -> (R, Option<Option<Object>>) {
-        match InUse::begin(self) {
-            Some(in_use) => {
-                let result = call();
-                // While it is in use nothing else comes to have its address.
-                let is_same = self.word() == ptr::from_ref(in_use.entry()).cast_mut();
-                (result, is_same.then(|| Some(in_use.entry().object.clone())))
-            }
-            None => {
-                let result = call();
-                (result, self.word().is_null().then_some(None))
-            }
-        }
-    }
-
     /// Runs `call`, and gives what the slot led to meanwhile; whoever wants to change it has to wait.
     /// None if that is being changed now. Signals are held back.
     pub(crate) fn kept<R>(&self, call: impl FnOnce() -> R) -> Option<(R, Option<Object>)> {

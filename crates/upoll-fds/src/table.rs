@@ -126,26 +126,26 @@ pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> 
 }
 
 /// Has `copy` make a new number stand for what `fd` does. Gives that number, and what it stands for
-/// if that is one of ours; if it cannot be told, as `fd` has changed meanwhile, `undo` takes the
-/// number back, and all is done anew.
+/// if that is one of ours.
 pub(crate) fn copy(
     fd: RawFd,
     copy: impl Fn() -> Result<RawFd, Errno>,
-    undo: impl Fn(RawFd),
 ) -> Result<(RawFd, Option<Object>), Errno> {
+    let Some(slot) = slot(fd) else {
+        return Ok((copy()?, None));
+    };
     loop {
-        let Some(slot) = slot(fd) else {
-            return Ok((copy()?, None));
-        };
-        let (new, object) = slot.throughout(&copy);
-        match object {
-            Some(object) => return Ok((new?, object)),
-            None => drop(new.map(&undo)),
+        let held_back = HeldBack::begin();
+        if let Some((new, object)) = slot.kept(&copy) {
+            return Ok((new?, object));
         }
+        drop(held_back);
+        slot.settled();
     }
 }
 
-/// Waits until no change of the number is under way.
+/// Waits until no change of the number is under way. A call that finds its object handed over
+/// (`ESTALE`) does so: only then has the kernel the state.
 pub(crate) fn settle(fd: RawFd) {
     if let Some(slot) = slot(fd) {
         slot.settled();
