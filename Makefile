@@ -6,6 +6,7 @@ PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 DATADIR ?= $(PREFIX)/share/upoll
+MANDIR ?= $(PREFIX)/share/man
 DESTDIR ?=
 CC ?= cc
 CARGO ?= cargo
@@ -40,6 +41,14 @@ $(OUT)/$(SONAME): $(ARCHIVE) crates/upoll-capi/upoll.map
 comma := ,
 SYMBOLS := $(shell sed -n 's/^\t\t\(upoll_.*\);/\1/p' crates/upoll-capi/upoll.map)
 
+PAGES := $(wildcard man/man[1-9]/*)
+# A page has a link for each other name that it is about, as PAGE=NAME. Calls that the C library does
+# not have are found by their plain names, too; its own keep their pages.
+LINKS := $(shell cd man/man3 && for page in *.3; do \
+	sed -n "/^\.Nm $${page%.3}\>/d; s/^\.Nm \([A-Za-z0-9_]*\).*/$$page=\1.3/p" $$page; done) \
+	$(foreach name,epoll_ctl_batch epoll_pwait1,upoll_$(name).3=$(name).3)
+LINK_NAMES := $(foreach link,$(LINKS),$(lastword $(subst =, ,$(link))))
+
 install: all
 	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(DATADIR)
 	$(INSTALL) -m 644 crates/upoll-capi/valgrind.supp $(DESTDIR)$(DATADIR)/valgrind.supp
@@ -50,10 +59,16 @@ install: all
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 		-e 's|@VERSION@|$(VERSION)|; s|@PRIVATE_LIBS@|$(PRIVATE_LIBS)|' \
 		crates/upoll-capi/upoll.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/upoll.pc
+	for link in $(LINKS); do \
+		$(INSTALL) -d $(DESTDIR)$(MANDIR)/man3 && \
+		echo ".so man3/$${link%%=*}" > $(DESTDIR)$(MANDIR)/man3/$${link#*=} || exit 1; done
+	for page in $(PAGES:man/%=%); do \
+		$(INSTALL) -D -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$page || exit 1; done
 
 uninstall:
 	rm -f $(DESTDIR)$(INCLUDEDIR)/upoll.h $(DESTDIR)$(LIBDIR)/pkgconfig/upoll.pc
 	rm -f $(DESTDIR)$(DATADIR)/valgrind.supp
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libupoll.a libupoll.so $(SONAME))
+	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(PAGES:man/%=%) $(addprefix man3/,$(LINK_NAMES)))
 
 .PHONY: all always install uninstall

@@ -30,6 +30,46 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Before all declarations, so that a member of a structure that has such a name is found by it. */
+#ifdef UPOLL_REDIRECT
+#define epoll_create upoll_epoll_create
+#define epoll_create1 upoll_epoll_create1
+#define epoll_ctl upoll_epoll_ctl
+#define epoll_wait upoll_epoll_wait
+#define epoll_pwait upoll_epoll_pwait
+#define epoll_pwait2 upoll_epoll_pwait2
+#define epoll_ctl_batch upoll_epoll_ctl_batch
+#define epoll_pwait1 upoll_epoll_pwait1
+#define eventfd upoll_eventfd
+#define eventfd_read upoll_eventfd_read
+#define eventfd_write upoll_eventfd_write
+#define pipe upoll_pipe
+#define pipe2 upoll_pipe2
+#define socketpair upoll_socketpair
+#define shutdown upoll_shutdown
+#define send upoll_send
+#define sendto upoll_sendto
+#define sendmsg upoll_sendmsg
+#define recv upoll_recv
+#define recvfrom upoll_recvfrom
+#define recvmsg upoll_recvmsg
+#define read upoll_read
+#define write upoll_write
+#define readv upoll_readv
+#define writev upoll_writev
+#define close upoll_close
+#define close_range upoll_close_range
+#define dup upoll_dup
+#define dup2 upoll_dup2
+#define dup3 upoll_dup3
+#define fcntl upoll_fcntl
+#define ioctl upoll_ioctl
+#define poll upoll_poll
+#define ppoll upoll_ppoll
+#define select upoll_select
+#define pselect upoll_pselect
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -77,7 +117,8 @@ int upoll_epoll_pwait2(int epfd, struct epoll_event *events, int maxevents,
 
 /* Executes cmds in their order until one fails. Returns how many succeeded; if that is less than
  * ncmds, cmds[that].result says why. -1, and nothing done: EINVAL: flags is not 0, ncmds is not
- * positive or too large, cmds is NULL. EFAULT: cmds cannot be read. */
+ * positive or too large, cmds is NULL. EFAULT: cmds cannot be read; if a result cannot be written,
+ * the commands were executed all the same. */
 int upoll_epoll_ctl_batch(int epfd, int flags, int ncmds, struct epoll_ctl_cmd *cmds);
 
 /* epoll_pwait2 by a clock of choice. In addition, EINVAL: flags is not 0, or the size or the clock
@@ -94,6 +135,18 @@ int upoll_pipe2(int fds[2], int flags);
 int upoll_socketpair(int domain, int type, int protocol, int fds[2]);
 int upoll_shutdown(int fd, int how);
 
+/* On a socketpair's user-level sockets these know MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK and
+ * MSG_WAITALL. With other flags or control messages the kernel serves the socket from then on, if it
+ * can be handed over. */
+ssize_t upoll_send(int fd, const void *bytes, size_t count, int flags);
+ssize_t upoll_sendto(int fd, const void *bytes, size_t count, int flags,
+		     const struct sockaddr *to, socklen_t size);
+ssize_t upoll_sendmsg(int fd, const struct msghdr *message, int flags);
+ssize_t upoll_recv(int fd, void *buffer, size_t count, int flags);
+ssize_t upoll_recvfrom(int fd, void *buffer, size_t count, int flags, struct sockaddr *from,
+		       socklen_t *size);
+ssize_t upoll_recvmsg(int fd, struct msghdr *message, int flags);
+
 ssize_t upoll_read(int fd, void *buf, size_t count);
 ssize_t upoll_write(int fd, const void *buf, size_t count);
 ssize_t upoll_readv(int fd, const struct iovec *iov, int iovcnt);
@@ -107,10 +160,16 @@ int upoll_dup3(int oldfd, int newfd, int flags);
 int upoll_fcntl(int fd, int cmd, ...);
 int upoll_ioctl(int fd, unsigned long request, ...);
 
-/* Hands what fd stands for over to the kernel, in which it goes on as it is: from then on other
- * processes may have it, too. fork does so by itself; call it before posix_spawn, vfork or sending
- * a descriptor. EOPNOTSUPP: not an eventfd, or one with a maximum. In the child of a fork, what
- * could not be handed over gives EBADF. */
+/* Hands what fd stands for over to the kernel, in which it goes on as it is, both ends of a pipe at
+ * once: from then on other processes may have it, too, and calls that are not in this header see it.
+ * fork does so by itself, and an eventfd with a maximum goes on in parent and child with the one
+ * maximum. Call it for every number concerned before posix_spawn, vfork, clone, exec, fdopen and
+ * other streams, splice, tee, vmsplice, sendfile, send, recv, O_ASYNC, sending a descriptor
+ * (SCM_RIGHTS), and before a number is given to io_uring or aio.
+ * EOPNOTSUPP: an eventfd with a maximum, an object of your own, a rotating set, or a set that
+ * watches one of these; in the child of a fork such a set gives EBADF, as an object of your own does.
+ * EBUSY: called by a signal handler in the midst of a call on it. EPERM, ENOMEM, EMFILE, ENFILE: the
+ * kernel does not give what it takes; the object is as it was. */
 int upoll_demote(int fd);
 
 int upoll_poll(struct pollfd *fds, nfds_t nfds, int timeout);
@@ -144,39 +203,6 @@ int upoll_object_wake(int fd, uint32_t events);
 
 #ifdef __cplusplus
 }
-#endif
-
-#ifdef UPOLL_REDIRECT
-#define epoll_create upoll_epoll_create
-#define epoll_create1 upoll_epoll_create1
-#define epoll_ctl upoll_epoll_ctl
-#define epoll_wait upoll_epoll_wait
-#define epoll_pwait upoll_epoll_pwait
-#define epoll_pwait2 upoll_epoll_pwait2
-#define epoll_ctl_batch upoll_epoll_ctl_batch
-#define epoll_pwait1 upoll_epoll_pwait1
-#define eventfd upoll_eventfd
-#define eventfd_read upoll_eventfd_read
-#define eventfd_write upoll_eventfd_write
-#define pipe upoll_pipe
-#define pipe2 upoll_pipe2
-#define socketpair upoll_socketpair
-#define shutdown upoll_shutdown
-#define read upoll_read
-#define write upoll_write
-#define readv upoll_readv
-#define writev upoll_writev
-#define close upoll_close
-#define close_range upoll_close_range
-#define dup upoll_dup
-#define dup2 upoll_dup2
-#define dup3 upoll_dup3
-#define fcntl upoll_fcntl
-#define ioctl upoll_ioctl
-#define poll upoll_poll
-#define ppoll upoll_ppoll
-#define select upoll_select
-#define pselect upoll_pselect
 #endif
 
 #endif

@@ -70,12 +70,7 @@ int main(void)
 		CHECK(eventfd_read(semaphore, &value) == 0 && value == 1);
 		for (at = 0; at < 3; at++)
 			CHECK(eventfd_write(waited[at], 3) == 0);
-#ifndef KERNEL_ONLY
-		/* What the parent keeps for itself. */
-		FAILS(write(fds[1], "x", 1), EBADF);
-		FAILS(read(fds[0], events, 1), EBADF);
-		CHECK(close(fds[0]) == 0);
-#endif
+		CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
 		CHECK(epoll_wait(epfd, events, 4, 0) == 1 && events[0].data.u64 == 9);
 		CHECK(close(epfd) == 0);
 		/* What the child makes is its own. */

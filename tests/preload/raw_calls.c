@@ -1,6 +1,7 @@
 /* Calls by syscall(2), as libuv makes them, and calls of fortified programs. */
 #include "../c/check.h"
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 int __poll_chk(struct pollfd *, nfds_t, int, size_t);
 ssize_t __read_chk(int, void *, size_t, size_t);
@@ -10,7 +11,58 @@ static void interrupted(int signal)
 	(void)signal;
 }
 
-int main(void)
+int __close(int), __dup2(int, int);
+ssize_t __read(int, void *, size_t), __write(int, const void *, size_t);
+int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
+
+/* Calls that the kernel has to serve, on an eventfd; and the C library's other names. */
+static void others_names(void)
+{
+	uint64_t value = 4;
+	struct iovec place = {&value, sizeof value};
+	struct pollfd entry;
+	struct timeval now = {0, 0};
+	fd_set in;
+	int fd = eventfd(3, EFD_NONBLOCK), copy, status;
+	pid_t child;
+	CHECK(syscall(SYS_preadv2, fd, &place, 1, -1L, -1L, 0) == sizeof value &&
+	      value == 3);
+	close(fd);
+	fd = eventfd(3, EFD_NONBLOCK);
+	CHECK(preadv64v2(fd, &place, 1, -1, 0) == sizeof value && value == 3);
+	CHECK(pwritev64v2(fd, &place, 1, -1, 0) == sizeof value);
+	close(fd);
+
+	fd = eventfd(0, EFD_NONBLOCK);
+	CHECK(__write(fd, &value, sizeof value) == sizeof value);
+	entry.fd = fd, entry.events = POLLIN;
+	CHECK(__poll(&entry, 1, 0) == 1);
+	FD_ZERO(&in);
+	FD_SET(fd, &in);
+	CHECK(__select(fd + 1, &in, NULL, NULL, &now) == 1);
+	copy = open("/dev/null", O_RDONLY);
+	CHECK(__dup2(fd, copy) == copy && __close(fd) == 0);
+	CHECK(__read(copy, &value, sizeof value) == sizeof value && value == 3);
+	FAILS(__read(fd, &value, sizeof value), EBADF);
+	close(copy);
+
+	/* The program that is executed inherits it. */
+	fd = eventfd(5, 0);
+	child = fork();
+	if (child == 0) {
+		char number[16];
+		char *arguments[] = {"raw_calls", number, NULL};
+		close(fd);
+		fd = eventfd(5, 0);
+		snprintf(number, sizeof number, "%d", fd);
+		execveat(AT_FDCWD, "/proc/self/exe", arguments, environ, 0);
+		_exit(9);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	close(fd);
+}
+
+int main(int count, char **arguments)
 {
 	struct epoll_event event;
 	struct pollfd entry;
@@ -21,6 +73,8 @@ int main(void)
 		size_t size;
 	} with_size = {&mask, sizeof mask};
 	fd_set in;
+	if (count == 2)
+		return eventfd_read(atoi(arguments[1]), &value) != 0 || value != 5;
 	int fd = (int)syscall(SYS_eventfd2, 0, EFD_NONBLOCK), again;
 	int set = (int)syscall(SYS_epoll_create1, EPOLL_CLOEXEC);
 	CHECK(fd >= 0 && set == fd + 1);
@@ -63,6 +117,8 @@ int main(void)
 	alarm(1);
 	entry.fd = fd;
 	FAILS(syscall(SYS_ppoll, &entry, 1, NULL, NULL, sizeof mask), EINTR);
+	close(fd), fd = -1;
+	others_names();
 	FAILS(syscall(100000, 1, 2, 3, 4, 5, 6), ENOSYS);
 	return 0;
 }

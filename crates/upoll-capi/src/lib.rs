@@ -18,7 +18,10 @@ pub use crate::object::{ObjectOps, upoll_object_create, upoll_object_wake};
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use libc::{fd_set, iovec, nfds_t, pollfd, sigset_t, size_t, ssize_t, timespec, timeval};
+use libc::{
+    fd_set, iovec, msghdr, nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec, timeval,
+};
 use upoll::{Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
@@ -152,6 +155,24 @@ with_pointers! {
         = give_size(upoll_fds::readv(fd, list, count));
     upoll_writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
         = give_size(upoll_fds::writev(fd, list, count));
+    upoll_send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
+        = give_size(upoll_fds::send(fd, bytes, count, flags));
+    upoll_sendto(
+        fd: c_int, bytes: *const u8, count: size_t, flags: c_int, to: *const sockaddr,
+        size: socklen_t
+    ) -> ssize_t
+        = give_size(upoll_fds::sendto(fd, bytes, count, flags, to, size));
+    upoll_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
+        = give_size(upoll_fds::sendmsg(fd, message, flags));
+    upoll_recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t
+        = give_size(upoll_fds::recv(fd, buffer, count, flags));
+    upoll_recvfrom(
+        fd: c_int, buffer: *mut u8, count: size_t, flags: c_int, from: *mut sockaddr,
+        size: *mut socklen_t
+    ) -> ssize_t
+        = give_size(upoll_fds::recvfrom(fd, buffer, count, flags, from, size));
+    upoll_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
+        = give_size(upoll_fds::recvmsg(fd, message, flags));
     upoll_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
         = give(upoll_fds::poll(fds, length(count), timeout));
     upoll_ppoll(

@@ -96,6 +96,22 @@ fn a_quick_run_measures_calls_wakes_and_growth() {
 }
 
 #[test]
+fn calls_by_number_are_measured_against_those_on_objects() {
+    let (report, printed) = quick("numbers", &["numbers"]);
+    let numbers = rows(&report, "numbers");
+    assert_eq!(numbers.len(), 7);
+    for row in numbers {
+        assert_spread(&row["object_nanoseconds"]);
+        assert_spread(&row["number_nanoseconds"]);
+        assert_eq!(
+            row["reached"].is_null(),
+            row["target_nanoseconds"].is_null()
+        );
+        assert!(printed.contains(row["what"].as_str().unwrap()), "{printed}");
+    }
+}
+
+#[test]
 fn workers_take_every_event_once_whichever_way_they_wait() {
     let (report, printed) = quick("workers", &["workers"]);
     assert_eq!(rows(&report, "comparisons").len(), 0, "not asked for");

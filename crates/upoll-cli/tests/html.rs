@@ -8,8 +8,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "comparisons",
+    "numbers",
     "polls",
     "growth",
     "timeouts",
@@ -21,7 +22,7 @@ const TABLES: [&str; 7] = [
 /// Measures a little of everything, with its files in `folder`: the page, and the figures behind it.
 fn measured(folder: &Path) -> (PathBuf, Value) {
     let (html, json) = (folder.join("page.html"), folder.join("figures.json"));
-    let names = "wait-idle mod wake poll growth-wait timeout workers close eventfd";
+    let names = "wait-idle mod wake poll growth-wait timeout numbers workers close eventfd";
     let output = Command::new(env!("CARGO_BIN_EXE_upoll"))
         .args(["bench", "--quick", "--html"])
         .arg(&html)

@@ -1,17 +1,18 @@
 //! `epoll_create(2)`, `epoll_ctl(2)`, `epoll_wait(2)` and their later forms, by number.
 
 use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
-use crate::demote::demote;
-use crate::kernel::{call, check_open, number};
+use crate::demote::{demote, demote_unwatched};
+use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
-use crate::{memory, table};
+use crate::{fork, memory, table, wall_clock};
 
 /// `epoll_create(2)`.
 ///
@@ -32,10 +33,34 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     let flags = CreateFlags::from_bits_retain(flags.cast_unsigned());
     let set = Epoll::create(flags)?;
     let of_the_kernel = flags - CreateFlags::ROTATE;
+    let rotates = flags.contains(CreateFlags::ROTATE);
+    let change = match rotates {
+        true => Some(fork::Change::begin()),
+        false => fork::Change::try_begin(),
+    };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;
-    let set = NumberedSet::new(set, flags.contains(CreateFlags::ROTATE));
+    if change.is_none() {
+        // The child of a fork is to have it, too.
+        return Ok(fd);
+    }
+    let set = NumberedSet::new(set, rotates);
     table::install(fd, Object::Epoll(Arc::new(set)))
+}
+
+/// Has the set that `epfd` stands for be served here from now on. Without this it is so from its
+/// first member that is served here.
+///
+/// # Errors
+/// `EBADF`: it stands for no object of ours. `EINVAL`: for one that is no set. `EMFILE`, `ENFILE`,
+/// `ENOMEM`: the kernel gives no descriptors for it.
+pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
+    let served = table::with(epfd, |object| match object {
+        // What descriptors it needs it gets while there are some.
+        Object::Epoll(set) => set.activate(epfd).and_then(|()| set.adopt(epfd)),
+        _ => Err(Errno::INVAL),
+    });
+    served.unwrap_or(Err(Errno::BADF))
 }
 
 /// `epoll_ctl(2)`.
@@ -60,14 +85,19 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
     ctl(epfd, op, fd, interest)
 }
 
-/// `epoll_ctl` with the event in hand.
-fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
-    let known = match op {
+/// The operation that has a number.
+pub(crate) fn operation(op: i32) -> Option<Op> {
+    match op {
         1 => Some(Op::Add),
         2 => Some(Op::Del),
         3 => Some(Op::Mod),
         _ => None,
-    };
+    }
+}
+
+/// `epoll_ctl` with the event in hand.
+pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
+    let known = operation(op);
     let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
     let ours = table::with(epfd, |set| {
         table::with(fd, |object| match (set, known) {
@@ -88,10 +118,21 @@ fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
             _ => by_the_kernel(),
         })
     });
-    if let Some(result) = ours {
-        return result;
+    let lacks_descriptors = |errno: Errno| matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
+    if ours.is_some_and(|ours| ours.is_err_and(lacks_descriptors)) && demote_unwatched(fd).is_ok() {
+        // The set needs some to have members of ours beside the kernel's. It does without this one.
+        return ctl(epfd, op, fd, interest);
     }
-    if known == Some(Op::Add) && table::is_user_level(fd) {
+    match ours {
+        Some(result) => result,
+        None => ctl_in_the_kernels(epfd, op, fd, interest),
+    }
+}
+
+/// A change of a set that is the kernel's.
+#[inline(never)]
+fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
+    if op == Op::Add as i32 && table::is_user_level(fd) {
         // A set of the kernel's would watch what stands behind the object, which never becomes
         // ready. What it says of a number that is no set, or of one watched already, it says first.
         match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
@@ -99,7 +140,7 @@ fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
             Err(errno) => return Err(errno),
         }
     }
-    by_the_kernel()
+    pass_on_ctl(epfd, op, fd, interest)
 }
 
 fn ctl_object(
@@ -114,6 +155,7 @@ fn ctl_object(
 }
 
 /// An object of ours in a set of ours, which has to be served here for that.
+#[inline(never)]
 fn add_object(
     set: &NumberedSet,
     epfd: RawFd,
@@ -122,8 +164,12 @@ fn add_object(
     interest: Event,
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
+    if matches!(object, Object::EventFd(counter) if counter.is_shared()) {
+        // It stirs in the kernel.
+        set.adopt(epfd)?;
+    }
     if let Object::Epoll(below) = object {
-        if std::ptr::eq(&raw const **below, set) {
+        if ptr::eq(&raw const **below, set) {
             return Err(Errno::INVAL);
         }
         // Either learns of the other by its kernel side.
@@ -135,6 +181,7 @@ fn add_object(
 }
 
 /// A change of a kernel's descriptor in a set of ours.
+#[inline(never)]
 fn ctl_kernel(
     set: &NumberedSet,
     epfd: RawFd,
@@ -151,81 +198,10 @@ fn ctl_kernel(
     set.as_epoll().ctl(op, Target::Kernel(fd), interest)
 }
 
+#[inline(never)]
 fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
     // SAFETY: `interest` is live, and has the layout of an epoll_event.
     unsafe { call!(epoll_ctl, epfd, op, fd, &raw const interest) }.map(drop)
-}
-
-/// `struct epoll_ctl_cmd` of seed 4, in its natural layout.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct EpollCtlCmd {
-    /// Must be 0.
-    pub flags: i32,
-    /// As for `epoll_ctl`.
-    pub op: i32,
-    /// As for `epoll_ctl`.
-    pub fd: i32,
-    /// As in `struct epoll_event`.
-    pub events: u32,
-    /// As in `struct epoll_event`.
-    pub data: u64,
-    /// What came of it: 0, or a negative error number.
-    pub result: i32,
-}
-
-/// `epoll_ctl_batch` of seed 4: executes `commands` in their order, until one fails, and says how
-/// many succeeded.
-///
-/// Each executed command's `result` says what came of it; those after the first that failed are left
-/// alone. Commands before it stay executed.
-///
-/// # Errors
-/// Nothing was done:
-/// - `EINVAL`: `flags` is not 0; `count` is not positive, or more than `INT_MAX` bytes hold;
-///   `commands` is null.
-/// - `EFAULT`: `commands` cannot be read.
-///
-/// `EFAULT`: the results cannot be written. What was done stays done.
-///
-/// A number that is no set is found out by the first command: the call gives 0, and its `result` is
-/// `-EBADF` or `-EINVAL`.
-///
-/// # Safety
-/// What `commands` leads to is the caller's, and nobody else uses it.
-pub unsafe fn epoll_ctl_batch(
-    epfd: RawFd,
-    flags: i32,
-    count: i32,
-    commands: *mut EpollCtlCmd,
-) -> Result<usize, Errno> {
-    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-    let most = i32::MAX.unsigned_abs() as usize / size_of::<EpollCtlCmd>();
-    if flags != 0 || count == 0 || count > most || commands.is_null() {
-        return Err(Errno::INVAL);
-    }
-    for at in 0..count {
-        // SAFETY: the caller's contract; a command has no invalid values.
-        unsafe { memory::read(commands.wrapping_add(at)) }?;
-    }
-    for at in 0..count {
-        let place = commands.wrapping_add(at);
-        // SAFETY: as above.
-        let command = unsafe { memory::read(place) }?;
-        let interest = Event::new(Events::from_bits_retain(command.events), command.data);
-        let done = match command.flags {
-            0 => ctl(epfd, command.op, command.fd, interest),
-            _ => Err(Errno::INVAL),
-        };
-        let result = done.err().map_or(0, |errno| -errno.raw());
-        let result_at = place.wrapping_byte_add(std::mem::offset_of!(EpollCtlCmd, result));
-        // SAFETY: as above.
-        unsafe { memory::write(result_at.cast::<i32>(), result) }?;
-        if done.is_err() {
-            return Ok(at);
-        }
-    }
-    Ok(count)
 }
 
 /// How long a wait may last by its timespec; none: without limit. The kernel's order: first the
@@ -263,6 +239,21 @@ pub(crate) unsafe fn mask(
     mask: *const libc::sigset_t,
     size: usize,
 ) -> Result<Option<SigSet>, Errno> {
+    // SAFETY: the caller's contract.
+    let signals = unsafe { signals_of(mask, size) }?;
+    Ok(signals.map(|signals| {
+        let mut set = libc::sigset_t::from(SigSet::empty());
+        // SAFETY: a sigset_t begins with the kernel's 64 bits.
+        unsafe { (&raw mut set).cast::<u64>().write(signals) };
+        set.into()
+    }))
+}
+
+/// The same, as the kernel has it.
+///
+/// # Safety
+/// As [`memory::read`].
+unsafe fn signals_of(mask: *const libc::sigset_t, size: usize) -> Result<Option<u64>, Errno> {
     if mask.is_null() {
         return Ok(None);
     }
@@ -270,11 +261,7 @@ pub(crate) unsafe fn mask(
         return Err(Errno::INVAL);
     }
     // SAFETY: the caller's contract.
-    let signals: u64 = unsafe { memory::read(mask.cast()) }?;
-    let mut set = libc::sigset_t::from(SigSet::empty());
-    // SAFETY: a sigset_t begins with the kernel's 64 bits.
-    unsafe { (&raw mut set).cast::<u64>().write(signals) };
-    Ok(Some(set.into()))
+    unsafe { memory::read(mask.cast()) }.map(Some)
 }
 
 /// `epoll_wait(2)`.
@@ -362,8 +349,11 @@ pub struct EpollWaitParams {
 
 /// `epoll_pwait1` of seed 4: [`epoll_pwait2`] by a clock of choice.
 ///
-/// On a set of the kernel's `CLOCK_REALTIME` is refused: the kernel measures by `CLOCK_MONOTONIC`
-/// only.
+/// # Clocks
+/// `CLOCK_REALTIME`: the wait ends when that clock is as much later as `timeout` says, and not
+/// before, whoever sets it meanwhile. The kernel measures its sets' waits by `CLOCK_MONOTONIC` only, so
+/// such a wait sleeps for a second at most and looks at the clock: if it was set forward past the
+/// end, the wait ends up to a second after that.
 ///
 /// # Errors
 /// As [`epoll_pwait2`], and before all others, in this order: `EINVAL`: `flags` is not 0. `EFAULT`:
@@ -391,9 +381,6 @@ pub unsafe fn epoll_pwait1(
         libc::CLOCK_REALTIME => Clock::Realtime,
         _ => return Err(Errno::INVAL),
     };
-    if !table::is_user_level(epfd) && clock == Clock::Realtime {
-        return check_open(epfd).and(Err(Errno::INVAL));
-    }
     let asked = Asked::By(clock, params.timeout);
     // SAFETY: the caller's contract.
     unsafe {
@@ -429,6 +416,15 @@ impl Asked {
         }
     }
 
+    /// By which clock.
+    fn clock(self) -> Clock {
+        match self {
+            Asked::Milliseconds(_) => Clock::Monotonic,
+            Asked::By(clock, _) => clock,
+            Asked::Rest(limit) => limit.clock(),
+        }
+    }
+
     /// Whether the clock has to be looked at.
     fn is_finite(self) -> bool {
         match self {
@@ -440,7 +436,7 @@ impl Asked {
 }
 
 type Mask = (*const libc::sigset_t, usize);
-const NO_MASK: Mask = (std::ptr::null(), 0);
+const NO_MASK: Mask = (ptr::null(), 0);
 /// Where events go, and for how many there is room.
 type Room = (*mut Event, i32);
 
@@ -460,11 +456,28 @@ unsafe fn wait_in_the_kernels(
             // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
             return unsafe { call!(epoll_pwait, epfd, events, room, timeout, mask, size) };
         }
-        Asked::By(_, limit) => limit,
-        Asked::Rest(limit) => match timespec(limit) {
-            Some(limit) => &raw const *rest.insert(limit),
-            None => std::ptr::null(),
-        },
+        Asked::By(Clock::Monotonic, limit) => limit,
+        Asked::By(Clock::Realtime, _) | Asked::Rest(_) => {
+            // SAFETY: the caller's contract.
+            let limit = unsafe { asked.limit() }?;
+            if let (Clock::Realtime, Some(whole)) = (limit.clock(), limit.limit())
+                && !whole.is_zero()
+            {
+                // SAFETY: the caller's contract.
+                let signals = unsafe { signals_of(mask, size) }?;
+                return wall_clock::wait(whole, signals, |sleep, signals| {
+                    let limit = timespec(sleep.into());
+                    let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+                    let (signals, size) = (&raw const signals, size_of::<u64>());
+                    // SAFETY: the kernel checks where the events go; time and mask are live.
+                    unsafe { call!(epoll_pwait2, epfd, events, room, limit, signals, size) }
+                });
+            }
+            match timespec(limit) {
+                Some(limit) => &raw const *rest.insert(limit),
+                None => ptr::null(),
+            }
+        }
     };
     // SAFETY: as above.
     unsafe { call!(epoll_pwait2, epfd, events, room, limit, mask, size) }
@@ -478,21 +491,85 @@ unsafe fn wait_in_the_kernels(
 unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usize, Errno> {
     // SAFETY: the caller's contract.
     unsafe {
+        if mask.0.is_null()
+            && let Some(found) = harvest_at_once(epfd, room, asked)
+        {
+            return found;
+        }
         if !table::is_user_level(epfd) {
             return wait_in_the_kernels(epfd, room, asked, mask);
         }
-        let begun = asked.is_finite().then(coarse_now);
+        wait_and_sleep(epfd, room, asked, mask)
+    }
+}
+
+/// A wait that is over at once, in a set that is served here: something is ready, or it is not to last.
+/// None if it is another one.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+#[inline]
+unsafe fn harvest_at_once(
+    epfd: RawFd,
+    (events, room): Room,
+    asked: Asked,
+) -> Option<Result<usize, Errno>> {
+    let lasts = match asked {
+        Asked::Milliseconds(timeout) => timeout != 0,
+        // SAFETY: the caller's contract. What is wrong with it the long way says.
+        _ => unsafe { asked.limit() }.ok()? != Timeout::NOW,
+    };
+    let room = usize::try_from(room).ok()?;
+    if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
+        return None;
+    }
+    table::with(epfd, |object| {
+        let Object::Epoll(set) = object else {
+            return None;
+        };
+        if lasts && set.is_mixed() {
+            // Its sleep begins with a look at the kernel's members.
+            return None;
+        }
+        // SAFETY: the caller's contract.
+        let events = unsafe { memory::writable(events, room) };
+        if set.is_passive() || events.is_empty() {
+            return None;
+        }
+        let rousable = Rousable::begin();
+        let found = match set.as_epoll().harvest(events) {
+            // SAFETY: they were just written there.
+            Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
+            Err(errno) => Err(errno),
+        };
+        (found != Ok(0) || !lasts).then_some(found)
+    })?
+}
+
+/// A wait that may sleep, in a set with a number of ours.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+unsafe fn wait_and_sleep(
+    epfd: RawFd,
+    room: Room,
+    asked: Asked,
+    mask: Mask,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let clock = asked.clock();
+        let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
         loop {
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
-                Some(found) => Some(found),
-                None => wait_actively(epfd, room, asked, mask),
-            };
-            // None: the kernel has it by now.
-            let found = match found {
                 Some(found) => found?,
-                None => wait_in_the_kernels(epfd, room, asked, mask)?,
+                None => match wait_actively(epfd, room, asked, mask)? {
+                    Some(found) => found,
+                    // The kernel's meanwhile.
+                    None => return wait_in_the_kernels(epfd, room, asked, mask),
+                },
             };
             if found == 0 {
                 return Ok(0);
@@ -504,9 +581,12 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
             // It was roused to wait anew.
             let mut limit = whole.limit()?;
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
-                let passed = coarse_now().saturating_sub(begun);
-                let passed = passed.saturating_sub(COARSENESS);
-                limit = whole.saturating_sub(passed).into();
+                let end = begun.saturating_add(whole);
+                let mut rest = end.saturating_sub(coarse_now(clock));
+                if clock == Clock::Monotonic {
+                    rest = rest.saturating_add(COARSENESS).min(whole);
+                }
+                limit = Timeout::after(clock, rest);
             }
             asked = Asked::Rest(limit);
         }
@@ -516,8 +596,12 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
 
-/// The time by a clock that takes next to nothing to look at.
-fn coarse_now() -> Duration {
+/// The time by a clock; by `CLOCK_MONOTONIC`, which every wait with a limit looks at, in a way that
+/// takes next to nothing.
+fn coarse_now(clock: Clock) -> Duration {
+    if clock == Clock::Realtime {
+        return wall_clock::now();
+    }
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -539,9 +623,6 @@ unsafe fn wait_passively(
     asked: Asked,
     mask: Mask,
 ) -> Option<Result<usize, Errno>> {
-    if matches!(asked, Asked::By(Clock::Realtime, _)) {
-        return None;
-    }
     let passive = |object: &Object| match object {
         Object::Epoll(set) if set.is_passive() => Some(set.mark()),
         _ => None,
@@ -557,7 +638,7 @@ enum Look {
     Sleep(Arc<NumberedSet>),
 }
 
-/// Waits in a set of ours. None if the number does not stand for one of ours any more.
+/// Waits in a set of ours. None if the number stands for nothing of ours.
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
@@ -566,17 +647,11 @@ unsafe fn wait_actively(
     (events, room): Room,
     asked: Asked,
     (mask, size): Mask,
-) -> Option<Result<usize, Errno>> {
+) -> Result<Option<usize>, Errno> {
     // SAFETY: the caller's contract.
-    let limit = match unsafe { asked.limit() } {
-        Ok(limit) => limit,
-        Err(errno) => return Some(Err(errno)),
-    };
+    let limit = unsafe { asked.limit() }?;
     // SAFETY: as above.
-    let mask = match unsafe { self::mask(mask, size) } {
-        Ok(mask) => mask,
-        Err(errno) => return Some(Err(errno)),
-    };
+    let mask = unsafe { self::mask(mask, size) }?;
     let room = usize::try_from(room).unwrap_or(0);
     let look = table::with(epfd, |object| {
         if room == 0 || room > MOST_EVENTS {
@@ -605,9 +680,10 @@ unsafe fn wait_actively(
         }
         Look::Sleep(Arc::clone(set))
     });
-    let set = match look? {
-        Look::Done(result) => return Some(result),
-        Look::Sleep(set) => set,
+    let set = match look {
+        None => return Ok(None),
+        Some(Look::Done(result)) => return result.map(Some),
+        Some(Look::Sleep(set)) => set,
     };
     let set = set.as_epoll();
     // SAFETY: the caller's contract.
@@ -619,16 +695,17 @@ unsafe fn wait_actively(
             None => upoll::poll(&mut fds, limit),
             Some(mask) => upoll::ppoll(&mut fds, limit, &mask),
         };
-        return Some(match ready {
-            Ok(0) => Ok(0),
+        return match ready {
+            Ok(0) => Ok(Some(0)),
             Ok(_) => Err(Errno::FAULT),
             Err(errno) => Err(errno),
-        });
+        };
     }
-    Some(match mask {
+    let found = match mask {
         None => set.wait(events, limit),
         Some(mask) => set.pwait(events, limit, &mask),
-    })
+    };
+    found.map(Some)
 }
 
 /// The most events that one wait takes (`EP_MAX_EVENTS`).

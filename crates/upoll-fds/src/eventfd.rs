@@ -4,10 +4,9 @@ use std::os::fd::RawFd;
 
 use upoll::{Errno, EventFd, EventFdFlags};
 
-use crate::io::Step;
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::{io, memory, table};
+use crate::{fork, io, memory, table};
 
 /// `_IOW('J', 0, __u64)`: what writes keep the count below.
 pub const EFD_IOC_SET_MAXIMUM: u32 = 0x4008_4a00;
@@ -23,6 +22,11 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
         initial,
         EventFdFlags::from_bits_retain(flags.cast_unsigned()),
     )?;
+    let Some(_change) = fork::Change::try_begin() else {
+        // The child of a fork is to have it, too.
+        // SAFETY: no pointers are involved.
+        return number(unsafe { call!(eventfd2, initial, flags) });
+    };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
     table::install(fd, Object::EventFd(object))
@@ -48,27 +52,27 @@ pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
 /// # Errors
 /// As [`write`](crate::write).
 pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
-    let ours = table::with(fd, |object| match object {
+    let at_once = table::with(fd, |object| match object {
         Object::EventFd(counter) => match counter.try_write(value) {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Some(Step::Block(counter.clone())),
-            done => Some(Step::Done(done)),
+            // Also if the kernel has it now.
+            Err(Errno::AGAIN | Errno::STALE) => None,
+            done => Some(done),
         },
         _ => None,
     });
-    let ours = match ours.flatten() {
-        Some(Step::Done(written)) => Some(written),
-        Some(Step::Block(counter)) => Some(counter.write(value)),
-        None => None,
-    };
-    match ours {
-        Some(result) if result != Err(Errno::STALE) => result,
-        _ => {
-            // SAFETY: `value` is live.
-            match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
-                8 => Ok(()),
-                _ => Err(Errno::from_raw(libc::EIO)),
-            }
-        }
+    match at_once {
+        Some(Some(done)) => done,
+        _ => write_at_length(fd, value),
+    }
+}
+
+/// A write that may have to block, and one to another kind of number.
+#[cold]
+fn write_at_length(fd: RawFd, value: u64) -> Result<(), Errno> {
+    // SAFETY: `value` is live.
+    match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
+        8 => Ok(()),
+        _ => Err(Errno::from_raw(libc::EIO)),
     }
 }
 

@@ -30,7 +30,7 @@ use std::ptr::{self, NonNull};
 
 use crate::slot::{Entry, Slot};
 use crate::sync::{
-    AtomicBool, AtomicPtr, Ordering, Rule, broken, compiler_fence, fence, give_way, global,
+    AtomicBool, AtomicPtr, Ordering, Patience, Rule, broken, compiler_fence, fence, global,
 };
 
 /// What one call of one thread uses. Threads do not share a cache line.
@@ -85,7 +85,8 @@ mod kernel {
     use std::sync::atomic::{AtomicU8, AtomicU32};
 
     use super::{AtomicPtr, MINE, Mine, Ordering, Record, compiler_fence, fence, records};
-    use crate::kernel::{call, nap};
+    use crate::kernel::call;
+    use crate::patience::nap;
 
     const UNKNOWN: u8 = 0;
     const FENCES: u8 = 1;
@@ -396,6 +397,19 @@ impl InUse {
         }
     }
 
+    /// The same, but None as well if that is just being changed.
+    #[inline]
+    fn try_begin(slot: &Slot) -> Option<InUse> {
+        let entry = slot.unless_changing()?;
+        let (record, mine) = next_record();
+        let in_use = InUse {
+            entry,
+            record,
+            mine,
+        };
+        in_use.is_protected(slot).then_some(in_use)
+    }
+
     #[cold]
     #[inline(never)]
     fn begin_again(mut self, slot: &Slot) -> Option<InUse> {
@@ -444,6 +458,72 @@ impl InUse {
         let result = is_still.then(call);
         record.mark.store(ptr::null_mut(), Ordering::Release);
         result
+    }
+}
+
+/// Entries that a call uses all at once, until this goes.
+///
+/// It waits for no change: whoever changes a number may wait for those that are in use already.
+pub(crate) struct Several {
+    /// The record of the first; the others' follow it.
+    first: Cell<Option<&'static Record>>,
+    /// The thread's own: so this stays with the thread.
+    mine: Cell<*const Mine>,
+}
+
+impl Several {
+    pub(crate) const fn new() -> Self {
+        Several {
+            first: Cell::new(None),
+            mine: Cell::new(ptr::null()),
+        }
+    }
+
+    /// One more: what `slot` leads to. None if that is nothing, or just being changed.
+    #[inline]
+    pub(crate) fn add(&self, slot: &Slot) -> Option<&Entry> {
+        let in_use = InUse::try_begin(slot)?;
+        if self.first.get().is_none() {
+            self.first.set(Some(in_use.record));
+            self.mine.set(in_use.mine);
+        }
+        let entry = in_use.entry;
+        std::mem::forget(in_use);
+        // SAFETY: as in `InUse::entry`; the record names it until this goes.
+        Some(unsafe { entry.as_ref() })
+    }
+}
+
+impl Drop for Several {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(loom)]
+        if std::thread::panicking() {
+            return;
+        }
+        let Some(first) = self.first.get() else {
+            return;
+        };
+        // SAFETY: as in `InUse`.
+        let mine = unsafe { &*self.mine.get() };
+        // Calls inside this one have ended, so what lies before the next call's record is this one's.
+        let end = mine.current.get();
+        let each = |call: fn(&Record)| {
+            let mut at = ptr::from_ref(first);
+            while at != end {
+                // SAFETY: records are never freed.
+                let record = unsafe { &*at };
+                call(record);
+                at = record.deeper.load(Ordering::Relaxed);
+            }
+        };
+        each(wipe);
+        mine.current.set(first);
+        each(|record| {
+            if record.is_asked.load(Ordering::Relaxed) && !broken(Rule::LetGoWhenAsked) {
+                let_go_as_asked(record);
+            }
+        });
     }
 }
 
@@ -525,9 +605,9 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 /// How often the owner of a record is let run before its use counts as a long one.
 const PATIENCE: usize = if cfg!(loom) { 0 } else { 1000 };
 
-/// The same for who cannot leave the rest to that owner; the last 2000 turns take a millisecond
-/// each.
-pub(crate) const MORE_PATIENCE: usize = PATIENCE + 2000;
+/// The same for who cannot leave the rest to that owner: five seconds, as the last turns take a
+/// millisecond each.
+pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
 
 /// Waits until no call uses `entry`, which no slot leads to any more.
 ///
@@ -539,12 +619,15 @@ pub(crate) fn wait_until_unused(entry: *mut Entry, patience: usize) -> bool {
     }
     see_others();
     records().all(|record| {
-        let mut turns = 0;
-        while record.entry.load(Ordering::Acquire) == entry {
-            if turns >= patience || is_mine(record) {
+        let mut waiting = Patience::new();
+        for turn in 0.. {
+            if record.entry.load(Ordering::Acquire) != entry {
+                break;
+            }
+            if turn >= patience || is_mine(record) {
                 return false;
             }
-            give_way(&mut turns);
+            waiting.wait();
         }
         true
     })

@@ -1,7 +1,8 @@
 //! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by number.
 //!
 //! What can be done at once is done while the table keeps the object; what has to block takes a
-//! reference of its own and starts anew.
+//! reference of its own and starts anew. If the object changes hands meanwhile, the call starts anew by
+//! the number.
 
 use std::os::fd::RawFd;
 
@@ -14,13 +15,28 @@ use crate::pipe::raise_if_broken;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
-const MOST: usize = 0x7fff_f000;
+pub(crate) const MOST: usize = 0x7fff_f000;
 
 /// How far a call gets without blocking.
 pub(crate) enum Step<T, O = Object> {
     Done(Result<T, Errno>),
     /// It has to block.
     Block(O),
+}
+
+impl<T> Step<T> {
+    /// What becomes of a call that cannot go on.
+    #[cold]
+    fn without_progress(object: &Object, fd: RawFd) -> Self {
+        // Of a number that was closed or replaced meanwhile who hands an object over does not know.
+        if object.is_retired() {
+            Step::Done(Err(Errno::STALE))
+        } else if object.is_nonblocking(fd) {
+            Step::Done(Err(Errno::AGAIN))
+        } else {
+            Step::Block(object.clone())
+        }
+    }
 }
 
 /// What the kernel checks before it asks the object.
@@ -76,7 +92,7 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
     let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
         match unsafe { try_read(object, buffer, count) } {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+            Err(Errno::AGAIN) => Step::without_progress(object, fd),
             done => Step::Done(done),
         }
     });
@@ -84,21 +100,28 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         None => unsafe { call!(read, fd, buffer, count) },
         Some(Step::Done(Err(Errno::STALE))) => {
-            table::settle(fd);
-            // SAFETY: as above.
-            unsafe { call!(read, fd, buffer, count) }
+            // SAFETY: the caller's contract.
+            unsafe { read_anew(fd, buffer, count) }
         }
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
         Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
-            Err(Errno::STALE) => {
-                table::settle(fd);
-                // SAFETY: as above.
-                unsafe { call!(read, fd, buffer, count) }
-            }
+            // SAFETY: as above.
+            Err(Errno::STALE) => unsafe { read_anew(fd, buffer, count) },
             result => result,
         },
     }
+}
+
+/// Another one has what the number stood for.
+///
+/// # Safety
+/// As [`read`].
+#[cold]
+unsafe fn read_anew(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    table::leave_if_retired(fd);
+    // SAFETY: the caller's contract.
+    unsafe { read(fd, buffer, count) }
 }
 
 #[inline]
@@ -111,11 +134,13 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
         // SAFETY: the caller's contract.
         return unsafe { put(buffer, counter.try_read()?) };
     }
+    let asked = fillable(object, count, 1);
     // SAFETY: as above.
-    let place = unsafe { memory::writable(buffer, fillable(object, count, 1)) };
+    let place = unsafe { memory::writable(buffer, asked) };
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NOW);
     }
+    check_place(object, place.len(), asked)?;
     match object {
         Object::PipeReader(end) => end.try_read(place),
         Object::Socket(socket) => socket.try_read(place),
@@ -199,8 +224,8 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
     let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
-        match unsafe { try_write(object, buffer, count) } {
-            Err(Errno::AGAIN) if !object.is_nonblocking() => Step::Block(object.clone()),
+        match unsafe { try_write(object, fd, buffer, count) } {
+            Err(Errno::AGAIN) => Step::without_progress(object, fd),
             done => Step::Done(done),
         }
     });
@@ -208,18 +233,19 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         None => unsafe { call!(write, fd, buffer, count) },
         Some(Step::Done(Err(Errno::STALE))) => {
-            table::settle(fd);
-            // SAFETY: as above.
-            unsafe { call!(write, fd, buffer, count) }
+            // SAFETY: the caller's contract.
+            unsafe { write_anew(fd, buffer, count) }
         }
         Some(Step::Done(result)) => raise_if_broken(result),
         Some(Step::Block(object)) => {
             // SAFETY: the caller's contract.
             match unsafe { write_blocking(&object, buffer, count) } {
-                Err(Errno::STALE) => {
-                    table::settle(fd);
+                // SAFETY: as above.
+                Err(Errno::STALE) => unsafe { write_anew(fd, buffer, count) },
+                Ok(part) if is_cut_short(&object, part, count.min(MOST)) => {
                     // SAFETY: as above.
-                    unsafe { call!(write, fd, buffer, count) }
+                    let rest = unsafe { write(fd, buffer.wrapping_add(part), count - part) };
+                    Ok(part + rest.unwrap_or(0))
                 }
                 result => raise_if_broken(result),
             }
@@ -227,10 +253,26 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
     }
 }
 
+/// Another one has what the number stood for.
+///
+/// # Safety
+/// As [`write()`].
+#[cold]
+unsafe fn write_anew(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    table::leave_if_retired(fd);
+    // SAFETY: the caller's contract.
+    unsafe { write(fd, buffer, count) }
+}
+
 /// `EAGAIN` if it would have to block. What may have to block midway is left to
 /// [`write_blocking`] from its beginning.
 #[inline]
-unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+unsafe fn try_write(
+    object: &Object,
+    fd: RawFd,
+    buffer: *const u8,
+    count: usize,
+) -> Result<usize, Errno> {
     match object {
         Object::EventFd(counter) => {
             // SAFETY: the caller's contract.
@@ -244,19 +286,79 @@ unsafe fn try_write(object: &Object, buffer: *const u8, count: usize) -> Result<
     }
     let count = check_buffer(buffer, count)?;
     // SAFETY: as above.
-    let bytes = unsafe { memory::readable(buffer, count) };
+    let bytes = unsafe { bytes_for(object, buffer, count) };
     if bytes.is_empty() && count > 0 {
         return write_from_nothing(object);
     }
     match object {
         // A short write is done at once or not at all; a long one in part, which is for the
         // blocking call.
-        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking() => {
+        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking(fd) => {
             end.try_write(bytes)
         }
-        Object::Socket(socket) if object.is_nonblocking() => socket.try_write(bytes),
+        Object::Socket(socket) if object.is_nonblocking(fd) => socket.try_write(bytes),
         _ => Err(Errno::AGAIN),
     }
+}
+
+/// What of a caller's bytes can be written to `object`.
+///
+/// # Safety
+/// As [`memory::readable`].
+#[inline]
+unsafe fn bytes_for<'a>(object: &Object, buffer: *const u8, count: usize) -> &'a [u8] {
+    // SAFETY: the caller's contract.
+    let mut bytes = unsafe { memory::readable(buffer, count) };
+    if bytes.len() < count {
+        keep_whole_pieces(std::slice::from_mut(&mut bytes), piece_of(object));
+    }
+    bytes
+}
+
+/// What one piece of a write to a socket holds at most.
+pub(crate) const SOCKET_PIECE: usize = 36_544;
+/// The same of a pipe, and what one piece of a read has.
+const PIPE_PIECE: usize = 4096;
+
+fn piece_of(object: &Object) -> usize {
+    match object {
+        Object::Socket(_) => SOCKET_PIECE,
+        _ => PIPE_PIECE,
+    }
+}
+
+/// What is left of bytes to write if some that follow cannot be read: the piece that they are part of
+/// is not written at all. (In a pipe whose last page takes some more, Linux has the short piece first.)
+#[cold]
+pub(crate) fn keep_whole_pieces(sources: &mut [&[u8]], piece: usize) {
+    let there: usize = sources.iter().map(|source| source.len()).sum();
+    let mut rest = there / piece * piece;
+    for source in sources {
+        *source = &source[..source.len().min(rest)];
+        rest -= source.len();
+    }
+}
+
+/// Linux reads a page of a pipe as a whole or not at all if a part of the buffer, of which there are
+/// `there` of `asked` bytes, cannot be written. (Of several pages that are there this reads as much as
+/// there is place for.)
+fn check_place(object: &Object, there: usize, asked: usize) -> Result<(), Errno> {
+    let Object::PipeReader(end) = object else {
+        return Ok(());
+    };
+    if there >= asked {
+        return Ok(());
+    }
+    let available = end.available();
+    match available <= PIPE_PIECE && there < available.min(asked) {
+        true => Err(Errno::FAULT),
+        false => Ok(()),
+    }
+}
+
+/// Whether a write that blocks has written a part only because the object changed hands.
+fn is_cut_short(object: &Object, written: usize, count: usize) -> bool {
+    written < count && object.is_retired()
 }
 
 #[cold]
@@ -275,7 +377,7 @@ unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Re
         return Ok(size_of::<u64>());
     }
     // SAFETY: as above.
-    let bytes = unsafe { memory::readable(buffer, count.min(MOST)) };
+    let bytes = unsafe { bytes_for(object, buffer, count.min(MOST)) };
     match object {
         Object::PipeWriter(end) => end.write(bytes),
         Object::Socket(socket) => socket.write(bytes),
@@ -298,18 +400,18 @@ unsafe fn value_of(buffer: *const u8, count: usize) -> Result<u64, Errno> {
 
 /// One buffer of `readv` and `writev`.
 #[derive(Clone, Copy)]
-struct Buffer {
-    base: *mut u8,
-    len: usize,
+pub(crate) struct Buffer {
+    pub(crate) base: *mut u8,
+    pub(crate) len: usize,
 }
 
-type Buffers = SmallVec<[Buffer; 8]>;
+pub(crate) type Buffers = SmallVec<[Buffer; 8]>;
 
 /// The buffers that the caller lists (`import_iovec`).
 ///
 /// # Safety
 /// As [`memory::read`].
-unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
+pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buffers, Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     if count > libc::UIO_MAXIOV as usize {
         return Err(Errno::INVAL);
@@ -355,24 +457,33 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
     if buffers.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
-    if let Object::EventFd(counter) = &object {
-        // SAFETY: as above.
-        return match unsafe { eventfd_readv(counter, &buffers) } {
-            Err(Errno::STALE) => {
-                table::settle(fd);
-                // SAFETY: as above.
-                unsafe { call!(readv, fd, list, count) }
-            }
-            result => result,
-        };
+    object.renew_flags(fd);
+    // SAFETY: as above.
+    match unsafe { readv_from(&object, fd, &buffers) } {
+        // It may have changed hands before the call looked at it.
+        Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            unsafe { readv(fd, list, count) }
+        }
+        result => result,
     }
-    let nothing = if object.is_nonblocking() {
-        1
-    } else {
-        holds(&object)
+}
+
+/// # Safety
+/// As [`readv`].
+unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<usize, Errno> {
+    if let Object::EventFd(counter) = object {
+        // SAFETY: the caller's contract.
+        return unsafe { eventfd_readv(counter, buffers) };
+    }
+    let nothing = match object.is_nonblocking(fd) {
+        true => 1,
+        false => holds(object),
     };
     let total = buffers.iter().map(|buffer| buffer.len).sum();
-    let mut left = fillable(&object, total, nothing);
+    let asked = fillable(object, total, nothing);
+    let mut left = asked;
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
@@ -385,13 +496,14 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         }
     }
     if places.iter().all(|place| place.is_empty()) {
-        let limit = match object.is_nonblocking() {
+        let limit = match object.is_nonblocking(fd) {
             true => Timeout::NOW,
             false => Timeout::NEVER,
         };
-        return read_into_nothing(&object, limit);
+        return read_into_nothing(object, limit);
     }
-    match &object {
+    check_place(object, places.iter().map(|place| place.len()).sum(), asked)?;
+    match object {
         Object::PipeReader(end) => end.read_vectored(&mut places),
         Object::Socket(socket) => socket.read_vectored(&mut places),
         _ => Err(Errno::INVAL),
@@ -442,6 +554,43 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     if buffers.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
+    object.renew_flags(fd);
+    // SAFETY: as above.
+    match unsafe { writev_to(&object, &buffers) } {
+        // It may have changed hands before the call looked at it.
+        Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            unsafe { writev(fd, list, count) }
+        }
+        Ok(part) if is_cut_short(&object, part, buffers.iter().map(|buffer| buffer.len).sum()) => {
+            let rest = rest_of(&buffers, part);
+            let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
+            // SAFETY: as above; the list is live.
+            let rest = unsafe { writev(fd, rest.as_ptr(), count) };
+            Ok(part + rest.unwrap_or(0))
+        }
+        result => raise_if_broken(result),
+    }
+}
+
+/// What is left of the buffers after `done` bytes.
+fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::iovec; 8]> {
+    let mut rest = SmallVec::new();
+    for buffer in buffers {
+        let skipped = done.min(buffer.len);
+        done -= skipped;
+        rest.push(libc::iovec {
+            iov_base: buffer.base.wrapping_add(skipped).cast(),
+            iov_len: buffer.len - skipped,
+        });
+    }
+    rest
+}
+
+/// # Safety
+/// As [`writev`].
+unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
@@ -452,23 +601,21 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
             break;
         }
     }
-    match &object {
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let there: usize = sources.iter().map(|source| source.len()).sum();
+    if there < asked {
+        keep_whole_pieces(&mut sources, piece_of(object));
+    }
+    match object {
         // SAFETY: as above.
-        Object::EventFd(_) => match unsafe { eventfd_writev(&object, &buffers) } {
-            Err(Errno::STALE) => {
-                table::settle(fd);
-                // SAFETY: as above.
-                unsafe { call!(writev, fd, list, count) }
-            }
-            result => result,
-        },
+        Object::EventFd(_) => unsafe { eventfd_writev(object, buffers) },
         Object::PipeWriter(_) | Object::Socket(_)
             if sources.iter().all(|source| source.is_empty()) =>
         {
-            raise_if_broken(write_from_nothing(&object))
+            write_from_nothing(object)
         }
-        Object::PipeWriter(end) => raise_if_broken(end.write_vectored(&sources)),
-        Object::Socket(socket) => raise_if_broken(socket.write_vectored(&sources)),
+        Object::PipeWriter(end) => end.write_vectored(&sources),
+        Object::Socket(socket) => socket.write_vectored(&sources),
         _ => Err(Errno::INVAL),
     }
 }
@@ -476,6 +623,10 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
 /// # Safety
 /// As [`writev`].
 unsafe fn eventfd_writev(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
+    // Linux passes over empty buffers behind a write, but not before the first.
+    if buffers.first().is_some_and(|first| first.len == 0) {
+        return Err(Errno::INVAL);
+    }
     let mut written = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: the caller's contract.

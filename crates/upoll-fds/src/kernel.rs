@@ -33,69 +33,22 @@ pub(crate) fn int(result: Result<usize, Errno>) -> Result<i32, Errno> {
     result.map(|value| value.cast_signed() as i32)
 }
 
-/// Lets other threads run; `turns` counts how often. After a while it sleeps: a thread that waits for
-/// one of a lower real-time priority would not let it run otherwise.
-pub(crate) fn give_way(turns: &mut usize) {
-    *turns += 1;
-    if *turns <= 100 {
-        std::hint::spin_loop();
-    } else if *turns <= 1000 {
-        std::thread::yield_now();
-    } else {
-        nap();
-    }
-}
-
-/// Sleeps for a millisecond.
-pub(crate) fn nap() {
-    let time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-    // SAFETY: the time is live. A signal may end it early, which does no harm.
-    let _ = unsafe { call!(nanosleep, &raw const time, 0) };
-}
-
-/// While it lives this thread's signals wait.
-pub(crate) struct HeldBack {
-    before: u64,
-}
-
-impl HeldBack {
-    pub(crate) fn begin() -> Self {
-        HeldBack {
-            before: Self::exchange(u64::MAX),
-        }
-    }
-
-    fn exchange(mask: u64) -> u64 {
-        let mut before = 0_u64;
-        let (new, old) = (&raw const mask, &raw mut before);
-        // SAFETY: both masks are live, and as long as the kernel's.
-        let changed = unsafe {
-            call!(
-                rt_sigprocmask,
-                libc::SIG_SETMASK,
-                new,
-                old,
-                size_of::<u64>()
-            )
-        };
-        debug_assert!(changed.is_ok(), "nothing about the call can be wrong");
-        before
-    }
-}
-
-impl Drop for HeldBack {
-    fn drop(&mut self) {
-        Self::exchange(self.before);
-    }
-}
-
 /// `close(2)`.
 pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: the caller owns the number, or passes on the call of somebody who does.
     unsafe { call!(close, fd) }.map(drop)
+}
+
+/// Has `fd` stand for what `new` stands for; it stays close-on-exec if it was. Both are open.
+pub(crate) fn replace(fd: RawFd, new: RawFd) {
+    // SAFETY: no pointers are involved; what the number stood for is nobody's any more.
+    unsafe {
+        let is_cloexec = call!(fcntl, fd, libc::F_GETFD)
+            .is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize != 0);
+        let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
+        // Both are open, so this does not fail.
+        let _ = call!(dup3, new, fd, flags);
+    }
 }
 
 /// Whether a number is open at all (`fcntl(F_GETFD)`).
@@ -104,19 +57,17 @@ pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     unsafe { call!(fcntl, fd, libc::F_GETFD) }.map(drop)
 }
 
-/// The first 4 KiB of a file; nothing if it cannot be read.
-pub(crate) fn read_file(path: &CStr) -> String {
+/// The beginning of a file, as much as there is room for; nothing if it cannot be read.
+pub(crate) fn read_file<'a>(path: &CStr, room: &'a mut [u8]) -> &'a [u8] {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
     let file = number(unsafe { call!(openat, libc::AT_FDCWD, path.as_ptr(), flags) });
     let Ok(file) = file else {
-        return String::new();
+        return &[];
     };
-    let mut bytes = vec![0; 4096];
     // SAFETY: the buffer has as much room as is claimed.
-    let read = unsafe { call!(read, file, bytes.as_mut_ptr(), bytes.len()) };
+    let read = unsafe { call!(read, file, room.as_mut_ptr(), room.len()) };
     // A file of our own; nothing is lost if it cannot be closed.
     let _ = close(file);
-    bytes.truncate(read.unwrap_or(0));
-    String::from_utf8_lossy(&bytes).into_owned()
+    &room[..read.unwrap_or(0)]
 }

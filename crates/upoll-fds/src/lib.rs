@@ -20,8 +20,9 @@
 //! unmapped since then raises `SIGSEGV`.
 //!
 //! # Fork
-//! See [`demote()`]: what can be is handed over to the kernel by `fork`; other numbers give `EBADF`
-//! in the child. `vfork`, `posix_spawn` and raw system calls are not noticed.
+//! See [`demote()`]: what can be is handed over to the kernel by `fork`, and eventfds with a maximum
+//! move to memory that the child has, too; other numbers give `EBADF` in the child. `vfork`,
+//! `posix_spawn`, `clone` and raw system calls are not noticed.
 //!
 //! # Close
 //! As in Linux a close does not end calls that are under way: those that block hold a reference to
@@ -35,6 +36,7 @@
 // For its models loom takes the modules that it needs by themselves.
 #![cfg(not(loom))]
 
+mod ctl_batch;
 mod demote;
 mod epoll;
 mod eventfd;
@@ -46,18 +48,24 @@ mod memory;
 mod number;
 mod object;
 mod own;
+mod patience;
 mod pipe;
 mod poll;
+mod pour;
 mod select;
 mod set;
+mod signals;
 mod slot;
+mod socket;
 mod sync;
 mod table;
+mod wall_clock;
 
+pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all};
 pub use crate::epoll::{
-    EpollCtlCmd, EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_ctl_batch,
-    epoll_pwait, epoll_pwait1, epoll_pwait2, epoll_wait,
+    EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait1,
+    epoll_pwait2, epoll_wait, serve_here,
 };
 pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
@@ -69,4 +77,5 @@ pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
-pub use crate::table::{has_any, is_served_here, is_user_level, user_level_numbers};
+pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
+pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};

@@ -7,7 +7,7 @@ use upoll::Errno;
 
 use crate::kernel::{call, int, number};
 use crate::object::Object;
-use crate::{eventfd, kernel, memory, table};
+use crate::{demote, eventfd, kernel, memory, table};
 
 /// `close(2)`.
 ///
@@ -54,20 +54,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// `EBADF`: the number is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
     // SAFETY: no pointers are involved.
-    copy(fd, || number(unsafe { call!(dup, fd) }))
-}
-
-/// Has the number that `in_kernel` makes stand for what `fd` stands for here, too.
-fn copy(fd: RawFd, in_kernel: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd, Errno> {
-    match table::copy(fd, in_kernel)? {
-        (new, Some(object)) => {
-            let installed = table::install(new, object);
-            // If it is being handed over, that is to be over when the copy is used.
-            table::settle(fd);
-            installed
-        }
-        (new, None) => Ok(new),
-    }
+    table::copy(fd, || number(unsafe { call!(dup, fd) }))
 }
 
 /// `dup2(2)`.
@@ -112,7 +99,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
     // SAFETY: the caller's contract.
     let in_kernel = || int(unsafe { call!(fcntl, fd, command, argument) });
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copy(fd, in_kernel),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::copy(fd, in_kernel),
         libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
             Some(Some(capacity)) => number(Ok(capacity)),
             _ => in_kernel(),
@@ -120,13 +107,28 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
         libc::F_SETPIPE_SZ => {
             // The kernel takes an int and refuses negative ones as too large.
             let bytes = argument & u32::MAX as usize;
-            match table::with(fd, |object| object.set_pipe_capacity(bytes)) {
+            let ours = table::with(fd, |object| {
+                let before = object.pipe_capacity();
+                let capacity = object.set_pipe_capacity(bytes)?;
+                // The kernel's pipe behind, too: there are limits that only the kernel knows, and it
+                // may have to take all that is in the pipe.
+                Some(capacity.and_then(|capacity| {
+                    in_kernel().map(|_| capacity).inspect_err(|_| {
+                        // Somebody may have filled it meanwhile; then it stays so large.
+                        let _ = before.and_then(|before| object.set_pipe_capacity(before));
+                    })
+                }))
+            });
+            match ours {
                 Some(Some(capacity)) => number(capacity),
                 _ => in_kernel(),
             }
         }
         libc::F_GETOWN => owner(fd),
         libc::F_SETFL => {
+            if argument & libc::O_ASYNC.cast_unsigned() as usize != 0 {
+                leave_to_the_kernel(fd);
+            }
             let result = in_kernel()?;
             follow_flags(fd)?;
             Ok(result)
@@ -153,6 +155,14 @@ fn owner(fd: RawFd) -> Result<i32, Errno> {
         GROUP => -owner.id,
         _ => owner.id,
     })
+}
+
+/// Signals for what happens on a number (`O_ASYNC`) only the kernel sends, and only a socket of its own
+/// knows what its peer has not read. What cannot be handed over does without.
+fn leave_to_the_kernel(fd: RawFd) {
+    if table::is_user_level(fd) {
+        let _ = demote::demote(fd);
+    }
 }
 
 /// Has the object take over the status flags of the kernel object behind it, which the caller has
@@ -189,6 +199,9 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
     });
     if let Some(Some(result)) = ours {
         return int(result);
+    }
+    if matches!(u64::from(request), libc::FIOASYNC | libc::TIOCOUTQ) {
+        leave_to_the_kernel(fd);
     }
     // SAFETY: as above.
     let result = int(unsafe { call!(ioctl, fd, request, argument) })?;

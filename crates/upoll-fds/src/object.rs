@@ -8,6 +8,7 @@ use upoll::{
     StreamSocket,
 };
 
+use crate::kernel::{call, number};
 use crate::set::NumberedSet;
 
 /// A user-level object with a number. A clone is another reference to the same open file.
@@ -42,8 +43,28 @@ impl Object {
         match self {
             Object::EventFd(counter) => counter.is_retired(),
             Object::Epoll(set) => set.is_retired(),
-            _ => false,
+            Object::PipeReader(end) => end.is_retired(),
+            Object::PipeWriter(end) => end.is_retired(),
+            Object::Socket(socket) => socket.is_retired(),
+            Object::Own(_) => false,
         }
+    }
+
+    /// Whether the two have to change hands together: they are the same open file, or two ends of one
+    /// pipe or pair.
+    pub(crate) fn is_tied_to(&self, other: &Object) -> bool {
+        match (self, other) {
+            (Object::PipeReader(reader), Object::PipeWriter(writer))
+            | (Object::PipeWriter(writer), Object::PipeReader(reader)) => {
+                reader.is_connected_to(writer)
+            }
+            (Object::Socket(one), Object::Socket(other)) => one.is_connected_to(other),
+            _ => self.is_same_file(other),
+        }
+    }
+
+    pub(crate) fn is_same_file(&self, other: &Object) -> bool {
+        self.as_file_ref(0).is_same_file(other.as_file_ref(0))
     }
 
     /// What `poll`, `select` and sets are to look at: a set has to be served here for that.
@@ -55,13 +76,27 @@ impl Object {
     }
 
     /// Whether calls give `EAGAIN` instead of blocking.
-    pub(crate) fn is_nonblocking(&self) -> bool {
+    pub(crate) fn is_nonblocking(&self, fd: RawFd) -> bool {
+        self.renew_flags(fd);
         match self {
             Object::EventFd(counter) => counter.flags().contains(EventFdFlags::NONBLOCK),
             Object::PipeReader(end) => end.flags().contains(PipeFlags::NONBLOCK),
             Object::PipeWriter(end) => end.flags().contains(PipeFlags::NONBLOCK),
             Object::Socket(socket) => socket.flags().contains(SocketFlags::NONBLOCK),
             Object::Epoll(_) | Object::Own(_) => false,
+        }
+    }
+
+    /// Another process may have changed the flags of an open file that it shares.
+    #[inline]
+    pub(crate) fn renew_flags(&self, fd: RawFd) {
+        if let Object::EventFd(counter) = self
+            && counter.is_shared()
+        {
+            // SAFETY: no pointers are involved.
+            if let Ok(flags) = number(unsafe { call!(fcntl, fd, libc::F_GETFL) }) {
+                self.follow_flags(flags);
+            }
         }
     }
 

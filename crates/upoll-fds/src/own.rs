@@ -7,7 +7,7 @@ use upoll::{Errno, File, Pollable};
 
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::table;
+use crate::{fork, table};
 
 /// Gives an open file a number that `epoll_ctl`, `poll` and `select` of this crate accept.
 ///
@@ -18,6 +18,7 @@ use crate::table;
 /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
 pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let flags = if cloexec { libc::EFD_CLOEXEC } else { 0 };
+    let _change = fork::Change::begin();
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
     table::install(fd, Object::Own(file.erase()))

@@ -6,7 +6,7 @@ use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 
 use crate::kernel::{self, call};
 use crate::object::Object;
-use crate::{memory, table};
+use crate::{fork, memory, table};
 
 /// `pipe(2)`.
 ///
@@ -30,12 +30,15 @@ pub unsafe fn pipe(fds: *mut [RawFd; 2]) -> Result<(), Errno> {
 /// Memory that `fds` leads to is the caller's, and nobody else uses it.
 pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let mut numbers = [-1; 2];
+    let change = fork::Change::try_begin();
     // SAFETY: there is room for two numbers.
     unsafe { call!(pipe2, numbers.as_mut_ptr(), flags) }?;
     let ends = match upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned())) {
         Ok((reader, writer)) => Some([Object::PipeReader(reader), Object::PipeWriter(writer)]),
         Err(_) => None,
     };
+    // While a fork is under way it is the kernel's: the child is to have it, too.
+    let ends = ends.filter(|_| change.is_some());
     // SAFETY: the caller's contract.
     unsafe { give(fds, numbers, ends) }
 }
@@ -60,12 +63,15 @@ pub unsafe fn socketpair(
         return unsafe { call!(socketpair, domain, kind, protocol, fds) }.map(drop);
     }
     let mut numbers = [-1; 2];
+    let change = fork::Change::try_begin();
     // SAFETY: there is room for two numbers.
     unsafe { call!(socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
     let ends = upoll::socketpair(SocketFlags::from_bits_retain(flags.cast_unsigned()));
     let ends = ends.map(|(one, other)| [Object::Socket(one), Object::Socket(other)]);
+    // As above.
+    let ends = ends.ok().filter(|_| change.is_some());
     // SAFETY: the caller's contract.
-    unsafe { give(fds, numbers, ends.ok()) }
+    unsafe { give(fds, numbers, ends) }
 }
 
 /// Installs both, if they are user-level, and tells the caller their numbers.

@@ -59,6 +59,12 @@ unsafe fn poll_masked(
     limit: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
+    if mask.is_none()
+        // SAFETY: the caller's contract.
+        && let Some(done) = unsafe { poll_at_once(fds, count, limit) }
+    {
+        return done;
+    }
     // A short list is within any limit worth looking up.
     if count > INLINE && count > open_limit() {
         return Err(Errno::INVAL);
@@ -72,6 +78,70 @@ unsafe fn poll_masked(
         }
         limit = running.rest();
     }
+}
+
+/// A poll that is over at once, of a few objects of ours: one of them is ready, or it is not to last.
+/// None if it is another one.
+///
+/// # Safety
+/// As [`ppoll`].
+#[inline]
+unsafe fn poll_at_once(
+    fds: *mut libc::pollfd,
+    count: usize,
+    limit: Timeout,
+) -> Option<Result<usize, Errno>> {
+    const FEW: usize = 8;
+    if count == 0 || count > FEW || !fds.is_aligned() {
+        return None;
+    }
+    // SAFETY: the caller's contract; a pollfd has no invalid values.
+    let fds = unsafe { memory::writable(fds, count) };
+    if fds.len() < count {
+        return None;
+    }
+    let mut found = [0_u16; FEW];
+    let mut ready = 0;
+    for (asked, found) in fds.iter().zip(&mut found) {
+        let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
+        *found = table::with(asked.fd, |object| {
+            if matches!(object, Object::Epoll(set) if set.is_passive()) {
+                return None;
+            }
+            let wanted = events | Events::ERR | Events::HUP;
+            let ready = object.as_file_ref(asked.fd).ready();
+            // That is how one that has been handed over shows.
+            if ready.contains(Events::HUP) && object.is_retired() {
+                return None;
+            }
+            Some(low(ready & wanted))
+        })??;
+        ready += usize::from(*found != 0);
+    }
+    if ready == 0 && limit != Timeout::NOW {
+        return None;
+    }
+    for (entry, found) in fds.iter_mut().zip(found) {
+        entry.revents = found.cast_signed();
+    }
+    Some(Ok(ready))
+}
+
+/// Tells the caller what was found.
+///
+/// # Safety
+/// As [`memory::write`].
+#[inline]
+unsafe fn tell(place: *mut libc::pollfd, revents: u16) -> Result<(), Errno> {
+    let place = place.wrapping_byte_add(std::mem::offset_of!(libc::pollfd, revents));
+    // SAFETY: the caller's contract.
+    unsafe { memory::write(place.cast(), revents) }
+}
+
+/// As a pollfd has them.
+#[expect(clippy::cast_possible_truncation, reason = "it has sixteen bits")]
+fn low(events: Events) -> u16 {
+    events.bits() as u16
 }
 
 /// A limit that has begun.
@@ -143,16 +213,16 @@ unsafe fn poll_once(
         None => upoll::poll(&mut entries, limit),
         Some(mask) => upoll::ppoll(&mut entries, limit, mask),
     }?;
-    if objects.iter().flatten().any(Object::is_retired) {
+    let is_retired = |object: &Option<Object>| object.as_ref().is_some_and(Object::is_retired);
+    if objects.iter().any(is_retired) {
+        for at in (0..count).filter(|&at| is_retired(&objects[at])) {
+            table::leave_if_retired(entry(at)?.fd);
+        }
         return Ok(None);
     }
     for (at, found) in entries.iter().enumerate() {
-        let place = fds.wrapping_add(at);
-        let place = place.wrapping_byte_add(std::mem::offset_of!(libc::pollfd, revents));
-        #[expect(clippy::cast_possible_truncation, reason = "a pollfd has sixteen bits")]
-        let revents = found.revents().bits() as u16;
         // SAFETY: as above.
-        unsafe { memory::write(place.cast::<u16>(), revents) }?;
+        unsafe { tell(fds.wrapping_add(at), low(found.revents())) }?;
     }
     Ok(Some(ready))
 }

@@ -173,6 +173,9 @@ unsafe fn select_once(
         Some(mask) => upoll::pselect(end, read, write, except, *limit, mask, resolve),
     }?;
     if objects.iter().any(|(_, object)| object.is_retired()) {
+        for (number, _) in objects.iter().filter(|(_, object)| object.is_retired()) {
+            table::leave_if_retired(*number);
+        }
         return Ok(None);
     }
     let words = end.cast_unsigned().div_ceil(c_ulong::BITS);
@@ -219,8 +222,13 @@ fn size_of_the_kernels_table(enough: usize) -> usize {
     if known >= enough {
         return known;
     }
-    let status = kernel::read_file(c"/proc/self/status");
-    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    // On the stack: a signal handler may call this in the midst of an allocation. The line is one of
+    // the first.
+    let mut room = [0; 512];
+    let status = kernel::read_file(c"/proc/self/status", &mut room);
+    let mut lines = status.split(|&byte| byte == b'\n');
+    let size = lines.find_map(|line| line.strip_prefix(b"FDSize:"));
+    let size = size.and_then(|size| std::str::from_utf8(size).ok());
     match size.and_then(|size| size.trim().parse().ok()) {
         Some(size) => {
             KNOWN.store(size, Ordering::Relaxed);

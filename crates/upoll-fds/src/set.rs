@@ -15,7 +15,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, Op};
 
@@ -37,6 +38,8 @@ pub(crate) struct NumberedSet {
     /// counted on.
     members: AtomicUsize,
     rotates: bool,
+    /// The kernel set has been adopted: a look at the set may be a system call.
+    is_mixed: AtomicBool,
 }
 
 impl NumberedSet {
@@ -47,7 +50,14 @@ impl NumberedSet {
             state: AtomicU8::new(if rotates { ACTIVE } else { PASSIVE }),
             members: AtomicUsize::new(0),
             rotates,
+            is_mixed: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a look at the set may take a system call.
+    #[inline]
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.rotates || self.is_mixed.load(Ordering::Relaxed)
     }
 
     /// The set, whatever state it is in.
@@ -76,6 +86,7 @@ impl NumberedSet {
         // SAFETY: the caller has just found it to stand for this set; it is not closed here.
         let behind = unsafe { BorrowedFd::borrow_raw(epfd) };
         let members = self.members.load(Ordering::SeqCst);
+        self.is_mixed.store(true, Ordering::Relaxed);
         self.set.adopt_kernel_set(behind, members)
     }
 
@@ -157,8 +168,11 @@ fn rouse_data() -> u64 {
 }
 
 /// Rounds of waiting for a thread that does not leave: it is in a signal handler, after which its
-/// wait ends anyway.
-const PATIENCE: usize = 100;
+/// wait ends anyway. A thread that a busy machine does not let run must not be given up: it would go
+/// on to wait for what the kernel set does not have. So this takes seconds.
+const PATIENCE: usize = 3000;
+/// Rounds after which each begins with a sleep.
+const ROUNDS_AT_ONCE: usize = 5;
 
 /// Has the threads that wait in the kernel set behind `epfd` wait anew.
 #[cold]
@@ -186,6 +200,9 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
         let mut tries = 0;
         while !in_use::wait_until_unmarked(mark, true) && tries < PATIENCE {
             tries += 1;
+            if tries > ROUNDS_AT_ONCE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         // SAFETY: as above. It is there.
         let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, bell, &raw const event) };

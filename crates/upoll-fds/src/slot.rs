@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 
 use crate::in_use::{self, InUse, Mark};
 use crate::object::Object;
-use crate::sync::{AtomicPtr, HeldBack, Ordering, Rule, broken, give_way};
+use crate::sync::{AtomicPtr, HeldBack, Ordering, Patience, Rule, broken};
 
 /// What a number stands for.
 pub(crate) struct Entry {
@@ -75,7 +75,7 @@ impl Slot {
 
     #[cold]
     fn settled_later(&self) -> Option<NonNull<Entry>> {
-        let mut turns = 0;
+        let mut patience = Patience::new();
         loop {
             let word = self.word();
             if !is_mark(word) {
@@ -84,8 +84,15 @@ impl Slot {
             if broken(Rule::WaitWhileChanging) {
                 return None;
             }
-            give_way(&mut turns);
+            patience.wait();
         }
+    }
+
+    /// What it leads to, unless that is just being changed.
+    #[inline]
+    pub(crate) fn unless_changing(&self) -> Option<NonNull<Entry>> {
+        let word = self.word();
+        NonNull::new(word).filter(|_| !is_mark(word))
     }
 
     /// Whether it leads to nothing, and nobody is about to change that.
@@ -115,9 +122,9 @@ impl Slot {
         in_use.while_marked(mark, is_still, call)
     }
 
-    /// Runs `call`, and gives what the slot led to meanwhile; whoever wants to change it has to wait.
-    /// None if that is being changed now. Signals are held back.
-    pub(crate) fn kept<R>(&self, call: impl FnOnce() -> R) -> Option<(R, Option<Object>)> {
+    /// Has `call` copy the number, of which it is told what it leads to; whoever wants to change that has
+    /// to wait. None if it is being changed now. Signals are held back.
+    pub(crate) fn kept<R>(&self, call: impl FnOnce(Option<&Object>) -> R) -> Option<R> {
         let own = 0_usize;
         let mark = mark_by(&raw const own);
         let entry = self.word();
@@ -129,11 +136,10 @@ impl Slot {
         if !is_kept {
             return None;
         }
-        let result = call();
         // SAFETY: an entry is released by who takes it out of its slot, and that is for us to do.
-        let object = unsafe { entry.as_ref() }.map(|entry| entry.object.clone());
+        let result = call(unsafe { entry.as_ref() }.map(|entry| &entry.object));
         in_use::release(self.put(mark, entry));
-        Some((result, object))
+        Some(result)
     }
 
     /// Has it lead to `object`: the kernel has just given out the number. What it led to was closed
@@ -156,7 +162,7 @@ impl Slot {
     ) -> Result<R, E> {
         let own = 0_usize;
         let mark = mark_by(&raw const own);
-        let mut turns = 0;
+        let mut patience = Patience::new();
         let (result, leaving) = loop {
             let old = self.0.load(Ordering::Relaxed);
             if old.is_null() && !may_fill {
@@ -170,7 +176,7 @@ impl Slot {
                     .is_ok();
             if !is_marked {
                 drop(held_back);
-                give_way(&mut turns);
+                patience.wait();
                 continue;
             }
             let (result, new) = match change() {
@@ -197,9 +203,9 @@ impl Slot {
         }
     }
 
-    /// Keeps the number from being looked up and copied, if it leads to what `is_meant`. What it leads to may
-    /// still be in use. To be ended by [`give_back`](Self::give_back) or [`give_up`](Self::give_up),
-    /// until when signals are to be held back.
+    /// Keeps the number from being looked up and copied, if it leads to what `is_meant`. What it leads
+    /// to may still be in use. To be ended by [`give_back`](Self::give_back) or
+    /// [`give_up`](Self::give_up), until when signals are to be held back.
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
         let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
         while let Some(in_use) = InUse::begin(self).filter(is_meant) {
@@ -221,10 +227,21 @@ impl Slot {
         in_use::release(self.put(mark_by(held), held));
     }
 
-    /// The number is the kernel's from now on.
-    pub(crate) fn give_up(&self, held: *mut Entry) {
-        self.put(mark_by(held), ptr::null_mut());
+    /// The number leads to `successor` from now on, or is the kernel's.
+    pub(crate) fn give_up(&self, held: *mut Entry, successor: Option<Object>) {
+        let new = successor.map_or(ptr::null_mut(), Entry::new);
+        in_use::release(self.put(mark_by(held), new));
         in_use::release(held);
+    }
+
+    /// What it leads to while no other thread could change that.
+    #[cfg(not(loom))]
+    pub(crate) fn alone(&self) -> Option<&Object> {
+        // SAFETY: there is no other thread that could take it out.
+        let entry = self
+            .unless_changing()
+            .map(|entry| unsafe { entry.as_ref() });
+        entry.map(|entry| &entry.object)
     }
 
     /// Takes out what it leads to without releasing it.

@@ -6,7 +6,9 @@
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence, fence};
 
 #[cfg(not(loom))]
-pub(crate) use crate::kernel::{HeldBack, give_way};
+pub(crate) use crate::patience::Patience;
+#[cfg(not(loom))]
+pub(crate) use crate::signals::HeldBack;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
@@ -16,8 +18,17 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 pub(crate) fn compiler_fence(_: Ordering) {}
 
 #[cfg(loom)]
-pub(crate) fn give_way(_: &mut usize) {
-    loom::thread::yield_now();
+pub(crate) struct Patience;
+
+#[cfg(loom)]
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Patience
+    }
+
+    pub(crate) fn wait(&mut self) {
+        loom::thread::yield_now();
+    }
 }
 
 /// The model has no signals.

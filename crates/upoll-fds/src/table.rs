@@ -5,48 +5,43 @@
 //! references that `dup` makes; the entry here holds the object that calls go to.
 
 use std::os::fd::RawFd;
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use upoll::Errno;
 
 use crate::fork;
 use crate::in_use;
-use crate::kernel::{self, HeldBack};
+use crate::kernel;
 use crate::object::Object;
+use crate::signals::HeldBack;
 use crate::slot::{Entry, Slot};
 
-const CHUNK: usize = 1 << 10;
-/// Numbers from `CHUNKS * CHUNK` on are always the kernel's. As many as `fs.nr_open` allows unless
-/// it was raised.
-const CHUNKS: usize = 1 << 10;
+/// Numbers from this on are always the kernel's. As many as `fs.nr_open` allows unless it was raised.
+const NUMBERS: usize = 1 << 20;
 
-type Chunk = [Slot; CHUNK];
+/// One word for each number, in one piece: a call's way to its object begins here. Pages of it that no
+/// number has been in take address space, but no memory.
+static TABLE: [Slot; NUMBERS] = [const { Slot::empty() }; NUMBERS];
 
-static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+/// Numbers per word of [`IS_USED`].
+const PART: usize = 1 << 10;
+
+/// Whether there has been a number in each part of the table: the others need no looking through.
+static IS_USED: [AtomicBool; NUMBERS / PART] = [const { AtomicBool::new(false) }; NUMBERS / PART];
 
 #[inline]
 fn slot(fd: RawFd) -> Option<&'static Slot> {
-    let at = fd.cast_unsigned() as usize;
-    let chunk = TABLE.get(at / CHUNK)?.load(Ordering::Acquire);
-    // SAFETY: chunks are never freed.
-    unsafe { chunk.as_ref() }.map(|chunk| &chunk[at % CHUNK])
+    TABLE.get(fd.cast_unsigned() as usize)
 }
 
-/// The slot of a number that is to have one.
-fn slot_or_insert(fd: RawFd) -> Option<&'static Slot> {
-    if let Some(slot) = slot(fd) {
-        return Some(slot);
+/// The slot of a number that is to have an entry.
+fn slot_to_fill(fd: RawFd) -> Option<&'static Slot> {
+    let slot = slot(fd)?;
+    let is_used = &IS_USED[fd.cast_unsigned() as usize / PART];
+    if !is_used.load(Ordering::Relaxed) {
+        is_used.store(true, Ordering::SeqCst);
     }
-    let place = TABLE.get(fd.cast_unsigned() as usize / CHUNK)?;
-    let new: Box<Chunk> = Box::new([const { Slot::empty() }; CHUNK]);
-    let new = Box::into_raw(new);
-    let placed = place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
-    if placed.is_err() {
-        // SAFETY: it comes from `into_raw` above, and nobody has seen it.
-        drop(unsafe { Box::from_raw(new) });
-    }
-    slot(fd)
+    Some(slot)
 }
 
 /// Has `call` use the object that `fd` stands for. None if the number is the kernel's, or not open.
@@ -67,6 +62,21 @@ pub(crate) fn while_marked<R>(
     slot(fd)?.while_marked(mark_of, call)
 }
 
+/// Objects that a call uses all at once, until this goes; it must not block, as in [`with`].
+pub(crate) struct Several(in_use::Several);
+
+impl Several {
+    pub(crate) const fn new() -> Self {
+        Several(in_use::Several::new())
+    }
+
+    /// One more. None if the number is the kernel's, not open, or just being changed.
+    #[inline]
+    pub(crate) fn add(&self, fd: RawFd) -> Option<&Object> {
+        self.0.add(slot(fd)?).map(|entry| &entry.object)
+    }
+}
+
 /// A reference to the object that `fd` stands for, for a call that may block.
 pub(crate) fn get(fd: RawFd) -> Option<Object> {
     with(fd, Object::clone)
@@ -76,6 +86,11 @@ pub(crate) fn get(fd: RawFd) -> Option<Object> {
 #[inline]
 pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.is_empty())
+}
+
+/// Whether the number stands for a user-level socket.
+pub fn is_socket(fd: RawFd) -> bool {
+    is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
 }
 
 /// Whether calls on the number are served here; those on a set without members of ours are the
@@ -106,48 +121,55 @@ pub fn has_any() -> bool {
 pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     in_use::prepare();
     HAS_ANY.store(true, Ordering::Relaxed);
-    let Some(slot) = slot_or_insert(fd).filter(|_| fork::watch().is_ok()) else {
+    let copy = object.clone();
+    let fd = fill(fd, object)?;
+    if copy.is_retired() {
+        // The other end of a pipe has been handed over meanwhile, and this one with it.
+        leave_if_retired(fd);
+    }
+    Ok(fd)
+}
+
+fn fill(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
+    let Some(slot) = slot_to_fill(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };
-    let copy = object.clone();
     slot.install(object);
-    leave_to_the_kernel(fd, &copy);
     Ok(fd)
 }
 
 /// Changes what `fd` means in the kernel by `change`, a close. If that went well it is not one of
 /// ours any more.
 pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
-    match slot(fd) {
-        Some(slot) => slot.change(false, || Ok((change()?, None))),
+    match slot(fd).filter(|slot| !slot.is_empty()) {
+        Some(slot) => {
+            let _change = fork::Change::begin();
+            slot.change(false, || Ok((change()?, None)))
+        }
         None => change(),
     }
 }
 
-/// Has `copy` make a new number stand for what `fd` does. Gives that number, and what it stands for
-/// if that is one of ours.
-pub(crate) fn copy(
-    fd: RawFd,
-    copy: impl Fn() -> Result<RawFd, Errno>,
-) -> Result<(RawFd, Option<Object>), Errno> {
-    let Some(slot) = slot(fd) else {
-        return Ok((copy()?, None));
+/// Has `copy` make a new number, which stands for what `fd` does.
+///
+/// Whoever hands the object over finds the new number as well: it is in the table before `fd` can be
+/// held.
+pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd, Errno> {
+    let Some(slot) = slot(fd).filter(|_| has_any()) else {
+        return copy();
     };
+    let _change = is_user_level(fd).then(fork::Change::begin);
     loop {
         let held_back = HeldBack::begin();
-        if let Some((new, object)) = slot.kept(&copy) {
-            return Ok((new?, object));
+        let copied = slot.kept(|object| match object {
+            Some(object) => fill(copy()?, object.clone()),
+            None => copy(),
+        });
+        if let Some(copied) = copied {
+            return copied;
         }
         drop(held_back);
-        slot.settled();
-    }
-}
-
-/// Waits until no change of the number is under way. A call that finds its object handed over
-/// (`ESTALE`) does so: only then has the kernel the state.
-pub(crate) fn settle(fd: RawFd) {
-    if let Some(slot) = slot(fd) {
         slot.settled();
     }
 }
@@ -162,43 +184,42 @@ pub(crate) fn replace(
         return copy();
     }
     in_use::prepare();
-    let Some(slot) = slot_or_insert(new) else {
+    let Some(slot) = slot_to_fill(new) else {
         return match is_user_level(fd) && new >= 0 {
             // As for a number beyond the limit.
             true => Err(Errno::BADF),
             false => copy(),
         };
     };
-    let result = loop {
+    let _change = (is_user_level(fd) || is_user_level(new)).then(fork::Change::begin);
+    loop {
         // A change waits for no other one.
         let changed = slot.change(true, || {
             let (copied, object) = match self::slot(fd) {
-                Some(from) => from.kept(&copy).ok_or(None)?,
+                Some(from) => from.kept(|object| (copy(), object.cloned())).ok_or(None)?,
                 None => (copy(), None),
             };
             Ok((copied.map_err(Some)?, object))
         });
         match (changed, self::slot(fd)) {
             (Err(None), Some(from)) => drop(from.settled()),
-            (changed, _) => break changed.map_err(|errno| errno.unwrap_or(Errno::BADF)),
+            (changed, _) => return changed.map_err(|errno| errno.unwrap_or(Errno::BADF)),
         }
-    };
-    // Also if it is what it was, and that was handed over meanwhile.
-    if let Some(object) = get(new) {
-        leave_to_the_kernel(new, &object);
-    }
-    result
-}
-
-/// An object that has a new number was handed over to the kernel while it was being copied.
-fn leave_to_the_kernel(fd: RawFd, object: &Object) {
-    if object.is_retired() {
-        // It is what the kernel takes it for already.
-        let _ = close(fd, || Ok(()));
     }
 }
 
-/// All numbers of one object, kept from being looked up. Signals are held back: a handler would wait
+/// If what the number stands for was handed over without it, it is what the kernel takes it for. To be
+/// asked before a call starts anew because its object is retired.
+#[cold]
+pub(crate) fn leave_if_retired(fd: RawFd) {
+    let Some(slot) = slot(fd) else { return };
+    let _held_back = HeldBack::begin();
+    if let Some(held) = slot.hold(Object::is_retired) {
+        slot.give_up(held, None);
+    }
+}
+
+/// All numbers of one object, or of both ends of one, kept from being looked up. Signals are held back: a handler would wait
 /// for the code under it.
 pub(crate) struct Held {
     numbers: Vec<RawFd>,
@@ -206,19 +227,18 @@ pub(crate) struct Held {
     _held_back: HeldBack,
 }
 
-/// Keeps all numbers of `object` from being looked up, once no call uses it any more; those that
-/// block on it have a reference of their own.
+/// Keeps all numbers of `object`, and of what is [tied](Object::is_tied_to) to it, from being looked
+/// up, once no call uses it any more; those that block on it have a reference of their own.
 ///
 /// # Errors
-/// `EBUSY`: a call of this very thread uses it, or one that waits for this.
+/// `EBUSY`: a call of this very thread uses it, or one of a thread that does not get on.
 pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
     let mut held = Held {
         numbers: Vec::new(),
         entries: Vec::new(),
         _held_back: HeldBack::begin(),
     };
-    let file = object.as_file_ref(0);
-    let is_meant = |found: &Object| found.as_file_ref(0).is_same_file(file);
+    let is_meant = |found: &Object| found.is_tied_to(object);
     let mut known = None;
     // What is copied from a number shows at the latest in the pass after that which has held it.
     while known != Some(held.numbers.len()) {
@@ -248,12 +268,20 @@ impl Held {
         &self.numbers
     }
 
-    /// The numbers are the kernel's from now on.
-    pub(crate) fn release(mut self) {
+    /// The numbers and what each stands for.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (RawFd, &Object)> {
+        self.numbers.iter().zip(&self.entries).map(|(&fd, &entry)| {
+            // SAFETY: the entry is this one's until it is released or put back.
+            (fd, unsafe { &(*entry).object })
+        })
+    }
+
+    /// The numbers stand for `successor` from now on, or are the kernel's.
+    pub(crate) fn release(mut self, successor: Option<&Object>) {
         let entries = std::mem::take(&mut self.entries);
         for (&fd, entry) in self.numbers.iter().zip(entries) {
             if let Some(slot) = slot(fd) {
-                slot.give_up(entry);
+                slot.give_up(entry, successor.cloned());
             }
         }
     }
@@ -270,6 +298,12 @@ impl Drop for Held {
     }
 }
 
+/// In the child of a fork: whether what `fd` stood for is the child's, too.
+pub(crate) fn is_shared_with_children(fd: RawFd) -> bool {
+    let object = slot(fd).and_then(Slot::alone);
+    matches!(object, Some(Object::EventFd(counter)) if counter.is_shared())
+}
+
 /// Takes a number out without releasing what it stood for.
 pub(crate) fn forget(fd: RawFd) {
     if let Some(slot) = slot(fd) {
@@ -280,10 +314,10 @@ pub(crate) fn forget(fd: RawFd) {
 /// The user-level numbers from `first` to `last`.
 pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let first = first as usize;
-    let last = (last as usize).min(CHUNKS * CHUNK - 1);
-    (first / CHUNK..=last / CHUNK)
-        .filter(|&chunk| !TABLE[chunk].load(Ordering::Relaxed).is_null())
-        .flat_map(move |chunk| (chunk * CHUNK).max(first)..=(chunk * CHUNK + CHUNK - 1).min(last))
+    let last = (last as usize).min(NUMBERS - 1);
+    (first / PART..=last / PART)
+        .filter(|&part| IS_USED[part].load(Ordering::Relaxed))
+        .flat_map(move |part| (part * PART).max(first)..=(part * PART + PART - 1).min(last))
         .filter_map(|number| RawFd::try_from(number).ok())
         .filter(|&fd| is_user_level(fd))
 }

@@ -175,6 +175,86 @@ fn two_calls_of_which_none_lets_go_leave_the_file_open() {
     must_fail_without(Rule::LetGoWhenAsked, two_using_against_closing);
 }
 
+/// A call uses two objects at once while their numbers give way to others: each goes once the call is
+/// over.
+fn using_several_against_closing() {
+    model(3, || {
+        let objects = [Object::new(), Object::new()];
+        let slots = objects.each_ref().map(slot_of);
+        let using = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                let several = in_use::Several::new();
+                let entries = slots.each_ref().map(|slot| several.add(slot));
+                for entry in entries.into_iter().flatten() {
+                    entry.object.be_used();
+                }
+            })
+        };
+        for slot in &slots {
+            slot.install(Object::new());
+        }
+        using.join().unwrap();
+        assert!(objects.iter().all(Object::is_closed));
+    });
+}
+
+#[test]
+fn what_a_call_uses_with_others_goes_when_the_call_is_over() {
+    using_several_against_closing();
+}
+
+#[test]
+fn several_that_are_not_looked_at_again_are_used_when_gone() {
+    must_fail_without(Rule::LookAgain, using_several_against_closing);
+}
+
+#[test]
+fn several_that_are_not_waited_for_are_taken_away() {
+    must_fail_without(Rule::WaitUntilUnused, using_several_against_closing);
+}
+
+#[test]
+fn a_call_on_several_that_does_not_let_go_leaves_one_open() {
+    must_fail_without(Rule::LetGoWhenAsked, using_several_against_closing);
+}
+
+/// A call uses one number and then a second one of an object that is being handed over: it does not
+/// wait for that, as that may wait for the call.
+fn using_several_against_handing_over() {
+    model(3, || {
+        let object = Object::new();
+        let slots = [slot_of(&object), slot_of(&Object::new())];
+        let using = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                let several = in_use::Several::new();
+                let entries = slots.each_ref().map(|slot| several.add(slot));
+                for entry in entries.into_iter().flatten() {
+                    entry.object.be_used();
+                }
+            })
+        };
+        let [one, other] = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
+        assert!(in_use::wait_until_unused(one, usize::MAX));
+        object.be_poured();
+        slots[0].give_back(one);
+        slots[1].give_back(other);
+        using.join().unwrap();
+        assert!(!object.is_closed());
+    });
+}
+
+#[test]
+fn a_call_on_several_waits_for_no_change() {
+    using_several_against_handing_over();
+}
+
+#[test]
+fn what_is_handed_over_while_it_is_used_with_others_is_used_by_two() {
+    must_fail_without(Rule::WaitUntilUnused, using_several_against_handing_over);
+}
+
 /// A look-up against a number that is replaced, after an attempt that the kernel refuses: it finds
 /// the one or the other.
 fn using_against_replacing() {
@@ -219,16 +299,10 @@ fn using_against_handing_over() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        if in_use::wait_until_unused(held, 1) {
-            object.be_poured();
-            has_kernel_it.store(true, Ordering::Relaxed);
-            slot.give_up(held);
-        } else {
-            slot.give_back(held);
-            assert!(!object.is_closed());
-            close(&slot);
-            has_kernel_it.store(true, Ordering::Relaxed);
-        }
+        assert!(in_use::wait_until_unused(held, usize::MAX));
+        object.be_poured();
+        has_kernel_it.store(true, Ordering::Relaxed);
+        slot.give_up(held, None);
         using.join().unwrap();
         assert!(object.is_closed());
     });

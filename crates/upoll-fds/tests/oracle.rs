@@ -123,48 +123,57 @@ fn checked(result: impl Into<i64>) -> Result<i64, i32> {
     }
 }
 
-#[expect(
-    clippy::undocumented_unsafe_blocks,
-    reason = "all pointers are to live locals"
-)]
 impl Door for Kernel {
     fn eventfd(&self, initial: u32, flags: i32) -> Result<i64, i32> {
+        // SAFETY: no pointers are involved.
         checked(unsafe { libc::eventfd(initial, flags) })
     }
     fn pipe(&self, fds: &mut [i32; 2], flags: i32) -> Result<i64, i32> {
+        // SAFETY: there is room for two numbers.
         checked(unsafe { libc::pipe2(fds.as_mut_ptr(), flags) })
     }
     fn set(&self) -> Result<i64, i32> {
+        // SAFETY: no pointers are involved.
         checked(unsafe { libc::epoll_create1(0) })
     }
     fn read(&self, fd: i32, buffer: &mut [u8; 8]) -> Result<i64, i32> {
+        // SAFETY: there is room for eight bytes.
         checked(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), 8) } as i64)
     }
     fn write(&self, fd: i32, bytes: &[u8; 8]) -> Result<i64, i32> {
+        // SAFETY: there are eight bytes.
         checked(unsafe { libc::write(fd, bytes.as_ptr().cast(), 8) } as i64)
     }
     fn dup(&self, fd: i32) -> Result<i64, i32> {
+        // SAFETY: no pointers are involved.
         checked(unsafe { libc::dup(fd) })
     }
     fn dup2(&self, from: i32, to: i32) -> Result<i64, i32> {
+        // SAFETY: no pointers are involved.
         checked(unsafe { libc::dup2(from, to) })
     }
     fn close(&self, fd: i32) -> Result<i64, i32> {
+        // SAFETY: the number is this world's own, or not open.
         checked(unsafe { libc::close(fd) })
     }
     fn ctl(&self, set: i32, op: i32, fd: i32, mut event: Event) -> Result<i64, i32> {
+        // SAFETY: the event is live.
         checked(unsafe { libc::epoll_ctl(set, op, fd, (&raw mut event).cast()) })
     }
     fn wait(&self, set: i32, events: &mut [Event; 4], room: i32) -> Result<i64, i32> {
+        // SAFETY: no more than four events are asked for, for which there is room.
         checked(unsafe { libc::epoll_wait(set, events.as_mut_ptr().cast(), room, 0) })
     }
     fn poll(&self, fds: &mut [libc::pollfd]) -> Result<i64, i32> {
+        // SAFETY: the entries are live.
         checked(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 0) })
     }
     fn flags(&self, fd: i32) -> Result<i64, i32> {
+        // SAFETY: no pointers are involved.
         checked(unsafe { libc::fcntl(fd, libc::F_GETFL) })
     }
     fn available(&self, fd: i32, count: &mut i32) -> Result<i64, i32> {
+        // SAFETY: the count is live.
         checked(unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut *count) })
     }
 }
@@ -176,24 +185,23 @@ fn number<T: TryInto<i64>>(result: Result<T, Errno>) -> Result<i64, i32> {
     }
 }
 
-#[expect(
-    clippy::undocumented_unsafe_blocks,
-    reason = "all pointers are to live locals"
-)]
 impl Door for Ours {
     fn eventfd(&self, initial: u32, flags: i32) -> Result<i64, i32> {
         number(upoll_fds::eventfd(initial, flags))
     }
     fn pipe(&self, fds: &mut [i32; 2], flags: i32) -> Result<i64, i32> {
+        // SAFETY: there is room for two numbers.
         number(unsafe { upoll_fds::pipe2(fds, flags) }.map(|()| 0))
     }
     fn set(&self) -> Result<i64, i32> {
         number(upoll_fds::epoll_create1(0))
     }
     fn read(&self, fd: i32, buffer: &mut [u8; 8]) -> Result<i64, i32> {
+        // SAFETY: there is room for eight bytes.
         number(unsafe { upoll_fds::read(fd, buffer.as_mut_ptr(), 8) })
     }
     fn write(&self, fd: i32, bytes: &[u8; 8]) -> Result<i64, i32> {
+        // SAFETY: there are eight bytes.
         number(unsafe { upoll_fds::write(fd, bytes.as_ptr(), 8) })
     }
     fn dup(&self, fd: i32) -> Result<i64, i32> {
@@ -206,19 +214,24 @@ impl Door for Ours {
         number(upoll_fds::close(fd).map(|()| 0))
     }
     fn ctl(&self, set: i32, op: i32, fd: i32, event: Event) -> Result<i64, i32> {
+        // SAFETY: the event is live.
         number(unsafe { upoll_fds::epoll_ctl(set, op, fd, &raw const event) }.map(|()| 0))
     }
     fn wait(&self, set: i32, events: &mut [Event; 4], room: i32) -> Result<i64, i32> {
+        // SAFETY: no more than four events are asked for, for which there is room.
         number(unsafe { upoll_fds::epoll_wait(set, events.as_mut_ptr(), room, 0) })
     }
     fn poll(&self, fds: &mut [libc::pollfd]) -> Result<i64, i32> {
+        // SAFETY: the entries are live.
         number(unsafe { upoll_fds::poll(fds.as_mut_ptr(), fds.len(), 0) })
     }
     fn flags(&self, fd: i32) -> Result<i64, i32> {
+        // SAFETY: no pointers are involved.
         number(unsafe { upoll_fds::fcntl(fd, libc::F_GETFL, 0) })
     }
     fn available(&self, fd: i32, count: &mut i32) -> Result<i64, i32> {
         let to = (&raw mut *count).expose_provenance();
+        // SAFETY: the count is live.
         number(unsafe { upoll_fds::ioctl(fd, libc::FIONREAD as u32, to) })
     }
 }

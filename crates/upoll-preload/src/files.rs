@@ -6,6 +6,7 @@ use libc::{iovec, size_t, ssize_t};
 
 use crate::errno::{give, give_size};
 use crate::raw;
+use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 
 #[doc = "`close(2)`"]
@@ -30,21 +31,14 @@ pub extern "C" fn closefrom(first: c_int) {
 }
 
 #[doc = "`read(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t {
+pub(crate) unsafe fn read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::read(fd, buffer, count) })
 }
 
 #[doc = "`read(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(
-    fd: c_int,
-    buffer: *mut u8,
-    count: size_t,
-    room: size_t,
-) -> ssize_t {
+pub(crate) unsafe fn read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: size_t) -> ssize_t {
     if count > room {
         chk_fail();
     }
@@ -62,40 +56,83 @@ pub(crate) fn chk_fail() -> ! {
 }
 
 #[doc = "`write(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t {
+pub(crate) unsafe fn write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t {
     stats::count(Call::Write, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::write(fd, buffer, count) })
 }
 
 #[doc = "`readv(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::readv(fd, list, count) })
 }
 
 #[doc = "`writev(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     stats::count(Call::Write, fd);
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::writev(fd, list, count) })
+}
+
+#[doc = "`pipe(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pipe(fds: *mut [c_int; 2]) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { pipe2(fds, 0) }
+}
+
+#[doc = "`pipe2(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
+    if !settings::is_user_level(Kind::Pipe) {
+        return give(raw::kernel!(SYS_pipe2, fds, flags));
+    }
+    // SAFETY: the caller's contract.
+    let made = unsafe { upoll_fds::pipe2(fds, flags) };
+    if made.is_ok() {
+        // SAFETY: the call has just written them.
+        for fd in unsafe { fds.read_unaligned() } {
+            leave_to_streams(fd);
+        }
+    }
+    give(made)
+}
+
+/// Names that the C library has for the same functions.
+macro_rules! also_called {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($call), "(2)`, by its other name.")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+            #[allow(unused_unsafe, reason = "some of them take pointers")]
+            // SAFETY: the caller's contract.
+            unsafe {
+                $call($($argument),*)
+            }
+        }
+    )* };
+}
+
+also_called! {
+    "__close" close_otherwise(fd: c_int) = close;
+    "__dup2" dup2_otherwise(fd: c_int, new: c_int) = dup2;
+    "__fcntl" fcntl_otherwise(fd: c_int, command: c_int, argument: usize) = fcntl;
 }
 
 #[doc = "`dup(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C" fn dup(fd: c_int) -> c_int {
     stats::count(Call::Dup, fd);
-    give(upoll_fds::dup(fd))
+    give(upoll_fds::dup(fd).inspect(|&new| leave_to_streams(new)))
 }
 
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C" fn dup2(fd: c_int, new: c_int) -> c_int {
     stats::count(Call::Dup, fd);
+    before_redirection(fd, new);
     give(upoll_fds::dup2(fd, new))
 }
 
@@ -103,6 +140,7 @@ pub extern "C" fn dup2(fd: c_int, new: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
     stats::count(Call::Dup, fd);
+    before_redirection(fd, new);
     give(upoll_fds::dup3(fd, new, flags))
 }
 
@@ -112,7 +150,11 @@ pub extern "C" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     stats::count(Call::Control, fd);
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::fcntl(fd, command, argument) })
+    let result = unsafe { upoll_fds::fcntl(fd, command, argument) };
+    if let (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Ok(new)) = (command, result) {
+        leave_to_streams(new);
+    }
+    give(result)
 }
 
 #[doc = "`fcntl(2)` of a program with 64-bit offsets, which all have here."]
@@ -153,6 +195,87 @@ pub(crate) fn hand_over(fd: c_int) {
     }
 }
 
+/// The C library has streams over the first three numbers, and reads and writes there unseen.
+pub(crate) fn leave_to_streams(new: c_int) {
+    if new <= libc::STDERR_FILENO {
+        hand_over(new);
+    }
+}
+
+/// Before `dup2`. A number that is open already may have a stream over it, as the first three have.
+fn before_redirection(fd: c_int, new: c_int) {
+    let may_have_a_stream = || {
+        let is_standard = (0..=libc::STDERR_FILENO).contains(&new);
+        let is_the_kernels = !upoll_fds::is_user_level(new);
+        is_standard || is_the_kernels && raw::kernel!(SYS_fcntl, new, libc::F_GETFD).is_ok()
+    };
+    if fd != new && upoll_fds::is_user_level(fd) && may_have_a_stream() {
+        hand_over(fd);
+    }
+}
+
+/// Asynchronous reads and writes, which a thread of the C library makes.
+macro_rules! asynchronous {
+    ($($symbol:literal $name:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(3)`")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(request: *mut libc::aiocb) -> c_int {
+            // SAFETY: the caller's contract.
+            unsafe { hand_over_request(request) };
+            crate::next::next!($symbol as fn(*mut libc::aiocb) -> c_int, (request))
+        }
+    )* };
+}
+
+asynchronous! {
+    c"aio_read" aio_read;
+    c"aio_read64" aio_read64;
+    c"aio_write" aio_write;
+    c"aio_write64" aio_write64;
+}
+
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+unsafe fn hand_over_request(request: *const libc::aiocb) {
+    let place = request.wrapping_byte_add(std::mem::offset_of!(libc::aiocb, aio_fildes));
+    // SAFETY: the caller's contract.
+    if let Ok(fd) = unsafe { upoll_fds::read_memory(place.cast::<c_int>()) } {
+        hand_over(fd);
+    }
+}
+
+/// Several of them.
+macro_rules! asynchronous_lists {
+    ($($symbol:literal $name:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(3)`")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            mode: c_int,
+            list: *const *mut libc::aiocb,
+            count: c_int,
+            event: *mut c_void,
+        ) -> c_int {
+            for at in 0..usize::try_from(count).unwrap_or(0) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    if let Ok(request) = upoll_fds::read_memory(list.wrapping_add(at)) {
+                        hand_over_request(request);
+                    }
+                }
+            }
+            crate::next::next!(
+                $symbol as fn(c_int, *const *mut libc::aiocb, c_int, *mut c_void) -> c_int,
+                (mode, list, count, event)
+            )
+        }
+    )* };
+}
+
+asynchronous_lists! {
+    c"lio_listio" lio_listio;
+    c"lio_listio64" lio_listio64;
+}
+
 by_the_kernel! {
     SYS_splice: splice(from, to;
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint);
@@ -166,8 +289,7 @@ by_the_kernel! {
 const NO_UPPER_HALF: usize = 0;
 
 #[doc = "`preadv2(2)`, which reads as `readv` does if the offset is -1."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv2(
+pub(crate) unsafe fn preadv2(
     fd: c_int,
     list: *const iovec,
     count: c_int,
@@ -187,8 +309,7 @@ pub unsafe extern "C" fn preadv2(
 }
 
 #[doc = "`pwritev2(2)`, which writes as `writev` does if the offset is -1."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev2(
+pub(crate) unsafe fn pwritev2(
     fd: c_int,
     list: *const iovec,
     count: c_int,
@@ -214,5 +335,34 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut c_
     crate::next::next!(
         c"fdopen" as fn(c_int, *const libc::c_char) -> *mut c_void,
         (fd, mode)
+    )
+}
+
+#[doc = "`vdprintf(3)`: the C library writes."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vdprintf(
+    fd: c_int,
+    format: *const libc::c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    hand_over(fd);
+    crate::next::next!(
+        c"vdprintf" as fn(c_int, *const libc::c_char, *mut c_void) -> c_int,
+        (fd, format, arguments)
+    )
+}
+
+#[doc = "`vdprintf(3)` of a fortified program."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdprintf_chk(
+    fd: c_int,
+    flag: c_int,
+    format: *const libc::c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    hand_over(fd);
+    crate::next::next!(
+        c"__vdprintf_chk" as fn(c_int, c_int, *const libc::c_char, *mut c_void) -> c_int,
+        (fd, flag, format, arguments)
     )
 }

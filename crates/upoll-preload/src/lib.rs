@@ -5,14 +5,24 @@
 //! inline system calls, with the C library's conventions: -1 and `errno`.
 //!
 //! # What it cannot see
-//! Inline system calls of the program, static programs, calls within the C library, kernel AIO and
-//! `io_uring`. `io_uring_setup` by `syscall(2)` gives `ENOSYS`, so that no ring edits a set that is
-//! served here. No call served here is a cancellation point of its thread.
+//! Inline system calls of the program, static programs, calls within the C library that are not named
+//! here, kernel AIO, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
+//! gives `ENOSYS`, so that no ring edits a set that is served here. `close`, `sendmsg` and what else
+//! seldom blocks are no cancellation points.
+//!
+//! # What is handed over
+//! Before others see an object the kernel has it: `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
+//! streams, `splice`, `sendfile`, asynchronous calls, and on sockets options, control messages, and flags
+//! that only the kernel knows.
+//! Where a program can tell is said in `ARCHITECTURE.md`.
 //!
 //! # Signal handlers
-//! A handler may call everything here that it may call in the C library, with one restriction of
-//! upoll's: an eventfd written by a handler that interrupts a change of its own wait queue (`ADD`,
-//! `DEL`, the start or end of a sleep) in the same thread waits for a lock that the thread holds.
+//! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
+//! just using has a lock that is not reentrant, so `epoll_wait` and `epoll_ctl` on that one must not
+//! come from a handler, nor a `poll` or `select` of it.
+//! Closing or duplicating an object, and a `poll` that sleeps for objects and descriptors of the kernel
+//! together for the first time in its thread, take memory from the heap: not for handlers that interrupt
+//! an allocation.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function ends the process: none reaches the program.
@@ -20,13 +30,16 @@
 //! # Safety
 //! The functions need what the C library's need. Pointers that lead nowhere give `EFAULT`.
 
+mod cancel;
 mod errno;
 mod files;
 mod next;
 mod polls;
 mod process;
 mod raw;
+mod rings;
 mod sets;
 mod settings;
 mod sockets;
 mod stats;
+mod variadic;

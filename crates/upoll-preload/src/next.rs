@@ -17,16 +17,22 @@ impl Next {
         }
     }
 
-    /// Its address.
-    pub(crate) fn address(&self) -> *mut c_void {
+    /// Its address; null if there is none.
+    pub(crate) fn find(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
         if !found.is_null() {
             return found;
         }
         // SAFETY: the name is a C string.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        assert!(!found.is_null(), "the C library has {:?}", self.name);
         self.found.store(found, Ordering::Relaxed);
+        found
+    }
+
+    /// Its address.
+    pub(crate) fn address(&self) -> *mut c_void {
+        let found = self.find();
+        assert!(!found.is_null(), "the C library has {:?}", self.name);
         found
     }
 }
@@ -40,6 +46,20 @@ macro_rules! next {
         let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(NEXT.address()) };
         // SAFETY: the caller's contract, which is the function's own.
         unsafe { function($($argument),*) }
+    }};
+    // A function that older libraries do not have, and a program may ask for because it is here.
+    ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*), or $missing:expr) => {{
+        static NEXT: $crate::next::Next = $crate::next::Next::new($name);
+        type Function = unsafe extern "C" fn($($kind),*) -> $result;
+        let address = NEXT.find();
+        if address.is_null() {
+            $missing
+        } else {
+            // SAFETY: as above.
+            let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(address) };
+            // SAFETY: as above.
+            unsafe { function($($argument),*) }
+        }
     }};
 }
 

@@ -27,8 +27,7 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
 }
 
 #[doc = "`poll(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's contract.
     unsafe {
         count_poll(fds, length(count));
@@ -37,8 +36,7 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
 }
 
 #[doc = "`poll(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __poll_chk(
+pub(crate) unsafe fn poll_chk(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: c_int,
@@ -52,8 +50,7 @@ pub unsafe extern "C" fn __poll_chk(
 }
 
 #[doc = "`ppoll(2)`; `timeout` is not written."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ppoll(
+pub(crate) unsafe fn ppoll(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
@@ -73,8 +70,7 @@ pub unsafe extern "C" fn ppoll(
 }
 
 #[doc = "`ppoll(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __ppoll_chk(
+pub(crate) unsafe fn ppoll_chk(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
@@ -150,8 +146,7 @@ unsafe fn count_select(n: c_int, sets: UserSets) {
 }
 
 #[doc = "`select(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn select(
+pub(crate) unsafe fn select(
     n: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -166,8 +161,7 @@ pub unsafe extern "C" fn select(
 }
 
 #[doc = "`pselect(2)`; `timeout` is not written."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pselect(
+pub(crate) unsafe fn pselect(
     n: c_int,
     read: *mut fd_set,
     write: *mut fd_set,

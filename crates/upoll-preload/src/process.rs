@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use crate::errno::give;
-use crate::next::{Next, next};
+use crate::next::next;
 use crate::{raw, stats};
 
 type Strings = *const *mut c_char;
@@ -27,7 +27,17 @@ pub(crate) fn demote_inherited() {
 /// `vfork(2)`, as a `fork(2)`: the child's calls must not change its parent's table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> pid_t {
-    // SAFETY: the caller's contract, and a fork asks for less than a vfork.
+    fork()
+}
+
+/// `_Fork(3)`, as a `fork(2)`: what has to be done before and after is done by handlers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> pid_t {
+    fork()
+}
+
+pub(crate) fn fork() -> pid_t {
+    // SAFETY: the caller is a program that asks for a child.
     unsafe { libc::fork() }
 }
 
@@ -51,6 +61,26 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
 pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, variables: Strings) -> c_int {
     demote_inherited();
     give(raw::kernel!(SYS_execve, path, args, variables))
+}
+
+#[doc = "`execveat(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    args: Strings,
+    variables: Strings,
+    flags: c_int,
+) -> c_int {
+    demote_inherited();
+    give(raw::kernel!(
+        SYS_execveat,
+        folder,
+        path,
+        args,
+        variables,
+        flags
+    ))
 }
 
 /// Functions of the C library that execute a program in place of this one.
@@ -89,7 +119,8 @@ macro_rules! spawn {
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
-            process: *mut pid_t,
+            // Of a `pid_t`, or of a descriptor.
+            process: *mut c_int,
             path: *const c_char,
             actions: *const posix_spawn_file_actions_t,
             attributes: *const posix_spawnattr_t,
@@ -102,14 +133,15 @@ macro_rules! spawn {
             }
             next!(
                 $symbol as fn(
-                    *mut pid_t,
+                    *mut c_int,
                     *const c_char,
                     *const posix_spawn_file_actions_t,
                     *const posix_spawnattr_t,
                     Strings,
                     Strings
                 ) -> c_int,
-                (process, path, actions, attributes, args, variables)
+                (process, path, actions, attributes, args, variables),
+                or libc::ENOSYS
             )
         }
     )* };
@@ -118,63 +150,6 @@ macro_rules! spawn {
 spawn! {
     c"posix_spawn" posix_spawn;
     c"posix_spawnp" posix_spawnp;
-}
-
-/// For the variadic ones, which are passed on with their arguments as they came: hands over, and
-/// says where to go on.
-extern "C" fn before_execl(which: usize) -> *mut c_void {
-    static NEXT: [Next; 3] = [
-        Next::new(c"execl"),
-        Next::new(c"execlp"),
-        Next::new(c"execle"),
-    ];
-    demote_inherited();
-    NEXT[which].address()
-}
-
-/// A function that calls `before_execl` and goes on with the C library's, its arguments untouched.
-macro_rules! pass_on_variadic {
-    ($($name:ident = $which:literal;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(3)`")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        #[cfg(target_arch = "x86_64")]
-        pub unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                concat!("mov edi, ", $which),
-                "call {before}",
-                "mov r11, rax",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                "jmp r11",
-                before = sym before_execl,
-            );
-        }
-
-        #[doc = concat!("`", stringify!($name), "(3)`")]
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        #[cfg(target_arch = "aarch64")]
-        pub unsafe extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "stp x29, x30, [sp, #-80]!",
-                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                concat!("mov x0, #", $which),
-                "bl {before}",
-                "mov x16, x0",
-                "ldp x6, x7, [sp, #64]", "ldp x4, x5, [sp, #48]",
-                "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
-                "ldp x29, x30, [sp], #80",
-                "br x16",
-                before = sym before_execl,
-            );
-        }
-    )* };
-}
-
-pass_on_variadic! {
-    execl = 0;
-    execlp = 1;
-    execle = 2;
+    c"pidfd_spawn" pidfd_spawn;
+    c"pidfd_spawnp" pidfd_spawnp;
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use upoll::Errno;
 
 use crate::errno::{give_word, set_errno};
-use crate::{files, polls, process, sets, stats};
+use crate::{files, polls, process, sets, sockets, stats};
 
 /// A system call, inline.
 ///
@@ -98,6 +98,11 @@ pub unsafe extern "C" fn syscall(
     }
 }
 
+/// Whether flags of `clone(2)` ask for no more than `fork` does.
+fn is_fork(flags: usize) -> bool {
+    flags == libc::SIGCHLD.cast_unsigned() as usize
+}
+
 /// Arguments of a system call are machine words; what they stand for is narrower.
 trait Word {
     fn int(self) -> c_int;
@@ -162,6 +167,54 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 e.ptr(),
                 f.ptr(),
             )),
+            libc::SYS_splice => {
+                files::splice(a.int(), b.ptr(), c.int(), d.ptr(), e, f.uint()) as c_long
+            }
+            libc::SYS_tee => files::tee(a.int(), b.int(), c, d.uint()) as c_long,
+            libc::SYS_vmsplice => files::vmsplice(a.int(), b.ptr(), c, d.uint()) as c_long,
+            libc::SYS_sendfile => files::sendfile(a.int(), b.int(), c.ptr(), d) as c_long,
+            libc::SYS_preadv2 | libc::SYS_pwritev2 => {
+                files::hand_over(a.int());
+                return None;
+            }
+            libc::SYS_pipe2 => c_long::from(files::pipe2(a.ptr(), b.int())),
+            libc::SYS_socketpair => {
+                c_long::from(sockets::socketpair(a.int(), b.int(), c.int(), d.ptr()))
+            }
+            libc::SYS_shutdown => c_long::from(sockets::shutdown(a.int(), b.int())),
+            libc::SYS_sendto => {
+                sockets::sendto(a.int(), b.ptr(), c, d.int(), e.ptr(), f.uint()) as c_long
+            }
+            libc::SYS_recvfrom => {
+                sockets::recvfrom(a.int(), b.ptr(), c, d.int(), e.ptr(), f.ptr()) as c_long
+            }
+            libc::SYS_sendmsg => sockets::sendmsg(a.int(), b.ptr(), c.int()) as c_long,
+            libc::SYS_recvmsg => sockets::recvmsg(a.int(), b.ptr(), c.int()) as c_long,
+            libc::SYS_sendmmsg => {
+                c_long::from(sockets::sendmmsg(a.int(), b.ptr(), c.uint(), d.int()))
+            }
+            libc::SYS_recvmmsg => c_long::from(sockets::recvmmsg(
+                a.int(),
+                b.ptr(),
+                c.uint(),
+                d.int(),
+                e.ptr(),
+            )),
+            libc::SYS_getsockopt => c_long::from(sockets::getsockopt(
+                a.int(),
+                b.int(),
+                c.int(),
+                d.ptr(),
+                e.ptr(),
+            )),
+            libc::SYS_setsockopt => c_long::from(sockets::setsockopt(
+                a.int(),
+                b.int(),
+                c.int(),
+                d.ptr(),
+                e.uint(),
+            )),
+            libc::SYS_clone if is_fork(a) => c_long::from(process::fork()),
             libc::SYS_clone | libc::SYS_clone3 => {
                 // A thread needs none of this, but a program makes those by the C library.
                 upoll_fds::demote_all();
@@ -195,10 +248,8 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
             libc::SYS_select => {
                 c_long::from(polls::select(a.int(), b.ptr(), c.ptr(), d.ptr(), e.ptr()))
             }
-            libc::SYS_fork | libc::SYS_vfork => {
-                upoll_fds::demote_all();
-                return None;
-            }
+            libc::SYS_pipe => c_long::from(files::pipe(a.ptr())),
+            libc::SYS_fork | libc::SYS_vfork => c_long::from(process::fork()),
             _ => return None,
         }
     })

@@ -23,16 +23,14 @@ pub extern "C" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
 }
 
 #[doc = "`eventfd_read(3)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
+pub(crate) unsafe fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
     stats::count(Call::Read, fd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::eventfd_read(fd, value) })
 }
 
 #[doc = "`eventfd_write(3)`"]
-#[unsafe(no_mangle)]
-pub extern "C" fn eventfd_write(fd: c_int, value: u64) -> c_int {
+pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
     stats::count(Call::Write, fd);
     give(upoll_fds::eventfd_write(fd, value))
 }
@@ -41,14 +39,22 @@ pub extern "C" fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn epoll_create(size: c_int) -> c_int {
     stats::count_as(Call::EpollCreate, true);
-    give(upoll_fds::epoll_create(size))
+    give(upoll_fds::epoll_create(size).map(created))
 }
 
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
 pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
     stats::count_as(Call::EpollCreate, true);
-    give(upoll_fds::epoll_create1(flags))
+    give(upoll_fds::epoll_create1(flags).map(created))
+}
+
+fn created(epfd: c_int) -> c_int {
+    if settings::is_user_level(Kind::Epoll) {
+        // What cannot be yet will be once it has to be.
+        let _ = upoll_fds::serve_here(epfd);
+    }
+    epfd
 }
 
 #[doc = "`epoll_ctl(2)`"]
@@ -59,7 +65,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *const Event,
 ) -> c_int {
-    stats::count(Call::EpollCtl, fd);
+    stats::count_ctl(epfd, fd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) })
 }
@@ -78,8 +84,7 @@ pub unsafe extern "C" fn epoll_ctl_batch(
 }
 
 #[doc = "`epoll_wait(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(
+pub(crate) unsafe fn epoll_wait(
     epfd: c_int,
     events: *mut Event,
     room: c_int,
@@ -91,8 +96,7 @@ pub unsafe extern "C" fn epoll_wait(
 }
 
 #[doc = "`epoll_pwait(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait(
+pub(crate) unsafe fn epoll_pwait(
     epfd: c_int,
     events: *mut Event,
     room: c_int,
@@ -118,8 +122,7 @@ pub(crate) unsafe fn pwait(
 }
 
 #[doc = "`epoll_pwait2(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait2(
+pub(crate) unsafe fn epoll_pwait2(
     epfd: c_int,
     events: *mut Event,
     room: c_int,

@@ -9,7 +9,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[repr(u8)]
 pub(crate) enum Kind {
     EventFd = 1,
+    Pipe = 2,
+    SocketPair = 4,
+    /// Sets from their start, and not only once they hold an object that is served here.
+    Epoll = 8,
 }
+
+/// All of them.
+const ALL: u8 = Kind::EventFd as u8 | Kind::Pipe as u8 | Kind::SocketPair as u8 | Kind::Epoll as u8;
 
 /// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
 /// from signal handlers. Reading them twice does no harm.
@@ -39,10 +46,19 @@ fn read_kinds() -> u8 {
     kinds.fold(0, |kinds, kind| {
         kinds
             | match kind {
-                b"eventfd" | b"all" => Kind::EventFd as u8,
+                b"eventfd" => Kind::EventFd as u8,
+                b"pipe" => Kind::Pipe as u8,
+                b"socketpair" => Kind::SocketPair as u8,
+                b"epoll" => Kind::Epoll as u8,
+                b"all" => ALL,
                 _ => 0,
             }
     })
+}
+
+/// From now on nothing that is made is served here.
+pub(crate) fn serve_nothing_new() {
+    KINDS.store(READ, Ordering::Relaxed);
 }
 
 /// A variable of the environment.

@@ -1,12 +1,182 @@
-//! Descriptors sent to other processes: they are handed over to the kernel first.
+//! Sockets: pairs, calls on them that only the kernel serves, and descriptors sent to other processes,
+//! which are handed over to the kernel first.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 
-use libc::{mmsghdr, msghdr, ssize_t};
+use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::errno::{give, give_size};
-use crate::files::hand_over;
+use crate::files::{chk_fail, hand_over, leave_to_streams};
 use crate::raw;
+use crate::settings::{self, Kind};
+
+#[doc = "`socketpair(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socketpair(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+    fds: *mut [c_int; 2],
+) -> c_int {
+    if !settings::is_user_level(Kind::SocketPair) {
+        return give(raw::kernel!(SYS_socketpair, domain, kind, protocol, fds));
+    }
+    // SAFETY: the caller's contract.
+    let made = unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) };
+    if made.is_ok() {
+        // SAFETY: the call has just written them.
+        for fd in unsafe { fds.read_unaligned() } {
+            leave_to_streams(fd);
+        }
+    }
+    give(made)
+}
+
+#[doc = "`shutdown(2)`"]
+#[unsafe(no_mangle)]
+pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    give(upoll_fds::shutdown(fd, how))
+}
+
+/// Has the kernel serve a socket of ours: it alone knows options, and many messages at once.
+fn leave(fd: c_int) {
+    if upoll_fds::is_socket(fd) {
+        hand_over(fd);
+    }
+}
+
+#[doc = "`send(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    unsafe { sendto(fd, bytes, count, flags, std::ptr::null(), 0) }
+}
+
+#[doc = "`sendto(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const u8,
+    count: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    size: socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract.
+    give_size(unsafe { upoll_fds::sendto(fd, bytes, count, flags, to, size) })
+}
+
+#[doc = "`recv(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t {
+    let nobody = std::ptr::null_mut();
+    // SAFETY: the caller's contract.
+    unsafe { recvfrom(fd, buffer, count, flags, nobody, std::ptr::null_mut()) }
+}
+
+#[doc = "`recv(2)` of a fortified program."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut u8,
+    count: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    if count > room {
+        chk_fail();
+    }
+    // SAFETY: the caller's contract.
+    unsafe { recv(fd, buffer, count, flags) }
+}
+
+#[doc = "`recvfrom(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut u8,
+    count: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    size: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's contract.
+    give_size(unsafe { upoll_fds::recvfrom(fd, buffer, count, flags, from, size) })
+}
+
+#[doc = "`recvfrom(2)` of a fortified program."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut u8,
+    count: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    size: *mut socklen_t,
+) -> ssize_t {
+    if count > room {
+        chk_fail();
+    }
+    // SAFETY: the caller's contract.
+    unsafe { recvfrom(fd, buffer, count, flags, from, size) }
+}
+
+#[doc = "`recvmsg(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's contract.
+    give_size(unsafe { upoll_fds::recvmsg(fd, message, flags) })
+}
+
+#[doc = "`recvmmsg(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    limit: *mut libc::timespec,
+) -> c_int {
+    leave(fd);
+    give(raw::kernel!(
+        SYS_recvmmsg,
+        fd,
+        messages,
+        count,
+        flags,
+        limit
+    ))
+}
+
+#[doc = "`getsockopt(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    size: *mut socklen_t,
+) -> c_int {
+    // Others the kernel's socket behind has as ours has them.
+    if matches!(option, libc::SO_ERROR | libc::SO_SNDBUF | libc::SO_MEMINFO) {
+        leave(fd);
+    }
+    give(raw::kernel!(SYS_getsockopt, fd, level, option, value, size))
+}
+
+#[doc = "`setsockopt(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    size: socklen_t,
+) -> c_int {
+    leave(fd);
+    give(raw::kernel!(SYS_setsockopt, fd, level, option, value, size))
+}
 
 /// Hands over the descriptors that a message carries.
 ///
@@ -48,7 +218,8 @@ unsafe fn hand_over_rights(message: *const msghdr) {
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe { hand_over_rights(message) };
-    give_size(raw::kernel!(SYS_sendmsg, fd, message, flags))
+    // SAFETY: as above.
+    give_size(unsafe { upoll_fds::sendmsg(fd, message, flags) })
 }
 
 #[doc = "`sendmmsg(2)`"]
@@ -59,6 +230,7 @@ pub unsafe extern "C" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
+    leave(fd);
     for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize {
         let message = messages.wrapping_add(at);
         let header = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_hdr));

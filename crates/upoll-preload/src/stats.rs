@@ -56,6 +56,7 @@ pub(crate) fn is_on() -> bool {
 
 extern "C" fn at_start() {
     settings::read();
+    crate::cancel::prepare();
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
@@ -88,6 +89,15 @@ std::thread_local! {
 pub(crate) fn count(call: Call, fd: i32) {
     if is_on() {
         count_as(call, upoll_fds::is_served_here(fd));
+    }
+}
+
+/// Counts a change of `fd` in a set.
+#[inline]
+pub(crate) fn count_ctl(epfd: i32, fd: i32) {
+    if is_on() {
+        let is_ours = upoll_fds::is_served_here(epfd) || upoll_fds::is_served_here(fd);
+        count_as(Call::EpollCtl, is_ours);
     }
 }
 
@@ -124,7 +134,7 @@ pub(crate) fn report() {
     let to = path.map_or(Some(libc::STDERR_FILENO), append_to);
     if let Some(to) = to {
         // There is nobody to tell if it cannot be written.
-        let _ = raw::write_all(to, text.as_bytes());
+        let _ = raw::write_all(to, &text.bytes[..text.len]);
     }
 }
 
@@ -146,26 +156,53 @@ fn sums(call: usize) -> [u64; 2] {
     sums
 }
 
+/// A report. Not a `String`: `_exit` may be called by a signal handler, in the midst of an allocation.
+struct Text {
+    bytes: [u8; 2048],
+    len: usize,
+}
+
+impl Text {
+    /// As much as there is room for.
+    fn add(&mut self, bytes: &[u8]) {
+        let room = &mut self.bytes[self.len..];
+        let len = bytes.len().min(room.len());
+        room[..len].copy_from_slice(&bytes[..len]);
+        self.len += len;
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.add(text.as_bytes());
+        Ok(())
+    }
+}
+
 /// Nothing if the program had to do with no object that could be served here.
-fn text() -> Option<String> {
-    let mut text = String::new();
+fn text() -> Option<Text> {
+    let mut text = Text {
+        bytes: [0; 2048],
+        len: 0,
+    };
     unsafe extern "C" {
         static program_invocation_short_name: *const libc::c_char;
     }
     // SAFETY: the C library's pointer to the name of the program, a C string.
     let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
     let mut served = 0;
-    let mut line = |text: &mut String, name: &str, [here, kernel]: [u64; 2]| {
+    let mut line = |text: &mut Text, name: &str, [here, kernel]: [u64; 2]| {
         served += here;
         if here + kernel > 0 {
-            // Writing to a string cannot fail.
+            // What there is no room for is left out.
             let _ = writeln!(text, "  {name:<14}{here:>14}{kernel:>14}");
         }
     };
+    text.add(b"upoll: ");
+    text.add(&name.to_bytes()[..name.count_bytes().min(256)]);
     let _ = writeln!(
         text,
-        "upoll: {} ({})\n  {:<14}{:>14}{:>14}",
-        name.to_string_lossy(),
+        " ({})\n  {:<14}{:>14}{:>14}",
         std::process::id(),
         "calls",
         "user space",

@@ -1,5 +1,13 @@
 //! `eventfd(2)`: a counter that can be waited for.
 
+#[cfg(any(feature = "std", loom))]
+pub(crate) mod listeners;
+#[cfg(loom)]
+mod model;
+
+#[cfg(loom)]
+pub use self::model::SharedModel;
+
 use alloc::boxed::Box;
 use core::any::Any;
 use core::fmt;
@@ -202,7 +210,11 @@ impl Counter {
     }
 
     #[cold]
-    fn change_beyond(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno> {
+    pub(crate) fn change_beyond(
+        &self,
+        direction: Direction,
+        step: Step<'_>,
+    ) -> Result<Limited, Errno> {
         match self.beyond() {
             Beyond::Shared(shared) => shared.change(direction, step),
             Beyond::Local(limited) => {
@@ -272,19 +284,20 @@ impl Counter {
         }
     }
 
-    fn retire(&self) -> Option<u64> {
+    /// Takes count and maximum, if `may_go` with that maximum.
+    pub(crate) fn retire(&self, may_go: impl Fn(u64) -> bool) -> Option<Limited> {
         let Beyond::Local(limited) = self.beyond() else {
             return None;
         };
         let mut limited = self.limit(limited);
-        if limited.maximum != NO_MAXIMUM {
+        if limited.is_retired() || !may_go(limited.maximum) {
+            self.unlimit(&limited);
             return None;
         }
-        let count = limited.count;
-        *limited = RETIRED;
+        let was = core::mem::replace(&mut *limited, RETIRED);
         drop(limited);
         self.queue.wake(Events::HUP);
-        Some(count)
+        Some(was)
     }
 
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
@@ -341,7 +354,9 @@ impl Limited {
 impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(self.shared().map_or(&self.queue, SharedCount::queue));
+        if table.registers() {
+            table.register(self.shared().map_or(&self.queue, SharedCount::queue));
+        }
         let count = self.word.load(Ordering::SeqCst);
         if count == LIMITED {
             let now = self.look_beyond();
@@ -535,7 +550,8 @@ impl EventFd {
     /// ```
     #[must_use = "the count is nowhere else any more"]
     pub fn retire(&self) -> Option<u64> {
-        self.file.retire()
+        let retired = self.file.retire(|maximum| maximum == NO_MAXIMUM);
+        retired.map(|was| was.count)
     }
 
     /// Whether it has been [retired](Self::retire).
@@ -570,6 +586,11 @@ impl EventFd {
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.file.flags().contains(EventFdFlags::NONBLOCK)
+    }
+
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn counter(&self) -> &Counter {
+        &self.file
     }
 
     #[cfg(all(feature = "std", not(loom)))]

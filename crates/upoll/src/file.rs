@@ -15,6 +15,7 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 
@@ -98,6 +99,12 @@ impl<'q> PollTable<'q> {
         }
     }
 
+    /// Whether it is of use to register queues.
+    #[inline]
+    pub(crate) fn registers(&self) -> bool {
+        self.on_register.is_some()
+    }
+
     /// Puts whoever polls on `queue`, if they asked to be (`poll_wait`).
     #[inline]
     pub fn register(&mut self, queue: &'q WaitQueue) {
@@ -110,7 +117,7 @@ impl<'q> PollTable<'q> {
 impl fmt::Debug for PollTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PollTable")
-            .field("registers", &self.on_register.is_some())
+            .field("registers", &self.registers())
             .finish()
     }
 }
@@ -342,14 +349,59 @@ impl<T: Pollable + ?Sized> fmt::Debug for File<T> {
     }
 }
 
+/// Keeps a description's memory, but does not keep it open.
+///
+/// It is an `Arc` that leads to the description itself. An `Arc` leads to its counts, and where the
+/// type behind them is not known, each use has to work out anew how far behind them that is.
+pub(crate) struct Held(NonNull<Description>);
+
+// SAFETY: as an `Arc<Description>`, which is `Send` and `Sync`.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+impl Held {
+    fn into_arc(self) -> Arc<Description> {
+        let description = ManuallyDrop::new(self).0;
+        // SAFETY: it is from `Arc::as_ptr`, and the count that `self` had goes with it.
+        unsafe { Arc::from_raw(description.as_ptr()) }
+    }
+}
+
+impl Deref for Held {
+    type Target = Description;
+
+    #[inline]
+    fn deref(&self) -> &Description {
+        // SAFETY: the count that `self` has keeps it alive.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        // SAFETY: it is from `Arc::as_ptr`, and `self` has a count.
+        unsafe { Arc::increment_strong_count(self.0.as_ptr()) };
+        Held(self.0)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: as above; this is the count.
+        unsafe { Arc::decrement_strong_count(self.0.as_ptr()) };
+    }
+}
+
 /// Which open file description: equal for all references to one, different for any two that are
 /// alive at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Identity(usize);
 
 impl Identity {
-    pub(crate) fn of<T: ?Sized>(description: &Arc<Description<T>>) -> Self {
-        Identity(Arc::as_ptr(description).cast::<()>().addr())
+    #[inline]
+    pub(crate) fn of<T: ?Sized>(description: &Description<T>) -> Self {
+        Identity(ptr::from_ref(description).cast::<()>().addr())
     }
 
     pub(crate) fn addr(self) -> usize {
@@ -388,8 +440,8 @@ impl<'a> FileRef<'a> {
 
     /// Of one whose memory is kept: the file may have been closed.
     #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn of(description: &'a Arc<Description>) -> Self {
-        FileRef::new(Arc::as_ptr(description))
+    pub(crate) fn of(description: &'a Held) -> Self {
+        FileRef::new(description.0.as_ptr())
     }
 
     /// The same open file under another number.
@@ -405,13 +457,18 @@ impl<'a> FileRef<'a> {
         self.identity() == other.identity()
     }
 
+    /// What is ready now, without waiting for it.
+    #[must_use]
+    #[inline]
+    pub fn ready(self) -> Events {
+        let object = self.description().object();
+        object.poll(&mut PollTable::look_only())
+    }
+
     /// Whether any of `events` is ready now, without waiting for it.
     #[must_use]
     pub fn is_ready(self, events: Events) -> bool {
-        self.description()
-            .object()
-            .poll(&mut PollTable::look_only())
-            .intersects(events)
+        self.ready().intersects(events)
     }
 
     #[inline]
@@ -431,20 +488,17 @@ impl<'a> FileRef<'a> {
     }
 
     /// Keeps the description's memory, but does not keep it open.
-    pub(crate) fn keep(self) -> Arc<Description> {
+    pub(crate) fn keep(self) -> Held {
         // SAFETY: the pointer is `Arc::as_ptr` of an `Arc` that lives as long as `'a`.
-        unsafe {
-            Arc::increment_strong_count(self.description.as_ptr());
-            Arc::from_raw(self.description.as_ptr())
-        }
+        unsafe { Arc::increment_strong_count(self.description.as_ptr()) };
+        Held(self.description)
     }
 
     /// An owned reference to the same open file.
     #[must_use]
     pub fn to_file(self) -> File {
-        let description = self.keep();
-        description.open.fetch_add(1, Ordering::Relaxed);
-        File(description)
+        self.description().open.fetch_add(1, Ordering::Relaxed);
+        File(self.keep().into_arc())
     }
 }
 

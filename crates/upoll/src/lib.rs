@@ -35,9 +35,14 @@ mod watch;
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
+#[cfg(loom)]
+pub use crate::eventfd::SharedModel;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
+#[cfg(all(feature = "std", not(loom)))]
+pub use crate::host::watch_forks;
+pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
@@ -45,7 +50,9 @@ pub use crate::select::FdSet;
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
-pub use crate::socketpair::{Shutdown, SocketFlags, StreamSocket, socketpair};
+pub use crate::socketpair::{
+    ReceiveFlags, Shutdown, SocketContents, SocketFlags, SocketMessage, StreamSocket, socketpair,
+};
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(loom)]

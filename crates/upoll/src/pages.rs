@@ -25,6 +25,17 @@ struct Slot {
     packet: bool,
 }
 
+/// A page of a pipe as [`PipeReader::retire`](crate::PipeReader::retire) shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct PageView<'a> {
+    /// All that was written to it.
+    pub bytes: &'a [u8],
+    /// How much of that has been read.
+    pub read: usize,
+    /// Whether it is a packet.
+    pub is_packet: bool,
+}
+
 /// The queue.
 #[derive(Default)]
 pub(crate) struct Pages {
@@ -48,6 +59,14 @@ impl Pages {
     pub(crate) fn bytes(&self) -> usize {
         let unread = |slot: &Slot| slot.page.len() - slot.read;
         self.slots.iter().map(unread).sum()
+    }
+
+    pub(crate) fn views(&self) -> impl Iterator<Item = PageView<'_>> {
+        self.slots.iter().map(|slot| PageView {
+            bytes: &slot.page,
+            read: slot.read,
+            is_packet: slot.packet,
+        })
     }
 
     /// How many bytes fit into the last page behind what it holds: none into a packet.
@@ -113,6 +132,14 @@ impl Pages {
             if packet {
                 break;
             }
+        }
+    }
+
+    /// Copies bytes from the front as far as there is room, and leaves them there.
+    pub(crate) fn copy_to(&self, into: &mut Scatter<'_, '_>) {
+        for slot in &self.slots {
+            let unread = &slot.page[slot.read..];
+            into.put(&unread[..unread.len().min(into.left())]);
         }
     }
 

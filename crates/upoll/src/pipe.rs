@@ -8,7 +8,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
-use crate::pages::{Gather, PAGE, Pages, Scatter, slices, slices_mut};
+use crate::pages::{Gather, PAGE, PageView, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
@@ -67,6 +67,9 @@ const NO_READER: u32 = 4;
 /// `state`: the writing end is closed.
 const NO_WRITER: u32 = 8;
 
+/// `state`: the bytes are elsewhere, and so are the ends.
+const RETIRED: u32 = 16;
+
 /// `users`: somebody has waited. A change before that needs no wake: whoever registers takes the
 /// lock first, and so sees it.
 const AWAITED: u32 = 1;
@@ -80,6 +83,8 @@ struct Ring {
     limit: usize,
     has_reader: bool,
     has_writer: bool,
+    /// Then it has no ends either.
+    is_retired: bool,
 }
 
 impl Ring {
@@ -95,6 +100,7 @@ impl Ring {
             | bit(NOT_FULL, !self.is_full())
             | bit(NO_READER, !self.has_reader)
             | bit(NO_WRITER, !self.has_writer)
+            | bit(RETIRED, self.is_retired)
     }
 }
 
@@ -102,6 +108,8 @@ impl Ring {
 pub(crate) struct Pass {
     /// Nobody can read any more.
     pub(crate) is_broken: bool,
+    /// The pipe is elsewhere now.
+    pub(crate) is_retired: bool,
     /// There was nothing to read before.
     #[cfg(all(feature = "std", not(loom)))]
     was_empty: bool,
@@ -117,6 +125,7 @@ impl Pass {
     #[inline]
     pub(crate) fn outcome(&self, written: usize) -> Result<usize, Errno> {
         match written {
+            0 if self.is_retired => Err(Errno::STALE),
             0 if self.is_broken => Err(Errno::PIPE),
             0 => Err(Errno::AGAIN),
             written => Ok(written),
@@ -165,6 +174,7 @@ impl Pipe {
         }
         Pass {
             is_broken: !ring.has_reader,
+            is_retired: ring.is_retired,
             #[cfg(all(feature = "std", not(loom)))]
             was_empty,
             #[cfg(all(feature = "std", not(loom)))]
@@ -226,6 +236,8 @@ impl Pipe {
         if ring.pages.is_empty() {
             return if ring.has_writer {
                 Err(Errno::AGAIN)
+            } else if ring.is_retired {
+                Err(Errno::STALE)
             } else {
                 Ok(0)
             };
@@ -278,6 +290,27 @@ impl Pipe {
         drop(ring);
         self.writers.wake_published(Events::empty());
         Ok(pages * PAGE)
+    }
+
+    fn retire<E>(
+        &self,
+        pour: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut ring = self.ring.lock();
+        if ring.is_retired {
+            return Ok(());
+        }
+        pour(&mut ring.pages.views())?;
+        let pages = core::mem::take(&mut ring.pages);
+        ring.is_retired = true;
+        ring.has_reader = false;
+        ring.has_writer = false;
+        self.publish(&ring, true);
+        drop(ring);
+        drop(pages);
+        self.readers.wake_all(Events::HUP);
+        self.writers.wake_all(Events::HUP);
+        Ok(())
     }
 
     fn close(&self, end: End) {
@@ -386,6 +419,7 @@ pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
         limit: DEFAULT_PAGES,
         has_reader: true,
         has_writer: true,
+        is_retired: false,
     };
     let pipe = Arc::new(Pipe {
         state: AtomicU32::new(ring.state()),
@@ -449,6 +483,12 @@ pub struct PipeWriter {
 }
 
 impl PipeReader {
+    /// Whether `writer` is the other end of this pipe.
+    #[must_use]
+    pub fn is_connected_to(&self, writer: &PipeWriter) -> bool {
+        Arc::ptr_eq(&self.file.pipe, &writer.file.pipe)
+    }
+
     /// Takes what there is, up to the size of `buffer`, without waiting.
     ///
     /// Gives 0 at the end: nothing is left and the writing end is closed. An empty buffer gives 0
@@ -540,6 +580,29 @@ macro_rules! both_ends {
             /// Changes the status flags `NONBLOCK` and `DIRECT` (`F_SETFL`); others are ignored.
             pub fn set_flags(&self, flags: PipeFlags) {
                 self.file.set_flags(flags);
+            }
+
+            /// Gives all that is in the pipe to `pour`, for whoever goes on with it elsewhere: the
+            /// kernel, when a second process is to share it. If that goes well, the pipe is empty
+            /// and without ends for good; else nothing has happened. No other call on the pipe gets
+            /// on meanwhile. `pour` is not called if it has been retired before.
+            ///
+            /// From then on reads and writes give `ESTALE`, also if they began before and wait; one
+            /// that has written a part says how much. Polls show the pipe as broken.
+            ///
+            /// # Errors
+            /// What `pour` gives.
+            pub fn retire<E>(
+                &self,
+                pour: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
+            ) -> Result<(), E> {
+                self.file.pipe.retire(pour)
+            }
+
+            /// Whether it has been [retired](Self::retire).
+            #[must_use]
+            pub fn is_retired(&self) -> bool {
+                self.file.pipe.state.load(Ordering::SeqCst) & RETIRED != 0
             }
 
             #[cfg(all(feature = "std", not(loom)))]

@@ -210,8 +210,8 @@ impl Viewer for LookOnly {
     }
 }
 
-/// Looks at every user-level object once and fills in the `revents` of all entries but those of
-/// the kernel's descriptors (`do_pollfd`).
+/// Looks at every user-level object once and fills in the `revents` of all entries; those of the
+/// kernel's descriptors show nothing (`do_pollfd`).
 #[inline]
 pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
     let mut seen = Seen::default();
@@ -229,7 +229,7 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,
                     #[cfg(all(feature = "std", not(loom)))]
-                    Target::Kernel(_) | Target::Descriptor(_) => continue,
+                    Target::Kernel(_) | Target::Descriptor(_) => Events::empty(),
                 }
             }
         };

@@ -382,6 +382,9 @@ impl<'s> Selection<'s> {
                     Some(Target::Kernel(_) | Target::Descriptor(_)) => continue,
                     None => Events::NVAL,
                 };
+                if events.is_empty() {
+                    continue;
+                }
                 let bits = self.note_events(member, events);
                 if bits > 0 {
                     seen.ready += bits;

@@ -2,6 +2,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::mem;
 use core::ops::{Deref, DerefMut};
 
@@ -11,7 +12,7 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
 use crate::pages::{Gather, PAGE, Pages, Scatter, slices, slices_mut};
-use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
@@ -25,6 +26,19 @@ bitflags! {
         /// `SOCK_CLOEXEC`: meaningful once the socket has a descriptor number; accepted here.
         const CLOEXEC = 0o2_000_000;
         const _ = !0;
+    }
+}
+
+bitflags! {
+    /// How to receive: the flags of `recv(2)` that a [`StreamSocket`] knows.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ReceiveFlags: u32 {
+        /// `MSG_PEEK`: what is received stays there.
+        const PEEK = 0x2;
+        /// `MSG_DONTWAIT`: `EAGAIN` instead of waiting.
+        const DONTWAIT = 0x40;
+        /// `MSG_WAITALL`: waits until the buffers are full; not together with `PEEK`.
+        const WAITALL = 0x100;
     }
 }
 
@@ -93,6 +107,44 @@ const fn charge(size: usize) -> usize {
     HEADER + block + in_pages.next_multiple_of(PAGE)
 }
 
+/// The smallest message that takes that much.
+fn smallest(charged: usize) -> usize {
+    let (mut low, mut high) = (1, MAX_MESSAGE);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if charge(middle) < charged {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+/// What one socket of a pair holds, as [`StreamSocket::retire`] shows it.
+#[derive(Clone, Debug)]
+pub struct SocketContents {
+    /// What it received and nobody has read.
+    pub bytes: Vec<u8>,
+    /// The pieces that came in.
+    pub messages: Vec<SocketMessage>,
+    /// Whether receiving and sending are shut down.
+    pub is_shut: [bool; 2],
+    /// Whether a read is to give `ECONNRESET` once the bytes are read.
+    pub is_reset: bool,
+    /// [`StreamSocket::send_buffer`].
+    pub send_buffer: usize,
+}
+
+/// A piece of what a socket received.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketMessage {
+    /// How many bytes of it are unread.
+    pub unread: usize,
+    /// A size with which it takes as much of the sender's buffer as it does, not below `unread`.
+    pub size: usize,
+}
+
 /// One piece of a write (`struct sk_buff`).
 struct Message {
     unread: usize,
@@ -133,6 +185,24 @@ impl Endpoint {
         (self.charged + base) * 4 <= self.send_buffer
     }
 
+    fn contents(&self) -> SocketContents {
+        let mut bytes = Vec::with_capacity(self.bytes.bytes());
+        for page in self.bytes.views() {
+            bytes.extend_from_slice(&page.bytes[page.read..]);
+        }
+        let messages = self.messages.iter().map(|message| SocketMessage {
+            unread: message.unread,
+            size: message.unread.max(smallest(message.charge)),
+        });
+        SocketContents {
+            bytes,
+            messages: messages.collect(),
+            is_shut: [self.shut.receiving, self.shut.sending],
+            is_reset: self.is_reset,
+            send_buffer: self.send_buffer,
+        }
+    }
+
     /// What a poll shows.
     #[inline]
     fn events(&self) -> Events {
@@ -161,6 +231,8 @@ pub(crate) struct Pair {
     /// under the locks of sets, and wakes come after it is free.
     endpoints: Mutex<[Endpoint; 2]>,
     sides: [Side; 2],
+    /// The bytes are elsewhere, and both are shut down. Written under the lock.
+    is_retired: AtomicBool,
 }
 
 /// What polls need of a socket.
@@ -216,7 +288,7 @@ impl Pair {
         let ended = if !is_first && mem::take(&mut mine.is_reset) {
             Err(Errno::CONNRESET)
         } else if mine.shut.sending {
-            Err(Errno::PIPE)
+            Err(self.or_stale(Errno::PIPE))
         } else {
             Ok(())
         };
@@ -254,10 +326,22 @@ impl Pair {
 
     #[inline]
     pub(crate) fn try_read(&self, me: Me, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
-        let asked = into.left();
-        if asked == 0 {
+        if into.left() == 0 {
             return Ok(0);
         }
+        self.try_receive(me, into, true)
+    }
+
+    /// The same, also without room for a byte: then whether there is something to read. The bytes
+    /// stay if it does not `take` them.
+    #[inline]
+    pub(crate) fn try_receive(
+        &self,
+        me: Me,
+        into: &mut Scatter<'_, '_>,
+        take: bool,
+    ) -> Result<usize, Errno> {
+        let asked = into.left();
         let shown = Events::from_bits_retain(self.sides[me].events.load(Ordering::SeqCst));
         if !shown.intersects(Events::IN | Events::ERR) {
             return Err(Errno::AGAIN);
@@ -269,11 +353,17 @@ impl Pair {
                 self.publish(endpoints);
                 return Err(Errno::CONNRESET);
             }
-            return if mine.shut.receiving {
-                Ok(0)
-            } else {
+            return if !mine.shut.receiving {
                 Err(Errno::AGAIN)
+            } else if self.is_retired() {
+                Err(Errno::STALE)
+            } else {
+                Ok(0)
             };
+        }
+        if !take {
+            mine.bytes.copy_to(into);
+            return Ok(asked - into.left());
         }
         mine.bytes.take(into);
         let read = asked - into.left();
@@ -297,6 +387,40 @@ impl Pair {
             self.wake(1 - me, SPACE);
         }
         Ok(read)
+    }
+
+    fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::SeqCst)
+    }
+
+    /// What a call says that found its direction shut down.
+    fn or_stale(&self, errno: Errno) -> Errno {
+        match self.is_retired() {
+            true => Errno::STALE,
+            false => errno,
+        }
+    }
+
+    fn retire<E>(
+        &self,
+        me: Me,
+        pour: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut endpoints = self.endpoints.lock();
+        if self.is_retired() {
+            return Ok(());
+        }
+        let (mine, peer) = split(&mut endpoints, me);
+        pour([mine.contents(), peer.contents()])?;
+        for endpoint in &mut *endpoints {
+            *endpoint = Endpoint::new();
+            endpoint.shut = Halves::BOTH;
+        }
+        self.is_retired.store(true, Ordering::SeqCst);
+        self.publish(endpoints);
+        self.wake_all(me);
+        self.wake_all(1 - me);
+        Ok(())
     }
 
     fn shutdown(&self, me: Me, how: Shutdown) {
@@ -402,6 +526,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
     let pair = Arc::new(Pair {
         endpoints: Mutex::new(endpoints),
         sides,
+        is_retired: AtomicBool::new(false),
     });
     let open = |me| {
         let flags = flags & SocketFlags::NONBLOCK;
@@ -439,8 +564,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
 /// is charged.
 ///
 /// # Not there
-/// Descriptors and credentials, urgent data, `MSG_PEEK` and other flags, and socket options except
-/// the send buffer. A write that gives `EPIPE` raises no `SIGPIPE`; who wants the signal raises it.
+/// Descriptors and credentials, urgent data, and socket options except the send buffer. A write that gives `EPIPE` raises no `SIGPIPE`; who wants the signal raises it.
 #[derive(Clone, Debug)]
 #[doc(alias = "socketpair")]
 #[doc(alias = "UnixStream")]
@@ -511,6 +635,35 @@ impl StreamSocket {
     /// for either.
     pub fn shutdown(&self, how: Shutdown) {
         self.file.pair.shutdown(self.file.me, how);
+    }
+
+    /// Whether `other` is the other socket of this pair, or the same one.
+    #[must_use]
+    pub fn is_connected_to(&self, other: &StreamSocket) -> bool {
+        Arc::ptr_eq(&self.file.pair, &other.file.pair)
+    }
+
+    /// Gives what both sockets hold, this one's first, to `pour`, for whoever goes on with the pair
+    /// elsewhere: the kernel, when a second process is to share it. If that goes well, both are
+    /// empty and shut down for good; else nothing has happened. No other call on them gets on
+    /// meanwhile. `pour` is not called if they have been retired before.
+    ///
+    /// From then on reads and writes give `ESTALE`, also if they began before and wait; one that has
+    /// written a part says how much. Polls show both as hung up.
+    ///
+    /// # Errors
+    /// What `pour` gives.
+    pub fn retire<E>(
+        &self,
+        pour: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.file.pair.retire(self.file.me, pour)
+    }
+
+    /// Whether the pair has been [retired](Self::retire).
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.file.pair.is_retired()
     }
 
     /// How many bytes there are to read (`FIONREAD`).

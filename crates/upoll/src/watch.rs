@@ -11,7 +11,7 @@ use core::ptr::NonNull;
 use core::task::{Context, Poll};
 
 use crate::events::Events;
-use crate::file::{Description, FileRef, PollTable};
+use crate::file::{FileRef, Held, PollTable};
 use crate::sync::{Rule, broken};
 use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
 
@@ -46,7 +46,7 @@ pub struct Watch {
     /// What the entries point to. Boxed, so that it stays put.
     notify: Box<Notify>,
     /// Keeps the queues alive that the entries are hooked into.
-    file: Arc<Description>,
+    file: Held,
 }
 
 struct Notify {
@@ -78,8 +78,9 @@ impl Watch {
     ///
     /// The callback gets the wake's events, empty if the object does not say which. It runs on the
     /// thread that changed the object, with the wait queue's lock held: it must be short, must not
-    /// block or panic (waiters that stand behind it would not be told), and must not call anything on
-    /// the watched file or on what watches it. A wake is a hint; look at the object, for instance
+    /// block, and must not call anything on the watched file or on what watches it. A panic of it
+    /// goes on in the call that changed the object, once all other waiters have been told (without
+    /// `std`, at once: those that stand behind it are not told). A wake is a hint; look at the object, for instance
     /// with [`Epoll::harvest`](crate::Epoll::harvest), from your own loop.
     ///
     /// `ERR` and `HUP` always concern it.
@@ -149,6 +150,23 @@ impl fmt::Debug for Watch {
     }
 }
 
+/// Calls `callback`. A panic of it must not keep the wake from those who stand behind it.
+#[cfg(all(feature = "std", not(loom)))]
+#[inline]
+fn call(callback: &(dyn Fn(Events) + Send + Sync), wake: &mut Wake<'_>) {
+    let key = wake.key;
+    // What of the callback's is broken afterwards, the same panic shows as if it had not been caught.
+    let call = std::panic::AssertUnwindSafe(|| callback(key));
+    if let Err(payload) = std::panic::catch_unwind(call) {
+        wake.deferred.push_panic(payload);
+    }
+}
+
+#[cfg(any(not(feature = "std"), loom))]
+fn call(callback: &(dyn Fn(Events) + Send + Sync), wake: &mut Wake<'_>) {
+    callback(wake.key);
+}
+
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`WatchEntry`]'s.
 unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
@@ -160,7 +178,7 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
     if wake.key.is_empty() || wake.key.intersects(notify.interest) {
         match &notify.whom {
-            Whom::Callback(callback) => callback(wake.key),
+            Whom::Callback(callback) => call(callback, wake),
             Whom::Task(task) => wake.deferred.push_task(task),
         }
     }

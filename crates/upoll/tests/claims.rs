@@ -78,3 +78,29 @@ fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
     source.try_write(1).unwrap();
     assert_eq!(told.load(Ordering::Relaxed), 1);
 }
+
+#[test]
+fn a_worker_that_leaves_after_its_event_hands_on_what_is_left() {
+    let (source, rotating) = rotating();
+    source.try_write(3).unwrap();
+    let [first, second] = [above(&rotating), above(&rotating)];
+    assert_eq!(harvest(&first), 1);
+    assert_eq!(source.try_read(), Ok(1));
+    // The second waits, so it is its turn.
+    assert_eq!(harvest(&second), 1);
+    let awaiting_second = awaited(&second);
+    assert_eq!(harvest(&first), 0);
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let (_awaiting_first, ready) = Watch::new(first.as_file_ref(), Events::IN, move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    assert!(ready.is_empty());
+    assert_eq!(harvest(&second), 1);
+    assert_eq!(source.try_read(), Ok(1));
+    assert_eq!(told.load(Ordering::Relaxed), 0);
+    // It has no claim any more, but nobody else will come back to the source.
+    drop((awaiting_second, second));
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+    assert_eq!(harvest(&first), 1);
+}

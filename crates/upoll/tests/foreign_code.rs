@@ -8,7 +8,7 @@ use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -73,6 +73,51 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     drop(watch);
     counter.try_write(1).unwrap();
     drop(counter);
+}
+
+#[test]
+fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
+    let counter = EventFd::new(0).unwrap();
+    let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = |file| {
+        let told = told.clone();
+        Watch::new(file, Events::IN, move |_| {
+            told.fetch_add(1, Ordering::SeqCst);
+        })
+        .0
+    };
+    let breaks = |file| Watch::new(file, Events::IN, |_| panic!("callback breaks")).0;
+    // The newest stand foremost.
+    let counts = [
+        count(counter.as_file_ref()),
+        count(set.as_file_ref()),
+        count(above.as_file_ref()),
+    ];
+    above.add(&set, IN).unwrap();
+    let breaking = [
+        breaks(counter.as_file_ref()),
+        breaks(set.as_file_ref()),
+        breaks(counter.as_file_ref()),
+    ];
+    for exclusive in [false, true] {
+        let interest = if exclusive {
+            Event::new(Events::IN | Events::EXCLUSIVE, 0)
+        } else {
+            IN
+        };
+        set.add(&counter, interest).unwrap();
+        told.store(0, Ordering::SeqCst);
+        let payload = catch_unwind(AssertUnwindSafe(|| counter.try_write(1))).unwrap_err();
+        assert_eq!(payload.downcast_ref(), Some(&"callback breaks"));
+        assert_eq!(told.load(Ordering::SeqCst), 3);
+        assert_eq!((harvest(&set), harvest(&above)), (1, 1));
+        assert_eq!(counter.try_read(), Ok(1));
+        set.delete(&counter).unwrap();
+    }
+    drop(breaking);
+    counter.try_write(1).unwrap();
+    drop(counts);
 }
 
 /// A worker set that holds the turn of a rotating set over `source`; the rotating set, and who waits

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::Duration;
 
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -132,5 +132,22 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
             std::io::Read::read_exact(&mut &reader, &mut [0]).unwrap();
             assert_eq!(wait(&top, Duration::from_millis(1)), []);
         }
+    }
+    // `poll` has no error but ENOMEM for this, whatever it is that it needs a descriptor for.
+    let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    let poll = |counter: &EventFd| {
+        upoll::poll(
+            &mut [PollFd::new(counter, Events::IN)],
+            Duration::from_millis(1),
+        )
+    };
+    for room in 0..4 {
+        let files = fill(room);
+        // The thread's doorbell is a new one each time.
+        let polled = thread::scope(|scope| scope.spawn(|| poll(&counter)).join().unwrap());
+        let expected = if room < 2 { Err(Errno::NOMEM) } else { Ok(0) };
+        assert_eq!(polled, expected, "room for {room}");
+        drop(files);
+        assert_eq!(poll(&counter), Ok(0));
     }
 }

@@ -256,6 +256,40 @@ fn an_object_that_panics_leaves_the_others_as_they_are() {
     assert_eq!(context.poll(&mut fds, None), Ok(8));
 }
 
+#[test]
+fn a_call_on_another_thread_that_panics_leaves_a_descriptor_to_be_registered() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let (other, _other_writer) = std::io::pipe().unwrap();
+    let (reader, other) = (Descriptor::new(reader), Descriptor::new(other));
+    let breaking = File::new(Fragile {
+        queue: WaitQueue::new(),
+        breaks: true.into(),
+    });
+    let mut context = PollContext::new();
+    let mut fds = [PollFd::new(&other, Events::IN)];
+    assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
+    thread::scope(|scope| {
+        let call = scope.spawn(|| {
+            let mut fds = [
+                PollFd::new(&other, Events::IN),
+                PollFd::new(&reader, Events::IN),
+                PollFd::new(&breaking, Events::IN),
+            ];
+            context.poll(&mut fds, Duration::ZERO)
+        });
+        assert!(call.join().is_err());
+    });
+    breaking.breaks.store(false, Ordering::Relaxed);
+    writer.write_all(b"x").unwrap();
+    let mut fds = [
+        PollFd::new(&other, Events::IN),
+        PollFd::new(&reader, Events::IN),
+    ];
+    assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(1));
+    assert_eq!(fds[1].revents(), Events::IN);
+    assert_eq!(context.poll(&mut fds[..1], Duration::ZERO), Ok(0));
+}
+
 /// What a thread may sleep for: a user-level object, a known descriptor, a number, any of them.
 struct Sources {
     counter: EventFd,

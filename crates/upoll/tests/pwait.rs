@@ -6,7 +6,7 @@ mod threads;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use threads::{asleep, tid, until_asleep};
@@ -60,7 +60,7 @@ enum Set {
         Epoll,
         #[expect(dead_code, reason = "stays open")] (Vec<EventFd>, Vec<OwnedFd>),
     ),
-    Kernel(OwnedFd, #[expect(dead_code, reason = "stays open")] OwnedFd),
+    Kernel(OwnedFd, OwnedFd),
 }
 
 fn eventfd(count: u32) -> OwnedFd {
@@ -183,6 +183,76 @@ fn a_signal_that_comes_during_the_wait_ends_it_if_the_mask_lets_it_through() {
         signal_thread(tid);
         assert_eq!(thread.join().unwrap(), Err(Errno::INTR), "set {which}");
         assert_eq!(HANDLED.load(Ordering::SeqCst), 1, "set {which}");
+    }
+}
+
+/// What the handler of [`READYING`] writes to.
+static OURS_TO_WRITE: AtomicPtr<EventFd> = AtomicPtr::new(std::ptr::null_mut());
+static THEIRS_TO_WRITE: AtomicI32 = AtomicI32::new(-1);
+const READYING: i32 = libc::SIGUSR2;
+
+extern "C" fn make_ready(_signal: i32) {
+    // SAFETY: null, or a counter that is never freed.
+    if let Some(counter) = unsafe { OURS_TO_WRITE.load(Ordering::SeqCst).as_ref() } {
+        counter.try_write(1).unwrap();
+    }
+    let one = 1_u64;
+    // SAFETY: eight bytes are read.
+    unsafe {
+        let fd = THEIRS_TO_WRITE.load(Ordering::SeqCst);
+        libc::write(fd, (&raw const one).cast(), size_of::<u64>());
+    }
+}
+
+#[test]
+fn a_handler_that_makes_the_set_ready_ends_the_wait_as_any_other() {
+    let _alone = ALONE.lock();
+    // SAFETY: an action of all zeros is one; the handler writes to counters of which no lock is held
+    // while the signal is let through.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = make_ready as *const () as libc::sighandler_t;
+        let old = std::ptr::null_mut();
+        assert_eq!(libc::sigaction(READYING, &raw const action, old), 0);
+    }
+    let mut held = SigSet::empty();
+    held.add(READYING).unwrap();
+    let held: libc::sigset_t = held.into();
+    // SAFETY: it is a set to read.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const held, std::ptr::null_mut()) };
+
+    let ours = |flags, has_descriptor: bool| {
+        let counter: &'static EventFd = Box::leak(Box::new(EventFd::new(0).unwrap()));
+        let set = Epoll::create(flags).unwrap();
+        set.add(counter, INTEREST).unwrap();
+        let descriptors = Vec::from_iter(has_descriptor.then(|| eventfd(0)));
+        for descriptor in &descriptors {
+            set.add(descriptor, INTEREST).unwrap();
+        }
+        let counter = std::ptr::from_ref(counter).cast_mut();
+        (Set::Ours(set, (Vec::new(), descriptors)), counter)
+    };
+    let plain = CreateFlags::empty();
+    for (which, (set, counter)) in [
+        (Set::kernel(false), std::ptr::null_mut()),
+        ours(plain, false),
+        ours(plain, true),
+        ours(CreateFlags::ROTATE, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let theirs = match &set {
+            Set::Kernel(_, counter) => counter.as_raw_fd(),
+            Set::Ours(..) => -1,
+        };
+        OURS_TO_WRITE.store(counter, Ordering::SeqCst);
+        THEIRS_TO_WRITE.store(theirs, Ordering::SeqCst);
+        // SAFETY: sends a signal that has a handler to this thread.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid(), READYING) };
+        let ended = set.pwait(LONG, &SigSet::empty());
+        assert_eq!(ended, Err(Errno::INTR), "set {which}");
+        assert_eq!(set.pwait(LONG, &SigSet::empty()), Ok(1), "set {which}");
     }
 }
 

@@ -1,10 +1,14 @@
 //! What the figures were taken on, and on which CPU.
 
 use std::fs;
+use std::hint;
 use std::io;
 use std::mem;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
+use anyhow::Context;
 use serde::Serialize;
 
 /// The machine and the program, as far as they bear on the figures.
@@ -97,6 +101,58 @@ pub(super) fn pin(cpus: &[usize]) -> io::Result<()> {
     }
     // SAFETY: the mask is as large as the size that is given.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Does `work` while no CPU of `cpus` ever idles: whatever else wants to run goes first, at once.
+///
+/// A virtual machine gives up a CPU that idles, and to get it back takes milliseconds at times, which
+/// shows as latency of whatever is measured.
+pub(super) fn awake<Done>(
+    cpus: &[usize],
+    work: impl FnOnce() -> anyhow::Result<Done>,
+) -> anyhow::Result<Done> {
+    let is_over = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        let spinners: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| {
+                scope.spawn(move || {
+                    pin(&[cpu])?;
+                    run_only_when_idle()?;
+                    while !is_over.load(Ordering::Relaxed) {
+                        hint::spin_loop();
+                    }
+                    io::Result::Ok(())
+                })
+            })
+            .collect();
+        let ending = Ending(is_over);
+        let done = work();
+        drop(ending);
+        for spinner in spinners {
+            let spun = spinner.join().expect("a spinner does not panic");
+            spun.context("keeping a CPU awake")?;
+        }
+        done
+    })
+}
+
+/// Says on drop that it is over: also if there is a panic, or the scope would wait for ever.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn run_only_when_idle() -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameter` is only read; 0 is the calling thread.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())

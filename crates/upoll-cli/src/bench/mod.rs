@@ -10,6 +10,7 @@ mod html;
 mod kernel;
 mod machine;
 mod measure;
+mod numbers;
 mod polling;
 mod report;
 mod timeouts;
@@ -57,7 +58,7 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
 }
 
 /// All benchmarks, by what they are about.
-fn groups() -> [(&'static str, Vec<&'static str>); 8] {
+fn groups() -> [(&'static str, Vec<&'static str>); 9] {
     let calls = |comparisons: &[Comparison]| {
         let names = comparisons.iter().map(|comparison| comparison.row.name);
         names.collect()
@@ -82,6 +83,10 @@ fn groups() -> [(&'static str, Vec<&'static str>); 8] {
             timeouts::NAMES.to_vec(),
         ),
         ("many changes in one call", batch::NAMES.to_vec()),
+        (
+            "calls by number in C, against the same on objects",
+            numbers::NAMES.to_vec(),
+        ),
         (
             "several threads: that share a source, that close what they add, a fast one and a \
              slow one",
@@ -169,6 +174,7 @@ impl Run<'_> {
         }
         let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
         comparisons.extend(batches.into_iter().flatten());
+        let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
         let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
         let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
@@ -200,6 +206,7 @@ impl Run<'_> {
             quick: self.options.quick,
             effort: self.effort,
             comparisons,
+            numbers: numbers.unwrap_or_default(),
             polls: polls.unwrap_or_default(),
             growth,
             timeouts: timeouts.unwrap_or_default(),

@@ -1,5 +1,6 @@
 //! `poll` and `select` over more and more files: with what they keep on the stack, against the same
-//! code with it on the heap, and against the kernel's calls.
+//! code with it on the heap, against a context that is kept from call to call, and against the
+//! kernel's calls.
 //!
 //! The same code: `upoll_heap` is upoll's source, compiled once more with a constant that says how
 //! much goes on the stack set to nothing. Both are called in turns, in one process. What is asked
@@ -42,6 +43,14 @@ enum Work {
     Descriptors,
 }
 
+/// What is kept from call to call.
+#[derive(Clone, Copy)]
+enum Keeps {
+    Nothing,
+    /// What the calls register, so that the next call finds it done.
+    Context,
+}
+
 impl Call {
     fn name(self) -> &'static str {
         match self {
@@ -75,6 +84,8 @@ pub(super) struct Polled {
     pub(super) files: usize,
     pub(super) upoll_nanoseconds: Spread,
     pub(super) heap_nanoseconds: Spread,
+    /// With a context that is kept. Nothing where each call sees to it that it has to register.
+    pub(super) context_nanoseconds: Option<Spread>,
     /// Nothing if there is no such work for the kernel.
     pub(super) kernel_nanoseconds: Option<Spread>,
     /// What the heap costs in terms of the stack.
@@ -84,9 +95,12 @@ pub(super) struct Polled {
     pub(super) reached: Option<bool>,
     /// How many times faster than the kernel upoll is.
     pub(super) ratio: Option<Spread>,
+    /// How many times faster than without it upoll is with a context.
+    pub(super) context_gain: Option<Spread>,
     pub(super) trusted: bool,
     upoll_batches: Series,
     heap_batches: Series,
+    context_batches: Option<Series>,
     kernel_batches: Option<Series>,
 }
 
@@ -95,16 +109,17 @@ macro_rules! sides_of {
     ($build:ident, $library:ident) => {
         mod $build {
             use std::hint::black_box;
+            use std::os::fd::AsFd;
             use std::rc::Rc;
             use std::sync::atomic::{AtomicBool, Ordering};
 
             use anyhow::Result;
             use $library::{
-                EventFd, Events, FdSet, File, PollFd, PollTable, Pollable, Source, Timeout,
-                WaitQueue,
+                Descriptor, EventFd, Events, FdSet, File, PollContext, PollFd, PollTable, Pollable,
+                Source, Timeout, WaitQueue,
             };
 
-            use super::{Call, Fd, Side, Work};
+            use super::{Call, Fd, Keeps, Side, Work};
 
             /// Has news at every second look.
             #[derive(Default)]
@@ -123,7 +138,12 @@ macro_rules! sides_of {
                 }
             }
 
-            pub(super) fn side(call: Call, work: Work, descriptors: &Rc<Vec<Fd>>) -> Result<Side> {
+            pub(super) fn side(
+                call: Call,
+                work: Work,
+                keeps: Keeps,
+                descriptors: &Rc<Vec<Fd>>,
+            ) -> Result<Side> {
                 let count = descriptors.len();
                 let late = File::new(LateNews::default());
                 let objects = match work {
@@ -139,6 +159,16 @@ macro_rules! sides_of {
                     Work::Registering => (Timeout::NEVER, 1),
                     Work::Objects | Work::Descriptors => (Timeout::NOW, 0),
                 };
+                let (mut context, known) = match keeps {
+                    Keeps::Nothing => (None, Vec::new()),
+                    Keeps::Context => {
+                        let known = descriptors
+                            .iter()
+                            .map(|one| one.as_fd().try_clone_to_owned());
+                        let known = known.map(|one| one.map(Descriptor::new));
+                        (Some(PollContext::new()), known.collect::<Result<_, _>>()?)
+                    }
+                };
                 Ok(Box::new(move |times| {
                     let mut sources: Vec<&dyn Source> = Vec::with_capacity(count);
                     match work {
@@ -148,6 +178,9 @@ macro_rules! sides_of {
                         Work::Registering => {
                             sources.extend(objects.iter().map(|one| one as &dyn Source));
                             sources.push(&late);
+                        }
+                        Work::Descriptors if context.is_some() => {
+                            sources.extend(known.iter().map(|one| one as &dyn Source));
                         }
                         Work::Descriptors => {
                             sources.extend(descriptors.iter().map(|one| one as &dyn Source));
@@ -161,7 +194,11 @@ macro_rules! sides_of {
                                 .map(|&one| PollFd::from_target(one, Events::IN))
                                 .collect();
                             for _ in 0..times {
-                                let ready = $library::poll(black_box(&mut fds), limit);
+                                let fds = black_box(&mut fds[..]);
+                                let ready = match &mut context {
+                                    None => $library::poll(fds, limit),
+                                    Some(context) => context.poll(fds, limit),
+                                };
                                 assert_eq!(ready.expect("poll"), found);
                             }
                         }
@@ -173,14 +210,16 @@ macro_rules! sides_of {
                             for _ in 0..times {
                                 let mut readable = FdSet::from_words(all.as_words());
                                 let mut limit = limit;
-                                let ready = $library::select(
-                                    black_box(end),
-                                    Some(&mut readable),
-                                    None,
-                                    None,
-                                    &mut limit,
-                                    resolve,
-                                );
+                                let (end, readable) = (black_box(end), Some(&mut readable));
+                                let limit = &mut limit;
+                                let ready = match &mut context {
+                                    None => {
+                                        $library::select(end, readable, None, None, limit, resolve)
+                                    }
+                                    Some(context) => {
+                                        context.select(end, readable, None, None, limit, resolve)
+                                    }
+                                };
                                 assert_eq!(ready.expect("select"), found);
                             }
                         }
@@ -230,15 +269,17 @@ fn measure_one(
     effort: Effort,
 ) -> Result<Polled> {
     let mut sides = vec![
-        stack::side(call, work, descriptors)?,
-        heap::side(call, work, descriptors)?,
+        stack::side(call, work, Keeps::Nothing, descriptors)?,
+        heap::side(call, work, Keeps::Nothing, descriptors)?,
     ];
     if work != Work::Registering {
+        sides.push(stack::side(call, work, Keeps::Context, descriptors)?);
         sides.extend(kernel_side(call, descriptors));
     }
     let mut series = interleave(&mut sides, effort).into_iter();
     let upoll = series.next().context("upoll was measured")?;
     let heap = series.next().context("the heap was measured")?;
+    let context = series.next();
     let kernel = series.next();
     let files = descriptors.len();
     let gain = heap.ratio_to(&upoll);
@@ -251,14 +292,17 @@ fn measure_one(
         files,
         upoll_nanoseconds: upoll.spread(),
         heap_nanoseconds: heap.spread(),
+        context_nanoseconds: context.as_ref().map(Series::spread),
         kernel_nanoseconds: kernel.as_ref().map(Series::spread),
         gain,
         gain_target,
         reached: gain_target.map(|target| gain.median >= target),
         trusted: gain.is_trusted() && ratio.is_none_or(|ratio| ratio.is_trusted()),
         ratio,
+        context_gain: context.as_ref().map(|context| upoll.ratio_to(context)),
         upoll_batches: upoll,
         heap_batches: heap,
+        context_batches: context,
         kernel_batches: kernel,
     })
 }

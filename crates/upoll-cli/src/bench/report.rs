@@ -12,6 +12,7 @@ use super::closing::{Closed, LockUse};
 use super::growth::Grown;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
+use super::numbers::Numbered;
 use super::polling::Polled;
 use super::timeouts::Late;
 use super::workers::Shared;
@@ -28,6 +29,7 @@ pub(super) struct Report {
     pub(super) quick: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
+    pub(super) numbers: Vec<Numbered>,
     pub(super) polls: Vec<Polled>,
     pub(super) growth: Vec<Grown>,
     pub(super) timeouts: Vec<Late>,
@@ -72,6 +74,7 @@ impl Display for Table {
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     Comparisons,
+    Numbers,
     Polls,
     Growth,
     Timeouts,
@@ -84,6 +87,7 @@ impl Part {
     pub(super) fn heading(self) -> &'static str {
         match self {
             Part::Comparisons => "Calls and wakes",
+            Part::Numbers => "Numbers",
             Part::Polls => "poll and select",
             Part::Growth => "Sets that grow",
             Part::Timeouts => "Time limits",
@@ -99,6 +103,7 @@ impl Report {
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         [
             (Part::Comparisons, self.comparisons.is_empty()),
+            (Part::Numbers, self.numbers.is_empty()),
             (Part::Polls, self.polls.is_empty()),
             (Part::Growth, self.growth.is_empty()),
             (Part::Timeouts, self.timeouts.is_empty()),
@@ -118,6 +123,11 @@ impl Report {
                  of paired batches the 10th to 90th percentile",
                 self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
             ),
+            Part::Numbers => {
+                "Operations on objects, and by number through the C interface, batches by \
+                              turns: medians, and what each call adds"
+                    .to_owned()
+            }
             Part::Polls => "poll and select over idle files, what they keep on the stack, against \
                             the same code with it on the heap, and against the kernel"
                 .to_owned(),
@@ -156,6 +166,7 @@ impl Report {
     pub(super) fn table(&self, part: Part) -> Table {
         match part {
             Part::Comparisons => comparisons(&self.comparisons),
+            Part::Numbers => numbers(&self.numbers),
             Part::Polls => polls(&self.polls),
             Part::Growth => growth(&self.growth),
             Part::Timeouts => timeouts(&self.timeouts),
@@ -215,6 +226,38 @@ fn comparisons(rows: &[Compared]) -> Table {
     table
 }
 
+fn numbers(rows: &[Numbered]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "operation",
+            "calls",
+            "object ns",
+            "number ns",
+            "added ns per call",
+            "10-90 %",
+            "at most",
+            "reached",
+        ],
+        2..8,
+    );
+    for row in rows {
+        let added = row.added_nanoseconds;
+        table.add_row([
+            row.name.to_owned(),
+            row.what.to_owned(),
+            row.calls.to_string(),
+            nanoseconds(row.object_nanoseconds.median),
+            nanoseconds(row.number_nanoseconds.median),
+            nanoseconds(added.median),
+            format!("{:.1}-{:.1}", added.p10, added.p90),
+            row.target_nanoseconds.map_or_else(String::new, nanoseconds),
+            row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
 fn polls(rows: &[Polled]) -> Table {
     let mut table = table(
         &[
@@ -224,20 +267,22 @@ fn polls(rows: &[Polled]) -> Table {
             "files",
             "stack ns",
             "heap ns",
+            "context ns",
             "kernel ns",
             "heap / stack",
             "10-90 %",
             "to reach",
             "reached",
+            "stack / context",
             "kernel / stack",
             "10-90 %",
         ],
-        3..13,
+        3..15,
     );
     for row in rows {
-        let kernel = row
-            .kernel_nanoseconds
-            .map(|figure| nanoseconds(figure.median));
+        let median = |figure: Option<Spread>| {
+            figure.map_or_else(String::new, |figure| nanoseconds(figure.median))
+        };
         table.add_row([
             row.name.to_owned(),
             row.call.to_owned(),
@@ -245,11 +290,14 @@ fn polls(rows: &[Polled]) -> Table {
             row.files.to_string(),
             nanoseconds(row.upoll_nanoseconds.median),
             nanoseconds(row.heap_nanoseconds.median),
-            kernel.unwrap_or_default(),
+            median(row.context_nanoseconds),
+            median(row.kernel_nanoseconds),
             times(row.gain.median),
             percentiles(row.gain, row.gain.is_trusted()),
             row.gain_target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
+            row.context_gain
+                .map_or_else(String::new, |gain| times(gain.median)),
             row.ratio
                 .map_or_else(String::new, |ratio| times(ratio.median)),
             row.ratio
@@ -495,8 +543,11 @@ fn backpressure(rows: &[Pressed]) -> Table {
             latency(|latency| latency.p99_microseconds),
             latency(|latency| latency.p999_microseconds),
             latency(|latency| latency.worst_microseconds),
-            goal.map_or_else(String::new, |goal| goal.what.clone()),
-            goal.map_or_else(String::new, |goal| format!("{:.1}", goal.figure)),
+            goal.map_or_else(String::new, |goal| goal.what.to_owned()),
+            goal.map_or_else(String::new, |goal| match goal.rounds[..] {
+                [least, .., most] => format!("{:.1} ({least:.1}-{most:.1})", goal.figure),
+                _ => format!("{:.1}", goal.figure),
+            }),
             goal.map_or("", |goal| yes_no(goal.reached)).to_owned(),
         ]);
     }

@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail};
 /// What `upoll run` is told.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to serve in user space: `eventfd` or `all`. Epoll sets are whenever they hold such an
-    /// object; with `none` the calls are only passed on.
+    /// What to serve in user space. Epoll sets are whenever they hold such an object; with `epoll` they
+    /// are from their start. With `none` the calls are only passed on.
     #[arg(
         long,
         value_name = "KINDS",
@@ -41,6 +41,9 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kind {
     Eventfd,
+    Pipe,
+    Socketpair,
+    Epoll,
     All,
     None,
 }
@@ -49,6 +52,9 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Eventfd => "eventfd",
+            Kind::Pipe => "pipe",
+            Kind::Socketpair => "socketpair",
+            Kind::Epoll => "epoll",
             Kind::All => "all",
             Kind::None => "none",
         }

@@ -13,6 +13,7 @@ pub(super) enum Obstacle {
     Unreadable(io::Error),
     NotExecutable,
     Static,
+    Unknown,
     Foreign,
     Privileged,
     Interpreter(PathBuf, Box<Obstacle>),
@@ -26,6 +27,9 @@ impl fmt::Display for Obstacle {
             Obstacle::Static => {
                 f.write_str("is linked statically: it has no C library that could be stood in for")
             }
+            Obstacle::Unknown => f.write_str(
+                "is no program: if it is a script, say its interpreter in a first line with #!",
+            ),
             Obstacle::Foreign => f.write_str("is for another machine than this upoll"),
             Obstacle::Privileged => f.write_str(
                 "is set-user-ID, set-group-ID or has capabilities: the loader ignores libraries \
@@ -134,8 +138,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 impl Header {
     fn parse(start: &[u8]) -> Result<Self, Obstacle> {
         if !start.starts_with(b"\x7fELF") {
-            // The kernel may know what to do with it; a shell does.
-            return Err(Obstacle::Foreign);
+            return Err(Obstacle::Unknown);
         }
         let machine = number(start, 18).map(u16::from_le_bytes);
         if start.get(4) != Some(&CLASS_64) || machine != Some(MACHINE) {

@@ -3,7 +3,6 @@
 //! An item is removed exactly once, by whoever finds it in the table with the set's lock held:
 //! DEL, the close of the set, or the close of the file. There is no global lock in any of these.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::ptr::NonNull;
@@ -14,7 +13,7 @@ use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
 use crate::eventfd::shared_count;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileRef, Identity, PollTable, WatcherLink, Watchers};
+use crate::file::{Description, FileRef, Held, Identity, PollTable, WatcherLink, Watchers};
 use crate::sync::{Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Deferred, Mode, Place, WaitQueue, Wake};
 
@@ -37,7 +36,7 @@ struct PassOn {
     /// What the item wanted: the wake was for that.
     interest: Events,
     /// Keeps the queue's owner alive.
-    file: Arc<Description>,
+    file: Held,
 }
 
 impl PassOn {
@@ -59,7 +58,7 @@ impl PassOn {
 /// What is left of an item that has gone: to be finished once the set's lock is free, for it may run
 /// foreign code.
 pub(super) struct Forgotten {
-    file: Arc<Description>,
+    file: Held,
     pass_on: Option<PassOn>,
 }
 
@@ -78,22 +77,21 @@ impl Epoll {
     #[inline]
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
         if op == Op::Mod {
-            return self.modify_file(file, event);
+            return self.modify_file(file, event.events(), event.data());
         }
         self.add_or_delete(op, file, event)
     }
 
     /// MOD: what is idle afterwards, as most is, needs nothing more than this.
     #[inline]
-    fn modify_file(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        self.check_modify(file, event)?;
+    fn modify_file(&self, file: FileRef<'_>, events: Events, data: u64) -> Result<(), Errno> {
+        self.check_modify(file, events)?;
         let set = self.set();
         let inner = set.inner.lock();
-        let item = set.change_interest(&inner, file, event, Item::set_interest)?;
+        // Publish the interest, then look: a wake that still saw the old one came before the look.
+        let item = set.change_interest(&inner, file, events, data, Item::set_interest)?;
         // SAFETY: found in the table, with the lock held.
-        let is_idle =
-            unsafe { (*item).state() & state::ROTATING == 0 && Set::look(&*item).is_empty() };
-        if !is_idle {
+        if !unsafe { Set::is_idle_plain(&*item) } {
             self.finish_modify(inner, item);
         }
         Ok(())
@@ -139,8 +137,9 @@ impl Epoll {
         result
     }
 
-    /// One change under the set's lock; anything but ADD of what is [added
-    /// alone](is_added_alone). The caller lets go of the lock, then of `deferred`, and then finishes
+    /// An ADD or a DEL under the set's lock; anything but ADD of what is [added
+    /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
+    /// [`Set::look_after_change`]. The caller lets go of the lock, then of `deferred`, and then finishes
     /// what is `left`.
     #[inline]
     pub(super) fn ctl_locked(
@@ -155,17 +154,14 @@ impl Epoll {
         match op {
             Op::Add => {
                 // Not a set, so not this one.
-                let wanted = wanted(event);
+                let wanted = wanted(event.events());
                 if wanted.contains(Events::EXCLUSIVE) && !Events::BESIDE_EXCLUSIVE.contains(wanted)
                 {
                     return Err(Errno::INVAL);
                 }
                 self.add_locked(inner, file, None, event, left, deferred)
             }
-            Op::Mod => {
-                self.check_modify(file, event)?;
-                self.set().modify(inner, file, event, left, deferred)
-            }
+            Op::Mod => unreachable!("a MOD is done in two halves"),
             Op::Del => {
                 self.check_self(file)?;
                 let (identity, number) = (file.identity(), file.number());
@@ -176,9 +172,9 @@ impl Epoll {
 
     /// What is wrong with a MOD, or with the ADD of a set, whatever the set holds.
     #[inline]
-    pub(super) fn check_modify(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+    pub(super) fn check_modify(&self, file: FileRef<'_>, events: Events) -> Result<(), Errno> {
         self.check_self(file)?;
-        if event.events().contains(Events::EXCLUSIVE) {
+        if events.contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
         }
         Ok(())
@@ -192,7 +188,7 @@ impl Epoll {
     }
 
     fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
-        self.check_modify(file, event)?;
+        self.check_modify(file, event.events())?;
         // These outlast the locks: they may run foreign code.
         let mut deferred = Deferred::new();
         let mut left = None;
@@ -240,7 +236,7 @@ impl Epoll {
         deferred: &mut Deferred,
     ) -> Result<(), Errno> {
         let set = self.set();
-        let wanted = wanted(event);
+        let wanted = wanted(event.events());
         if inner.find(file.identity(), file.number()).is_some() {
             return Err(Errno::EXIST);
         }
@@ -322,8 +318,8 @@ impl Epoll {
 
 /// What an interest asks for beyond what it says: Linux reports `ERR` and `HUP` always, and without
 /// the capability to hold off suspend it drops that bit; so do we.
-fn wanted(event: Event) -> Events {
-    (event.events() - Events::WAKEUP) | Events::ALWAYS
+fn wanted(events: Events) -> Events {
+    (events - Events::WAKEUP) | Events::ALWAYS
 }
 
 impl Set {
@@ -413,28 +409,15 @@ impl Set {
         });
     }
 
-    fn modify(
-        &self,
-        inner: &mut Interests,
-        file: FileRef<'_>,
-        event: Event,
-        left: &mut Option<Forgotten>,
-        deferred: &mut Deferred,
-    ) -> Result<(), Errno> {
-        // Publish the interest, then look: a wake that still saw the old one came before the look.
-        let item = self.change_interest(inner, file, event, Item::set_interest)?;
-        // SAFETY: found in the table, with the lock held.
-        unsafe { self.look_after_change(inner, item, left, deferred) };
-        Ok(())
-    }
-
     /// The first half of a MOD: changes the interest by `publish`. The second half, a look at the
     /// file, comes before the lock is let go of.
+    #[inline]
     pub(super) fn change_interest(
         &self,
         inner: &Interests,
         file: FileRef<'_>,
-        event: Event,
+        events: Events,
+        data: u64,
         publish: impl FnOnce(&Item, Events),
     ) -> Result<*const Item, Errno> {
         let item = inner
@@ -446,9 +429,19 @@ impl Set {
             return Err(Errno::INVAL);
         }
         // SAFETY: the lock is held.
-        unsafe { node.set_data(event.data()) };
-        publish(node, wanted(event));
+        unsafe { node.set_data(data) };
+        publish(node, wanted(events));
         Ok(item)
+    }
+
+    /// Whether the second half of a MOD has nothing to do, as is mostly so.
+    ///
+    /// # Safety
+    /// As [`look_after_change`](Self::look_after_change).
+    #[inline]
+    pub(super) unsafe fn is_idle_plain(item: &Item) -> bool {
+        // SAFETY: the caller's contract.
+        item.state() & state::ROTATING == 0 && unsafe { Self::look(item) }.is_empty()
     }
 
     /// The second half of a MOD, after a full fence.
@@ -530,7 +523,7 @@ impl Set {
                     here.nested_changed(self, inner, file);
                 }
                 if bits & state::ROTATING != 0 {
-                    claim = claim.or_else(|| source_queue(file));
+                    claim = claim.or_else(|| rotating_queue(file));
                 }
             }
             if bits & state::SHARED != 0
@@ -591,12 +584,11 @@ impl Set {
     }
 }
 
-/// The queue of a rotating set whose source is in its companion. There an item may have been
-/// chosen without knowing yet, so when it leaves the others have to be asked.
-fn source_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
-    let set = as_set(file)?;
-    let has_source = set.companion()?.has_source();
-    has_source.then(|| NonNull::from(&set.watched_by))
+/// The queue of a rotating set. Others that found the source ready may wait because this item was
+/// chosen before them, and would have been asked when it came back; if the source is in the set's
+/// companion it may also have been chosen without knowing yet. So when it leaves they are asked.
+fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
+    as_set(file).map(|set| NonNull::from(&set.watched_by))
 }
 
 /// Whether ADD of `file` has work to do before it takes the set's lock.
@@ -641,7 +633,7 @@ struct Emptying<'a> {
     set: &'a Set,
     /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
     /// by now, if somebody calls `release` of a set that is open.
-    claims: Vec<(*const Item, Arc<Description>, NonNull<WaitQueue>)>,
+    claims: Vec<(*const Item, Held, NonNull<WaitQueue>)>,
     /// All slots before this one have been emptied.
     slot: u32,
 }
@@ -663,7 +655,9 @@ impl Emptying<'_> {
                 let file = unsafe { (*item).file() };
                 self.claims
                     .iter()
-                    .find(|(claimed, of, _)| core::ptr::eq(*claimed, item) && Arc::ptr_eq(of, file))
+                    .find(|(claimed, of, _)| {
+                        core::ptr::eq(*claimed, item) && Identity::of(of) == Identity::of(file)
+                    })
                     .map(|&(_, _, queue)| queue)
             });
             let forgotten = self.set.forget(&mut inner, item, claim);

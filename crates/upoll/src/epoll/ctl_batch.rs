@@ -1,12 +1,13 @@
 //! `epoll_ctl_batch`: many changes in one call (seed 4).
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::ctl::{Forgotten, is_added_alone};
 use super::interest::{Interests, Item};
-use super::{Epoll, Op};
+use super::{Epoll, Op, Set};
 use crate::errno::Errno;
-use crate::events::Event;
+use crate::events::{Event, Events};
 use crate::file::FileRef;
 use crate::sync::MutexGuard;
 use crate::target::{Source, Target};
@@ -96,7 +97,7 @@ impl Epoll {
         let mut pass = Pass {
             epoll: self,
             inner: None,
-            changed: SmallVec::new(),
+            changed: ArrayVec::new(),
             looked_at: 0,
             deferred: Deferred::new(),
             left: SmallVec::new(),
@@ -122,7 +123,7 @@ struct Pass<'a> {
     inner: Option<MutexGuard<'a, Interests>>,
     /// Items that MODs changed, in their order: neighbours share the fence between the change and
     /// the look. All are registered, and all before `looked_at` have been looked at.
-    changed: SmallVec<[*const Item; Pass::CHANGES]>,
+    changed: ArrayVec<*const Item, { Pass::CHANGES }>,
     looked_at: usize,
     deferred: Deferred,
     left: SmallVec<[Left; Pass::ROOM]>,
@@ -153,9 +154,13 @@ impl Pass<'_> {
     const ROOM: usize = 16;
 
     fn apply(&mut self, command: &CtlCommand<'_>) -> Result<(), Errno> {
-        let CtlCommand { op, interest, .. } = *command;
+        let (op, interest) = (command.op, &command.interest);
         match command.target {
-            Target::File(file) if op == Op::Mod => self.modify(file, interest),
+            // Two words, not a copy of both in one: a copy that is read in other pieces than it was
+            // written in makes the CPU wait.
+            Target::File(file) if op == Op::Mod => {
+                self.modify(file, interest.events(), interest.data())
+            }
             Target::File(file) if op == Op::Del || !is_added_alone(file.description()) => {
                 self.look_at_changed();
                 self.make_room();
@@ -163,21 +168,22 @@ impl Pass<'_> {
                 let inner = self.inner.get_or_insert_with(|| epoll.set().inner.lock());
                 let mut left = None;
                 let deferred = &mut self.deferred;
-                let result = epoll.ctl_locked(inner, op, file, interest, &mut left, deferred);
+                let result = epoll.ctl_locked(inner, op, file, *interest, &mut left, deferred);
                 self.leave(left);
                 result
             }
             target => {
                 self.pause();
-                self.epoll.ctl(op, target, interest)
+                self.epoll.ctl(op, target, *interest)
             }
         }
     }
 
-    fn modify(&mut self, file: FileRef<'_>, interest: Event) -> Result<(), Errno> {
+    #[inline]
+    fn modify(&mut self, file: FileRef<'_>, events: Events, data: u64) -> Result<(), Errno> {
         let epoll = self.epoll;
-        epoll.check_modify(file, interest)?;
-        if self.changed.len() == Self::CHANGES {
+        epoll.check_modify(file, events)?;
+        if self.changed.is_full() {
             self.look_at_changed();
             self.make_room();
         }
@@ -185,31 +191,34 @@ impl Pass<'_> {
         let inner = self.inner.get_or_insert_with(|| set.inner.lock());
         let publish = Item::set_interest_unfenced;
         self.changed
-            .push(set.change_interest(inner, file, interest, publish)?);
+            .push(set.change_interest(inner, file, events, data, publish)?);
         Ok(())
     }
 
     /// The second half of the MODs so far.
     fn look_at_changed(&mut self) {
         let Some(inner) = &mut self.inner else { return };
-        if self.looked_at == 0
-            && let Some(&last) = self.changed.last()
-        {
+        let changed = self.changed.as_slice();
+        let [.., last] = changed else { return };
+        if self.looked_at == 0 {
             // SAFETY: as below.
-            unsafe { (*last).fence_interest() };
+            unsafe { (**last).fence_interest() };
         }
-        while let Some(&item) = self.changed.get(self.looked_at) {
+        while let Some(&item) = changed.get(self.looked_at) {
             self.looked_at += 1;
-            let mut left = None;
             // SAFETY: it was found in the table, the lock has been held since, and nothing has been
             // removed since: whatever removes items looks at the changed ones first.
             unsafe {
+                if Set::is_idle_plain(&*item) {
+                    continue;
+                }
+                let mut left = None;
                 (*item).interest_was_set();
                 let set = self.epoll.set();
                 set.look_after_change(inner, item, &mut left, &mut self.deferred);
-            }
-            if left.is_some() {
-                self.left.push(Left(left));
+                if left.is_some() {
+                    self.left.push(Left(left));
+                }
             }
         }
         self.changed.clear();
@@ -231,6 +240,9 @@ impl Pass<'_> {
 
     /// Lets go of the lock, and does what had to wait for that.
     fn pause(&mut self) {
+        if self.inner.is_none() {
+            return;
+        }
         self.look_at_changed();
         self.inner = None;
         self.deferred.run();

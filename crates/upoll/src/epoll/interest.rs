@@ -18,7 +18,7 @@ use super::limit::Allowance;
 use super::ready::ReadyList;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileRef, Identity, WatcherLink};
+use crate::file::{Description, FileRef, Held, Identity, WatcherLink};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry};
 
@@ -51,7 +51,7 @@ pub(crate) struct Item {
     /// The set; fixed for the slot's life, which the set owns.
     pub(crate) set: *const Description<Set>,
     /// The file's memory. Guarded by the set's lock.
-    file: UnsafeCell<Option<Arc<Description>>>,
+    file: UnsafeCell<Option<Held>>,
     /// The next of the arrivals, of the ready list, or of the free slots.
     pub(crate) next: AtomicPtr<Item>,
     /// The one before on the ready list; guarded by the set's lock.
@@ -131,7 +131,7 @@ impl Item {
     /// The set's lock is held and the item is registered; the reference is not used after either
     /// ends.
     #[inline]
-    pub(crate) unsafe fn file(&self) -> &Arc<Description> {
+    pub(crate) unsafe fn file(&self) -> &Held {
         self.file.with(|file| {
             // SAFETY: the set's lock is held; a registered item has its file.
             unsafe { (*file).as_ref().unwrap_unchecked() }
@@ -296,7 +296,7 @@ impl Interests {
 
     /// Forgets an item that is linked nowhere any more. The caller drops the file's memory, which
     /// may run the object's destructor, after it has let go of the set's lock.
-    pub(crate) fn remove(&mut self, item: *const Item) -> Arc<Description> {
+    pub(crate) fn remove(&mut self, item: *const Item) -> Held {
         // SAFETY: the item is registered here and `&mut self` is the set's lock.
         let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };
         let entry = self.table.find_entry(hash(identity, number), |&slot| {

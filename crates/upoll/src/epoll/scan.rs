@@ -8,6 +8,9 @@ use crate::sync::{MutexGuard, Ordering};
 use crate::wait::{Ask, Deferred, Mode, Turn, Wake};
 use core::ptr::NonNull;
 
+/// What there is to say of an idle item.
+const NOTHING: (Events, u64) = (Events::empty(), 0);
+
 /// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
 struct Scan<'a> {
     set: &'a Set,
@@ -52,8 +55,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Takes the oldest ready item and says what to report of it; empty if nothing.
-    fn take(&mut self, item: NonNull<Item>) -> Event {
+    /// Takes the oldest ready item and says what to report of it, with its data; empty if nothing.
+    fn take(&mut self, item: NonNull<Item>) -> (Events, u64) {
         // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
         unsafe {
             let node = item.as_ref();
@@ -73,7 +76,7 @@ impl<'a> Scan<'a> {
             }
             if events.is_empty() {
                 Self::settle_idle(node, &mut self.deferred);
-                return Event::default();
+                return NOTHING;
             }
             let claimed = node.entry.is_claimed();
             if claimed {
@@ -88,7 +91,7 @@ impl<'a> Scan<'a> {
                     Ask::Patient
                 };
                 if !self.may_take(item, consumes, ask) {
-                    return Event::default();
+                    return NOTHING;
                 }
             }
             if node.state() & state::ROTATING != 0 && self.set.watched_by.is_watched() {
@@ -102,7 +105,7 @@ impl<'a> Scan<'a> {
                 self.inner.ready.unlink(item);
                 self.again.push_back(item);
             }
-            Event::new(events, node.data())
+            (events, node.data())
         }
     }
 
@@ -201,10 +204,11 @@ impl Set {
         if let Some(first) = out.first_mut()
             && let Some(event) = self.take_lone_edge(&inner)
         {
-            if event.events().is_empty() {
+            let (events, data) = event;
+            if events.is_empty() {
                 return 0;
             }
-            *first = event;
+            *first = Event::new(events, data);
             return 1;
         }
         let Some(mut scan) = Scan::begin(self, inner, insist) else {
@@ -214,9 +218,9 @@ impl Set {
             let Some(item) = scan.inner.ready.front() else {
                 break;
             };
-            let event = scan.take(item);
-            if !event.events().is_empty() {
-                out[filled] = event;
+            let (events, data) = scan.take(item);
+            if !events.is_empty() {
+                out[filled] = Event::new(events, data);
                 filled += 1;
             }
         }
@@ -227,7 +231,7 @@ impl Set {
     /// there is nothing that others must not miss meanwhile. None if it is not like that; an empty
     /// report if the item was idle.
     #[inline]
-    fn take_lone_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<Event> {
+    fn take_lone_edge(&self, inner: &MutexGuard<'_, Interests>) -> Option<(Events, u64)> {
         // SAFETY: the set's lock is held.
         let item = unsafe {
             self.take_lone_arrival(inner, |item| {
@@ -247,7 +251,7 @@ impl Set {
             if !events.is_empty() && interest.contains(Events::ONESHOT) {
                 node.set_interest(interest & Events::CONTROL);
             }
-            Some(Event::new(events, node.data()))
+            Some((events, node.data()))
         }
     }
 

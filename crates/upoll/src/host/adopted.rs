@@ -35,7 +35,9 @@ impl Epoll {
             side.members.store(members, Ordering::Relaxed);
             Ok(Box::new(side))
         });
-        adopted.map(drop)
+        adopted?;
+        // Sets that watch this one already have to hear of the members.
+        KernelSide::ensure(self.description()).map(drop)
     }
 
     /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the

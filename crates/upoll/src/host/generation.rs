@@ -21,10 +21,12 @@ pub(crate) fn current() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Has each fork from now on begin a new generation in the child.
+/// Has each `fork` from now on noticed in the child. It is called where that is first needed; a program
+/// that makes a shared object in a handler of `pthread_atfork` calls it before.
 ///
+/// # Errors
 /// `ENOMEM`: there is no memory for that.
-pub(crate) fn watch_forks() -> Result<(), Errno> {
+pub fn watch_forks() -> Result<(), Errno> {
     // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Two
     // handlers do no harm.
     static WATCHES: AtomicBool = AtomicBool::new(false);

@@ -22,6 +22,7 @@
 
 mod adopted;
 pub(crate) mod generation;
+pub use generation::watch_forks;
 pub(crate) mod kernel;
 mod listening;
 mod nested;
@@ -157,8 +158,8 @@ impl KernelSide {
         let Some(side) = Self::of(set) else {
             unreachable!("a set has no other companion")
         };
-        let current = side.sleep_set().fd.as_raw_fd();
-        if side.known_above.load(Ordering::Acquire) != current {
+        if !side.is_known_above() {
+            let current = side.sleep_set().fd.as_raw_fd();
             // Whoever is linked above but not found here finds the companion itself.
             for above in sets_above(description.watchers()) {
                 side.nest_in(description, &above)?;
@@ -166,6 +167,12 @@ impl KernelSide {
             side.known_above.store(current, Ordering::Release);
         }
         Ok(side)
+    }
+
+    /// Whether all that watch the set know of its kernel set.
+    #[inline]
+    fn is_known_above(&self) -> bool {
+        self.known_above.load(Ordering::Acquire) == self.sleep_set().fd.as_raw_fd()
     }
 
     /// As [`ensure`](Self::ensure), and it has a hub from now on.
@@ -243,7 +250,7 @@ impl KernelSide {
         let mut heard = Heard::default();
         loop {
             // `out` is memory of ours and the limit is zero, so there is nothing to fail.
-            let found = kernel::epoll_wait(self.members(), out, kernel::AT_ONCE, None);
+            let found = kernel::epoll_harvest(self.members(), out);
             let found = found.unwrap_or(0);
             if self.rotation.is_some() {
                 return (found, heard);
@@ -259,13 +266,20 @@ impl KernelSide {
         }
     }
 
-    /// Hands on all that the hub has to say.
+    /// Hands on all that the hub has to say, if there is one.
+    #[inline]
     fn empty_hub(&self, set: &Set) -> Heard {
+        match self.hub() {
+            None => Heard::default(),
+            Some(hub) => self.empty(hub, set),
+        }
+    }
+
+    fn empty(&self, hub: &SleepSet, set: &Set) -> Heard {
         let mut heard = Heard::default();
-        let Some(hub) = self.hub() else { return heard };
         let mut events = [Event::default(); HUB_ROOM];
         loop {
-            let found = kernel::epoll_wait(&hub.fd, &mut events, kernel::AT_ONCE, None);
+            let found = kernel::epoll_harvest(&hub.fd, &mut events);
             let found = found.unwrap_or(0);
             let (_, also) = self.sift(set, &mut events[..found]);
             heard.add(also);
@@ -317,11 +331,22 @@ impl KernelSide {
     }
 
     /// Keeps the user's events, in their order, and acts on the others.
+    #[inline]
     fn sift(&self, set: &Set, events: &mut [Event]) -> (usize, Heard) {
-        let mut kept = 0;
+        let is_ours = |event: &Event| self.specials.decode(event.data()).is_some();
+        match events.iter().position(is_ours) {
+            None => (events.len(), Heard::default()),
+            Some(first) => self.sift_from(first, set, events),
+        }
+    }
+
+    /// The events before `first` are the user's.
+    #[cold]
+    fn sift_from(&self, first: usize, set: &Set, events: &mut [Event]) -> (usize, Heard) {
+        let mut kept = first;
         let mut heard = Heard::default();
         let mut below = SmallVec::<[Special; 4]>::new();
-        for at in 0..events.len() {
+        for at in first..events.len() {
             let event = events[at];
             match self.specials.decode(event.data()) {
                 None => {
@@ -508,7 +533,11 @@ pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
 
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.
 pub(crate) fn ctl(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: Event) -> Result<(), Errno> {
-    let side = KernelSide::ensure(epoll.description())?;
+    let description = epoll.description();
+    let side = match KernelSide::of(description.object()) {
+        Some(side) if side.is_known_above() => side,
+        _ => KernelSide::ensure(description)?,
+    };
     let number = fd.as_raw_fd();
     if let Some(rotation) = &side.rotation {
         rotation.ctl(epoll, op, number, interest)?;

@@ -7,11 +7,9 @@
 //! edge-triggered event for every kernel set that has it.
 //!
 //! # A process that dies
-//! It may do so anywhere, and those who sleep must not be left with a change that nobody told them
-//! of. So a change is told *before* it is made, with the lock held: who was told takes the lock to
-//! look, and there finds the change, or that it was not made. The count and the maximum are a store
-//! each, and a change is one of the two, so there is no half-made change to mend. Whoever hears from
-//! the kernel that the lock's owner has died sets the marks again by which those who wait are found.
+//! It may do so anywhere: in which order a change is told and made is in
+//! [`listeners`](crate::eventfd::listeners). Whoever hears from the kernel that the lock's owner has
+//! died sets the marks again by which those who wait are found.
 //!
 //! Nothing on the page counts processes or threads, so none can be missed when it dies. A word says
 //! by one bit that somebody sleeps on it, and the next change takes the bit away; the sleeper sets
@@ -30,10 +28,11 @@ use super::kernel::{self, Descriptor};
 use super::{EDGE, generation};
 use crate::epoll::Op;
 use crate::errno::Errno;
+use crate::eventfd::listeners::{Shared, Voice};
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step, shared_count};
 use crate::events::{Event, Events};
 use crate::file::Description;
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use crate::target::Target;
 use crate::wait::WaitQueue;
 
@@ -43,28 +42,8 @@ pub(super) const DIRECTIONS: [Direction; 2] = [Direction::In, Direction::Out];
 #[repr(C)]
 struct Page {
     lock: UnsafeCell<libc::pthread_mutex_t>,
-    /// Written with the lock held, as `maximum`.
-    count: AtomicU64,
-    maximum: AtomicU64,
-    inward: Listeners,
-    outward: Listeners,
+    shared: Shared,
 }
-
-/// Those who want to hear of changes in one direction.
-#[repr(C)]
-struct Listeners {
-    /// Changes that were told.
-    changes: AtomicU64,
-    /// [`ASLEEP`] and, above it, a number that is another one after each change that found somebody
-    /// asleep. Written with the lock held.
-    word: AtomicU32,
-    /// The bell is to be rung. The named pair: a change counts itself in `changes`, then looks here;
-    /// a listener arms the bell, then looks at `changes` or takes the lock.
-    armed: AtomicBool,
-}
-
-/// In [`Listeners::word`]: somebody sleeps on it, or is about to.
-const ASLEEP: u32 = 1;
 
 /// A process's view of a counter that it shares with others.
 pub(crate) struct SharedCounter {
@@ -138,6 +117,32 @@ impl EventFd {
         Ok(Self::with_shared_count(Box::new(counter), flags))
     }
 
+    /// Moves count and maximum to a counter that [is shared](Self::shared) with children, for whoever
+    /// goes on with that one instead: this one is [retired](Self::retire), whatever its maximum. None,
+    /// and nothing is done, if it was before, or is shared itself.
+    ///
+    /// # Errors
+    /// As [`shared`](Self::shared); nothing is done then.
+    pub fn to_shared(&self) -> Result<Option<EventFd>, Errno> {
+        if self.is_shared() {
+            return Ok(None);
+        }
+        let shared = Self::shared(0, self.flags())?;
+        let Some(was) = self.counter().retire(|_| true) else {
+            return Ok(None);
+        };
+        // Nobody else has it yet.
+        let moved = shared.counter().change_beyond(Direction::In, &|_| Ok(was));
+        debug_assert!(moved.is_ok(), "the step never fails");
+        Ok(Some(shared))
+    }
+
+    /// Whether it was made to be [shared](Self::shared).
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared_counter().is_some()
+    }
+
     /// The counter behind this handle, if it is shared.
     pub(crate) fn shared_counter(&self) -> Option<&SharedCounter> {
         SharedCounter::of(self.as_file_ref().description())
@@ -154,11 +159,10 @@ impl SharedCounter {
             outward,
             queue: AtomicPtr::new(ptr::null_mut()),
         };
-        // SAFETY: the page is as large as that, aligned, and nobody else's; it is all zero bytes,
-        // which is what a counter begins with but for these two.
+        // SAFETY: the page is as large as that, aligned, and nobody else's; the lock's place is all
+        // zero bytes.
         unsafe {
-            (*page.as_ptr()).count = AtomicU64::new(initial);
-            (*page.as_ptr()).maximum = AtomicU64::new(u64::MAX);
+            (&raw mut (*page.as_ptr()).shared).write(Shared::new(initial));
             init_lock((*page.as_ptr()).lock.get())?;
         }
         Ok(counter)
@@ -170,30 +174,28 @@ impl SharedCounter {
         count.downcast_ref()
     }
 
+    fn shared(&self) -> &Shared {
+        &self.page().shared
+    }
+
     fn page(&self) -> &Page {
         // SAFETY: mapped as long as `self` lives; all of it may be changed by others at any time,
         // and is made of atomics and a lock.
         unsafe { self.page.as_ref() }
     }
 
-    fn listeners(&self, direction: Direction) -> (&Listeners, &Descriptor) {
-        match direction {
-            Direction::In => (&self.page().inward, &self.inward),
-            Direction::Out => (&self.page().outward, &self.outward),
-        }
-    }
-
     /// What a kernel set has to watch, edge-triggered, to hear of changes. It is always readable.
     pub(super) fn bell(&self, direction: Direction) -> &Descriptor {
-        self.listeners(direction).1
+        match direction {
+            Direction::In => &self.inward,
+            Direction::Out => &self.outward,
+        }
     }
 
     /// Has the next change ring; says how many changes there were before. Whoever was told of one
     /// arms first, then looks at what it did.
     pub(super) fn arm(&self, direction: Direction) -> u64 {
-        let (listeners, _) = self.listeners(direction);
-        listeners.armed.store(true, Ordering::SeqCst);
-        listeners.changes.load(Ordering::SeqCst)
+        self.shared().arm(direction)
     }
 
     fn lock(&self) -> Locked<'_> {
@@ -201,12 +203,7 @@ impl SharedCounter {
         // SAFETY: the lock was made by `init_lock` and stays where it is.
         let outcome = unsafe { libc::pthread_mutex_lock(lock) };
         if outcome == libc::EOWNERDEAD {
-            // It may have taken the marks away and not come to rouse anybody, nor to its change.
-            for direction in DIRECTIONS {
-                let (listeners, _) = self.listeners(direction);
-                listeners.armed.store(true, Ordering::SeqCst);
-                listeners.word.fetch_or(ASLEEP, Ordering::SeqCst);
-            }
+            self.shared().holder_died();
             // SAFETY: this thread holds the lock.
             unsafe { libc::pthread_mutex_consistent(lock) };
         } else {
@@ -219,12 +216,12 @@ impl SharedCounter {
     /// noticed. Look at the count afterwards.
     pub(crate) fn enlist(&self, direction: Direction) -> u32 {
         let _locked = self.lock();
-        self.word(direction).fetch_or(ASLEEP, Ordering::SeqCst) | ASLEEP
+        self.shared().enlist(direction)
     }
 
     /// What those who wait for a change in `direction` sleep on.
     pub(crate) fn word(&self, direction: Direction) -> &AtomicU32 {
-        &self.listeners(direction).0.word
+        self.shared().word(direction)
     }
 
     /// This process's queue, if it has made one.
@@ -238,15 +235,7 @@ impl SharedCounter {
 impl SharedCount for SharedCounter {
     fn change(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno> {
         let locked = self.lock();
-        let before = locked.limited();
-        let after = step(before)?;
-        locked.tell(direction);
-        if after.count != before.count {
-            self.page().count.store(after.count, Ordering::SeqCst);
-        }
-        if after.maximum != before.maximum {
-            self.page().maximum.store(after.maximum, Ordering::SeqCst);
-        }
+        let before = self.shared().change(direction, step, self)?;
         drop(locked);
         if let Some(queue) = self.own_queue() {
             queue.wake(direction.key());
@@ -255,7 +244,8 @@ impl SharedCount for SharedCounter {
     }
 
     fn look(&self) -> Limited {
-        self.lock().limited()
+        let _locked = self.lock();
+        self.shared().look()
     }
 
     fn queue(&self) -> &WaitQueue {
@@ -304,31 +294,6 @@ impl Drop for SharedCounter {
 /// Holds a counter's lock.
 struct Locked<'a>(&'a SharedCounter);
 
-impl Locked<'_> {
-    fn limited(&self) -> Limited {
-        let page = self.0.page();
-        Limited {
-            count: page.count.load(Ordering::SeqCst),
-            maximum: page.maximum.load(Ordering::SeqCst),
-        }
-    }
-
-    /// Says that there is a change, which must be there when the lock is free.
-    fn tell(&self, direction: Direction) {
-        let (listeners, bell) = self.0.listeners(direction);
-        listeners.changes.fetch_add(1, Ordering::SeqCst);
-        let word = listeners.word.load(Ordering::SeqCst);
-        if word & ASLEEP != 0 {
-            let next = (word & !ASLEEP).wrapping_add(ASLEEP << 1);
-            listeners.word.store(next, Ordering::SeqCst);
-            wake_all(&listeners.word);
-        }
-        if listeners.armed.swap(false, Ordering::SeqCst) {
-            kernel::eventfd_write(bell);
-        }
-    }
-}
-
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         // SAFETY: this thread took the lock when this guard was made.
@@ -366,10 +331,15 @@ unsafe fn init_lock(lock: *mut libc::pthread_mutex_t) -> Result<(), Errno> {
     }
 }
 
-/// Rouses everybody, in whatever process, who sleeps on `word`.
-fn wake_all(word: &AtomicU32) {
-    // SAFETY: the kernel does not write to the word.
-    let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+impl Voice for SharedCounter {
+    fn rouse(&self, word: &AtomicU32) {
+        // SAFETY: the kernel does not write to the word.
+        let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    }
+
+    fn ring(&self, direction: Direction) {
+        kernel::eventfd_write(self.bell(direction));
+    }
 }
 
 /// The bells that a thread listens to which sleeps in `poll` or `select`: a kernel set of its own.
@@ -378,14 +348,16 @@ pub(crate) struct Ears {
 }
 
 impl Ears {
+    /// `ENOMEM`: there is no memory or no descriptor for it.
     pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Ears {
-            set: kernel::epoll_create()?,
-        })
+        let set = kernel::epoll_create().map_err(|_| Errno::NOMEM)?;
+        Ok(Ears { set })
     }
 
     /// Listens for changes of `target` that concern `wanted`, if it is a shared counter. Once is
     /// enough.
+    ///
+    /// `ENOMEM`: the kernel has no memory for that.
     pub(crate) fn listen_to(&self, target: Target<'_>, wanted: Events) -> Result<(), Errno> {
         let Some(counter) = target.shared_counter() else {
             return Ok(());
@@ -394,7 +366,8 @@ impl Ears {
             let bell = counter.bell(direction).as_raw_fd();
             match kernel::epoll_ctl(&self.set, Op::Add, bell, Event::new(EDGE, 0)) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                failed => return failed,
+                // Also ENOSPC, the limit on interests, which `poll` has no error for.
+                Err(_) => return Err(Errno::NOMEM),
             }
         }
         Ok(())
@@ -403,9 +376,9 @@ impl Ears {
     /// Forgets what has rung so far. Arm, and then look at the counters, afterwards.
     pub(crate) fn quiet(&self) {
         let mut events = [Event::default(); 16];
-        while kernel::epoll_wait(&self.set, &mut events, kernel::AT_ONCE, None)
-            .is_ok_and(|found| found == events.len())
-        {}
+        while kernel::epoll_harvest(&self.set, &mut events).is_ok_and(|found| found == events.len())
+        {
+        }
     }
 
     /// Has the next change of `target` that concerns `wanted` be heard.

@@ -20,7 +20,6 @@
 mod inbox;
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::ptr::NonNull;
@@ -37,7 +36,7 @@ pub(crate) use self::inbox::Sleeper;
 use crate::epoll::has_companion;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileRef, PollTable};
+use crate::file::{FileRef, Held, PollTable};
 use crate::poll::Seen;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
@@ -92,7 +91,7 @@ enum Kind {
     /// Nothing: the slot is free.
     Free,
     /// The wait queues of a user-level object.
-    User(Arc<Description>),
+    User(Held),
     /// What the kernel is asked, and how.
     #[cfg(all(feature = "std", not(loom)))]
     Kernel(Registration),
@@ -640,13 +639,13 @@ impl Kept {
 }
 
 #[cfg(all(feature = "std", not(loom)))]
-fn side_of(file: &Arc<Description>) -> Option<std::os::fd::BorrowedFd<'_>> {
+fn side_of(file: &Held) -> Option<std::os::fd::BorrowedFd<'_>> {
     Target::File(FileRef::of(file)).kernel_side()
 }
 
 /// Whether other processes may change it, which wakes nobody here.
 #[cfg(all(feature = "std", not(loom)))]
-fn is_shared(file: &Arc<Description>) -> bool {
+fn is_shared(file: &Held) -> bool {
     Target::File(FileRef::of(file)).shared_counter().is_some()
 }
 

@@ -39,6 +39,8 @@ pub(super) fn until_done<T>(
         // nobody else's now.
         match attempt(&mut deadline) {
             Err(Errno::AGAIN) => {}
+            // The call would begin anew elsewhere, and wait on.
+            Err(Errno::STALE) if outcome == Outcome::Interrupted => {}
             done => return done,
         }
         if outcome == Outcome::Interrupted {

@@ -265,7 +265,13 @@ impl Epoll {
         let worker = worker_of(self)?;
         loop {
             let chosen = &mut [Event::default()];
-            if wait_in_kernel_set(&worker, chosen, deadline, mask)? == 0 {
+            let ended = wait_in_kernel_set(&worker, chosen, deadline, mask);
+            if ended.is_err() && worker.set().is_pending() {
+                // Chosen together with the signal: the thread may not come back, so the next in line
+                // has the event.
+                dismiss(&worker);
+            }
+            if ended? == 0 {
                 return Ok(0);
             }
             let ready = self.harvest(events)?;
@@ -303,6 +309,15 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     Ok(worker)
 }
 
+/// Has this thread wait through `worker` no more. What chose it goes to others when it is dropped.
+fn dismiss(worker: &Epoll) {
+    let identity = worker.as_file_ref().identity();
+    let _ = WORKERS.try_with(|workers| {
+        let mut workers = workers.borrow_mut();
+        workers.retain(|(_, kept)| kept.as_file_ref().identity() != identity);
+    });
+}
+
 /// Waits in the kernel set of `epoll`, which does not rotate.
 fn wait_in_kernel_set(
     epoll: &Epoll,
@@ -327,6 +342,14 @@ fn wait_in_kernel_set(
         }
         let limit = deadline.next_sleep();
         let slept = side.sleep(set, events, limit, mask);
+        if mask.is_some()
+            && let Err(errno) = slept
+        {
+            // The handler has run of a signal that only the mask let through. EINTR is how the
+            // caller learns of it, and what is ready now stays for the next wait.
+            side.settle_choice(false);
+            return Err(errno);
+        }
         let mut ready = *slept.as_ref().unwrap_or(&0);
         // Harvest whatever ended the sleep, as above.
         if ready < events.len() && set.is_pending() {

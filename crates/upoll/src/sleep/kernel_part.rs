@@ -93,7 +93,8 @@ impl KernelPart {
     #[inline]
     pub(super) fn begin(&mut self) {
         if let Some(set) = &self.set {
-            self.is_foreign = set.maker != Maker::current();
+            // A call that was cut short has left entries for a new set, which is still to be made.
+            self.is_foreign |= set.maker != Maker::current();
         }
     }
 
@@ -146,8 +147,7 @@ impl KernelPart {
     pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
-            let harvested =
-                kernel::epoll_wait(set.fd.descriptor(), &mut self.events, kernel::AT_ONCE, None);
+            let harvested = kernel::epoll_harvest(set.fd.descriptor(), &mut self.events);
             let is_whole = match harvested {
                 Ok(count) => self.sort(kept, count),
                 // The program closed it.

@@ -19,7 +19,7 @@ impl PipeReader {
     ///
     /// # Errors
     /// `EAGAIN`: there is nothing to read and the end is `NONBLOCK`. `EINTR`: a signal handler
-    /// without `SA_RESTART` ran.
+    /// without `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.read_slices(&mut [buffer])
@@ -68,7 +68,8 @@ impl PipeWriter {
     ///
     /// # Errors
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits and the end is `NONBLOCK`.
-    /// `EINTR`: a signal handler without `SA_RESTART` ran before anything was written.
+    /// `EINTR`: a signal handler without `SA_RESTART` ran before anything was written. `ESTALE`: it
+    /// was [retired](Self::retire) before that.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         self.write_slices(&[bytes])
@@ -99,6 +100,9 @@ impl PipeWriter {
         pipe.wake_readers_before_sleep(&pass);
         let ended = until_done(pipe.writers(), Place::ExclusiveTail, |deadline| {
             pass = pipe.fill(&mut from, false, is_packet);
+            if pass.is_retired {
+                return Err(Errno::STALE);
+            }
             if from.left() == 0 || pass.is_broken {
                 return Ok(());
             }
@@ -113,7 +117,7 @@ impl PipeWriter {
             pipe.wake_writers();
         }
         match (asked - from.left(), ended) {
-            (0, Err(interrupted)) => Err(interrupted),
+            (0, Err(ended)) => Err(ended),
             (written, _) => pass.outcome(written),
         }
     }

@@ -110,6 +110,8 @@ fn poll_masked(
     }
     let mut call = PollCall {
         fds,
+        kernel: seen.kernel,
+        any_found: false,
         asked: SmallVec::new(),
     };
     #[cfg(feature = "force-heap")]
@@ -139,6 +141,10 @@ fn open_limit() -> usize {
 
 struct PollCall<'c, 'a> {
     fds: &'c mut [PollFd<'a>],
+    /// How many of them are descriptors of the kernel.
+    kernel: usize,
+    /// There is something in the answer.
+    any_found: bool,
     /// The kernel's descriptors in the entries' order; the kernel sides of files; the doorbell.
     asked: SmallVec<[libc::pollfd; on_stack(INLINE)]>,
 }
@@ -146,12 +152,18 @@ struct PollCall<'c, 'a> {
 impl PollCall<'_, '_> {
     fn push(&mut self, fd: RawFd, events: Events) -> Result<(), Errno> {
         self.asked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        self.asked.push(libc::pollfd {
-            fd,
-            events: events.bits() as libc::c_short,
-            revents: 0,
-        });
+        self.asked.push(question(fd, events));
         Ok(())
+    }
+}
+
+/// What the kernel is asked about a descriptor.
+#[inline]
+fn question(fd: RawFd, events: Events) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: events.bits() as libc::c_short,
+        revents: 0,
     }
 }
 
@@ -177,11 +189,13 @@ impl Call for PollCall<'_, '_> {
         own: Option<Own>,
     ) -> Result<Heard, Errno> {
         self.asked.clear();
-        for at in 0..self.fds.len() {
-            if let Some(fd) = self.fds[at].target().and_then(Target::kernel) {
-                self.push(fd.as_raw_fd(), self.fds[at].events())?;
-            }
-        }
+        self.any_found = false;
+        let room = self.asked.try_reserve(self.kernel);
+        room.map_err(|_| Errno::NOMEM)?;
+        self.asked.extend(self.fds.iter().filter_map(|fd| {
+            let number = fd.target().and_then(Target::kernel)?;
+            Some(question(number.as_raw_fd(), fd.events()))
+        }));
         if let Some(own) = own {
             for at in 0..self.fds.len() {
                 if let Some(side) = self.fds[at].target().and_then(Target::kernel_side) {
@@ -194,18 +208,23 @@ impl Call for PollCall<'_, '_> {
             self.push(own.doorbell, Events::IN)?;
         }
         let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
-        if outcome.is_err() {
-            self.asked.clear();
-        }
-        let rang = own.is_some() && self.asked.last().is_some_and(|last| last.revents != 0);
+        self.any_found = matches!(outcome, Ok(1..));
+        let rang = self.any_found
+            && own.is_some()
+            && self.asked.last().is_some_and(|last| last.revents != 0);
         outcome.map(|_| Heard { rang })
     }
 
     fn merge(&mut self) -> usize {
         let mut asked = self.asked.iter();
         let mut ready = 0;
-        let is_kernel = |fd: &&mut PollFd<'_>| fd.target().and_then(Target::kernel).is_some();
-        for fd in self.fds.iter_mut().filter(is_kernel) {
+        if !self.any_found {
+            return 0;
+        }
+        for fd in self.fds.iter_mut() {
+            if fd.target().and_then(Target::kernel).is_none() {
+                continue;
+            }
             let found = asked
                 .next()
                 .map_or(0, |asked| asked.revents.cast_unsigned());

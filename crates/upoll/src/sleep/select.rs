@@ -119,13 +119,16 @@ pub(super) fn select_anew<'a>(
         selection.finish();
         return Ok(seen.ready);
     }
+    let mut maps = Bitmaps::new();
     let mut call = SelectCall {
         selection,
         resolve,
         asked: Asked {
-            maps: Bitmaps::new(),
+            maps: &mut maps,
             words: 0,
             end: 0,
+            used: [false; 3],
+            any_found: false,
         },
         was_asked: false,
     };
@@ -135,12 +138,17 @@ pub(super) fn select_anew<'a>(
 }
 
 /// The three bitmaps that the kernel is given and writes its answer to, by its own numbers.
-struct Asked {
-    maps: Bitmaps,
+struct Asked<'m> {
+    /// In the caller's frame, as they are long and this is handed on.
+    maps: &'m mut Bitmaps,
     /// Words of each of them.
     words: usize,
     /// Numbers from here on are in none of them.
     end: RawFd,
+    /// Which of them have any; the kernel need not look at the others.
+    used: [bool; 3],
+    /// There is something in the answer.
+    any_found: bool,
 }
 
 std::thread_local! {
@@ -149,22 +157,24 @@ std::thread_local! {
     static SPARE: Cell<Vec<c_ulong>> = const { Cell::new(Vec::new()) };
 }
 
-impl Drop for Asked {
+impl Drop for Asked<'_> {
     fn drop(&mut self) {
         // Where the stack is measured against the heap, each call has the heap as Linux had it.
         if self.maps.spilled() && !cfg!(feature = "force-heap") {
-            let spare = mem::take(&mut self.maps).into_vec();
+            let spare = mem::take(self.maps).into_vec();
             // A thread about to end keeps nothing.
             let _ = SPARE.try_with(|place| place.set(spare));
         }
     }
 }
 
-impl Asked {
+impl Asked<'_> {
     fn clear(&mut self) {
         self.maps.clear();
         self.words = 0;
         self.end = 0;
+        self.used = [false; 3];
+        self.any_found = false;
     }
 
     /// Makes room for `words` words in each bitmap.
@@ -175,8 +185,8 @@ impl Asked {
             let mut spare = SPARE.try_with(Cell::take).unwrap_or_default();
             spare.clear();
             if spare.capacity() >= 3 * words {
-                spare.extend_from_slice(&self.maps);
-                self.maps = Bitmaps::from_vec(spare);
+                spare.extend_from_slice(self.maps);
+                *self.maps = Bitmaps::from_vec(spare);
             }
         }
         self.maps
@@ -198,9 +208,12 @@ impl Asked {
             self.widen(number / WORD + 1)?;
         }
         self.end = self.end.max(fd + 1);
+        let maps = self.maps.as_mut_slice();
         for (which, wanted) in wanted.into_iter().enumerate() {
-            let bit = c_ulong::from(wanted) << (number % WORD);
-            self.maps[which * self.words + number / WORD] |= bit;
+            if wanted {
+                self.used[which] = true;
+                maps[which * self.words + number / WORD] |= 1 << (number % WORD);
+            }
         }
         Ok(())
     }
@@ -216,21 +229,21 @@ impl Asked {
     /// The bitmaps as the kernel takes them.
     fn as_fd_sets(&mut self) -> [*mut libc::fd_set; 3] {
         let maps = self.maps.as_mut_ptr();
-        [0, 1, 2].map(|which| match self.words {
-            0 => ptr::null_mut(),
-            words => maps.wrapping_add(which * words).cast(),
+        [0, 1, 2].map(|which| match self.used[which] {
+            false => ptr::null_mut(),
+            true => maps.wrapping_add(which * self.words).cast(),
         })
     }
 }
 
-struct SelectCall<'c, 's, R> {
+struct SelectCall<'c, 's, 'm, R> {
     selection: Selection<'s>,
     resolve: &'c R,
-    asked: Asked,
+    asked: Asked<'m>,
     was_asked: bool,
 }
 
-impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
+impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, '_, R> {
     /// Asks about each descriptor by itself: one was closed since the call began, and must not hide
     /// the others.
     fn ask_each(&mut self) -> Result<(), Errno> {
@@ -251,12 +264,13 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> SelectCall<'_, '_, R> {
             let found = Events::from_bits_retain(one.revents.cast_unsigned().into());
             let wanted = member.wanted();
             let ready = [0, 1, 2].map(|at| wanted[at] && found.intersects(REPORTED[at]));
+            asked.any_found |= ready.contains(&true);
             asked.insert(one.fd, ready)
         })
     }
 }
 
-impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
+impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
     fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
         self.selection.pass(self.resolve, viewer)
     }
@@ -295,17 +309,19 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
             if let Some(fd) = target.kernel() {
                 asked.insert(fd.as_raw_fd(), member.wanted())?;
             }
-            match target.kernel_side().filter(|_| own.is_some()) {
-                Some(side) => asked.insert(side.as_raw_fd(), READABLE),
-                None => Ok(()),
+            if own.is_some()
+                && let Some(side) = target.kernel_side()
+            {
+                asked.insert(side.as_raw_fd(), READABLE)?;
             }
+            Ok(())
         })?;
         let sets = asked.as_fd_sets();
         let mask = mask.map(SigSet::as_libc);
         // SAFETY: each bitmap is null or holds all numbers below the end.
         let outcome = unsafe { kernel::pselect(asked.end, sets, limit, mask) };
         match outcome {
-            Ok(_) => {}
+            Ok(found) => asked.any_found = found > 0,
             Err(Errno::BADF) if self.was_asked => self.ask_each()?,
             Err(errno) => {
                 // The kernel leaves the bitmaps as they were.
@@ -321,6 +337,9 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, R> {
     fn merge(&mut self) -> usize {
         let (asked, resolve) = (&self.asked, self.resolve);
         let mut ready = 0;
+        if !asked.any_found {
+            return 0;
+        }
         self.selection.for_each(|selection, member| {
             if let Some(fd) = resolve(member.number()).and_then(Target::kernel) {
                 ready += selection.note(member, asked.contains(fd.as_raw_fd()));

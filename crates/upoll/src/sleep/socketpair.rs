@@ -6,7 +6,7 @@ use super::blocking::until_done;
 use super::timeout::Deadline;
 use crate::errno::Errno;
 use crate::pages::{Gather, Scatter, slices, slices_mut};
-use crate::socketpair::{SocketFlags, StreamSocket};
+use crate::socketpair::{ReceiveFlags, SocketFlags, StreamSocket};
 use crate::wait::Place;
 
 impl StreamSocket {
@@ -45,6 +45,64 @@ impl StreamSocket {
                 })
             }
             done => done,
+        }
+    }
+
+    /// Receives into several buffers, one after the other (`recvmsg(2)`).
+    ///
+    /// As [`read_vectored`](Self::read_vectored), but for `flags`, and that buffers without room
+    /// wait for something to receive, too. With `WAITALL` a signal handler or the end of the stream
+    /// leaves the buffers filled in part.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); `EAGAIN` also if `flags` holds `DONTWAIT`.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{ReceiveFlags, SocketFlags, socketpair};
+    /// let (one, other) = socketpair(SocketFlags::empty())?;
+    /// one.write(b"hello")?;
+    /// let mut buffer = [0; 8];
+    /// assert_eq!(other.receive(&mut [&mut buffer[..]], ReceiveFlags::PEEK)?, 5);
+    /// assert_eq!(other.available(), 5);
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    #[doc(alias = "recv")]
+    #[doc(alias = "recvmsg")]
+    pub fn receive<B: DerefMut<Target = [u8]>>(
+        &self,
+        buffers: &mut [B],
+        flags: ReceiveFlags,
+    ) -> Result<usize, Errno> {
+        let mut buffers = slices_mut(buffers);
+        let mut into = Scatter::new(&mut buffers);
+        let asked = into.left();
+        let takes = !flags.contains(ReceiveFlags::PEEK);
+        let waits_for_all = takes && flags.contains(ReceiveFlags::WAITALL);
+        let (pair, me) = self.shared();
+        let mut received = 0;
+        let mut receive = |deadline: &mut Deadline| loop {
+            let part = pair.try_receive(me, &mut into, takes)?;
+            received = asked - into.left();
+            // The end gives nothing.
+            if part == 0 || !waits_for_all || into.left() == 0 {
+                return Ok(received);
+            }
+            *deadline = Deadline::Never;
+        };
+        let sleeps = !self.is_nonblocking() && !flags.contains(ReceiveFlags::DONTWAIT);
+        let mut deadline = Deadline::NeverRestart;
+        let mut ended = receive(&mut deadline);
+        if ended == Err(Errno::AGAIN) && sleeps {
+            ended = until_done(pair.queue(me), Place::Shared, |in_sleep| {
+                let pass = receive(&mut deadline);
+                *in_sleep = deadline;
+                pass
+            });
+        }
+        match ended {
+            Err(_) if received > 0 => Ok(received),
+            ended => ended,
         }
     }
 

@@ -49,6 +49,10 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
+    pub(super) fn is_this_threads(&self) -> bool {
+        self.lock.is_this_threads()
+    }
+
     /// Notes that the calling thread holds the lock, for which it has waited.
     fn taken(&self, waited: Option<Instant>) {
         COUNTS.with(|counts| {

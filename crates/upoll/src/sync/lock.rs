@@ -18,7 +18,11 @@ use core::sync::atomic::{AtomicBool, compiler_fence};
 #[cfg(not(loom))]
 use lock_api::{GuardNoSend, RawMutex};
 
-use self::kernel::{Futex, barrier};
+use self::kernel::Futex;
+#[cfg(not(loom))]
+pub(crate) use self::kernel::barrier;
+#[cfg(loom)]
+use self::kernel::barrier;
 #[cfg(loom)]
 use super::fence;
 use super::{AtomicU32, Ordering, Rule, broken};
@@ -37,7 +41,7 @@ pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 
 /// The lock without what it guards.
 pub struct Lock {
-    /// [`FREE`] or [`HELD`]; a sleeper sleeps on it.
+    /// [`FREE`], or the [`holder`]; a sleeper sleeps on it.
     state: Futex,
     /// Threads that sleep for the lock, or are about to. The named pair: a sleeper adds itself, has
     /// all threads pass a barrier, then looks at `state`; the holder frees `state`, then looks here.
@@ -45,13 +49,47 @@ pub struct Lock {
 }
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
+
+/// Stands for this thread: never [`FREE`]. Two threads may have the same, if they are far apart.
+#[cfg(not(loom))]
+#[inline]
+fn holder() -> u32 {
+    let thread: usize;
+    // Where the C library has what it knows of a thread. Thread-local variables are dearer in a
+    // shared library.
+    // SAFETY: every thread has one, and nothing but its address is looked at.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, readonly, preserves_flags));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(nostack, nomem, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        std::thread_local! {
+            static HERE: u32 = const { 0 };
+        }
+        thread = HERE.with(|here| core::ptr::from_ref(here).addr()) << 2;
+    }
+    // It is aligned to more than this.
+    #[expect(clippy::cast_possible_truncation, reason = "enough to tell them apart")]
+    let id = (thread >> 3) as u32;
+    id | 1
+}
+
+#[cfg(loom)]
+fn holder() -> u32 {
+    1
+}
 
 /// How often a thread looks again before it sleeps: critical sections are short.
 #[cfg(not(loom))]
 const SPINS: u32 = 7;
 
-// SAFETY: `state` goes from `FREE` to `HELD` for one thread at a time, with acquire order, and back
+// SAFETY: `state` leaves `FREE` for one thread at a time, with acquire order, and back
 // only by `unlock`, with release order.
 #[cfg(not(loom))]
 unsafe impl RawMutex for Lock {
@@ -92,11 +130,16 @@ impl Lock {
         }
     }
 
+    #[cfg(not(loom))]
+    pub(super) fn is_this_threads(&self) -> bool {
+        self.state.word.load(Ordering::Relaxed) == holder()
+    }
+
     #[inline]
     fn try_acquire(&self) -> bool {
         self.state
             .word
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(FREE, holder(), Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
 
@@ -146,10 +189,21 @@ impl Lock {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let is_ordered = broken(Rule::BarrierBeforeSleep) || barrier();
         while !self.try_acquire() {
-            self.state.wait(HELD, is_ordered);
+            let now = self.state.word.load(Ordering::Relaxed);
+            if now != FREE {
+                self.state.wait(now, is_ordered);
+            }
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Whether a lock is held by the code that this call, in a signal handler, has interrupted. Seldom
+/// said wrongly of another thread's.
+#[cfg(not(loom))]
+pub(crate) fn is_held_by_this_thread<T>(mutex: &Mutex<T>) -> bool {
+    // SAFETY: the lock is only looked at.
+    unsafe { mutex.raw() }.is_this_threads()
 }
 
 /// Tells the kernel, once, that this process will ask for barriers: with many threads that takes a
@@ -219,7 +273,7 @@ mod kernel {
     }
 
     /// Has every thread of the process that runs pass a full barrier; says whether the kernel did it.
-    pub(super) fn barrier() -> bool {
+    pub(crate) fn barrier() -> bool {
         let ask = |command: libc::c_int| {
             // SAFETY: no memory is involved.
             unsafe { syscall!(Sysno::membarrier, command, 0, 0) }

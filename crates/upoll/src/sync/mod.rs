@@ -24,7 +24,7 @@ pub(crate) use loom::sync::atomic::{
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) use self::lock::{Mutex, MutexGuard, prepare};
+pub(crate) use self::lock::{Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
@@ -129,6 +129,15 @@ pub enum Rule {
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
+    /// A change of a counter that processes share is told before it is made.
+    #[cfg(any(feature = "std", loom))]
+    TellBeforeChanging,
+    /// Who finds a shared counter's lock left by the dead marks that somebody may wait.
+    #[cfg(any(feature = "std", loom))]
+    MarkForTheDead,
+    /// Who listens for changes of a shared counter has the next one ring, then reads their number.
+    #[cfg(any(feature = "std", loom))]
+    ArmThenCount,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
 }

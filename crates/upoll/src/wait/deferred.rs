@@ -1,6 +1,12 @@
 //! What a wake puts off until its locks are free.
 
+#[cfg(all(feature = "std", not(loom)))]
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+#[cfg(all(feature = "std", not(loom)))]
+use alloc::task::Wake;
+#[cfg(all(feature = "std", not(loom)))]
+use core::any::Any;
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::task::Waker;
@@ -34,6 +40,23 @@ impl TaskSlot {
         let before = self.waker.lock().replace(waker);
         fence(Ordering::SeqCst);
         drop(before);
+    }
+}
+
+/// A panic that was caught in the midst of a wake, as one more task of it.
+#[cfg(all(feature = "std", not(loom)))]
+struct Panic {
+    payload: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+#[cfg(all(feature = "std", not(loom)))]
+impl Wake for Panic {
+    fn wake(self: Arc<Self>) {
+        let payload = self.payload.lock().take();
+        // Of several panics the first to go on is the one that is seen.
+        if let Some(payload) = payload.filter(|_| !std::thread::panicking()) {
+            std::panic::resume_unwind(payload);
+        }
     }
 }
 
@@ -89,6 +112,18 @@ impl Deferred {
             slot.next.store(self.tasks.0, Ordering::Relaxed);
             self.tasks.0 = Arc::into_raw(slot.clone()).cast_mut();
         }
+    }
+
+    /// Has a panic of foreign code go on once all who stand behind it have been told.
+    #[cfg(all(feature = "std", not(loom)))]
+    #[cold]
+    pub(crate) fn push_panic(&mut self, payload: Box<dyn Any + Send>) {
+        let panic = Panic {
+            payload: Mutex::new(Some(payload)),
+        };
+        let slot = TaskSlot::new();
+        slot.set(Waker::from(Arc::new(panic)));
+        self.push_task(&slot);
     }
 
     #[cfg_attr(

@@ -93,7 +93,7 @@ impl WaitEntry {
         self.queue.store(queue.cast_mut(), Ordering::Relaxed);
         // SAFETY: the caller keeps the queue alive.
         let queue = unsafe { &*queue };
-        let mut list = queue.list.lock();
+        let mut list = queue.lock();
         self.set_standing(EXCLUSIVE, place != Place::Shared);
         // SAFETY: the entry is unlinked and the list locked.
         unsafe {
@@ -116,7 +116,7 @@ impl WaitEntry {
     pub(crate) fn unhook(&self) -> Option<NonNull<WaitQueue>> {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
-        let mut list = unsafe { queue.as_ref() }.list.lock();
+        let mut list = unsafe { queue.as_ref() }.lock();
         // SAFETY: as above.
         let claimed = unsafe { queue.as_ref() }.unclaim(&mut list, self);
         if self.stands(LINKED) {
@@ -133,7 +133,7 @@ impl WaitEntry {
     pub(crate) fn outlast_wake(&self) {
         if let Some(queue) = self.queue() {
             // SAFETY: the queue outlives the hook (`hook`'s contract).
-            drop(unsafe { queue.as_ref() }.list.lock());
+            drop(unsafe { queue.as_ref() }.lock());
         }
     }
 
@@ -163,7 +163,7 @@ impl WaitEntry {
         let queue = self.queue()?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let queue_ref = unsafe { queue.as_ref() };
-        let mut list = queue_ref.list.lock();
+        let mut list = queue_ref.lock();
         queue_ref.unclaim(&mut list, self).then_some(queue)
     }
 
@@ -183,7 +183,7 @@ impl WaitEntry {
         let Some(queue) = self.queue() else { return };
         // SAFETY: the caller vouches for the queue.
         let queue = unsafe { queue.as_ref() };
-        let mut list = queue.list.lock();
+        let mut list = queue.lock();
         self.set_standing(ABSENT, false);
         let retired = self.stands(RETIRED);
         let claimed = queue.unclaim(&mut list, self);

@@ -22,16 +22,18 @@
 
 mod deferred;
 mod list;
+mod locked;
 
 pub(crate) use self::deferred::{Deferred, TaskSlot};
 use self::list::{ABSENT, EXCLUSIVE, LINKED, List, RETIRED};
 pub(crate) use self::list::{OnWake, WaitEntry};
+use self::locked::{Kind, Locked};
 
 use core::ptr::{self, NonNull};
 
 use crate::events::Events;
 use crate::sync::{
-    AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, fence, fence_after_rmw, seqcst_pair_fence,
+    AtomicBool, AtomicU32, Mutex, Ordering, fence, fence_after_rmw, seqcst_pair_fence,
 };
 
 /// A list of waiters that an object wakes when it changes.
@@ -54,6 +56,9 @@ pub struct WaitQueue {
     /// A rotating wake found nobody to take it: whoever settles a claim next hands on one more.
     /// Guarded by `list`'s lock.
     owed: AtomicBool,
+    /// Wakes that did not get `list`'s lock.
+    #[cfg(all(feature = "std", not(loom)))]
+    missed: core::sync::atomic::AtomicU16,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
     list: Mutex<List>,
@@ -170,6 +175,8 @@ impl WaitQueue {
             linked: AtomicU32::new(0),
             noted: AtomicBool::new(false),
             owed: AtomicBool::new(false),
+            #[cfg(all(feature = "std", not(loom)))]
+            missed: core::sync::atomic::AtomicU16::new(0),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
@@ -224,7 +231,7 @@ impl WaitQueue {
             mode: Mode::Tell,
             deferred: &mut deferred,
         };
-        let mut list = self.list.lock();
+        let mut list = self.lock();
         let mut took = 0;
         let mut at = list.first(false);
         while let Some(entry) = at {
@@ -295,7 +302,10 @@ impl WaitQueue {
             mode: Mode::Ask,
             deferred: &mut deferred,
         };
-        let mut list = self.list.lock();
+        let Some(mut list) = self.lock_to_wake(Kind::Question, &wake) else {
+            // Whoever holds the lock may be about to wait.
+            return true;
+        };
         let mut at = list.first(false);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
@@ -312,8 +322,10 @@ impl WaitQueue {
         if !self.is_watched() {
             return 0;
         }
-        let mut list = self.list.lock();
-        self.walk(&mut list, wake, false)
+        match self.lock_to_wake(Kind::Plain, wake) {
+            Some(mut list) => self.walk(&mut list, wake, false),
+            None => 0,
+        }
     }
 
     /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets:
@@ -329,7 +341,9 @@ impl WaitQueue {
         if !self.is_watched() {
             return 0;
         }
-        let mut list = self.list.lock();
+        let Some(mut list) = self.lock_to_wake(Kind::Rotating { notes_last }, wake) else {
+            return 0;
+        };
         let mut took = 0;
         let mut at = list.first(false);
         while let Some(entry) = at {
@@ -378,7 +392,7 @@ impl WaitQueue {
             mode: Mode::Tell,
             deferred: &mut deferred,
         };
-        let mut list = self.list.lock();
+        let mut list = self.lock();
         if rotating {
             wake.mode = Mode::Offer;
             if !self.offer_in_turn(&mut list, &mut wake, Whom::All) {
@@ -410,7 +424,7 @@ impl WaitQueue {
         refused: impl FnOnce(),
         deferred: &mut Deferred,
     ) -> Turn {
-        let mut list = self.list.lock();
+        let mut list = self.lock();
         me.set_standing(ABSENT, false);
         if self.unclaim(&mut list, me) {
             // A wake chose `me` just now.
@@ -472,7 +486,7 @@ impl WaitQueue {
         ready: impl FnOnce() -> bool,
         deferred: &mut Deferred,
     ) -> bool {
-        let mut list = self.list.lock();
+        let mut list = self.lock();
         me.queue
             .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
         me.set_standing(EXCLUSIVE, true);
@@ -507,12 +521,7 @@ impl WaitQueue {
 
     /// Offers the wake to the exclusive entries in their order until one takes it; that one has
     /// a claim then, and one turn more.
-    fn offer_in_turn(
-        &self,
-        list: &mut MutexGuard<'_, List>,
-        wake: &mut Wake<'_>,
-        whom: Whom,
-    ) -> bool {
+    fn offer_in_turn(&self, list: &mut Locked<'_>, wake: &mut Wake<'_>, whom: Whom) -> bool {
         if self.noted.load(Ordering::SeqCst) {
             return false;
         }
@@ -536,7 +545,7 @@ impl WaitQueue {
     }
 
     /// The entry's claim, if it has one, is over.
-    fn unclaim(&self, list: &mut MutexGuard<'_, List>, entry: &WaitEntry) -> bool {
+    fn unclaim(&self, list: &mut Locked<'_>, entry: &WaitEntry) -> bool {
         let claimed = list.unclaim(entry);
         if claimed && !entry.stands(LINKED) {
             self.count_unlinked();
@@ -545,7 +554,7 @@ impl WaitQueue {
     }
 
     /// The entry took a rotating wake: it has a claim, and has had its turn.
-    fn retire(&self, list: &mut MutexGuard<'_, List>, entry: NonNull<WaitEntry>) {
+    fn retire(&self, list: &mut Locked<'_>, entry: NonNull<WaitEntry>) {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
         let entry = unsafe { entry.as_ref() };
         list.claim(entry);
@@ -555,12 +564,7 @@ impl WaitQueue {
     }
 
     /// Calls entries from the head, exclusive ones until one took it.
-    fn walk(
-        &self,
-        list: &mut MutexGuard<'_, List>,
-        wake: &mut Wake<'_>,
-        exclusive_only: bool,
-    ) -> usize {
+    fn walk(&self, list: &mut Locked<'_>, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
         let mut took = 0;
         let mut at = list.first(exclusive_only);
         while let Some(entry) = at {
@@ -593,12 +597,7 @@ impl WaitQueue {
     }
 
     #[inline]
-    fn call(
-        &self,
-        list: &mut MutexGuard<'_, List>,
-        entry: NonNull<WaitEntry>,
-        wake: &mut Wake<'_>,
-    ) -> Reply {
+    fn call(&self, list: &mut Locked<'_>, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         // SAFETY: a linked entry is alive under the lock.
         let on_wake = unsafe { entry.as_ref() }.on_wake;
         // SAFETY: the entry is linked into this queue, whose lock is held.

@@ -177,6 +177,10 @@ fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) 
         let mut killed = Stepped::new(&operation);
         for _ in 0..length * points / length.min(POINTS) {
             killed.step();
+            // There is less to do if the sleeper had not listened yet.
+            if killed.is_done {
+                break;
+            }
         }
         killed.kill();
         check();

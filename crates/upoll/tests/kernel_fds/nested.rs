@@ -303,3 +303,36 @@ fn a_set_watched_under_two_numbers_is_reported_under_both() {
     compare(&[3]);
     compare(&[]);
 }
+
+#[test]
+fn a_set_below_that_adopts_a_kernel_set_reports_its_members_above() {
+    let _alone = alone();
+    for sleeps in [false, true] {
+        let [outer, inner] = [(); 2].map(|()| Both::new());
+        nest(&outer, &inner, input(1));
+        let (kernel_set, member) = (Kernel::new(), eventfd());
+        kernel_set.add(&member, input(2));
+        inner.theirs.add(&member, input(2));
+        assert_eq!(outer.harvest(), []);
+        let adopt = || {
+            let adopted = kernel_set.0.as_fd();
+            inner.ours.adopt_kernel_set(adopted, 1).unwrap();
+        };
+        let found = if sleeps {
+            thread::scope(|scope| {
+                let waiter = scope.spawn(|| wait(&outer.ours, 4, LONG));
+                thread::sleep(SHORT);
+                adopt();
+                thread::sleep(SHORT);
+                eventfd_write(&member);
+                waiter.join().unwrap()
+            })
+        } else {
+            adopt();
+            eventfd_write(&member);
+            wait(&outer.ours, 4, SHORT)
+        };
+        assert_eq!(found, outer.theirs.harvest(4));
+        assert_eq!(inner.harvest(), [(2, Events::IN)]);
+    }
+}

@@ -39,6 +39,8 @@ const PERCENT: Axis = Axis {
 pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     match part {
         Part::Comparisons => comparisons(&report.comparisons),
+        // A few figures next to each other say more than a plot.
+        Part::Numbers => Ok(Vec::new()),
         Part::Polls => polls(&report.polls),
         Part::Growth => growth(&report.growth),
         Part::Timeouts => timeouts(&report.timeouts),
@@ -172,6 +174,7 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
             };
             lines.push(line("stack", |row| Some(row.upoll_nanoseconds)));
             lines.push(line("heap", |row| Some(row.heap_nanoseconds)));
+            lines.push(line("kept context", |row| row.context_nanoseconds));
             lines.push(line("kernel", |row| row.kernel_nanoseconds));
         }
         lines.retain(|line| !line.points.is_empty());

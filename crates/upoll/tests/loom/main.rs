@@ -2,6 +2,8 @@
 //! preemptions. Each has a deliberate break: with one rule switched off, loom must find the fault.
 #![cfg(loom)]
 
+mod shared;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -232,6 +234,48 @@ fn a_context_may_go_while_a_wake_comes() {
         drop(context);
         thread.join().unwrap();
         assert!(counter.as_file_ref().is_ready(Events::IN));
+    });
+}
+
+/// What a poll context registers while the other end closes is found hung up by the next call.
+fn keeping_against_closing() {
+    model(4, || {
+        let (reader, writer) = pipe().unwrap();
+        let thread = thread::spawn(move || drop(writer));
+        let mut context = PollContext::new();
+        let mut fds = [PollFd::new(&reader, Events::empty())];
+        context.poll_now(&mut fds).unwrap();
+        thread.join().unwrap();
+        assert_eq!(context.poll_now(&mut fds), Ok(1));
+        assert_eq!(fds[0].revents(), Events::HUP);
+    });
+}
+
+#[test]
+fn an_entry_that_a_context_registers_misses_no_close() {
+    keeping_against_closing();
+}
+
+#[test]
+fn an_entry_that_is_not_looked_at_after_registering_misses_a_close() {
+    must_fail_without(Rule::LookAfterRegistering, keeping_against_closing);
+}
+
+/// The file of a kept entry closes, which wakes it, while the next call, whose list has another
+/// file, lets go of it and uses its slot again.
+#[test]
+fn a_context_may_use_the_slot_of_a_file_again_while_it_closes() {
+    model(3, || {
+        let closing = EventFd::new(0).unwrap();
+        let other = EventFd::new(0).unwrap();
+        let mut context = PollContext::new();
+        assert_eq!(poll_kept(&mut context, &closing), 0);
+        let thread = thread::spawn(move || drop(closing));
+        assert_eq!(poll_kept(&mut context, &other), 0);
+        other.try_write(1).unwrap();
+        assert_eq!(poll_kept(&mut context, &other), 1);
+        thread.join().unwrap();
+        assert_eq!(poll_kept(&mut context, &other), 1);
     });
 }
 

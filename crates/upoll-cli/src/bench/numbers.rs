@@ -1,0 +1,339 @@
+//! What a number costs: calls on objects, and the same ones by number through the C interface, on
+//! objects in the same state.
+
+use std::ffi::c_int;
+use std::hint::black_box;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use upoll::{CtlCommand, Epoll, Event, EventFd, Events, PollFd, Timeout};
+use upoll_fds::EpollCtlCmd;
+
+use super::measure::{Effort, Series, Side, Spread, interleave, side};
+
+pub(super) const NAME: &str = "numbers";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+/// What a call by number may add, in nanoseconds.
+const TARGET: f64 = 5.0;
+
+/// An operation both ways.
+#[derive(Serialize)]
+pub(super) struct Numbered {
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    /// How many calls by number one operation makes.
+    pub(super) calls: u32,
+    /// Per operation.
+    pub(super) object_nanoseconds: Spread,
+    /// The same by number.
+    pub(super) number_nanoseconds: Spread,
+    /// What each call by number adds, batch by batch; the batches' own noise is in it.
+    pub(super) added_nanoseconds: Spread,
+    pub(super) target_nanoseconds: Option<f64>,
+    pub(super) reached: Option<bool>,
+    object_batches: Series,
+    number_batches: Series,
+}
+
+struct Operation {
+    what: &'static str,
+    calls: u32,
+    has_target: bool,
+    /// On objects, and by number.
+    sides: fn() -> Result<[Side; 2]>,
+}
+
+const OPERATIONS: [Operation; 7] = [
+    Operation {
+        what: "eventfd write + read",
+        calls: 2,
+        has_target: true,
+        sides: write_read,
+    },
+    Operation {
+        what: "wait(0), nothing ready",
+        calls: 1,
+        has_target: true,
+        sides: || waits(0),
+    },
+    Operation {
+        what: "wait(0), 1 ready",
+        calls: 1,
+        has_target: true,
+        sides: || waits(1),
+    },
+    Operation {
+        what: "ctl MOD",
+        calls: 1,
+        has_target: true,
+        sides: modify,
+    },
+    Operation {
+        what: "poll(0) of 1 object, idle",
+        calls: 1,
+        has_target: true,
+        sides: poll_one,
+    },
+    Operation {
+        what: "write + wait(0) + read",
+        calls: 3,
+        has_target: true,
+        sides: write_wait_read,
+    },
+    // Each change has a number of its own to be looked up: no target for the call.
+    Operation {
+        what: "batch of 64 MODs",
+        calls: 1,
+        has_target: false,
+        sides: batch,
+    },
+];
+
+pub(super) fn measure(effort: Effort) -> Result<Vec<Numbered>> {
+    let rows = OPERATIONS.into_iter().map(|operation| {
+        let series = interleave(&mut (operation.sides)()?, effort);
+        let [object, number] = [&series[0], &series[1]];
+        let pairs = object.nanoseconds.iter().zip(&number.nanoseconds);
+        let calls = f64::from(operation.calls);
+        let added = Spread::of(
+            pairs
+                .map(|(object, number)| (number - object) / calls)
+                .collect(),
+        );
+        let target = operation.has_target.then_some(TARGET);
+        Ok(Numbered {
+            name: NAME,
+            what: operation.what,
+            calls: operation.calls,
+            object_nanoseconds: object.spread(),
+            number_nanoseconds: number.spread(),
+            added_nanoseconds: added,
+            target_nanoseconds: target,
+            reached: target.map(|target| added.median <= target),
+            object_batches: object.clone(),
+            number_batches: number.clone(),
+        })
+    });
+    rows.collect()
+}
+
+/// A number that is closed with this.
+struct Number(c_int);
+
+impl Number {
+    fn new(fd: c_int) -> Result<Self> {
+        ensure!(fd >= 0, std::io::Error::last_os_error());
+        Ok(Number(fd))
+    }
+
+    fn eventfd(initial: u32) -> Result<Self> {
+        Self::new(upoll_c::upoll_eventfd(initial, 0))
+    }
+
+    /// Not the field, which a closure would take out and leave the rest to be dropped.
+    fn fd(&self) -> c_int {
+        self.0
+    }
+
+    /// A set that watches `counter`.
+    fn watching(counter: &Number) -> Result<Self> {
+        let set = Self::new(upoll_c::upoll_epoll_create1(0))?;
+        let event = Event::new(Events::IN, 1);
+        // SAFETY: the event is live.
+        let done = unsafe { upoll_c::upoll_epoll_ctl(set.0, 1, counter.fd(), &raw const event) };
+        ensure!(done == 0, std::io::Error::last_os_error());
+        Ok(set)
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        upoll_c::upoll_close(self.0);
+    }
+}
+
+/// A function that the compiler knows no more of than a C program does.
+macro_rules! by_address {
+    ($function:ident as $kind:ty) => {
+        black_box(upoll_c::$function as $kind)
+    };
+}
+
+type Write = extern "C" fn(c_int, u64) -> c_int;
+type Read = unsafe extern "C" fn(c_int, *mut u64) -> c_int;
+type Wait = unsafe extern "C" fn(c_int, *mut Event, c_int, c_int) -> c_int;
+type Ctl = unsafe extern "C" fn(c_int, c_int, c_int, *const Event) -> c_int;
+type Poll = unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, c_int) -> c_int;
+type CtlBatch = unsafe extern "C" fn(c_int, c_int, c_int, *mut EpollCtlCmd) -> c_int;
+
+fn write_read() -> Result<[Side; 2]> {
+    let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
+    let write = by_address!(upoll_eventfd_write as Write);
+    let read = by_address!(upoll_eventfd_read as Read);
+    Ok([
+        side(move || {
+            object.write(black_box(1)).expect("write");
+            black_box(object.read().expect("read"));
+        }),
+        side(move || {
+            let mut value = 0;
+            assert_eq!(write(number.fd(), black_box(1)), 0);
+            // SAFETY: the value is live.
+            assert_eq!(unsafe { read(number.fd(), &raw mut value) }, 0);
+            black_box(value);
+        }),
+    ])
+}
+
+/// Room for reports on both sides.
+const ROOM: usize = 16;
+
+/// A set that watches a counter, by objects.
+fn watched(initial: u32) -> Result<(Epoll, EventFd)> {
+    let (set, counter) = (Epoll::new()?, EventFd::new(initial)?);
+    set.add(&counter, Event::new(Events::IN, 1))?;
+    Ok((set, counter))
+}
+
+/// Waits without waiting, with `ready` to report.
+fn waits(ready: u32) -> Result<[Side; 2]> {
+    let (set, counter) = watched(ready)?;
+    let by_number = Number::eventfd(ready)?;
+    let number = Number::watching(&by_number)?;
+    let wait = by_address!(upoll_epoll_wait as Wait);
+    let mut reports = [Event::default(); ROOM];
+    let mut others = [Event::default(); ROOM];
+    Ok([
+        side(move || {
+            let found = set.wait(&mut reports, Timeout::NOW).expect("wait");
+            assert_eq!(found, ready as usize);
+            black_box((&reports, &counter));
+        }),
+        side(move || {
+            // SAFETY: there is room for as many.
+            let found = unsafe { wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0) };
+            assert_eq!(found, ready.cast_signed());
+            black_box((&others, &by_number));
+        }),
+    ])
+}
+
+fn write_wait_read() -> Result<[Side; 2]> {
+    let (set, counter) = watched(0)?;
+    let by_number = Number::eventfd(0)?;
+    let number = Number::watching(&by_number)?;
+    let write = by_address!(upoll_eventfd_write as Write);
+    let read = by_address!(upoll_eventfd_read as Read);
+    let wait = by_address!(upoll_epoll_wait as Wait);
+    let mut reports = [Event::default(); ROOM];
+    let mut others = [Event::default(); ROOM];
+    Ok([
+        side(move || {
+            counter.write(black_box(1)).expect("write");
+            assert_eq!(set.wait(&mut reports, Timeout::NOW).expect("wait"), 1);
+            black_box(counter.read().expect("read"));
+        }),
+        side(move || {
+            let mut value = 0;
+            assert_eq!(write(by_number.fd(), black_box(1)), 0);
+            // SAFETY: there is room for as many, and the value is live.
+            unsafe {
+                assert_eq!(wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0), 1);
+                assert_eq!(read(by_number.fd(), &raw mut value), 0);
+            }
+            black_box(value);
+        }),
+    ])
+}
+
+fn modify() -> Result<[Side; 2]> {
+    let (set, counter) = watched(0)?;
+    let by_number = Number::eventfd(0)?;
+    let number = Number::watching(&by_number)?;
+    let ctl = by_address!(upoll_epoll_ctl as Ctl);
+    Ok([
+        side(move || {
+            let interest = Event::new(black_box(Events::IN), 1);
+            set.modify(&counter, interest).expect("MOD");
+        }),
+        side(move || {
+            let interest = Event::new(black_box(Events::IN), 1);
+            // SAFETY: the event is live.
+            let done = unsafe { ctl(number.fd(), 3, by_number.fd(), &raw const interest) };
+            assert_eq!(done, 0);
+        }),
+    ])
+}
+
+fn poll_one() -> Result<[Side; 2]> {
+    let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
+    let poll = by_address!(upoll_poll as Poll);
+    Ok([
+        side(move || {
+            let mut fds = [PollFd::new(&object, Events::IN)];
+            let ready = upoll::poll(black_box(&mut fds), Timeout::NOW);
+            assert_eq!(ready.expect("poll"), 0);
+        }),
+        side(move || {
+            let mut fds = [libc::pollfd {
+                fd: number.fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            }];
+            // SAFETY: the entry is live.
+            let ready = unsafe { poll(black_box(fds.as_mut_ptr()), 1, 0) };
+            assert_eq!(ready, 0);
+        }),
+    ])
+}
+
+fn batch() -> Result<[Side; 2]> {
+    const CHANGES: usize = 64;
+    let set = Epoll::new()?;
+    let number = Number::new(upoll_c::upoll_epoll_create1(0))?;
+    let (mut objects, mut numbers, mut commands) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..CHANGES {
+        let object = EventFd::new(0)?;
+        set.add(&object, Event::new(Events::IN, 1))?;
+        objects.push(object);
+        let counter = Number::eventfd(0)?;
+        commands.push(EpollCtlCmd {
+            flags: 0,
+            op: 1,
+            fd: counter.fd(),
+            events: Events::IN.bits(),
+            data: 1,
+            result: 0,
+        });
+        numbers.push(counter);
+    }
+    let ctl_batch = by_address!(upoll_epoll_ctl_batch as CtlBatch);
+    let mut by_number = move |op| {
+        for command in &mut commands {
+            command.op = op;
+        }
+        // SAFETY: the commands are live.
+        let done = unsafe { ctl_batch(number.fd(), 0, CHANGES as c_int, commands.as_mut_ptr()) };
+        assert_eq!(done, CHANGES as c_int);
+    };
+    by_number(1);
+    Ok([
+        Box::new(move |times| {
+            let interest = Event::new(Events::IN, 1);
+            let commands = objects.iter().map(|one| CtlCommand::modify(one, interest));
+            let mut commands: Vec<_> = commands.collect();
+            for _ in 0..times {
+                for command in &mut commands {
+                    command.interest = Event::new(black_box(Events::IN), 1);
+                }
+                let done = set.ctl_batch(0, &mut commands).expect("a batch");
+                assert_eq!(done, CHANGES);
+            }
+        }),
+        side(move || {
+            by_number(3);
+            black_box(&numbers);
+        }),
+    ])
+}

@@ -1,0 +1,292 @@
+//! What a pipe or a pair of sockets holds is put into the kernel object behind it: the same bytes in
+//! the same pieces, so that there is as much room left as before.
+//!
+//! An end that is closed has no number any more, and what it has left behind cannot be written into
+//! the kernel's object. Then there is a new one, which takes the place of the old under the numbers of
+//! the end that is open.
+
+use std::os::fd::RawFd;
+
+use upoll::{Errno, PageView, SocketContents};
+
+use crate::kernel::{self, call, number};
+
+/// The numbers of both ends of a pipe, or of both sockets of a pair; none if it is closed.
+pub(crate) struct Ends {
+    /// What is read of a pipe; one of two sockets.
+    pub(crate) one: Vec<RawFd>,
+    pub(crate) other: Vec<RawFd>,
+}
+
+/// A descriptor of this module's own, until it is dropped.
+struct Own(RawFd);
+
+impl Own {
+    /// Has them stand where the lowest free number is not in the way.
+    fn pair([one, other]: [RawFd; 2]) -> [Own; 2] {
+        [one, other].map(|low| {
+            // SAFETY: no pointers are involved.
+            let high = number(unsafe { call!(fcntl, low, libc::F_DUPFD_CLOEXEC, 256) });
+            let low = Own(low);
+            match high {
+                Ok(high) => Own(high),
+                // As it is, then.
+                Err(_) => Own(std::mem::ManuallyDrop::new(low).0),
+            }
+        })
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // It is this module's own.
+        let _ = kernel::close(self.0);
+    }
+}
+
+/// What `F_SETFL` sets.
+const STATUS: i32 =
+    libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
+
+fn status(fd: RawFd) -> Result<i32, Errno> {
+    // SAFETY: no pointers are involved.
+    number(unsafe { call!(fcntl, fd, libc::F_GETFL) }).map(|flags| flags & STATUS)
+}
+
+fn set_status(fd: RawFd, flags: i32) -> Result<(), Errno> {
+    // SAFETY: no pointers are involved.
+    unsafe { call!(fcntl, fd, libc::F_SETFL, flags) }.map(drop)
+}
+
+/// Has all of `numbers` stand for what `new` stands for.
+fn replace(numbers: &[RawFd], new: &Own) -> Result<(), Errno> {
+    if let Some(&first) = numbers.first() {
+        set_status(new.0, status(first)?)?;
+    }
+    for &fd in numbers {
+        kernel::replace(fd, new.0);
+    }
+    Ok(())
+}
+
+/// # Errors
+/// The kernel's, for lack of memory or of the right to make the pipe as large; nothing is changed
+/// then.
+pub(crate) fn pipe(
+    pages: &mut dyn Iterator<Item = PageView<'_>>,
+    capacity: usize,
+    ends: &Ends,
+) -> Result<(), Errno> {
+    let (reader, writer) = (ends.one.first(), ends.other.first());
+    let Some(&reader) = reader else {
+        // Nobody can read it any more.
+        return match writer {
+            Some(&writer) => resize(writer, capacity).or(Ok(())),
+            None => Ok(()),
+        };
+    };
+    let mut pages = pages.peekable();
+    if let Some(&writer) = writer {
+        return fill_pipe(&mut pages, capacity, [reader, writer]);
+    }
+    if pages.peek().is_none() {
+        // If it has to be smaller nobody can write to see it.
+        return resize(reader, capacity).or(Ok(()));
+    }
+    let mut numbers = [-1; 2];
+    // SAFETY: there is room for two numbers.
+    unsafe { call!(pipe2, numbers.as_mut_ptr(), libc::O_CLOEXEC) }?;
+    let [new, end] = Own::pair(numbers);
+    fill_pipe(&mut pages, capacity, [new.0, end.0])?;
+    replace(&ends.one, &new)
+}
+
+/// Makes the kernel's pipe as large as ours.
+fn resize(fd: RawFd, capacity: usize) -> Result<(), Errno> {
+    // SAFETY: no pointers are involved.
+    let now = unsafe { call!(fcntl, fd, libc::F_GETPIPE_SZ) }?;
+    if now == capacity {
+        return Ok(());
+    }
+    // SAFETY: no pointers are involved.
+    unsafe { call!(fcntl, fd, libc::F_SETPIPE_SZ, capacity) }.map(drop)
+}
+
+fn fill_pipe<'a>(
+    pages: &mut impl Iterator<Item = PageView<'a>>,
+    capacity: usize,
+    [reader, writer]: [RawFd; 2],
+) -> Result<(), Errno> {
+    // If it cannot be as large, what there is may fit all the same.
+    let resized = resize(writer, capacity);
+    let mut pages = pages.peekable();
+    if pages.peek().is_none() {
+        return Ok(());
+    }
+    let flags = status(writer)?;
+    let mut filled = 0;
+    let mut result = Ok(());
+    for page in pages {
+        result = fill_page(&page, [reader, writer], flags);
+        if let Err(errno) = result {
+            let has_no_room = errno == Errno::AGAIN && resized.is_err();
+            result = if has_no_room { resized } else { result };
+            // A page is written whole or not at all.
+            discard(reader, filled);
+            break;
+        }
+        filled += page.bytes.len() - page.read;
+    }
+    set_status(writer, flags)?;
+    result
+}
+
+/// What the user sees of a page is what is left of it, but it takes the room of the whole.
+fn fill_page(page: &PageView<'_>, [reader, writer]: [RawFd; 2], flags: i32) -> Result<(), Errno> {
+    let packet = if page.is_packet { libc::O_DIRECT } else { 0 };
+    set_status(writer, flags & !libc::O_DIRECT | packet | libc::O_NONBLOCK)?;
+    // SAFETY: the bytes are live.
+    unsafe { call!(write, writer, page.bytes.as_ptr(), page.bytes.len()) }?;
+    discard(reader, page.read);
+    Ok(())
+}
+
+/// Reads so many bytes, which are there.
+fn discard(fd: RawFd, count: usize) {
+    let mut nothing = [0_u8; 4096];
+    let mut left = count;
+    while left > 0 {
+        let most = left.min(nothing.len());
+        // SAFETY: the buffer has that much room.
+        match unsafe { call!(read, fd, nothing.as_mut_ptr(), most) } {
+            Ok(read) if read > 0 => left -= read,
+            _ => return,
+        }
+    }
+}
+
+/// # Errors
+/// The kernel's, for lack of memory; nothing is changed then.
+pub(crate) fn sockets([one, other]: &[SocketContents; 2], ends: &Ends) -> Result<(), Errno> {
+    match (ends.one.first(), ends.other.first()) {
+        (Some(&first), Some(&second)) => {
+            set_send_buffer(first, one.send_buffer);
+            set_send_buffer(second, other.send_buffer);
+            if let Err(errno) = send(one, second, first).and_then(|()| send(other, first, second)) {
+                drain(first);
+                drain(second);
+                return Err(errno);
+            }
+            let shut = |is_shut: bool, how: i32| match is_shut {
+                // SAFETY: no pointers are involved.
+                true => unsafe { call!(shutdown, first, how) }.map(drop),
+                false => Ok(()),
+            };
+            shut(one.is_shut[0], libc::SHUT_RD)?;
+            shut(one.is_shut[1], libc::SHUT_WR)
+        }
+        (Some(_), None) => leave_behind(one, &ends.one),
+        (None, Some(_)) => leave_behind(other, &ends.other),
+        (None, None) => Ok(()),
+    }
+}
+
+/// For a socket whose peer is closed.
+fn leave_behind(contents: &SocketContents, numbers: &[RawFd]) -> Result<(), Errno> {
+    if contents.bytes.is_empty() && !contents.is_reset {
+        return Ok(());
+    }
+    let mut pair = [-1; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: there is room for two numbers.
+    unsafe { call!(socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) }?;
+    let [new, peer] = Own::pair(pair);
+    set_send_buffer(new.0, contents.send_buffer);
+    send(contents, peer.0, new.0)?;
+    if contents.is_reset {
+        // It goes unread.
+        send_bytes(new.0, &[0])?;
+    }
+    drop(peer);
+    replace(numbers, &new)
+}
+
+/// Has the kernel's socket send as much ahead as ours.
+fn set_send_buffer(fd: RawFd, bytes: usize) {
+    let mut now = 0_i32;
+    let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
+    // SAFETY: both places are live.
+    let got = unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
+    let wanted = i32::try_from(bytes).unwrap_or(i32::MAX);
+    if got.is_ok() && now != wanted {
+        // The kernel doubles it. If it does not allow as much, it is as much as it allows.
+        let half = wanted / 2;
+        // SAFETY: the value is live.
+        let _ = unsafe { call!(setsockopt, fd, level, option, &raw const half, size) };
+    }
+}
+
+/// Sends what `contents` holds, in its pieces.
+fn send(contents: &SocketContents, from: RawFd, to: RawFd) -> Result<(), Errno> {
+    let mut rest = &contents.bytes[..];
+    let mut piece = Vec::new();
+    for message in &contents.messages {
+        let (unread, later) = rest.split_at(message.unread);
+        rest = later;
+        let read = message.size - message.unread;
+        piece.clear();
+        piece.resize(read, 0);
+        piece.extend_from_slice(unread);
+        send_bytes(from, &piece)?;
+        discard(to, read);
+    }
+    Ok(())
+}
+
+/// Reads whatever there is.
+fn drain(fd: RawFd) {
+    let mut nothing = [0_u8; 4096];
+    let (place, most) = (nothing.as_mut_ptr(), nothing.len());
+    // SAFETY: the buffer has that much room.
+    while unsafe { call!(recvfrom, fd, place, most, libc::MSG_DONTWAIT, 0, 0) }
+        .is_ok_and(|read| read > 0)
+    {}
+}
+
+fn send_bytes(fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        // SAFETY: the bytes are live.
+        let sent = unsafe { call!(sendto, fd, rest.as_ptr(), rest.len(), flags, 0, 0) };
+        match sent {
+            Ok(sent) => done += sent,
+            Err(errno) => {
+                // Other hardware charges otherwise, so that less may fit.
+                if errno != Errno::AGAIN || !grow(fd) {
+                    return Err(errno);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lets a socket send more ahead than it was to.
+fn grow(fd: RawFd) -> bool {
+    let mut now = 0_i32;
+    let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
+    // SAFETY: both places are live.
+    let mut ask = || unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
+    if ask().is_err() {
+        return false;
+    }
+    let before = now;
+    set_send_buffer(fd, usize::try_from(before).unwrap_or(0).saturating_mul(2));
+    // SAFETY: as above.
+    let asked = unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
+    asked.is_ok() && now > before
+}

@@ -1,0 +1,374 @@
+//! `send(2)`, `recv(2)` and their longer forms by number.
+//!
+//! On user-level sockets the flags are served here that the stream sockets of `unix(7)` look at, and
+//! those that they do not look at. For all else (urgent data, control messages, other flags) the
+//! socket is handed over to the kernel first; what cannot be handed over the kernel socket behind
+//! answers, which is connected and empty.
+
+use std::os::fd::RawFd;
+
+use smallvec::SmallVec;
+use upoll::{Errno, ReceiveFlags, StreamSocket};
+
+use crate::demote::demote;
+use crate::io::{Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces};
+use crate::kernel::call;
+use crate::object::Object;
+use crate::pipe::raise_if_broken;
+use crate::{memory, table};
+
+/// `sizeof(struct sockaddr_storage)`
+const LONGEST_ADDRESS: libc::socklen_t = 128;
+/// The socket behind a number, for a call with no other flags than `known`; else the kernel has it
+/// from now on, if it can.
+fn socket(fd: RawFd, flags: i32, known: i32) -> Option<StreamSocket> {
+    let Some(Object::Socket(socket)) = table::get(fd) else {
+        return None;
+    };
+    if flags & !known == 0 {
+        return Some(socket);
+    }
+    // What cannot be handed over is the kernel's to refuse.
+    let _ = demote(fd);
+    None
+}
+
+const SEND: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
+const RECEIVE: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_PEEK | libc::MSG_WAITALL;
+
+/// `send(2)`.
+///
+/// # Errors
+/// As [`sendto`].
+///
+/// # Safety
+/// As [`sendto`].
+pub unsafe fn send(fd: RawFd, bytes: *const u8, count: usize, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { sendto(fd, bytes, count, flags, std::ptr::null(), 0) }
+}
+
+/// `sendto(2)`.
+///
+/// # Errors
+/// In this order, as in Linux 6.18:
+/// - `EFAULT`: `bytes` is not in a program's part of the address space.
+/// - `ENOTSOCK`, `EBADF`: the number is not a socket's.
+/// - `EINVAL`: an impossible length of the address. `EFAULT`: it cannot be read. `EISCONN`: there is
+///   one.
+/// - `EPIPE`: sending is shut down, or the peer closed; `SIGPIPE` was raised before, unless `flags`
+///   holds `MSG_NOSIGNAL`.
+/// - `EFAULT`: the bytes cannot be read.
+/// - `EAGAIN`: nothing fits, and the open file is `O_NONBLOCK` or `flags` holds `MSG_DONTWAIT`.
+/// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+///
+/// # Safety
+/// Memory that the pointers lead to is not being written.
+pub unsafe fn sendto(
+    fd: RawFd,
+    bytes: *const u8,
+    count: usize,
+    flags: i32,
+    to: *const libc::sockaddr,
+    size: libc::socklen_t,
+) -> Result<usize, Errno> {
+    let Some(socket) = socket(fd, flags, SEND) else {
+        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+        return unsafe { call!(sendto, fd, bytes, count, flags, to, size) };
+    };
+    let count = count.min(MOST);
+    memory::check_range(bytes, count)?;
+    // SAFETY: the caller's contract.
+    unsafe { check_address(to, size) }?;
+    let buffer = Buffer {
+        base: bytes.cast_mut(),
+        len: count,
+    };
+    // SAFETY: as above.
+    match unsafe { send_from(&socket, &[buffer], flags) } {
+        // It has changed hands.
+        Err(Errno::STALE) => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            unsafe { sendto(fd, bytes, count, flags, to, size) }
+        }
+        done => done,
+    }
+}
+
+/// What Linux says of an address to send to, on a socket that is connected.
+///
+/// # Safety
+/// As [`memory::read`].
+unsafe fn check_address(to: *const libc::sockaddr, size: libc::socklen_t) -> Result<(), Errno> {
+    if to.is_null() {
+        return Ok(());
+    }
+    if size > LONGEST_ADDRESS {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's contract.
+    let readable = unsafe { memory::readable(to.cast(), size as usize) };
+    match (readable.len() < size as usize, size) {
+        (true, _) => Err(Errno::FAULT),
+        (false, 0) => Ok(()),
+        (false, _) => Err(Errno::from_raw(libc::EISCONN)),
+    }
+}
+
+/// # Safety
+/// As [`sendto`], for each buffer.
+unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Result<usize, Errno> {
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let mut sources = SmallVec::<[&[u8]; 8]>::new();
+    let mut there = 0;
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: the caller's contract.
+        let source = unsafe { memory::readable(buffer.base, buffer.len) };
+        there += source.len();
+        sources.push(source);
+        if source.len() < buffer.len {
+            break;
+        }
+    }
+    if there < asked {
+        keep_whole_pieces(&mut sources, SOCKET_PIECE);
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0;
+    let result = if sources.iter().all(|source| source.is_empty()) {
+        match socket.try_write(&[]) {
+            Ok(_) if asked > 0 => Err(Errno::FAULT),
+            done => done,
+        }
+    } else if waits {
+        socket.write_vectored(&sources)
+    } else {
+        socket.try_write_vectored(&sources)
+    };
+    match flags & libc::MSG_NOSIGNAL {
+        0 => raise_if_broken(result),
+        _ => result,
+    }
+}
+
+/// `recv(2)`.
+///
+/// # Errors
+/// As [`recvfrom`].
+///
+/// # Safety
+/// As [`recvfrom`].
+pub unsafe fn recv(fd: RawFd, buffer: *mut u8, count: usize, flags: i32) -> Result<usize, Errno> {
+    let nobody = std::ptr::null_mut();
+    // SAFETY: the caller's contract.
+    unsafe { recvfrom(fd, buffer, count, flags, nobody, std::ptr::null_mut()) }
+}
+
+/// `recvfrom(2)`. A socket of a pair has no address: its length is 0.
+///
+/// # Errors
+/// In this order, as in Linux 6.18:
+/// - `EFAULT`: `buffer` is not in a program's part of the address space.
+/// - `ENOTSOCK`, `EBADF`: the number is not a socket's.
+/// - `EAGAIN`: there is nothing, and the open file is `O_NONBLOCK` or `flags` holds `MSG_DONTWAIT`.
+/// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
+/// - `ECONNRESET`: see [`StreamSocket`].
+/// - `EFAULT`: the bytes cannot be written; they stay there.
+/// - `EFAULT`: the length of the address cannot be read or written. `EINVAL`: it is negative. The
+///   bytes are received then.
+///
+/// # Safety
+/// Memory that the pointers lead to is the caller's, and nobody else uses it.
+pub unsafe fn recvfrom(
+    fd: RawFd,
+    buffer: *mut u8,
+    count: usize,
+    flags: i32,
+    from: *mut libc::sockaddr,
+    size: *mut libc::socklen_t,
+) -> Result<usize, Errno> {
+    let Some(socket) = socket(fd, flags, RECEIVE) else {
+        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+        return unsafe { call!(recvfrom, fd, buffer, count, flags, from, size) };
+    };
+    let count = count.min(MOST);
+    memory::check_range(buffer, count)?;
+    let place = Buffer {
+        base: buffer,
+        len: count,
+    };
+    // SAFETY: the caller's contract.
+    let received = match unsafe { receive_to(&socket, &[place], flags) } {
+        // It has changed hands.
+        Err(Errno::STALE) => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            return unsafe { recvfrom(fd, buffer, count, flags, from, size) };
+        }
+        received => received?,
+    };
+    if !from.is_null() {
+        // SAFETY: as above.
+        unsafe {
+            if memory::read(size)?.cast_signed() < 0 {
+                return Err(Errno::INVAL);
+            }
+            memory::write(size, 0)?;
+        }
+    }
+    Ok(received)
+}
+
+/// # Safety
+/// As [`recvfrom`], for each buffer.
+unsafe fn receive_to(
+    socket: &StreamSocket,
+    buffers: &[Buffer],
+    flags: i32,
+) -> Result<usize, Errno> {
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let mut places = SmallVec::<[&mut [u8]; 8]>::new();
+    let mut there = 0;
+    for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        // SAFETY: the caller's contract.
+        let place = unsafe { memory::writable(buffer.base, buffer.len) };
+        let is_whole = place.len() == buffer.len;
+        there += place.len();
+        places.push(place);
+        if !is_whole {
+            break;
+        }
+    }
+    let flags = ReceiveFlags::from_bits_truncate(flags.cast_unsigned());
+    let received = socket.receive(&mut places, flags)?;
+    // Without a place that can be written nothing has been taken.
+    if there == 0 && asked > 0 && socket.available() > 0 {
+        return Err(Errno::FAULT);
+    }
+    Ok(received)
+}
+
+/// `sendmsg(2)`. With control messages it is the kernel's.
+///
+/// # Errors
+/// As [`sendto`]. `EFAULT`: the message cannot be read. `EMSGSIZE`: more than 1024 buffers.
+///
+/// # Safety
+/// Memory that the message leads to is not being written.
+pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+    let by_the_kernel = || unsafe { call!(sendmsg, fd, message, flags) };
+    let Some(socket) = socket(fd, flags, SEND) else {
+        return by_the_kernel();
+    };
+    // SAFETY: the caller's contract; all of its fields are numbers or pointers.
+    let header = unsafe { memory::read(message) }?;
+    if !header.msg_control.is_null() && header.msg_controllen > 0 {
+        // As for unknown flags.
+        let _ = demote(fd);
+        return by_the_kernel();
+    }
+    check_name_length(&header)?;
+    // Too long an address is cut off here.
+    let size = header.msg_namelen.min(LONGEST_ADDRESS);
+    // SAFETY: the caller's contract.
+    let address = unsafe { check_address(header.msg_name.cast(), size) };
+    if address == Err(Errno::FAULT) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as above.
+    let buffers = unsafe { buffers_of(&header) }?;
+    address?;
+    // SAFETY: as above.
+    match unsafe { send_from(&socket, &buffers, flags) } {
+        // It has changed hands.
+        Err(Errno::STALE) => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            unsafe { sendmsg(fd, message, flags) }
+        }
+        done => done,
+    }
+}
+
+/// `recvmsg(2)`. There are no control messages, and no address.
+///
+/// # Errors
+/// As [`recvfrom`]. `EFAULT`: the message cannot be read or written. `EMSGSIZE`: more than 1024
+/// buffers.
+///
+/// # Safety
+/// Memory that the message leads to is the caller's, and nobody else uses it.
+pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Result<usize, Errno> {
+    let known = RECEIVE | libc::MSG_CMSG_CLOEXEC;
+    let Some(socket) = socket(fd, flags, known) else {
+        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+        return unsafe { call!(recvmsg, fd, message, flags) };
+    };
+    // SAFETY: the caller's contract; all of its fields are numbers or pointers.
+    let header = unsafe { memory::read(message) }?;
+    check_name_length(&header)?;
+    // SAFETY: the caller's contract.
+    let received = unsafe {
+        let buffers = buffers_of(&header)?;
+        match receive_to(&socket, &buffers, flags) {
+            // It has changed hands.
+            Err(Errno::STALE) => {
+                table::leave_if_retired(fd);
+                return recvmsg(fd, message, flags);
+            }
+            received => received?,
+        }
+    };
+    // SAFETY: as above.
+    unsafe {
+        if !header.msg_name.is_null() {
+            put(
+                message,
+                std::mem::offset_of!(libc::msghdr, msg_namelen),
+                0_u32,
+            )?;
+        }
+        put(
+            message,
+            std::mem::offset_of!(libc::msghdr, msg_flags),
+            0_i32,
+        )?;
+        put(
+            message,
+            std::mem::offset_of!(libc::msghdr, msg_controllen),
+            0_usize,
+        )?;
+    }
+    Ok(received)
+}
+
+/// Writes a field of a message.
+///
+/// # Safety
+/// As [`memory::write`].
+unsafe fn put<T: Copy>(message: *mut libc::msghdr, at: usize, value: T) -> Result<(), Errno> {
+    // SAFETY: the caller's contract.
+    unsafe { memory::write(message.wrapping_byte_add(at).cast(), value) }
+}
+
+/// What is looked at first (`copy_msghdr_from_user`).
+fn check_name_length(header: &libc::msghdr) -> Result<(), Errno> {
+    if !header.msg_name.is_null() && header.msg_namelen.cast_signed() < 0 {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+/// The buffers that a message lists.
+///
+/// # Safety
+/// As [`memory::read`].
+unsafe fn buffers_of(header: &libc::msghdr) -> Result<Buffers, Errno> {
+    if header.msg_iovlen > libc::UIO_MAXIOV as usize {
+        return Err(Errno::from_raw(libc::EMSGSIZE));
+    }
+    let count = i32::try_from(header.msg_iovlen).unwrap_or(i32::MAX);
+    // SAFETY: the caller's contract.
+    unsafe { buffers(header.msg_iov, count) }
+}

@@ -1,0 +1,314 @@
+//! Cancellation points, and `pthread_cancel(3)`.
+//!
+//! The C library cancels a thread within its own system calls only, and those here are inline. So each
+//! thread has a record that says whether it is in a call that may block. `pthread_cancel` interrupts
+//! such a call with the signal that the C library has for this; the call ends with `EINTR`, everything
+//! of upoll's is left in good order, and then the C library is asked whether to end the thread. What
+//! unwinds from there has only the frame of the exported function to pass.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
+
+use libc::{
+    fd_set, iovec, nfds_t, pid_t, pollfd, pthread_t, sigset_t, size_t, ssize_t, timespec, timeval,
+};
+use upoll::Event;
+
+use crate::next::next;
+use crate::{files, polls, raw, sets};
+
+/// What a thread is doing.
+struct Record {
+    /// Its thread's; 0 if it is nobody's.
+    owner: AtomicI32,
+    /// How many calls there were, times two; the lowest bit says that one is under way.
+    calls: AtomicU32,
+    /// The call under way was interrupted to have the thread look whether it is cancelled.
+    is_told: AtomicBool,
+}
+
+const UNDER_WAY: u32 = 1;
+const ONE_CALL: u32 = 2;
+
+/// Threads beyond so many are not interrupted.
+const MOST: usize = 4096;
+
+static RECORDS: [Record; MOST] = [const {
+    Record {
+        owner: AtomicI32::new(0),
+        calls: AtomicU32::new(0),
+        is_told: AtomicBool::new(false),
+    }
+}; MOST];
+
+/// Some thread was cancelled, so that it is worth asking.
+static IS_USED: AtomicBool = AtomicBool::new(false);
+
+std::thread_local! {
+    static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
+}
+
+/// A thread's key whose destructor returns the record, and one more; 0 until there is one. Not a
+/// variable with a destructor: that takes memory when it is first used, perhaps by a handler that has
+/// interrupted an allocation.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Before this no call is a cancellation point.
+pub(crate) fn prepare() {
+    let mut key = 0;
+    // SAFETY: the key is live, and the destructor never unloaded, as this library is not.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(return_record)) } == 0 {
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+    // SAFETY: as above. Without memory for the handler no thread of a child is interrupted.
+    unsafe { libc::pthread_atfork(None, None, Some(forget_other_threads)) };
+}
+
+/// Gives the thread's record to others when it ends.
+extern "C" fn return_record(_: *mut c_void) {
+    if let Some(record) = MINE.take() {
+        record.owner.store(0, Ordering::Release);
+    }
+}
+
+#[inline]
+fn record() -> Option<&'static Record> {
+    MINE.get().or_else(take_record)
+}
+
+#[cold]
+fn take_record() -> Option<&'static Record> {
+    let key = KEY.load(Ordering::Relaxed).checked_sub(1)?;
+    let me = thread_id();
+    let record = RECORDS.iter().find(|record| {
+        record.owner.load(Ordering::Relaxed) == 0
+            && record
+                .owner
+                .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+    })?;
+    record.calls.store(0, Ordering::Relaxed);
+    record.is_told.store(false, Ordering::Relaxed);
+    // SAFETY: the key is there; the value is only compared with null.
+    unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(record).cast()) };
+    MINE.set(Some(record));
+    Some(record)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "thread numbers are ints"
+)]
+fn thread_id() -> pid_t {
+    // It does not fail.
+    raw::kernel!(SYS_gettid).unwrap_or(0) as pid_t
+}
+
+/// In a child of `fork` there is one thread, of another number.
+extern "C" fn forget_other_threads() {
+    let mine = MINE.get();
+    for record in &RECORDS {
+        let is_mine = mine.is_some_and(|mine| std::ptr::eq(mine, record));
+        if !is_mine && record.owner.load(Ordering::Relaxed) != 0 {
+            record.owner.store(0, Ordering::Relaxed);
+        }
+    }
+    if let Some(mine) = mine {
+        mine.owner.store(thread_id(), Ordering::Relaxed);
+    }
+}
+
+/// Ends the thread if it is cancelled and has not forbidden it.
+fn end_if_cancelled() {
+    unsafe extern "C-unwind" {
+        fn pthread_testcancel();
+    }
+    // SAFETY: it needs nothing, and what it may unwind has nothing to be dropped.
+    unsafe { pthread_testcancel() };
+}
+
+/// A call at which its thread can be cancelled. -1 is what it gives if it fails.
+#[inline]
+fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
+    let Some(record) = record() else {
+        return call();
+    };
+    // From now on an interruption may be one to be cancelled, until the next call.
+    record.is_told.store(false, Ordering::Relaxed);
+    loop {
+        // A handler that calls this in the midst of a call leaves that one under way.
+        let before = record.calls.load(Ordering::Relaxed);
+        record
+            .calls
+            .store(before.wrapping_add(ONE_CALL) | UNDER_WAY, Ordering::SeqCst);
+        if IS_USED.load(Ordering::SeqCst) {
+            end_if_cancelled();
+        }
+        let result = call();
+        let was_told =
+            result == T::from(-1) && record.is_told.load(Ordering::SeqCst) && is_interrupted();
+        record
+            .calls
+            .store(before.wrapping_add(ONE_CALL), Ordering::SeqCst);
+        if !was_told {
+            return result;
+        }
+        // A thread that cannot be cancelled now notices no more than that a limit begins anew.
+        end_if_cancelled();
+    }
+}
+
+fn is_interrupted() -> bool {
+    // SAFETY: the C library gives each thread a live errno.
+    unsafe { *libc::__errno_location() == libc::EINTR }
+}
+
+#[doc = "`pthread_cancel(3)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_cancel(thread: pthread_t) -> c_int {
+    IS_USED.store(true, Ordering::SeqCst);
+    let answer = next!(c"pthread_cancel" as fn(pthread_t) -> c_int, (thread));
+    let mut clock = 0;
+    // SAFETY: the caller's thread, and a live number. It need not be joined yet: it is.
+    if answer == 0 && unsafe { libc::pthread_getcpuclockid(thread, &raw mut clock) } == 0 {
+        // So the kernel numbers the clocks of threads.
+        interrupt(!(clock >> 3));
+    }
+    answer
+}
+
+/// How often a call is interrupted: the signal may come just before the system call.
+const TRIES: usize = 100;
+/// How often others are let run after that, and after some times for a moment: a thread that runs has
+/// left its call by then, or begun it anew.
+const PATIENCE: usize = 60;
+const SHORT: usize = 50;
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Interrupts the call in which a thread may be blocked.
+fn interrupt(thread: pid_t) {
+    let of_thread = |record: &&Record| {
+        record.owner.load(Ordering::Relaxed) == thread
+            && record.calls.load(Ordering::SeqCst) & UNDER_WAY != 0
+    };
+    let Some(record) = RECORDS.iter().find(of_thread) else {
+        return;
+    };
+    let call = record.calls.load(Ordering::SeqCst);
+    if call & UNDER_WAY == 0 || thread == thread_id() {
+        return;
+    }
+    let Ok(process) = raw::kernel!(SYS_getpid) else {
+        return;
+    };
+    have_calls_interrupted();
+    for _ in 0..TRIES {
+        record.is_told.store(true, Ordering::SeqCst);
+        // A thread that has ended is none to interrupt.
+        let _ = raw::kernel!(SYS_tgkill, process, thread, SIGCANCEL);
+        for time in 0..PATIENCE {
+            if record.calls.load(Ordering::SeqCst) != call {
+                return;
+            }
+            if time < SHORT {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(MOMENT);
+            }
+        }
+    }
+}
+
+/// What the C library has for itself. Its handler does nothing to a thread that it does not cancel.
+const SIGCANCEL: c_int = 32;
+
+/// `struct sigaction` of the kernel.
+#[repr(C)]
+#[derive(Default)]
+struct Action {
+    handler: usize,
+    flags: usize,
+    restorer: usize,
+    mask: u64,
+}
+
+/// The C library has installed its handler so that calls start anew.
+fn have_calls_interrupted() {
+    let restarts = libc::SA_RESTART.cast_unsigned() as usize;
+    let mut action = Action::default();
+    let size = size_of::<u64>();
+    let known = raw::kernel!(SYS_rt_sigaction, SIGCANCEL, 0, &raw mut action, size);
+    if known.is_ok() && action.flags & restarts != 0 {
+        action.flags &= !restarts;
+        let _ = raw::kernel!(SYS_rt_sigaction, SIGCANCEL, &raw const action, 0, size);
+    }
+}
+
+macro_rules! cancellation_points {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $call:path;)*) => { $(
+        #[doc = concat!("`", $symbol, "`, a cancellation point")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: the caller's contract.
+            cancellable(|| unsafe { $call($($argument),*) })
+        }
+    )* };
+}
+
+cancellation_points! {
+    "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read;
+    "__read" __read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read;
+    "write" write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write;
+    "__write" __write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write;
+    "readv" readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::readv;
+    "writev" writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::writev;
+    "preadv2" preadv2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
+        -> ssize_t = files::preadv2;
+    "preadv64v2" preadv64v2(
+        fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
+    ) -> ssize_t = files::preadv2;
+    "pwritev2" pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
+        -> ssize_t = files::pwritev2;
+    "pwritev64v2" pwritev64v2(
+        fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
+    ) -> ssize_t = files::pwritev2;
+    "poll" poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll;
+    "__poll" __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll;
+    "__poll_chk" __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int
+        = polls::poll_chk;
+    "ppoll" ppoll(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int = polls::ppoll;
+    "__ppoll_chk" __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
+        room: size_t
+    ) -> c_int = polls::ppoll_chk;
+    "select" select(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval
+    ) -> c_int = polls::select;
+    "__select" __select(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval
+    ) -> c_int = polls::select;
+    "pselect" pselect(
+        n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int = polls::pselect;
+    "epoll_wait" epoll_wait(epfd: c_int, events: *mut Event, room: c_int, timeout: c_int) -> c_int
+        = sets::epoll_wait;
+    "epoll_pwait" epoll_pwait(
+        epfd: c_int, events: *mut Event, room: c_int, timeout: c_int, mask: *const sigset_t
+    ) -> c_int = sets::epoll_pwait;
+    "epoll_pwait2" epoll_pwait2(
+        epfd: c_int, events: *mut Event, room: c_int, timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int = sets::epoll_pwait2;
+    "eventfd_read" eventfd_read(fd: c_int, value: *mut u64) -> c_int = sets::eventfd_read;
+    "eventfd_write" eventfd_write(fd: c_int, value: u64) -> c_int = sets::eventfd_write;
+    "__read_chk" __read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: size_t) -> ssize_t
+        = files::read_chk;
+}

@@ -1,0 +1,105 @@
+//! Variadic functions of the C library. They are passed on with their arguments as they came, once what
+//! they concern has been handed over to the kernel.
+
+use std::ffi::{c_int, c_void};
+
+use crate::files::hand_over;
+use crate::next::Next;
+use crate::process::demote_inherited;
+
+static NEXT: [Next; 6] = [
+    Next::new(c"execl"),
+    Next::new(c"execlp"),
+    Next::new(c"execle"),
+    Next::new(c"dprintf"),
+    Next::new(c"__dprintf_chk"),
+    Next::new(c"clone"),
+];
+
+// What is done first, given which function it is and its first and third argument; gives the C
+// library's, to go on with.
+
+extern "C" fn before_exec(which: usize, _: usize, _: usize) -> *mut c_void {
+    demote_inherited();
+    NEXT[which].address()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the function takes an int")]
+extern "C" fn before_printing(which: usize, fd: usize, _: usize) -> *mut c_void {
+    hand_over(fd as c_int);
+    NEXT[which].address()
+}
+
+/// A thread needs nothing. A child that shares this memory must not find objects in it.
+extern "C" fn before_clone(which: usize, _: usize, flags: usize) -> *mut c_void {
+    if flags & libc::CLONE_THREAD.cast_unsigned() as usize == 0 {
+        upoll_fds::demote_all();
+    }
+    NEXT[which].address()
+}
+
+/// A function that calls `before` and goes on with the C library's, its arguments untouched.
+macro_rules! pass_on {
+    ($($name:ident = $which:literal after $before:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "`")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[cfg(target_arch = "x86_64")]
+        pub unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "sub rsp, 128",
+                "movups [rsp], xmm0", "movups [rsp + 16], xmm1",
+                "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
+                "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5",
+                "movups [rsp + 96], xmm6", "movups [rsp + 112], xmm7",
+                "mov rsi, rdi",
+                concat!("mov edi, ", $which),
+                "call {before}",
+                "mov r11, rax",
+                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]",
+                "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
+                "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]",
+                "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
+                "add rsp, 128",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                before = sym $before,
+            );
+        }
+
+        #[doc = concat!("`", stringify!($name), "`")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[cfg(target_arch = "aarch64")]
+        pub unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "stp x29, x30, [sp, #-208]!",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "stp q0, q1, [sp, #80]", "stp q2, q3, [sp, #112]",
+                "stp q4, q5, [sp, #144]", "stp q6, q7, [sp, #176]",
+                "mov x1, x0",
+                concat!("mov x0, #", $which),
+                "bl {before}",
+                "mov x16, x0",
+                "ldp q6, q7, [sp, #176]", "ldp q4, q5, [sp, #144]",
+                "ldp q2, q3, [sp, #112]", "ldp q0, q1, [sp, #80]",
+                "ldp x6, x7, [sp, #64]", "ldp x4, x5, [sp, #48]",
+                "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
+                "ldp x29, x30, [sp], #208",
+                "br x16",
+                before = sym $before,
+            );
+        }
+    )* };
+}
+
+pass_on! {
+    execl = 0 after before_exec;
+    execlp = 1 after before_exec;
+    execle = 2 after before_exec;
+    dprintf = 3 after before_printing;
+    __dprintf_chk = 4 after before_printing;
+    clone = 5 after before_clone;
+}

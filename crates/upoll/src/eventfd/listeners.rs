@@ -1,0 +1,156 @@
+//! What processes share of a counter, and how those who wait hear of its changes.
+//!
+//! The lock that guards it, futexes and bells are the layer's above ([`Voice`]); here is in which
+//! order they are used, so that a process may die anywhere. A change is told *before* it is made,
+//! with the lock held: who was told takes the lock to look, and there finds the change, or that it
+//! was not made. The count and the maximum are a store each, and a change is one of the two, so
+//! there is no half-made change to mend.
+
+use super::{Direction, Limited, Step};
+use crate::errno::Errno;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rule, broken, seqcst_pair_fence};
+
+/// Written with the lock held, but for what says otherwise.
+#[repr(C)]
+pub(crate) struct Shared {
+    count: AtomicU64,
+    maximum: AtomicU64,
+    inward: Listeners,
+    outward: Listeners,
+}
+
+/// Those who want to hear of changes in one direction.
+#[repr(C)]
+struct Listeners {
+    /// Changes that were told.
+    changes: AtomicU64,
+    /// [`ASLEEP`] and, above it, a number that is another one after each change that found somebody
+    /// asleep.
+    word: AtomicU32,
+    /// The bell is to be rung. The named pair: a change counts itself in `changes`, then looks here;
+    /// a listener, without the lock, arms the bell, then looks at `changes` or takes the lock.
+    armed: AtomicBool,
+}
+
+/// In [`Listeners::word`]: somebody sleeps on it, or is about to.
+const ASLEEP: u32 = 1;
+
+/// How those who wait are reached.
+pub(crate) trait Voice {
+    /// Rouses everybody, in whatever process, who sleeps on `word`.
+    fn rouse(&self, word: &AtomicU32);
+
+    /// Rings the bell of a direction.
+    fn ring(&self, direction: Direction);
+}
+
+impl Shared {
+    pub(crate) fn new(count: u64) -> Self {
+        let listeners = || Listeners {
+            changes: AtomicU64::new(0),
+            word: AtomicU32::new(0),
+            armed: AtomicBool::new(false),
+        };
+        Shared {
+            count: AtomicU64::new(count),
+            maximum: AtomicU64::new(u64::MAX),
+            inward: listeners(),
+            outward: listeners(),
+        }
+    }
+
+    fn listeners(&self, direction: Direction) -> &Listeners {
+        match direction {
+            Direction::In => &self.inward,
+            Direction::Out => &self.outward,
+        }
+    }
+
+    /// What waiters for a change in `direction` sleep on.
+    pub(crate) fn word(&self, direction: Direction) -> &AtomicU32 {
+        &self.listeners(direction).word
+    }
+
+    /// With the lock held.
+    pub(crate) fn look(&self) -> Limited {
+        Limited {
+            count: self.count.load(Ordering::SeqCst),
+            maximum: self.maximum.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Takes `step`, and tells whoever waits, with the lock held; says what was before.
+    pub(crate) fn change(
+        &self,
+        direction: Direction,
+        step: Step<'_>,
+        voice: &impl Voice,
+    ) -> Result<Limited, Errno> {
+        let before = self.look();
+        let after = step(before)?;
+        let tells_first = !broken(Rule::TellBeforeChanging);
+        if tells_first {
+            self.tell(direction, voice);
+        }
+        if after.count != before.count {
+            self.count.store(after.count, Ordering::SeqCst);
+        }
+        if after.maximum != before.maximum {
+            self.maximum.store(after.maximum, Ordering::SeqCst);
+        }
+        if !tells_first {
+            self.tell(direction, voice);
+        }
+        Ok(before)
+    }
+
+    /// Says that there is a change, which must be there when the lock is free.
+    fn tell(&self, direction: Direction, voice: &impl Voice) {
+        let listeners = self.listeners(direction);
+        listeners.changes.fetch_add(1, Ordering::SeqCst);
+        seqcst_pair_fence();
+        let word = listeners.word.load(Ordering::SeqCst);
+        if word & ASLEEP != 0 {
+            let next = (word & !ASLEEP).wrapping_add(ASLEEP << 1);
+            listeners.word.store(next, Ordering::SeqCst);
+            voice.rouse(&listeners.word);
+        }
+        if listeners.armed.swap(false, Ordering::SeqCst) {
+            voice.ring(direction);
+        }
+    }
+
+    /// With the lock held, whose last holder died: it may have taken the marks away by which those
+    /// who wait are found, and not come to rouse anybody, nor to its change.
+    pub(crate) fn holder_died(&self) {
+        if broken(Rule::MarkForTheDead) {
+            return;
+        }
+        for listeners in [&self.inward, &self.outward] {
+            listeners.armed.store(true, Ordering::SeqCst);
+            listeners.word.fetch_or(ASLEEP, Ordering::SeqCst);
+        }
+    }
+
+    /// Before a sleep on [`word`](Self::word), with the lock held: what it holds now, so that a
+    /// change from here on is noticed. Look at the count afterwards.
+    pub(crate) fn enlist(&self, direction: Direction) -> u32 {
+        self.word(direction).fetch_or(ASLEEP, Ordering::SeqCst) | ASLEEP
+    }
+
+    /// Has the next change ring; says how many changes there were before. Whoever was told of one
+    /// arms first, then looks at what it did.
+    pub(crate) fn arm(&self, direction: Direction) -> u64 {
+        let listeners = self.listeners(direction);
+        if broken(Rule::ArmThenCount) {
+            let changes = listeners.changes.load(Ordering::SeqCst);
+            seqcst_pair_fence();
+            listeners.armed.swap(true, Ordering::SeqCst);
+            return changes;
+        }
+        // A read-modify-write as the one that takes it away, so that loom knows their order, too.
+        listeners.armed.swap(true, Ordering::SeqCst);
+        seqcst_pair_fence();
+        listeners.changes.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,148 @@
+/* The test program of the patch series that proposed EPOLL_ROTATE, written as for its kernel: 100
+ * workers, each with a set of its own, take numbers out of one pipe; their sets watch a set that
+ * watches the pipe. Prints how long it took, how often a processor changed its thread, and how even
+ * the shares are.
+ *
+ * A kernel without EPOLL_ROTATE does it with a plain set between, as the program did for comparison.
+ * Each number has to arrive once, however it is done. If the set rotates, no worker goes without, and
+ * there is no herd: bounds that are far from what is reached, as a loaded machine lets threads run
+ * when it likes. */
+#include "check.h"
+
+#include <semaphore.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#ifndef EPOLL_ROTATE
+#define EPOLL_ROTATE 1
+#endif
+
+enum { WORKERS = 100, EVENTS = 20000, ROOM = 10000, END = -1 };
+
+static int source, pipe_fds[2];
+static pthread_t threads[WORKERS];
+static int ids[WORKERS], tids[WORKERS];
+static pthread_barrier_t all_here;
+static long served[WORKERS], in_vain[WORKERS];
+static char arrivals[EVENTS];
+static int taken;
+static sem_t finished;
+static struct timespec end;
+static struct rusage usage_at_end;
+
+static void *works(void *which)
+{
+	int id = *(int *)which, epfd = epoll_create1(0), number;
+	struct epoll_event *events = calloc(ROOM, sizeof *events);
+
+	CHECK(events != NULL && epfd >= 0 && add(epfd, source, EPOLLIN, 0) == 0);
+	tids[id] = (int)syscall(SYS_gettid);
+	pthread_barrier_wait(&all_here);
+	for (;;) {
+		CHECK(epoll_wait(epfd, events, ROOM, -1) == 1);
+		if (read(pipe_fds[0], &number, sizeof number) != sizeof number) {
+			CHECK(errno == EAGAIN);
+			in_vain[id]++;
+			continue;
+		}
+		if (number == END)
+			break;
+		CHECK(number >= 0 && number < EVENTS);
+		arrivals[number]++;
+		served[id]++;
+		if (__atomic_add_fetch(&taken, 1, __ATOMIC_ACQ_REL) == EVENTS) {
+			clock_gettime(CLOCK_MONOTONIC, &end);
+			getrusage(RUSAGE_SELF, &usage_at_end);
+			sem_post(&finished);
+		}
+	}
+	CHECK(close(epfd) == 0);
+	free(events);
+	return NULL;
+}
+
+/* Who has not come to wait yet has no place in line. */
+static void wait_until_asleep(int tid)
+{
+	char path[64], line[512], *state;
+	do {
+		FILE *stat;
+		sleep_ms(1);
+		snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
+		stat = fopen(path, "r");
+		CHECK(stat != NULL && fgets(line, sizeof line, stat) != NULL);
+		fclose(stat);
+		/* The name before the state may hold anything. */
+		state = strrchr(line, ')');
+		CHECK(state != NULL);
+	} while (state[2] != 'S');
+}
+
+int main(void)
+{
+	struct timespec begin;
+	struct rusage usage;
+	double sum = 0, squares = 0, fairness;
+	long fewest = EVENTS, most = 0, vain = 0, switches;
+	int at, number, rotates;
+
+	source = epoll_create1(EPOLL_ROTATE);
+	rotates = source >= 0;
+	if (!rotates) {
+		CHECK(errno == EINVAL);
+		source = epoll_create1(0);
+	}
+	CHECK(pipe(pipe_fds) == 0 && fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK) == 0);
+	CHECK(add(source, pipe_fds[0], EPOLLIN, 0) == 0);
+	CHECK(sem_init(&finished, 0, 0) == 0);
+	CHECK(pthread_barrier_init(&all_here, NULL, WORKERS + 1) == 0);
+	for (at = 0; at < WORKERS; at++) {
+		ids[at] = at;
+		CHECK(pthread_create(&threads[at], NULL, works, &ids[at]) == 0);
+	}
+	pthread_barrier_wait(&all_here);
+	for (at = 0; at < WORKERS; at++)
+		wait_until_asleep(tids[at]);
+
+	getrusage(RUSAGE_SELF, &usage);
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	for (number = 0; number < EVENTS; number++)
+		CHECK(write(pipe_fds[1], &number, sizeof number) == sizeof number);
+	while (sem_wait(&finished) != 0)
+		CHECK(errno == EINTR);
+	number = END;
+	for (at = 0; at < WORKERS; at++)
+		CHECK(write(pipe_fds[1], &number, sizeof number) == sizeof number);
+	for (at = 0; at < WORKERS; at++)
+		CHECK(pthread_join(threads[at], NULL) == 0);
+
+	for (at = 0; at < EVENTS; at++)
+		CHECK(arrivals[at] == 1);
+	for (at = 0; at < WORKERS; at++) {
+		sum += (double)served[at];
+		squares += (double)served[at] * (double)served[at];
+		fewest = served[at] < fewest ? served[at] : fewest;
+		most = served[at] > most ? served[at] : most;
+		vain += in_vain[at];
+	}
+	/* Jain's index: 1 if all got the same, 1/WORKERS if one got all. */
+	fairness = sum * sum / (WORKERS * squares);
+	switches = usage_at_end.ru_nvcsw - usage.ru_nvcsw + usage_at_end.ru_nivcsw - usage.ru_nivcsw;
+	printf("%s: %.2f ms, %.3f switches and %.3f reads in vain per event, fairness %.4f, "
+	       "shares %ld..%ld\n",
+	       rotates ? "rotating" : "plain",
+	       (double)(end.tv_sec - begin.tv_sec) * 1e3 +
+		       (double)(end.tv_nsec - begin.tv_nsec) / 1e6,
+	       (double)switches / EVENTS, (double)vain / EVENTS, fairness, fewest, most);
+	if (!rotates)
+		return 0;
+	CHECK(fewest > 0);
+	/* A wake for all would cost about a switch for each worker. */
+	CHECK(switches < (long)EVENTS * WORKERS / 10);
+#ifdef UPOLL_REDIRECT
+	/* The line is kept by turns, so that shares differ by what a worker that the machine does not let
+	 * run misses. A source in the kernel has the kernel's line in addition. */
+	CHECK(fairness > 0.5);
+#endif
+	return 0;
+}
