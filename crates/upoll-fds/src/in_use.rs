@@ -417,7 +417,8 @@ impl InUse {
             // Whoever changes the slot may be waiting for this record.
             wipe(self.record);
             self.entry = slot.settled()?;
-            if self.is_protected(slot) {
+            self.note();
+            if slot.leads_to(self.entry) || broken(Rule::LookAgain) {
                 return Some(self);
             }
         }
@@ -426,10 +427,15 @@ impl InUse {
     /// Writes down what is to be used, then looks whether the slot still leads there.
     #[inline(always)]
     fn is_protected(&self, slot: &Slot) -> bool {
-        let noted = self.entry.as_ptr();
-        self.record.entry.store(noted, Ordering::Relaxed);
+        self.note();
+        slot.word() == self.entry.as_ptr() || broken(Rule::LookAgain)
+    }
+
+    #[inline(always)]
+    fn note(&self) {
+        let entry = self.entry.as_ptr();
+        self.record.entry.store(entry, Ordering::Relaxed);
         before_a_look();
-        slot.word() == noted || broken(Rule::LookAgain)
     }
 
     #[inline]

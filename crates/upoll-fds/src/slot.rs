@@ -30,12 +30,27 @@ impl Entry {
     }
 }
 
-/// Null: the number is the kernel's, or not open. Odd: the mark of a change. Else an entry.
+/// Null: the number is the kernel's, or not open. Odd: the mark of a change. Else an entry, and whether
+/// it is [kept](Slot::kept).
 pub(crate) struct Slot(AtomicPtr<Entry>);
+
+const MARK: usize = 1;
+/// The number is being copied. Look-ups go on: also by a handler of what the copy itself raises.
+const KEPT: usize = 2;
 
 #[inline]
 fn is_mark(word: *mut Entry) -> bool {
-    word.addr() & 1 != 0
+    word.addr() & MARK != 0
+}
+
+/// Whether the number may be changed.
+#[inline]
+fn is_at_rest(word: *mut Entry) -> bool {
+    word.addr() & (MARK | KEPT) == 0
+}
+
+fn entry_of(word: *mut Entry) -> *mut Entry {
+    word.map_addr(|word| word & !KEPT)
 }
 
 /// The mark of a change, by the address of something that is this change's alone while it lasts.
@@ -67,9 +82,9 @@ impl Slot {
     #[inline]
     pub(crate) fn settled(&self) -> Option<NonNull<Entry>> {
         let word = self.word();
-        match is_mark(word) {
-            true => self.settled_later(),
-            false => NonNull::new(word),
+        match is_at_rest(word) {
+            true => NonNull::new(word),
+            false => self.settled_later(),
         }
     }
 
@@ -79,7 +94,7 @@ impl Slot {
         loop {
             let word = self.word();
             if !is_mark(word) {
-                return NonNull::new(word);
+                return NonNull::new(entry_of(word));
             }
             if broken(Rule::WaitWhileChanging) {
                 return None;
@@ -88,11 +103,16 @@ impl Slot {
         }
     }
 
-    /// What it leads to, unless that is just being changed.
+    /// Whether it leads to `entry` right now, be it kept or not.
+    pub(crate) fn leads_to(&self, entry: NonNull<Entry>) -> bool {
+        entry_of(self.word()) == entry.as_ptr()
+    }
+
+    /// What it leads to, unless that is just being changed or copied.
     #[inline]
     pub(crate) fn unless_changing(&self) -> Option<NonNull<Entry>> {
         let word = self.word();
-        NonNull::new(word).filter(|_| !is_mark(word))
+        NonNull::new(word).filter(|_| is_at_rest(word))
     }
 
     /// Whether it leads to nothing, and nobody is about to change that.
@@ -123,12 +143,15 @@ impl Slot {
     }
 
     /// Has `call` copy the number, of which it is told what it leads to; whoever wants to change that has
-    /// to wait. None if it is being changed now. Signals are held back.
+    /// to wait. None if it is being changed or copied now. Signals are held back.
     pub(crate) fn kept<R>(&self, call: impl FnOnce(Option<&Object>) -> R) -> Option<R> {
         let own = 0_usize;
-        let mark = mark_by(&raw const own);
         let entry = self.word();
-        let is_kept = !is_mark(entry)
+        let mark = match entry.is_null() {
+            true => mark_by(&raw const own),
+            false => entry.map_addr(|entry| entry | KEPT),
+        };
+        let is_kept = is_at_rest(entry)
             && self
                 .0
                 .compare_exchange(entry, mark, Ordering::SeqCst, Ordering::Relaxed)
@@ -146,7 +169,7 @@ impl Slot {
     /// behind our back, or is just being closed.
     pub(crate) fn install(&self, object: Object) {
         let old = self.0.swap(Entry::new(object), Ordering::SeqCst);
-        if !is_mark(old) {
+        if is_at_rest(old) {
             in_use::release(old);
         }
     }
@@ -169,7 +192,7 @@ impl Slot {
                 return change().map(|(value, _)| value);
             }
             let held_back = HeldBack::begin();
-            let is_marked = !is_mark(old)
+            let is_marked = is_at_rest(old)
                 && self
                     .0
                     .compare_exchange(old, mark, Ordering::SeqCst, Ordering::Relaxed)
@@ -208,6 +231,7 @@ impl Slot {
     /// [`give_up`](Self::give_up), until when signals are to be held back.
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
         let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
+        let mut patience = Patience::new();
         while let Some(in_use) = InUse::begin(self).filter(is_meant) {
             let entry = ptr::from_ref(in_use.entry()).cast_mut();
             let held = mark_by(entry);
@@ -218,6 +242,8 @@ impl Slot {
             {
                 return Some(entry);
             }
+            drop(in_use);
+            patience.wait();
         }
         None
     }

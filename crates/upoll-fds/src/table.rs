@@ -13,6 +13,7 @@ use crate::fork;
 use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
+use crate::patience::Patience;
 use crate::signals::HeldBack;
 use crate::slot::{Entry, Slot};
 
@@ -160,6 +161,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
         return copy();
     };
     let _change = is_user_level(fd).then(fork::Change::begin);
+    let mut patience = Patience::new();
     loop {
         let held_back = HeldBack::begin();
         let copied = slot.kept(|object| match object {
@@ -170,7 +172,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
             return copied;
         }
         drop(held_back);
-        slot.settled();
+        patience.wait();
     }
 }
 
@@ -192,6 +194,7 @@ pub(crate) fn replace(
         };
     };
     let _change = (is_user_level(fd) || is_user_level(new)).then(fork::Change::begin);
+    let mut patience = Patience::new();
     loop {
         // A change waits for no other one.
         let changed = slot.change(true, || {
@@ -201,9 +204,10 @@ pub(crate) fn replace(
             };
             Ok((copied.map_err(Some)?, object))
         });
-        match (changed, self::slot(fd)) {
-            (Err(None), Some(from)) => drop(from.settled()),
-            (changed, _) => return changed.map_err(|errno| errno.unwrap_or(Errno::BADF)),
+        match changed {
+            Ok(new) => return Ok(new),
+            Err(Some(errno)) => return Err(errno),
+            Err(None) => patience.wait(),
         }
     }
 }

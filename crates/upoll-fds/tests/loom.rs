@@ -9,7 +9,6 @@
 #[expect(dead_code, reason = "only the library blocks in calls")]
 mod in_use;
 #[path = "../src/slot.rs"]
-#[expect(dead_code, reason = "only the library copies numbers")]
 mod slot;
 #[path = "../src/sync.rs"]
 mod sync;
@@ -173,6 +172,34 @@ fn an_open_file_that_two_calls_use_goes_with_the_last() {
 #[test]
 fn two_calls_of_which_none_lets_go_leave_the_file_open() {
     must_fail_without(Rule::LetGoWhenAsked, two_using_against_closing);
+}
+
+/// A number is copied and looked up against its close.
+fn copying_against_closing() {
+    model(3, || {
+        let object = Object::new();
+        let slot = slot_of(&object);
+        let copying = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                slot.kept(|object| {
+                    // As a handler does that interrupts it.
+                    slot.with(Object::be_used);
+                    if let Some(object) = object {
+                        object.be_used();
+                    }
+                });
+            })
+        };
+        close(&slot);
+        copying.join().unwrap();
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn a_number_that_is_copied_is_closed_before_or_after() {
+    copying_against_closing();
 }
 
 /// A call uses two objects at once while their numbers give way to others: each goes once the call is
