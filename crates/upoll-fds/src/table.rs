@@ -160,7 +160,8 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     let Some(slot) = slot(fd).filter(|_| has_any()) else {
         return copy();
     };
-    let _change = is_user_level(fd).then(fork::Change::begin);
+    // A number of the kernel's, too, is marked, and would not be known for one in the child of a fork.
+    let _change = fork::Change::begin();
     let mut patience = Patience::new();
     loop {
         let held_back = HeldBack::begin();
@@ -193,7 +194,7 @@ pub(crate) fn replace(
             false => copy(),
         };
     };
-    let _change = (is_user_level(fd) || is_user_level(new)).then(fork::Change::begin);
+    let _change = fork::Change::begin();
     let mut patience = Patience::new();
     loop {
         // A change waits for no other one.

@@ -174,7 +174,7 @@ fn two_calls_of_which_none_lets_go_leave_the_file_open() {
     must_fail_without(Rule::LetGoWhenAsked, two_using_against_closing);
 }
 
-/// A number is copied and looked up against its close.
+/// A number is copied and looked up while what it stands for gives way to another object.
 fn copying_against_closing() {
     model(3, || {
         let object = Object::new();
@@ -191,7 +191,7 @@ fn copying_against_closing() {
                 });
             })
         };
-        close(&slot);
+        slot.install(Object::new());
         copying.join().unwrap();
         assert!(object.is_closed());
     });
