@@ -100,7 +100,8 @@ fn share(object: &Object, counter: &EventFd) -> Result<(), Errno> {
     for interest in interests {
         interest.give_to(&shared);
     }
-    release(object, held, Some(&shared))
+    held.release(Some(&shared));
+    Ok(())
 }
 
 /// Hands over an object of ours that no set watches, for which no set needs descriptors.
@@ -153,19 +154,8 @@ fn demote_set(object: &Object, set: &NumberedSet) -> Result<(), Errno> {
     for interest in interests {
         interest.give_to_the_kernel(&held);
     }
-    release(object, held, None)
-}
-
-/// The numbers are the kernel's, or stand for `successor`; also those that were being made meanwhile.
-fn release(object: &Object, held: Held, successor: Option<&Object>) -> Result<(), Errno> {
-    held.release(successor);
-    loop {
-        let late = table::hold(object)?;
-        if late.numbers().is_empty() {
-            return Ok(());
-        }
-        late.release(successor);
-    }
+    held.release(None);
+    Ok(())
 }
 
 /// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
@@ -215,7 +205,8 @@ fn demote_eventfd(object: &Object, counter: &EventFd) -> Result<(), Errno> {
     for interest in interests {
         interest.give_to_the_kernel(&held);
     }
-    release(object, held, None)
+    held.release(None);
+    Ok(())
 }
 
 /// Both ends of a pipe, or both sockets of a pair, change hands together.
@@ -261,7 +252,8 @@ fn demote_ends(object: &Object) -> Result<(), Errno> {
     for interest in interests {
         interest.give_to_the_kernel(&held);
     }
-    release(object, held, None)
+    held.release(None);
+    Ok(())
 }
 
 /// What a set wants of an object that is being handed over.

@@ -11,24 +11,30 @@
 //! file live on, while an unrelated thread has its epoch open: a pipe's reader would see the end
 //! too late. A reference count per call costs two atomic operations on a shared word.
 //!
-//! # The named pair
+//! # The named pairs
 //! A call writes its record, then reads the slot. A close empties the slot, then reads the records.
 //! The second pays for both: it has the kernel put a barrier into every running thread
 //! (`membarrier(2)`), so the first needs none. Where the kernel cannot, both use a fence.
+//!
+//! A close that has waited for long enough, or would wait for the code that its signal handler has
+//! interrupted, leaves the entry to the call that uses it: it puts it into [`LEAVING`], *asks* the
+//! record, then looks once more whether it is wiped. The call wipes its record, then looks whether it
+//! was asked.
+//!
+//! # Signal handlers
+//! Looking a number up allocates nothing and takes no lock, the first time as well: records come from
+//! pages of their own, and go back by a key of the C library's.
 
 use std::cell::Cell;
-use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence, fence,
+
+use crate::slot::{Entry, Slot};
+use crate::sync::{
+    AtomicBool, AtomicPtr, Ordering, Patience, Rule, broken, compiler_fence, fence, global,
 };
-use std::time::{Duration, Instant};
 
-use crate::kernel::call;
-use crate::patience::Patience;
-use crate::table::Entry;
-
-/// What one call of one thread uses.
+/// What one call of one thread uses. Threads do not share a cache line.
+#[repr(align(64))]
 struct Record {
     entry: AtomicPtr<Entry>,
     /// What a call that may block is marked with.
@@ -38,39 +44,205 @@ struct Record {
     deeper: AtomicPtr<Record>,
     /// A thread has it. Records are never freed, but change hands.
     is_taken: AtomicBool,
+    /// Nobody waits for the call any more; it is to let go of what it used.
+    is_asked: AtomicBool,
     /// In the list of all records; written before it is there.
     next: AtomicPtr<Record>,
 }
 
-/// All records.
-static ALL: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
-
-/// The kernel puts barriers into other threads for us. Set before the first entry is in the table,
-/// and never again.
-static HAS_BARRIER: AtomicBool = AtomicBool::new(false);
-
-const MEMBARRIER_PRIVATE_EXPEDITED: usize = 1 << 3;
-const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
-
-fn membarrier(command: usize) -> bool {
-    // SAFETY: no pointers are involved.
-    unsafe { call!(membarrier, command, 0, 0) }.is_ok()
-}
-
-/// Must have returned before an entry is put into the table.
-pub(crate) fn prepare() {
-    static IS_PREPARED: std::sync::Once = std::sync::Once::new();
-    IS_PREPARED.call_once(|| {
-        let registered = membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
-        HAS_BARRIER.store(registered, Ordering::SeqCst);
-        let mut key = 0;
-        // SAFETY: the key is live, and the destructor never unloaded, as this library is not. Without a
-        // key threads keep their records.
-        if unsafe { libc::pthread_key_create(&raw mut key, Some(return_records)) } == 0 {
-            KEY.store(key + 1, Ordering::Relaxed);
+impl Record {
+    fn taken() -> Self {
+        Record {
+            entry: AtomicPtr::new(ptr::null_mut()),
+            mark: AtomicPtr::new(ptr::null_mut()),
+            deeper: AtomicPtr::new(ptr::null_mut()),
+            is_taken: AtomicBool::new(true),
+            is_asked: AtomicBool::new(false),
+            next: AtomicPtr::new(ptr::null_mut()),
         }
-    });
+    }
 }
+
+global! {
+    /// All records.
+    static ALL: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
+}
+
+global! {
+    /// Entries that no slot leads to, and which a call was still using when whoever closed them
+    /// ceased to wait. Whoever takes one out owns it.
+    static LEAVING: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+}
+
+#[cfg(not(loom))]
+pub(crate) use self::kernel::prepare;
+
+/// What the protocol needs of the kernel and the C library.
+#[cfg(not(loom))]
+mod kernel {
+    use std::ffi::c_void;
+    use std::ptr;
+    use std::sync::atomic::{AtomicU8, AtomicU32};
+
+    use super::{AtomicPtr, MINE, Mine, Ordering, Record, compiler_fence, fence, records};
+    use crate::kernel::call;
+    use crate::patience::nap;
+
+    const UNKNOWN: u8 = 0;
+    const FENCES: u8 = 1;
+    const MEMBARRIER: u8 = 2;
+
+    /// By what threads are ordered: `MEMBARRIER` if the kernel puts barriers into other threads for
+    /// us. Known before the first entry is in the table, and the same from then on.
+    static ORDERED_BY: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    const MEMBARRIER_PRIVATE_EXPEDITED: usize = 1 << 3;
+    const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
+
+    fn membarrier(command: usize) -> bool {
+        // SAFETY: no pointers are involved.
+        unsafe { call!(membarrier, command, 0, 0) }.is_ok()
+    }
+
+    /// Whose destructor gives a thread's records back. Unlike Rust's thread-locals with destructors
+    /// it allocates nothing when a thread first sets it.
+    static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
+    const NO_KEY: u32 = u32::MAX;
+
+    /// Must have returned before an entry is put into the table. Not a `Once`: the child of a fork
+    /// would wait for a thread that it does not have.
+    #[inline]
+    pub(crate) fn prepare() {
+        if ORDERED_BY.load(Ordering::Acquire) == UNKNOWN {
+            prepare_once();
+        }
+    }
+
+    #[cold]
+    fn prepare_once() {
+        let mut key = NO_KEY;
+        // SAFETY: the key is live; the function is never unloaded, as this library is not.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(return_records)) } == 0 {
+            let first = KEY.compare_exchange(NO_KEY, key, Ordering::SeqCst, Ordering::SeqCst);
+            if first.is_err() {
+                // SAFETY: nobody has seen the key.
+                unsafe { libc::pthread_key_delete(key) };
+            }
+        }
+        let ordered_by = match membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED) {
+            true => MEMBARRIER,
+            false => FENCES,
+        };
+        // Another thread may have been quicker, and all have to agree.
+        let _ =
+            ORDERED_BY.compare_exchange(UNKNOWN, ordered_by, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    unsafe extern "C" fn return_records(_: *mut c_void) {
+        MINE.with(Mine::return_records);
+    }
+
+    /// Has the thread's records be given to others when it ends.
+    pub(super) fn return_at_the_end(record: &'static Record) {
+        let key = KEY.load(Ordering::Relaxed);
+        if key != NO_KEY {
+            // SAFETY: the key is never deleted. If it fails, for want of memory, the records stay
+            // the ended thread's.
+            unsafe { libc::pthread_setspecific(key, ptr::from_ref(record).cast()) };
+        }
+    }
+
+    /// Between a thread's store to its record and its look at what others change.
+    #[inline]
+    pub(super) fn before_a_look() {
+        if ORDERED_BY.load(Ordering::Relaxed) == MEMBARRIER {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// What other threads have written to their records can be seen from now on, and they see what
+    /// this one has written.
+    pub(super) fn see_others() {
+        fence(Ordering::SeqCst);
+        let is_others = |record: &'static Record| {
+            record.is_taken.load(Ordering::SeqCst) && !super::is_mine(record)
+        };
+        if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER || !records().any(is_others) {
+            return;
+        }
+        // A child of a fork may have to register anew.
+        let done = membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
+            || membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED)
+                && membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
+        if !done {
+            // A filter of system calls has come that refuses it. No processor keeps a store back
+            // for so long.
+            nap();
+        }
+    }
+
+    const PAGE: usize = 4096;
+
+    /// A new record, for ever.
+    pub(super) fn new_record() -> &'static Record {
+        /// The next one of the current page; at the beginning of a page: there is none left.
+        static NEXT: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
+        let mut next = NEXT.load(Ordering::Relaxed);
+        loop {
+            let is_used_up = next.addr().is_multiple_of(PAGE);
+            let place = if is_used_up { new_page() } else { next };
+            let after = place.wrapping_add(1);
+            match NEXT.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    // SAFETY: there is room for whole records in the page; this one is ours.
+                    return unsafe {
+                        place.write(Record::taken());
+                        &*place
+                    };
+                }
+                Err(now) => next = now,
+            }
+            if is_used_up {
+                // SAFETY: nobody has seen the page.
+                let _ = unsafe { call!(munmap, place, PAGE) };
+            }
+        }
+    }
+
+    fn new_page() -> *mut Record {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory, in nobody's way.
+        let page = unsafe { call!(mmap, 0, PAGE, access, kind, usize::MAX, 0) };
+        ptr::with_exposed_provenance_mut(page.expect("there is memory for a page"))
+    }
+}
+
+/// loom has no barrier that one thread has another one pass: both sides have a fence.
+#[cfg(loom)]
+mod kernel {
+    use super::{Ordering, Record, Rule, broken, fence};
+
+    pub(super) fn return_at_the_end(_: &'static Record) {}
+
+    pub(super) fn before_a_look() {
+        if !broken(Rule::FenceBeforeLook) {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn see_others() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn new_record() -> &'static Record {
+        Box::leak(Box::new(Record::taken()))
+    }
+}
+
+use self::kernel::{before_a_look, new_record, return_at_the_end, see_others};
 
 /// The thread's own records.
 struct Mine {
@@ -80,55 +252,46 @@ struct Mine {
     last: Cell<*const Record>,
 }
 
-std::thread_local! {
-    static MINE: Mine = const {
+impl Mine {
+    const fn new() -> Self {
         Mine {
             current: Cell::new(ptr::null()),
             first: Cell::new(ptr::null()),
             last: Cell::new(ptr::null()),
         }
-    };
-}
+    }
 
-/// The key whose destructor returns a thread's records, and one more; 0: there is none. Not a variable
-/// with a destructor: that takes memory when it is first used, perhaps by a signal handler that has
-/// interrupted an allocation.
-static KEY: AtomicU32 = AtomicU32::new(0);
-
-/// Gives the thread's records to others when it ends.
-extern "C" fn return_records(_: *mut c_void) {
-    MINE.with(|mine| {
-        let mut record = mine.first.get();
-        mine.current.set(ptr::null());
-        mine.first.set(ptr::null());
-        mine.last.set(ptr::null());
+    /// The thread ends.
+    fn return_records(&self) {
+        let mut record = self.first.get();
+        self.current.set(ptr::null());
+        self.first.set(ptr::null());
+        self.last.set(ptr::null());
         // SAFETY: records are never freed.
         while let Some(taken) = unsafe { record.as_ref() } {
             record = taken.deeper.swap(ptr::null_mut(), Ordering::Relaxed);
             taken.is_taken.store(false, Ordering::Release);
         }
-    });
+    }
 }
 
-impl Record {
-    const fn new() -> Self {
-        Record {
-            entry: AtomicPtr::new(ptr::null_mut()),
-            mark: AtomicPtr::new(ptr::null_mut()),
-            deeper: AtomicPtr::new(ptr::null_mut()),
-            is_taken: AtomicBool::new(true),
-            next: AtomicPtr::new(ptr::null_mut()),
+#[cfg(loom)]
+impl Drop for Mine {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.return_records();
         }
     }
 }
 
-/// A record that nobody has had yet. Many need no memory from the heap, for the reason above.
-fn new_record() -> &'static Record {
-    const MANY: usize = 256;
-    static FIRST: [Record; MANY] = [const { Record::new() }; MANY];
-    static USED: AtomicUsize = AtomicUsize::new(0);
-    let place = FIRST.get(USED.fetch_add(1, Ordering::Relaxed));
-    place.unwrap_or_else(|| Box::leak(Box::new(Record::new())))
+#[cfg(not(loom))]
+std::thread_local! {
+    static MINE: Mine = const { Mine::new() };
+}
+
+#[cfg(loom)]
+loom::thread_local! {
+    static MINE: Mine = Mine::new();
 }
 
 /// Every record there is.
@@ -142,13 +305,22 @@ fn records() -> impl Iterator<Item = &'static Record> {
     })
 }
 
+/// Takes a record that is nobody's.
+fn take(record: &Record) -> bool {
+    if record.is_taken.load(Ordering::Relaxed) {
+        return false;
+    }
+    if broken(Rule::TakeInOneStep) {
+        record.is_taken.store(true, Ordering::SeqCst);
+        return true;
+    }
+    !record.is_taken.swap(true, Ordering::SeqCst)
+}
+
 /// A record that is nobody's, for this thread.
 #[cold]
 fn take_record(mine: &Mine) -> &'static Record {
-    let free = records().find(|record| {
-        !record.is_taken.load(Ordering::Relaxed) && !record.is_taken.swap(true, Ordering::SeqCst)
-    });
-    let record = free.unwrap_or_else(|| {
+    let record = records().find(|record| take(record)).unwrap_or_else(|| {
         let record = new_record();
         let this = ptr::from_ref(record).cast_mut();
         let mut head = ALL.load(Ordering::Relaxed);
@@ -160,10 +332,7 @@ fn take_record(mine: &Mine) -> &'static Record {
             }
         }
     });
-    if let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1) {
-        // SAFETY: the key is there; the value is only compared with null.
-        unsafe { libc::pthread_setspecific(key, ptr::from_ref(record).cast()) };
-    }
+    return_at_the_end(record);
     // SAFETY: records are never freed.
     match unsafe { mine.last.get().as_ref() } {
         Some(last) => last
@@ -178,7 +347,7 @@ fn take_record(mine: &Mine) -> &'static Record {
 }
 
 /// An entry that cannot go while this exists. They end in the reverse order of their beginning.
-struct InUse {
+pub(crate) struct InUse {
     entry: NonNull<Entry>,
     record: &'static Record,
     /// The thread's own, looked up once.
@@ -188,24 +357,180 @@ struct InUse {
 impl Drop for InUse {
     #[inline]
     fn drop(&mut self) {
-        self.record.entry.store(ptr::null_mut(), Ordering::Release);
-        compiler_fence(Ordering::SeqCst);
-        // SAFETY: the thread's own, and this does not leave the thread; it has no destructor.
+        // A model that has failed is over.
+        #[cfg(loom)]
+        if std::thread::panicking() {
+            return;
+        }
+        wipe(self.record);
+        // SAFETY: the thread's own, and this does not leave the thread; the model's ends after its
+        // last call, the others have no destructor.
         unsafe { &*self.mine }.current.set(self.record);
+        // After the record is the next call's: letting go of an object may make calls.
+        if self.record.is_asked.load(Ordering::Relaxed) && !broken(Rule::LetGoWhenAsked) {
+            let_go_as_asked(self.record);
+        }
     }
 }
 
-/// Has `call` use the entry that `slot` leads to. None if it leads to nothing, or to something that
-/// `is_entry` refuses. `call` must not block.
+/// What the record named is no longer used.
 #[inline]
-pub(crate) fn with<R>(
-    slot: &AtomicPtr<Entry>,
-    is_entry: impl Fn(*mut Entry) -> bool,
-    call: impl FnOnce(&Entry) -> R,
-) -> Option<R> {
-    let in_use = protect(slot, is_entry)?;
-    // SAFETY: the record names it, and was written before the slot was read again.
-    Some(call(unsafe { in_use.entry.as_ref() }))
+fn wipe(record: &Record) {
+    record.entry.store(ptr::null_mut(), Ordering::Release);
+    before_a_look();
+}
+
+impl InUse {
+    /// Uses what `slot` leads to; None if that is nothing.
+    #[inline(always)]
+    pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
+        let entry = slot.settled()?;
+        let (record, mine) = next_record();
+        let in_use = InUse {
+            entry,
+            record,
+            mine,
+        };
+        match in_use.is_protected(slot) {
+            true => Some(in_use),
+            false => in_use.begin_again(slot),
+        }
+    }
+
+    /// The same, but None as well if that is just being changed.
+    #[inline]
+    fn try_begin(slot: &Slot) -> Option<InUse> {
+        let entry = slot.unless_changing()?;
+        let (record, mine) = next_record();
+        let in_use = InUse {
+            entry,
+            record,
+            mine,
+        };
+        in_use.is_protected(slot).then_some(in_use)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin_again(mut self, slot: &Slot) -> Option<InUse> {
+        loop {
+            // Whoever changes the slot may be waiting for this record.
+            wipe(self.record);
+            self.entry = slot.settled()?;
+            self.note();
+            if slot.leads_to(self.entry) || broken(Rule::LookAgain) {
+                return Some(self);
+            }
+        }
+    }
+
+    /// Writes down what is to be used, then looks whether the slot still leads there.
+    #[inline(always)]
+    fn is_protected(&self, slot: &Slot) -> bool {
+        self.note();
+        slot.word() == self.entry.as_ptr() || broken(Rule::LookAgain)
+    }
+
+    #[inline(always)]
+    fn note(&self) {
+        let entry = self.entry.as_ptr();
+        self.record.entry.store(entry, Ordering::Relaxed);
+        before_a_look();
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self) -> &Entry {
+        // SAFETY: the record names it, and was written before the slot was seen to lead to it.
+        unsafe { self.entry.as_ref() }
+    }
+
+    /// Has `call`, which may block, run while the thread is marked instead. None if it `is_still`
+    /// not as it was once the thread is marked.
+    #[inline]
+    pub(crate) fn while_marked<R>(
+        self,
+        mark: Mark,
+        is_still: impl FnOnce(&Entry) -> bool,
+        call: impl FnOnce() -> R,
+    ) -> Option<R> {
+        let record = self.record;
+        record.mark.store(mark.0, Ordering::Relaxed);
+        before_a_look();
+        let is_still = is_still(self.entry());
+        wipe(record);
+        if record.is_asked.load(Ordering::Relaxed) {
+            let_go_as_asked(record);
+        }
+        let result = is_still.then(call);
+        record.mark.store(ptr::null_mut(), Ordering::Release);
+        result
+    }
+}
+
+/// Entries that a call uses all at once, until this goes.
+///
+/// It waits for no change: whoever changes a number may wait for those that are in use already.
+pub(crate) struct Several {
+    /// The record of the first; the others' follow it.
+    first: Cell<Option<&'static Record>>,
+    /// The thread's own: so this stays with the thread.
+    mine: Cell<*const Mine>,
+}
+
+impl Several {
+    pub(crate) const fn new() -> Self {
+        Several {
+            first: Cell::new(None),
+            mine: Cell::new(ptr::null()),
+        }
+    }
+
+    /// One more: what `slot` leads to. None if that is nothing, or just being changed.
+    #[inline]
+    pub(crate) fn add(&self, slot: &Slot) -> Option<&Entry> {
+        let in_use = InUse::try_begin(slot)?;
+        if self.first.get().is_none() {
+            self.first.set(Some(in_use.record));
+            self.mine.set(in_use.mine);
+        }
+        let entry = in_use.entry;
+        std::mem::forget(in_use);
+        // SAFETY: as in `InUse::entry`; the record names it until this goes.
+        Some(unsafe { entry.as_ref() })
+    }
+}
+
+impl Drop for Several {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(loom)]
+        if std::thread::panicking() {
+            return;
+        }
+        let Some(first) = self.first.get() else {
+            return;
+        };
+        // SAFETY: as in `InUse`.
+        let mine = unsafe { &*self.mine.get() };
+        // Calls inside this one have ended, so what lies before the next call's record is this one's.
+        let end = mine.current.get();
+        let each = |call: fn(&Record)| {
+            let mut at = ptr::from_ref(first);
+            while at != end {
+                // SAFETY: records are never freed.
+                let record = unsafe { &*at };
+                call(record);
+                at = record.deeper.load(Ordering::Relaxed);
+            }
+        };
+        each(wipe);
+        mine.current.set(first);
+        each(|record| {
+            if record.is_asked.load(Ordering::Relaxed) && !broken(Rule::LetGoWhenAsked) {
+                let_go_as_asked(record);
+            }
+        });
+    }
 }
 
 /// The thread's record for a call that begins.
@@ -225,112 +550,16 @@ fn next_record() -> (&'static Record, *const Mine) {
     found
 }
 
-/// Writes down what a call uses, before it looks again.
-#[inline]
-fn note(record: &Record, entry: *mut Entry) {
-    record.entry.store(entry, Ordering::Relaxed);
-    before_a_look();
-}
-
-/// Between a thread's store to its record and its look at what others change.
-#[inline]
-fn before_a_look() {
-    if HAS_BARRIER.load(Ordering::Relaxed) {
-        compiler_fence(Ordering::SeqCst);
-    } else {
-        fence(Ordering::SeqCst);
-    }
-}
-
-#[inline]
-fn protect(slot: &AtomicPtr<Entry>, is_entry: impl Fn(*mut Entry) -> bool) -> Option<InUse> {
-    let mut seen = slot.load(Ordering::Acquire);
-    if !is_entry(seen) {
-        return None;
-    }
-    let (record, mine) = next_record();
-    loop {
-        note(record, seen);
-        let again = slot.load(Ordering::Acquire);
-        let in_use = InUse {
-            // Not used unless it is the entry that was seen.
-            entry: NonNull::new(again).unwrap_or(NonNull::dangling()),
-            record,
-            mine,
-        };
-        if again == seen {
-            return Some(in_use);
-        }
-        if !is_entry(again) {
-            drop(in_use);
-            return None;
-        }
-        std::mem::forget(in_use);
-        seen = again;
-    }
-}
-
-/// Entries that a call uses all at once, until this goes.
-pub(crate) struct Several {
-    /// The record of the first; the others' follow it.
-    first: Cell<Option<&'static Record>>,
-    /// The thread's own: so this stays with the thread.
-    mine: Cell<*const Mine>,
-}
-
-impl Several {
-    pub(crate) const fn new() -> Self {
-        Several {
-            first: Cell::new(None),
-            mine: Cell::new(ptr::null()),
-        }
-    }
-
-    /// One more: the entry that `slot` leads to. None as [`with`] has it.
-    pub(crate) fn add(
-        &self,
-        slot: &AtomicPtr<Entry>,
-        is_entry: impl Fn(*mut Entry) -> bool,
-    ) -> Option<&Entry> {
-        let in_use = protect(slot, is_entry)?;
-        if self.first.get().is_none() {
-            self.first.set(Some(in_use.record));
-            self.mine.set(in_use.mine);
-        }
-        let entry = in_use.entry;
-        std::mem::forget(in_use);
-        // SAFETY: as in `with`; the record names it until this goes.
-        Some(unsafe { entry.as_ref() })
-    }
-}
-
-impl Drop for Several {
-    fn drop(&mut self) {
-        let Some(first) = self.first.get() else {
-            return;
-        };
-        // SAFETY: the thread's own, and this does not leave the thread; it has no destructor.
-        let mine = unsafe { &*self.mine.get() };
-        // Calls inside this one have ended, so what lies before the next call's record is this one's.
-        let end = mine.current.get();
-        let mut record = ptr::from_ref(first);
-        while record != end {
-            // SAFETY: records are never freed.
-            let used = unsafe { &*record };
-            used.entry.store(ptr::null_mut(), Ordering::Release);
-            record = used.deeper.load(Ordering::Relaxed);
-        }
-        compiler_fence(Ordering::SeqCst);
-        mine.current.set(first);
-    }
-}
-
-/// In the child of a fork: the other threads are gone, and use nothing.
+/// In the child of a fork: the other threads are gone, and use nothing. What they left is not freed:
+/// they may have been in the midst of using it.
+#[cfg(not(loom))]
 pub(crate) fn forget_other_threads() {
+    LEAVING.store(ptr::null_mut(), Ordering::Relaxed);
     for record in records().filter(|record| !is_mine(record)) {
         record.entry.store(ptr::null_mut(), Ordering::Relaxed);
         record.mark.store(ptr::null_mut(), Ordering::Relaxed);
         record.deeper.store(ptr::null_mut(), Ordering::Relaxed);
+        record.is_asked.store(false, Ordering::Relaxed);
         record.is_taken.store(false, Ordering::Release);
     }
 }
@@ -354,36 +583,15 @@ fn is_mine(record: &Record) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark(*mut ());
 
+#[cfg(not(loom))]
 impl Mark {
     pub(crate) fn of<T>(thing: &T) -> Self {
         Mark(ptr::from_ref(thing).cast_mut().cast())
     }
 }
 
-/// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
-/// entry that `slot` leads to, and still gives once the thread is marked. None if it gives nothing.
-#[inline]
-pub(crate) fn while_marked<R>(
-    slot: &AtomicPtr<Entry>,
-    is_entry: impl Fn(*mut Entry) -> bool,
-    mark_of: impl Fn(&Entry) -> Option<Mark>,
-    call: impl FnOnce() -> R,
-) -> Option<R> {
-    let in_use = protect(slot, is_entry)?;
-    // SAFETY: as in `with`; it is not used once the record no longer names it.
-    let entry = unsafe { in_use.entry.as_ref() };
-    let mark = mark_of(entry)?;
-    let record = in_use.record;
-    record.mark.store(mark.0, Ordering::Relaxed);
-    before_a_look();
-    let is_still = mark_of(entry) == Some(mark);
-    record.entry.store(ptr::null_mut(), Ordering::Release);
-    let result = is_still.then(call);
-    record.mark.store(ptr::null_mut(), Ordering::Release);
-    result
-}
-
 /// Whether no other thread is marked so; waits a while for that if `patiently`.
+#[cfg(not(loom))]
 pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     see_others();
     let mut others = records().filter(|record| !is_mine(record));
@@ -401,61 +609,115 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 }
 
 /// How often the owner of a record is let run before its use counts as a long one.
-const PATIENCE: usize = 1000;
+const PATIENCE: usize = if cfg!(loom) { 0 } else { 1000 };
+
+/// The same for who cannot leave the rest to that owner: five seconds, as the last turns take a
+/// millisecond each.
+pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
 
 /// Waits until no call uses `entry`, which no slot leads to any more.
 ///
 /// False if one still does: a call of this very thread, which a signal handler has interrupted, or
 /// one of a thread that does not get on.
-pub(crate) fn wait_until_unused(entry: *mut Entry) -> bool {
+pub(crate) fn wait_until_unused(entry: *mut Entry, patience: usize) -> bool {
+    if broken(Rule::WaitUntilUnused) {
+        return true;
+    }
     see_others();
     records().all(|record| {
-        let mut tries = 0;
-        while record.entry.load(Ordering::Acquire) == entry {
-            tries += 1;
-            if tries > PATIENCE || is_mine(record) {
+        let mut waiting = Patience::new();
+        for turn in 0.. {
+            if record.entry.load(Ordering::Acquire) != entry {
+                break;
+            }
+            if turn >= patience || is_mine(record) {
                 return false;
             }
-            if tries < 100 {
-                std::hint::spin_loop();
+            waiting.wait();
+        }
+        true
+    })
+}
+
+fn is_used(entry: *mut Entry) -> bool {
+    records().any(|record| record.entry.load(Ordering::Acquire) == entry)
+}
+
+/// Lets go of an entry, or of nothing if it is null, once no call uses it. No slot leads to it.
+///
+/// That is at once, unless a signal handler closes what the code under it was just using, or a call
+/// does not get on; then it goes with the end of that call.
+pub(crate) fn release(entry: *mut Entry) {
+    if entry.is_null() {
+        return;
+    }
+    if wait_until_unused(entry, PATIENCE) {
+        // SAFETY: no slot leads to it, and no call uses it.
+        unsafe { free(entry) };
+    } else if !leave(entry) {
+        let_go_of_unused();
+    }
+}
+
+/// # Safety
+/// The entry is the caller's alone.
+unsafe fn free(entry: *mut Entry) {
+    #[cfg(not(loom))]
+    // SAFETY: the caller's contract; it comes from `Box::into_raw`.
+    drop(unsafe { Box::from_raw(entry) });
+    // The memory stays, for what a model finds is to be a failure of its own.
+    #[cfg(loom)]
+    // SAFETY: the caller's contract.
+    unsafe { &*entry }.object.close();
+}
+
+/// Leaves an entry to a call that uses it. False if there is none any more.
+fn leave(entry: *mut Entry) -> bool {
+    // SAFETY: it is the caller's to free, and so nobody has freed it.
+    let next = unsafe { &(*entry).next_leaving };
+    let mut head = LEAVING.load(Ordering::Relaxed);
+    loop {
+        next.store(head, Ordering::Relaxed);
+        match LEAVING.compare_exchange_weak(head, entry, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(now) => head = now,
+        }
+    }
+    // From here on another thread may free it; it is only compared.
+    let is_used_by = |record: &Record| record.entry.load(Ordering::Acquire) == entry;
+    while let Some(record) = records().find(|record| is_used_by(record)) {
+        record.is_asked.store(true, Ordering::SeqCst);
+        see_others();
+        // Whoever is seen to use it now has been asked before it is done.
+        if broken(Rule::LookAgainAfterAsking) || is_used_by(record) {
+            return true;
+        }
+    }
+    false
+}
+
+#[cold]
+fn let_go_as_asked(record: &Record) {
+    record.is_asked.store(false, Ordering::SeqCst);
+    let_go_of_unused();
+}
+
+/// Lets go of what is used no longer of what was left.
+fn let_go_of_unused() {
+    let mut is_over = false;
+    while !is_over {
+        is_over = true;
+        let mut entry = LEAVING.swap(ptr::null_mut(), Ordering::SeqCst);
+        while !entry.is_null() {
+            // SAFETY: it was in the list, so it is this thread's now.
+            let next = unsafe { &(*entry).next_leaving }.load(Ordering::Relaxed);
+            if is_used(entry) {
+                is_over &= leave(entry);
             } else {
-                std::thread::yield_now();
+                // SAFETY: as above, and no call uses it.
+                unsafe { free(entry) };
             }
+            entry = next;
         }
-        true
-    })
-}
-
-/// The same for those who cannot go on without: only a call of this very thread is not waited for, and
-/// a thread that does not get on for seconds.
-pub(crate) fn wait_patiently_until_unused(entry: *mut Entry) -> bool {
-    const LONGEST: Duration = Duration::from_secs(5);
-    see_others();
-    let begun = Instant::now();
-    let mut patience = Patience::new();
-    records().all(|record| {
-        while record.entry.load(Ordering::Acquire) == entry {
-            if is_mine(record) || begun.elapsed() > LONGEST {
-                return false;
-            }
-            patience.wait();
-        }
-        true
-    })
-}
-
-/// What other threads have written to their records can be seen from now on, and they see what
-/// this one has written to the table.
-fn see_others() {
-    fence(Ordering::SeqCst);
-    let others =
-        |record: &&'static Record| record.is_taken.load(Ordering::SeqCst) && !is_mine(record);
-    if HAS_BARRIER.load(Ordering::Relaxed)
-        && records().any(|record| others(&record))
-        && !membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
-    {
-        // A child of a fork may have to register anew.
-        membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED);
-        membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
     }
 }

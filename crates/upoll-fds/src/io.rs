@@ -24,6 +24,21 @@ pub(crate) enum Step<T, O = Object> {
     Block(O),
 }
 
+impl<T> Step<T> {
+    /// What becomes of a call that cannot go on.
+    #[cold]
+    fn without_progress(object: &Object, fd: RawFd) -> Self {
+        // Of a number that was closed or replaced meanwhile who hands an object over does not know.
+        if object.is_retired() {
+            Step::Done(Err(Errno::STALE))
+        } else if object.is_nonblocking(fd) {
+            Step::Done(Err(Errno::AGAIN))
+        } else {
+            Step::Block(object.clone())
+        }
+    }
+}
+
 /// What the kernel checks before it asks the object.
 #[inline]
 fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
@@ -32,6 +47,30 @@ fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
     }
     memory::check_range(buffer, count)?;
     Ok(count.min(MOST))
+}
+
+/// Up to here all of a buffer is looked at, whatever there is to read.
+const SMALL: usize = 4 << 12;
+
+/// How much of a buffer a read can fill: looking at a page takes memory for it. `nothing` is what to
+/// look at if there is nothing to read yet.
+#[inline]
+fn fillable(object: &Object, count: usize, nothing: usize) -> usize {
+    if count <= SMALL {
+        return count;
+    }
+    match object.available() {
+        Some(0) => count.min(nothing),
+        Some(available) => count.min(available),
+        None => count,
+    }
+}
+
+/// The most that a pipe or a socket holds in the end.
+fn holds(object: &Object) -> usize {
+    /// No send buffer is larger.
+    const LARGEST: usize = 8 << 20;
+    object.pipe_capacity().unwrap_or(LARGEST)
 }
 
 /// `read(2)`.
@@ -53,21 +92,36 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
     let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
         match unsafe { try_read(object, buffer, count) } {
-            Err(Errno::AGAIN) if !object.is_nonblocking(fd) => Step::Block(object.clone()),
+            Err(Errno::AGAIN) => Step::without_progress(object, fd),
             done => Step::Done(done),
         }
     });
     match ours {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         None => unsafe { call!(read, fd, buffer, count) },
+        Some(Step::Done(Err(Errno::STALE))) => {
+            // SAFETY: the caller's contract.
+            unsafe { read_anew(fd, buffer, count) }
+        }
         Some(Step::Done(result)) => result,
         // SAFETY: the caller's contract.
         Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
             // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { read(fd, buffer, count) },
+            Err(Errno::STALE) => unsafe { read_anew(fd, buffer, count) },
             result => result,
         },
     }
+}
+
+/// Another one has what the number stood for.
+///
+/// # Safety
+/// As [`read`].
+#[cold]
+unsafe fn read_anew(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    table::leave_if_retired(fd);
+    // SAFETY: the caller's contract.
+    unsafe { read(fd, buffer, count) }
 }
 
 #[inline]
@@ -80,12 +134,13 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
         // SAFETY: the caller's contract.
         return unsafe { put(buffer, counter.try_read()?) };
     }
+    let asked = fillable(object, count, 1);
     // SAFETY: as above.
-    let place = unsafe { memory::writable(buffer, count) };
+    let place = unsafe { memory::writable(buffer, asked) };
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NOW);
     }
-    check_place(object, place.len(), count)?;
+    check_place(object, place.len(), asked)?;
     match object {
         Object::PipeReader(end) => end.try_read(place),
         Object::Socket(socket) => socket.try_read(place),
@@ -101,7 +156,10 @@ unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Resul
         return unsafe { put(buffer, counter.read()?) };
     }
     // SAFETY: as above.
-    let place = unsafe { memory::writable(buffer, count.min(MOST)) };
+    let place = unsafe {
+        let count = fillable(object, count.min(MOST), holds(object));
+        memory::writable(buffer, count)
+    };
     if place.is_empty() && count > 0 {
         return read_into_nothing(object, Timeout::NEVER);
     }
@@ -167,19 +225,23 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
     let ours = table::with(fd, |object| {
         // SAFETY: the caller's contract.
         match unsafe { try_write(object, fd, buffer, count) } {
-            Err(Errno::AGAIN) if !object.is_nonblocking(fd) => Step::Block(object.clone()),
+            Err(Errno::AGAIN) => Step::without_progress(object, fd),
             done => Step::Done(done),
         }
     });
     match ours {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         None => unsafe { call!(write, fd, buffer, count) },
+        Some(Step::Done(Err(Errno::STALE))) => {
+            // SAFETY: the caller's contract.
+            unsafe { write_anew(fd, buffer, count) }
+        }
         Some(Step::Done(result)) => raise_if_broken(result),
         Some(Step::Block(object)) => {
             // SAFETY: the caller's contract.
             match unsafe { write_blocking(&object, buffer, count) } {
                 // SAFETY: as above.
-                Err(Errno::STALE) => unsafe { write(fd, buffer, count) },
+                Err(Errno::STALE) => unsafe { write_anew(fd, buffer, count) },
                 Ok(part) if is_cut_short(&object, part, count.min(MOST)) => {
                     // SAFETY: as above.
                     let rest = unsafe { write(fd, buffer.wrapping_add(part), count - part) };
@@ -189,6 +251,17 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
             }
         }
     }
+}
+
+/// Another one has what the number stood for.
+///
+/// # Safety
+/// As [`write()`].
+#[cold]
+unsafe fn write_anew(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    table::leave_if_retired(fd);
+    // SAFETY: the caller's contract.
+    unsafe { write(fd, buffer, count) }
 }
 
 /// `EAGAIN` if it would have to block. What may have to block midway is left to
@@ -343,15 +416,22 @@ pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buf
     if count > libc::UIO_MAXIOV as usize {
         return Err(Errno::INVAL);
     }
-    let mut left = MOST;
     let mut buffers = Buffers::new();
     for at in 0..count {
         // SAFETY: the caller's contract.
         let one = unsafe { memory::read(list.wrapping_add(at)) }?;
-        let base = one.iov_base.cast::<u8>();
-        let len = check_buffer(base, one.iov_len)?.min(left);
-        left -= len;
-        buffers.push(Buffer { base, len });
+        if isize::try_from(one.iov_len).is_err() {
+            return Err(Errno::INVAL);
+        }
+        buffers.push(Buffer {
+            base: one.iov_base.cast(),
+            len: one.iov_len,
+        });
+    }
+    let mut left = MOST;
+    for buffer in &mut buffers {
+        buffer.len = check_buffer(buffer.base, buffer.len)?.min(left);
+        left -= buffer.len;
     }
     Ok(buffers)
 }
@@ -382,6 +462,7 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
     match unsafe { readv_from(&object, fd, &buffers) } {
         // It may have changed hands before the call looked at it.
         Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
+            table::leave_if_retired(fd);
             // SAFETY: as above.
             unsafe { readv(fd, list, count) }
         }
@@ -396,11 +477,19 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
         // SAFETY: the caller's contract.
         return unsafe { eventfd_readv(counter, buffers) };
     }
+    let nothing = match object.is_nonblocking(fd) {
+        true => 1,
+        false => holds(object),
+    };
+    let total = buffers.iter().map(|buffer| buffer.len).sum();
+    let asked = fillable(object, total, nothing);
+    let mut left = asked;
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
-        let place = unsafe { memory::writable(buffer.base, buffer.len) };
+        let place = unsafe { memory::writable(buffer.base, buffer.len.min(left)) };
         let is_whole = place.len() == buffer.len;
+        left -= place.len();
         places.push(place);
         if !is_whole {
             break;
@@ -413,7 +502,6 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
         };
         return read_into_nothing(object, limit);
     }
-    let asked = buffers.iter().map(|buffer| buffer.len).sum();
     check_place(object, places.iter().map(|place| place.len()).sum(), asked)?;
     match object {
         Object::PipeReader(end) => end.read_vectored(&mut places),
@@ -471,6 +559,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     match unsafe { writev_to(&object, &buffers) } {
         // It may have changed hands before the call looked at it.
         Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
+            table::leave_if_retired(fd);
             // SAFETY: as above.
             unsafe { writev(fd, list, count) }
         }

@@ -27,6 +27,12 @@ pub(crate) fn number(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
     result.map(|number| RawFd::try_from(number).expect("descriptor numbers are ints"))
 }
 
+/// What a call gave whose result is an int, as the C library passes it on.
+#[expect(clippy::cast_possible_truncation, reason = "so does the C library")]
+pub(crate) fn int(result: Result<usize, Errno>) -> Result<i32, Errno> {
+    result.map(|value| value.cast_signed() as i32)
+}
+
 /// `close(2)`.
 pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: the caller owns the number, or passes on the call of somebody who does.

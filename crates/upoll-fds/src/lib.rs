@@ -26,7 +26,15 @@
 //!
 //! # Close
 //! As in Linux a close does not end calls that are under way: those that block hold a reference to
-//! the open file, the others are waited for.
+//! the open file, the others are waited for, or let go of the open file themselves at their end.
+//!
+//! # What cannot be told
+//! A call that has found a number to be the kernel's goes to the kernel. If another thread makes the
+//! number stand for a user-level object at that very moment (`dup2`), the call meets the kernel object
+//! behind it, which is empty.
+
+// For its models loom takes the modules that it needs by themselves.
+#![cfg(not(loom))]
 
 mod ctl_batch;
 mod demote;
@@ -47,7 +55,9 @@ mod pour;
 mod select;
 mod set;
 mod signals;
+mod slot;
 mod socket;
+mod sync;
 mod table;
 mod wall_clock;
 

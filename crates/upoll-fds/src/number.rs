@@ -5,9 +5,9 @@ use std::os::fd::RawFd;
 
 use upoll::Errno;
 
-use crate::kernel::{call, number};
+use crate::kernel::{call, int, number};
 use crate::object::Object;
-use crate::{demote, eventfd, fork, kernel, memory, table};
+use crate::{demote, eventfd, kernel, memory, table};
 
 /// `close(2)`.
 ///
@@ -17,7 +17,8 @@ use crate::{demote, eventfd, fork, kernel, memory, table};
 /// # Errors
 /// `EBADF`: the number is not open.
 pub fn close(fd: RawFd) -> Result<(), Errno> {
-    table::change(fd, None, || kernel::close(fd))
+    // Whatever the kernel says of it, the number is not open any more.
+    table::close(fd, || Ok(kernel::close(fd)))?
 }
 
 /// `close_range(2)`.
@@ -37,7 +38,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
         for fd in ours {
             let at = fd.cast_unsigned();
             // What lies before it and it itself, in one call.
-            table::change(fd, None, || in_kernel(next, at))?;
+            table::close(fd, || in_kernel(next, at))?;
             if at == last {
                 return Ok(());
             }
@@ -52,32 +53,8 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// # Errors
 /// `EBADF`: the number is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
-    let _change = table::is_user_level(fd).then(fork::Change::begin);
     // SAFETY: no pointers are involved.
-    let new = number(unsafe { call!(dup, fd) })?;
-    stand_for_the_same(fd, new)
-}
-
-/// Has `new`, which the kernel has made stand for what `fd` stands for, do so here too.
-fn stand_for_the_same(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
-    if let Some(object) = table::get(fd) {
-        table::install(new, object.clone())?;
-        follow_succession(fd, new, object)?;
-    }
-    Ok(new)
-}
-
-/// What `fd` stands for may have changed hands while `new` was being made to stand for `object`, too.
-fn follow_succession(fd: RawFd, new: RawFd, object: Object) -> Result<(), Errno> {
-    let mut last = object;
-    while last.is_retired()
-        && let Some(successor) = table::get(fd)
-        && !successor.is_same_file(&last)
-    {
-        table::change(new, Some(successor.clone()), || Ok(()))?;
-        last = successor;
-    }
-    Ok(())
+    table::copy(fd, || number(unsafe { call!(dup, fd) }))
 }
 
 /// `dup2(2)`.
@@ -103,15 +80,10 @@ pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 }
 
 fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
-    let object = table::get(fd);
-    let result = table::change(new, object.clone(), || {
+    table::replace(fd, new, || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
         number(unsafe { call!(dup3, fd, new, flags) })
-    });
-    if let (Some(object), Ok(_)) = (object, &result) {
-        follow_succession(fd, new, object)?;
-    }
-    result
+    })
 }
 
 /// `fcntl(2)`: `F_DUPFD`, `F_DUPFD_CLOEXEC`, `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`,
@@ -125,13 +97,9 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 /// `argument` is what `command` takes: a number, or the address of memory that may be used.
 pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Errno> {
     // SAFETY: the caller's contract.
-    let in_kernel = || number(unsafe { call!(fcntl, fd, command, argument) });
+    let in_kernel = || int(unsafe { call!(fcntl, fd, command, argument) });
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            let _change = table::is_user_level(fd).then(fork::Change::begin);
-            let new = in_kernel()?;
-            stand_for_the_same(fd, new)
-        }
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::copy(fd, in_kernel),
         libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
             Some(Some(capacity)) => number(Ok(capacity)),
             _ => in_kernel(),
@@ -156,6 +124,7 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
                 _ => in_kernel(),
             }
         }
+        libc::F_GETOWN => owner(fd),
         libc::F_SETFL => {
             if argument & libc::O_ASYNC.cast_unsigned() as usize != 0 {
                 leave_to_the_kernel(fd);
@@ -166,6 +135,26 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Err
         }
         _ => in_kernel(),
     }
+}
+
+/// `F_GETOWN`, which the C library does by `F_GETOWN_EX`: as the result of a system call the negative
+/// number of a group may be an error's.
+fn owner(fd: RawFd) -> Result<i32, Errno> {
+    /// `struct f_owner_ex`.
+    #[repr(C)]
+    struct Owner {
+        kind: i32,
+        id: libc::pid_t,
+    }
+    const GET_OWNER: i32 = 16;
+    const GROUP: i32 = 2;
+    let mut owner = Owner { kind: 0, id: 0 };
+    // SAFETY: the call fills the structure.
+    unsafe { call!(fcntl, fd, GET_OWNER, &raw mut owner) }?;
+    Ok(match owner.kind {
+        GROUP => -owner.id,
+        _ => owner.id,
+    })
 }
 
 /// Signals for what happens on a number (`O_ASYNC`) only the kernel sends, and only a socket of its own
@@ -209,13 +198,13 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
         _ => None,
     });
     if let Some(Some(result)) = ours {
-        return number(result);
+        return int(result);
     }
     if matches!(u64::from(request), libc::FIOASYNC | libc::TIOCOUTQ) {
         leave_to_the_kernel(fd);
     }
     // SAFETY: as above.
-    let result = number(unsafe { call!(ioctl, fd, request, argument) })?;
+    let result = int(unsafe { call!(ioctl, fd, request, argument) })?;
     if u64::from(request) == libc::FIONBIO {
         follow_flags(fd)?;
     }

@@ -109,7 +109,12 @@ unsafe fn poll_at_once(
                 return None;
             }
             let wanted = events | Events::ERR | Events::HUP;
-            Some(low(object.as_file_ref(asked.fd).ready() & wanted))
+            let ready = object.as_file_ref(asked.fd).ready();
+            // That is how one that has been handed over shows.
+            if ready.contains(Events::HUP) && object.is_retired() {
+                return None;
+            }
+            Some(low(ready & wanted))
         })??;
         ready += usize::from(*found != 0);
     }
@@ -208,7 +213,11 @@ unsafe fn poll_once(
         None => upoll::poll(&mut entries, limit),
         Some(mask) => upoll::ppoll(&mut entries, limit, mask),
     }?;
-    if objects.iter().flatten().any(Object::is_retired) {
+    let is_retired = |object: &Option<Object>| object.as_ref().is_some_and(Object::is_retired);
+    if objects.iter().any(is_retired) {
+        for at in (0..count).filter(|&at| is_retired(&objects[at])) {
+            table::leave_if_retired(entry(at)?.fd);
+        }
         return Ok(None);
     }
     for (at, found) in entries.iter().enumerate() {

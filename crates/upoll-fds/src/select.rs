@@ -173,6 +173,9 @@ unsafe fn select_once(
         Some(mask) => upoll::pselect(end, read, write, except, *limit, mask, resolve),
     }?;
     if objects.iter().any(|(_, object)| object.is_retired()) {
+        for (number, _) in objects.iter().filter(|(_, object)| object.is_retired()) {
+            table::leave_if_retired(*number);
+        }
         return Ok(None);
     }
     let words = end.cast_unsigned().div_ceil(c_ulong::BITS);

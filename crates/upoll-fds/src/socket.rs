@@ -87,8 +87,11 @@ pub unsafe fn sendto(
     // SAFETY: as above.
     match unsafe { send_from(&socket, &[buffer], flags) } {
         // It has changed hands.
-        // SAFETY: as above.
-        Err(Errno::STALE) => unsafe { sendto(fd, bytes, count, flags, to, size) },
+        Err(Errno::STALE) => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            unsafe { sendto(fd, bytes, count, flags, to, size) }
+        }
         done => done,
     }
 }
@@ -197,8 +200,11 @@ pub unsafe fn recvfrom(
     // SAFETY: the caller's contract.
     let received = match unsafe { receive_to(&socket, &[place], flags) } {
         // It has changed hands.
-        // SAFETY: as above.
-        Err(Errno::STALE) => return unsafe { recvfrom(fd, buffer, count, flags, from, size) },
+        Err(Errno::STALE) => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            return unsafe { recvfrom(fd, buffer, count, flags, from, size) };
+        }
         received => received?,
     };
     if !from.is_null() {
@@ -276,8 +282,11 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
     // SAFETY: as above.
     match unsafe { send_from(&socket, &buffers, flags) } {
         // It has changed hands.
-        // SAFETY: as above.
-        Err(Errno::STALE) => unsafe { sendmsg(fd, message, flags) },
+        Err(Errno::STALE) => {
+            table::leave_if_retired(fd);
+            // SAFETY: as above.
+            unsafe { sendmsg(fd, message, flags) }
+        }
         done => done,
     }
 }
@@ -304,7 +313,10 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
         let buffers = buffers_of(&header)?;
         match receive_to(&socket, &buffers, flags) {
             // It has changed hands.
-            Err(Errno::STALE) => return recvmsg(fd, message, flags),
+            Err(Errno::STALE) => {
+                table::leave_if_retired(fd);
+                return recvmsg(fd, message, flags);
+            }
             received => received?,
         }
     };

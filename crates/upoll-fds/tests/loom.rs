@@ -1,0 +1,418 @@
+//! Models of how numbers are looked up while they change, checked by loom over all interleavings up
+//! to a bound on preemptions. Each has a deliberate break: with one rule switched off, loom must find
+//! the fault.
+//!
+//! The modules are the library's own; what they look up is a model.
+#![cfg(loom)]
+
+#[path = "../src/in_use.rs"]
+#[expect(dead_code, reason = "only the library blocks in calls")]
+mod in_use;
+#[path = "../src/slot.rs"]
+#[expect(dead_code, reason = "only the library has calls that block")]
+mod slot;
+#[path = "../src/sync.rs"]
+mod sync;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+
+use crate::object::Object;
+use crate::slot::Slot;
+use crate::sync::{Rule, break_rule};
+
+mod object {
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+
+    /// An open file, which must not be used and closed at the same time, nor used after that.
+    #[derive(Clone)]
+    pub(crate) struct Object {
+        is_closed: Arc<UnsafeCell<bool>>,
+    }
+
+    impl Object {
+        #[expect(clippy::arc_with_non_send_sync, reason = "the model is to find out")]
+        pub(crate) fn new() -> Self {
+            Object {
+                is_closed: Arc::new(UnsafeCell::new(false)),
+            }
+        }
+
+        pub(crate) fn is_closed(&self) -> bool {
+            // SAFETY: loom finds it out if somebody writes it meanwhile.
+            self.is_closed.with(|is_closed| unsafe { *is_closed })
+        }
+
+        pub(crate) fn be_used(&self) {
+            assert!(!self.is_closed());
+        }
+
+        /// Its state is taken out: nobody else uses it.
+        pub(crate) fn be_poured(&self) {
+            // SAFETY: as below.
+            self.is_closed
+                .with_mut(|is_closed| assert!(!unsafe { *is_closed }));
+        }
+
+        /// The last reference has gone: nobody else uses it.
+        pub(crate) fn close(&self) {
+            self.is_closed.with_mut(|is_closed| {
+                // SAFETY: loom finds it out if somebody reads or writes it meanwhile.
+                let is_closed = unsafe { &mut *is_closed };
+                assert!(!*is_closed, "closed twice");
+                *is_closed = true;
+            });
+        }
+    }
+}
+
+fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
+    builder.check(body);
+}
+
+/// Runs a model with `rule` switched off and demands that it fails.
+fn must_fail_without(rule: Rule, model: fn()) {
+    break_rule(Some(rule));
+    let outcome = catch_unwind(AssertUnwindSafe(model));
+    break_rule(None);
+    assert!(outcome.is_err(), "the model does not need {rule:?}");
+}
+
+fn slot_of(object: &Object) -> Arc<Slot> {
+    let slot = Slot::empty();
+    slot.install(object.clone());
+    Arc::new(slot)
+}
+
+fn close(slot: &Slot) {
+    slot.change(false, || Ok::<_, ()>(((), None))).unwrap();
+}
+
+/// A change that the kernel refuses.
+fn fail_to_change(slot: &Slot) {
+    slot.change(true, || Err::<((), _), _>(())).unwrap_err();
+}
+
+/// A look-up against the close of the number: the open file goes once, after the last use, and not
+/// later than that.
+fn using_against_closing() {
+    model(4, || {
+        let object = Object::new();
+        let slot = slot_of(&object);
+        let using = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || slot.with(Object::be_used))
+        };
+        close(&slot);
+        using.join().unwrap();
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn an_open_file_goes_after_the_last_call_that_uses_it() {
+    using_against_closing();
+}
+
+#[test]
+fn a_look_up_whose_record_is_not_seen_uses_what_is_gone() {
+    must_fail_without(Rule::FenceBeforeLook, using_against_closing);
+}
+
+#[test]
+fn a_look_up_that_does_not_look_again_uses_what_is_gone() {
+    must_fail_without(Rule::LookAgain, using_against_closing);
+}
+
+#[test]
+fn a_close_that_waits_for_nobody_takes_the_open_file_away() {
+    must_fail_without(Rule::WaitUntilUnused, using_against_closing);
+}
+
+#[test]
+fn a_call_that_does_not_let_go_when_asked_leaves_the_file_open() {
+    must_fail_without(Rule::LetGoWhenAsked, using_against_closing);
+}
+
+#[test]
+fn a_close_that_does_not_look_again_after_asking_leaves_the_file_open() {
+    must_fail_without(Rule::LookAgainAfterAsking, using_against_closing);
+}
+
+/// Two calls use what gives way to another object: the last one lets go of it. (In one step: loom does
+/// not come to an end with two threads that wait for a third one.)
+fn two_using_against_closing() {
+    model(3, || {
+        let object = Object::new();
+        let slot = slot_of(&object);
+        let using = [(); 2].map(|()| {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || slot.with(Object::be_used))
+        });
+        slot.install(Object::new());
+        for using in using {
+            using.join().unwrap();
+        }
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn an_open_file_that_two_calls_use_goes_with_the_last() {
+    two_using_against_closing();
+}
+
+#[test]
+fn two_calls_of_which_none_lets_go_leave_the_file_open() {
+    must_fail_without(Rule::LetGoWhenAsked, two_using_against_closing);
+}
+
+/// A number is copied and looked up while what it stands for gives way to another object.
+fn copying_against_closing() {
+    model(3, || {
+        let object = Object::new();
+        let slot = slot_of(&object);
+        let copying = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                slot.kept(|object| {
+                    // As a handler does that interrupts it.
+                    slot.with(Object::be_used);
+                    if let Some(object) = object {
+                        object.be_used();
+                    }
+                });
+            })
+        };
+        slot.install(Object::new());
+        copying.join().unwrap();
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn a_number_that_is_copied_is_closed_before_or_after() {
+    copying_against_closing();
+}
+
+/// A call uses two objects at once while their numbers give way to others: each goes once the call is
+/// over.
+fn using_several_against_closing() {
+    model(3, || {
+        let objects = [Object::new(), Object::new()];
+        let slots = objects.each_ref().map(slot_of);
+        let using = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                let several = in_use::Several::new();
+                let entries = slots.each_ref().map(|slot| several.add(slot));
+                for entry in entries.into_iter().flatten() {
+                    entry.object.be_used();
+                }
+            })
+        };
+        for slot in &slots {
+            slot.install(Object::new());
+        }
+        using.join().unwrap();
+        assert!(objects.iter().all(Object::is_closed));
+    });
+}
+
+#[test]
+fn what_a_call_uses_with_others_goes_when_the_call_is_over() {
+    using_several_against_closing();
+}
+
+#[test]
+fn several_that_are_not_looked_at_again_are_used_when_gone() {
+    must_fail_without(Rule::LookAgain, using_several_against_closing);
+}
+
+#[test]
+fn several_that_are_not_waited_for_are_taken_away() {
+    must_fail_without(Rule::WaitUntilUnused, using_several_against_closing);
+}
+
+#[test]
+fn a_call_on_several_that_does_not_let_go_leaves_one_open() {
+    must_fail_without(Rule::LetGoWhenAsked, using_several_against_closing);
+}
+
+/// A call uses one number and then a second one of an object that is being handed over: it does not
+/// wait for that, as that may wait for the call.
+fn using_several_against_handing_over() {
+    model(3, || {
+        let object = Object::new();
+        let slots = [slot_of(&object), slot_of(&Object::new())];
+        let using = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                let several = in_use::Several::new();
+                let entries = slots.each_ref().map(|slot| several.add(slot));
+                for entry in entries.into_iter().flatten() {
+                    entry.object.be_used();
+                }
+            })
+        };
+        let [one, other] = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
+        assert!(in_use::wait_until_unused(one, usize::MAX));
+        object.be_poured();
+        slots[0].give_back(one);
+        slots[1].give_back(other);
+        using.join().unwrap();
+        assert!(!object.is_closed());
+    });
+}
+
+#[test]
+fn a_call_on_several_waits_for_no_change() {
+    using_several_against_handing_over();
+}
+
+#[test]
+fn what_is_handed_over_while_it_is_used_with_others_is_used_by_two() {
+    must_fail_without(Rule::WaitUntilUnused, using_several_against_handing_over);
+}
+
+/// A look-up against a number that is replaced, after an attempt that the kernel refuses: it finds
+/// the one or the other.
+fn using_against_replacing() {
+    model(3, || {
+        let (old, new) = (Object::new(), Object::new());
+        let slot = slot_of(&old);
+        let using = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || slot.with(Object::be_used))
+        };
+        fail_to_change(&slot);
+        slot.change(true, || Ok::<_, ()>(((), Some(new.clone()))))
+            .unwrap();
+        assert!(using.join().unwrap().is_some());
+        assert!(old.is_closed() && !new.is_closed());
+    });
+}
+
+#[test]
+fn a_number_that_is_replaced_leads_to_the_one_or_the_other() {
+    using_against_replacing();
+}
+
+#[test]
+fn a_look_up_that_does_not_wait_for_a_change_finds_nothing() {
+    must_fail_without(Rule::WaitWhileChanging, using_against_replacing);
+}
+
+/// A look-up against an object that is handed over to the kernel: it has the object before, or finds
+/// the kernel's number after.
+fn using_against_handing_over() {
+    model(4, || {
+        let object = Object::new();
+        let slot = slot_of(&object);
+        let has_kernel_it = Arc::new(AtomicBool::new(false));
+        let using = {
+            let (slot, has_kernel_it) = (Arc::clone(&slot), Arc::clone(&has_kernel_it));
+            thread::spawn(move || {
+                if slot.with(Object::be_used).is_none() {
+                    assert!(has_kernel_it.load(Ordering::Relaxed));
+                }
+            })
+        };
+        let held = slot.hold(|_| true).unwrap();
+        assert!(in_use::wait_until_unused(held, usize::MAX));
+        object.be_poured();
+        has_kernel_it.store(true, Ordering::Relaxed);
+        slot.give_up(held, None);
+        using.join().unwrap();
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn what_is_handed_over_is_used_before_or_found_to_be_the_kernels() {
+    using_against_handing_over();
+}
+
+#[test]
+fn a_look_up_that_does_not_wait_takes_what_is_being_handed_over_for_the_kernels() {
+    must_fail_without(Rule::WaitWhileChanging, using_against_handing_over);
+}
+
+#[test]
+fn what_is_handed_over_while_it_is_used_is_used_by_two() {
+    must_fail_without(Rule::WaitUntilUnused, using_against_handing_over);
+}
+
+/// Two threads begin, with one record free that an ended thread has left, while what the
+/// number stands for gives way to another object.
+fn taking_records_against_closing() {
+    model(3, || {
+        let object = Object::new();
+        let slot = slot_of(&object);
+        let start = || {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || slot.with(Object::be_used))
+        };
+        assert!(start().join().unwrap().is_some());
+        let using = [start(), start()];
+        slot.install(Object::new());
+        for using in using {
+            using.join().unwrap();
+        }
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn a_record_that_changes_hands_is_one_threads_at_a_time() {
+    taking_records_against_closing();
+}
+
+#[test]
+fn a_record_that_two_threads_take_hides_that_one_of_them_uses_the_file() {
+    must_fail_without(Rule::TakeInOneStep, taking_records_against_closing);
+}
+
+/// The kernel gives a number out again while its close is about to end, and the new one is changed.
+fn closing_against_the_next_change() {
+    model(3, || {
+        let (old, new) = (Object::new(), Object::new());
+        let slot = slot_of(&old);
+        let is_free = Arc::new(AtomicBool::new(false));
+        let opening = {
+            let (slot, is_free, new) = (Arc::clone(&slot), Arc::clone(&is_free), new.clone());
+            thread::spawn(move || {
+                if is_free.load(Ordering::Acquire) {
+                    slot.install(new);
+                    fail_to_change(&slot);
+                    assert!(slot.with(Object::be_used).is_some());
+                }
+            })
+        };
+        slot.change(false, || {
+            is_free.store(true, Ordering::Release);
+            Ok::<_, ()>(((), None))
+        })
+        .unwrap();
+        opening.join().unwrap();
+        assert!(old.is_closed() && !new.is_closed());
+    });
+}
+
+#[test]
+fn a_close_does_not_end_the_change_of_the_numbers_next_object() {
+    closing_against_the_next_change();
+}
+
+#[test]
+fn changes_that_are_not_told_apart_end_each_other() {
+    must_fail_without(Rule::OwnMark, closing_against_the_next_change);
+}

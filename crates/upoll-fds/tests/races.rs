@@ -1,0 +1,247 @@
+//! Calls on a number against changes of what it means, by other threads and by signal handlers.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use upoll::{Errno, Event, Events, File, PollTable, Pollable};
+
+/// How often a race is tried.
+const TRIES: usize = 20_000;
+
+/// More than any test takes from it, one at a time and without waiting.
+const PLENTY: u32 = u32::MAX;
+const FLAGS: i32 = libc::EFD_SEMAPHORE | libc::EFD_NONBLOCK;
+
+fn take_one(fd: RawFd) -> Result<usize, Errno> {
+    let mut value = [0_u8; 8];
+    // SAFETY: the buffer is live.
+    unsafe { upoll_fds::read(fd, value.as_mut_ptr(), value.len()) }
+}
+
+/// Runs `body` on a thread and demands that it comes to its end.
+fn must_end(body: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let running = thread::spawn(move || {
+        body();
+        // The receiver waits for it.
+        let _ = done.send(());
+    });
+    match ended.recv_timeout(Duration::from_secs(60)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        _ => running.join().unwrap(),
+    }
+}
+
+#[test]
+fn a_number_that_is_replaced_all_the_time_is_always_one_of_the_two() {
+    let sources = [PLENTY, PLENTY].map(|count| upoll_fds::eventfd(count, FLAGS).unwrap());
+    let fd = upoll_fds::dup(sources[0]).unwrap();
+    let ends = Arc::new(AtomicBool::new(false));
+    let has_ended = Arc::clone(&ends);
+    let reading = thread::spawn(move || {
+        while !has_ended.load(Ordering::Relaxed) {
+            assert_eq!(take_one(fd), Ok(8));
+        }
+    });
+    for round in 0..TRIES {
+        upoll_fds::dup2(sources[round % 2], fd).unwrap();
+        // Does not come about.
+        assert_eq!(upoll_fds::dup3(sources[0], fd, -1), Err(Errno::INVAL));
+    }
+    ends.store(true, Ordering::Relaxed);
+    reading.join().unwrap();
+}
+
+#[test]
+fn a_copy_of_a_number_that_is_being_replaced_is_one_of_the_two() {
+    let ours = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
+    // SAFETY: no pointers are involved.
+    let the_kernels = unsafe { libc::eventfd(PLENTY, FLAGS) };
+    let fd = upoll_fds::dup(ours).unwrap();
+    let place = upoll_fds::dup(ours).unwrap();
+    let ends = Arc::new(AtomicBool::new(false));
+    let has_ended = Arc::clone(&ends);
+    let copying = thread::spawn(move || {
+        while !has_ended.load(Ordering::Relaxed) {
+            let copy = upoll_fds::dup(fd).unwrap();
+            assert_eq!(take_one(copy), Ok(8), "dup");
+            upoll_fds::close(copy).unwrap();
+            upoll_fds::dup2(fd, place).unwrap();
+            assert_eq!(take_one(place), Ok(8), "dup2");
+        }
+    });
+    for round in 0..TRIES {
+        upoll_fds::dup2([ours, the_kernels][round % 2], fd).unwrap();
+    }
+    ends.store(true, Ordering::Relaxed);
+    copying.join().unwrap();
+}
+
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+static IN_HANDLER: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn takes_one(_: i32) {
+    let fd = IN_HANDLER.load(Ordering::Relaxed);
+    if take_one(fd) != Ok(8) {
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+    }
+    HANDLED.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn a_handler_may_use_the_number_that_the_code_under_it_is_changing() {
+    must_end(|| {
+        let sources = [PLENTY, PLENTY].map(|count| upoll_fds::eventfd(count, FLAGS).unwrap());
+        let fd = upoll_fds::dup(sources[0]).unwrap();
+        IN_HANDLER.store(fd, Ordering::Relaxed);
+        let takes_one: extern "C" fn(i32) = takes_one;
+        // SAFETY: the handler makes only calls that handlers may make.
+        let thread = unsafe {
+            libc::signal(libc::SIGUSR1, takes_one as libc::sighandler_t);
+            libc::pthread_self()
+        };
+        let ends = Arc::new(AtomicBool::new(false));
+        let has_ended = Arc::clone(&ends);
+        let signalling = thread::spawn(move || {
+            while !has_ended.load(Ordering::Relaxed) {
+                // SAFETY: the thread waits for this one.
+                unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+            }
+        });
+        for round in 0..TRIES {
+            upoll_fds::dup2(sources[round % 2], fd).unwrap();
+        }
+        ends.store(true, Ordering::Relaxed);
+        signalling.join().unwrap();
+    });
+    assert!(HANDLED.load(Ordering::Relaxed) > 0);
+    assert_eq!(REFUSED.load(Ordering::Relaxed), 0);
+}
+
+/// Says when its open file is gone.
+struct Tells(Arc<AtomicBool>);
+
+impl Pollable for Tells {
+    fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+        Events::empty()
+    }
+}
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn tells() -> (RawFd, Arc<AtomicBool>) {
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let file = File::new(Tells(Arc::clone(&is_gone)));
+    (upoll_fds::open(&file, true).unwrap(), is_gone)
+}
+
+#[test]
+fn an_open_file_that_is_closed_in_a_call_on_it_goes_with_the_end_of_the_call() {
+    let (fd, is_gone) = tells();
+    upoll_fds::with_own(fd, |_: &Tells| {
+        // As a signal handler would.
+        upoll_fds::close(fd).unwrap();
+        assert!(!is_gone.load(Ordering::SeqCst));
+    })
+    .unwrap();
+    assert!(is_gone.load(Ordering::SeqCst));
+}
+
+#[test]
+fn an_open_file_that_is_closed_while_a_call_does_not_get_on_goes_with_the_end_of_the_call() {
+    let (fd, is_gone) = tells();
+    let (begun, has_begun) = mpsc::channel();
+    let (end, may_end) = mpsc::channel::<()>();
+    let using = thread::spawn(move || {
+        upoll_fds::with_own(fd, |_: &Tells| {
+            begun.send(()).unwrap();
+            may_end.recv().unwrap();
+        })
+        .unwrap();
+    });
+    has_begun.recv().unwrap();
+    upoll_fds::close(fd).unwrap();
+    assert!(!is_gone.load(Ordering::SeqCst));
+    end.send(()).unwrap();
+    using.join().unwrap();
+    assert!(is_gone.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_set_that_is_handed_over_to_the_kernel_is_waited_in_all_the_time() {
+    let current = Arc::new(AtomicI32::new(-1));
+    let next = Arc::clone(&current);
+    // The waiting thread lets go of a set when it is asked to.
+    const LET_GO: i32 = 1 << 20;
+    const END: i32 = -2;
+    let waiting = thread::spawn(move || {
+        let mut waits = 0_usize;
+        loop {
+            match next.load(Ordering::SeqCst) {
+                END => break waits,
+                LET_GO.. => next.store(-1, Ordering::SeqCst),
+                -1 => {}
+                fd => {
+                    let mut event = [Event::default()];
+                    // SAFETY: the event is live.
+                    let found = unsafe { upoll_fds::epoll_wait(fd, event.as_mut_ptr(), 1, 0) };
+                    assert!(found.is_ok(), "{found:?}");
+                    waits += 1;
+                }
+            }
+        }
+    });
+    for _ in 0..TRIES / 100 {
+        let set = upoll_fds::epoll_create1(0).unwrap();
+        let counter = upoll_fds::eventfd(1, 0).unwrap();
+        let event = Event::new(Events::IN, 7);
+        // SAFETY: the event is live.
+        unsafe { upoll_fds::epoll_ctl(set, libc::EPOLL_CTL_ADD, counter, &raw const event) }
+            .unwrap();
+        current.store(set, Ordering::SeqCst);
+        thread::yield_now();
+        upoll_fds::demote(set).unwrap();
+        current.store(set | LET_GO, Ordering::SeqCst);
+        while current.load(Ordering::SeqCst) != -1 {
+            thread::yield_now();
+        }
+        upoll_fds::close(set).unwrap();
+        upoll_fds::close(counter).unwrap();
+    }
+    current.store(END, Ordering::SeqCst);
+    assert!(waiting.join().unwrap() > 0);
+}
+
+#[test]
+fn what_is_handed_over_has_no_number_left_here_that_was_just_copied() {
+    let first = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
+    for _ in 0..TRIES / 50 {
+        let fd = upoll_fds::dup(first).unwrap();
+        let next = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
+        let together = Arc::new(Barrier::new(2));
+        let waiting = Arc::clone(&together);
+        let copying = thread::spawn(move || {
+            waiting.wait();
+            for _ in 0..10 {
+                upoll_fds::dup2(next, fd)?;
+            }
+            Ok::<_, Errno>(())
+        });
+        together.wait();
+        upoll_fds::demote(next).unwrap();
+        copying.join().unwrap().unwrap();
+        assert!(!upoll_fds::is_user_level(next) && !upoll_fds::is_user_level(fd));
+        assert_eq!(take_one(fd), Ok(8));
+        upoll_fds::close(next).unwrap();
+        upoll_fds::close(fd).unwrap();
+    }
+}
