@@ -76,7 +76,7 @@ int main(void)
 		kernels_set = (int)syscall(SYS_epoll_create1, 0);
 		CHECK(kernels_set >= 0);
 		FAILS(epoll_ctl(kernels_set, EPOLL_CTL_ADD, object, &event), EPERM);
-		params.clockid = CLOCK_REALTIME;
+		params.clockid = CLOCK_TAI;
 		FAILS(epoll_pwait1(kernels_set, 0, &event, 1, &params), EINVAL);
 		FAILS(epoll_pwait1(900, 0, &event, 1, &params), EBADF);
 		params.clockid = CLOCK_MONOTONIC;
