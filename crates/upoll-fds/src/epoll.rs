@@ -468,9 +468,9 @@ unsafe fn wait_in_the_kernels(
                 return wall_clock::wait(whole, signals, |sleep, signals| {
                     let limit = timespec(sleep.into());
                     let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
-                    let (signals, size) = (&raw const signals, size_of::<u64>());
+                    let (signals, size) = ((&raw const signals).cast(), size_of::<u64>());
                     // SAFETY: the kernel checks where the events go; time and mask are live.
-                    unsafe { call!(epoll_pwait2, epfd, events, room, limit, signals, size) }
+                    unsafe { pwait2_of_the_kernel(epfd, (events, room), limit, (signals, size)) }
                 });
             }
             match timespec(limit) {
@@ -480,7 +480,42 @@ unsafe fn wait_in_the_kernels(
         }
     };
     // SAFETY: as above.
-    unsafe { call!(epoll_pwait2, epfd, events, room, limit, mask, size) }
+    unsafe { pwait2_of_the_kernel(epfd, (events, room), limit, (mask, size)) }
+}
+
+/// The kernel's `epoll_pwait2(2)`, or what comes nearest to it.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+unsafe fn pwait2_of_the_kernel(
+    epfd: RawFd,
+    (events, room): Room,
+    limit: *const libc::timespec,
+    (mask, size): Mask,
+) -> Result<usize, Errno> {
+    // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+    let found = unsafe { call!(epoll_pwait2, epfd, events, room, limit, mask, size) };
+    if found != Err(Errno::from_raw(libc::ENOSYS)) {
+        return found;
+    }
+    // Before Linux 5.11, and under valgrind. No wait may end early, so it is rounded up.
+    let milliseconds = if limit.is_null() {
+        -1
+    } else {
+        // SAFETY: as above.
+        let limit = unsafe { memory::read(limit) }?;
+        let nanoseconds = u32::try_from(limit.tv_nsec).ok();
+        let nanoseconds = nanoseconds.filter(|&rest| rest < 1_000_000_000);
+        let (Ok(seconds), Some(rest)) = (u64::try_from(limit.tv_sec), nanoseconds) else {
+            return Err(Errno::INVAL);
+        };
+        let whole = seconds
+            .saturating_mul(1000)
+            .saturating_add(u64::from(rest.div_ceil(1_000_000)));
+        i32::try_from(whole).unwrap_or(i32::MAX)
+    };
+    // SAFETY: as above.
+    unsafe { call!(epoll_pwait, epfd, events, room, milliseconds, mask, size) }
 }
 
 /// A wait, by whoever serves the set.
