@@ -18,10 +18,10 @@ use crate::{memory, table};
 pub(crate) const MOST: usize = 0x7fff_f000;
 
 /// How far a call gets without blocking.
-pub(crate) enum Step<T, O = Object> {
+pub(crate) enum Step<T> {
     Done(Result<T, Errno>),
     /// It has to block.
-    Block(O),
+    Block(Object),
 }
 
 impl<T> Step<T> {
