@@ -101,8 +101,8 @@ impl FdSet {
         let Some((word, bit)) = Self::place(number) else {
             panic!("a negative number in a set");
         };
-        if word >= self.words.len() {
-            self.words.resize(word + 1, 0);
+        while word >= self.words.len() {
+            self.words.push(0);
         }
         self.words[word] |= bit;
     }
@@ -242,7 +242,8 @@ impl Member {
 impl<'s> Selection<'s> {
     /// # Errors
     /// `EINVAL`: `n` is negative. `ENOMEM`: no memory for the bitmaps.
-    #[inline]
+    // Always inline: the sets would be copied as a whole just after each was written, which stalls.
+    #[inline(always)]
     pub(crate) fn new(
         n: i32,
         sets: [Option<&'s mut FdSet>; 3],
@@ -358,7 +359,7 @@ impl<'s> Selection<'s> {
     /// Looks at every user-level object once (`do_select`), and forgets what was found before. A
     /// member that is not open any more shows `NVAL`, as when a descriptor is closed while `select`
     /// waits for it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pass<'a, V: Viewer>(
         &mut self,
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
@@ -397,7 +398,8 @@ impl<'s> Selection<'s> {
 
     /// Hands over what was found: the sets now hold what is ready, in every word that the call
     /// covers.
-    #[inline]
+    // As `new`.
+    #[inline(always)]
     pub(crate) fn finish(self) {
         for (which, set) in self.sets.into_iter().enumerate() {
             let Some(set) = set else { continue };
