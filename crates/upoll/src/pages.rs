@@ -1,13 +1,15 @@
 //! A queue of bytes in pages: what a pipe and a stream hold between write and read
 //! (`struct pipe_buffer`).
 //!
-//! A page is a vector that never grows beyond [`PAGE`]. Two pages that became free are kept, as in
-//! Linux, so that a steady flow of small writes and reads allocates nothing.
+//! Two pages that became free are kept, as in Linux, so that a steady flow of small writes and reads
+//! allocates nothing.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
+use core::{mem, slice};
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 /// Bytes of a page, on every architecture: it is what decides how writes split and merge.
@@ -16,9 +18,12 @@ pub(crate) const PAGE: usize = 4096;
 /// How many free pages are kept.
 const SPARE: usize = 2;
 
+/// Its length is in the page, so that the page changes hands as one word.
+type Page = Box<ArrayVec<u8, PAGE>>;
+
 /// One page in the queue.
 struct Slot {
-    page: Vec<u8>,
+    page: Page,
     /// How much of the page was read.
     read: usize,
     /// Read alone, and dropped with its first read.
@@ -40,7 +45,7 @@ pub struct PageView<'a> {
 #[derive(Default)]
 pub(crate) struct Pages {
     slots: VecDeque<Slot>,
-    spare: SmallVec<[Vec<u8>; SPARE]>,
+    spare: ArrayVec<Page, SPARE>,
 }
 
 impl Pages {
@@ -89,11 +94,8 @@ impl Pages {
     /// Appends a page with at most `count` bytes of what is left, as many as fit.
     #[inline]
     pub(crate) fn push(&mut self, from: &mut Gather<'_>, count: usize, packet: bool) {
-        let mut page = match self.spare.pop() {
-            Some(page) => page,
-            None => Vec::with_capacity(PAGE),
-        };
-        from.move_to(&mut page, count.min(PAGE));
+        let mut page = self.spare.pop().unwrap_or_default();
+        from.move_to(&mut page, count);
         self.slots.push_back(Slot {
             page,
             read: 0,
@@ -146,7 +148,7 @@ impl Pages {
     #[inline]
     fn release_first(&mut self) {
         if let Some(slot) = self.slots.pop_front()
-            && self.spare.len() < SPARE
+            && !self.spare.is_full()
         {
             let mut page = slot.page;
             page.clear();
@@ -173,18 +175,22 @@ pub(crate) fn slices_mut<B: DerefMut<Target = [u8]>>(
 
 /// What a write has still to give: the rest of several buffers (`struct iov_iter`).
 pub(crate) struct Gather<'a> {
-    buffers: &'a [&'a [u8]],
-    /// How much of the first buffer is done.
-    done: usize,
+    /// What the first buffer has still to give; those behind it.
+    first: &'a [u8],
+    behind: &'a [&'a [u8]],
     left: usize,
 }
 
 impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn new(buffers: &'a [&'a [u8]]) -> Self {
+        let (first, behind) = match buffers {
+            [] => (&[][..], buffers),
+            [first, behind @ ..] => (*first, behind),
+        };
         Gather {
-            buffers,
-            done: 0,
+            first,
+            behind,
             left: buffers.iter().map(|buffer| buffer.len()).sum(),
         }
     }
@@ -194,31 +200,33 @@ impl<'a> Gather<'a> {
         self.left
     }
 
-    /// Moves up to `count` bytes to the end of `page`.
+    /// Moves up to `count` bytes, as far as there is room, to the end of `page`.
     #[inline]
-    fn move_to(&mut self, page: &mut Vec<u8>, count: usize) {
-        let mut count = count.min(self.left);
+    fn move_to(&mut self, page: &mut Page, count: usize) {
+        let mut count = count.min(self.left).min(page.remaining_capacity());
         self.left -= count;
-        while count > 0 {
-            let rest = &self.buffers[0][self.done..];
-            let piece = rest.len().min(count);
-            page.extend_from_slice(&rest[..piece]);
-            count -= piece;
-            self.done += piece;
-            if piece == rest.len() {
-                self.buffers = &self.buffers[1..];
-                self.done = 0;
+        loop {
+            let (piece, rest) = self.first.split_at(self.first.len().min(count));
+            let added = page.try_extend_from_slice(piece);
+            debug_assert!(added.is_ok(), "there is room");
+            self.first = rest;
+            count -= piece.len();
+            if count == 0 {
+                break;
             }
+            let [next, behind @ ..] = self.behind else {
+                break;
+            };
+            (self.first, self.behind) = (next, behind);
         }
     }
 }
 
 /// What a read has still room for: the rest of several buffers.
 pub(crate) struct Scatter<'a, 'b> {
-    buffers: &'a mut [&'b mut [u8]],
-    /// The first buffer that is not full, and how much it holds.
-    at: usize,
-    done: usize,
+    /// The room in the first buffer that is not full; the buffers behind it.
+    first: &'a mut [u8],
+    behind: slice::IterMut<'a, &'b mut [u8]>,
     left: usize,
 }
 
@@ -226,10 +234,10 @@ impl<'a, 'b> Scatter<'a, 'b> {
     #[inline]
     pub(crate) fn new(buffers: &'a mut [&'b mut [u8]]) -> Self {
         let left = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut behind = buffers.iter_mut();
         Scatter {
-            buffers,
-            at: 0,
-            done: 0,
+            first: behind.next().map_or(&mut [], |first| &mut **first),
+            behind,
             left,
         }
     }
@@ -243,16 +251,19 @@ impl<'a, 'b> Scatter<'a, 'b> {
     #[inline]
     fn put(&mut self, mut bytes: &[u8]) {
         self.left -= bytes.len();
-        while !bytes.is_empty() {
-            let room = &mut self.buffers[self.at][self.done..];
-            let piece = room.len().min(bytes.len());
-            room[..piece].copy_from_slice(&bytes[..piece]);
-            bytes = &bytes[piece..];
-            self.done += piece;
-            if self.done == self.buffers[self.at].len() {
-                self.at += 1;
-                self.done = 0;
+        loop {
+            let (piece, rest) = bytes.split_at(self.first.len().min(bytes.len()));
+            let (filled, room) = mem::take(&mut self.first).split_at_mut(piece.len());
+            filled.copy_from_slice(piece);
+            self.first = room;
+            bytes = rest;
+            if bytes.is_empty() {
+                break;
             }
+            let Some(next) = self.behind.next() else {
+                break;
+            };
+            self.first = next;
         }
     }
 }

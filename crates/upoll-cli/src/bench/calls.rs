@@ -224,19 +224,23 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     row("pipe", "pipe write 64 B + read", 8.0, || {
         let [their_end, their_other] = Fd::pipe()?;
         let (our_end, our_other) = upoll::pipe()?;
-        let bytes = [7; 64];
+        let bytes = [7_u8; 64];
         Ok([
             side(move || {
-                their_other.write(black_box(&bytes)).expect("write");
+                their_other
+                    .write(black_box::<&[u8; 64]>(&bytes))
+                    .expect("write");
                 let mut buffer = [0; 64];
                 assert_eq!(their_end.read(&mut buffer).expect("read"), 64);
-                black_box(buffer);
+                black_box(&buffer);
             }),
             side(move || {
-                our_other.write(black_box(&bytes)).expect("write");
+                our_other
+                    .write(black_box::<&[u8; 64]>(&bytes))
+                    .expect("write");
                 let mut buffer = [0; 64];
                 assert_eq!(our_end.read(&mut buffer).expect("read"), 64);
-                black_box(buffer);
+                black_box(&buffer);
             }),
         ])
     }),

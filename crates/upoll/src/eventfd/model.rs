@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::listeners::{Shared, Voice};
 use super::{Direction, Limited};
-use crate::sync::{AtomicBool, AtomicU32, Mutex};
+use crate::sync::shared::AtomicU32;
+use crate::sync::{AtomicBool, Mutex};
 
 /// A counter that processes share, as far as loom can tell.
 pub struct SharedModel {

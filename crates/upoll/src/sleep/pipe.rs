@@ -6,7 +6,7 @@ use super::blocking::until_done;
 use super::timeout::Deadline;
 use crate::errno::Errno;
 use crate::pages::{Gather, Scatter, slices, slices_mut};
-use crate::pipe::{PipeFlags, PipeReader, PipeWriter};
+use crate::pipe::{Pass, PipeFlags, PipeReader, PipeWriter};
 use crate::wait::Place;
 
 impl PipeReader {
@@ -36,15 +36,22 @@ impl PipeReader {
         self.read_slices(&mut slices_mut(buffers))
     }
 
+    #[inline]
     fn read_slices(&self, buffers: &mut [&mut [u8]]) -> Result<usize, Errno> {
-        let pipe = self.shared();
         let mut into = Scatter::new(buffers);
-        match pipe.try_read(&mut into) {
-            Err(Errno::AGAIN) if !self.flags().contains(PipeFlags::NONBLOCK) => {}
-            done => return done,
+        match self.shared().try_read(&mut into) {
+            Err(Errno::AGAIN) if !self.flags().contains(PipeFlags::NONBLOCK) => {
+                self.read_asleep(&mut into)
+            }
+            done => done,
         }
+    }
+
+    #[cold]
+    fn read_asleep(&self, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
+        let pipe = self.shared();
         let read = until_done(pipe.readers(), Place::ExclusiveTail, |_| {
-            pipe.try_read(&mut into)
+            pipe.try_read(into)
         })?;
         if !pipe.is_empty() {
             pipe.wake_readers();
@@ -83,6 +90,7 @@ impl PipeWriter {
         self.write_slices(&slices(buffers))
     }
 
+    #[inline]
     fn write_slices(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
         let flags = self.flags();
         let is_packet = flags.contains(PipeFlags::DIRECT);
@@ -92,14 +100,27 @@ impl PipeWriter {
         if asked == 0 {
             return Ok(0);
         }
-        let mut pass = pipe.fill(&mut from, true, is_packet);
+        let pass = pipe.fill(&mut from, true, is_packet);
         if from.left() == 0 || pass.is_broken || flags.contains(PipeFlags::NONBLOCK) {
             pipe.wake_readers_after(&pass);
             return pass.outcome(asked - from.left());
         }
+        self.write_asleep(&mut from, asked, pass)
+    }
+
+    /// Goes on with a write of `asked` bytes whose first pass did not write all.
+    #[cold]
+    fn write_asleep(
+        &self,
+        from: &mut Gather<'_>,
+        asked: usize,
+        mut pass: Pass,
+    ) -> Result<usize, Errno> {
+        let is_packet = self.flags().contains(PipeFlags::DIRECT);
+        let pipe = self.shared();
         pipe.wake_readers_before_sleep(&pass);
         let ended = until_done(pipe.writers(), Place::ExclusiveTail, |deadline| {
-            pass = pipe.fill(&mut from, false, is_packet);
+            pass = pipe.fill(from, false, is_packet);
             if pass.is_retired {
                 return Err(Errno::STALE);
             }

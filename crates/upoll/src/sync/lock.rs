@@ -219,7 +219,8 @@ pub(crate) fn prepare() {
 #[cfg(not(loom))]
 mod kernel {
     use core::ptr;
-    use core::sync::atomic::AtomicU32;
+
+    use super::AtomicU32;
 
     use syscalls::{Sysno, syscall};
 
