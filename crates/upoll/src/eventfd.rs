@@ -239,6 +239,12 @@ impl Counter {
         }
     }
 
+    /// Apart from `poll`, which needs no stack without it.
+    #[inline(never)]
+    fn register<'q>(&'q self, table: &mut PollTable<'q>) {
+        table.register(self.shared().map_or(&self.queue, SharedCount::queue));
+    }
+
     /// Moves the count behind the lock, and locks it.
     fn limit<'a>(&self, limited: &'a Mutex<Limited>) -> MutexGuard<'a, Limited> {
         let mut limited = limited.lock();
@@ -271,6 +277,7 @@ impl Counter {
     }
 
     #[cold]
+    #[inline(never)]
     fn look_beyond(&self) -> Limited {
         let limited = match self.beyond() {
             Beyond::Shared(shared) => return shared.look(),
@@ -355,16 +362,11 @@ impl Pollable for Counter {
     #[inline]
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         if table.registers() {
-            table.register(self.shared().map_or(&self.queue, SharedCount::queue));
+            self.register(table);
         }
         let count = self.word.load(Ordering::SeqCst);
         if count == LIMITED {
-            let now = self.look_beyond();
-            return if now.is_retired() {
-                Events::HUP
-            } else {
-                now.events()
-            };
+            return self.look_beyond().events();
         }
         Limited::without_maximum(count).events()
     }

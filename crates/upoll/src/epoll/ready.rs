@@ -338,11 +338,23 @@ impl Set {
     pub(super) unsafe fn look_or_unqueue(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
         // SAFETY: the caller's contract.
         unsafe {
-            let node = item.as_ref();
-            let events = Self::look(node);
+            let events = Self::look(item.as_ref());
             if !events.is_empty() {
                 return events;
             }
+            Self::unqueue_idle(ready, item)
+        }
+    }
+
+    /// Takes an item that was found idle off the ready list, and looks once more.
+    ///
+    /// # Safety
+    /// As [`look_or_unqueue`](Self::look_or_unqueue).
+    #[inline(never)]
+    unsafe fn unqueue_idle(ready: &mut ReadyList, item: NonNull<Item>) -> Events {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let node = item.as_ref();
             ready.unlink(item);
             Self::unqueue(node);
             if broken(Rule::RepollAfterUnqueue) {

@@ -11,6 +11,9 @@ use core::ptr::NonNull;
 /// What there is to say of an idle item.
 const NOTHING: (Events, u64) = (Events::empty(), 0);
 
+/// Interests that a report uses up.
+const CONSUMING: Events = Events::ET.union(Events::ONESHOT);
+
 /// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
 struct Scan<'a> {
     set: &'a Set,
@@ -56,19 +59,36 @@ impl<'a> Scan<'a> {
     }
 
     /// Takes the oldest ready item and says what to report of it, with its data; empty if nothing.
+    #[inline]
     fn take(&mut self, item: NonNull<Item>) -> (Events, u64) {
         // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
         unsafe {
             let node = item.as_ref();
             let interest = node.interest();
-            let consumes = interest.intersects(Events::ET | Events::ONESHOT);
-            let events = if consumes {
-                self.inner.ready.unlink(item);
-                Set::unqueue(node);
-                Set::look(node)
-            } else {
-                Set::look_or_unqueue(&mut self.inner.ready, item)
-            };
+            // What can hold a claim.
+            if interest.contains(Events::EXCLUSIVE) || node.state() & !state::QUEUED != 0 {
+                return self.take_in_turn(item, interest);
+            }
+            let consumes = interest.intersects(CONSUMING);
+            let events = self.look(item, consumes);
+            if !events.is_empty() {
+                self.reported(item, interest, consumes);
+            }
+            (events, node.data())
+        }
+    }
+
+    /// [`take`](Self::take) of an item that may hold a claim, or must not be taken out of turn.
+    ///
+    /// # Safety
+    /// The item is on the ready list.
+    #[inline(never)]
+    unsafe fn take_in_turn(&mut self, item: NonNull<Item>, interest: Events) -> (Events, u64) {
+        // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
+        unsafe {
+            let node = item.as_ref();
+            let consumes = interest.intersects(CONSUMING);
+            let events = self.look(item, consumes);
             let chosen = node.state() & state::CHOSEN != 0;
             if chosen {
                 let word = &node.entry.owner_word;
@@ -103,13 +123,44 @@ impl<'a> Scan<'a> {
                 // line, although the item stays on the list.
                 node.use_up_notes();
             }
+            self.reported(item, interest, consumes);
+            (events, node.data())
+        }
+    }
+
+    /// What is ready of an item. It is off the list afterwards if a report uses it up, or if it is
+    /// idle.
+    ///
+    /// # Safety
+    /// The item is on the ready list.
+    #[inline]
+    unsafe fn look(&mut self, item: NonNull<Item>, consumes: bool) -> Events {
+        // SAFETY: items on the ready list are registered, and the set's lock is held.
+        unsafe {
+            if consumes {
+                self.inner.ready.unlink(item);
+                Set::unqueue(item.as_ref());
+                Set::look(item.as_ref())
+            } else {
+                Set::look_or_unqueue(&mut self.inner.ready, item)
+            }
+        }
+    }
+
+    /// An item is reported: it is disabled, or looked at again next time.
+    ///
+    /// # Safety
+    /// The item is registered, and on the ready list unless a report uses it up.
+    #[inline]
+    unsafe fn reported(&mut self, item: NonNull<Item>, interest: Events, consumes: bool) {
+        // SAFETY: the caller's contract, with the set's lock held.
+        unsafe {
             if interest.contains(Events::ONESHOT) {
-                node.set_interest(interest & Events::CONTROL);
+                item.as_ref().set_interest(interest & Events::CONTROL);
             } else if !consumes {
                 self.inner.ready.unlink(item);
                 self.again.push_back(item);
             }
-            (events, node.data())
         }
     }
 
@@ -247,8 +298,7 @@ impl Set {
         // SAFETY: the set's lock is held.
         let item = unsafe {
             self.take_lone_arrival(inner, |item| {
-                let once = Events::ET | Events::ONESHOT;
-                item.interest().intersects(once)
+                item.interest().intersects(CONSUMING)
                     && item.state() & !state::QUEUED == 0
                     && !item.entry.is_claimed()
             })
