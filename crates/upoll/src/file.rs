@@ -7,20 +7,19 @@
 //! [`release`](Pollable::release) runs.
 //!
 //! # Open and alive
-//! A description has two counts. `open` counts `File`s: at zero it is closed. The `Arc` around it
-//! counts who may still touch its memory: items hold one of these, so a set may poll an object
-//! that is just being closed. That needs no per-poll pin, and cannot meet freed memory.
+//! A description has two counts. `open` counts `File`s: at zero it is closed. `held` counts who may
+//! still touch its memory: each item does, so a set may poll an object that is just being closed. That
+//! needs no per-poll pin, and cannot meet freed memory.
 
-use alloc::sync::Arc;
+use alloc::boxed::Box;
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
-use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 
 use crate::events::Events;
-use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell};
+use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
 use crate::wait::WaitQueue;
 
 /// Anything that can tell whether it is ready, and promises to wake its queues when that changes
@@ -122,10 +121,13 @@ impl fmt::Debug for PollTable<'_> {
     }
 }
 
-/// The open file description itself; always behind an `Arc`.
+/// The open file description itself, in memory of its own.
 pub(crate) struct Description<T: ?Sized = dyn Pollable> {
     /// `File`s that refer to this. Zero: closed, and it stays closed.
     open: AtomicUsize,
+    /// What keeps the memory: each [`Held`], and one for all `File`s together. An `Arc` would do, but
+    /// for its locked instructions where there is but one thread.
+    held: AtomicUsize,
     /// The epoll items that watch this (`file->f_ep`). The lock nests inside a set's lock and
     /// outside the wait queues' locks.
     watchers: Mutex<Watchers>,
@@ -237,6 +239,38 @@ impl<T: ?Sized> Description<T> {
         &self.watchers
     }
 
+    /// One reference more to the memory.
+    ///
+    /// # Safety
+    /// The description is alive.
+    #[inline]
+    unsafe fn hold(this: NonNull<Self>) {
+        // SAFETY: the caller's contract.
+        let before = unsafe { this.as_ref() }
+            .held
+            .fetch_add(1, Ordering::Relaxed);
+        assert!(before < usize::MAX / 2, "too many references to a file");
+    }
+
+    /// One reference less; the last one frees the memory.
+    ///
+    /// # Safety
+    /// The description is alive, the reference was counted, and is used no more.
+    #[inline]
+    unsafe fn let_go(this: NonNull<Self>) {
+        // SAFETY: the caller's contract.
+        if unsafe { this.as_ref() }
+            .held
+            .fetch_sub(1, Ordering::Release)
+            == 1
+        {
+            // What others did before they let go comes before the end.
+            fence(Ordering::Acquire);
+            // SAFETY: it was made by `Box::into_raw`, and this was the last reference.
+            drop(unsafe { Box::from_raw(this.as_ptr()) });
+        }
+    }
+
     /// Whether any `File` still refers to this.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
@@ -261,44 +295,56 @@ impl<T: ?Sized> Description<T> {
 /// assert_eq!(set.harvest(&mut [Event::default(); 4])?, 0);
 /// # Ok::<(), upoll::Errno>(())
 /// ```
-pub struct File<T: Pollable + ?Sized = dyn Pollable>(Arc<Description<T>>);
+pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>, PhantomData<T>);
+
+// SAFETY: it is a shared reference to a description that any thread may be the last to let go of; an
+// object is `Send` and `Sync`, and the rest is atomic or behind a lock.
+unsafe impl<T: Pollable + ?Sized> Send for File<T> {}
+// SAFETY: as above.
+unsafe impl<T: Pollable + ?Sized> Sync for File<T> {}
 
 impl<T: Pollable> File<T> {
     /// Opens `object`: a new open file description.
     #[must_use]
     pub fn new(object: T) -> Self {
-        File(Arc::new(Description {
+        let description = Box::new(Description {
             open: AtomicUsize::new(1),
+            held: AtomicUsize::new(1),
             watchers: Mutex::new(Watchers {
                 head: ptr::null(),
                 on_close: None,
             }),
             object,
-        }))
+        });
+        File(NonNull::from(Box::leak(description)), PhantomData)
     }
 
     /// Another reference to the same open file, without its type.
     #[must_use]
     pub fn erase(&self) -> File {
-        self.0.open.fetch_add(1, Ordering::Relaxed);
-        File(self.0.clone())
-    }
-
-    pub(crate) fn description(&self) -> &Description<T> {
-        &self.0
+        let description: NonNull<Description> = self.0;
+        self.description().open.fetch_add(1, Ordering::Relaxed);
+        File(description, PhantomData)
     }
 
     #[inline]
     pub(crate) fn as_description_ptr(&self) -> *const Description<T> {
-        Arc::as_ptr(&self.0)
+        self.0.as_ptr()
     }
 
     /// A borrowed reference without the type.
     #[must_use]
     #[inline]
     pub fn by_ref(&self) -> FileRef<'_> {
-        let description: *const Description<T> = Arc::as_ptr(&self.0);
-        FileRef::new(description)
+        FileRef::new(self.0)
+    }
+}
+
+impl<T: Pollable + ?Sized> File<T> {
+    #[inline]
+    pub(crate) fn description(&self) -> &Description<T> {
+        // SAFETY: files keep it alive.
+        unsafe { self.0.as_ref() }
     }
 }
 
@@ -307,14 +353,14 @@ impl File {
     #[must_use]
     #[inline]
     pub fn as_file_ref(&self) -> FileRef<'_> {
-        FileRef::new(Arc::as_ptr(&self.0))
+        FileRef::new(self.0)
     }
 }
 
 impl<T: Pollable + ?Sized> Clone for File<T> {
     fn clone(&self) -> Self {
-        self.0.open.fetch_add(1, Ordering::Relaxed);
-        File(self.0.clone())
+        self.description().open.fetch_add(1, Ordering::Relaxed);
+        File(self.0, PhantomData)
     }
 }
 
@@ -323,73 +369,85 @@ impl<T: Pollable + ?Sized> Deref for File<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        &self.0.object
+        &self.description().object
     }
 }
 
 impl<T: Pollable + ?Sized> Drop for File<T> {
     fn drop(&mut self) {
-        if self.0.open.fetch_sub(1, Ordering::AcqRel) != 1 {
+        /// What all files together hold goes, also if foreign code panics.
+        struct LetGo<T: ?Sized>(NonNull<Description<T>>);
+
+        impl<T: ?Sized> Drop for LetGo<T> {
+            fn drop(&mut self) {
+                // SAFETY: this was the last file.
+                unsafe { Description::let_go(self.0) };
+            }
+        }
+
+        if self.description().open.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        let on_close = self.0.watchers.lock().on_close;
+        let _let_go = LetGo(self.0);
+        let description = self.description();
+        let on_close = description.watchers.lock().on_close;
         if let Some(on_close) = on_close {
-            on_close(Identity::of(&self.0), &self.0.watchers);
+            on_close(Identity::of(description), &description.watchers);
         }
-        self.0.object.release();
+        description.object.release();
     }
 }
 
 impl<T: Pollable + ?Sized> fmt::Debug for File<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File")
-            .field("identity", &Identity::of(&self.0))
-            .field("open", &self.0.open.load(Ordering::Relaxed))
+            .field("identity", &Identity::of(self.description()))
+            .field("open", &self.description().open.load(Ordering::Relaxed))
             .finish()
     }
 }
 
 /// Keeps a description's memory, but does not keep it open.
-///
-/// It is an `Arc` that leads to the description itself. An `Arc` leads to its counts, and where the
-/// type behind them is not known, each use has to work out anew how far behind them that is.
-pub(crate) struct Held(NonNull<Description>);
+pub(crate) struct Held<T: ?Sized = dyn Pollable>(NonNull<Description<T>>);
 
-// SAFETY: as an `Arc<Description>`, which is `Send` and `Sync`.
-unsafe impl Send for Held {}
+// SAFETY: as a `File`.
+unsafe impl<T: Pollable + ?Sized> Send for Held<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Held {}
+unsafe impl<T: Pollable + ?Sized> Sync for Held<T> {}
 
-impl Held {
-    fn into_arc(self) -> Arc<Description> {
-        let description = ManuallyDrop::new(self).0;
-        // SAFETY: it is from `Arc::as_ptr`, and the count that `self` had goes with it.
-        unsafe { Arc::from_raw(description.as_ptr()) }
+impl<T: ?Sized> Held<T> {
+    /// # Safety
+    /// The description is alive.
+    #[inline]
+    pub(crate) unsafe fn new(description: NonNull<Description<T>>) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Description::hold(description) };
+        Held(description)
     }
 }
 
-impl Deref for Held {
-    type Target = Description;
+impl<T: ?Sized> Deref for Held<T> {
+    type Target = Description<T>;
 
     #[inline]
-    fn deref(&self) -> &Description {
-        // SAFETY: the count that `self` has keeps it alive.
+    fn deref(&self) -> &Description<T> {
+        // SAFETY: the reference that `self` has keeps it alive.
         unsafe { self.0.as_ref() }
     }
 }
 
-impl Clone for Held {
+impl<T: ?Sized> Clone for Held<T> {
     fn clone(&self) -> Self {
-        // SAFETY: it is from `Arc::as_ptr`, and `self` has a count.
-        unsafe { Arc::increment_strong_count(self.0.as_ptr()) };
-        Held(self.0)
+        // SAFETY: `self` keeps it alive.
+        unsafe { Held::new(self.0) }
     }
 }
 
-impl Drop for Held {
+impl<T: ?Sized> Drop for Held<T> {
+    #[inline]
     fn drop(&mut self) {
-        // SAFETY: as above; this is the count.
-        unsafe { Arc::decrement_strong_count(self.0.as_ptr()) };
+        // SAFETY: this is the reference that `self` has.
+        unsafe { Description::let_go(self.0) };
     }
 }
 
@@ -415,22 +473,19 @@ impl Identity {
 /// separately. Without [`numbered`](Self::numbered) the number is 0.
 #[derive(Clone, Copy)]
 pub struct FileRef<'a> {
-    /// From `Arc::as_ptr`, so that an `Arc` can be made of it again.
     description: NonNull<Description>,
     number: i32,
     borrow: PhantomData<&'a Description>,
 }
 
-// SAFETY: it is a borrowed `Arc<Description>`, which is `Send` and `Sync`.
+// SAFETY: it is a borrowed `File`, which is `Send` and `Sync`.
 unsafe impl Send for FileRef<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for FileRef<'_> {}
 
 impl<'a> FileRef<'a> {
     #[inline]
-    fn new(description: *const Description) -> Self {
-        // SAFETY: `Arc::as_ptr` is never null.
-        let description = unsafe { NonNull::new_unchecked(description.cast_mut()) };
+    fn new(description: NonNull<Description>) -> Self {
         FileRef {
             description,
             number: 0,
@@ -441,7 +496,7 @@ impl<'a> FileRef<'a> {
     /// Of one whose memory is kept: the file may have been closed.
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn of(description: &'a Held) -> Self {
-        FileRef::new(description.0.as_ptr())
+        FileRef::new(description.0)
     }
 
     /// The same open file under another number.
@@ -489,16 +544,15 @@ impl<'a> FileRef<'a> {
 
     /// Keeps the description's memory, but does not keep it open.
     pub(crate) fn keep(self) -> Held {
-        // SAFETY: the pointer is `Arc::as_ptr` of an `Arc` that lives as long as `'a`.
-        unsafe { Arc::increment_strong_count(self.description.as_ptr()) };
-        Held(self.description)
+        // SAFETY: `'a` borrows what keeps it alive.
+        unsafe { Held::new(self.description) }
     }
 
     /// An owned reference to the same open file.
     #[must_use]
     pub fn to_file(self) -> File {
         self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(self.keep().into_arc())
+        File(self.description, PhantomData)
     }
 }
 

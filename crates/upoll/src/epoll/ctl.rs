@@ -35,17 +35,16 @@ struct PassOn {
     rotating: bool,
     /// What the item wanted: the wake was for that.
     interest: Events,
-    /// Keeps the queue's owner alive.
-    file: Held,
 }
 
 impl PassOn {
-    fn run(self) {
+    /// `file` keeps the queue's owner alive.
+    fn run(self, file: &Held) {
         // A closed file first: its close calls this, and no foreign `poll` may end that early.
-        if !self.file.is_open() {
+        if !file.is_open() {
             return;
         }
-        let ready = self.file.object().poll(&mut PollTable::look_only());
+        let ready = file.object().poll(&mut PollTable::look_only());
         let key = ready & self.interest & (Events::IN | Events::OUT);
         if key.is_empty() {
             return;
@@ -66,9 +65,8 @@ impl Forgotten {
     /// Hands on the claim that the item had, then lets go of the file's memory.
     pub(super) fn finish(self) {
         if let Some(pass_on) = self.pass_on {
-            pass_on.run();
+            pass_on.run(&self.file);
         }
-        drop(self.file);
     }
 }
 
@@ -252,7 +250,7 @@ impl Epoll {
             unsafe { watchers.link(&node.link, on_file_close) };
         }
         if nesting::has_too_many_paths(self, file.description(), target) {
-            *left = Some(set.forget(inner, item, None));
+            set.forget(inner, item, None, left);
             return Err(Errno::INVAL);
         }
         if shared_count(file.description()).is_some() {
@@ -300,7 +298,7 @@ impl Epoll {
         let listening =
             companion.and_then(|companion| companion.listen(set, inner, file.description()));
         if let Err(errno) = listening {
-            *left = Some(set.forget(inner, item, None));
+            set.forget(inner, item, None, left);
             return Err(errno);
         }
         // It listens, now look.
@@ -470,7 +468,6 @@ impl Set {
                     queue,
                     rotating: true,
                     interest: Events::IN,
-                    file: file.clone(),
                 }),
             });
         }
@@ -485,7 +482,7 @@ impl Set {
     ) -> Result<(), Errno> {
         let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
         let claim = Self::unhook(inner, item);
-        *left = Some(self.forget(inner, item, claim));
+        self.forget(inner, item, claim, left);
         Ok(())
     }
 
@@ -503,13 +500,14 @@ impl Set {
         claim
     }
 
-    /// Removes an unhooked item.
+    /// Removes an unhooked item, and says what is left of it.
     fn forget(
         &self,
         inner: &mut Interests,
         item: *const Item,
         claim: Option<NonNull<WaitQueue>>,
-    ) -> Forgotten {
+        left: &mut Option<Forgotten>,
+    ) {
         // SAFETY: the item is registered in this set, and its lock is held.
         unsafe {
             let node = &*item;
@@ -543,9 +541,8 @@ impl Set {
                 queue,
                 rotating: bits & state::ROTATING != 0,
                 interest: node.interest(),
-                file: file.clone(),
             });
-            Forgotten { file, pass_on }
+            *left = Some(Forgotten { file, pass_on });
         }
     }
 
@@ -623,7 +620,7 @@ impl Drop for Hooking<'_> {
         }
         Set::unhook(self.inner, self.item);
         // The caller of ADD holds the file, so its object does not end here.
-        self.set.forget(self.inner, self.item, None);
+        self.set.forget(self.inner, self.item, None, &mut None);
     }
 }
 
@@ -660,9 +657,12 @@ impl Emptying<'_> {
                     })
                     .map(|&(_, _, queue)| queue)
             });
-            let forgotten = self.set.forget(&mut inner, item, claim);
+            let mut left = None;
+            self.set.forget(&mut inner, item, claim, &mut left);
             drop(inner);
-            forgotten.finish();
+            if let Some(left) = left {
+                left.finish();
+            }
         }
     }
 }

@@ -5,10 +5,9 @@
 //! allocate nothing. Look-up is a hash table of slot numbers.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
-use core::ptr;
+use core::ptr::{self, NonNull};
 
 use hashbrown::{HashMap, HashTable};
 use rustc_hash::FxBuildHasher;
@@ -165,12 +164,9 @@ impl Item {
     /// # Safety
     /// The item is linked into its file's watcher list, and that list is locked. The set's last
     /// reference is given up only after the set has unlinked all its items, so it has one now.
-    pub(crate) unsafe fn pin_set(&self) -> Arc<Description<Set>> {
-        // SAFETY: `set` is from `Arc::as_ptr`, and the contract says that the count is not zero.
-        unsafe {
-            Arc::increment_strong_count(self.set);
-            Arc::from_raw(self.set)
-        }
+    pub(crate) unsafe fn pin_set(&self) -> Held<Set> {
+        // SAFETY: the caller's contract.
+        unsafe { Held::new(NonNull::new_unchecked(self.set.cast_mut())) }
     }
 
     #[inline]

@@ -6,7 +6,6 @@
 //! The one global lock of this crate is here. It is taken to add a set to a set and by nothing
 //! else, so that two such ADDs cannot close a loop between them.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use hashbrown::HashMap;
@@ -16,7 +15,7 @@ use super::ctl::{as_set, item_of};
 use super::interest::state;
 use super::{Epoll, Set};
 use crate::errno::Errno;
-use crate::file::{Description, Identity, Watchers};
+use crate::file::{Description, Held, Identity, Watchers};
 use crate::sync::{Mutex, Ordering};
 
 /// `EP_MAX_NESTS`: links from set to set in one chain.
@@ -105,7 +104,7 @@ impl Below {
 }
 
 /// The sets that watch a file, one entry for each item. They are kept alive, and no lock is held.
-pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Arc<Description<Set>>> {
+pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
     let watchers = watchers.lock();
     watchers
         .iter()
