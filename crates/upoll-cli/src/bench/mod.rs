@@ -20,12 +20,14 @@ mod workers;
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use self::calls::Comparison;
+use self::calls::{Compared, Comparison};
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
@@ -158,9 +160,23 @@ struct Run<'a> {
 impl Run<'_> {
     fn measure(self) -> Result<Report> {
         machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
-        let mut comparisons = Vec::new();
-        for comparison in calls() {
-            comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
+        // First what one thread does, in a process of one.
+        let mut comparisons = self.one_thread()?;
+        let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
+        let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
+        let growth = self.growth()?;
+        let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
+        if !comparisons.is_empty() {
+            let names = calls().map(|comparison| comparison.row.name);
+            let again_wanted = names
+                .chain([batch::NAME])
+                .filter(|name| self.options.wants(name));
+            self.progress.inc_length(again_wanted.count() as u64);
+            let _asleep = second_thread();
+            let again = self.one_thread()?;
+            for (row, again) in comparisons.iter_mut().zip(again) {
+                row.ratio_with_a_thread = Some(again.ratio);
+            }
         }
         let elsewhere = self.machine.cpus.iter().find(|&&cpu| cpu != self.pinned_to);
         for (name, cpu) in [
@@ -172,12 +188,6 @@ impl Run<'_> {
                 comparisons.extend(rows.into_iter().flatten());
             }
         }
-        let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
-        comparisons.extend(batches.into_iter().flatten());
-        let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
-        let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
-        let growth = self.growth()?;
-        let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
         machine::pin(&self.machine.cpus).context("binding to all CPUs")?;
         let load = workers::Load {
             events: if self.options.quick { 2000 } else { 20_000 },
@@ -216,6 +226,17 @@ impl Run<'_> {
         })
     }
 
+    /// Calls of one thread against the kernel.
+    fn one_thread(&self) -> Result<Vec<Compared>> {
+        let mut comparisons = Vec::new();
+        for comparison in calls() {
+            comparisons.extend(self.step(comparison.row.name, || comparison.measure(self.effort))?);
+        }
+        let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
+        comparisons.extend(batches.into_iter().flatten());
+        Ok(comparisons)
+    }
+
     fn growth(&self) -> Result<Vec<growth::Grown>> {
         let names: Vec<_> = growth::NAMES
             .into_iter()
@@ -245,6 +266,13 @@ impl Run<'_> {
         self.progress.inc(1);
         Ok(Some(done))
     }
+}
+
+/// Starts a thread that sleeps until what this gives is dropped.
+fn second_thread() -> mpsc::Sender<()> {
+    let (awake, asleep) = mpsc::channel();
+    thread::spawn(move || asleep.recv());
+    awake
 }
 
 /// Shown on a terminal only.

@@ -120,7 +120,8 @@ impl Report {
         match part {
             Part::Comparisons => format!(
                 "On CPU {}, {} batches of {} us on each side by turns: medians, and of the ratios \
-                 of paired batches the 10th to 90th percentile",
+                 of paired batches the 10th to 90th percentile; calls of one thread in a process of \
+                 one, and the ratio while there is a second one, asleep",
                 self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
             ),
             Part::Numbers => {
@@ -207,8 +208,9 @@ fn comparisons(rows: &[Compared]) -> Table {
             "10-90 %",
             "to reach",
             "reached",
+            "with a 2nd thread",
         ],
-        3..8,
+        3..10,
     );
     for row in rows {
         table.add_row([
@@ -221,6 +223,8 @@ fn comparisons(rows: &[Compared]) -> Table {
             percentiles(row.ratio, row.trusted),
             row.row.target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
+            row.ratio_with_a_thread
+                .map_or_else(String::new, |ratio| times(ratio.median)),
         ]);
     }
     table
