@@ -11,6 +11,8 @@ use core::fmt;
 
 use once_cell::race::OnceBox;
 
+#[cfg(all(feature = "std", not(loom)))]
+use super::Epoll;
 use super::Set;
 use super::interest::Interests;
 use crate::errno::Errno;
@@ -30,6 +32,10 @@ pub(crate) trait Companion: Any + Send + Sync {
 
     /// Whether anything is ready there. Nothing is consumed.
     fn is_ready(&self, set: &Set) -> bool;
+
+    /// `EPOLL_CTL_MOD` of a member by its number.
+    #[cfg(all(feature = "std", not(loom)))]
+    fn modify(&self, epoll: &Epoll, number: i32, interest: &Event) -> Result<(), Errno>;
 
     /// Fills `out` with what is ready there and, taking turns at who comes first, with what is
     /// ready in the core.

@@ -172,6 +172,11 @@ impl Pass<'_> {
                 self.leave(left);
                 result
             }
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Kernel(fd) => {
+                self.pause();
+                crate::host::ctl(self.epoll, op, fd, interest)
+            }
             target => {
                 self.pause();
                 self.epoll.ctl(op, target, *interest)

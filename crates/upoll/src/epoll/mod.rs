@@ -322,13 +322,16 @@ impl Epoll {
     /// # Errors
     /// As [`add`](Self::add), [`modify`](Self::modify) and [`delete`](Self::delete).
     #[doc(alias = "epoll_ctl")]
+    #[inline]
     pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
             #[cfg(all(feature = "std", not(loom)))]
-            Target::Kernel(fd) => crate::host::ctl(self, op, fd, interest),
+            Target::Kernel(fd) => crate::host::ctl(self, op, fd, &interest),
             #[cfg(all(feature = "std", not(loom)))]
-            Target::Descriptor(descriptor) => crate::host::ctl(self, op, descriptor.fd(), interest),
+            Target::Descriptor(descriptor) => {
+                crate::host::ctl(self, op, descriptor.fd(), &interest)
+            }
         }
     }
 

@@ -74,10 +74,23 @@ pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
 }
 
 /// `epoll_ctl(2)`.
-pub(crate) fn epoll_ctl(set: &Descriptor, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+pub(crate) fn epoll_ctl(
+    set: &Descriptor,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
     // SAFETY: `Event` has epoll_event's layout, and this one is live; the kernel checks the
     // descriptors.
-    let result = unsafe { syscall!(Sysno::epoll_ctl, set.0, op as i32, fd, &raw const interest) };
+    let result = unsafe {
+        syscall!(
+            Sysno::epoll_ctl,
+            set.0,
+            op as i32,
+            fd,
+            ptr::from_ref(interest)
+        )
+    };
     check(result).map(drop)
 }
 

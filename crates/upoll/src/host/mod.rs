@@ -36,7 +36,7 @@ pub(crate) use self::shared::{Ears, SharedCounter};
 
 use std::any::Any;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
 use once_cell::race::OnceBox;
@@ -468,6 +468,13 @@ impl Companion for KernelSide {
         self.rotation.is_none() && self.has_ready_members(set)
     }
 
+    fn modify(&self, epoll: &Epoll, number: RawFd, interest: &Event) -> Result<(), Errno> {
+        match &self.rotation {
+            None => kernel::epoll_ctl(&self.first.fd, Op::Mod, number, interest),
+            Some(rotation) => rotation.ctl(epoll, Op::Mod, number, *interest),
+        }
+    }
+
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize {
         self.harvest_with(set, out, |out| set.harvest(out))
     }
@@ -532,7 +539,22 @@ pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
 }
 
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.
-pub(crate) fn ctl(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: Event) -> Result<(), Errno> {
+#[inline]
+pub(crate) fn ctl(
+    epoll: &Epoll,
+    op: Op,
+    fd: BorrowedFd<'_>,
+    interest: &Event,
+) -> Result<(), Errno> {
+    // What is above the set has been told when the member came.
+    match epoll.set().companion() {
+        Some(companion) if op == Op::Mod => companion.modify(epoll, fd.as_raw_fd(), interest),
+        _ => ctl_as_member(epoll, op, fd, interest),
+    }
+}
+
+#[inline(never)]
+fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Result<(), Errno> {
     let description = epoll.description();
     let side = match KernelSide::of(description.object()) {
         Some(side) if side.is_known_above() => side,
@@ -540,7 +562,7 @@ pub(crate) fn ctl(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: Event) ->
     };
     let number = fd.as_raw_fd();
     if let Some(rotation) = &side.rotation {
-        rotation.ctl(epoll, op, number, interest)?;
+        rotation.ctl(epoll, op, number, *interest)?;
     } else {
         kernel::epoll_ctl(&side.first.fd, op, number, interest)?;
     }

@@ -69,7 +69,7 @@ impl Rotation {
             let both = kernel::epoll_create()?;
             for fd in [&self.members, nested] {
                 let interest = Event::new(Events::IN, 0);
-                kernel::epoll_ctl(&both, Op::Add, fd.as_raw_fd(), interest)?;
+                kernel::epoll_ctl(&both, Op::Add, fd.as_raw_fd(), &interest)?;
             }
             Ok::<_, Errno>(Box::new(both))
         });
@@ -106,10 +106,10 @@ impl Rotation {
 
     /// Whether the alias stands for the source right now.
     fn holds(&self, alias: RawFd) -> bool {
-        match kernel::epoll_ctl(&self.members, Op::Add, alias, Event::default()) {
+        match kernel::epoll_ctl(&self.members, Op::Add, alias, &Event::default()) {
             Err(errno) => errno == Errno::EXIST,
             Ok(()) => {
-                let _ = kernel::epoll_ctl(&self.members, Op::Del, alias, Event::default());
+                let _ = kernel::epoll_ctl(&self.members, Op::Del, alias, &Event::default());
                 false
             }
         }
@@ -125,7 +125,7 @@ impl Rotation {
             if !self.holds(alias) {
                 return Ok(false);
             }
-            kernel::epoll_ctl(worker, Op::Add, alias, source.interest(data)).map(|()| true)
+            kernel::epoll_ctl(worker, Op::Add, alias, &source.interest(data)).map(|()| true)
         });
         watched.unwrap_or(Ok(false))
     }
@@ -135,7 +135,7 @@ impl Rotation {
         let source = self.source.lock();
         if let Some(source) = *source {
             let _ = self.as_alias(source.number, |alias| {
-                kernel::epoll_ctl(worker, Op::Del, alias, Event::default())
+                kernel::epoll_ctl(worker, Op::Del, alias, &Event::default())
             });
         }
     }
@@ -148,10 +148,10 @@ impl Rotation {
         };
         let renewed = self.as_alias(source.number, |alias| {
             // If this fails the number means something else by now.
-            if kernel::epoll_ctl(worker, Op::Del, alias, Event::default()).is_err() {
+            if kernel::epoll_ctl(worker, Op::Del, alias, &Event::default()).is_err() {
                 return Ok(false);
             }
-            kernel::epoll_ctl(worker, Op::Add, alias, source.interest(data)).map(|()| true)
+            kernel::epoll_ctl(worker, Op::Add, alias, &source.interest(data)).map(|()| true)
         });
         // A number that is not open: the file may live on under another one, and its registration
         // with it.
@@ -178,10 +178,10 @@ impl Rotation {
                 let changed = source.filter(|source| source.number == number);
                 let Some(mut changed) = changed else {
                     // Not registered under this number: the kernel finds the right error.
-                    return kernel::epoll_ctl(&self.members, op, number, interest);
+                    return kernel::epoll_ctl(&self.members, op, number, &interest);
                 };
                 self.as_alias(number, |alias| {
-                    kernel::epoll_ctl(&self.members, op, alias, interest)
+                    kernel::epoll_ctl(&self.members, op, alias, &interest)
                 })??;
                 changed.wanted = interest.events();
                 *source = Some(changed);
@@ -196,7 +196,7 @@ impl Rotation {
         let interests = epoll.set().inner.lock();
         let mut source = self.source.lock();
         let added = self.as_alias(number, |alias| {
-            kernel::epoll_ctl(&self.members, Op::Add, alias, interest)
+            kernel::epoll_ctl(&self.members, Op::Add, alias, &interest)
         })?;
         let is_second = match (added, *source) {
             (Err(Errno::EXIST), Some(old)) => old.number != number,
@@ -207,7 +207,7 @@ impl Rotation {
         if is_second {
             if added.is_ok() {
                 let _ = self.as_alias(number, |alias| {
-                    kernel::epoll_ctl(&self.members, Op::Del, alias, Event::default())
+                    kernel::epoll_ctl(&self.members, Op::Del, alias, &Event::default())
                 });
             }
             return Err(Errno::INVAL);
@@ -225,7 +225,7 @@ impl Rotation {
         let mut source = self.source.lock();
         let leaving = source.filter(|source| source.number == number && !source.leaving);
         let Some(mut leaving) = leaving.filter(|&source| self.is_current(source)) else {
-            return kernel::epoll_ctl(&self.members, Op::Del, number, Event::default());
+            return kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
         };
         leaving.leaving = true;
         *source = Some(leaving);
@@ -239,7 +239,7 @@ impl Rotation {
         }
         *source = None;
         self.as_alias(number, |alias| {
-            kernel::epoll_ctl(&self.members, Op::Del, alias, Event::default())
+            kernel::epoll_ctl(&self.members, Op::Del, alias, &Event::default())
         })?
     }
 

@@ -365,7 +365,7 @@ impl Ears {
         };
         for direction in wanted_directions(wanted) {
             let bell = counter.bell(direction).as_raw_fd();
-            match kernel::epoll_ctl(&self.set, Op::Add, bell, Event::new(EDGE, 0)) {
+            match kernel::epoll_ctl(&self.set, Op::Add, bell, &Event::new(EDGE, 0)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 // Also ENOSPC, the limit on interests, which `poll` has no error for.
                 Err(_) => return Err(Errno::NOMEM),

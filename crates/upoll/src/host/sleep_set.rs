@@ -54,7 +54,7 @@ impl SleepSet {
             &self.fd,
             op,
             fd,
-            Event::new(events, specials.encode(special)),
+            &Event::new(events, specials.encode(special)),
         )
     }
 

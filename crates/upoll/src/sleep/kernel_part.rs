@@ -228,7 +228,7 @@ impl KernelPart {
             return Err(Errno::LOOP);
         }
         let interest = Event::new(wanted, data(slot, stamp));
-        match kernel::epoll_ctl(set, Op::Add, number, interest) {
+        match kernel::epoll_ctl(set, Op::Add, number, &interest) {
             Ok(()) => {
                 self.last_stamp = stamp;
                 self.stamps[place] = stamp;
@@ -254,7 +254,7 @@ impl KernelPart {
         };
         let interest = Event::new(events, data(slot, self.stamps[slot as usize]));
         let changed = match &self.set {
-            Some(set) => kernel::epoll_ctl(set.fd.descriptor(), Op::Mod, number, interest),
+            Some(set) => kernel::epoll_ctl(set.fd.descriptor(), Op::Mod, number, &interest),
             None => Err(Errno::NOENT),
         };
         match changed {
@@ -317,7 +317,7 @@ impl Outside for KernelPart {
                 if let Some(set) = &self.set {
                     // If it was closed the kernel has forgotten it already.
                     let _ =
-                        kernel::epoll_ctl(set.fd.descriptor(), Op::Del, number, Event::default());
+                        kernel::epoll_ctl(set.fd.descriptor(), Op::Del, number, &Event::default());
                 }
                 self.unregister(slot);
             }
