@@ -57,8 +57,8 @@ pub struct WaitQueue {
     /// Guarded by `list`'s lock.
     owed: AtomicBool,
     /// Wakes that did not get `list`'s lock.
-    #[cfg(all(feature = "std", not(loom)))]
-    missed: core::sync::atomic::AtomicU16,
+    #[cfg(any(feature = "std", loom))]
+    missed: crate::sync::AtomicU16,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
     list: Mutex<List>,
@@ -184,8 +184,8 @@ impl WaitQueue {
             linked: AtomicU32::new(0),
             noted: AtomicBool::new(false),
             owed: AtomicBool::new(false),
-            #[cfg(all(feature = "std", not(loom)))]
-            missed: core::sync::atomic::AtomicU16::new(0),
+            #[cfg(any(feature = "std", loom))]
+            missed: crate::sync::AtomicU16::new(0),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
