@@ -439,3 +439,117 @@ fn whoever_waits_is_woken_by_what_comes_after_the_object_has_changed_hands() {
         }
     });
 }
+
+/// Units of a semaphore: each is taken by one of those who wait.
+#[test]
+fn every_unit_of_a_semaphore_is_taken_once() {
+    must_end(|| {
+        const UNITS: u64 = 3000;
+        for round in 0..TRIES {
+            let fd = upoll_fds::eventfd(0, libc::EFD_SEMAPHORE).unwrap();
+            let written = AtomicU32::new(0);
+            thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        for _ in 0..UNITS / 3 {
+                            let mut unit = [0; 8];
+                            assert_eq!(Way::Plain.read(fd, &mut unit, 0), Ok(8));
+                            assert_eq!(u64::from_ne_bytes(unit), 1);
+                        }
+                    });
+                }
+                for units in [1, 2] {
+                    let written = &written;
+                    scope.spawn(move || {
+                        for _ in 0..UNITS / 2 / units {
+                            let done = Way::Plain.write(fd, &units.to_ne_bytes());
+                            assert_eq!(done, Ok(8));
+                            written.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+                let some = u32::try_from(round).unwrap() * 50;
+                wait_until(|| written.load(Ordering::Relaxed) >= some);
+                upoll_fds::demote(fd).unwrap();
+            });
+            // Nothing is left.
+            let mut none = libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: the list is live.
+            assert_eq!(unsafe { upoll_fds::poll(&raw mut none, 1, 0) }, Ok(0));
+            upoll_fds::close(fd).unwrap();
+        }
+    });
+}
+
+fn watch(stream: &Stream, events: Events) -> RawFd {
+    let set = upoll_fds::epoll_create1(0).unwrap();
+    let event = Event::new(events, 7);
+    // SAFETY: the event is live.
+    unsafe { upoll_fds::epoll_ctl(set, libc::EPOLL_CTL_ADD, stream.fds[0], &raw const event) }
+        .unwrap();
+    set
+}
+
+fn look(set: RawFd) -> Vec<Events> {
+    let mut events = [Event::default(); 4];
+    // SAFETY: there is room for as many.
+    let found = unsafe { upoll_fds::epoll_wait(set, events.as_mut_ptr(), 4, 0) }.unwrap();
+    events[..found].iter().map(|event| event.events()).collect()
+}
+
+/// An interest that has fired is disabled. (For the end of the stream as well, but not in an object
+/// that has changed hands: the kernel adds no interest without that.)
+#[test]
+fn an_interest_that_has_fired_stays_disabled() {
+    for (kind, whose) in kinds() {
+        let stream = Stream::new(kind, whose, 0);
+        let set = watch(&stream, Events::IN | Events::ONESHOT);
+        assert_eq!(Way::Plain.write(stream.fds[1], &[1]), Ok(1));
+        assert_eq!(look(set), [Events::IN]);
+        stream.hand_over(1);
+        assert_eq!(look(set), [], "{kind:?} {whose:?}");
+        assert_eq!(Way::Plain.write(stream.fds[1], &[1]), Ok(1));
+        assert_eq!(look(set), [], "{kind:?} {whose:?}");
+        stream.close(1);
+        if whose != Whose::HandedOver {
+            assert_eq!(look(set), [], "{kind:?} {whose:?}");
+        }
+        upoll_fds::close(set).unwrap();
+    }
+}
+
+/// What the closed end has left: the bytes, then the end.
+#[test]
+fn what_a_closed_end_has_left_is_read_to_the_end() {
+    for (kind, whose) in kinds() {
+        for &way in Way::of(kind) {
+            let stream = Stream::new(kind, whose, 0);
+            let set = watch(&stream, Events::IN);
+            assert_eq!(way.write(stream.fds[1], &bytes(0, 5000)), Ok(5000));
+            let mut first = [0; 100];
+            assert_eq!(way.read(stream.fds[0], &mut first, 0), Ok(100));
+            stream.close(1);
+            if whose == Whose::HandedOver {
+                upoll_fds::demote(stream.fds[0]).unwrap();
+            }
+            assert!(
+                look(set)[0].contains(Events::IN | Events::HUP),
+                "{kind:?} {whose:?}"
+            );
+            let mut rest = [0; 5000];
+            let mut read = 0;
+            while read < 4900 {
+                let part = way.read(stream.fds[0], &mut rest[read..], 0).unwrap();
+                assert!(part > 0, "{kind:?} {whose:?} {way:?}");
+                read += part;
+            }
+            assert_eq!([&first, &rest[..read]].concat(), bytes(0, 5000));
+            assert_eq!(way.read(stream.fds[0], &mut rest, 0), Ok(0));
+            upoll_fds::close(set).unwrap();
+        }
+    }
+}
