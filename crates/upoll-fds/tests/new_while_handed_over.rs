@@ -2,7 +2,10 @@
 //! that its object has left behind leads to what the kernel has, and no byte is lost. In a process of
 //! its own, where everything may be handed over.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::os::fd::RawFd;
+use std::sync::Mutex;
 use std::thread;
 
 /// How often a race is tried.
@@ -41,8 +44,71 @@ fn pass_on(read: RawFd, write: RawFd, is_socket: bool, byte: u8) {
     assert_eq!(there, sent);
 }
 
+std::thread_local! {
+    /// Allocations until this thread hands everything over; none: it does not.
+    static UNTIL: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Has everything handed over in the midst of a call that allocates.
+struct HandsOver;
+
+// SAFETY: it is the system's.
+unsafe impl GlobalAlloc for HandsOver {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let until = UNTIL.get();
+        if until > 0 {
+            UNTIL.set(until - 1);
+            if until == 1 {
+                upoll_fds::demote_all();
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: HandsOver = HandsOver;
+
+/// One test must not hand over what another one has.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+#[test]
+fn both_ends_change_hands_wherever_in_their_making_it_happens() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for (make, is_socket) in [(pipe as fn() -> Ends, false), (sockets, true)] {
+        let mut met = 0;
+        let mut were_the_kernels = 0;
+        loop {
+            UNTIL.set(met + 1);
+            let [read, write] = make();
+            let is_over = UNTIL.replace(0) > 0;
+            let are_ours = [read, write].map(upoll_fds::is_user_level);
+            assert_eq!(are_ours[0], are_ours[1], "at allocation {met}");
+            assert!(!is_over || are_ours[0]);
+            were_the_kernels += usize::from(!are_ours[0]);
+            pass_on(read, write, is_socket, 7);
+            for fd in [read, write] {
+                upoll_fds::close(fd).unwrap();
+            }
+            if is_over {
+                break;
+            }
+            met += 1;
+        }
+        // Between the one end and the other.
+        assert!(were_the_kernels > 0);
+    }
+}
+
 #[test]
 fn new_numbers_work_while_everything_is_handed_over() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let working = thread::spawn(|| {
         let place = pipe()[0];
         let mut were_ours = 0;
