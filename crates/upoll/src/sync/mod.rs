@@ -147,6 +147,12 @@ pub enum Rule {
     /// Who sleeps for a lock has the other threads pass a barrier first.
     #[cfg(any(feature = "std", loom))]
     BarrierBeforeSleep,
+    /// A worker that finds nothing settles a claim that it does not see, too: a wake under way makes it.
+    SettleUnseenClaims,
+    /// What a wake after a worker's look has left owing stays owed.
+    OweWhatCameAfterTheLook,
+    /// A worker that was meant for two events hands the second one on.
+    HandOnSecondEvent,
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
     #[cfg(any(feature = "std", loom))]
     TryAgainAfterMarking,

@@ -33,7 +33,7 @@ use core::ptr::{self, NonNull};
 
 use crate::events::Events;
 use crate::sync::{
-    AtomicBool, AtomicU32, Mutex, Ordering, fence, fence_after_rmw, seqcst_pair_fence,
+    AtomicBool, AtomicU32, Mutex, Ordering, Rule, broken, fence, fence_after_rmw, seqcst_pair_fence,
 };
 
 /// A list of waiters that an object wakes when it changes.
@@ -407,6 +407,9 @@ impl WaitQueue {
             mode: Mode::Offer,
             deferred,
         };
+        if broken(Rule::HandOnSecondEvent) {
+            return;
+        }
         if !self.offer_in_turn(list, &mut wake, Whom::Except(me)) && uses == Notes::AreUsedUp {
             self.owed.store(true, Ordering::Relaxed);
             self.leave_notes(list, &mut wake, true);
@@ -463,7 +466,7 @@ impl WaitQueue {
             }
             return Turn::Mine;
         }
-        if (list.claims > 0 && !chosen) || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
+        if (list.claims > 0 && !chosen) || broken(Rule::HandOnTurn) {
             refused();
             return Turn::Others;
         }

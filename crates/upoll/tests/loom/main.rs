@@ -4,6 +4,7 @@
 
 mod missed;
 mod poll_context;
+mod rotation;
 mod shared;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -280,10 +281,10 @@ fn a_worker_that_leaves_with_its_claim_loses_the_event() {
     must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
 }
 
-/// A worker looks for an event that is gone, and leaves, while the next one comes and another
-/// worker begins to wait: that one has it.
-fn leaving_against_coming() {
-    model(3, || {
+/// A worker looks for an event that is gone, and then leaves or is busy, while the next one comes and
+/// another worker begins to wait: that one has it.
+fn looking_in_vain_against_coming(leaves: bool) {
+    model(3, move || {
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, IN).unwrap();
@@ -300,13 +301,16 @@ fn leaving_against_coming() {
         let leaving = thread::spawn(move || {
             let (first, rotating) = leaver;
             let taken = harvest(&first);
-            first.delete(&rotating).unwrap();
-            taken
+            if leaves {
+                first.delete(&rotating).unwrap();
+            }
+            (taken, first)
         });
         source.try_write(1).unwrap();
         let _awaiting_second = awaiting(&second);
         let mut taken = harvest(&second);
-        taken += leaving.join().unwrap();
+        let (taken_first, _first) = leaving.join().unwrap();
+        taken += taken_first;
         if taken == 0 {
             taken = harvest(&second);
         }
@@ -314,9 +318,27 @@ fn leaving_against_coming() {
     });
 }
 
+fn leaving_against_coming() {
+    looking_in_vain_against_coming(true);
+}
+
+fn being_busy_against_coming() {
+    looking_in_vain_against_coming(false);
+}
+
 #[test]
 fn an_event_that_comes_while_a_worker_leaves_is_with_the_one_that_stays() {
     leaving_against_coming();
+}
+
+#[test]
+fn an_event_that_comes_while_a_worker_looks_in_vain_is_with_the_one_that_waits() {
+    being_busy_against_coming();
+}
+
+#[test]
+fn a_worker_that_forgets_what_came_after_its_look_keeps_others_from_the_event() {
+    must_fail_without(Rule::OweWhatCameAfterTheLook, being_busy_against_coming);
 }
 
 /// Rotation while workers come and look: of two events that came with one wake both are taken.
