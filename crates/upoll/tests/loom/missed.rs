@@ -1,30 +1,23 @@
 //! Wakes that do not get their queue's lock and are left to its holder.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use loom::thread;
-use upoll::{CreateFlags, Epoll, EventFd, Events, Rule, Watch, in_handler};
+use upoll::{EventFd, Events, Rule, in_handler};
 
-use super::{IN, harvest, model, must_fail_without};
+use super::rotation::workers;
+use super::{Waiter, harvest, model, must_fail_without};
 
 /// A signal handler writes while another thread comes and goes in the queue of the same counter.
 fn waking_against_holding_the_lock() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
-        let told = Arc::new(AtomicUsize::new(0));
-        let note = told.clone();
-        let watch = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
-            note.fetch_add(1, Ordering::SeqCst);
-        });
+        let waiter = Waiter::at(counter.as_file_ref(), Events::IN);
         let other = counter.clone();
         let coming = thread::spawn(move || {
-            drop(Watch::new(other.as_file_ref(), Events::IN, |_| {}));
+            drop(Waiter::at(other.as_file_ref(), Events::IN));
         });
         in_handler(|| counter.try_write(1)).unwrap();
         coming.join().unwrap();
-        assert!(told.load(Ordering::SeqCst) > 0);
-        drop(watch);
+        assert!(waiter.was_told());
     });
 }
 
@@ -53,18 +46,14 @@ fn a_holder_that_does_not_look_for_marks_loses_a_wake() {
 fn waking_in_turn_against_leaving() {
     model(3, || {
         let source = EventFd::new(0).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, IN).unwrap();
-        let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
-        for worker in [&first, &second] {
-            worker.add(&rotating, IN).unwrap();
-        }
-        let _awaiting =
-            [&first, &second].map(|set| Watch::new(set.as_file_ref(), Events::IN, |_| {}));
-        let set = rotating.clone();
-        let leaving = thread::spawn(move || first.delete(&set).unwrap());
+        let (rotating, [first, second]) = workers(&source);
+        let _waiting = [&first, &second].map(Waiter::in_set);
+        let leaving = thread::spawn(move || {
+            first.delete(&rotating).unwrap();
+            rotating
+        });
         in_handler(|| source.try_write(1)).unwrap();
-        leaving.join().unwrap();
+        let _open = leaving.join().unwrap();
         assert_eq!(harvest(&second), 1);
     });
 }
