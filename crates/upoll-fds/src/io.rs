@@ -575,7 +575,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
 }
 
 /// What is left of the buffers after `done` bytes.
-fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::iovec; 8]> {
+pub(crate) fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::iovec; 8]> {
     let mut rest = SmallVec::new();
     for buffer in buffers {
         let skipped = done.min(buffer.len);

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use upoll::{Errno, ReceiveFlags, StreamSocket};
 
 use crate::demote::demote;
-use crate::io::{Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces};
+use crate::io::{Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces, rest_of};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
@@ -92,8 +92,33 @@ pub unsafe fn sendto(
             // SAFETY: as above.
             unsafe { sendto(fd, bytes, count, flags, to, size) }
         }
+        Ok(part) if is_cut_short(&socket, part, count) => {
+            let flags = flags | libc::MSG_NOSIGNAL;
+            // SAFETY: as above.
+            let rest = unsafe { send(fd, bytes.wrapping_add(part), count - part, flags) };
+            Ok(part + rest.unwrap_or(0))
+        }
         done => done,
     }
+}
+
+/// Whether a call that blocks has moved a part only because the socket changed hands.
+fn is_cut_short(socket: &StreamSocket, moved: usize, asked: usize) -> bool {
+    moved < asked && socket.is_retired()
+}
+
+fn length(buffers: &[Buffer]) -> usize {
+    buffers.iter().map(|buffer| buffer.len).sum()
+}
+
+/// A message with what is left of `buffers` after `done` bytes, and nothing else, for `call`.
+fn with_rest<R>(buffers: &[Buffer], done: usize, call: impl FnOnce(&mut libc::msghdr) -> R) -> R {
+    let mut list = rest_of(buffers, done);
+    // SAFETY: all of its fields are numbers or pointers.
+    let mut rest: libc::msghdr = unsafe { std::mem::zeroed() };
+    rest.msg_iov = list.as_mut_ptr();
+    rest.msg_iovlen = list.len();
+    call(&mut rest)
 }
 
 /// What Linux says of an address to send to, on a socket that is connected.
@@ -119,7 +144,7 @@ unsafe fn check_address(to: *const libc::sockaddr, size: libc::socklen_t) -> Res
 /// # Safety
 /// As [`sendto`], for each buffer.
 unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Result<usize, Errno> {
-    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let asked = length(buffers);
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
     let mut there = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
@@ -205,6 +230,11 @@ pub unsafe fn recvfrom(
             // SAFETY: as above.
             return unsafe { recvfrom(fd, buffer, count, flags, from, size) };
         }
+        Ok(part) if wants_rest(&socket, part, count, flags) => {
+            // SAFETY: as above.
+            let rest = unsafe { recv(fd, buffer.wrapping_add(part), count - part, flags) };
+            part + rest.unwrap_or(0)
+        }
         received => received?,
     };
     if !from.is_null() {
@@ -219,6 +249,14 @@ pub unsafe fn recvfrom(
     Ok(received)
 }
 
+/// Whether a call has received a part and waits for all, for which the kernel has the rest now.
+fn wants_rest(socket: &StreamSocket, part: usize, asked: usize, flags: i32) -> bool {
+    // Nothing is the end; what is peeked at is not waited for.
+    part > 0
+        && flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL
+        && is_cut_short(socket, part, asked)
+}
+
 /// # Safety
 /// As [`recvfrom`], for each buffer.
 unsafe fn receive_to(
@@ -226,7 +264,7 @@ unsafe fn receive_to(
     buffers: &[Buffer],
     flags: i32,
 ) -> Result<usize, Errno> {
-    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let asked = length(buffers);
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     let mut there = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
@@ -287,6 +325,12 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
             // SAFETY: as above.
             unsafe { sendmsg(fd, message, flags) }
         }
+        Ok(part) if is_cut_short(&socket, part, length(&buffers)) => {
+            let flags = flags | libc::MSG_NOSIGNAL;
+            // SAFETY: as above.
+            let rest = with_rest(&buffers, part, |rest| unsafe { sendmsg(fd, rest, flags) });
+            Ok(part + rest.unwrap_or(0))
+        }
         done => done,
     }
 }
@@ -316,6 +360,10 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
             Err(Errno::STALE) => {
                 table::leave_if_retired(fd);
                 return recvmsg(fd, message, flags);
+            }
+            Ok(part) if wants_rest(&socket, part, length(&buffers), flags) => {
+                let rest = with_rest(&buffers, part, |rest| recvmsg(fd, rest, flags));
+                part + rest.unwrap_or(0)
             }
             received => received?,
         }

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicBool, Ordering};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 
 use crate::object::Object;
 use crate::slot::Slot;
@@ -92,6 +92,24 @@ fn slot_of(object: &Object) -> Arc<Slot> {
     Arc::new(slot)
 }
 
+/// A call on a thread of its own; whether there was something to use.
+fn use_from_a_thread(slot: &Arc<Slot>) -> JoinHandle<bool> {
+    let slot = Arc::clone(slot);
+    thread::spawn(move || slot.with(Object::be_used).is_some())
+}
+
+/// The same, of several numbers at once.
+fn use_several_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
+    let slots = slots.clone();
+    thread::spawn(move || {
+        let several = in_use::Several::new();
+        let entries = slots.each_ref().map(|slot| several.add(slot));
+        for entry in entries.into_iter().flatten() {
+            entry.object.be_used();
+        }
+    })
+}
+
 fn close(slot: &Slot) {
     slot.change(false, || Ok::<_, ()>(((), None))).unwrap();
 }
@@ -107,10 +125,7 @@ fn using_against_closing() {
     model(4, || {
         let object = Object::new();
         let slot = slot_of(&object);
-        let using = {
-            let slot = Arc::clone(&slot);
-            thread::spawn(move || slot.with(Object::be_used))
-        };
+        let using = use_from_a_thread(&slot);
         close(&slot);
         using.join().unwrap();
         assert!(object.is_closed());
@@ -153,10 +168,7 @@ fn two_using_against_closing() {
     model(3, || {
         let object = Object::new();
         let slot = slot_of(&object);
-        let using = [(); 2].map(|()| {
-            let slot = Arc::clone(&slot);
-            thread::spawn(move || slot.with(Object::be_used))
-        });
+        let using = [(); 2].map(|()| use_from_a_thread(&slot));
         slot.install(Object::new());
         for using in using {
             using.join().unwrap();
@@ -209,16 +221,7 @@ fn using_several_against_closing() {
     model(3, || {
         let objects = [Object::new(), Object::new()];
         let slots = objects.each_ref().map(slot_of);
-        let using = {
-            let slots = slots.clone();
-            thread::spawn(move || {
-                let several = in_use::Several::new();
-                let entries = slots.each_ref().map(|slot| several.add(slot));
-                for entry in entries.into_iter().flatten() {
-                    entry.object.be_used();
-                }
-            })
-        };
+        let using = use_several_from_a_thread(&slots);
         for slot in &slots {
             slot.install(Object::new());
         }
@@ -253,16 +256,7 @@ fn using_several_against_handing_over() {
     model(3, || {
         let object = Object::new();
         let slots = [slot_of(&object), slot_of(&Object::new())];
-        let using = {
-            let slots = slots.clone();
-            thread::spawn(move || {
-                let several = in_use::Several::new();
-                let entries = slots.each_ref().map(|slot| several.add(slot));
-                for entry in entries.into_iter().flatten() {
-                    entry.object.be_used();
-                }
-            })
-        };
+        let using = use_several_from_a_thread(&slots);
         let [one, other] = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
         assert!(in_use::wait_until_unused(one, usize::MAX));
         object.be_poured();
@@ -289,14 +283,11 @@ fn using_against_replacing() {
     model(3, || {
         let (old, new) = (Object::new(), Object::new());
         let slot = slot_of(&old);
-        let using = {
-            let slot = Arc::clone(&slot);
-            thread::spawn(move || slot.with(Object::be_used))
-        };
+        let using = use_from_a_thread(&slot);
         fail_to_change(&slot);
         slot.change(true, || Ok::<_, ()>(((), Some(new.clone()))))
             .unwrap();
-        assert!(using.join().unwrap().is_some());
+        assert!(using.join().unwrap());
         assert!(old.is_closed() && !new.is_closed());
     });
 }
@@ -357,12 +348,8 @@ fn taking_records_against_closing() {
     model(3, || {
         let object = Object::new();
         let slot = slot_of(&object);
-        let start = || {
-            let slot = Arc::clone(&slot);
-            thread::spawn(move || slot.with(Object::be_used))
-        };
-        assert!(start().join().unwrap().is_some());
-        let using = [start(), start()];
+        assert!(use_from_a_thread(&slot).join().unwrap());
+        let using = [(); 2].map(|()| use_from_a_thread(&slot));
         slot.install(Object::new());
         for using in using {
             using.join().unwrap();

@@ -56,7 +56,7 @@ pub use crate::socketpair::{
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(loom)]
-pub use crate::sync::{Lock, Rule, break_rule};
+pub use crate::sync::{Lock, Rule, break_rule, in_handler};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};

@@ -24,6 +24,8 @@ mod ctl_batch;
 mod fdinfo;
 pub(crate) mod interest;
 mod limit;
+#[cfg(loom)]
+mod model;
 pub(crate) mod nesting;
 pub(crate) mod ready;
 mod scan;

@@ -4,7 +4,7 @@ use super::Set;
 use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
-use crate::sync::{MutexGuard, Ordering};
+use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Turn, Wake};
 use core::ptr::NonNull;
 
@@ -171,8 +171,11 @@ impl<'a> Scan<'a> {
     unsafe fn settle_idle(node: &Item, deferred: &mut Deferred) {
         // A wake under way makes its claim after it has told the item; only the queue's lock, which
         // it holds, tells whether there is one. Where nobody counts claims that does not matter.
-        if node.state() & state::ROTATING != 0 || node.entry.is_claimed() {
-            let told_again = || node.state() & state::QUEUED != 0;
+        let may_be_claimed =
+            node.state() & state::ROTATING != 0 && !broken(Rule::SettleUnseenClaims);
+        if may_be_claimed || node.entry.is_claimed() {
+            let told_again =
+                || node.state() & state::QUEUED != 0 && !broken(Rule::OweWhatCameAfterTheLook);
             // SAFETY: a registered item is hooked.
             unsafe { node.entry.settle(told_again, notes(node), deferred) };
         }

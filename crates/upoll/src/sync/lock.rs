@@ -13,16 +13,15 @@
 #[cfg(not(loom))]
 use core::hint;
 #[cfg(not(loom))]
-use core::sync::atomic::{AtomicBool, compiler_fence};
+use core::sync::atomic::AtomicBool;
 
 #[cfg(not(loom))]
 use lock_api::{GuardNoSend, RawMutex};
 
 use self::kernel::Futex;
-#[cfg(not(loom))]
 pub(crate) use self::kernel::barrier;
-#[cfg(loom)]
-use self::kernel::barrier;
+#[cfg(not(loom))]
+use super::compiler_fence;
 #[cfg(loom)]
 use super::fence;
 use super::{AtomicU32, Ordering, Rule, broken};
@@ -322,7 +321,7 @@ mod kernel {
         }
     }
 
-    pub(super) fn barrier() -> bool {
+    pub(crate) fn barrier() -> bool {
         fence(Ordering::SeqCst);
         true
     }

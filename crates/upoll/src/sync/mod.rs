@@ -18,8 +18,6 @@ mod lock;
 ))]
 mod single_threaded;
 
-#[cfg(all(feature = "std", not(loom)))]
-pub(crate) use core::sync::atomic::AtomicI32;
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::Ordering;
 
@@ -46,9 +44,11 @@ pub(crate) mod shared {
 }
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic as shared;
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use core::sync::atomic::{AtomicI32, AtomicU16, compiler_fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
 #[cfg(all(feature = "count-locks", not(loom)))]
@@ -61,7 +61,11 @@ pub(crate) use spin::{Mutex, MutexGuard};
 #[cfg(loom)]
 pub use self::lock::Lock;
 #[cfg(loom)]
-pub(crate) use self::model::Mutex;
+pub(crate) use self::lock::barrier;
+#[cfg(loom)]
+pub use self::model::in_handler;
+#[cfg(loom)]
+pub(crate) use self::model::{Mutex, is_held_by_this_thread};
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
 
@@ -109,6 +113,26 @@ mod model {
         pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
             self.0.lock().unwrap()
         }
+
+        pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+
+    loom::thread_local! {
+        static IS_IN_HANDLER: core::cell::Cell<bool> = core::cell::Cell::new(false);
+    }
+
+    /// Runs `wakes` as a signal handler does: a lock that is held may be that of the code under it.
+    pub fn in_handler<R>(wakes: impl FnOnce() -> R) -> R {
+        IS_IN_HANDLER.with(|is_in_handler| is_in_handler.set(true));
+        let result = wakes();
+        IS_IN_HANDLER.with(|is_in_handler| is_in_handler.set(false));
+        result
+    }
+
+    pub(crate) fn is_held_by_this_thread<T>(_: &Mutex<T>) -> bool {
+        IS_IN_HANDLER.with(core::cell::Cell::get)
     }
 }
 
@@ -153,6 +177,21 @@ pub enum Rule {
     /// Who sleeps for a lock has the other threads pass a barrier first.
     #[cfg(any(feature = "std", loom))]
     BarrierBeforeSleep,
+    /// A worker that finds nothing settles a claim that it does not see, too: a wake under way makes it.
+    SettleUnseenClaims,
+    /// What a wake after a worker's look has left owing stays owed.
+    OweWhatCameAfterTheLook,
+    /// A worker that was meant for two events hands the second one on.
+    HandOnSecondEvent,
+    /// A wake that has left its mark at a lock that is held tries for the lock once more.
+    #[cfg(any(feature = "std", loom))]
+    TryAgainAfterMarking,
+    /// A wake that has left its mark has the other threads pass a barrier.
+    #[cfg(loom)]
+    BarrierAfterMarking,
+    /// Whoever has let go of a queue's lock looks for marks.
+    #[cfg(loom)]
+    LookAfterFreeing,
     /// A worker that takes its item off the ready list says that its note is used up.
     UseUpNotes,
     /// A look at what a poll context keeps takes the marks of wakes away before it looks.

@@ -19,7 +19,7 @@ use crate::sync::MutexGuard;
 /// Holds a queue's lock.
 pub(super) struct Locked<'a> {
     #[cfg_attr(
-        any(not(feature = "std"), loom),
+        not(any(feature = "std", loom)),
         expect(dead_code, reason = "needs std")
     )]
     queue: &'a WaitQueue,
@@ -47,7 +47,7 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         // SAFETY: done once, here.
         unsafe { ManuallyDrop::drop(&mut self.list) };
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         self.queue.catch_up();
     }
 }
@@ -62,7 +62,7 @@ impl WaitQueue {
     }
 }
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(not(any(feature = "std", loom)))]
 impl WaitQueue {
     /// The lock, for a wake; here no signal handler wakes.
     pub(super) fn lock_to_wake(&self, _: Kind, _: &super::Wake<'_>) -> Option<Locked<'_>> {
@@ -81,15 +81,14 @@ pub(super) enum Kind {
     Question,
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 mod missed {
-    use core::sync::atomic::{Ordering, compiler_fence};
-    use core::time::Duration;
-
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked, ManuallyDrop};
     use crate::events::Events;
-    use crate::sync::{barrier, is_held_by_this_thread};
+    #[cfg(not(loom))]
+    use crate::sync::compiler_fence;
+    use crate::sync::{Ordering, Rule, barrier, broken, is_held_by_this_thread};
 
     /// Something was missed. The bits below are those of the key, as far as it has no others; else the
     /// key is empty, which means "look for yourself".
@@ -102,10 +101,21 @@ mod missed {
     /// often it sleeps in between, before it leaves its work to whoever holds it. A holder that was
     /// only interrupted gets on long before: until it does, what the wake is about is not on any
     /// ready list.
+    #[cfg(not(loom))]
     const SPINS: u32 = 100;
+    #[cfg(not(loom))]
     const YIELDS: u32 = 1000;
+    #[cfg(not(loom))]
     const SLEEPS: u32 = 1000;
-    const SLEEP: Duration = Duration::from_millis(1);
+    #[cfg(not(loom))]
+    const SLEEP: core::time::Duration = core::time::Duration::from_millis(1);
+
+    #[cfg(not(loom))]
+    fn pause() {
+        std::thread::sleep(SLEEP);
+    }
+    #[cfg(loom)]
+    use loom::thread::yield_now as pause;
 
     impl WaitQueue {
         /// The lock, for a wake. None if the wake was left to whoever holds it.
@@ -115,24 +125,23 @@ mod missed {
             kind: Kind,
             wake: &Wake<'_>,
         ) -> Option<Locked<'_>> {
-            let list = match self.list.try_lock() {
-                Some(list) => list,
-                None => return self.lock_or_leave(kind, wake),
-            };
-            Some(Locked {
+            match self.try_lock() {
+                Some(list) => Some(list),
+                None => self.lock_or_leave(kind, wake),
+            }
+        }
+
+        #[inline]
+        fn try_lock(&self) -> Option<Locked<'_>> {
+            self.list.try_lock().map(|list| Locked {
                 queue: self,
                 list: ManuallyDrop::new(list),
             })
         }
 
-        #[cold]
-        fn lock_or_leave(&self, kind: Kind, wake: &Wake<'_>) -> Option<Locked<'_>> {
-            let try_lock = || {
-                self.list.try_lock().map(|list| Locked {
-                    queue: self,
-                    list: ManuallyDrop::new(list),
-                })
-            };
+        /// The lock, once its holder has let go of it. None if it may never do so.
+        #[cfg(not(loom))]
+        fn lock_in_time(&self) -> Option<Locked<'_>> {
             for round in 0..SPINS + YIELDS + SLEEPS {
                 if is_held_by_this_thread(&self.list) {
                     break;
@@ -142,11 +151,25 @@ mod missed {
                 } else if round < SPINS + YIELDS {
                     std::thread::yield_now();
                 } else {
-                    std::thread::sleep(SLEEP);
+                    pause();
                 }
-                if let Some(list) = try_lock() {
+                if let Some(list) = self.try_lock() {
                     return Some(list);
                 }
+            }
+            None
+        }
+
+        /// The same: every holder gets on in a model, if it is not said to be this thread.
+        #[cfg(loom)]
+        fn lock_in_time(&self) -> Option<Locked<'_>> {
+            (!is_held_by_this_thread(&self.list)).then(|| self.lock())
+        }
+
+        #[cold]
+        fn lock_or_leave(&self, kind: Kind, wake: &Wake<'_>) -> Option<Locked<'_>> {
+            if let Some(list) = self.lock_in_time() {
+                return Some(list);
             }
             let kind = match kind {
                 Kind::Plain => 0,
@@ -161,19 +184,41 @@ mod missed {
             let key = key.filter(|&key| key != 0).unwrap_or(KEY);
             self.missed.fetch_or(MISSED | kind | key, Ordering::SeqCst);
             // Whoever holds the lock and has not let go of it by now will see it.
-            barrier();
+            if !barrier() {
+                // The kernel refuses. What another thread has done shows by itself before long.
+                pause();
+            }
             // The holder may have let go before it could see it: whoever has the lock from now on will.
-            drop(try_lock());
+            if !broken(Rule::TryAgainAfterMarking) {
+                drop(self.try_lock());
+            }
             None
         }
 
         /// Makes the wakes that did not get the lock; it is free now.
         #[inline]
         pub(super) fn catch_up(&self) {
-            compiler_fence(Ordering::SeqCst);
-            if self.missed.load(Ordering::Relaxed) != 0 {
+            if self.has_missed() {
                 self.wake_missed();
             }
+        }
+
+        #[cfg(not(loom))]
+        #[inline]
+        fn has_missed(&self) -> bool {
+            compiler_fence(Ordering::SeqCst);
+            self.missed.load(Ordering::Relaxed) != 0
+        }
+
+        /// What the marking thread's barrier does to this one: it reads what is there by now. A fence
+        /// would do more than that, and hide what other models are to find.
+        #[cfg(loom)]
+        fn has_missed(&self) -> bool {
+            let missed = match broken(Rule::BarrierAfterMarking) {
+                true => self.missed.load(Ordering::Relaxed),
+                false => self.missed.fetch_or(0, Ordering::Relaxed),
+            };
+            missed != 0 && !broken(Rule::LookAfterFreeing)
         }
 
         #[cold]

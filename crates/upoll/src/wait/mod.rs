@@ -33,7 +33,7 @@ use core::ptr::{self, NonNull};
 
 use crate::events::Events;
 use crate::sync::{
-    AtomicBool, AtomicU32, Mutex, Ordering, fence, fence_after_rmw, seqcst_pair_fence,
+    AtomicBool, AtomicU32, Mutex, Ordering, Rule, broken, fence, fence_after_rmw, seqcst_pair_fence,
 };
 
 /// A list of waiters that an object wakes when it changes.
@@ -57,8 +57,8 @@ pub struct WaitQueue {
     /// Guarded by `list`'s lock.
     owed: AtomicBool,
     /// Wakes that did not get `list`'s lock.
-    #[cfg(all(feature = "std", not(loom)))]
-    missed: core::sync::atomic::AtomicU16,
+    #[cfg(any(feature = "std", loom))]
+    missed: crate::sync::AtomicU16,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
     list: Mutex<List>,
@@ -184,8 +184,8 @@ impl WaitQueue {
             linked: AtomicU32::new(0),
             noted: AtomicBool::new(false),
             owed: AtomicBool::new(false),
-            #[cfg(all(feature = "std", not(loom)))]
-            missed: core::sync::atomic::AtomicU16::new(0),
+            #[cfg(any(feature = "std", loom))]
+            missed: crate::sync::AtomicU16::new(0),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
@@ -407,6 +407,9 @@ impl WaitQueue {
             mode: Mode::Offer,
             deferred,
         };
+        if broken(Rule::HandOnSecondEvent) {
+            return;
+        }
         if !self.offer_in_turn(list, &mut wake, Whom::Except(me)) && uses == Notes::AreUsedUp {
             self.owed.store(true, Ordering::Relaxed);
             self.leave_notes(list, &mut wake, true);
@@ -463,7 +466,7 @@ impl WaitQueue {
             }
             return Turn::Mine;
         }
-        if (list.claims > 0 && !chosen) || crate::sync::broken(crate::sync::Rule::HandOnTurn) {
+        if (list.claims > 0 && !chosen) || broken(Rule::HandOnTurn) {
             refused();
             return Turn::Others;
         }

@@ -2,7 +2,9 @@
 //! preemptions. Each has a deliberate break: with one rule switched off, loom must find the fault.
 #![cfg(loom)]
 
+mod missed;
 mod poll_context;
+mod rotation;
 mod shared;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,9 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, FileRef, Lock,
-    PIPE_BUF, PollFd, PollTable, Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule,
-    pipe, poll_now, select_now, socketpair,
+    Epoll, Errno, Event, EventFd, Events, FdSet, File, FileRef, Lock, PIPE_BUF, PollFd, PollTable,
+    Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule, pipe, poll_now, select_now,
+    socketpair,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -39,21 +41,67 @@ fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 2]).unwrap()
 }
 
+/// Somebody who waits for `events` of a file.
+struct Waiter {
+    ready: Events,
+    told: Arc<AtomicUsize>,
+    _watch: Watch,
+}
+
+impl Waiter {
+    /// Registers, then looks.
+    fn at(file: FileRef<'_>, events: Events) -> Self {
+        let told = Arc::new(AtomicUsize::new(0));
+        let note = told.clone();
+        let (watch, ready) = Watch::new(file, events, move |_| {
+            note.fetch_add(1, Ordering::SeqCst);
+        });
+        Waiter {
+            ready,
+            told,
+            _watch: watch,
+        }
+    }
+
+    /// For something in a set.
+    fn in_set(set: &Epoll) -> Self {
+        Self::at(set.as_file_ref(), Events::IN)
+    }
+
+    fn was_told(&self) -> bool {
+        self.told.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether it saw what it waits for, or was told.
+    fn has_heard(&self) -> bool {
+        !self.ready.is_empty() || self.was_told()
+    }
+}
+
+/// Waits at a file, and then, once `change` is done on a thread of its own, demands that whoever waits
+/// has heard that `events` are there.
+fn hears_of<T: Send + 'static>(
+    file: FileRef<'_>,
+    events: Events,
+    change: impl FnOnce() -> T + Send + 'static,
+) {
+    let changing = thread::spawn(change);
+    let waiter = Waiter::at(file, events);
+    // What it gives back stays open: its close would be news too.
+    let _open = changing.join().unwrap();
+    assert!(waiter.ready.intersects(events) || waiter.was_told());
+    assert!(file.is_ready(events));
+}
+
 /// Register, then look, against publish, then wake: a waiter either sees the new state or is
 /// told.
 fn registering_against_publishing() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
         let writer = counter.clone();
-        let thread = thread::spawn(move || writer.try_write(1).unwrap());
-        let told = Arc::new(AtomicUsize::new(0));
-        let note = told.clone();
-        let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
-            note.fetch_add(1, Ordering::SeqCst);
+        hears_of(counter.as_file_ref(), Events::IN, move || {
+            writer.try_write(1).unwrap();
         });
-        thread.join().unwrap();
-        assert!(!ready.is_empty() || told.load(Ordering::SeqCst) > 0);
-        drop(watch);
     });
 }
 
@@ -173,19 +221,28 @@ impl Drop for Probe {
     }
 }
 
+/// A set that watches a probe, and what the probe is to count.
+fn probed() -> (File<Probe>, Epoll, [Arc<AtomicUsize>; 2]) {
+    let [released, dropped] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let file = File::new(Probe {
+        queue: WaitQueue::new(),
+        released: released.clone(),
+        dropped: dropped.clone(),
+    });
+    let set = Epoll::new().unwrap();
+    set.add(&file, IN).unwrap();
+    (file, set, [released, dropped])
+}
+
+fn all_once(counts: &[Arc<AtomicUsize>]) -> bool {
+    counts.iter().all(|count| count.load(Ordering::SeqCst) == 1)
+}
+
 /// Close of the file, close of the set and DEL race: the item is removed once, the object released
 /// and dropped once.
 fn closes_and_del_race() {
     model(4, || {
-        let released = Arc::new(AtomicUsize::new(0));
-        let dropped = Arc::new(AtomicUsize::new(0));
-        let file = File::new(Probe {
-            queue: WaitQueue::new(),
-            released: released.clone(),
-            dropped: dropped.clone(),
-        });
-        let set = Epoll::new().unwrap();
-        set.add(&file, IN).unwrap();
+        let (file, set, counts) = probed();
         let (other_file, other_set) = (file.clone(), set.clone());
         let deleting = thread::spawn(move || {
             let _ = other_set.delete(&other_file);
@@ -194,28 +251,18 @@ fn closes_and_del_race() {
         drop(file);
         deleting.join().unwrap();
         closing_set.join().unwrap();
-        assert_eq!(released.load(Ordering::SeqCst), 1);
-        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+        assert!(all_once(&counts));
     });
 }
 
 /// Close of the file against DEL by its number's key and close of the set.
 fn file_close_against_set_close() {
     model(4, || {
-        let released = Arc::new(AtomicUsize::new(0));
-        let dropped = Arc::new(AtomicUsize::new(0));
-        let file = File::new(Probe {
-            queue: WaitQueue::new(),
-            released: released.clone(),
-            dropped: dropped.clone(),
-        });
-        let set = Epoll::new().unwrap();
-        set.add(&file, IN).unwrap();
+        let (file, set, counts) = probed();
         let closing_set = thread::spawn(move || drop(set));
         drop(file);
         closing_set.join().unwrap();
-        assert_eq!(released.load(Ordering::SeqCst), 1);
-        assert_eq!(dropped.load(Ordering::SeqCst), 1);
+        assert!(all_once(&counts));
     });
 }
 
@@ -228,125 +275,6 @@ fn an_item_is_removed_once_whoever_closes_first() {
 #[test]
 fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
     must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
-}
-
-/// A rotating set over a counter, and two workers; each worker set is awaited by a watch.
-struct Workers {
-    source: EventFd,
-    rotating: Epoll,
-    sets: [Epoll; 2],
-    _awaiting: [Watch; 2],
-}
-
-impl Workers {
-    fn new() -> Self {
-        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, IN).unwrap();
-        let sets = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        for set in &sets {
-            set.add(&rotating, IN).unwrap();
-        }
-        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
-        Workers {
-            source,
-            rotating,
-            _awaiting: [awaiting(&sets[0]), awaiting(&sets[1])],
-            sets,
-        }
-    }
-}
-
-/// An exclusive waiter leaves while a wake picks it: the event is with the one that stays.
-fn leaving_against_choosing() {
-    model(4, || {
-        let workers = Workers::new();
-        let source = workers.source.clone();
-        let writing = thread::spawn(move || source.try_write(1).unwrap());
-        workers.sets[0].delete(&workers.rotating).unwrap();
-        writing.join().unwrap();
-        assert_eq!(harvest(&workers.sets[1]), 1);
-    });
-}
-
-#[test]
-fn a_chosen_worker_that_leaves_hands_the_event_on() {
-    leaving_against_choosing();
-}
-
-#[test]
-fn a_worker_that_leaves_with_its_claim_loses_the_event() {
-    must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
-}
-
-/// A worker looks for an event that is gone, and leaves, while the next one comes and another
-/// worker begins to wait: that one has it.
-fn leaving_against_coming() {
-    model(3, || {
-        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, IN).unwrap();
-        let [first, second] = [(); 2].map(|()| Epoll::new().unwrap());
-        first.add(&rotating, IN).unwrap();
-        second.add(&rotating, IN).unwrap();
-        let awaiting = |set: &Epoll| Watch::new(set.as_file_ref(), Events::IN, |_| {}).0;
-        let awaiting_first = awaiting(&first);
-        // The first worker is chosen, for an event that somebody else takes.
-        source.try_write(1).unwrap();
-        source.try_read().unwrap();
-        drop(awaiting_first);
-        let leaver = (first, rotating.clone());
-        let leaving = thread::spawn(move || {
-            let (first, rotating) = leaver;
-            let taken = harvest(&first);
-            first.delete(&rotating).unwrap();
-            taken
-        });
-        source.try_write(1).unwrap();
-        let _awaiting_second = awaiting(&second);
-        let mut taken = harvest(&second);
-        taken += leaving.join().unwrap();
-        if taken == 0 {
-            taken = harvest(&second);
-        }
-        assert!(taken > 0);
-    });
-}
-
-#[test]
-fn an_event_that_comes_while_a_worker_leaves_is_with_the_one_that_stays() {
-    leaving_against_coming();
-}
-
-/// Rotation while workers come and look: of two events that came with one wake both are taken.
-fn rotating_while_workers_look() {
-    model(4, || {
-        let workers = Workers::new();
-        let take = |set: &Epoll, source: &EventFd| {
-            usize::from(harvest(set) == 1 && source.try_read().is_ok())
-        };
-        let (set, source) = (workers.sets[0].clone(), workers.source.clone());
-        let worker = thread::spawn(move || take(&set, &source) + take(&set, &source));
-        workers.source.try_write(2).unwrap();
-        let mut taken = worker.join().unwrap();
-        // Whoever has the turn uses it; nothing may be left behind.
-        for _ in 0..3 {
-            for set in &workers.sets {
-                taken += take(set, &workers.source);
-            }
-        }
-        assert_eq!(taken, 2);
-    });
-}
-
-#[test]
-fn rotation_loses_no_event_while_workers_come_and_go() {
-    rotating_while_workers_look();
-}
-
-#[test]
-fn a_turn_that_is_not_handed_on_loses_an_event() {
-    must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
 }
 
 /// A maximum that is set while others write: no write is lost, none goes beyond it, and a writer
@@ -385,21 +313,13 @@ fn a_writer_that_does_not_fit_learns_of_a_read_or_of_a_raised_maximum() {
             let counter = EventFd::new(1).unwrap();
             counter.set_maximum(2).unwrap();
             let other = counter.clone();
-            let thread = thread::spawn(move || {
+            hears_of(counter.as_file_ref(), Events::OUT, move || {
                 if raise {
                     other.set_maximum(u64::MAX).unwrap();
                 } else {
                     other.try_read().unwrap();
                 }
             });
-            let told = Arc::new(AtomicUsize::new(0));
-            let note = told.clone();
-            let (watch, ready) = Watch::new(counter.as_file_ref(), Events::OUT, move |_| {
-                note.fetch_add(1, Ordering::SeqCst);
-            });
-            thread.join().unwrap();
-            assert!(!ready.is_empty() || told.load(Ordering::SeqCst) > 0);
-            drop(watch);
         });
     }
 }
@@ -425,26 +345,6 @@ fn poll_and_select_look_without_waiting() {
         let closed = select_now(3, Some(&mut read), None, None, resolve);
         assert_eq!(closed, Err(Errno::BADF));
     });
-}
-
-/// Registers with a file, looks, and then, once `change` is done on a thread of its own, demands
-/// that the one or the other said that `events` are there.
-fn hears_of<T: Send + 'static>(
-    file: FileRef<'_>,
-    events: Events,
-    change: impl FnOnce() -> T + Send + 'static,
-) {
-    let changing = thread::spawn(change);
-    let told = Arc::new(AtomicUsize::new(0));
-    let note = told.clone();
-    let (watch, ready) = Watch::new(file, events, move |_| {
-        note.fetch_add(1, Ordering::SeqCst);
-    });
-    // What it gives back stays open: its close would be news too.
-    let _open = changing.join().unwrap();
-    assert!(ready.intersects(events) || told.load(Ordering::SeqCst) > 0);
-    assert!(file.is_ready(events));
-    drop(watch);
 }
 
 /// The close of one end against a waiter at the other that goes to sleep.
@@ -607,88 +507,4 @@ fn whoever_sleeps_for_a_lock_gets_it() {
 #[test]
 fn a_sleeper_that_has_nobody_pass_a_barrier_sleeps_on_at_a_free_lock() {
     must_fail_without(Rule::BarrierBeforeSleep, two_threads_lock);
-}
-
-/// A worker of which every other one has been left a note looks for what was there, finds it gone,
-/// and waits, while the next event comes.
-fn using_up_a_note_against_writing() {
-    model(4, || {
-        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, IN).unwrap();
-        let worker = Epoll::new().unwrap();
-        worker.add(&rotating, IN).unwrap();
-        // Nobody waits: the worker gets a note, and nobody else comes.
-        source.try_write(1).unwrap();
-        source.try_read().unwrap();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
-        let mut heard = harvest(&worker) == 1;
-        let told = Arc::new(AtomicUsize::new(0));
-        let note = told.clone();
-        let (watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
-            note.fetch_add(1, Ordering::SeqCst);
-        });
-        writing.join().unwrap();
-        heard |= !ready.is_empty() || told.load(Ordering::SeqCst) > 0;
-        assert!(heard);
-        assert_eq!(harvest(&worker), 1);
-        drop(watch);
-    });
-}
-
-#[test]
-fn a_worker_that_has_used_up_its_note_hears_of_the_next_event() {
-    using_up_a_note_against_writing();
-}
-
-#[test]
-fn a_note_that_counts_although_it_is_used_up_loses_an_event() {
-    must_fail_without(Rule::UseUpNotes, using_up_a_note_against_writing);
-}
-
-/// Two workers come to wait while events come: whatever notes they had, one of them learns of it.
-fn two_workers_come_while_events_come() {
-    model(2, || {
-        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
-        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-        rotating.add(&source, IN).unwrap();
-        let workers = [Epoll::new().unwrap(), Epoll::new().unwrap()];
-        for worker in &workers {
-            worker.add(&rotating, IN).unwrap();
-        }
-        source.try_write(1).unwrap();
-        source.try_read().unwrap();
-        let come = |worker: &Epoll| {
-            let heard = harvest(worker) == 1;
-            let told = Arc::new(AtomicUsize::new(0));
-            let note = told.clone();
-            let (watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
-                note.fetch_add(1, Ordering::SeqCst);
-            });
-            (heard || !ready.is_empty(), told, watch)
-        };
-        let other = workers[1].clone();
-        let coming = thread::spawn(move || come(&other));
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.try_write(1).unwrap());
-        let (heard, told, _watch) = come(&workers[0]);
-        let (other_heard, other_told, _other_watch) = coming.join().unwrap();
-        writing.join().unwrap();
-        assert!(
-            heard
-                || other_heard
-                || told.load(Ordering::SeqCst) + other_told.load(Ordering::SeqCst) > 0
-        );
-    });
-}
-
-#[test]
-fn two_workers_that_come_while_an_event_comes_do_not_both_miss_it() {
-    two_workers_come_while_events_come();
-}
-
-#[test]
-fn notes_that_count_although_they_are_used_up_lose_an_event() {
-    must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
 }

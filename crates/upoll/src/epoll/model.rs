@@ -1,0 +1,28 @@
+//! What comes from outside of the core, for models.
+
+use super::Epoll;
+use super::interest::{Item, state};
+use crate::file::Identity;
+use crate::sync::Ordering;
+use core::ptr::NonNull;
+
+impl Epoll {
+    /// The source of `rotating`, which this set watches, chooses this set by a line of its own, as the
+    /// kernel does.
+    pub fn be_chosen(&self, rotating: &Epoll) {
+        let set = self.set();
+        let interests = set.inner.lock();
+        for item in interests.iter() {
+            // SAFETY: the item is registered and the set's lock held.
+            unsafe {
+                let node = &*item;
+                if Identity::of(node.file()) == rotating.as_file_ref().identity() {
+                    node.entry
+                        .owner_word
+                        .fetch_or(state::CHOSEN, Ordering::Relaxed);
+                    set.queue(NonNull::<Item>::new_unchecked(item.cast_mut()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Rotating sets: workers come, go, and are chosen, while events come.
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+use upoll::{CreateFlags, Epoll, EventFd, EventFdFlags, Events, Rule, Source, Watch, pipe};
+
+use super::{IN, Waiter, harvest, model, must_fail_without};
+
+/// A rotating set over `source`, and the sets of workers that watch it.
+pub(super) fn workers<const N: usize>(source: &impl Source) -> (Epoll, [Epoll; N]) {
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(source, IN).unwrap();
+    let sets = [(); N].map(|()| Epoll::new().unwrap());
+    for set in &sets {
+        set.add(&rotating, IN).unwrap();
+    }
+    (rotating, sets)
+}
+
+/// A source of which each read takes one event.
+fn semaphore() -> EventFd {
+    EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap()
+}
+
+/// An exclusive waiter leaves while a wake picks it: the event is with the one that stays.
+fn leaving_against_choosing() {
+    model(4, || {
+        let source = semaphore();
+        let (rotating, [first, second]) = workers(&source);
+        let _waiting = [&first, &second].map(Waiter::in_set);
+        let writing = thread::spawn(move || {
+            source.try_write(1).unwrap();
+            source
+        });
+        first.delete(&rotating).unwrap();
+        let _open = writing.join().unwrap();
+        assert_eq!(harvest(&second), 1);
+    });
+}
+
+#[test]
+fn a_chosen_worker_that_leaves_hands_the_event_on() {
+    leaving_against_choosing();
+}
+
+#[test]
+fn a_worker_that_leaves_with_its_claim_loses_the_event() {
+    must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
+}
+
+/// A worker looks for an event that is gone, and then leaves or is busy, while the next one comes and
+/// another worker begins to wait: that one has it.
+fn looking_in_vain_against_coming(leaves: bool) {
+    model(3, move || {
+        let source = semaphore();
+        let (rotating, [first, second]) = workers(&source);
+        let waiting_first = Waiter::in_set(&first);
+        // The first worker is chosen, for an event that somebody else takes.
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        drop(waiting_first);
+        let leaver = (first, rotating.clone());
+        let leaving = thread::spawn(move || {
+            let (first, rotating) = leaver;
+            let taken = harvest(&first);
+            if leaves {
+                first.delete(&rotating).unwrap();
+            }
+            (taken, first)
+        });
+        source.try_write(1).unwrap();
+        let _waiting_second = Waiter::in_set(&second);
+        let mut taken = harvest(&second);
+        let (taken_first, _first) = leaving.join().unwrap();
+        taken += taken_first;
+        if taken == 0 {
+            taken = harvest(&second);
+        }
+        assert!(taken > 0);
+    });
+}
+
+fn leaving_against_coming() {
+    looking_in_vain_against_coming(true);
+}
+
+fn being_busy_against_coming() {
+    looking_in_vain_against_coming(false);
+}
+
+#[test]
+fn an_event_that_comes_while_a_worker_leaves_is_with_the_one_that_stays() {
+    leaving_against_coming();
+}
+
+#[test]
+fn an_event_that_comes_while_a_worker_looks_in_vain_is_with_the_one_that_waits() {
+    being_busy_against_coming();
+}
+
+#[test]
+fn a_worker_that_forgets_what_came_after_its_look_keeps_others_from_the_event() {
+    must_fail_without(Rule::OweWhatCameAfterTheLook, being_busy_against_coming);
+}
+
+/// Rotation while workers come and look: of two events that came with one wake both are taken.
+fn rotating_while_workers_look() {
+    model(4, || {
+        let source = semaphore();
+        let (_rotating, sets) = workers::<2>(&source);
+        let _waiting = sets.each_ref().map(Waiter::in_set);
+        let take = |set: &Epoll, source: &EventFd| {
+            usize::from(harvest(set) == 1 && source.try_read().is_ok())
+        };
+        let (set, counter) = (sets[0].clone(), source.clone());
+        let worker = thread::spawn(move || take(&set, &counter) + take(&set, &counter));
+        source.try_write(2).unwrap();
+        let mut taken = worker.join().unwrap();
+        // Whoever has the turn uses it; nothing may be left behind.
+        for _ in 0..3 {
+            for set in &sets {
+                taken += take(set, &source);
+            }
+        }
+        assert_eq!(taken, 2);
+    });
+}
+
+#[test]
+fn rotation_loses_no_event_while_workers_come_and_go() {
+    rotating_while_workers_look();
+}
+
+#[test]
+fn a_turn_that_is_not_handed_on_loses_an_event() {
+    must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
+}
+
+/// A worker of which every other one has been left a note looks for what was there, finds it gone,
+/// and waits, while the next event comes.
+fn using_up_a_note_against_writing() {
+    model(4, || {
+        let source = semaphore();
+        let (_rotating, [worker]) = workers(&source);
+        // Nobody waits: the worker gets a note, and nobody else comes.
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let has_seen = harvest(&worker) == 1;
+        let waiter = Waiter::in_set(&worker);
+        writing.join().unwrap();
+        assert!(has_seen || waiter.has_heard());
+        assert_eq!(harvest(&worker), 1);
+    });
+}
+
+#[test]
+fn a_worker_that_has_used_up_its_note_hears_of_the_next_event() {
+    using_up_a_note_against_writing();
+}
+
+#[test]
+fn a_note_that_counts_although_it_is_used_up_loses_an_event() {
+    must_fail_without(Rule::UseUpNotes, using_up_a_note_against_writing);
+}
+
+/// Two workers come to wait while events come: whatever notes they had, one of them learns of it.
+fn two_workers_come_while_events_come() {
+    model(2, || {
+        let source = semaphore();
+        let (_rotating, [first, second]) = workers(&source);
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        let come = |worker: &Epoll| (harvest(worker) == 1, Waiter::in_set(worker));
+        let other = second.clone();
+        let coming = thread::spawn(move || come(&other));
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let came = [come(&first), coming.join().unwrap()];
+        writing.join().unwrap();
+        let has_heard = |(has_seen, waiter): &(bool, Waiter)| *has_seen || waiter.has_heard();
+        assert!(came.iter().any(has_heard));
+    });
+}
+
+#[test]
+fn two_workers_that_come_while_an_event_comes_do_not_both_miss_it() {
+    two_workers_come_while_events_come();
+}
+
+#[test]
+fn notes_that_count_although_they_are_used_up_lose_an_event() {
+    must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
+}
+
+/// The kernel chooses a worker by a line of its own while a wake here chooses the first in line, who may
+/// be the same. It takes one event, and is busy then: the other one is known to who still waits.
+fn choosing_against_waking() {
+    model(3, || {
+        let source = semaphore();
+        let (rotating, [first, second]) = workers(&source);
+        let [waiting_first, waiting_second] = [&first, &second].map(Waiter::in_set);
+        let counter = source.clone();
+        let coming = thread::spawn(move || {
+            drop(waiting_first);
+            first.be_chosen(&rotating);
+            let takes = harvest(&first) == 1 && counter.try_read().is_ok();
+            (takes, first, rotating)
+        });
+        source.try_write(2).unwrap();
+        let _open = coming.join().unwrap();
+        assert!(waiting_second.was_told());
+        assert_eq!(harvest(&second), 1);
+    });
+}
+
+#[test]
+fn of_two_events_for_one_worker_the_second_is_known_to_another_one() {
+    choosing_against_waking();
+}
+
+#[test]
+fn a_worker_that_keeps_a_second_event_leaves_the_others_asleep() {
+    must_fail_without(Rule::HandOnSecondEvent, choosing_against_waking);
+}
+
+/// A worker is woken for an event that somebody else takes, looks, in vain, while that wake is still
+/// under way, and is busy then: the next event is another worker's.
+fn looking_in_vain_against_waking() {
+    model(3, || {
+        // A read of an eventfd would wait for the wake.
+        let (source, writer) = pipe().unwrap();
+        let (_rotating, [first, second]) = workers(&source);
+        let told = Arc::new(AtomicUsize::new(0));
+        let note = told.clone();
+        let waiting = Watch::new(first.as_file_ref(), Events::IN, move |_| {
+            note.fetch_add(1, Ordering::SeqCst);
+        });
+        let writing = thread::spawn(move || {
+            writer.try_write(&[1]).unwrap();
+            writer
+        });
+        let is_gone = source.try_read(&mut [0]).is_ok();
+        let seen = told.load(Ordering::SeqCst);
+        harvest(&first);
+        drop(waiting);
+        let writer = writing.join().unwrap();
+        if !is_gone {
+            return;
+        }
+        if told.load(Ordering::SeqCst) != seen {
+            harvest(&first);
+        }
+        writer.try_write(&[1]).unwrap();
+        let _waiting = Waiter::in_set(&second);
+        assert_eq!(harvest(&second), 1);
+    });
+}
+
+#[test]
+fn a_claim_that_a_wake_makes_after_the_look_keeps_nobody_from_the_next_event() {
+    looking_in_vain_against_waking();
+}
+
+#[test]
+fn a_claim_that_is_settled_only_when_seen_keeps_others_from_the_next_event() {
+    must_fail_without(Rule::SettleUnseenClaims, looking_in_vain_against_waking);
+}
