@@ -3,9 +3,9 @@
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
-use upoll::{CtlCommand, Errno, Event, Events, Target};
+use upoll::{CtlCommand, Errno, Events, Target};
 
-use crate::epoll::{ctl, operation};
+use crate::epoll::{Interest, ctl, operation};
 use crate::object::Object;
 use crate::{memory, table};
 
@@ -28,8 +28,11 @@ pub struct EpollCtlCmd {
 }
 
 impl EpollCtlCmd {
-    fn interest(&self) -> Event {
-        Event::new(Events::from_bits_retain(self.events), self.data)
+    fn interest(&self) -> Interest {
+        Interest {
+            events: Events::from_bits_retain(self.events),
+            data: self.data,
+        }
     }
 }
 
@@ -140,7 +143,7 @@ fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
                 break;
             }
             let target = Target::File(object.as_file_ref(command.fd));
-            pass.push(CtlCommand::new(op, target, command.interest()));
+            pass.push(CtlCommand::new(op, target, command.interest().event()));
         }
         // It refuses an empty pass.
         let done = set.as_epoll().ctl_batch(0, &mut pass).unwrap_or(0);

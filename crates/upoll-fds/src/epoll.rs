@@ -77,12 +77,29 @@ pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
 /// What `event` leads to is not being written.
 pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) -> Result<(), Errno> {
     let interest = if op == Op::Del as i32 {
-        Event::default()
+        Interest::default()
     } else {
-        // SAFETY: the caller's contract; an event has no invalid values.
-        unsafe { memory::read(event) }?
+        memory::check_read(event)?;
+        // SAFETY: it can be read, by the caller's contract as well; it has no alignment and no invalid
+        // values.
+        let (events, data) = unsafe { ((*event).events(), (*event).data()) };
+        Interest { events, data }
     };
     ctl(epfd, op, fd, interest)
+}
+
+/// An interest as two words, which are handed on in registers. An [`Event`] is packed: a copy of one is
+/// read in other pieces than it was written in, and the processor waits for it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Interest {
+    pub(crate) events: Events,
+    pub(crate) data: u64,
+}
+
+impl Interest {
+    pub(crate) fn event(self) -> Event {
+        Event::new(self.events, self.data)
+    }
 }
 
 /// The operation that has a number.
@@ -96,7 +113,7 @@ pub(crate) fn operation(op: i32) -> Option<Op> {
 }
 
 /// `epoll_ctl` with the event in hand.
-pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
+pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
     let known = operation(op);
     let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
     let ours = table::with(epfd, |set| {
@@ -131,7 +148,7 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<()
 
 /// A change of a set that is the kernel's.
 #[inline(never)]
-fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
+fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
     if op == Op::Add as i32 && table::is_user_level(fd) {
         // A set of the kernel's would watch what stands behind the object, which never becomes
         // ready. What it says of a number that is no set, or of one watched already, it says first.
@@ -148,10 +165,10 @@ fn ctl_object(
     op: Op,
     object: &Object,
     fd: RawFd,
-    interest: Event,
+    interest: Interest,
 ) -> Result<(), Errno> {
     let target = Target::File(object.as_file_ref(fd));
-    set.as_epoll().ctl(op, target, interest)
+    set.as_epoll().ctl(op, target, interest.event())
 }
 
 /// An object of ours in a set of ours, which has to be served here for that.
@@ -161,7 +178,7 @@ fn add_object(
     epfd: RawFd,
     object: &Object,
     fd: RawFd,
-    interest: Event,
+    interest: Interest,
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
     if matches!(object, Object::EventFd(counter) if counter.is_shared()) {
@@ -187,7 +204,7 @@ fn ctl_kernel(
     epfd: RawFd,
     op: Op,
     fd: RawFd,
-    interest: Event,
+    interest: Interest,
 ) -> Result<(), Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
@@ -195,13 +212,14 @@ fn ctl_kernel(
     set.adopt(epfd)?;
     // SAFETY: a number that is not open gives an error of the kernel's; it is not closed here.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    set.as_epoll().ctl(op, Target::Kernel(fd), interest)
+    set.as_epoll().ctl(op, Target::Kernel(fd), interest.event())
 }
 
 #[inline(never)]
-fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Event) -> Result<(), Errno> {
-    // SAFETY: `interest` is live, and has the layout of an epoll_event.
-    unsafe { call!(epoll_ctl, epfd, op, fd, &raw const interest) }.map(drop)
+fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
+    let event = interest.event();
+    // SAFETY: `event` is live, and has the layout of an epoll_event.
+    unsafe { call!(epoll_ctl, epfd, op, fd, &raw const event) }.map(drop)
 }
 
 /// How long a wait may last by its timespec; none: without limit. The kernel's order: first the

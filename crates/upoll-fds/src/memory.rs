@@ -157,11 +157,21 @@ pub(crate) unsafe fn writable<'a, T>(buffer: *mut T, count: usize) -> &'a mut [T
 /// Nobody writes it meanwhile. A `T` has no invalid values.
 #[inline]
 pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
-    if usable(from.addr(), size_of::<T>(), Use::Read) < size_of::<T>() {
-        return Err(Errno::FAULT);
-    }
+    check_read(from)?;
     // SAFETY: the pages have just been found to be there.
     Ok(unsafe { from.read_unaligned() })
+}
+
+/// Whether [`read`] would succeed, for who reads it in parts.
+///
+/// # Errors
+/// `EFAULT`: it cannot be read.
+#[inline]
+pub(crate) fn check_read<T>(from: *const T) -> Result<(), Errno> {
+    match usable(from.addr(), size_of::<T>(), Use::Read) < size_of::<T>() {
+        true => Err(Errno::FAULT),
+        false => Ok(()),
+    }
 }
 
 /// `copy_to_user`.

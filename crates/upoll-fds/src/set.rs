@@ -230,6 +230,15 @@ impl Rousable {
         if ROUSING.load(Ordering::SeqCst) == self.0 {
             return found;
         }
+        // SAFETY: passed on to the caller.
+        unsafe { self.take_out(events, found) }
+    }
+
+    /// # Safety
+    /// As [`sift`](Self::sift).
+    #[cold]
+    #[inline(never)]
+    unsafe fn take_out(&self, events: *mut Event, found: usize) -> usize {
         // SAFETY: the caller's contract.
         let events = unsafe { memory::writable(events, found) };
         let mut kept = 0;
