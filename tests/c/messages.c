@@ -25,6 +25,9 @@ int main(void)
 	message.msg_iovlen = 2;
 	message.msg_flags = -1;
 	CHECK(recvmsg(fds[1], &message, 0) == 2 && message.msg_flags == 0);
+	CHECK(send(fds[0], bytes, 5, 0) == 5);
+	CHECK(recvmsg(fds[1], &message, MSG_CMSG_CLOEXEC) == 5);
+	CHECK(message.msg_flags == MSG_CMSG_CLOEXEC);
 	message.msg_iovlen = 1025;
 	FAILS(recvmsg(fds[1], &message, 0), EMSGSIZE);
 	CHECK(close(fds[0]) == 0);

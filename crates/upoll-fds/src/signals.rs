@@ -6,13 +6,15 @@ use std::marker::PhantomData;
 
 use crate::kernel::call;
 
-/// Those that a fault raises are not held back: the kernel would end the process.
-const RAISED_BY_FAULTS: [libc::c_int; 5] = [
+/// Those that a fault raises, or a system call that a filter traps, are not held back: the kernel would
+/// end the process.
+const RAISED_BY_THE_CODE: [libc::c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
     libc::SIGFPE,
     libc::SIGILL,
     libc::SIGTRAP,
+    libc::SIGSYS,
 ];
 
 std::thread_local! {
@@ -28,12 +30,12 @@ pub(crate) struct HeldBack {
 
 impl HeldBack {
     pub(crate) fn begin() -> Self {
-        let faults = RAISED_BY_FAULTS
+        let raised = RAISED_BY_THE_CODE
             .iter()
             .fold(0, |set, signal| set | 1 << (signal - 1));
         HELD.with(|held| {
             held.set(match held.get() {
-                (0, _) => (1, set_mask(!faults)),
+                (0, _) => (1, set_mask(!raised)),
                 (depth, before) => (depth + 1, before),
             });
         });

@@ -380,7 +380,8 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
         put(
             message,
             std::mem::offset_of!(libc::msghdr, msg_flags),
-            0_i32,
+            // Linux has it among those that tell what was received.
+            flags & libc::MSG_CMSG_CLOEXEC,
         )?;
         put(
             message,
