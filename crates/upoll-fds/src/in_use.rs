@@ -380,21 +380,35 @@ fn wipe(record: &Record) {
     before_a_look();
 }
 
+/// Writes down what is to be used; look afterwards whether the slot still leads there.
+#[inline(always)]
+fn note(record: &Record, entry: NonNull<Entry>) {
+    record.entry.store(entry.as_ptr(), Ordering::Relaxed);
+    before_a_look();
+}
+
+#[inline(always)]
+fn still_leads_to(slot: &Slot, entry: NonNull<Entry>) -> bool {
+    slot.word() == entry.as_ptr() || broken(Rule::LookAgain)
+}
+
 impl InUse {
     /// Uses what `slot` leads to; None if that is nothing.
     #[inline(always)]
     pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
         let entry = slot.settled()?;
         let (record, mine) = next_record();
-        let in_use = InUse {
+        note(record, entry);
+        // Only what begins anew goes through memory: this is passed on in registers.
+        let entry = match still_leads_to(slot, entry) {
+            true => entry,
+            false => InUse::begin_again(slot, record, mine)?,
+        };
+        Some(InUse {
             entry,
             record,
             mine,
-        };
-        match in_use.is_protected(slot) {
-            true => Some(in_use),
-            false => in_use.begin_again(slot),
-        }
+        })
     }
 
     /// The same, but None as well if that is just being changed.
@@ -407,35 +421,33 @@ impl InUse {
             record,
             mine,
         };
-        in_use.is_protected(slot).then_some(in_use)
+        note(record, entry);
+        still_leads_to(slot, entry).then_some(in_use)
     }
 
+    /// The slot led elsewhere when it was looked at again: says what the record names in the end.
     #[cold]
     #[inline(never)]
-    fn begin_again(mut self, slot: &Slot) -> Option<InUse> {
+    fn begin_again(
+        slot: &Slot,
+        record: &'static Record,
+        mine: *const Mine,
+    ) -> Option<NonNull<Entry>> {
+        let in_use = InUse {
+            entry: NonNull::dangling(),
+            record,
+            mine,
+        };
         loop {
             // Whoever changes the slot may be waiting for this record.
-            wipe(self.record);
-            self.entry = slot.settled()?;
-            self.note();
-            if slot.leads_to(self.entry) || broken(Rule::LookAgain) {
-                return Some(self);
+            wipe(record);
+            let entry = slot.settled()?;
+            note(record, entry);
+            if slot.leads_to(entry) || broken(Rule::LookAgain) {
+                std::mem::forget(in_use);
+                return Some(entry);
             }
         }
-    }
-
-    /// Writes down what is to be used, then looks whether the slot still leads there.
-    #[inline(always)]
-    fn is_protected(&self, slot: &Slot) -> bool {
-        self.note();
-        slot.word() == self.entry.as_ptr() || broken(Rule::LookAgain)
-    }
-
-    #[inline(always)]
-    fn note(&self) {
-        let entry = self.entry.as_ptr();
-        self.record.entry.store(entry, Ordering::Relaxed);
-        before_a_look();
     }
 
     #[inline]

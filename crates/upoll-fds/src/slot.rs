@@ -125,7 +125,8 @@ impl Slot {
     /// not block.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&Object) -> R) -> Option<R> {
-        InUse::begin(self).map(|in_use| call(&in_use.entry().object))
+        let in_use = InUse::begin(self)?;
+        Some(call(&in_use.entry().object))
     }
 
     /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for
