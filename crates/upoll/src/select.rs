@@ -18,7 +18,7 @@ const STACK: usize = 256;
 
 /// Words of a group of three bitmaps that stay on the stack. A call needs two such groups, what
 /// was found and what the kernel is asked: numbers below 320 fit, as in Linux.
-const INLINE: usize = 3 * (STACK / 6 / size_of::<c_ulong>());
+pub(crate) const INLINE: usize = 3 * (STACK / 6 / size_of::<c_ulong>());
 
 const _: () = assert!(2 * INLINE * size_of::<c_ulong>() <= STACK);
 const _: () = assert!(INLINE / 3 * WORD >= 320);

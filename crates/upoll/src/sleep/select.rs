@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::host::kernel;
 use crate::poll::{LookOnly, Seen};
-use crate::select::{Bitmaps, FdSet, REPORTED, Selection, WORD};
+use crate::select::{Bitmaps, FdSet, INLINE, REPORTED, Selection, WORD};
 use crate::target::Target;
 
 /// `select(2)` with a timeout in nanoseconds: waits until a number in one of the sets is ready.
@@ -170,16 +170,21 @@ impl Drop for Asked<'_> {
 
 impl Asked<'_> {
     fn clear(&mut self) {
-        self.maps.clear();
-        self.words = 0;
+        self.maps.fill(0);
         self.end = 0;
         self.used = [false; 3];
         self.any_found = false;
     }
 
-    /// Makes room for `words` words in each bitmap.
+    /// Makes room for `words` words in each bitmap, and for all that the stack has room for.
     fn widen(&mut self, words: usize) -> Result<(), Errno> {
         let before = self.words;
+        let on_stack = self.maps.inline_size() / 3;
+        if before == 0 && words <= on_stack {
+            self.maps.extend_from_slice(&[0; INLINE][..3 * on_stack]);
+            self.words = on_stack;
+            return Ok(());
+        }
         let additional = 3 * (words - before);
         if !self.maps.spilled() && 3 * words > self.maps.inline_size() {
             let mut spare = SPARE.try_with(Cell::take).unwrap_or_default();
