@@ -42,6 +42,7 @@ mod epoll;
 mod eventfd;
 mod fork;
 mod in_use;
+mod inherit;
 mod io;
 mod kernel;
 mod memory;

@@ -14,6 +14,7 @@ use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
 use crate::patience::Patience;
+use crate::set::NumberedSet;
 use crate::signals::HeldBack;
 use crate::slot::{Entry, Slot};
 
@@ -307,6 +308,21 @@ impl Drop for Held {
 pub(crate) fn is_shared_with_children(fd: RawFd) -> bool {
     let object = slot(fd).and_then(Slot::alone);
     matches!(object, Some(Object::EventFd(counter)) if counter.is_shared())
+}
+
+/// In the child of a fork: the set that `fd` stands for.
+pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
+    match slot(fd).and_then(Slot::alone) {
+        Some(Object::Epoll(set)) => Some(set),
+        _ => None,
+    }
+}
+
+/// In the child of a fork: has a number that was [forgotten](forget) stand for `object`.
+pub(crate) fn put(fd: RawFd, object: Object) {
+    if let Some(slot) = slot(fd) {
+        slot.install(object);
+    }
 }
 
 /// Takes a number out without releasing what it stood for.
