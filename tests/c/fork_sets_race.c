@@ -12,7 +12,7 @@
 enum { FORKS = 60, WORKERS = 2 };
 
 static atomic_bool is_over;
-static int source[2], rotating;
+static int source[2], rotating, common;
 
 static int limited(void)
 {
@@ -42,6 +42,24 @@ static void *makes(void *unused)
 		}
 		CHECK(close(fd) == 0 && close(inner) == 0 && close(outer) == 0);
 	}
+	return NULL;
+}
+
+static void *adds(void *unused)
+{
+	struct epoll_event event;
+	uint64_t value;
+	int set = epoll_create1(0), own = limited();
+	(void)unused;
+	CHECK(add(set, own, EPOLLIN, 0) == 0);
+	while (!is_over) {
+		CHECK(add(set, common, EPOLLIN, 1) == 0);
+		eventfd_write(common, 1);
+		CHECK(epoll_wait(set, &event, 1, 0) >= 0);
+		eventfd_read(common, &value);
+		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, common, NULL) == 0);
+	}
+	CHECK(close(set) == 0 && close(own) == 0);
 	return NULL;
 }
 
@@ -81,6 +99,7 @@ static void child(int set, int above, int line, int counter)
 	CHECK(epoll_wait(above, &event, 1, -1) == 1 && event.data.u64 == 3);
 	CHECK(epoll_ctl(above, EPOLL_CTL_DEL, set, NULL) == 0);
 	CHECK(add(above, set, EPOLLIN, 3) == 0);
+	CHECK(add(own, common, EPOLLIN, 6) == 0 && eventfd_write(counter, 1) == 0);
 	CHECK(add(own, counter, EPOLLIN, 4) == 0 && add(own, rotating, EPOLLIN, 5) == 0);
 	CHECK(close(own) == 0 && close(set) == 0 && close(above) == 0);
 	_exit(0);
@@ -88,12 +107,12 @@ static void child(int set, int above, int line, int counter)
 
 int main(void)
 {
-	void *(*const calls[])(void *) = {makes, makes, works, works, feeds};
+	void *(*const calls[])(void *) = {makes, makes, adds, adds, works, works, feeds};
 	enum { THREADS = sizeof calls / sizeof *calls };
 	pthread_t threads[THREADS];
 	int at, round, status;
 	CHECK(pipe2(source, O_NONBLOCK) == 0);
-	rotating = epoll_create1(EPOLL_ROTATE);
+	rotating = epoll_create1(EPOLL_ROTATE), common = limited();
 	CHECK(add(rotating, source[0], EPOLLIN, 0) == 0);
 	for (at = 0; at < THREADS; at++)
 		CHECK(pthread_create(&threads[at], NULL, calls[at], NULL) == 0);

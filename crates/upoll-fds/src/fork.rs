@@ -26,7 +26,7 @@ use crate::inherit::Inheritance;
 use crate::kernel::{self, call, number};
 use crate::patience::Patience;
 use crate::set::NumberedSet;
-use crate::{demote, in_use, table};
+use crate::{demote, in_use, inherit, table};
 
 /// Has forks noticed from now on.
 ///
@@ -143,13 +143,13 @@ extern "C" fn in_the_child() {
     CHANGES.store(usize::from(DEPTH.get() > 0), Ordering::SeqCst);
     in_use::forget_other_threads();
     demote::forget_other_threads();
+    let mut taken = inherit::reopen_shared();
     let inheritance = INHERITANCE.try_with(Cell::take).ok().flatten();
-    let taken = inheritance.as_ref().map(Inheritance::take_numbers);
-    let is_taken = |fd| taken.as_ref().is_some_and(|taken| taken.contains(&fd));
-    let others = table::numbers(0, u32::MAX)
-        .filter(|&fd| !table::is_shared_with_children(fd) && !is_taken(fd));
-    leave_to_the_parent(others);
-    if let Some(inheritance) = inheritance {
+    if let Some(inheritance) = &inheritance {
+        taken.extend(inheritance.take_numbers());
+    }
+    leave_to_the_parent(table::numbers(0, u32::MAX).filter(|fd| !taken.contains(fd)));
+    if let Some(inheritance) = &inheritance {
         inheritance.take_interests();
     }
 }
@@ -160,7 +160,7 @@ fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
     // SAFETY: the path is a live C string.
     let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
     for fd in numbers {
-        if table::set_alone(fd).is_some_and(NumberedSet::is_passive) {
+        if inherit::set_alone(fd).is_some_and(NumberedSet::is_passive) {
             // All of it is in the kernel set, which both have.
         } else if let Ok(nothing) = nothing {
             kernel::replace(fd, nothing);
@@ -168,7 +168,7 @@ fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
             // It has used up its numbers; then it cannot have this one.
             let _ = kernel::close(fd);
         }
-        table::forget(fd);
+        table::set_alone(fd, None);
     }
     if let Ok(nothing) = nothing {
         // It is ours alone.

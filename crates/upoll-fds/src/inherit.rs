@@ -86,7 +86,7 @@ impl Inheritance {
         for bequest in &self.0 {
             // Of one that is passive the kernel set is all.
             let is_still = |fd: &RawFd| {
-                let set = table::set_alone(*fd).filter(|set| !set.is_passive());
+                let set = set_alone(*fd).filter(|set| !set.is_passive());
                 set.is_some_and(|set| ptr::eq(set, bequest.of))
             };
             let numbers: Vec<_> = bequest.numbers.iter().copied().filter(is_still).collect();
@@ -103,8 +103,7 @@ impl Inheritance {
     pub(crate) fn take_interests(&self) {
         let _held_back = HeldBack::begin();
         for bequest in &self.0 {
-            let is_new =
-                |fd: &&RawFd| table::set_alone(**fd).is_some_and(|set| !ptr::eq(set, bequest.of));
+            let is_new = |fd: &&RawFd| set_alone(**fd).is_some_and(|set| !ptr::eq(set, bequest.of));
             let Some(&epfd) = bequest.numbers.iter().find(is_new) else {
                 continue;
             };
@@ -129,13 +128,45 @@ impl Bequest {
         for &fd in numbers {
             kernel::replace(fd, behind);
             // What it stood for is the parent's; a call that was interrupted may use it still.
-            table::forget(fd);
-            table::put(fd, set.clone());
+            table::set_alone(fd, Some(set.clone()));
         }
         // It is ours alone.
         let _ = kernel::close(behind);
         Ok(())
     }
+}
+
+/// The set that a number stands for in the child.
+pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
+    match table::alone(fd) {
+        Some(Object::Epoll(set)) => Some(set),
+        _ => None,
+    }
+}
+
+/// In the child: has the numbers of shared eventfds stand for open files of the child's own, with the
+/// same counts. Says which these are.
+pub(crate) fn reopen_shared() -> Vec<RawFd> {
+    let _held_back = HeldBack::begin();
+    let mut reopened: Vec<(&Object, Object)> = Vec::new();
+    let mut numbers = Vec::new();
+    for fd in table::numbers(0, u32::MAX) {
+        let Some(found @ Object::EventFd(counter)) = table::alone(fd) else {
+            continue;
+        };
+        let known = reopened.iter().find(|(old, _)| old.is_same_file(found));
+        let new = match known {
+            Some((_, new)) => new.clone(),
+            None => match counter.reopened() {
+                Some(new) => Object::EventFd(new),
+                None => continue,
+            },
+        };
+        reopened.push((found, new.clone()));
+        table::set_alone(fd, Some(new));
+        numbers.push(fd);
+    }
+    numbers
 }
 
 /// Whether a child has the object, or one like it. Not what a call is just changing that this one has
@@ -150,14 +181,13 @@ fn stays_in_the_child(object: &Object) -> bool {
 
 fn interests(set: &Epoll, members: &[Member]) -> Vec<(RawFd, Event)> {
     let mut interests = set.kernel_interests();
-    for member in members {
-        let file = member.object.as_file_ref(0);
-        for (number, interest) in set.interests_in(file) {
-            // The number may be closed while another one keeps the file open.
-            let own = member.numbers.iter().find(|&&known| known == number);
-            let number = own.or(member.numbers.first());
-            interests.extend(number.map(|&number| (number, interest)));
-        }
+    let files: Vec<_> = members.iter().map(|at| at.object.as_file_ref(0)).collect();
+    for (at, number, interest) in set.interests_in_any(&files) {
+        // The number may be closed while another one keeps the file open.
+        let numbers = &members[at].numbers;
+        let own = numbers.iter().find(|&&known| known == number);
+        let number = own.or(numbers.first());
+        interests.extend(number.map(|&number| (number, interest)));
     }
     interests
 }
