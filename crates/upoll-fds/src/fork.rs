@@ -2,9 +2,11 @@
 //!
 //! Before the fork everything that can be is handed over to the kernel, which serves both. An eventfd
 //! with a maximum, which the kernel does not know, moves to memory that both have, and from then on
-//! either uses that. What else there is stays with the parent. The child must not go on with a copy
-//! that others do not see: its numbers for such objects become those of a file on which nothing can be
-//! done (`O_PATH`), so calls on them give `EBADF`, and it can close them or put others in their place.
+//! either uses that. A set that the kernel cannot have stays with the parent, and the child gets one of
+//! its own that watches the same ([`inherit`]). What else there is, an embedder's objects above all,
+//! stays with the parent. The child must not go on with a copy that others do not see: its numbers for
+//! such objects become those of a file on which nothing can be done (`O_PATH`), so calls on them give
+//! `EBADF`, and it can close them or put others in their place.
 //!
 //! # What other threads do meanwhile
 //! A number that is just being given out, closed or copied means one thing in the kernel and another
