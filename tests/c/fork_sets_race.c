@@ -12,6 +12,8 @@
 enum { FORKS = 20, WORKERS = 2 };
 
 static atomic_bool is_over;
+/* What stays has to be in the sets before the first fork. */
+static pthread_barrier_t begun;
 static int source[2], rotating, common;
 
 static int limited(void)
@@ -28,11 +30,11 @@ static void *makes(void *unused)
 {
 	struct epoll_event event;
 	(void)unused;
+	pthread_barrier_wait(&begun);
 	while (!is_over) {
 		int inner = epoll_create1(EPOLL_ROTATE), outer = epoll_create1(0), fd = limited();
-		CHECK(add(inner, fd, EPOLLIN, 1) == 0);
-		/* One that a fork finds empty is the kernel's, which has no rotating sets. */
-		if (add(outer, inner, EPOLLIN, 2) == 0) {
+		/* A set that a fork finds empty is the kernel's, which has no such members. */
+		if (add(inner, fd, EPOLLIN, 1) == 0 && add(outer, inner, EPOLLIN, 2) == 0) {
 			CHECK(eventfd_write(fd, 1) == 0);
 			CHECK(epoll_wait(outer, &event, 1, -1) == 1 && event.data.u64 == 2);
 			CHECK(epoll_ctl(outer, EPOLL_CTL_DEL, inner, NULL) == 0);
@@ -52,6 +54,7 @@ static void *adds(void *unused)
 	int set = epoll_create1(0), own = limited();
 	(void)unused;
 	CHECK(add(set, own, EPOLLIN, 0) == 0);
+	pthread_barrier_wait(&begun);
 	while (!is_over) {
 		CHECK(add(set, common, EPOLLIN, 1) == 0);
 		eventfd_write(common, 1);
@@ -72,6 +75,7 @@ static void *works(void *unused)
 	int set = epoll_create1(0), found;
 	(void)unused;
 	CHECK(add(set, rotating, EPOLLIN, 1) == 0);
+	pthread_barrier_wait(&begun);
 	while (!is_over) {
 		found = epoll_wait(set, &event, 1, 10);
 		CHECK(found >= 0);
@@ -85,6 +89,7 @@ static void *works(void *unused)
 static void *feeds(void *unused)
 {
 	(void)unused;
+	pthread_barrier_wait(&begun);
 	while (!is_over)
 		CHECK(write(source[1], "x", 1) == 1 || errno == EAGAIN);
 	return NULL;
@@ -116,8 +121,10 @@ int main(void)
 	CHECK(pipe2(source, O_NONBLOCK) == 0);
 	rotating = epoll_create1(EPOLL_ROTATE), common = limited();
 	CHECK(add(rotating, source[0], EPOLLIN, 0) == 0);
+	CHECK(pthread_barrier_init(&begun, NULL, THREADS + 1) == 0);
 	for (at = 0; at < THREADS; at++)
 		CHECK(pthread_create(&threads[at], NULL, calls[at], NULL) == 0);
+	pthread_barrier_wait(&begun);
 	for (round = 0; round < FORKS; round++) {
 		int set = epoll_create1(0), above = epoll_create1(0), counter = limited(), line[2];
 		pid_t pid;
