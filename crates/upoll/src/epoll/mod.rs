@@ -392,14 +392,6 @@ impl Epoll {
         found
     }
 
-    /// Whether a call on the set that this one interrupts, in a signal handler, has locked it: calls
-    /// would wait for that for ever.
-    #[cfg(all(feature = "std", not(loom)))]
-    #[must_use]
-    pub fn is_locked_here(&self) -> bool {
-        crate::sync::is_held_by_this_thread(&self.file.inner)
-    }
-
     /// How many interests the set holds.
     #[must_use]
     pub fn len(&self) -> usize {

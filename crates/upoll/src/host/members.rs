@@ -6,9 +6,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use super::rotation::Rotation;
 use super::{KernelSide, kernel};
 use crate::epoll::Epoll;
 use crate::events::{Event, Events};
+use crate::sync::is_held_by_this_thread;
 
 /// A line of fdinfo.
 struct Line<'a> {
@@ -104,6 +106,14 @@ impl KernelSide {
 }
 
 impl Epoll {
+    /// Whether a call that this one interrupts, in a signal handler, has locked the set: what looks
+    /// through its interests would wait for that for ever.
+    #[must_use]
+    pub fn is_locked_here(&self) -> bool {
+        let source = KernelSide::of(self.set()).and_then(|side| side.rotation.as_ref());
+        is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
+    }
+
     /// The interests in descriptors of the kernel, each with the number that it goes by.
     ///
     /// A oneshot interest that has fired asks for no events any more. Left out are those whose number
