@@ -167,7 +167,8 @@ int upoll_ioctl(int fd, unsigned long request, ...);
  * other streams, splice, tee, vmsplice, sendfile, send, recv, O_ASYNC, sending a descriptor
  * (SCM_RIGHTS), and before a number is given to io_uring or aio.
  * EOPNOTSUPP: an eventfd with a maximum, an object of your own, a rotating set, or a set that
- * watches one of these; in the child of a fork such a set gives EBADF, as an object of your own does.
+ * watches one of these; the child of a fork has a set of its own that watches the same. An object of
+ * your own gives EBADF there.
  * EBUSY: called by a signal handler in the midst of a call on it. EPERM, ENOMEM, EMFILE, ENFILE: the
  * kernel does not give what it takes; the object is as it was. */
 int upoll_demote(int fd);

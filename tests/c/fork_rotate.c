@@ -1,5 +1,5 @@
-/* fork(2) and rotating sets: the workers of the parent go on to take turns, while their source, a pipe,
- * is one that the child has, too. */
+/* fork(2) and rotating sets: the workers of the parent go on to take turns, while the child has sets of
+ * its own in the place of the parent's, which watch the same. */
 #include "check.h"
 
 #ifdef KERNEL_ONLY
@@ -14,15 +14,28 @@ int main(void)
 int main(void)
 {
 	struct epoll_event event;
+	uint64_t maximum = 4;
 	int fds[2], rotating = epoll_create1(EPOLL_ROTATE), status;
+	int counter = eventfd(0, 0), counting = epoll_create1(EPOLL_ROTATE), counts = epoll_create1(0);
 	pid_t child;
 	CHECK(pipe2(fds, O_NONBLOCK) == 0);
+	CHECK(ioctl(counter, EFD_IOC_SET_MAXIMUM, &maximum) == 0);
+	CHECK(add(counting, counter, EPOLLIN, 0) == 0 && add(counts, counting, EPOLLIN, 8) == 0);
 	start_workers(rotating, fds[0]);
 	child = fork();
 	if (child == 0) {
-		FAILS(epoll_wait(sets[0], &event, 1, 0), EBADF);
-		FAILS(add(rotating, fds[0], EPOLLIN, 0), EBADF);
+		/* The child's own: without threads that wait in them they take nothing from the parent's. */
+		CHECK(epoll_wait(sets[0], &event, 1, 0) == 0);
+		FAILS(add(rotating, fds[0], EPOLLIN, 0), EEXIST);
+		/* It rotates: there is one source. */
+		FAILS(add(rotating, fds[1], EPOLLOUT, 0), EINVAL);
+		CHECK(epoll_ctl(rotating, EPOLL_CTL_DEL, fds[0], NULL) == 0);
+		CHECK(add(rotating, fds[1], EPOLLOUT, 0) == 0);
+		CHECK(epoll_wait(sets[1], &event, 1, 0) == 1 && event.events == EPOLLIN);
 		CHECK(close(sets[0]) == 0 && close(rotating) == 0);
+		/* Its source is one count in both. */
+		CHECK(epoll_wait(counts, &event, 1, 0) == 0 && eventfd_write(counter, 1) == 0);
+		CHECK(epoll_wait(counts, &event, 1, 1000) == 1 && event.data.u64 == 8);
 		/* One of its own over what it shares. */
 		rotating = epoll_create1(EPOLL_ROTATE);
 		CHECK(add(rotating, fds[1], EPOLLOUT, 7) == 0);
@@ -32,6 +45,7 @@ int main(void)
 	}
 	FAILS(upoll_demote(rotating), EOPNOTSUPP);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(epoll_wait(counts, &event, 1, 1000) == 1 && event.data.u64 == 8);
 	end_workers(fds[1]);
 	return 0;
 }

@@ -21,7 +21,9 @@
 //!
 //! # Fork
 //! See [`demote()`]: what can be is handed over to the kernel by `fork`, and eventfds with a maximum
-//! move to memory that the child has, too; other numbers give `EBADF` in the child. `vfork`,
+//! move to memory that the child has, too. Of sets that the kernel cannot have, as they rotate or watch
+//! such an eventfd, the child gets its own with the same interests. Other numbers give `EBADF` in the
+//! child. `vfork`,
 //! `posix_spawn`, `clone` and raw system calls are not noticed.
 //!
 //! # Close
@@ -42,6 +44,7 @@ mod epoll;
 mod eventfd;
 mod fork;
 mod in_use;
+mod inherit;
 mod io;
 mod kernel;
 mod memory;

@@ -303,16 +303,19 @@ impl Drop for Held {
     }
 }
 
-/// In the child of a fork: whether what `fd` stood for is the child's, too.
-pub(crate) fn is_shared_with_children(fd: RawFd) -> bool {
-    let object = slot(fd).and_then(Slot::alone);
-    matches!(object, Some(Object::EventFd(counter)) if counter.is_shared())
+/// In the child of a fork: what `fd` stands for.
+pub(crate) fn alone(fd: RawFd) -> Option<&'static Object> {
+    slot(fd).and_then(Slot::alone)
 }
 
-/// Takes a number out without releasing what it stood for.
-pub(crate) fn forget(fd: RawFd) {
+/// In the child of a fork: has a number stand for `object`, or for nothing of ours, without releasing
+/// what it stood for.
+pub(crate) fn set_alone(fd: RawFd, object: Option<Object>) {
     if let Some(slot) = slot(fd) {
         slot.forget();
+        if let Some(object) = object {
+            slot.install(object);
+        }
     }
 }
 

@@ -368,20 +368,30 @@ impl Epoll {
     /// A oneshot interest that has fired asks for no events any more.
     #[must_use]
     pub fn interests_in(&self, file: FileRef<'_>) -> Vec<(i32, Event)> {
+        self.interests_in_any(&[file])
+            .into_iter()
+            .map(|(_, number, interest)| (number, interest))
+            .collect()
+    }
+
+    /// The interests in several open files, as [`interests_in`](Self::interests_in), each with the place
+    /// of its file in `files`: as they are at one moment.
+    #[must_use]
+    pub fn interests_in_any(&self, files: &[FileRef<'_>]) -> Vec<(usize, i32, Event)> {
         let inner = self.file.inner.lock();
         let mut found = Vec::new();
         for item in inner.iter() {
             // SAFETY: the item is registered and the set's lock held.
-            let (is_wanted, number, interest) = unsafe {
+            let (identity, number, interest) = unsafe {
                 let item = &*item;
                 (
-                    Identity::of(item.file()) == file.identity(),
+                    Identity::of(item.file()),
                     item.number(),
                     Event::new(item.interest(), item.data()),
                 )
             };
-            if is_wanted {
-                found.push((number, interest));
+            if let Some(at) = files.iter().position(|file| file.identity() == identity) {
+                found.push((at, number, interest));
             }
         }
         found

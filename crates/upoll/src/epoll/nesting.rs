@@ -25,11 +25,25 @@ const MAX_NESTS: usize = 4;
 /// first is not enforced: any number of sets may watch a file directly.
 const PATH_LIMITS: [usize; MAX_NESTS + 1] = [usize::MAX, 500, 100, 50, 10];
 
+/// Held while a set is added to a set. Nests outside every other lock.
+#[cfg(not(loom))]
+static NESTED_ADD: Mutex<()> = Mutex::new(());
+
 #[cfg(not(loom))]
 pub(super) fn lock() -> crate::sync::MutexGuard<'static, ()> {
-    /// Held while a set is added to a set. Nests outside every other lock.
-    static NESTED_ADD: Mutex<()> = Mutex::new(());
     NESTED_ADD.lock()
+}
+
+/// In the child of a fork: whoever held the lock in the parent does not hold it here. The child may
+/// add sets of its own to one another.
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) fn begin_in_child() {
+    if NESTED_ADD.is_locked() {
+        // SAFETY: it is locked, and there is one thread, so nobody frees it meanwhile. Should that
+        // thread be in the midst of an addition, interrupted by the handler that forked, it frees
+        // the lock once more, which changes nothing.
+        unsafe { NESTED_ADD.force_unlock() };
+    }
 }
 
 /// loom's locks cannot be static, and its models add no sets concurrently.

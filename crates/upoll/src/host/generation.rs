@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::epoll::nesting;
 use crate::errno::Errno;
 
 /// How many forks lie between the first process and this one.
@@ -14,6 +15,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Runs in the child of a fork, where only async-signal-safe calls are allowed.
 extern "C" fn begin() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    nesting::begin_in_child();
 }
 
 /// This process's, as long as somebody has asked to [`watch_forks`].

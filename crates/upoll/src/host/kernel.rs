@@ -102,6 +102,43 @@ pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     check(result) == Err(Errno::NOENT)
 }
 
+/// Whether `number` stands for the open file that is the `which`th member of `set` by this number
+/// (`kcmp(2)`). A kernel that does not tell is taken to say so.
+pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
+    /// `struct kcmp_epoll_slot`.
+    #[repr(C)]
+    struct Member {
+        set: u32,
+        number: u32,
+        which: u32,
+    }
+    const KCMP_EPOLL_TFD: usize = 7;
+    let member = Member {
+        set: set.0.cast_unsigned(),
+        number: number.cast_unsigned(),
+        which,
+    };
+    // SAFETY: the call has no effect, and `member` is live.
+    let told = check(unsafe {
+        let this = syscall!(Sysno::getpid).unwrap_or(0);
+        let member = &raw const member;
+        syscall!(Sysno::kcmp, this, this, KCMP_EPOLL_TFD, number, member)
+    });
+    match told {
+        Ok(difference) => difference == 0,
+        Err(errno) => errno != Errno::BADF && errno != Errno::NOENT,
+    }
+}
+
+/// The inode of an open socket; None if the number stands for something else.
+pub(super) fn socket_inode(number: RawFd) -> Option<u64> {
+    // SAFETY: a `stat` of zeros is one.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills the structure.
+    check(unsafe { syscall!(Sysno::fstat, number, &raw mut stat) }).ok()?;
+    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+}
+
 /// What a sleep lets through: the signals of `ppoll(2)`, or those that are let through anyway.
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 

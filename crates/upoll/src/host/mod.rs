@@ -25,6 +25,7 @@ pub(crate) mod generation;
 pub use generation::watch_forks;
 pub(crate) mod kernel;
 mod listening;
+mod members;
 mod nested;
 mod rotation;
 mod shared;
@@ -413,24 +414,6 @@ impl KernelSide {
         self.rouse_another(set);
         ready
     }
-
-    /// What `/proc` says of a kernel set, less the specials: a line for each member.
-    fn member_lines(&self, mut line: impl FnMut(&str) -> fmt::Result) -> fmt::Result {
-        let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
-        // Without /proc nothing is known of the kernel's members.
-        let text = kernel::read_proc(&path);
-        text.lines()
-            .filter(|text| text.starts_with("tfd:"))
-            .filter(|text| {
-                let mut data = text.split_whitespace().skip_while(|&word| word != "data:");
-                let data = data.nth(1);
-                let data = data.and_then(|data| u64::from_str_radix(data, 16).ok());
-                data.is_none_or(|data| {
-                    self.rotation.is_some() || self.specials.decode(data).is_none()
-                })
-            })
-            .try_for_each(&mut line)
-    }
 }
 
 /// How many events of a hub are looked at together.
@@ -499,22 +482,11 @@ impl Companion for KernelSide {
     }
 
     fn len(&self) -> usize {
-        let mut count = 0;
-        let counted = self.member_lines(|_| {
-            count += 1;
-            Ok(())
-        });
-        debug_assert!(counted.is_ok(), "counting does not fail");
-        count
+        self.count_members()
     }
 
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        let alias_of = self.rotation.as_ref().and_then(Rotation::number);
-        self.member_lines(|line| match alias_of {
-            // The kernel knows the source by the alias; the user's number has the same width.
-            Some(number) => writeln!(out, "tfd: {number:8}{}", line.get(13..).unwrap_or("")),
-            None => writeln!(out, "{line}"),
-        })
+        self.show_members(out)
     }
 }
 

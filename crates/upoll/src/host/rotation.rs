@@ -24,7 +24,7 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, is_held_by_this_thread};
 
 /// What the kernel side of a rotating set has in addition.
 pub(super) struct Rotation {
@@ -80,6 +80,11 @@ impl Rotation {
     pub(super) fn has_source(&self) -> bool {
         let source = self.source.lock();
         source.is_some_and(|source| self.is_current(source))
+    }
+
+    /// Whether the code that this call, in a signal handler, has interrupted holds the source's lock.
+    pub(super) fn is_locked_here(&self) -> bool {
+        is_held_by_this_thread(&self.source)
     }
 
     /// The user's number of the source.

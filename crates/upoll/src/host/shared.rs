@@ -21,6 +21,7 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 use syscalls::{Sysno, syscall};
 
@@ -46,11 +47,29 @@ struct Page {
     shared: Shared,
 }
 
-/// A process's view of a counter that it shares with others.
-pub(crate) struct SharedCounter {
+/// What a process has of a counter that it shares with others.
+struct Share {
     page: NonNull<Page>,
     inward: Descriptor,
     outward: Descriptor,
+}
+
+// SAFETY: the page is made of atomics and a lock.
+unsafe impl Send for Share {}
+// SAFETY: as above.
+unsafe impl Sync for Share {}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        // The lock ends with the last process's page: others may hold it.
+        // SAFETY: mapped by `map_shared` with that size, and nobody borrows it any more.
+        unsafe { kernel::unmap(self.page.cast(), size_of::<Page>()) };
+    }
+}
+
+/// A process's view of a counter that it shares with others.
+pub(crate) struct SharedCounter {
+    share: Arc<Share>,
     /// Waiters of this process that are hooked into a queue: those of embedders. Made when the first
     /// comes. One of an earlier generation is the parent's: it leads to the parent's threads, so it
     /// is left alone and never freed.
@@ -61,12 +80,6 @@ struct OwnQueue {
     queue: WaitQueue,
     generation: u32,
 }
-
-// SAFETY: the page is made of atomics and a lock; `queue` is written by compare-and-swap and leads
-// to something that is `Sync` and lives as long as this.
-unsafe impl Send for SharedCounter {}
-// SAFETY: as above.
-unsafe impl Sync for SharedCounter {}
 
 impl EventFd {
     /// An eventfd that this process shares with the children it forks from now on, and they with
@@ -138,6 +151,18 @@ impl EventFd {
         Ok(Some(shared))
     }
 
+    /// Another open file with the same count, maximum and flags, if it is [shared](Self::shared).
+    ///
+    /// That is for the child of a fork: other threads of its parent may have been in the midst of
+    /// whatever this file knows of those who wait for it, and have left it locked. No lock of this
+    /// file is taken. It is not to be used or dropped in the child then.
+    #[must_use]
+    pub fn reopened(&self) -> Option<EventFd> {
+        let counter = self.shared_counter()?;
+        let counter = SharedCounter::of_share(Arc::clone(&counter.share));
+        Some(Self::with_shared_count(Box::new(counter), self.flags()))
+    }
+
     /// Whether it was made to be [shared](Self::shared).
     #[must_use]
     pub fn is_shared(&self) -> bool {
@@ -154,12 +179,11 @@ impl SharedCounter {
     fn new(initial: u64) -> Result<Self, Errno> {
         let (inward, outward) = (kernel::eventfd()?, kernel::eventfd()?);
         let page = kernel::map_shared(size_of::<Page>())?.cast::<Page>();
-        let counter = SharedCounter {
+        let counter = Self::of_share(Arc::new(Share {
             page,
             inward,
             outward,
-            queue: AtomicPtr::new(ptr::null_mut()),
-        };
+        }));
         // SAFETY: the page is as large as that, aligned, and nobody else's; the lock's place is all
         // zero bytes.
         unsafe {
@@ -167,6 +191,13 @@ impl SharedCounter {
             init_lock((*page.as_ptr()).lock.get())?;
         }
         Ok(counter)
+    }
+
+    fn of_share(share: Arc<Share>) -> Self {
+        SharedCounter {
+            share,
+            queue: AtomicPtr::new(ptr::null_mut()),
+        }
     }
 
     /// The shared counter that a description is of, if it is one.
@@ -182,14 +213,14 @@ impl SharedCounter {
     fn page(&self) -> &Page {
         // SAFETY: mapped as long as `self` lives; all of it may be changed by others at any time,
         // and is made of atomics and a lock.
-        unsafe { self.page.as_ref() }
+        unsafe { self.share.page.as_ref() }
     }
 
     /// What a kernel set has to watch, edge-triggered, to hear of changes. It is always readable.
     pub(super) fn bell(&self, direction: Direction) -> &Descriptor {
         match direction {
-            Direction::In => &self.inward,
-            Direction::Out => &self.outward,
+            Direction::In => &self.share.inward,
+            Direction::Out => &self.share.outward,
         }
     }
 
@@ -286,9 +317,6 @@ impl Drop for SharedCounter {
             // SAFETY: from `Box::into_raw`; who borrows the queue borrows `self`.
             drop(unsafe { Box::from_raw(*self.queue.get_mut()) });
         }
-        // The lock ends with the last process's page: others may hold it.
-        // SAFETY: mapped by `map_shared` with that size, and nobody borrows it any more.
-        unsafe { kernel::unmap(self.page.cast(), size_of::<Page>()) };
     }
 }
 

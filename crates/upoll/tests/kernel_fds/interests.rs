@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use upoll::{Epoll, Errno, Event, EventFd, Events, Op};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, Op};
 
 use super::host::alone;
 use crate::host::{
@@ -114,6 +115,45 @@ fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
     drop(dup);
     assert_eq!(both.harvest(), []);
     assert!(both.ours.is_empty());
+}
+
+#[test]
+fn the_interests_in_descriptors_are_those_whose_numbers_stand_for_them() {
+    let _alone = alone();
+    for rotates in [false, true] {
+        let set = Epoll::create(match rotates {
+            true => CreateFlags::ROTATE,
+            false => CreateFlags::empty(),
+        })
+        .unwrap();
+        // A user-level member, and what the set has for itself, are none.
+        let above = Epoll::new().unwrap();
+        above.add(&set, input(9)).unwrap();
+        if !rotates {
+            set.add(&EventFd::new(1).unwrap(), input(8)).unwrap();
+        }
+        assert_eq!(set.kernel_interests(), []);
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        for fd in [socket.as_fd(), eventfd().as_fd()] {
+            let number = fd.as_raw_fd();
+            set.add(&fd, edge(1)).unwrap();
+            let found = set.kernel_interests();
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].0, number);
+            assert_eq!(found[0].1.data(), 1);
+            let wanted = found[0].1.events();
+            assert_eq!(wanted - Events::ERR - Events::HUP, Events::IN | Events::ET);
+            // The file lives on, and so does the interest, but not by this number.
+            let kept = fd.try_clone_to_owned().unwrap();
+            // SAFETY: no pointers are involved; both numbers are this test's.
+            assert_eq!(unsafe { libc::dup2(eventfd().as_raw_fd(), number) }, number);
+            assert_eq!(set.kernel_interests(), []);
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::dup2(kept.as_raw_fd(), number) }, number);
+            assert_eq!(set.kernel_interests(), found);
+            set.delete(&fd).unwrap();
+        }
+    }
 }
 
 #[test]

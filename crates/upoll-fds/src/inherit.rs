@@ -1,0 +1,193 @@
+//! What the child of a fork inherits of the sets that stay with its parent: sets of its own that watch
+//! the same.
+//!
+//! A set that the kernel cannot have, as it rotates or watches an eventfd with a maximum, cannot be one
+//! set in two processes as in Linux. Of what the parent has to keep, its threads' turns, the child needs
+//! nothing; what it needs, the interests, can be put into a set that begins anew. So before the fork
+//! they are written down ([`Inheritance`]), and in the child the numbers come to stand for new sets with
+//! those interests.
+//!
+//! # What differs from Linux
+//! - Parent and child each have their own set: what one adds, changes or deletes the other one's set
+//!   does not know, and both report what happens, also to edge-triggered and one-shot interests.
+//! - The child's set reports first what was ready already, as after an `EPOLL_CTL_ADD`.
+//! - An interest whose number was closed in the parent while its file lives on under another is the
+//!   parent's, unless the file is user-level: then it goes by a number that is open.
+//! - Members that the child does not have are not in it: an embedder's objects.
+
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Arc;
+
+use upoll::{CreateFlags, Epoll, Errno, Event, Op};
+
+use crate::kernel::{self, call, number};
+use crate::object::Object;
+use crate::set::NumberedSet;
+use crate::signals::HeldBack;
+use crate::{epoll, table};
+
+/// The sets that a child is to have.
+pub(crate) struct Inheritance(Vec<Bequest>);
+
+/// A set, by what makes another one like it.
+struct Bequest {
+    /// The parent's set: an address that is only compared.
+    of: *const NumberedSet,
+    numbers: Vec<RawFd>,
+    rotates: bool,
+    interests: Vec<(RawFd, Event)>,
+}
+
+/// A member that the child has as well, with its numbers.
+struct Member {
+    object: Object,
+    numbers: Vec<RawFd>,
+}
+
+impl Inheritance {
+    /// To be asked before the fork, once everything has been handed over that can be.
+    pub(crate) fn write_down() -> Self {
+        let mut members: Vec<Member> = Vec::new();
+        for fd in table::numbers(0, u32::MAX) {
+            let Some(object) = table::get(fd).filter(stays_in_the_child) else {
+                continue;
+            };
+            match members
+                .iter_mut()
+                .find(|at| at.object.is_same_file(&object))
+            {
+                Some(known) => known.numbers.push(fd),
+                None => members.push(Member {
+                    object,
+                    numbers: vec![fd],
+                }),
+            }
+        }
+        let bequests = members.iter().filter_map(|member| match &member.object {
+            Object::Epoll(set) => Some(Bequest {
+                of: Arc::as_ptr(set),
+                numbers: member.numbers.clone(),
+                rotates: set.rotates(),
+                interests: interests(set.as_epoll(), &members),
+            }),
+            _ => None,
+        });
+        let mut bequests: Vec<_> = bequests.collect();
+        // Whoever watches a rotating set is told of a source that comes later, one by one.
+        bequests.sort_by_key(|bequest| !bequest.rotates);
+        Inheritance(bequests)
+    }
+
+    /// In the child: has the numbers stand for new sets, without their members. Says which do.
+    pub(crate) fn take_numbers(&self) -> Vec<RawFd> {
+        let _held_back = HeldBack::begin();
+        let mut taken = Vec::new();
+        for bequest in &self.0 {
+            // Of one that is passive the kernel set is all.
+            let is_still = |fd: &RawFd| {
+                let set = set_alone(*fd).filter(|set| !set.is_passive());
+                set.is_some_and(|set| ptr::eq(set, bequest.of))
+            };
+            let numbers: Vec<_> = bequest.numbers.iter().copied().filter(is_still).collect();
+            // If there are no descriptors or no memory for it, the child does not get it.
+            if !numbers.is_empty() && bequest.take(&numbers).is_ok() {
+                taken.extend(numbers);
+            }
+        }
+        taken
+    }
+
+    /// In the child, once all numbers are what they are to be there: has the new sets watch what their
+    /// models watched.
+    pub(crate) fn take_interests(&self) {
+        let _held_back = HeldBack::begin();
+        for bequest in &self.0 {
+            let is_new = |fd: &&RawFd| set_alone(**fd).is_some_and(|set| !ptr::eq(set, bequest.of));
+            let Some(&epfd) = bequest.numbers.iter().find(is_new) else {
+                continue;
+            };
+            for &(fd, interest) in &bequest.interests {
+                // It was closed just before the fork, or there is no memory for it.
+                let _ = epoll::ctl(epfd, Op::Add as i32, fd, interest);
+            }
+        }
+    }
+}
+
+impl Bequest {
+    fn take(&self, numbers: &[RawFd]) -> Result<(), Errno> {
+        let flags = match self.rotates {
+            true => CreateFlags::ROTATE,
+            false => CreateFlags::empty(),
+        };
+        let set = Epoll::create(flags)?;
+        let set = Object::Epoll(Arc::new(NumberedSet::new(set, self.rotates)));
+        // SAFETY: no pointers are involved.
+        let behind = number(unsafe { call!(epoll_create1, libc::EPOLL_CLOEXEC) })?;
+        for &fd in numbers {
+            kernel::replace(fd, behind);
+            // What it stood for is the parent's; a call that was interrupted may use it still.
+            table::set_alone(fd, Some(set.clone()));
+        }
+        // It is ours alone.
+        let _ = kernel::close(behind);
+        Ok(())
+    }
+}
+
+/// The set that a number stands for in the child.
+pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
+    match table::alone(fd) {
+        Some(Object::Epoll(set)) => Some(set),
+        _ => None,
+    }
+}
+
+/// In the child: has the numbers of shared eventfds stand for open files of the child's own, with the
+/// same counts. Says which these are.
+pub(crate) fn reopen_shared() -> Vec<RawFd> {
+    let _held_back = HeldBack::begin();
+    let mut reopened: Vec<(&Object, Object)> = Vec::new();
+    let mut numbers = Vec::new();
+    for fd in table::numbers(0, u32::MAX) {
+        let Some(found @ Object::EventFd(counter)) = table::alone(fd) else {
+            continue;
+        };
+        let known = reopened.iter().find(|(old, _)| old.is_same_file(found));
+        let new = match known {
+            Some((_, new)) => new.clone(),
+            None => match counter.reopened() {
+                Some(new) => Object::EventFd(new),
+                None => continue,
+            },
+        };
+        reopened.push((found, new.clone()));
+        table::set_alone(fd, Some(new));
+        numbers.push(fd);
+    }
+    numbers
+}
+
+/// Whether a child has the object, or one like it. Not what a call is just changing that this one has
+/// interrupted.
+fn stays_in_the_child(object: &Object) -> bool {
+    match object {
+        Object::Epoll(set) => !set.is_retired() && !set.as_epoll().is_locked_here(),
+        Object::EventFd(counter) => counter.is_shared(),
+        _ => false,
+    }
+}
+
+fn interests(set: &Epoll, members: &[Member]) -> Vec<(RawFd, Event)> {
+    let mut interests = set.kernel_interests();
+    let files: Vec<_> = members.iter().map(|at| at.object.as_file_ref(0)).collect();
+    for (at, number, interest) in set.interests_in_any(&files) {
+        // The number may be closed while another one keeps the file open.
+        let numbers = &members[at].numbers;
+        let own = numbers.iter().find(|&&known| known == number);
+        let number = own.or(numbers.first());
+        interests.extend(number.map(|&number| (number, interest)));
+    }
+    interests
+}

@@ -1,0 +1,125 @@
+//! Which members a kernel set has: what `/proc` says of it.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, RawFd};
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use super::rotation::Rotation;
+use super::{KernelSide, kernel};
+use crate::epoll::Epoll;
+use crate::events::{Event, Events};
+use crate::sync::is_held_by_this_thread;
+
+/// A line of fdinfo.
+struct Line<'a> {
+    text: &'a str,
+    number: RawFd,
+    interest: Event,
+    inode: Option<u64>,
+}
+
+impl<'a> Line<'a> {
+    /// None if it is not about a member.
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut words = text.split_ascii_whitespace();
+        let mut after = |name| (words.next() == Some(name)).then(|| words.next()).flatten();
+        let number = after("tfd:")?.parse().ok()?;
+        let events = u32::from_str_radix(after("events:")?, 16).ok()?;
+        let data = u64::from_str_radix(after("data:")?, 16).ok()?;
+        let interest = Event::new(Events::from_bits_retain(events), data);
+        let inode = words.find_map(|word| word.strip_prefix("ino:"));
+        Some(Line {
+            text,
+            number,
+            interest,
+            inode: inode.and_then(|inode| u64::from_str_radix(inode, 16).ok()),
+        })
+    }
+}
+
+impl KernelSide {
+    /// What `/proc` says of the kernel set that has the members.
+    fn read_members(&self) -> String {
+        // Without /proc nothing is known of the kernel's members.
+        kernel::read_proc(&format!("/proc/self/fdinfo/{}", self.members().as_raw_fd()))
+    }
+
+    /// The members in such a text, less the specials.
+    fn members_in<'a>(&self, text: &'a str) -> impl Iterator<Item = Line<'a>> {
+        let is_special = |line: &Line| {
+            self.rotation.is_none() && self.specials.decode(line.interest.data()).is_some()
+        };
+        let lines = text.lines().filter_map(Line::parse);
+        lines.filter(move |line| !is_special(line))
+    }
+
+    pub(super) fn count_members(&self) -> usize {
+        self.members_in(&self.read_members()).count()
+    }
+
+    /// A line for each member.
+    pub(super) fn show_members(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        let source = self.rotation.as_ref().and_then(|source| source.number());
+        self.members_in(&self.read_members())
+            .try_for_each(|line| match source {
+                // The kernel knows the source by the alias; the user's number has the same width.
+                Some(number) => {
+                    let rest = line.text.get(13..).unwrap_or("");
+                    writeln!(out, "tfd: {number:8}{rest}")
+                }
+                None => writeln!(out, "{}", line.text),
+            })
+    }
+
+    /// The numbers and interests of members whose numbers stand for them still.
+    fn current_members(&self) -> Vec<(RawFd, Event)> {
+        let text = self.read_members();
+        let mut members: Vec<(RawFd, Event)> = Vec::new();
+        match &self.rotation {
+            Some(rotation) => {
+                let number = rotation.number().filter(|_| rotation.has_source());
+                let interest = self.members_in(&text).last().map(|line| line.interest);
+                members.extend(number.zip(interest));
+            }
+            None => {
+                // Several may go by one number, if it was closed and its file lives on under another.
+                let mut known: HashMap<RawFd, u32, FxBuildHasher> = HashMap::default();
+                for line in self.members_in(&text) {
+                    let known = known.entry(line.number).or_insert(0);
+                    let which = std::mem::replace(known, *known + 1);
+                    let is_current = match kernel::socket_inode(line.number) {
+                        // A socket is opened once. The kernel looks members up one after the other,
+                        // which would take long for each of many connections.
+                        Some(inode) => line.inode.is_none_or(|known| known == inode),
+                        None => kernel::is_member(self.members(), line.number, which),
+                    };
+                    if is_current {
+                        members.push((line.number, line.interest));
+                    }
+                }
+            }
+        }
+        members
+    }
+}
+
+impl Epoll {
+    /// Whether a call that this one interrupts, in a signal handler, has locked the set: what looks
+    /// through its interests would wait for that for ever.
+    #[must_use]
+    pub fn is_locked_here(&self) -> bool {
+        let source = KernelSide::of(self.set()).and_then(|side| side.rotation.as_ref());
+        is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
+    }
+
+    /// The interests in descriptors of the kernel, each with the number that it goes by.
+    ///
+    /// A oneshot interest that has fired asks for no events any more. Left out are those whose number
+    /// was closed, and stands for another file by now; and all of them where there is no `/proc`.
+    #[must_use]
+    pub fn kernel_interests(&self) -> Vec<(RawFd, Event)> {
+        KernelSide::of(self.set()).map_or_else(Vec::new, KernelSide::current_members)
+    }
+}
