@@ -169,7 +169,7 @@ pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
 /// # Safety
 /// As [`writable`].
 #[inline]
-pub(crate) unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
+pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
     if usable(to.addr(), size_of::<T>(), Use::Write) < size_of::<T>() {
         return Err(Errno::FAULT);
     }

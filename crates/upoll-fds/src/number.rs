@@ -7,6 +7,7 @@ use upoll::Errno;
 
 use crate::kernel::{call, int, number};
 use crate::object::Object;
+use crate::signals::Section;
 use crate::{demote, eventfd, kernel, memory, table};
 
 /// `close(2)`.
@@ -168,6 +169,7 @@ fn leave_to_the_kernel(fd: RawFd) {
 /// Has the object take over the status flags of the kernel object behind it, which the caller has
 /// just changed.
 fn follow_flags(fd: RawFd) -> Result<(), Errno> {
+    let _section = Section::begin();
     let Some(object) = table::get(fd) else {
         return Ok(());
     };

@@ -225,20 +225,10 @@ fn interrupt(thread: pid_t) {
 /// What the C library has for itself. Its handler does nothing to a thread that it does not cancel.
 const SIGCANCEL: c_int = 32;
 
-/// `struct sigaction` of the kernel.
-#[repr(C)]
-#[derive(Default)]
-struct Action {
-    handler: usize,
-    flags: usize,
-    restorer: usize,
-    mask: u64,
-}
-
 /// The C library has installed its handler so that calls start anew.
 fn have_calls_interrupted() {
     let restarts = libc::SA_RESTART.cast_unsigned() as usize;
-    let mut action = Action::default();
+    let mut action = raw::Action::default();
     let size = size_of::<u64>();
     let known = raw::kernel!(SYS_rt_sigaction, SIGCANCEL, 0, &raw mut action, size);
     if known.is_ok() && action.flags & restarts != 0 {

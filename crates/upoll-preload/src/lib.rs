@@ -33,6 +33,7 @@
 mod cancel;
 mod errno;
 mod files;
+mod handlers;
 mod next;
 mod polls;
 mod process;
