@@ -10,8 +10,7 @@ use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 
 #[doc = "`close(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C" fn close(fd: c_int) -> c_int {
+pub(crate) fn close(fd: c_int) -> c_int {
     stats::count(Call::Close, fd);
     give(upoll_fds::close(fd))
 }
@@ -116,9 +115,7 @@ macro_rules! also_called {
 }
 
 also_called! {
-    "__close" close_otherwise(fd: c_int) = close;
     "__dup2" dup2_otherwise(fd: c_int, new: c_int) = dup2;
-    "__fcntl" fcntl_otherwise(fd: c_int, command: c_int, argument: usize) = fcntl;
 }
 
 #[doc = "`dup(2)`"]
@@ -146,8 +143,7 @@ pub extern "C" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// `fcntl(2)`. It is variadic in C; on every ABI of 64 bits an integer or a pointer is passed there
 /// as a named one is.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     stats::count(Call::Control, fd);
     // SAFETY: the caller's contract.
     let result = unsafe { upoll_fds::fcntl(fd, command, argument) };
@@ -155,13 +151,6 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         leave_to_streams(new);
     }
     give(result)
-}
-
-#[doc = "`fcntl(2)` of a program with 64-bit offsets, which all have here."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { fcntl(fd, command, argument) }
 }
 
 /// `ioctl(2)`, variadic as `fcntl`.
@@ -178,9 +167,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
 
 /// Calls that the kernel serves, once it has the objects.
 macro_rules! by_the_kernel {
-    ($($number:ident: $name:ident($($fd:ident),+; $($argument:ident: $kind:ty),*);)*) => { $(
+    ($($(#[$linkage:meta])? $number:ident: $name:ident(
+        $($fd:ident),+; $($argument:ident: $kind:ty),*
+    );)*) => { $(
         #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the objects as well from then on.")]
-        #[unsafe(no_mangle)]
+        $(#[$linkage])?
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> ssize_t {
             $(hand_over($fd);)+
             give_size(raw::kernel!($number $(, $argument)*))
@@ -281,7 +272,9 @@ by_the_kernel! {
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint);
     SYS_tee: tee(from, to; from: c_int, to: c_int, count: size_t, flags: c_uint);
     SYS_vmsplice: vmsplice(fd; fd: c_int, list: *const iovec, count: size_t, flags: c_uint);
+    #[unsafe(no_mangle)]
     SYS_sendfile: sendfile(to, from; to: c_int, from: c_int, at: *mut i64, count: size_t);
+    #[unsafe(no_mangle)]
     SYS_sendfile: sendfile64(to, from; to: c_int, from: c_int, at: *mut i64, count: size_t);
 }
 
