@@ -24,6 +24,10 @@ pub fn close(fd: RawFd) -> Result<(), Errno> {
 
 /// `close_range(2)`.
 ///
+/// What a number stands for is the same here for all threads. After `CLOSE_RANGE_UNSHARE` in a process
+/// with several threads the kernel may take a number otherwise in the thread that asked for it: what is
+/// user-level is to be [handed over](crate::demote_all) first, and the threads are to use no more of it.
+///
 /// # Errors
 /// `EINVAL`: an unknown flag, or `first` is beyond `last`. `EMFILE`, `ENOMEM`: see the man page.
 pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {

@@ -15,10 +15,43 @@ pub(crate) fn close(fd: c_int) -> c_int {
     give(upoll_fds::close(fd))
 }
 
-#[doc = "`close_range(2)`"]
+/// `close_range(2)`. With `CLOSE_RANGE_UNSHARE`, among other threads, it is as [`unshare`] first.
 #[unsafe(no_mangle)]
 pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+    const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
+        before_numbers_part();
+    }
     give(upoll_fds::close_range(first, last, flags))
+}
+
+/// Before a thread gets numbers of its own (`CLONE_FILES`). The table here is one for all threads: the
+/// kernel has everything that it can have from then on. Alone, a thread shares its numbers with nobody.
+fn before_numbers_part() {
+    if !is_only_thread() {
+        settings::serve_nothing_new();
+        upoll_fds::demote_all();
+    }
+}
+
+/// Whether the process has no other thread; not so if that cannot be told.
+fn is_only_thread() -> bool {
+    // SAFETY: all zeros is one.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let (folder, path) = (libc::AT_FDCWD, c"/proc/self/task".as_ptr());
+    let known = raw::kernel!(SYS_newfstatat, folder, path, &raw mut found, 0);
+    // A link for each, and two as every folder has them.
+    known.is_ok() && found.st_nlink == 3
+}
+
+#[doc = "`unshare(2)`"]
+#[unsafe(no_mangle)]
+pub extern "C" fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0 {
+        before_numbers_part();
+    }
+    give(raw::kernel!(SYS_unshare, flags))
 }
 
 #[doc = "`closefrom(3)`"]

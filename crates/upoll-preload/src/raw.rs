@@ -151,6 +151,7 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
         match number {
             libc::SYS_close => c_long::from(files::close(a.int())),
             libc::SYS_close_range => c_long::from(files::close_range(a.uint(), b.uint(), c.int())),
+            libc::SYS_unshare => c_long::from(files::unshare(a.int())),
             libc::SYS_read => files::read(a.int(), b.ptr(), c) as c_long,
             libc::SYS_write => files::write(a.int(), b.ptr(), c) as c_long,
             libc::SYS_readv => files::readv(a.int(), b.ptr(), c.int()) as c_long,
