@@ -74,6 +74,31 @@ static void end_steps(void)
 			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
 }
 
+/* Three of a kind that is queued. */
+static volatile int got[4], got_some;
+
+static void counts(int signal, siginfo_t *info, void *context)
+{
+	(void)signal, (void)context;
+	CHECK(got_some < 3);
+	got[got_some++] = info->si_value.sival_int;
+}
+
+static void traps_to_queue(int signal, siginfo_t *info, void *context)
+{
+	int saved = errno, at;
+	(void)signal, (void)info;
+	if (--countdown <= 0) {
+		for (at = 0; at < 3; at++) {
+			union sigval value = {.sival_int = at};
+			CHECK(pthread_sigqueue(pthread_self(), SIGRTMIN, value) == 0);
+		}
+		has_fired = 1;
+		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP;
+	}
+	errno = saved;
+}
+
 /* -1 with EINTR is what a handler may make of a call that sleeps. */
 static int is_fine(int result)
 {
@@ -186,6 +211,29 @@ static void interrupt_each(const char *name, void (*call)(void), long stride)
 	printf("%s: %s\n", name, at > 1 ? "interrupted" : "not interrupted"), fflush(stdout);
 }
 
+/* They stay in their order. */
+static void queue_in_each(void)
+{
+	struct sigaction action, before;
+	long at;
+	memset(&action, 0, sizeof action);
+	action.sa_sigaction = counts, action.sa_flags = SA_SIGINFO;
+	CHECK(sigaction(SIGRTMIN, &action, NULL) == 0);
+	sigaddset(&action.sa_mask, SIGRTMIN);
+	action.sa_sigaction = traps_to_queue;
+	CHECK(sigaction(SIGTRAP, &action, &before) == 0);
+	for (at = 1;; at += 41) {
+		countdown = at, has_fired = got_some = 0;
+		begin_steps();
+		changes();
+		end_steps();
+		if (!has_fired)
+			break;
+		CHECK(got_some == 3 && got[0] == 0 && got[1] == 1 && got[2] == 2);
+	}
+	CHECK(sigaction(SIGTRAP, &before, NULL) == 0);
+}
+
 int main(void)
 {
 	struct sigaction action;
@@ -202,6 +250,7 @@ int main(void)
 	counter = set = outer = -1;
 	anew();
 	alarm(100);
+	queue_in_each();
 	interrupt_each("read, write", reads_and_writes, 7);
 	interrupt_each("epoll_ctl", changes, 13);
 	interrupt_each("epoll_wait at once", looks, 13);

@@ -23,6 +23,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use upoll::interruptible::{Place, place, put_off as end_sleeps};
@@ -292,7 +293,22 @@ pub unsafe fn put_off(
     })
 }
 
+/// A `siginfo_t`.
+type Information = [u64; 16];
+
+/// Signals up to this one are not queued: there is one of each, or none.
+const ONE_AT_A_TIME: i32 = 31;
+
 impl PutOff {
+    /// What comes with a signal that is only to find a place in the queue again: no other has it.
+    fn mark(&self, signal: i32) -> Information {
+        let mut mark = [0; 16];
+        mark[0] = u64::from(signal.cast_unsigned());
+        mark[1] = u64::from(libc::SI_QUEUE.cast_unsigned());
+        mark[3] = ptr::from_ref(self).expose_provenance() as u64;
+        mark
+    }
+
     /// # Safety
     /// As [`put_off`].
     #[cold]
@@ -312,7 +328,27 @@ impl PutOff {
             let (Ok(process), Ok(thread)) = (call!(getpid), call!(gettid)) else {
                 return false;
             };
-            if call!(rt_tgsigqueueinfo, process, thread, signal, info).is_err() {
+            let send = |info: *const libc::siginfo_t| {
+                call!(rt_tgsigqueueinfo, process, thread, signal, info)
+            };
+            let is_queued = signal > ONE_AT_A_TIME;
+            let mark = self.mark(signal);
+            let is_marked = is_queued && send((&raw const mark).cast()).is_ok();
+            let is_sent = send(info).is_ok();
+            if is_marked {
+                // Those that were sent to this thread before the mark come after the one that is put
+                // off.
+                let at_once = libc::timespec {
+                    tv_sec: 0,
+                    tv_nsec: 0,
+                };
+                let mut next: Information = [0; 16];
+                let (place, limit) = (&raw mut next, &raw const at_once);
+                while call!(rt_sigtimedwait, this, place, limit, size).is_ok() && next != mark {
+                    let _ = send((&raw const next).cast());
+                }
+            }
+            if !is_sent {
                 // No more fit into the queue.
                 return false;
             }
