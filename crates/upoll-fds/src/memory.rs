@@ -167,7 +167,7 @@ pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
 /// `copy_to_user`.
 ///
 /// # Safety
-/// As [`writable`].
+/// Memory that `to` leads to is the caller's, and nobody else uses it.
 #[inline]
 pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
     if usable(to.addr(), size_of::<T>(), Use::Write) < size_of::<T>() {
