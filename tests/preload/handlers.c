@@ -114,7 +114,7 @@ static void while_numbers_change(void)
 		while (waitpid(child, &status, 0) == -1)
 			CHECK(errno == EINTR);
 		/* It was handed over: another one. */
-				sigfillset(&all);
+		sigfillset(&all);
 		CHECK(sigprocmask(SIG_SETMASK, &all, &before) == 0);
 		close(counter), close(set), close(copy);
 		counter = eventfd(0, EFD_NONBLOCK);
@@ -132,6 +132,7 @@ int main(void)
 	CHECK(pipe(others) == 0);
 	CHECK(add(set, counter, EPOLLIN | EPOLLET, 1) == 0);
 	during(while_changing, writes);
+	during(while_changing, uses);
 	during(while_numbers_change, writes);
 	during(while_numbers_change, uses);
 	return 0;

@@ -15,6 +15,7 @@ use crate::object::Object;
 use crate::patience::Patience;
 use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
+use crate::signals::Section;
 use crate::table::{self, Held};
 
 /// What cannot be handed over (yet).
@@ -33,6 +34,7 @@ const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
 /// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`: the kernel does not give what it takes; the object is as
 ///   it was.
 pub fn demote(fd: RawFd) -> Result<(), Errno> {
+    let _section = Section::begin();
     match table::get(fd) {
         None => check_open(fd),
         Some(object) => match &object {
@@ -58,6 +60,7 @@ fn can_go(counter: &EventFd) -> bool {
 
 /// Hands over whatever can be; the rest stays user-level.
 pub fn demote_all() {
+    let _section = Section::begin();
     let is_set = |fd: &RawFd| {
         let is_set = |object: &Object| matches!(object, Object::Epoll(_));
         table::with(*fd, is_set).unwrap_or(false)
@@ -72,6 +75,7 @@ pub fn demote_all() {
 
 /// Puts eventfds with a maximum where a child of a fork has them, too.
 pub(crate) fn share_all() {
+    let _section = Section::begin();
     for fd in table::numbers(0, u32::MAX) {
         if let Some(object) = table::get(fd)
             && let Object::EventFd(counter) = &object
@@ -109,6 +113,7 @@ fn share(object: &Object, counter: &EventFd) -> Result<(), Errno> {
 /// # Errors
 /// `EINVAL`: it is not one of ours. `EBUSY`: a set watches it. Else as [`demote`].
 pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
+    let _section = Section::begin();
     let object = table::get(fd).ok_or(Errno::INVAL)?;
     let is_watched = table::numbers(0, u32::MAX).any(|epfd| {
         let set = table::get(epfd);

@@ -8,10 +8,11 @@ use std::time::Duration;
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
 use crate::demote::{demote, demote_unwatched};
-use crate::kernel::{call, number};
+use crate::kernel::{call, interruptible, number};
 use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
+use crate::signals::Section;
 use crate::{fork, memory, table, wall_clock};
 
 /// `epoll_create(2)`.
@@ -30,6 +31,7 @@ pub fn epoll_create(size: i32) -> Result<RawFd, Errno> {
 /// # Errors
 /// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
 pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
+    let _section = Section::begin();
     let flags = CreateFlags::from_bits_retain(flags.cast_unsigned());
     let set = Epoll::create(flags)?;
     let of_the_kernel = flags - CreateFlags::ROTATE;
@@ -82,8 +84,12 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
         memory::check_read(event)?;
         // SAFETY: it can be read, by the caller's contract as well; it has no alignment and no invalid
         // values.
-        let (events, data) = unsafe { ((*event).events(), (*event).data()) };
-        Interest { events, data }
+        unsafe {
+            Interest {
+                events: (*event).events(),
+                data: (*event).data(),
+            }
+        }
     };
     ctl(epfd, op, fd, interest)
 }
@@ -94,6 +100,15 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
 pub(crate) struct Interest {
     pub(crate) events: Events,
     pub(crate) data: u64,
+}
+
+impl From<Event> for Interest {
+    fn from(event: Event) -> Self {
+        Interest {
+            events: event.events(),
+            data: event.data(),
+        }
+    }
 }
 
 impl Interest {
@@ -472,7 +487,7 @@ unsafe fn wait_in_the_kernels(
     let limit = match asked {
         Asked::Milliseconds(timeout) => {
             // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-            return unsafe { call!(epoll_pwait, epfd, events, room, timeout, mask, size) };
+            return unsafe { pwait_of_the_kernel(epfd, (events, room), timeout, (mask, size)) };
         }
         Asked::By(Clock::Monotonic, limit) => limit,
         Asked::By(Clock::Realtime, _) | Asked::Rest(_) => {
@@ -512,7 +527,7 @@ unsafe fn pwait2_of_the_kernel(
     (mask, size): Mask,
 ) -> Result<usize, Errno> {
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-    let found = unsafe { call!(epoll_pwait2, epfd, events, room, limit, mask, size) };
+    let found = unsafe { interruptible!(epoll_pwait2, epfd, events, room, limit, mask, size) };
     if found != Err(Errno::from_raw(libc::ENOSYS)) {
         return found;
     }
@@ -533,7 +548,27 @@ unsafe fn pwait2_of_the_kernel(
         i32::try_from(whole).unwrap_or(i32::MAX)
     };
     // SAFETY: as above.
-    unsafe { call!(epoll_pwait, epfd, events, room, milliseconds, mask, size) }
+    unsafe { pwait_of_the_kernel(epfd, (events, room), milliseconds, (mask, size)) }
+}
+
+/// The kernel's `epoll_pwait(2)`. Without a limit to wait for it gives no `EINTR`.
+///
+/// # Safety
+/// As [`epoll_pwait`].
+#[inline]
+unsafe fn pwait_of_the_kernel(
+    epfd: RawFd,
+    (events, room): Room,
+    timeout: i32,
+    (mask, size): Mask,
+) -> Result<usize, Errno> {
+    // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+    unsafe {
+        match timeout {
+            0 => call!(epoll_pwait, epfd, events, room, timeout, mask, size),
+            _ => interruptible!(epoll_pwait, epfd, events, room, timeout, mask, size),
+        }
+    }
 }
 
 /// A wait, by whoever serves the set.
@@ -609,6 +644,7 @@ unsafe fn wait_and_sleep(
     asked: Asked,
     mask: Mask,
 ) -> Result<usize, Errno> {
+    let _section = Section::begin();
     // SAFETY: the caller's contract.
     unsafe {
         let clock = asked.clock();

@@ -6,6 +6,7 @@ use upoll::{Errno, EventFd, EventFdFlags};
 
 use crate::kernel::{call, number};
 use crate::object::Object;
+use crate::signals::Section;
 use crate::{fork, io, memory, table};
 
 /// `_IOW('J', 0, __u64)`: what writes keep the count below.
@@ -18,6 +19,7 @@ pub const EFD_IOC_GET_MAXIMUM: u32 = 0x8008_4a01;
 /// # Errors
 /// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
 pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
+    let _section = Section::begin();
     let object = EventFd::with_flags(
         initial,
         EventFdFlags::from_bits_retain(flags.cast_unsigned()),

@@ -30,7 +30,7 @@ use std::ptr::{self, NonNull};
 
 use crate::slot::{Entry, Slot};
 use crate::sync::{
-    AtomicBool, AtomicPtr, Ordering, Patience, Rule, broken, compiler_fence, fence, global,
+    AtomicBool, AtomicPtr, Ordering, Patience, Rule, Section, broken, compiler_fence, fence, global,
 };
 
 /// What one call of one thread uses. Threads do not share a cache line.
@@ -44,7 +44,8 @@ struct Record {
     deeper: AtomicPtr<Record>,
     /// A thread has it. Records are never freed, but change hands.
     is_taken: AtomicBool,
-    /// Nobody waits for the call any more; it is to let go of what it used.
+    /// Nobody waits for the call any more, and it is to let go of what it used; or a signal handler
+    /// waits for its end.
     is_asked: AtomicBool,
     /// In the list of all records; written before it is there.
     next: AtomicPtr<Record>,
@@ -475,6 +476,7 @@ impl InUse {
         }
         let result = is_still.then(call);
         record.mark.store(ptr::null_mut(), Ordering::Release);
+        // A signal handler that was put off is called when this goes, at the end.
         result
     }
 }
@@ -710,8 +712,31 @@ fn leave(entry: *mut Entry) -> bool {
 
 #[cold]
 fn let_go_as_asked(record: &Record) {
+    // A handler must not meet what letting go has locked, and at the end those run that were put off.
+    let _section = Section::begin();
     record.is_asked.store(false, Ordering::SeqCst);
     let_go_of_unused();
+}
+
+/// Whether a call of this thread uses an entry, or is marked. If so it is asked: at its end it has those
+/// signal handlers called that were put off.
+#[cfg(not(loom))]
+pub(crate) fn ask_this_thread() -> bool {
+    MINE.with(|mine| {
+        let mut own = mine.first.get();
+        // SAFETY: records are never freed.
+        while let Some(record) = unsafe { own.as_ref() } {
+            let is_used = !record.entry.load(Ordering::Relaxed).is_null()
+                || !record.mark.load(Ordering::Relaxed).is_null();
+            if is_used {
+                // The outermost one.
+                record.is_asked.store(true, Ordering::Relaxed);
+                return true;
+            }
+            own = record.deeper.load(Ordering::Relaxed);
+        }
+        false
+    })
 }
 
 /// Lets go of what is used no longer of what was left.

@@ -109,7 +109,7 @@ impl Inheritance {
             };
             for &(fd, interest) in &bequest.interests {
                 // It was closed just before the fork, or there is no memory for it.
-                let _ = epoll::ctl(epfd, Op::Add as i32, fd, interest);
+                let _ = epoll::ctl(epfd, Op::Add as i32, fd, interest.into());
             }
         }
     }

@@ -12,6 +12,7 @@ use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
+use crate::signals::Section;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
@@ -21,7 +22,33 @@ pub(crate) const MOST: usize = 0x7fff_f000;
 pub(crate) enum Step<T> {
     Done(Result<T, Errno>),
     /// It has to block.
-    Block(Object),
+    Block(Blocking),
+}
+
+/// What a call that blocks uses, and that no signal handler runs before it has let go of it.
+pub(crate) struct Blocking {
+    object: Object,
+    section: Section,
+}
+
+impl Blocking {
+    pub(crate) fn new(object: &Object) -> Self {
+        Blocking {
+            section: Section::begin(),
+            object: object.clone(),
+        }
+    }
+
+    /// Makes the call. None if it is to begin anew: handlers have run that ask for that.
+    pub(crate) fn call<T>(
+        self,
+        call: impl FnOnce(&Object) -> Result<T, Errno>,
+    ) -> Option<Result<T, Errno>> {
+        let result = call(&self.object);
+        drop(self.object);
+        let begins_anew = self.section.end();
+        (result.as_ref().err() != Some(&Errno::INTR) || !begins_anew).then_some(result)
+    }
 }
 
 impl<T> Step<T> {
@@ -34,7 +61,7 @@ impl<T> Step<T> {
         } else if object.is_nonblocking(fd) {
             Step::Done(Err(Errno::AGAIN))
         } else {
-            Step::Block(object.clone())
+            Step::Block(Blocking::new(object))
         }
     }
 }
@@ -104,12 +131,16 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
             unsafe { read_anew(fd, buffer, count) }
         }
         Some(Step::Done(result)) => result,
-        // SAFETY: the caller's contract.
-        Some(Step::Block(object)) => match unsafe { read_blocking(&object, buffer, count) } {
-            // SAFETY: as above.
-            Err(Errno::STALE) => unsafe { read_anew(fd, buffer, count) },
-            result => result,
-        },
+        Some(Step::Block(blocking)) => {
+            // SAFETY: the caller's contract.
+            match blocking.call(|object| unsafe { read_blocking(object, buffer, count) }) {
+                // SAFETY: as above.
+                Some(Err(Errno::STALE)) => unsafe { read_anew(fd, buffer, count) },
+                Some(result) => result,
+                // SAFETY: as above.
+                None => unsafe { read(fd, buffer, count) },
+            }
+        }
     }
 }
 
@@ -237,17 +268,23 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
             unsafe { write_anew(fd, buffer, count) }
         }
         Some(Step::Done(result)) => raise_if_broken(result),
-        Some(Step::Block(object)) => {
-            // SAFETY: the caller's contract.
-            match unsafe { write_blocking(&object, buffer, count) } {
+        Some(Step::Block(blocking)) => {
+            let written = blocking.call(|object| {
+                // SAFETY: the caller's contract.
+                let part = unsafe { write_blocking(object, buffer, count) }?;
+                Ok((part, is_cut_short(object, part, count.min(MOST))))
+            });
+            match written {
                 // SAFETY: as above.
-                Err(Errno::STALE) => unsafe { write_anew(fd, buffer, count) },
-                Ok(part) if is_cut_short(&object, part, count.min(MOST)) => {
+                Some(Err(Errno::STALE)) => unsafe { write_anew(fd, buffer, count) },
+                Some(Ok((part, true))) => {
                     // SAFETY: as above.
                     let rest = unsafe { write(fd, buffer.wrapping_add(part), count - part) };
                     Ok(part + rest.unwrap_or(0))
                 }
-                result => raise_if_broken(result),
+                Some(result) => raise_if_broken(result.map(|(written, _)| written)),
+                // SAFETY: as above.
+                None => unsafe { write(fd, buffer, count) },
             }
         }
     }
@@ -445,27 +482,36 @@ pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buf
 /// # Safety
 /// As [`read`], for each buffer; and what `list` leads to is not being written.
 pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
-    let Some(object) = table::get(fd) else {
+    let Some(blocking) = table::with(fd, Blocking::new) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(readv, fd, list, count) };
     };
-    if matches!(object, Object::PipeWriter(_)) {
-        return Err(Errno::BADF);
-    }
-    // SAFETY: the caller's contract.
-    let buffers = unsafe { buffers(list, count) }?;
-    if buffers.iter().all(|buffer| buffer.len == 0) {
-        return Ok(0);
-    }
-    object.renew_flags(fd);
-    // SAFETY: as above.
-    match unsafe { readv_from(&object, fd, &buffers) } {
-        // It may have changed hands before the call looked at it.
-        Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
-            table::leave_if_retired(fd);
-            // SAFETY: as above.
-            unsafe { readv(fd, list, count) }
+    let read = blocking.call(|object| {
+        if matches!(object, Object::PipeWriter(_)) {
+            return Err(Errno::BADF);
         }
+        // SAFETY: the caller's contract.
+        let buffers = unsafe { buffers(list, count) }?;
+        if buffers.iter().all(|buffer| buffer.len == 0) {
+            return Ok(0);
+        }
+        object.renew_flags(fd);
+        // SAFETY: as above.
+        or_stale(object, unsafe { readv_from(object, fd, &buffers) })
+    });
+    match read {
+        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
+        Some(result) => return result,
+        None => {}
+    }
+    // SAFETY: as above.
+    unsafe { readv(fd, list, count) }
+}
+
+/// An object may have changed hands before a call looked at it.
+fn or_stale(object: &Object, result: Result<usize, Errno>) -> Result<usize, Errno> {
+    match result {
+        Err(Errno::AGAIN) if object.is_retired() => Err(Errno::STALE),
         result => result,
     }
 }
@@ -542,36 +588,41 @@ unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, 
 /// # Safety
 /// As [`write()`], for each buffer; and what `list` leads to is not being written.
 pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
-    let Some(object) = table::get(fd) else {
+    let Some(blocking) = table::with(fd, Blocking::new) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(writev, fd, list, count) };
     };
-    if matches!(object, Object::PipeReader(_)) {
-        return Err(Errno::BADF);
-    }
-    // SAFETY: the caller's contract.
-    let buffers = unsafe { buffers(list, count) }?;
-    if buffers.iter().all(|buffer| buffer.len == 0) {
-        return Ok(0);
-    }
-    object.renew_flags(fd);
-    // SAFETY: as above.
-    match unsafe { writev_to(&object, &buffers) } {
-        // It may have changed hands before the call looked at it.
-        Err(Errno::STALE | Errno::AGAIN) if object.is_retired() => {
-            table::leave_if_retired(fd);
-            // SAFETY: as above.
-            unsafe { writev(fd, list, count) }
+    let mut rest = None;
+    let written = blocking.call(|object| {
+        if matches!(object, Object::PipeReader(_)) {
+            return Err(Errno::BADF);
         }
-        Ok(part) if is_cut_short(&object, part, buffers.iter().map(|buffer| buffer.len).sum()) => {
-            let rest = rest_of(&buffers, part);
+        // SAFETY: the caller's contract.
+        let buffers = unsafe { buffers(list, count) }?;
+        if buffers.iter().all(|buffer| buffer.len == 0) {
+            return Ok(0);
+        }
+        object.renew_flags(fd);
+        // SAFETY: as above.
+        let part = or_stale(object, unsafe { writev_to(object, &buffers) })?;
+        if is_cut_short(object, part, buffers.iter().map(|buffer| buffer.len).sum()) {
+            rest = Some(rest_of(&buffers, part));
+        }
+        Ok(part)
+    });
+    match (written, rest) {
+        (Some(Ok(part)), Some(rest)) => {
             let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
             // SAFETY: as above; the list is live.
             let rest = unsafe { writev(fd, rest.as_ptr(), count) };
-            Ok(part + rest.unwrap_or(0))
+            return Ok(part + rest.unwrap_or(0));
         }
-        result => raise_if_broken(result),
+        (Some(Err(Errno::STALE)), _) => table::leave_if_retired(fd),
+        (Some(result), _) => return raise_if_broken(result),
+        (None, _) => {}
     }
+    // SAFETY: as above.
+    unsafe { writev(fd, list, count) }
 }
 
 /// What is left of the buffers after `done` bytes.

@@ -15,7 +15,14 @@ macro_rules! call {
     };
 }
 
-pub(crate) use call;
+/// The same for a call that may sleep in the midst of one of ours.
+macro_rules! interruptible {
+    ($name:ident $(, $argument:expr)* $(,)?) => {
+        $crate::kernel::check(::upoll::interruptible_call!($name $(, $argument)*))
+    };
+}
+
+pub(crate) use {call, interruptible};
 
 #[inline]
 pub(crate) fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {

@@ -74,11 +74,13 @@ pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
 };
 pub use crate::io::{read, readv, write, writev};
-pub use crate::memory::read as read_memory;
+pub use crate::memory::{read as read_memory, write as write_memory};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
+#[doc(hidden)]
+pub use crate::signals::{Section, put_off};
 pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
 pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};

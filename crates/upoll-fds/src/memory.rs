@@ -177,9 +177,9 @@ pub(crate) fn check_read<T>(from: *const T) -> Result<(), Errno> {
 /// `copy_to_user`.
 ///
 /// # Safety
-/// As [`writable`].
+/// Memory that `to` leads to is the caller's, and nobody else uses it.
 #[inline]
-pub(crate) unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
+pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
     if usable(to.addr(), size_of::<T>(), Use::Write) < size_of::<T>() {
         return Err(Errno::FAULT);
     }

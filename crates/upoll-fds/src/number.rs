@@ -7,6 +7,7 @@ use upoll::Errno;
 
 use crate::kernel::{call, int, number};
 use crate::object::Object;
+use crate::signals::Section;
 use crate::{demote, eventfd, kernel, memory, table};
 
 /// `close(2)`.
@@ -22,6 +23,10 @@ pub fn close(fd: RawFd) -> Result<(), Errno> {
 }
 
 /// `close_range(2)`.
+///
+/// What a number stands for is the same here for all threads. After `CLOSE_RANGE_UNSHARE` in a process
+/// with several threads the kernel may take a number otherwise in the thread that asked for it: what is
+/// user-level is to be [handed over](crate::demote_all) first, and the threads are to use no more of it.
 ///
 /// # Errors
 /// `EINVAL`: an unknown flag, or `first` is beyond `last`. `EMFILE`, `ENOMEM`: see the man page.
@@ -168,6 +173,7 @@ fn leave_to_the_kernel(fd: RawFd) {
 /// Has the object take over the status flags of the kernel object behind it, which the caller has
 /// just changed.
 fn follow_flags(fd: RawFd) -> Result<(), Errno> {
+    let _section = Section::begin();
     let Some(object) = table::get(fd) else {
         return Ok(());
     };

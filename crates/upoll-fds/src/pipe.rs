@@ -6,6 +6,7 @@ use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 
 use crate::kernel::{self, call};
 use crate::object::Object;
+use crate::signals::Section;
 use crate::{fork, memory, table};
 
 /// `pipe(2)`.
@@ -29,6 +30,7 @@ pub unsafe fn pipe(fds: *mut [RawFd; 2]) -> Result<(), Errno> {
 /// # Safety
 /// Memory that `fds` leads to is the caller's, and nobody else uses it.
 pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
+    let _section = Section::begin();
     let mut numbers = [-1; 2];
     let change = fork::Change::try_begin();
     // SAFETY: there is room for two numbers.
@@ -62,6 +64,7 @@ pub unsafe fn socketpair(
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         return unsafe { call!(socketpair, domain, kind, protocol, fds) }.map(drop);
     }
+    let _section = Section::begin();
     let mut numbers = [-1; 2];
     let change = fork::Change::try_begin();
     // SAFETY: there is room for two numbers.

@@ -6,8 +6,9 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
 
-use crate::kernel::call;
+use crate::kernel::interruptible;
 use crate::object::Object;
+use crate::signals::Section;
 use crate::{epoll, memory, table};
 
 /// As many entries as the kernel keeps on its stack.
@@ -65,6 +66,7 @@ unsafe fn poll_masked(
     {
         return done;
     }
+    let _section = Section::begin();
     // A short list is within any limit worth looking up.
     if count > INLINE && count > open_limit() {
         return Err(Errno::INVAL);
@@ -252,7 +254,7 @@ unsafe fn pass_on(
     let mask = mask.map(|&mask| libc::sigset_t::from(mask));
     let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the kernel checks the caller's pointer; limit and mask are null or live.
-    unsafe { call!(ppoll, fds, count, limit, mask, size_of::<u64>()) }
+    unsafe { interruptible!(ppoll, fds, count, limit, mask, size_of::<u64>()) }
 }
 
 /// What a limit is for the kernel; none: without limit.

@@ -8,9 +8,10 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use upoll::{Clock, Errno, FdSet, SigSet, Target, Timeout};
 
-use crate::kernel::{self, call};
+use crate::kernel::{self, interruptible};
 use crate::object::Object;
 use crate::poll::{Running, timespec};
+use crate::signals::Section;
 use crate::{epoll, memory, table};
 
 /// The three sets as the caller has them; each may be null.
@@ -88,6 +89,7 @@ unsafe fn select_masked(
     limit: &mut Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
+    let _section = Section::begin();
     let Ok(end) = usize::try_from(n) else {
         return Err(Errno::INVAL);
     };
@@ -206,7 +208,7 @@ unsafe fn pass_on(
         .as_mut()
         .map_or(std::ptr::null_mut(), std::ptr::from_mut);
     // SAFETY: the kernel checks the caller's pointers; limit and mask are null or live.
-    let ready = unsafe { call!(pselect6, n, read, write, except, place, mask.as_ptr()) };
+    let ready = unsafe { interruptible!(pselect6, n, read, write, except, place, mask.as_ptr()) };
     if let Some(left) = left {
         let seconds = u64::try_from(left.tv_sec).unwrap_or(0);
         let nanoseconds = u32::try_from(left.tv_nsec).unwrap_or(0);

@@ -11,7 +11,9 @@ use smallvec::SmallVec;
 use upoll::{Errno, ReceiveFlags, StreamSocket};
 
 use crate::demote::demote;
-use crate::io::{Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces, rest_of};
+use crate::io::{
+    Blocking, Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces, rest_of,
+};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
@@ -21,16 +23,33 @@ use crate::{memory, table};
 const LONGEST_ADDRESS: libc::socklen_t = 128;
 /// The socket behind a number, for a call with no other flags than `known`; else the kernel has it
 /// from now on, if it can.
-fn socket(fd: RawFd, flags: i32, known: i32) -> Option<StreamSocket> {
-    let Some(Object::Socket(socket)) = table::get(fd) else {
-        return None;
-    };
-    if flags & !known == 0 {
-        return Some(socket);
+fn socket(fd: RawFd, flags: i32, known: i32) -> Option<Socket> {
+    let is_known = flags & !known == 0;
+    let socket = table::with(fd, |object| match object {
+        Object::Socket(_) => Some(is_known.then(|| Socket(Blocking::new(object)))),
+        _ => None,
+    })??;
+    if socket.is_none() {
+        // What cannot be handed over is the kernel's to refuse.
+        let _ = demote(fd);
     }
-    // What cannot be handed over is the kernel's to refuse.
-    let _ = demote(fd);
-    None
+    socket
+}
+
+/// What a call on a user-level socket uses.
+struct Socket(Blocking);
+
+impl Socket {
+    /// As [`Blocking::call`]; `STALE` if the socket has changed hands.
+    fn call<T>(
+        self,
+        call: impl FnOnce(&StreamSocket) -> Result<T, Errno>,
+    ) -> Option<Result<T, Errno>> {
+        self.0.call(|object| match object {
+            Object::Socket(socket) => call(socket),
+            _ => Err(Errno::from_raw(libc::ENOTSOCK)),
+        })
+    }
 }
 
 const SEND: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
@@ -76,30 +95,33 @@ pub unsafe fn sendto(
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(sendto, fd, bytes, count, flags, to, size) };
     };
-    let count = count.min(MOST);
-    memory::check_range(bytes, count)?;
-    // SAFETY: the caller's contract.
-    unsafe { check_address(to, size) }?;
-    let buffer = Buffer {
-        base: bytes.cast_mut(),
-        len: count,
-    };
-    // SAFETY: as above.
-    match unsafe { send_from(&socket, &[buffer], flags) } {
+    let sent = socket.call(|socket| {
+        let count = count.min(MOST);
+        memory::check_range(bytes, count)?;
+        // SAFETY: the caller's contract.
+        unsafe { check_address(to, size) }?;
+        let buffer = Buffer {
+            base: bytes.cast_mut(),
+            len: count,
+        };
+        // SAFETY: as above.
+        let part = unsafe { send_from(socket, &[buffer], flags) }?;
+        Ok((part, is_cut_short(socket, part, count)))
+    });
+    match sent {
         // It has changed hands.
-        Err(Errno::STALE) => {
-            table::leave_if_retired(fd);
-            // SAFETY: as above.
-            unsafe { sendto(fd, bytes, count, flags, to, size) }
-        }
-        Ok(part) if is_cut_short(&socket, part, count) => {
+        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
+        Some(Ok((part, true))) => {
             let flags = flags | libc::MSG_NOSIGNAL;
             // SAFETY: as above.
             let rest = unsafe { send(fd, bytes.wrapping_add(part), count - part, flags) };
-            Ok(part + rest.unwrap_or(0))
+            return Ok(part + rest.unwrap_or(0));
         }
-        done => done,
+        Some(done) => return done.map(|(sent, _)| sent),
+        None => {}
     }
+    // SAFETY: as above.
+    unsafe { sendto(fd, bytes, count, flags, to, size) }
 }
 
 /// Whether a call that blocks has moved a part only because the socket changed hands.
@@ -144,7 +166,7 @@ unsafe fn check_address(to: *const libc::sockaddr, size: libc::socklen_t) -> Res
 /// # Safety
 /// As [`sendto`], for each buffer.
 unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Result<usize, Errno> {
-    let asked = length(buffers);
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
     let mut there = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
@@ -216,37 +238,40 @@ pub unsafe fn recvfrom(
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(recvfrom, fd, buffer, count, flags, from, size) };
     };
-    let count = count.min(MOST);
-    memory::check_range(buffer, count)?;
-    let place = Buffer {
-        base: buffer,
-        len: count,
-    };
-    // SAFETY: the caller's contract.
-    let received = match unsafe { receive_to(&socket, &[place], flags) } {
-        // It has changed hands.
-        Err(Errno::STALE) => {
-            table::leave_if_retired(fd);
+    let received = socket.call(|socket| {
+        let count = count.min(MOST);
+        memory::check_range(buffer, count)?;
+        let place = Buffer {
+            base: buffer,
+            len: count,
+        };
+        // SAFETY: the caller's contract.
+        let received = unsafe { receive_to(socket, &[place], flags) }?;
+        let wants_rest = wants_rest(socket, received, count, flags);
+        if !from.is_null() {
             // SAFETY: as above.
-            return unsafe { recvfrom(fd, buffer, count, flags, from, size) };
+            unsafe {
+                if memory::read(size)?.cast_signed() < 0 {
+                    return Err(Errno::INVAL);
+                }
+                memory::write(size, 0)?;
+            }
         }
-        Ok(part) if wants_rest(&socket, part, count, flags) => {
+        Ok((received, wants_rest))
+    });
+    match received {
+        // It has changed hands.
+        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
+        Some(Ok((part, true))) => {
             // SAFETY: as above.
             let rest = unsafe { recv(fd, buffer.wrapping_add(part), count - part, flags) };
-            part + rest.unwrap_or(0)
+            return Ok(part + rest.unwrap_or(0));
         }
-        received => received?,
-    };
-    if !from.is_null() {
-        // SAFETY: as above.
-        unsafe {
-            if memory::read(size)?.cast_signed() < 0 {
-                return Err(Errno::INVAL);
-            }
-            memory::write(size, 0)?;
-        }
+        Some(done) => return done.map(|(received, _)| received),
+        None => {}
     }
-    Ok(received)
+    // SAFETY: as above.
+    unsafe { recvfrom(fd, buffer, count, flags, from, size) }
 }
 
 /// Whether a call has received a part and waits for all, for which the kernel has the rest now.
@@ -264,7 +289,7 @@ unsafe fn receive_to(
     buffers: &[Buffer],
     flags: i32,
 ) -> Result<usize, Errno> {
-    let asked = length(buffers);
+    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     let mut there = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
@@ -299,40 +324,48 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
     let Some(socket) = socket(fd, flags, SEND) else {
         return by_the_kernel();
     };
-    // SAFETY: the caller's contract; all of its fields are numbers or pointers.
-    let header = unsafe { memory::read(message) }?;
-    if !header.msg_control.is_null() && header.msg_controllen > 0 {
-        // As for unknown flags.
-        let _ = demote(fd);
-        return by_the_kernel();
-    }
-    check_name_length(&header)?;
-    // Too long an address is cut off here.
-    let size = header.msg_namelen.min(LONGEST_ADDRESS);
-    // SAFETY: the caller's contract.
-    let address = unsafe { check_address(header.msg_name.cast(), size) };
-    if address == Err(Errno::FAULT) {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: as above.
-    let buffers = unsafe { buffers_of(&header) }?;
-    address?;
-    // SAFETY: as above.
-    match unsafe { send_from(&socket, &buffers, flags) } {
-        // It has changed hands.
-        Err(Errno::STALE) => {
-            table::leave_if_retired(fd);
-            // SAFETY: as above.
-            unsafe { sendmsg(fd, message, flags) }
+    let sent = socket.call(|socket| {
+        // SAFETY: the caller's contract; all of its fields are numbers or pointers.
+        let header = unsafe { memory::read(message) }?;
+        if !header.msg_control.is_null() && header.msg_controllen > 0 {
+            return Ok(None);
         }
-        Ok(part) if is_cut_short(&socket, part, length(&buffers)) => {
+        check_name_length(&header)?;
+        // Too long an address is cut off here.
+        let size = header.msg_namelen.min(LONGEST_ADDRESS);
+        // SAFETY: the caller's contract.
+        let address = unsafe { check_address(header.msg_name.cast(), size) };
+        if address == Err(Errno::FAULT) {
+            return Err(Errno::FAULT);
+        }
+        // SAFETY: as above.
+        let buffers = unsafe { buffers_of(&header) }?;
+        address?;
+        // SAFETY: as above.
+        let part = unsafe { send_from(socket, &buffers, flags) }?;
+        let is_cut_short = is_cut_short(socket, part, length(&buffers));
+        Ok(Some((part, is_cut_short.then_some(buffers))))
+    });
+    match sent {
+        // It has changed hands.
+        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
+        Some(Ok(None)) => {
+            // As for unknown flags.
+            let _ = demote(fd);
+            return by_the_kernel();
+        }
+        Some(Ok(Some((part, Some(buffers))))) => {
             let flags = flags | libc::MSG_NOSIGNAL;
             // SAFETY: as above.
             let rest = with_rest(&buffers, part, |rest| unsafe { sendmsg(fd, rest, flags) });
-            Ok(part + rest.unwrap_or(0))
+            return Ok(part + rest.unwrap_or(0));
         }
-        done => done,
+        Some(Ok(Some((sent, None)))) => return Ok(sent),
+        Some(Err(errno)) => return Err(errno),
+        None => {}
     }
+    // SAFETY: as above.
+    unsafe { sendmsg(fd, message, flags) }
 }
 
 /// `recvmsg(2)`. There are no control messages, and no address.
@@ -349,47 +382,49 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         return unsafe { call!(recvmsg, fd, message, flags) };
     };
-    // SAFETY: the caller's contract; all of its fields are numbers or pointers.
-    let header = unsafe { memory::read(message) }?;
-    check_name_length(&header)?;
-    // SAFETY: the caller's contract.
-    let received = unsafe {
-        let buffers = buffers_of(&header)?;
-        match receive_to(&socket, &buffers, flags) {
-            // It has changed hands.
-            Err(Errno::STALE) => {
-                table::leave_if_retired(fd);
-                return recvmsg(fd, message, flags);
+    let received = socket.call(|socket| {
+        // SAFETY: the caller's contract; all of its fields are numbers or pointers.
+        let header = unsafe { memory::read(message) }?;
+        check_name_length(&header)?;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let buffers = buffers_of(&header)?;
+            let received = receive_to(socket, &buffers, flags)?;
+            let wants_rest = wants_rest(socket, received, length(&buffers), flags);
+            if !header.msg_name.is_null() {
+                put(
+                    message,
+                    std::mem::offset_of!(libc::msghdr, msg_namelen),
+                    0_u32,
+                )?;
             }
-            Ok(part) if wants_rest(&socket, part, length(&buffers), flags) => {
-                let rest = with_rest(&buffers, part, |rest| recvmsg(fd, rest, flags));
-                part + rest.unwrap_or(0)
-            }
-            received => received?,
-        }
-    };
-    // SAFETY: as above.
-    unsafe {
-        if !header.msg_name.is_null() {
             put(
                 message,
-                std::mem::offset_of!(libc::msghdr, msg_namelen),
-                0_u32,
+                std::mem::offset_of!(libc::msghdr, msg_flags),
+                // Linux has it among those that tell what was received.
+                flags & libc::MSG_CMSG_CLOEXEC,
             )?;
+            put(
+                message,
+                std::mem::offset_of!(libc::msghdr, msg_controllen),
+                0_usize,
+            )?;
+            Ok((received, wants_rest.then_some(buffers)))
         }
-        put(
-            message,
-            std::mem::offset_of!(libc::msghdr, msg_flags),
-            // Linux has it among those that tell what was received.
-            flags & libc::MSG_CMSG_CLOEXEC,
-        )?;
-        put(
-            message,
-            std::mem::offset_of!(libc::msghdr, msg_controllen),
-            0_usize,
-        )?;
+    });
+    match received {
+        // It has changed hands.
+        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
+        Some(Ok((part, Some(buffers)))) => {
+            // SAFETY: as above.
+            let rest = with_rest(&buffers, part, |rest| unsafe { recvmsg(fd, rest, flags) });
+            return Ok(part + rest.unwrap_or(0));
+        }
+        Some(done) => return done.map(|(received, _)| received),
+        None => {}
     }
-    Ok(received)
+    // SAFETY: as above.
+    unsafe { recvmsg(fd, message, flags) }
 }
 
 /// Writes a field of a message.

@@ -8,7 +8,7 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fen
 #[cfg(not(loom))]
 pub(crate) use crate::patience::Patience;
 #[cfg(not(loom))]
-pub(crate) use crate::signals::HeldBack;
+pub(crate) use crate::signals::{HeldBack, Section};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
@@ -44,6 +44,21 @@ impl HeldBack {
 
 #[cfg(loom)]
 impl Drop for HeldBack {
+    fn drop(&mut self) {}
+}
+
+#[cfg(loom)]
+pub(crate) struct Section;
+
+#[cfg(loom)]
+impl Section {
+    pub(crate) fn begin() -> Self {
+        Section
+    }
+}
+
+#[cfg(loom)]
+impl Drop for Section {
     fn drop(&mut self) {}
 }
 

@@ -14,7 +14,7 @@ use crate::in_use;
 use crate::kernel;
 use crate::object::Object;
 use crate::patience::Patience;
-use crate::signals::HeldBack;
+use crate::signals::{HeldBack, Section};
 use crate::slot::{Entry, Slot};
 
 /// Numbers from this on are always the kernel's. As many as `fs.nr_open` allows unless it was raised.
@@ -120,6 +120,7 @@ pub fn has_any() -> bool {
 /// # Errors
 /// `EMFILE`: the number is beyond the table. It is closed then.
 pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
+    let _section = Section::begin();
     in_use::prepare();
     HAS_ANY.store(true, Ordering::Relaxed);
     let copy = object.clone();
@@ -145,6 +146,7 @@ fn fill(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
 pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
     match slot(fd).filter(|slot| !slot.is_empty()) {
         Some(slot) => {
+            let _section = Section::begin();
             let _change = fork::Change::begin();
             slot.change(false, || Ok((change()?, None)))
         }
@@ -160,6 +162,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     let Some(slot) = slot(fd).filter(|_| has_any()) else {
         return copy();
     };
+    let _section = Section::begin();
     // A number of the kernel's, too, is marked, and would not be known for one in the child of a fork.
     let _change = fork::Change::begin();
     let mut patience = Patience::new();
@@ -194,6 +197,7 @@ pub(crate) fn replace(
             false => copy(),
         };
     };
+    let _section = Section::begin();
     let _change = fork::Change::begin();
     let mut patience = Patience::new();
     loop {
@@ -218,6 +222,7 @@ pub(crate) fn replace(
 #[cold]
 pub(crate) fn leave_if_retired(fd: RawFd) {
     let Some(slot) = slot(fd) else { return };
+    let _section = Section::begin();
     let _held_back = HeldBack::begin();
     if let Some(held) = slot.hold(Object::is_retired) {
         slot.give_up(held, None);

@@ -7,17 +7,18 @@
 //! unwinds from there has only the frame of the exported function to pass.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_long, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libc::{
-    fd_set, iovec, nfds_t, pid_t, pollfd, pthread_t, sigset_t, size_t, ssize_t, timespec, timeval,
+    fd_set, iovec, mmsghdr, msghdr, nfds_t, pid_t, pollfd, pthread_t, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
 };
 use upoll::Event;
 
 use crate::next::next;
-use crate::{files, polls, raw, sets};
+use crate::{files, polls, raw, sets, sockets};
 
 /// What a thread is doing.
 struct Record {
@@ -25,6 +26,8 @@ struct Record {
     owner: AtomicI32,
     /// How many calls there were, times two; the lowest bit says that one is under way.
     calls: AtomicU32,
+    /// Where the stack of the call under way begins.
+    frame: AtomicUsize,
     /// The call under way was interrupted to have the thread look whether it is cancelled.
     is_told: AtomicBool,
 }
@@ -39,6 +42,7 @@ static RECORDS: [Record; MOST] = [const {
     Record {
         owner: AtomicI32::new(0),
         calls: AtomicU32::new(0),
+        frame: AtomicUsize::new(0),
         is_told: AtomicBool::new(false),
     }
 }; MOST];
@@ -138,9 +142,15 @@ fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     };
     // From now on an interruption may be one to be cancelled, until the next call.
     record.is_told.store(false, Ordering::Relaxed);
+    let here = 0_u8;
+    let frame = (&raw const here).addr();
     loop {
         // A handler that calls this in the midst of a call leaves that one under way.
-        let before = record.calls.load(Ordering::Relaxed);
+        let mut before = record.calls.load(Ordering::Relaxed);
+        if before & UNDER_WAY == 0 || is_over(record, frame) {
+            before &= !UNDER_WAY;
+            record.frame.store(frame, Ordering::Relaxed);
+        }
         record
             .calls
             .store(before.wrapping_add(ONE_CALL) | UNDER_WAY, Ordering::SeqCst);
@@ -161,9 +171,29 @@ fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     }
 }
 
+/// Whether the call that is said to be under way is not, as a handler has left it by `siglongjmp`: a call
+/// of whoever it was made by begins no deeper in the stack than that one did.
+#[cold]
+fn is_over(record: &Record, frame: usize) -> bool {
+    // SAFETY: all zeros is one.
+    let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
+    let is_elsewhere = raw::kernel!(SYS_sigaltstack, 0, &raw mut stack).is_ok()
+        && stack.ss_flags & libc::SS_ONSTACK != 0;
+    !is_elsewhere && frame >= record.frame.load(Ordering::Relaxed)
+}
+
 fn is_interrupted() -> bool {
     // SAFETY: the C library gives each thread a live errno.
     unsafe { *libc::__errno_location() == libc::EINTR }
+}
+
+/// A call at whose beginning alone its thread can be cancelled: it is not begun a second time.
+#[inline]
+fn cancellable_before<T>(call: impl FnOnce() -> T) -> T {
+    if IS_USED.load(Ordering::SeqCst) {
+        end_if_cancelled();
+    }
+    call()
 }
 
 #[doc = "`pthread_cancel(3)`"]
@@ -225,20 +255,10 @@ fn interrupt(thread: pid_t) {
 /// What the C library has for itself. Its handler does nothing to a thread that it does not cancel.
 const SIGCANCEL: c_int = 32;
 
-/// `struct sigaction` of the kernel.
-#[repr(C)]
-#[derive(Default)]
-struct Action {
-    handler: usize,
-    flags: usize,
-    restorer: usize,
-    mask: u64,
-}
-
 /// The C library has installed its handler so that calls start anew.
 fn have_calls_interrupted() {
     let restarts = libc::SA_RESTART.cast_unsigned() as usize;
-    let mut action = Action::default();
+    let mut action = raw::Action::default();
     let size = size_of::<u64>();
     let known = raw::kernel!(SYS_rt_sigaction, SIGCANCEL, 0, &raw mut action, size);
     if known.is_ok() && action.flags & restarts != 0 {
@@ -258,7 +278,79 @@ macro_rules! cancellation_points {
     )* };
 }
 
+/// Names of `close(2)`. However it ends the number is closed, and may be another file's.
+macro_rules! closes {
+    ($($symbol:literal $name:ident;)*) => { $(
+        #[doc = concat!("`", $symbol, "`, a cancellation point")]
+        #[unsafe(export_name = $symbol)]
+        pub extern "C-unwind" fn $name(fd: c_int) -> c_int {
+            cancellable_before(|| files::close(fd))
+        }
+    )* };
+}
+
+closes! {
+    "close" close;
+    "__close" __close;
+}
+
+/// Names of `fcntl(2)`, a cancellation point where it waits for a lock.
+macro_rules! controls {
+    ($($symbol:literal $name:ident;)*) => { $(
+        #[doc = concat!("`", $symbol, "`")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
+            // SAFETY: the caller's contract.
+            let call = || unsafe { files::fcntl(fd, command, argument) };
+            match command {
+                libc::F_SETLKW | libc::F_OFD_SETLKW => cancellable(call),
+                _ => call(),
+            }
+        }
+    )* };
+}
+
+controls! {
+    "fcntl" fcntl;
+    "fcntl64" fcntl64;
+    "__fcntl" __fcntl;
+}
+
 cancellation_points! {
+    "send" send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
+        = sockets::send;
+    "sendto" sendto(
+        fd: c_int, bytes: *const u8, count: size_t, flags: c_int, to: *const sockaddr,
+        size: socklen_t
+    ) -> ssize_t = sockets::sendto;
+    "sendmsg" sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
+        = sockets::sendmsg;
+    "sendmmsg" sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int
+        = sockets::sendmmsg;
+    "recv" recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t
+        = sockets::recv;
+    "__recv_chk" __recv_chk(
+        fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int
+    ) -> ssize_t = sockets::recv_chk;
+    "recvfrom" recvfrom(
+        fd: c_int, buffer: *mut u8, count: size_t, flags: c_int, from: *mut sockaddr,
+        size: *mut socklen_t
+    ) -> ssize_t = sockets::recvfrom;
+    "__recvfrom_chk" __recvfrom_chk(
+        fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int,
+        from: *mut sockaddr, size: *mut socklen_t
+    ) -> ssize_t = sockets::recvfrom_chk;
+    "recvmsg" recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
+        = sockets::recvmsg;
+    "recvmmsg" recvmmsg(
+        fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec
+    ) -> c_int = sockets::recvmmsg;
+    "splice" splice(
+        from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint
+    ) -> ssize_t = files::splice;
+    "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = files::tee;
+    "vmsplice" vmsplice(fd: c_int, list: *const iovec, count: size_t, flags: c_uint) -> ssize_t
+        = files::vmsplice;
     "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read;
     "__read" __read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read;
     "write" write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write;

@@ -10,16 +10,48 @@ use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 
 #[doc = "`close(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C" fn close(fd: c_int) -> c_int {
+pub(crate) fn close(fd: c_int) -> c_int {
     stats::count(Call::Close, fd);
     give(upoll_fds::close(fd))
 }
 
-#[doc = "`close_range(2)`"]
+/// `close_range(2)`. With `CLOSE_RANGE_UNSHARE`, among other threads, it is as [`unshare`] first.
 #[unsafe(no_mangle)]
 pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+    const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
+        before_numbers_part();
+    }
     give(upoll_fds::close_range(first, last, flags))
+}
+
+/// Before a thread gets numbers of its own (`CLONE_FILES`). The table here is one for all threads: the
+/// kernel has everything that it can have from then on. Alone, a thread shares its numbers with nobody.
+fn before_numbers_part() {
+    if !is_only_thread() {
+        settings::serve_nothing_new();
+        upoll_fds::demote_all();
+    }
+}
+
+/// Whether the process has no other thread; not so if that cannot be told.
+fn is_only_thread() -> bool {
+    // SAFETY: all zeros is one.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let (folder, path) = (libc::AT_FDCWD, c"/proc/self/task".as_ptr());
+    let known = raw::kernel!(SYS_newfstatat, folder, path, &raw mut found, 0);
+    // A link for each, and two as every folder has them.
+    known.is_ok() && found.st_nlink == 3
+}
+
+#[doc = "`unshare(2)`"]
+#[unsafe(no_mangle)]
+pub extern "C" fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0 {
+        before_numbers_part();
+    }
+    give(raw::kernel!(SYS_unshare, flags))
 }
 
 #[doc = "`closefrom(3)`"]
@@ -116,9 +148,7 @@ macro_rules! also_called {
 }
 
 also_called! {
-    "__close" close_otherwise(fd: c_int) = close;
     "__dup2" dup2_otherwise(fd: c_int, new: c_int) = dup2;
-    "__fcntl" fcntl_otherwise(fd: c_int, command: c_int, argument: usize) = fcntl;
 }
 
 #[doc = "`dup(2)`"]
@@ -146,8 +176,7 @@ pub extern "C" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// `fcntl(2)`. It is variadic in C; on every ABI of 64 bits an integer or a pointer is passed there
 /// as a named one is.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     stats::count(Call::Control, fd);
     // SAFETY: the caller's contract.
     let result = unsafe { upoll_fds::fcntl(fd, command, argument) };
@@ -155,13 +184,6 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         leave_to_streams(new);
     }
     give(result)
-}
-
-#[doc = "`fcntl(2)` of a program with 64-bit offsets, which all have here."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: the caller's contract.
-    unsafe { fcntl(fd, command, argument) }
 }
 
 /// `ioctl(2)`, variadic as `fcntl`.
@@ -178,9 +200,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
 
 /// Calls that the kernel serves, once it has the objects.
 macro_rules! by_the_kernel {
-    ($($number:ident: $name:ident($($fd:ident),+; $($argument:ident: $kind:ty),*);)*) => { $(
+    ($($(#[$linkage:meta])? $number:ident: $name:ident(
+        $($fd:ident),+; $($argument:ident: $kind:ty),*
+    );)*) => { $(
         #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the objects as well from then on.")]
-        #[unsafe(no_mangle)]
+        $(#[$linkage])?
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> ssize_t {
             $(hand_over($fd);)+
             give_size(raw::kernel!($number $(, $argument)*))
@@ -281,7 +305,9 @@ by_the_kernel! {
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint);
     SYS_tee: tee(from, to; from: c_int, to: c_int, count: size_t, flags: c_uint);
     SYS_vmsplice: vmsplice(fd; fd: c_int, list: *const iovec, count: size_t, flags: c_uint);
+    #[unsafe(no_mangle)]
     SYS_sendfile: sendfile(to, from; to: c_int, from: c_int, at: *mut i64, count: size_t);
+    #[unsafe(no_mangle)]
     SYS_sendfile: sendfile64(to, from; to: c_int, from: c_int, at: *mut i64, count: size_t);
 }
 

@@ -7,8 +7,7 @@
 //! # What it cannot see
 //! Inline system calls of the program, static programs, calls within the C library that are not named
 //! here, kernel AIO, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
-//! gives `ENOSYS`, so that no ring edits a set that is served here. `close`, `sendmsg` and what else
-//! seldom blocks are no cancellation points.
+//! gives `ENOSYS`, so that no ring edits a set that is served here.
 //!
 //! # What is handed over
 //! Before others see an object the kernel has it: `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
@@ -17,9 +16,11 @@
 //! Where a program can tell is said in `ARCHITECTURE.md`.
 //!
 //! # Signal handlers
-//! A handler may call what POSIX lets it call, whatever it interrupts; but a set that the thread is
-//! just using has a lock that is not reentrant, so `epoll_wait` and `epoll_ctl` on that one must not
-//! come from a handler, nor a `poll` or `select` of it.
+//! A handler may call what POSIX lets it call, and `epoll_wait` and `epoll_ctl` besides, whatever it
+//! interrupts, and may leave that by `siglongjmp`: handlers are put off until the call on an object that
+//! they come in is over (module `handlers`). Those of faults (`SIGSEGV` and its like) are not, and those that
+//! were set by inline system calls; they must not use what their thread is just using.
+//!
 //! Closing or duplicating an object, and a `poll` that sleeps for objects and descriptors of the kernel
 //! together for the first time in its thread, take memory from the heap: not for handlers that interrupt
 //! an allocation.
@@ -33,6 +34,7 @@
 mod cancel;
 mod errno;
 mod files;
+mod handlers;
 mod next;
 mod polls;
 mod process;

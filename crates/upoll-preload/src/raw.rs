@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use upoll::Errno;
 
 use crate::errno::{give_word, set_errno};
-use crate::{files, polls, process, sets, sockets, stats};
+use crate::{files, handlers, polls, process, sets, sockets, stats};
 
 /// A system call, inline.
 ///
@@ -55,6 +55,16 @@ macro_rules! kernel {
 }
 
 pub(crate) use kernel;
+
+/// `struct sigaction` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Action {
+    pub(crate) handler: usize,
+    pub(crate) flags: usize,
+    pub(crate) restorer: usize,
+    pub(crate) mask: u64,
+}
 
 pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
@@ -141,6 +151,7 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
         match number {
             libc::SYS_close => c_long::from(files::close(a.int())),
             libc::SYS_close_range => c_long::from(files::close_range(a.uint(), b.uint(), c.int())),
+            libc::SYS_unshare => c_long::from(files::unshare(a.int())),
             libc::SYS_read => files::read(a.int(), b.ptr(), c) as c_long,
             libc::SYS_write => files::write(a.int(), b.ptr(), c) as c_long,
             libc::SYS_readv => files::readv(a.int(), b.ptr(), c.int()) as c_long,
@@ -176,6 +187,9 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
             libc::SYS_preadv2 | libc::SYS_pwritev2 => {
                 files::hand_over(a.int());
                 return None;
+            }
+            libc::SYS_rt_sigaction => {
+                c_long::from(handlers::raw_sigaction(a.int(), b.ptr(), c.ptr(), d))
             }
             libc::SYS_pipe2 => c_long::from(files::pipe2(a.ptr(), b.int())),
             libc::SYS_socketpair => {

@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_uint};
 
 use libc::{sigset_t, timespec};
-use upoll::Event;
+use upoll::{Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
-use crate::errno::{MASK_SIZE, give};
+use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
@@ -38,14 +38,21 @@ pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[doc = "`epoll_create(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C" fn epoll_create(size: c_int) -> c_int {
-    stats::count_as(Call::EpollCreate, true);
-    give(upoll_fds::epoll_create(size).map(created))
+    if size <= 0 {
+        set_errno(Errno::INVAL);
+        return -1;
+    }
+    epoll_create1(0)
 }
 
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
 pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    stats::count_as(Call::EpollCreate, true);
+    let is_ours = !settings::is_nothing_new_served();
+    stats::count_as(Call::EpollCreate, is_ours);
+    if !is_ours {
+        return give(raw::kernel!(SYS_epoll_create1, flags));
+    }
     give(upoll_fds::epoll_create1(flags).map(created))
 }
 

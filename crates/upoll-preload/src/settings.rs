@@ -22,6 +22,8 @@ const ALL: u8 = Kind::EventFd as u8 | Kind::Pipe as u8 | Kind::SocketPair as u8 
 /// from signal handlers. Reading them twice does no harm.
 static KINDS: AtomicU8 = AtomicU8::new(0);
 const READ: u8 = 128;
+/// Nothing is to be served here any more.
+const NOTHING_NEW: u8 = 64;
 
 pub(crate) fn is_user_level(kind: Kind) -> bool {
     read() & kind as u8 != 0
@@ -58,7 +60,12 @@ fn read_kinds() -> u8 {
 
 /// From now on nothing that is made is served here.
 pub(crate) fn serve_nothing_new() {
-    KINDS.store(READ, Ordering::Relaxed);
+    KINDS.store(READ | NOTHING_NEW, Ordering::Relaxed);
+}
+
+/// Whether that is so, for sets too, of which the table knows otherwise.
+pub(crate) fn is_nothing_new_served() -> bool {
+    read() & NOTHING_NEW != 0
 }
 
 /// A variable of the environment.

@@ -46,15 +46,13 @@ fn leave(fd: c_int) {
 }
 
 #[doc = "`send(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t {
+pub(crate) unsafe fn send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe { sendto(fd, bytes, count, flags, std::ptr::null(), 0) }
 }
 
 #[doc = "`sendto(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
+pub(crate) unsafe fn sendto(
     fd: c_int,
     bytes: *const u8,
     count: size_t,
@@ -67,16 +65,14 @@ pub unsafe extern "C" fn sendto(
 }
 
 #[doc = "`recv(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t {
+pub(crate) unsafe fn recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t {
     let nobody = std::ptr::null_mut();
     // SAFETY: the caller's contract.
     unsafe { recvfrom(fd, buffer, count, flags, nobody, std::ptr::null_mut()) }
 }
 
 #[doc = "`recv(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(
+pub(crate) unsafe fn recv_chk(
     fd: c_int,
     buffer: *mut u8,
     count: size_t,
@@ -91,8 +87,7 @@ pub unsafe extern "C" fn __recv_chk(
 }
 
 #[doc = "`recvfrom(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvfrom(
+pub(crate) unsafe fn recvfrom(
     fd: c_int,
     buffer: *mut u8,
     count: size_t,
@@ -105,8 +100,7 @@ pub unsafe extern "C" fn recvfrom(
 }
 
 #[doc = "`recvfrom(2)` of a fortified program."]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
+pub(crate) unsafe fn recvfrom_chk(
     fd: c_int,
     buffer: *mut u8,
     count: size_t,
@@ -123,15 +117,13 @@ pub unsafe extern "C" fn __recvfrom_chk(
 }
 
 #[doc = "`recvmsg(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     give_size(unsafe { upoll_fds::recvmsg(fd, message, flags) })
 }
 
 #[doc = "`recvmmsg(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmmsg(
+pub(crate) unsafe fn recvmmsg(
     fd: c_int,
     messages: *mut mmsghdr,
     count: c_uint,
@@ -214,8 +206,7 @@ unsafe fn hand_over_rights(message: *const msghdr) {
 }
 
 #[doc = "`sendmsg(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
     unsafe { hand_over_rights(message) };
     // SAFETY: as above.
@@ -223,8 +214,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 }
 
 #[doc = "`sendmmsg(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmmsg(
+pub(crate) unsafe fn sendmmsg(
     fd: c_int,
     messages: *mut mmsghdr,
     count: c_uint,

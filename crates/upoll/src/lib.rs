@@ -47,6 +47,9 @@ pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter
 pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
+#[doc(hidden)]
+pub use crate::sleep::interruptible;
+#[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };

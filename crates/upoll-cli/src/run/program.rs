@@ -13,6 +13,7 @@ pub(super) enum Obstacle {
     Unreadable(io::Error),
     NotExecutable,
     Static,
+    OtherLibrary(PathBuf),
     Unknown,
     Foreign,
     Privileged,
@@ -27,9 +28,13 @@ impl fmt::Display for Obstacle {
             Obstacle::Static => {
                 f.write_str("is linked statically: it has no C library that could be stood in for")
             }
-            Obstacle::Unknown => f.write_str(
-                "is no program: if it is a script, say its interpreter in a first line with #!",
+            Obstacle::OtherLibrary(loader) => write!(
+                f,
+                "is linked to another C library than glibc, as its loader {} says: the library \
+                 stands in for glibc's functions",
+                loader.display()
             ),
+            Obstacle::Unknown => f.write_str("is neither a program nor a script"),
             Obstacle::Foreign => f.write_str("is for another machine than this upoll"),
             Obstacle::Privileged => f.write_str(
                 "is set-user-ID, set-group-ID or has capabilities: the loader ignores libraries \
@@ -96,14 +101,40 @@ fn check_at(path: &Path, depth: usize) -> Result<(), Obstacle> {
         return check_at(&interpreter, depth + 1)
             .map_err(|obstacle| Obstacle::Interpreter(interpreter, Box::new(obstacle)));
     }
+    if depth == 0 && is_text(&start) {
+        // `execvp(3)` has the shell run it.
+        let shell = PathBuf::from(SHELL);
+        return check_at(&shell, DEEPEST)
+            .map_err(|obstacle| Obstacle::Interpreter(shell, Box::new(obstacle)));
+    }
     let header = Header::parse(&start)?;
-    if !header.is_dynamic(&file).map_err(Obstacle::Unreadable)? {
-        return Err(Obstacle::Static);
+    let loader = header.loader(&file).map_err(Obstacle::Unreadable)?;
+    let loader = loader.ok_or(Obstacle::Static)?;
+    if is_of_another_library(&loader) {
+        return Err(Obstacle::OtherLibrary(loader));
     }
     if metadata.permissions().mode() & 0o6000 != 0 || has_capabilities(path) {
         return Err(Obstacle::Privileged);
     }
     Ok(())
+}
+
+/// `_PATH_BSHELL`
+const SHELL: &str = "/bin/sh";
+
+/// Whether a shell takes this for the beginning of a script: there is no zero in its first line.
+fn is_text(start: &[u8]) -> bool {
+    let line = start.split(|&byte| byte == b'\n').next().unwrap_or(start);
+    !start.starts_with(MAGIC) && !line.contains(&0)
+}
+
+/// Whether a loader is that of a C library that is known not to be glibc. Some are called `ld-linux`
+/// with something behind it, but not all.
+fn is_of_another_library(loader: &Path) -> bool {
+    let name = loader.file_name().unwrap_or_default().to_string_lossy();
+    ["musl", "uClibc", "linker"]
+        .iter()
+        .any(|other| name.contains(other))
 }
 
 fn has_capabilities(path: &Path) -> bool {
@@ -122,6 +153,7 @@ struct Header {
     count: u64,
 }
 
+const MAGIC: &[u8] = b"\x7fELF";
 /// `e_machine` of this program.
 const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
     62
@@ -137,7 +169,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 impl Header {
     fn parse(start: &[u8]) -> Result<Self, Obstacle> {
-        if !start.starts_with(b"\x7fELF") {
+        if !start.starts_with(MAGIC) {
             return Err(Obstacle::Unknown);
         }
         let machine = number(start, 18).map(u16::from_le_bytes);
@@ -154,15 +186,101 @@ impl Header {
         parse().ok_or(Obstacle::Foreign)
     }
 
-    /// Whether a loader is named that loads libraries.
-    fn is_dynamic(&self, file: &File) -> io::Result<bool> {
+    /// The loader that is named to load libraries, if there is one.
+    fn loader(&self, file: &File) -> io::Result<Option<PathBuf>> {
+        /// No path is longer.
+        const LONGEST: u64 = 4096;
         for at in 0..self.count {
-            let mut kind = [0; 4];
-            file.read_exact_at(&mut kind, self.offset + at * self.size)?;
-            if u32::from_le_bytes(kind) == PT_INTERP {
-                return Ok(true);
+            let mut header = [0; 40];
+            file.read_exact_at(&mut header, self.offset + at * self.size)?;
+            let word = |at| number(&header, at).map_or(0, u64::from_le_bytes);
+            if number(&header, 0).map(u32::from_le_bytes) != Some(PT_INTERP) {
+                continue;
+            }
+            let mut path = vec![0; usize::try_from(word(32).min(LONGEST)).unwrap_or(0)];
+            file.read_exact_at(&mut path, word(8))?;
+            path.truncate(
+                path.iter()
+                    .position(|&byte| byte == 0)
+                    .unwrap_or(path.len()),
+            );
+            return Ok(Some(PathBuf::from(OsString::from_vec(path))));
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An executable file, gone with this.
+    struct Executable(PathBuf);
+
+    impl Executable {
+        fn new(name: &str, content: &[u8]) -> Self {
+            let name = format!("upoll-{}-{name}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            std::fs::write(&path, content).unwrap();
+            let mut permissions = path.metadata().unwrap().permissions();
+            permissions.set_mode(0o755);
+            std::fs::set_permissions(&path, permissions).unwrap();
+            Executable(path)
+        }
+    }
+
+    impl Drop for Executable {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    /// A program that names a loader, if any.
+    fn program(loader: Option<&str>) -> Vec<u8> {
+        let mut file = vec![0; 64 + 56];
+        file[..4].copy_from_slice(MAGIC);
+        file[4] = CLASS_64;
+        file[18..20].copy_from_slice(&MACHINE.to_le_bytes());
+        file[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        file[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        file[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        if let Some(loader) = loader {
+            file[64..68].copy_from_slice(&PT_INTERP.to_le_bytes());
+            file[64 + 8..64 + 16].copy_from_slice(&120_u64.to_le_bytes());
+            let length = loader.len() as u64 + 1;
+            file[64 + 32..64 + 40].copy_from_slice(&length.to_le_bytes());
+            file.extend_from_slice(loader.as_bytes());
+            file.push(0);
+        }
+        file
+    }
+
+    #[test]
+    fn programs_of_another_c_library_are_refused_by_name() {
+        for (loader, is_fine) in [
+            ("/lib64/ld-linux-x86-64.so.2", true),
+            ("/gnu/store/x/ld-linux-aarch64.so.1", true),
+            ("/lib/ld-musl-x86_64.so.1", false),
+            ("/system/bin/linker64", false),
+        ] {
+            let file = Executable::new("program", &program(Some(loader)));
+            match check(&file.0) {
+                Ok(()) => assert!(is_fine, "{loader}"),
+                Err(obstacle) => {
+                    assert!(!is_fine, "{loader}: {obstacle}");
+                    assert!(obstacle.to_string().contains(loader), "{obstacle}");
+                }
             }
         }
-        Ok(false)
+        let file = Executable::new("static", &program(None));
+        assert!(matches!(check(&file.0), Err(Obstacle::Static)));
+    }
+
+    #[test]
+    fn scripts_that_name_no_interpreter_are_the_shells() {
+        let script = Executable::new("script", b"echo $1\n");
+        assert!(check(&script.0).is_ok());
+        let data = Executable::new("data", b"MZ\x90\0\n");
+        assert!(matches!(check(&data.0), Err(Obstacle::Unknown)));
     }
 }

@@ -11,6 +11,7 @@ use syscalls::{Sysno, syscall};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
+use crate::interruptible_call;
 
 fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
     result.map_err(|errno| Errno::from_raw(errno.into_raw()))
@@ -179,8 +180,8 @@ pub(crate) fn epoll_wait(
         // `room`, and the mask is null or live. The kernel's signal set has 64 bits, the first ones
         // of the C library's.
         check(unsafe {
-            syscall!(
-                Sysno::epoll_pwait,
+            interruptible_call!(
+                epoll_pwait,
                 set.0,
                 buffer,
                 room,
@@ -193,13 +194,19 @@ pub(crate) fn epoll_wait(
     // These two need no finer measure, and the older call is the faster one.
     match limit {
         None => return in_milliseconds(-1),
-        Some(limit) if limit.tv_sec == 0 && limit.tv_nsec == 0 => return in_milliseconds(0),
+        Some(limit) if limit.tv_sec == 0 && limit.tv_nsec == 0 => {
+            let size = size_of::<u64>();
+            // SAFETY: as above. This one does not sleep, and gives no `EINTR`.
+            return check(unsafe {
+                syscall!(Sysno::epoll_pwait, set.0, buffer, room, 0, mask, size)
+            });
+        }
         Some(_) => {}
     }
     // SAFETY: as above, and the limit is live.
     let found = check(unsafe {
-        syscall!(
-            Sysno::epoll_pwait2,
+        interruptible_call!(
+            epoll_pwait2,
             set.0,
             buffer,
             room,
@@ -265,8 +272,8 @@ pub(crate) fn ppoll(
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: as above; limit and mask are null or live, as for `epoll_wait`.
     check(unsafe {
-        syscall!(
-            Sysno::ppoll,
+        interruptible_call!(
+            ppoll,
             list.as_mut_ptr(),
             list.len(),
             limit,
@@ -299,17 +306,7 @@ pub(crate) unsafe fn pselect(
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     let mask = [mask.expose_provenance(), size_of::<u64>()];
     // SAFETY: limit and mask are null or live, the bitmaps the caller's contract.
-    check(unsafe {
-        syscall!(
-            Sysno::pselect6,
-            end,
-            read,
-            write,
-            except,
-            limit,
-            mask.as_ptr()
-        )
-    })
+    check(unsafe { interruptible_call!(pselect6, end, read, write, except, limit, mask.as_ptr()) })
 }
 
 /// `fcntl(2)` on a number that need not be ours.

@@ -1,6 +1,6 @@
 //! `futex(2)`: a thread sleeps on a word until it changes.
 //!
-//! Inline system calls, as in `host::kernel`, and for its reasons.
+//! No calls of the C library, as in `host::kernel`, and for its reasons.
 
 use core::ptr;
 use core::sync::atomic::AtomicU32;
@@ -9,6 +9,7 @@ use syscalls::{Errno, Sysno, syscall};
 
 use super::Outcome;
 use super::timeout::{Clock, Deadline};
+use crate::interruptible_call;
 
 /// Who may rouse a sleeper.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,13 +49,13 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
     // SAFETY: `word` is a live, aligned 32-bit word, and the limit is null or a timespec that
     // outlives the call.
     let result = unsafe {
-        syscall!(
-            Sysno::futex,
+        interruptible_call!(
+            futex,
             word.as_ptr(),
             operation,
             expected,
             limit_ptr,
-            ptr::null::<u32>(),
+            0,
             libc::FUTEX_BITSET_MATCH_ANY
         )
     };

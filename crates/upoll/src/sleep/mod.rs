@@ -11,6 +11,7 @@ mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
 mod futex;
+pub mod interruptible;
 mod kernel_part;
 mod marked;
 mod pipe;

@@ -42,10 +42,10 @@ pub(crate) use core::sync::atomic::{
 pub(crate) mod shared {
     pub(crate) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
-#[cfg(loom)]
-pub(crate) use loom::sync::atomic as shared;
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) use core::sync::atomic::{AtomicI32, AtomicU16, compiler_fence};
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic as shared;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,

@@ -1,0 +1,373 @@
+//! The program's signal handlers: called by one of this library's, which puts them off while their
+//! thread is in the midst of a call on an object (see `upoll_fds`' module `signals`).
+//!
+//! Not by locks that know when their own thread holds them already: what is half changed under such a lock
+//! is no better known then. Nor by a mask around each call, which costs two system calls.
+//!
+//! What the program sees of its actions is what it has set: handlers, masks and flags. Handlers of
+//! signals that a fault raises are called by the kernel itself, for the thread cannot go on without
+//! them; so is that of `SIGABRT`.
+
+use std::ffi::{c_int, c_void};
+use std::mem::transmute;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t, sigset_t};
+use upoll::Errno;
+
+use crate::errno::{MASK_SIZE, give, set_errno};
+use crate::next::next;
+use crate::raw;
+
+/// The program's handler of each signal, with these two bits that no address has. What the kernel has for
+/// the signal says whether it is in force.
+static HANDLERS: [AtomicUsize; SIGNALS + 1] = [const { AtomicUsize::new(0) }; SIGNALS + 1];
+const SIGNALS: usize = 64;
+/// `SA_SIGINFO`, without which the kernel does not say what came with a signal.
+const TAKES_INFO: usize = 1 << 62;
+/// `SA_RESETHAND`, which is not for the kernel: a handler that was put off is called for another signal.
+const IS_CALLED_ONCE: usize = 1 << 63;
+
+const CALLED_BY_THE_KERNEL: [c_int; 7] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGABRT,
+];
+
+/// Calls the program's handler, or has it called later.
+unsafe extern "C-unwind" fn call_handler(
+    signal: c_int,
+    info: *mut siginfo_t,
+    context: *mut c_void,
+) {
+    // SAFETY: the kernel has given it all that; after this nothing is done.
+    if unsafe { upoll_fds::put_off(signal, info, context.cast()) } {
+        return;
+    }
+    let handler = &HANDLERS[signal.unsigned_abs() as usize % (SIGNALS + 1)];
+    let mut word = handler.load(Ordering::Acquire);
+    if word & IS_CALLED_ONCE != 0 {
+        let taken = handler.compare_exchange(word, SIG_DFL, Ordering::AcqRel, Ordering::Acquire);
+        match taken {
+            Ok(_) => reset(signal, word),
+            Err(now) => word = now,
+        }
+    }
+    if word == SIG_DFL {
+        // Another thread was quicker. What the kernel does by default it does after this.
+        let (process, thread) = (raw::kernel!(SYS_getpid), raw::kernel!(SYS_gettid));
+        if let (Ok(process), Ok(thread)) = (process, thread) {
+            let _ = raw::kernel!(SYS_rt_tgsigqueueinfo, process, thread, signal, info);
+        }
+        return;
+    }
+    type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
+    // SAFETY: the program says that this is its handler; one that takes a number only does not look for
+    // the rest.
+    let handler = unsafe { transmute::<usize, Handler>(word & !(TAKES_INFO | IS_CALLED_ONCE)) };
+    // SAFETY: as above.
+    unsafe { handler(signal, info, context) }
+}
+
+fn own() -> usize {
+    call_handler as *const () as usize
+}
+
+/// What `SA_RESETHAND` asks for.
+#[cold]
+fn reset(signal: c_int, word: usize) {
+    let mut action = raw::Action::default();
+    let known = raw::kernel!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
+    if known.is_ok() && action.handler == own() {
+        action.handler = SIG_DFL;
+        action.flags = seen(action.flags, word);
+        let _ = raw::kernel!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
+    }
+}
+
+/// Flags of an action, as the kernel has them.
+const TAKES_INFO_FLAG: usize = libc::SA_SIGINFO.cast_unsigned() as usize;
+const CALLED_ONCE_FLAG: usize = libc::SA_RESETHAND.cast_unsigned() as usize & 0xffff_ffff;
+
+/// The flags that the program has given, of those that the kernel has.
+fn seen(flags: usize, word: usize) -> usize {
+    let mut flags = flags & !(TAKES_INFO_FLAG | CALLED_ONCE_FLAG);
+    if word & TAKES_INFO != 0 {
+        flags |= TAKES_INFO_FLAG;
+    }
+    if word & IS_CALLED_ONCE != 0 {
+        flags |= CALLED_ONCE_FLAG;
+    }
+    flags
+}
+
+/// A handler and its flags.
+type Called = (sighandler_t, usize);
+
+/// Has `change` set what the kernel is to call for what the program wants, and gives what the program had
+/// set before for what it then says of that.
+fn exchange<E>(
+    signal: c_int,
+    wanted: Option<Called>,
+    change: impl FnOnce(Option<Called>) -> Result<Called, E>,
+) -> Result<Called, E> {
+    let handler = usize::try_from(signal)
+        .ok()
+        .and_then(|signal| HANDLERS.get(signal));
+    let Some(place) = handler.filter(|_| !CALLED_BY_THE_KERNEL.contains(&signal)) else {
+        return change(wanted);
+    };
+    let is_one = |&(handler, _): &Called| handler != SIG_DFL && handler != SIG_IGN;
+    let Some((handler, flags)) = wanted.filter(is_one) else {
+        let (before, flags) = change(wanted)?;
+        return Ok(as_seen(before, flags, place.load(Ordering::Acquire)));
+    };
+    let mut word = handler;
+    if flags & TAKES_INFO_FLAG != 0 {
+        word |= TAKES_INFO;
+    }
+    if flags & CALLED_ONCE_FLAG != 0 {
+        word |= IS_CALLED_ONCE;
+    }
+    // A signal that comes before the kernel knows is one that came a little later.
+    let known = place.swap(word, Ordering::AcqRel);
+    let flags = (flags | TAKES_INFO_FLAG) & !CALLED_ONCE_FLAG;
+    match change(Some((own(), flags))) {
+        Ok((before, flags)) => Ok(as_seen(before, flags, known)),
+        Err(error) => {
+            let _ = place.compare_exchange(word, known, Ordering::AcqRel, Ordering::Relaxed);
+            Err(error)
+        }
+    }
+}
+
+fn as_seen(handler: sighandler_t, flags: usize, word: usize) -> Called {
+    match handler == own() {
+        true => (word & !(TAKES_INFO | IS_CALLED_ONCE), seen(flags, word)),
+        false => (handler, flags),
+    }
+}
+
+/// An action's flags are an int in C.
+fn word_of(flags: c_int) -> usize {
+    flags.cast_unsigned() as usize
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the kernel gives no others"
+)]
+fn int_of(flags: usize) -> c_int {
+    (flags as u32).cast_signed()
+}
+
+#[doc = "`sigaction(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    let wanted = (!new.is_null()).then(|| unsafe { *new });
+    // SAFETY: all zeros is one.
+    let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
+    let called = wanted.map(|wanted| (wanted.sa_sigaction, word_of(wanted.sa_flags)));
+    let before = exchange(signal, called, |called| {
+        let mut action = wanted;
+        if let (Some(action), Some((handler, flags))) = (&mut action, called) {
+            action.sa_sigaction = handler;
+            action.sa_flags = int_of(flags);
+        }
+        let new = action.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let done = next!(
+            c"sigaction" as fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
+            (signal, new, &raw mut found)
+        );
+        match done {
+            0 => Ok((found.sa_sigaction, word_of(found.sa_flags))),
+            failed => Err(failed),
+        }
+    });
+    match before {
+        Ok((handler, flags)) => {
+            if !old.is_null() {
+                found.sa_sigaction = handler;
+                found.sa_flags = int_of(flags);
+                // SAFETY: the caller's contract.
+                unsafe { old.write(found) };
+            }
+            0
+        }
+        Err(failed) => failed,
+    }
+}
+
+#[doc = "`sigaction(2)`, by its other name."]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { sigaction(signal, new, old) }
+}
+
+/// `rt_sigaction(2)` as the system call is.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn raw_sigaction(
+    signal: c_int,
+    new: *const raw::Action,
+    old: *mut raw::Action,
+    size: usize,
+) -> c_int {
+    let wanted = match new.is_null() {
+        true => Ok(None),
+        // SAFETY: the caller's contract.
+        false => unsafe { upoll_fds::read_memory(new) }.map(Some),
+    };
+    let done = wanted.and_then(|wanted| {
+        let mut found = raw::Action::default();
+        let called = wanted.map(|wanted| (wanted.handler, wanted.flags));
+        let (handler, flags) = exchange(signal, called, |called| {
+            let mut action = wanted;
+            if let (Some(action), Some((handler, flags))) = (&mut action, called) {
+                action.handler = handler;
+                action.flags = flags;
+            }
+            let new = action.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            raw::kernel!(SYS_rt_sigaction, signal, new, &raw mut found, size)?;
+            Ok::<_, Errno>((found.handler, found.flags))
+        })?;
+        found.handler = handler;
+        found.flags = flags;
+        match old.is_null() {
+            true => Ok(()),
+            // SAFETY: the caller's contract.
+            false => unsafe { upoll_fds::write_memory(old, found) },
+        }
+    });
+    give(done)
+}
+
+/// Signals that `siginterrupt(3)` has interrupt calls.
+static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+
+#[doc = "`siginterrupt(3)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    let done = next!(
+        c"siginterrupt" as fn(c_int, c_int) -> c_int,
+        (signal, interrupts)
+    );
+    if done == 0 {
+        match interrupts {
+            0 => INTERRUPTING.fetch_and(!bit(signal), Ordering::Relaxed),
+            _ => INTERRUPTING.fetch_or(bit(signal), Ordering::Relaxed),
+        };
+    }
+    done
+}
+
+fn bit(signal: c_int) -> u64 {
+    let at = signal.checked_sub(1).and_then(|at| u32::try_from(at).ok());
+    at.and_then(|at| 1_u64.checked_shl(at)).unwrap_or(0)
+}
+
+/// Sets a handler with these flags and, if `blocks_itself`, its signal in the mask; gives the one before.
+fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) -> sighandler_t {
+    // SAFETY: all zeros is an action.
+    let (mut new, mut old): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
+    new.sa_sigaction = handler;
+    new.sa_flags = flags;
+    if blocks_itself {
+        // SAFETY: the set is live.
+        unsafe { libc::sigaddset(&raw mut new.sa_mask, signal) };
+    }
+    // SAFETY: both are live; the handler is the caller's.
+    match unsafe { sigaction(signal, &raw const new, &raw mut old) } {
+        0 => old.sa_sigaction,
+        _ => SIG_ERR,
+    }
+}
+
+#[doc = "`signal(2)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    if handler == SIG_ERR || bit(signal) == 0 {
+        set_errno(Errno::INVAL);
+        return SIG_ERR;
+    }
+    let flags = match INTERRUPTING.load(Ordering::Relaxed) & bit(signal) {
+        0 => libc::SA_RESTART,
+        _ => 0,
+    };
+    set(signal, handler, flags, true)
+}
+
+#[doc = "`signal(2)` of System V"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    const INTERRUPTS: c_int = 0x2000_0000;
+    if handler == SIG_ERR || bit(signal) == 0 {
+        set_errno(Errno::INVAL);
+        return SIG_ERR;
+    }
+    let flags = libc::SA_RESETHAND | libc::SA_NODEFER | INTERRUPTS;
+    set(signal, handler, flags, false)
+}
+
+#[doc = "`sigset(3)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    const HOLD: sighandler_t = 2;
+    if handler == HOLD {
+        let before = next!(
+            c"sigset" as fn(c_int, sighandler_t) -> sighandler_t,
+            (signal, HOLD)
+        );
+        let known = HANDLERS
+            .get(usize::try_from(signal).unwrap_or(0))
+            .map_or(0, |known| known.load(Ordering::Acquire));
+        return as_seen(before, 0, known).0;
+    }
+    let old = set(signal, handler, 0, false);
+    if old == SIG_ERR {
+        return SIG_ERR;
+    }
+    // SAFETY: all zeros is a set; all are live.
+    unsafe {
+        let (mut this, mut before): (sigset_t, sigset_t) = std::mem::zeroed();
+        libc::sigaddset(&raw mut this, signal);
+        libc::sigprocmask(libc::SIG_UNBLOCK, &raw const this, &raw mut before);
+        match libc::sigismember(&raw const before, signal) {
+            1 => HOLD,
+            _ => old,
+        }
+    }
+}
+
+/// Other names of the same.
+macro_rules! also_called {
+    ($($name:ident = $function:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(3)`")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
+            // SAFETY: the caller's contract.
+            unsafe { self::$function(signal, handler) }
+        }
+    )* };
+}
+
+also_called! {
+    bsd_signal = signal;
+    ssignal = signal;
+    sysv_signal = __sysv_signal;
+}

@@ -1,0 +1,189 @@
+//! The system calls in which a thread sleeps, made so that a signal handler can end them.
+//!
+//! Whoever puts a signal off until a call is over (`upoll-preload` does) must see to it that the call
+//! does not go to sleep first: the signal may come just before the system call, and where handlers have
+//! `SA_RESTART` the kernel begins the call anew after them. So all such calls are made at one place, of
+//! which [`place`] knows by the address whether the thread is still to leave it, as the C library
+//! does for its cancellation points. There a thread looks, with no gap before the system call, whether
+//! something was [put off](put_off) already.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use syscalls::{Errno, Sysno};
+
+std::thread_local! {
+    /// Not 0: the thread's sleeps end before they begin.
+    static IS_PUT_OFF: AtomicU32 = const { AtomicU32::new(0) };
+}
+
+/// Sets whether the thread has put a signal off: from now on its sleeps give `EINTR` at once.
+pub fn put_off(is_put_off: bool) {
+    IS_PUT_OFF.with(|word| word.store(is_put_off.into(), Ordering::Relaxed));
+}
+
+/// A system call that may sleep, by its name; its arguments become machine words.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! interruptible_call {
+    ($name:ident $(, $argument:expr)* $(,)?) => {{
+        let given = [$($argument as usize),*];
+        let mut arguments = [0; 6];
+        arguments[..given.len()].copy_from_slice(&given);
+        $crate::interruptible::call(::syscalls::Sysno::$name, arguments)
+    }};
+}
+
+/// A system call that may sleep.
+///
+/// # Safety
+/// That of the call.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub unsafe fn call(number: Sysno, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let result = IS_PUT_OFF.with(|word| {
+        // SAFETY: the caller's contract; the word lives as long as the thread.
+        unsafe { enter(number as usize, arguments.as_ptr(), word.as_ptr()) }
+    });
+    match result {
+        -4095..=-1 => Err(Errno::new(-(result as i32))),
+        _ => Ok(result.cast_unsigned()),
+    }
+}
+
+/// Makes a call unless `word` is set; gives the address after the system call if it is null.
+///
+/// Up to that address nothing is on the stack.
+#[unsafe(naked)]
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" fn enter(number: usize, arguments: *const usize, word: *const u32) -> isize {
+    core::arch::naked_asm!(
+        "test rdx, rdx",
+        "jz 4f",
+        "mov rax, rdi",
+        "mov r11, rdx",
+        "mov rcx, rsi",
+        "mov rdi, [rcx]",
+        "mov rsi, [rcx + 8]",
+        "mov rdx, [rcx + 16]",
+        "mov r10, [rcx + 24]",
+        "mov r8, [rcx + 32]",
+        "mov r9, [rcx + 40]",
+        "cmp dword ptr [r11], 0",
+        "jne 3f",
+        "syscall",
+        "2: ret",
+        "3: mov rax, {interrupted}",
+        "ret",
+        "4: lea rax, [rip + 2b]",
+        "ret",
+        interrupted = const -libc::EINTR,
+    );
+}
+
+#[unsafe(naked)]
+#[cfg(target_arch = "aarch64")]
+unsafe extern "C" fn enter(number: usize, arguments: *const usize, word: *const u32) -> isize {
+    core::arch::naked_asm!(
+        "cbz x2, 4f",
+        "mov x8, x0",
+        "mov x9, x1",
+        "mov x10, x2",
+        "ldp x0, x1, [x9]",
+        "ldp x2, x3, [x9, #16]",
+        "ldp x4, x5, [x9, #32]",
+        "ldr w10, [x10]",
+        "cbnz w10, 3f",
+        "svc 0",
+        "2: ret",
+        "3: mov x0, #{interrupted}",
+        "ret",
+        "4: adr x0, 2b",
+        "ret",
+        interrupted = const -libc::EINTR,
+    );
+}
+
+/// Other processors have no such place: a signal that comes just before a system call is noticed late.
+///
+/// # Safety
+/// That of the call.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub unsafe fn call(number: Sysno, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, Errno> {
+    if IS_PUT_OFF.with(|word| word.load(Ordering::Relaxed)) != 0 {
+        return Err(Errno::EINTR);
+    }
+    // SAFETY: the caller's contract.
+    unsafe { syscalls::syscall6(number, a, b, c, d, e, f) }
+}
+
+/// Where a signal came with respect to a [`call`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Before its system call, or where the kernel would begin that anew. The thread is to go on at
+    /// this address, as if the call had given `EINTR`.
+    Before(usize),
+    /// Just after it.
+    After,
+    /// Not in one.
+    Elsewhere,
+}
+
+/// Where the instruction at `address` is, which a signal has interrupted.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub fn place(address: usize) -> Place {
+    // SAFETY: with no word it only gives an address.
+    let after = unsafe { enter(0, core::ptr::null(), core::ptr::null()) }.cast_unsigned();
+    if address == after {
+        Place::After
+    } else if (enter as *const () as usize..after).contains(&address) {
+        Place::Before(after)
+    } else {
+        Place::Elsewhere
+    }
+}
+
+/// Where the instruction at an address is, which a signal has interrupted.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub fn place(_: usize) -> Place {
+    Place::Elsewhere
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_has_put_a_signal_off_does_not_sleep() {
+        let nothing = [0, 0, 0, 0, 0, size_of::<u64>()];
+        let at_once = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let limit = &raw const at_once;
+        let poll = || {
+            let mut arguments = nothing;
+            arguments[2] = limit.expose_provenance();
+            // SAFETY: an empty list and a live limit.
+            unsafe { call(Sysno::ppoll, arguments) }
+        };
+        assert_eq!(poll(), Ok(0));
+        put_off(true);
+        assert_eq!(poll(), Err(Errno::EINTR));
+        // SAFETY: as above; without the first look it would never end.
+        assert_eq!(unsafe { call(Sysno::ppoll, nothing) }, Err(Errno::EINTR));
+        put_off(false);
+        assert_eq!(poll(), Ok(0));
+    }
+
+    #[test]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn the_place_of_an_address_is_known() {
+        let begin = enter as *const () as usize;
+        let Place::Before(after) = place(begin) else {
+            panic!("it begins there");
+        };
+        assert_eq!(place(after), Place::After);
+        assert_eq!(place(after - 1), Place::Before(after));
+        assert_eq!(place(after + 1), Place::Elsewhere);
+        assert_eq!(place(begin - 1), Place::Elsewhere);
+    }
+}

@@ -1,0 +1,133 @@
+/* Threads are cancelled in calls on sockets, while they splice or wait for a lock, and before they
+ * close: the number stays open then. */
+#include "../c/check.h"
+#include <setjmp.h>
+
+enum how { SEND, SENDTO, SENDMSG, SENDMMSG, RECV, RECVFROM, RECVMSG, RECVMMSG, SPLICE, TEE, VMSPLICE,
+	   LOCK, CLOSE, HOWS };
+static const char *const names[] = {"send", "sendto", "sendmsg", "sendmmsg", "recv", "recvfrom",
+				    "recvmsg", "recvmmsg", "splice", "tee", "vmsplice",
+				    "fcntl(F_SETLKW)", "close"};
+
+static int pair[2], empty[2], full[2], locked;
+static volatile int is_cleaned;
+static char bytes[1 << 16];
+
+static void cleans(void *nothing)
+{
+	(void)nothing;
+	is_cleaned = 1;
+}
+
+static void *blocks(void *argument)
+{
+	enum how how = *(enum how *)argument;
+	struct iovec list = {bytes, sizeof bytes};
+	struct mmsghdr messages;
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+	memset(&messages, 0, sizeof messages);
+	messages.msg_hdr.msg_iov = &list, messages.msg_hdr.msg_iovlen = 1;
+	pthread_cleanup_push(cleans, NULL);
+	for (;;)
+		switch (how) {
+		case SEND: send(pair[0], bytes, sizeof bytes, 0); break;
+		case SENDTO: sendto(pair[0], bytes, sizeof bytes, 0, NULL, 0); break;
+		case SENDMSG: sendmsg(pair[0], &messages.msg_hdr, 0); break;
+		case SENDMMSG: sendmmsg(pair[0], &messages, 1, 0); break;
+		case RECV: recv(pair[0], bytes, 1, 0); break;
+		case RECVFROM: recvfrom(pair[0], bytes, 1, 0, NULL, NULL); break;
+		case RECVMSG: recvmsg(pair[0], &messages.msg_hdr, 0); break;
+		case RECVMMSG: recvmmsg(pair[0], &messages, 1, 0, NULL); break;
+		case SPLICE: splice(empty[0], NULL, full[1], NULL, 1, 0); break;
+		case TEE: tee(empty[0], full[1], 1, 0); break;
+		case VMSPLICE: vmsplice(full[1], &list, 1, 0); break;
+		case LOCK: fcntl(locked, F_OFD_SETLKW, &lock); break;
+		case CLOSE:
+			CHECK(pthread_cancel(pthread_self()) == 0);
+			close(locked);
+			/* It is not reached. */
+			_exit(4);
+		case HOWS: break;
+		}
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+static void is_cancelled(enum how how, int wait)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+	char path[] = "/tmp/upoll-lock-XXXXXX";
+	pthread_t thread;
+	struct timespec limit;
+	void *result;
+	int holder = mkstemp(path);
+	CHECK(holder >= 0 && (locked = open(path, O_RDWR)) >= 0 && unlink(path) == 0);
+	CHECK(fcntl(holder, F_OFD_SETLK, &lock) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	CHECK(pipe(empty) == 0 && pipe(full) == 0);
+	is_cleaned = 0;
+	CHECK(pthread_create(&thread, NULL, blocks, &how) == 0);
+	if (wait)
+		sleep_ms(20);
+	if (how != CLOSE)
+		CHECK(pthread_cancel(thread) == 0);
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += 10;
+	if (pthread_timedjoin_np(thread, &result, &limit) != 0) {
+		fprintf(stderr, "%s is not cancelled\n", names[how]);
+		exit(1);
+	}
+	CHECK(result == PTHREAD_CANCELED && is_cleaned);
+	CHECK(close(locked) == 0 && close(holder) == 0);
+	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0);
+	CHECK(close(empty[0]) == 0 && close(empty[1]) == 0);
+	CHECK(close(full[0]) == 0 && close(full[1]) == 0);
+}
+
+static sigjmp_buf before;
+
+static void leaves(int signal)
+{
+	(void)signal;
+	siglongjmp(before, 1);
+}
+
+/* In no call that can be cancelled, after it has left one: nothing interrupts what it does then. */
+static void *leaves_a_call(void *nothing)
+{
+	struct timespec time = {0, 200000000};
+	char byte;
+	int state;
+	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state) == 0);
+	if (sigsetjmp(before, 1) == 0)
+		read(empty[0], &byte, 1);
+	CHECK(write(full[1], "x", 1) == 1);
+	CHECK(nanosleep(&time, NULL) == 0);
+	return nothing;
+}
+
+static void is_not_taken_for_being_in_a_call(void)
+{
+	pthread_t thread;
+	char byte;
+	CHECK(pipe(empty) == 0 && pipe(full) == 0);
+	CHECK(signal(SIGUSR1, leaves) != SIG_ERR);
+	CHECK(pthread_create(&thread, NULL, leaves_a_call, NULL) == 0);
+	sleep_ms(20);
+	CHECK(pthread_kill(thread, SIGUSR1) == 0);
+	CHECK(read(full[0], &byte, 1) == 1);
+	sleep_ms(20);
+	CHECK(pthread_cancel(thread) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+int main(void)
+{
+	int wait, how;
+	alarm(100);
+	for (wait = 0; wait < 2; wait++)
+		for (how = SEND; how < HOWS; how++)
+			is_cancelled((enum how)how, wait);
+	is_not_taken_for_being_in_a_call();
+	return 0;
+}
