@@ -15,7 +15,7 @@ use crate::object::Object;
 use crate::patience::Patience;
 use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
-use crate::signals::Section;
+use crate::signals::{HeldBack, Section};
 use crate::table::{self, Held};
 
 /// What cannot be handed over (yet).
@@ -167,15 +167,24 @@ fn demote_set(object: &Object, set: &NumberedSet) -> Result<(), Errno> {
 /// fork takes it from a thread that it does not have.
 static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
-struct UnderWay;
+/// Signals are held back: a handler that hands something over would wait for its own thread.
+struct UnderWay {
+    _held_back: HeldBack,
+}
 
 impl UnderWay {
     fn begin() -> Self {
         let mut patience = Patience::new();
-        while IS_UNDER_WAY.swap(true, Ordering::Acquire) {
+        loop {
+            let held_back = HeldBack::begin();
+            if !IS_UNDER_WAY.swap(true, Ordering::Acquire) {
+                return UnderWay {
+                    _held_back: held_back,
+                };
+            }
+            drop(held_back);
             patience.wait();
         }
-        UnderWay
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) use core::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence,
 };
 /// Atomics that other processes have, too.
-#[cfg(not(loom))]
+#[cfg(all(feature = "std", not(loom)))]
 pub(crate) mod shared {
     pub(crate) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
