@@ -11,7 +11,7 @@ use upoll::Errno;
 
 use crate::fork;
 use crate::in_use;
-use crate::kernel;
+use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::patience::Patience;
 use crate::signals::{HeldBack, Section};
@@ -197,10 +197,14 @@ pub(crate) fn replace(
             false => copy(),
         };
     };
-    let _section = Section::begin();
-    let _change = fork::Change::begin();
+    let section = Section::begin();
+    let change = fork::Change::begin();
+    let outgoing = match slot.is_empty() {
+        true => second_number_if_it_lingers(new),
+        false => None,
+    };
     let mut patience = Patience::new();
-    loop {
+    let result = loop {
         // A change waits for no other one.
         let changed = slot.change(true, || {
             let (copied, object) = match self::slot(fd) {
@@ -210,11 +214,47 @@ pub(crate) fn replace(
             Ok((copied.map_err(Some)?, object))
         });
         match changed {
-            Ok(new) => return Ok(new),
-            Err(Some(errno)) => return Err(errno),
+            Ok(new) => break Ok(new),
+            Err(Some(errno)) => break Err(errno),
             Err(None) => patience.wait(),
         }
+    };
+    // In the reverse order of their beginning, as a handler may leave for good from here on.
+    drop(change);
+    drop(section);
+    if let Some(outgoing) = outgoing {
+        // That it was interrupted, or what it has lost, nobody hears of: nor would they from the kernel.
+        let _ = kernel::close(outgoing);
     }
+    result
+}
+
+/// Another number for a socket of the kernel's whose last close may block, to be closed when signals
+/// are let in and no number is being changed.
+fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
+    let mut linger = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+    let mut size = size_of_val(&linger) as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    // SAFETY: what the kernel writes to is live, and of the size that it is told.
+    let known = unsafe {
+        call!(
+            getsockopt,
+            fd,
+            level,
+            option,
+            &raw mut linger,
+            &raw mut size
+        )
+    };
+    if known.is_err() || linger.l_onoff == 0 || linger.l_linger == 0 {
+        return None;
+    }
+    // SAFETY: no pointers are involved. Where there is no number left the change waits.
+    kernel::number(unsafe { call!(fcntl, fd, libc::F_DUPFD_CLOEXEC, 256) }).ok()
 }
 
 /// If what the number stands for was handed over without it, it is what the kernel takes it for. To be
