@@ -295,7 +295,7 @@ impl<T: ?Sized> Description<T> {
 /// assert_eq!(set.harvest(&mut [Event::default(); 4])?, 0);
 /// # Ok::<(), upoll::Errno>(())
 /// ```
-pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>, PhantomData<T>);
+pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>);
 
 // SAFETY: it is a shared reference to a description that any thread may be the last to let go of; an
 // object is `Send` and `Sync`, and the rest is atomic or behind a lock.
@@ -316,7 +316,7 @@ impl<T: Pollable> File<T> {
             }),
             object,
         });
-        File(NonNull::from(Box::leak(description)), PhantomData)
+        File(NonNull::from(Box::leak(description)))
     }
 
     /// Another reference to the same open file, without its type.
@@ -324,7 +324,7 @@ impl<T: Pollable> File<T> {
     pub fn erase(&self) -> File {
         let description: NonNull<Description> = self.0;
         self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(description, PhantomData)
+        File(description)
     }
 
     #[inline]
@@ -360,7 +360,7 @@ impl File {
 impl<T: Pollable + ?Sized> Clone for File<T> {
     fn clone(&self) -> Self {
         self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(self.0, PhantomData)
+        File(self.0)
     }
 }
 
@@ -552,7 +552,7 @@ impl<'a> FileRef<'a> {
     #[must_use]
     pub fn to_file(self) -> File {
         self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(self.description, PhantomData)
+        File(self.description)
     }
 }
 
