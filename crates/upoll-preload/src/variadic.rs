@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use crate::files::hand_over;
 use crate::next::Next;
 use crate::process::demote_inherited;
+use crate::settings::serve_nothing_new;
 
 static NEXT: [Next; 6] = [
     Next::new(c"execl"),
@@ -30,11 +31,15 @@ extern "C" fn before_printing(which: usize, fd: usize, _: usize) -> *mut c_void 
     NEXT[which].address()
 }
 
-/// A thread needs nothing. A child that shares this memory must not find objects in it.
+/// Whoever shares this memory must not find objects in it: not a child, which has a table of its own; nor
+/// a thread that the C library does not know of, by whose word a process of one thread goes without locked
+/// instructions. As long as both run, nothing that comes may be found either.
 extern "C" fn before_clone(which: usize, _: usize, flags: usize) -> *mut c_void {
-    if flags & libc::CLONE_THREAD.cast_unsigned() as usize == 0 {
-        upoll_fds::demote_all();
+    let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
+    if has(libc::CLONE_VM) && !has(libc::CLONE_VFORK) {
+        serve_nothing_new();
     }
+    upoll_fds::demote_all();
     NEXT[which].address()
 }
 

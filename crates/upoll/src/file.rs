@@ -229,6 +229,20 @@ impl Watchers {
     }
 }
 
+/// One reference more in a count.
+///
+/// # Panics
+/// There are too many: references that are forgotten, not dropped, would let the count begin anew, and
+/// what is still referred to be freed.
+#[inline]
+fn count_one_more(references: &AtomicUsize) {
+    if references.fetch_add(1, Ordering::Relaxed) > usize::MAX / 2 {
+        // Or whoever catches the panic comes nearer to the end each time.
+        references.fetch_sub(1, Ordering::Relaxed);
+        panic!("too many references to a file");
+    }
+}
+
 impl<T: ?Sized> Description<T> {
     #[inline]
     pub(crate) fn object(&self) -> &T {
@@ -246,10 +260,7 @@ impl<T: ?Sized> Description<T> {
     #[inline]
     unsafe fn hold(this: NonNull<Self>) {
         // SAFETY: the caller's contract.
-        let before = unsafe { this.as_ref() }
-            .held
-            .fetch_add(1, Ordering::Relaxed);
-        assert!(before < usize::MAX / 2, "too many references to a file");
+        count_one_more(unsafe { &this.as_ref().held });
     }
 
     /// One reference less; the last one frees the memory.
@@ -295,7 +306,7 @@ impl<T: ?Sized> Description<T> {
 /// assert_eq!(set.harvest(&mut [Event::default(); 4])?, 0);
 /// # Ok::<(), upoll::Errno>(())
 /// ```
-pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>, PhantomData<T>);
+pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>);
 
 // SAFETY: it is a shared reference to a description that any thread may be the last to let go of; an
 // object is `Send` and `Sync`, and the rest is atomic or behind a lock.
@@ -316,15 +327,15 @@ impl<T: Pollable> File<T> {
             }),
             object,
         });
-        File(NonNull::from(Box::leak(description)), PhantomData)
+        File(NonNull::from(Box::leak(description)))
     }
 
     /// Another reference to the same open file, without its type.
     #[must_use]
     pub fn erase(&self) -> File {
         let description: NonNull<Description> = self.0;
-        self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(description, PhantomData)
+        count_one_more(&self.description().open);
+        File(description)
     }
 
     #[inline]
@@ -359,8 +370,8 @@ impl File {
 
 impl<T: Pollable + ?Sized> Clone for File<T> {
     fn clone(&self) -> Self {
-        self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(self.0, PhantomData)
+        count_one_more(&self.description().open);
+        File(self.0)
     }
 }
 
@@ -551,8 +562,8 @@ impl<'a> FileRef<'a> {
     /// An owned reference to the same open file.
     #[must_use]
     pub fn to_file(self) -> File {
-        self.description().open.fetch_add(1, Ordering::Relaxed);
-        File(self.description, PhantomData)
+        count_one_more(&self.description().open);
+        File(self.description)
     }
 }
 
@@ -562,5 +573,46 @@ impl fmt::Debug for FileRef<'_> {
             .field("identity", &self.identity())
             .field("number", &self.number)
             .finish()
+    }
+}
+
+#[cfg(all(test, feature = "std", not(loom)))]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::{Events, File, Held, Ordering, PollTable, Pollable};
+
+    struct Idle;
+
+    impl Pollable for Idle {
+        fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+            Events::empty()
+        }
+    }
+
+    /// With 32-bit counts a program can come there, by `mem::forget` of clones.
+    #[test]
+    fn references_beyond_what_can_be_counted_are_refused_and_the_file_stays_open() {
+        let file = File::new(Idle);
+        let description = file.description();
+        let another: [fn(&File<Idle>); 4] = [
+            |file| drop(file.clone()),
+            |file| drop(file.erase()),
+            |file| drop(file.by_ref().to_file()),
+            // SAFETY: the file keeps it alive.
+            |file| drop(unsafe { Held::new(file.0) }),
+        ];
+        for count in [&description.open, &description.held] {
+            count.store(usize::MAX, Ordering::Relaxed);
+        }
+        for another in another {
+            let file = std::panic::AssertUnwindSafe(&file);
+            assert!(catch_unwind(|| another(&file)).is_err());
+            assert!(file.description().is_open());
+        }
+        for count in [&description.open, &description.held] {
+            assert_eq!(count.swap(1, Ordering::Relaxed), usize::MAX);
+        }
+        drop(file.clone());
     }
 }

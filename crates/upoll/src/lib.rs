@@ -4,6 +4,12 @@
 //! yourself behave as `epoll(7)`, `eventfd(2)`, `pipe(7)`, `unix(7)` and the kernel's files do,
 //! without a system call. `poll(2)` and `select(2)`, as a set, wait for them and for descriptors of
 //! the kernel in one call.
+//!
+//! # Threads
+//! Everything may be used from any thread that the C library has made (`std::thread`,
+//! `pthread_create(3)`). By its word (`__libc_single_threaded`) a process of one thread goes without locked
+//! instructions, as its `malloc` does. So nothing here may be used beside another thread that was made by
+//! a bare `clone(2)`, or by a second C library (`dlmopen(3)`).
 #![cfg_attr(not(any(feature = "std", loom)), no_std)]
 
 extern crate alloc;

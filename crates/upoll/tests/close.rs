@@ -139,6 +139,27 @@ fn closing_the_middle_of_a_chain_cuts_it() {
     twin.add(0, 3, IN, 0).unwrap();
 }
 
+/// An object that must not move.
+struct Unmoved(std::marker::PhantomPinned);
+
+impl Pollable for Unmoved {
+    fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+        Events::empty()
+    }
+}
+
+#[test]
+fn references_may_move_whatever_they_lead_to() {
+    fn take_out<T: Unpin>(mut pinned: std::pin::Pin<&mut Option<T>>) -> Option<T> {
+        pinned.take()
+    }
+    let file = File::new(Unmoved(std::marker::PhantomPinned));
+    let erased = std::pin::pin!(Some(file.erase()));
+    let moved = take_out(erased).unwrap();
+    assert!(moved.as_file_ref().is_same_file(file.by_ref()));
+    assert!(take_out(std::pin::pin!(Some(file))).is_some());
+}
+
 /// An object that notices what is done to it after its end, and counts its ends.
 struct Mortal {
     queue: WaitQueue,

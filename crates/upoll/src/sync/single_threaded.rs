@@ -9,8 +9,8 @@
 //! before it with all that it does.
 //!
 //! What processes share needs the [atomics of `core`](core::sync::atomic): there is always another one.
-//! Nor may a thread be made behind the C library's back, by a bare `clone(2)`: that breaks the C
-//! library's own locks, too.
+//! Nor may a thread be made behind the C library's back, by a bare `clone(2)` or by a second C library
+//! (`dlmopen(3)`): that breaks the C library's own locks, too.
 
 use core::arch::asm;
 use core::fmt;
