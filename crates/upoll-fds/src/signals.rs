@@ -55,12 +55,9 @@ pub(crate) struct HeldBack {
 
 impl HeldBack {
     pub(crate) fn begin() -> Self {
-        let raised = RAISED_BY_THE_CODE
-            .iter()
-            .fold(0, |set, signal| set | 1 << (signal - 1));
         HELD.with(|held| {
             held.set(match held.get() {
-                (0, _) => (1, set_mask(!raised)),
+                (0, _) => (1, hold_back()),
                 (depth, before) => (depth + 1, before),
             });
         });
@@ -83,14 +80,26 @@ impl Drop for HeldBack {
     }
 }
 
-/// Sets the thread's signal mask, and says what it was.
-fn set_mask(mask: u64) -> u64 {
+/// Has no handler run in this thread; says what its mask was.
+fn hold_back() -> u64 {
+    let raised = RAISED_BY_THE_CODE
+        .iter()
+        .fold(0, |set, signal| set | 1 << (signal - 1));
+    change_mask(libc::SIG_BLOCK, !raised)
+}
+
+fn set_mask(mask: u64) {
+    change_mask(libc::SIG_SETMASK, mask);
+}
+
+/// Changes the thread's signal mask, and says what it was.
+fn change_mask(how: libc::c_int, mask: u64) -> u64 {
     let mut before = 0_u64;
     // SAFETY: both are live and of the size that is given. The call does not fail then.
     let _ = unsafe {
         call!(
             rt_sigprocmask,
-            libc::SIG_SETMASK,
+            how,
             &raw const mask,
             &raw mut before,
             size_of::<u64>()
@@ -321,13 +330,14 @@ impl PutOff {
         context: *mut libc::ucontext_t,
     ) -> bool {
         let bit = 1_u64 << (signal - 1);
-        // The sleep's mask, that of the action, and the signal itself unless it has `SA_NODEFER`.
-        let mut now = 0_u64;
-        // SAFETY: the masks are live; the kernel reads what came with the signal.
+        // From here on no handler comes above this one, whose context is not that of the call. It is the
+        // sleep's mask, that of the action, and the signal itself unless it has `SA_NODEFER`.
+        let now = hold_back();
+        // SAFETY: the signal is live; the kernel reads what came with it.
         unsafe {
             let (this, size) = (&raw const bit, size_of::<u64>());
-            let _ = call!(rt_sigprocmask, libc::SIG_BLOCK, this, &raw mut now, size);
             let (Ok(process), Ok(thread)) = (call!(getpid), call!(gettid)) else {
+                set_mask(now);
                 return false;
             };
             let send = |info: *const libc::siginfo_t| {
@@ -352,6 +362,7 @@ impl PutOff {
             }
             if !is_sent {
                 // No more fit into the queue.
+                set_mask(now);
                 return false;
             }
         }
@@ -361,7 +372,10 @@ impl PutOff {
             *mask |= bit;
             self.blocked.fetch_or(bit, Ordering::Relaxed);
         } else {
-            self.let_through.fetch_or(bit, Ordering::Relaxed);
+            // Those that came in the same sleep have had their handlers above this one, and have found
+            // its mask for that of the call. There are no others: they would have ended the sleep.
+            let above = self.blocked.swap(0, Ordering::Relaxed);
+            self.let_through.fetch_or(bit | above, Ordering::Relaxed);
             self.sleeping.fetch_and(now, Ordering::Relaxed);
         }
         self.is_any.store(true, Ordering::Relaxed);
