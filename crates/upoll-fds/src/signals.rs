@@ -24,7 +24,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use upoll::interruptible::{Place, place, put_off as end_sleeps};
 
@@ -183,6 +183,8 @@ impl Drop for Section {
         let is_any = PUT_OFF.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before - 1, Ordering::Relaxed);
+            // A handler that comes between these two is called at once if nothing is put off.
+            compiler_fence(Ordering::SeqCst);
             own.is_any.load(Ordering::Relaxed)
         });
         if is_any {
@@ -195,10 +197,12 @@ impl Drop for Section {
 #[cold]
 pub(crate) fn call_what_was_put_off() {
     PUT_OFF.with(|own| {
+        let before = hold_back();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
             || in_use::ask_this_thread()
         {
+            set_mask(before);
             return;
         }
         own.is_any.store(false, Ordering::Relaxed);
@@ -207,7 +211,7 @@ pub(crate) fn call_what_was_put_off() {
         let let_through = own.let_through.swap(0, Ordering::Relaxed);
         let sleeping = own.sleeping.swap(u64::MAX, Ordering::Relaxed) & !let_through;
         // Any of the handlers may leave by `siglongjmp`.
-        unblock(blocked & !let_through);
+        set_mask(before & !(blocked & !let_through));
         if let_through != 0 {
             let at_once = libc::timespec {
                 tv_sec: 0,
@@ -291,8 +295,10 @@ pub unsafe fn put_off(
     context: *mut libc::ucontext_t,
 ) -> bool {
     PUT_OFF.with(|own| {
-        let is_in_section = own.sections.load(Ordering::Relaxed) > 0;
-        if in_use::ask_this_thread() || is_in_section {
+        // What is put off is blocked in the interrupted code alone. A handler just before its end would
+        // have others run in its own calls, and they would stay blocked.
+        let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
+        if in_use::ask_this_thread() || waits {
             // SAFETY: the caller's contract.
             return unsafe { own.add(signal, info, context) };
         }
