@@ -90,7 +90,7 @@ int main(void)
 	counter = eventfd(0, 0), set = epoll_create1(0);
 	CHECK(counter >= 0 && set >= 0 && add(set, counter, EPOLLIN, 1) == 0);
 	alarm(100);
-	for (first = 1;; first += 31) {
+	for (first = 1;; first += 124) {
 		for (second = first + 1; interrupt_twice(); second++)
 			;
 		if (second == first + 1)
