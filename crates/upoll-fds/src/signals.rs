@@ -210,8 +210,8 @@ pub(crate) fn call_what_was_put_off() {
         let blocked = own.blocked.swap(0, Ordering::Relaxed);
         let let_through = own.let_through.swap(0, Ordering::Relaxed);
         let sleeping = own.sleeping.swap(u64::MAX, Ordering::Relaxed) & !let_through;
-        // Any of the handlers may leave by `siglongjmp`.
-        set_mask(before & !(blocked & !let_through));
+        // Any of the handlers may leave by `siglongjmp`, or end the thread.
+        call_handlers(before & !(blocked & !let_through));
         if let_through != 0 {
             let at_once = libc::timespec {
                 tv_sec: 0,
@@ -223,17 +223,27 @@ pub(crate) fn call_what_was_put_off() {
             // SAFETY: the list is empty, limit and mask are live. It says that it was interrupted.
             let _ = unsafe { interruptible!(ppoll, 0, 0, limit, mask, size_of::<u64>()) };
             own.unblocked.store(0, Ordering::Relaxed);
-            unblock(blocked & let_through);
+            call_handlers(before & !blocked);
         }
     });
 }
 
-fn unblock(signals: u64) {
-    if signals != 0 {
-        let (how, set) = (libc::SIG_UNBLOCK, &raw const signals);
-        // SAFETY: the set is live and of the size that is given.
-        let _ = unsafe { call!(rt_sigprocmask, how, set, 0, size_of::<u64>()) };
+/// Sets the thread's signal mask; handlers run in this that may unwind (`pthread_exit`).
+fn call_handlers(mask: u64) {
+    unsafe extern "C-unwind" {
+        fn syscall(number: libc::c_long, ...) -> libc::c_long;
     }
+    let (how, none) = (libc::SIG_SETMASK, ptr::null_mut::<u64>());
+    // SAFETY: the mask is live and of the size that is given. The call does not fail then.
+    unsafe {
+        syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const mask,
+            none,
+            size_of::<u64>(),
+        )
+    };
 }
 
 /// The signal mask with which a handler's `ucontext_t` has the interrupted code go on.
