@@ -24,7 +24,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use upoll::interruptible::{Place, place, put_off as end_sleeps};
 
@@ -55,12 +55,9 @@ pub(crate) struct HeldBack {
 
 impl HeldBack {
     pub(crate) fn begin() -> Self {
-        let raised = RAISED_BY_THE_CODE
-            .iter()
-            .fold(0, |set, signal| set | 1 << (signal - 1));
         HELD.with(|held| {
             held.set(match held.get() {
-                (0, _) => (1, set_mask(!raised)),
+                (0, _) => (1, hold_back()),
                 (depth, before) => (depth + 1, before),
             });
         });
@@ -83,14 +80,26 @@ impl Drop for HeldBack {
     }
 }
 
-/// Sets the thread's signal mask, and says what it was.
-fn set_mask(mask: u64) -> u64 {
+/// Has no handler run in this thread; says what its mask was.
+fn hold_back() -> u64 {
+    let raised = RAISED_BY_THE_CODE
+        .iter()
+        .fold(0, |set, signal| set | 1 << (signal - 1));
+    change_mask(libc::SIG_BLOCK, !raised)
+}
+
+fn set_mask(mask: u64) {
+    change_mask(libc::SIG_SETMASK, mask);
+}
+
+/// Changes the thread's signal mask, and says what it was.
+fn change_mask(how: libc::c_int, mask: u64) -> u64 {
     let mut before = 0_u64;
     // SAFETY: both are live and of the size that is given. The call does not fail then.
     let _ = unsafe {
         call!(
             rt_sigprocmask,
-            libc::SIG_SETMASK,
+            how,
             &raw const mask,
             &raw mut before,
             size_of::<u64>()
@@ -174,6 +183,8 @@ impl Drop for Section {
         let is_any = PUT_OFF.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before - 1, Ordering::Relaxed);
+            // A handler that comes between these two is called at once if nothing is put off.
+            compiler_fence(Ordering::SeqCst);
             own.is_any.load(Ordering::Relaxed)
         });
         if is_any {
@@ -186,10 +197,12 @@ impl Drop for Section {
 #[cold]
 pub(crate) fn call_what_was_put_off() {
     PUT_OFF.with(|own| {
+        let before = hold_back();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
             || in_use::ask_this_thread()
         {
+            set_mask(before);
             return;
         }
         own.is_any.store(false, Ordering::Relaxed);
@@ -197,8 +210,8 @@ pub(crate) fn call_what_was_put_off() {
         let blocked = own.blocked.swap(0, Ordering::Relaxed);
         let let_through = own.let_through.swap(0, Ordering::Relaxed);
         let sleeping = own.sleeping.swap(u64::MAX, Ordering::Relaxed) & !let_through;
-        // Any of the handlers may leave by `siglongjmp`.
-        unblock(blocked & !let_through);
+        // Any of the handlers may leave by `siglongjmp`, or end the thread.
+        call_handlers(before & !(blocked & !let_through));
         if let_through != 0 {
             let at_once = libc::timespec {
                 tv_sec: 0,
@@ -210,17 +223,27 @@ pub(crate) fn call_what_was_put_off() {
             // SAFETY: the list is empty, limit and mask are live. It says that it was interrupted.
             let _ = unsafe { interruptible!(ppoll, 0, 0, limit, mask, size_of::<u64>()) };
             own.unblocked.store(0, Ordering::Relaxed);
-            unblock(blocked & let_through);
+            call_handlers(before & !blocked);
         }
     });
 }
 
-fn unblock(signals: u64) {
-    if signals != 0 {
-        let (how, set) = (libc::SIG_UNBLOCK, &raw const signals);
-        // SAFETY: the set is live and of the size that is given.
-        let _ = unsafe { call!(rt_sigprocmask, how, set, 0, size_of::<u64>()) };
+/// Sets the thread's signal mask; handlers run in this that may unwind (`pthread_exit`).
+fn call_handlers(mask: u64) {
+    unsafe extern "C-unwind" {
+        fn syscall(number: libc::c_long, ...) -> libc::c_long;
     }
+    let (how, none) = (libc::SIG_SETMASK, ptr::null_mut::<u64>());
+    // SAFETY: the mask is live and of the size that is given. The call does not fail then.
+    unsafe {
+        syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const mask,
+            none,
+            size_of::<u64>(),
+        )
+    };
 }
 
 /// The signal mask with which a handler's `ucontext_t` has the interrupted code go on.
@@ -282,8 +305,10 @@ pub unsafe fn put_off(
     context: *mut libc::ucontext_t,
 ) -> bool {
     PUT_OFF.with(|own| {
-        let is_in_section = own.sections.load(Ordering::Relaxed) > 0;
-        if in_use::ask_this_thread() || is_in_section {
+        // What is put off is blocked in the interrupted code alone. A handler just before its end would
+        // have others run in its own calls, and they would stay blocked.
+        let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
+        if in_use::ask_this_thread() || waits {
             // SAFETY: the caller's contract.
             return unsafe { own.add(signal, info, context) };
         }
@@ -321,13 +346,14 @@ impl PutOff {
         context: *mut libc::ucontext_t,
     ) -> bool {
         let bit = 1_u64 << (signal - 1);
-        // The sleep's mask, that of the action, and the signal itself unless it has `SA_NODEFER`.
-        let mut now = 0_u64;
-        // SAFETY: the masks are live; the kernel reads what came with the signal.
+        // From here on no handler comes above this one, whose context is not that of the call. It is the
+        // sleep's mask, that of the action, and the signal itself unless it has `SA_NODEFER`.
+        let now = hold_back();
+        // SAFETY: the signal is live; the kernel reads what came with it.
         unsafe {
             let (this, size) = (&raw const bit, size_of::<u64>());
-            let _ = call!(rt_sigprocmask, libc::SIG_BLOCK, this, &raw mut now, size);
             let (Ok(process), Ok(thread)) = (call!(getpid), call!(gettid)) else {
+                set_mask(now);
                 return false;
             };
             let send = |info: *const libc::siginfo_t| {
@@ -352,6 +378,7 @@ impl PutOff {
             }
             if !is_sent {
                 // No more fit into the queue.
+                set_mask(now);
                 return false;
             }
         }
@@ -361,7 +388,10 @@ impl PutOff {
             *mask |= bit;
             self.blocked.fetch_or(bit, Ordering::Relaxed);
         } else {
-            self.let_through.fetch_or(bit, Ordering::Relaxed);
+            // Those that came in the same sleep have had their handlers above this one, and have found
+            // its mask for that of the call. There are no others: they would have ended the sleep.
+            let above = self.blocked.swap(0, Ordering::Relaxed);
+            self.let_through.fetch_or(bit | above, Ordering::Relaxed);
             self.sleeping.fetch_and(now, Ordering::Relaxed);
         }
         self.is_any.store(true, Ordering::Relaxed);

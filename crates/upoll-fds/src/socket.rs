@@ -133,7 +133,7 @@ fn length(buffers: &[Buffer]) -> usize {
     buffers.iter().map(|buffer| buffer.len).sum()
 }
 
-/// A message with what is left of `buffers` after `done` bytes, and nothing else, for `call`.
+/// A message with what is left of `buffers` after `done` bytes, for `call`.
 fn with_rest<R>(buffers: &[Buffer], done: usize, call: impl FnOnce(&mut libc::msghdr) -> R) -> R {
     let mut list = rest_of(buffers, done);
     // SAFETY: all of its fields are numbers or pointers.
@@ -398,26 +398,26 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
                     0_u32,
                 )?;
             }
-            put(
-                message,
-                std::mem::offset_of!(libc::msghdr, msg_flags),
-                // Linux has it among those that tell what was received.
-                flags & libc::MSG_CMSG_CLOEXEC,
-            )?;
-            put(
-                message,
-                std::mem::offset_of!(libc::msghdr, msg_controllen),
-                0_usize,
-            )?;
-            Ok((received, wants_rest.then_some(buffers)))
+            // Linux has it among those that tell what was received.
+            put_control(message, flags & libc::MSG_CMSG_CLOEXEC, 0)?;
+            Ok((received, wants_rest.then_some((buffers, header))))
         }
     });
     match received {
         // It has changed hands.
         Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
-        Some(Ok((part, Some(buffers)))) => {
-            // SAFETY: as above.
-            let rest = with_rest(&buffers, part, |rest| unsafe { recvmsg(fd, rest, flags) });
+        Some(Ok((part, Some((buffers, header))))) => {
+            let rest = with_rest(&buffers, part, |rest| {
+                // The kernel may have descriptors for it.
+                rest.msg_control = header.msg_control;
+                rest.msg_controllen = header.msg_controllen;
+                // SAFETY: as above; the message was written to before.
+                unsafe {
+                    let received = recvmsg(fd, rest, flags)?;
+                    put_control(message, rest.msg_flags, rest.msg_controllen)?;
+                    Ok::<_, Errno>(received)
+                }
+            });
             return Ok(part + rest.unwrap_or(0));
         }
         Some(done) => return done.map(|(received, _)| received),
@@ -425,6 +425,26 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
     }
     // SAFETY: as above.
     unsafe { recvmsg(fd, message, flags) }
+}
+
+/// Writes what a message says of its control messages.
+///
+/// # Safety
+/// As [`memory::write`].
+unsafe fn put_control(message: *mut libc::msghdr, flags: i32, length: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        put(
+            message,
+            std::mem::offset_of!(libc::msghdr, msg_flags),
+            flags,
+        )?;
+        put(
+            message,
+            std::mem::offset_of!(libc::msghdr, msg_controllen),
+            length,
+        )
+    }
 }
 
 /// Writes a field of a message.

@@ -198,7 +198,7 @@ fn cancellable_before<T>(call: impl FnOnce() -> T) -> T {
 
 #[doc = "`pthread_cancel(3)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pthread_cancel(thread: pthread_t) -> c_int {
+pub unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
     IS_USED.store(true, Ordering::SeqCst);
     let answer = next!(c"pthread_cancel" as fn(pthread_t) -> c_int, (thread));
     let mut clock = 0;

@@ -17,7 +17,7 @@ pub(crate) fn close(fd: c_int) -> c_int {
 
 /// `close_range(2)`. With `CLOSE_RANGE_UNSHARE`, among other threads, it is as [`unshare`] first.
 #[unsafe(no_mangle)]
-pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
     const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
@@ -47,7 +47,7 @@ fn is_only_thread() -> bool {
 
 #[doc = "`unshare(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn unshare(flags: c_int) -> c_int {
+pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0 {
         before_numbers_part();
     }
@@ -56,7 +56,7 @@ pub extern "C" fn unshare(flags: c_int) -> c_int {
 
 #[doc = "`closefrom(3)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn closefrom(first: c_int) {
+pub extern "C-unwind" fn closefrom(first: c_int) {
     let first = first.max(0).cast_unsigned();
     // As the C library's, it cannot say that it failed; the kernel has had the call since 5.9.
     let _ = upoll_fds::close_range(first, c_uint::MAX, 0);
@@ -110,14 +110,14 @@ pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssiz
 
 #[doc = "`pipe(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pipe(fds: *mut [c_int; 2]) -> c_int {
+pub unsafe extern "C-unwind" fn pipe(fds: *mut [c_int; 2]) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { pipe2(fds, 0) }
 }
 
 #[doc = "`pipe2(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
     if !settings::is_user_level(Kind::Pipe) {
         return give(raw::kernel!(SYS_pipe2, fds, flags));
     }
@@ -137,7 +137,7 @@ macro_rules! also_called {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident;)*) => { $(
         #[doc = concat!("`", stringify!($call), "(2)`, by its other name.")]
         #[unsafe(export_name = $symbol)]
-        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             #[allow(unused_unsafe, reason = "some of them take pointers")]
             // SAFETY: the caller's contract.
             unsafe {
@@ -153,14 +153,14 @@ also_called! {
 
 #[doc = "`dup(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn dup(fd: c_int) -> c_int {
+pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
     stats::count(Call::Dup, fd);
     give(upoll_fds::dup(fd).inspect(|&new| leave_to_streams(new)))
 }
 
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn dup2(fd: c_int, new: c_int) -> c_int {
+pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(upoll_fds::dup2(fd, new))
@@ -168,7 +168,7 @@ pub extern "C" fn dup2(fd: c_int, new: c_int) -> c_int {
 
 #[doc = "`dup3(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(upoll_fds::dup3(fd, new, flags))
@@ -243,7 +243,7 @@ macro_rules! asynchronous {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(request: *mut libc::aiocb) -> c_int {
+        pub unsafe extern "C-unwind" fn $name(request: *mut libc::aiocb) -> c_int {
             // SAFETY: the caller's contract.
             unsafe { hand_over_request(request) };
             crate::next::next!($symbol as fn(*mut libc::aiocb) -> c_int, (request))
@@ -273,7 +273,7 @@ macro_rules! asynchronous_lists {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
+        pub unsafe extern "C-unwind" fn $name(
             mode: c_int,
             list: *const *mut libc::aiocb,
             count: c_int,
@@ -356,7 +356,7 @@ pub(crate) unsafe fn pwritev2(
 
 #[doc = "`fdopen(3)`: streams read and write within the C library."]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut c_void {
+pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut c_void {
     hand_over(fd);
     crate::next::next!(
         c"fdopen" as fn(c_int, *const libc::c_char) -> *mut c_void,
@@ -366,7 +366,7 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut c_
 
 #[doc = "`vdprintf(3)`: the C library writes."]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vdprintf(
+pub unsafe extern "C-unwind" fn vdprintf(
     fd: c_int,
     format: *const libc::c_char,
     arguments: *mut c_void,
@@ -380,7 +380,7 @@ pub unsafe extern "C" fn vdprintf(
 
 #[doc = "`vdprintf(3)` of a fortified program."]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __vdprintf_chk(
+pub unsafe extern "C-unwind" fn __vdprintf_chk(
     fd: c_int,
     flag: c_int,
     format: *const libc::c_char,

@@ -79,7 +79,7 @@ pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
 /// It is variadic in C. An argument that is not given has an arbitrary value, which the call of that
 /// number does not look at.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
+pub unsafe extern "C-unwind" fn syscall(
     number: c_long,
     a: usize,
     b: usize,

@@ -15,7 +15,7 @@ macro_rules! rings {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*);)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             settings::serve_nothing_new();
             upoll_fds::demote_all();
             next!($symbol as fn($($kind),*) -> c_int, ($($argument),*), or -libc::ENOSYS)

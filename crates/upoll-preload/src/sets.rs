@@ -13,7 +13,7 @@ use crate::stats::{self, Call};
 
 #[doc = "`eventfd(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
+pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
     let is_ours = settings::is_user_level(Kind::EventFd);
     stats::count_as(Call::EventFd, is_ours);
     match is_ours {
@@ -37,7 +37,7 @@ pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 
 #[doc = "`epoll_create(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn epoll_create(size: c_int) -> c_int {
+pub extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     if size <= 0 {
         set_errno(Errno::INVAL);
         return -1;
@@ -47,7 +47,7 @@ pub extern "C" fn epoll_create(size: c_int) -> c_int {
 
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
-pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
+pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     let is_ours = !settings::is_nothing_new_served();
     stats::count_as(Call::EpollCreate, is_ours);
     if !is_ours {
@@ -66,7 +66,7 @@ fn created(epfd: c_int) -> c_int {
 
 #[doc = "`epoll_ctl(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_ctl(
+pub unsafe extern "C-unwind" fn epoll_ctl(
     epfd: c_int,
     op: c_int,
     fd: c_int,
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn epoll_ctl(
 
 #[doc = "`epoll_ctl_batch`, as in `upoll.h`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_ctl_batch(
+pub unsafe extern "C-unwind" fn epoll_ctl_batch(
     epfd: c_int,
     flags: c_int,
     count: c_int,
@@ -156,7 +156,7 @@ pub(crate) unsafe fn pwait2(
 
 #[doc = "`epoll_pwait1`, as in `upoll.h`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait1(
+pub unsafe extern "C-unwind" fn epoll_pwait1(
     epfd: c_int,
     flags: c_int,
     events: *mut Event,

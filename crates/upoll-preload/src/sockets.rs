@@ -12,7 +12,7 @@ use crate::settings::{self, Kind};
 
 #[doc = "`socketpair(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn socketpair(
+pub unsafe extern "C-unwind" fn socketpair(
     domain: c_int,
     kind: c_int,
     protocol: c_int,
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn socketpair(
 
 #[doc = "`shutdown(2)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     give(upoll_fds::shutdown(fd, how))
 }
 
@@ -143,7 +143,7 @@ pub(crate) unsafe fn recvmmsg(
 
 #[doc = "`getsockopt(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockopt(
+pub unsafe extern "C-unwind" fn getsockopt(
     fd: c_int,
     level: c_int,
     option: c_int,
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn getsockopt(
 
 #[doc = "`setsockopt(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
+pub unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
     level: c_int,
     option: c_int,

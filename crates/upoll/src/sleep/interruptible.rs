@@ -51,11 +51,17 @@ pub unsafe fn call(number: Sysno, arguments: [usize; 6]) -> Result<usize, Errno>
 
 /// Makes a call unless `word` is set; gives the address after the system call if it is null.
 ///
-/// Up to that address nothing is on the stack.
+/// Up to that address nothing is on the stack, which is what unwinders take for granted. A handler may
+/// end the thread there.
 #[unsafe(naked)]
 #[cfg(target_arch = "x86_64")]
-unsafe extern "C" fn enter(number: usize, arguments: *const usize, word: *const u32) -> isize {
+unsafe extern "C-unwind" fn enter(
+    number: usize,
+    arguments: *const usize,
+    word: *const u32,
+) -> isize {
     core::arch::naked_asm!(
+        ".cfi_startproc",
         "test rdx, rdx",
         "jz 4f",
         "mov rax, rdi",
@@ -75,14 +81,20 @@ unsafe extern "C" fn enter(number: usize, arguments: *const usize, word: *const 
         "ret",
         "4: lea rax, [rip + 2b]",
         "ret",
+        ".cfi_endproc",
         interrupted = const -libc::EINTR,
     );
 }
 
 #[unsafe(naked)]
 #[cfg(target_arch = "aarch64")]
-unsafe extern "C" fn enter(number: usize, arguments: *const usize, word: *const u32) -> isize {
+unsafe extern "C-unwind" fn enter(
+    number: usize,
+    arguments: *const usize,
+    word: *const u32,
+) -> isize {
     core::arch::naked_asm!(
+        ".cfi_startproc",
         "cbz x2, 4f",
         "mov x8, x0",
         "mov x9, x1",
@@ -98,6 +110,7 @@ unsafe extern "C" fn enter(number: usize, arguments: *const usize, word: *const 
         "ret",
         "4: adr x0, 2b",
         "ret",
+        ".cfi_endproc",
         interrupted = const -libc::EINTR,
     );
 }

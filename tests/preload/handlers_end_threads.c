@@ -1,0 +1,108 @@
+/* Signal handlers that end their thread in a call that sleeps: what it is to clean up is cleaned up, and
+ * what the call used is left in good order. */
+#include "../c/check.h"
+
+static int set, counter, pair[2], pipes[2];
+static volatile int cleaned;
+
+static void ends(int signal)
+{
+	(void)signal;
+	pthread_exit((void *)&cleaned);
+}
+
+static void cleans(void *nothing)
+{
+	(void)nothing;
+	cleaned++;
+}
+
+static void waits(void)
+{
+	struct epoll_event event;
+	epoll_wait(set, &event, 1, -1);
+}
+
+static void waits_with_a_mask(void)
+{
+	struct epoll_event event;
+	sigset_t mask, now;
+	sigemptyset(&mask), sigemptyset(&now);
+	sigaddset(&now, SIGUSR1);
+	CHECK(pthread_sigmask(SIG_BLOCK, &now, NULL) == 0);
+	epoll_pwait(set, &event, 1, -1, &mask);
+}
+
+static void polls(void)
+{
+	struct pollfd entry = {counter, POLLIN, 0};
+	poll(&entry, 1, -1);
+}
+
+static void polls_with_a_mask(void)
+{
+	struct pollfd entries[2] = {{counter, POLLIN, 0}, {pipes[0], POLLIN, 0}};
+	sigset_t mask;
+	sigemptyset(&mask);
+	ppoll(entries, 2, NULL, &mask);
+}
+
+static void selects(void)
+{
+	fd_set in;
+	FD_ZERO(&in);
+	FD_SET(counter, &in);
+	select(counter + 1, &in, NULL, NULL, NULL);
+}
+
+static void reads(void)
+{
+	uint64_t value;
+	CHECK(read(counter, &value, sizeof value) == -1);
+}
+
+static void reads_a_pipe(void)
+{
+	char byte;
+	CHECK(read(pipes[0], &byte, 1) == -1);
+}
+
+static void receives(void)
+{
+	char byte;
+	CHECK(recv(pair[0], &byte, 1, 0) == -1);
+}
+
+static void *runs(void *call)
+{
+	pthread_cleanup_push(cleans, NULL);
+	(*(void (**)(void))call)();
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+int main(void)
+{
+	static void (*const CALLS[])(void) = {waits, waits_with_a_mask, polls, polls_with_a_mask,
+					      selects, reads, reads_a_pipe, receives};
+	struct epoll_event event;
+	int at;
+	alarm(60);
+	CHECK(signal(SIGUSR1, ends) != SIG_ERR);
+	CHECK(pipe(pipes) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	counter = eventfd(0, 0), set = epoll_create1(0);
+	CHECK(counter >= 0 && set >= 0 && add(set, counter, EPOLLIN, 1) == 0);
+	for (at = 0; at < (int)(sizeof CALLS / sizeof *CALLS); at++) {
+		pthread_t thread;
+		void *result;
+		CHECK(pthread_create(&thread, NULL, runs, (void *)&CALLS[at]) == 0);
+		sleep_ms(50);
+		CHECK(pthread_kill(thread, SIGUSR1) == 0);
+		CHECK(pthread_join(thread, &result) == 0);
+		printf("%d\n", at), fflush(stdout);
+		CHECK(result == &cleaned && cleaned == at + 1);
+	}
+	CHECK(eventfd_write(counter, 1) == 0);
+	CHECK(epoll_wait(set, &event, 1, 0) == 1 && event.data.u64 == 1);
+	return 0;
+}
