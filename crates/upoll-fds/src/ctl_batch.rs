@@ -5,7 +5,8 @@ use std::os::fd::RawFd;
 use smallvec::SmallVec;
 use upoll::{CtlCommand, Errno, Events, Target};
 
-use crate::epoll::{Interest, ctl, operation};
+use crate::epoll::{ctl, operation};
+use crate::interest::Interest;
 use crate::object::Object;
 use crate::{memory, table};
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, SigSet, Target, Timeout};
 
 use crate::demote::{demote, demote_unwatched};
+use crate::interest::Interest;
 use crate::kernel::{call, interruptible, number};
 use crate::object::Object;
 use crate::poll::timespec;
@@ -92,29 +93,6 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
         }
     };
     ctl(epfd, op, fd, interest)
-}
-
-/// An interest as two words, which are handed on in registers. An [`Event`] is packed: a copy of one is
-/// read in other pieces than it was written in, and the processor waits for it.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Interest {
-    pub(crate) events: Events,
-    pub(crate) data: u64,
-}
-
-impl From<Event> for Interest {
-    fn from(event: Event) -> Self {
-        Interest {
-            events: event.events(),
-            data: event.data(),
-        }
-    }
-}
-
-impl Interest {
-    pub(crate) fn event(self) -> Event {
-        Event::new(self.events, self.data)
-    }
 }
 
 /// The operation that has a number.

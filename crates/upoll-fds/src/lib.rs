@@ -45,6 +45,7 @@ mod eventfd;
 mod fork;
 mod in_use;
 mod inherit;
+mod interest;
 mod io;
 mod kernel;
 mod memory;

@@ -5,51 +5,47 @@
 //! without it spins (`spin`), and under loom it is loom's, [`lock`] being the subject of a model of
 //! its own. With `std` a process of one thread pays for no locked instruction (`single_threaded`).
 
+/// Where an instruction that is not locked can do what theirs do.
+#[cfg(all(
+    feature = "std",
+    not(loom),
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux"
+))]
+#[path = "single_threaded.rs"]
+mod atomics;
 #[cfg(all(feature = "count-locks", not(loom)))]
 mod counted;
 #[cfg(any(feature = "std", loom))]
 mod lock;
-/// The processors where an instruction that is not locked can do what these do.
 #[cfg(all(
-    feature = "std",
     not(loom),
-    target_arch = "x86_64",
-    target_os = "linux"
+    not(all(
+        feature = "std",
+        target_arch = "x86_64",
+        target_pointer_width = "64",
+        target_os = "linux"
+    ))
 ))]
-mod single_threaded;
+use core::sync::atomic as atomics;
+#[cfg(loom)]
+use loom::sync::atomic as atomics;
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::Ordering;
-
-#[cfg(all(
-    feature = "std",
-    not(loom),
-    target_arch = "x86_64",
-    target_os = "linux"
-))]
-pub(crate) use self::single_threaded::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence,
-};
-#[cfg(all(
-    not(loom),
-    not(all(feature = "std", target_arch = "x86_64", target_os = "linux"))
-))]
-pub(crate) use core::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence,
-};
-/// Atomics that other processes have, too.
-#[cfg(all(feature = "std", not(loom)))]
-pub(crate) mod shared {
-    pub(crate) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-}
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) use core::sync::atomic::{AtomicI32, AtomicU16, compiler_fence};
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic as shared;
+pub(crate) use loom::sync::atomic::{AtomicU16, Ordering};
+
+pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+
+/// Atomics that other processes have, too.
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) use core::sync::atomic as shared;
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-};
+pub(crate) use loom::sync::atomic as shared;
 
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use self::counted::LockCounts;
