@@ -3,9 +3,8 @@
 #include "../c/check.h"
 
 #ifdef __x86_64__
-#include <ucontext.h>
+#include "steps.h"
 
-enum { TRAP = 0x100 };
 static int counter, set, outer, pipes[2];
 static long countdown;
 static volatile int has_fired;
@@ -26,20 +25,8 @@ static void traps(int signal, siginfo_t *info, void *context)
 	int saved = errno;
 	(void)signal, (void)info;
 	if (!fires())
-		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP;
+		end_steps_of(context);
 	errno = saved;
-}
-
-static void begin_steps(void)
-{
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; orq $0x100, (%%rsp); popfq;"
-			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
-}
-
-static void end_steps(void)
-{
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; andq $~0x100, (%%rsp); popfq;"
-			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
 }
 
 static void changes(void)

@@ -3,9 +3,8 @@
 #include "../c/check.h"
 
 #ifdef __x86_64__
-#include <ucontext.h>
+#include "steps.h"
 
-enum { TRAP = 0x100 };
 static int counter, set;
 static long step, first, second;
 static volatile int has_fired, handled[2];
@@ -20,7 +19,7 @@ static void traps(int signal, siginfo_t *info, void *context)
 	if (step == second) {
 		CHECK(pthread_kill(pthread_self(), SIGUSR2) == 0);
 		has_fired = 1;
-		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP;
+		end_steps_of(context);
 	}
 	errno = saved;
 }
@@ -41,18 +40,6 @@ static void uses(int signal)
 	CHECK(copy >= 0 && close(copy) == 0);
 	handled[1]++;
 	errno = saved;
-}
-
-static void begin_steps(void)
-{
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; orq $0x100, (%%rsp); popfq;"
-			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
-}
-
-static void end_steps(void)
-{
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; andq $~0x100, (%%rsp); popfq;"
-			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
 }
 
 static void reads_and_writes(void)

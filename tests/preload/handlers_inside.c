@@ -3,9 +3,8 @@
 #include "../c/check.h"
 
 #ifdef __x86_64__
-#include <ucontext.h>
+#include "steps.h"
 
-enum { TRAP = 0x100 };
 static int counter, set, outer, pipes[2];
 static long countdown;
 static volatile int has_fired, handled;
@@ -18,7 +17,7 @@ static void traps(int signal, siginfo_t *info, void *context)
 		union sigval value = {.sival_int = (int)countdown + 4711};
 		CHECK(sigqueue(getpid(), SIGUSR1, value) == 0);
 		has_fired = 1;
-		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP;
+		end_steps_of(context);
 	}
 	errno = saved;
 }
@@ -62,18 +61,6 @@ static void uses(int signal, siginfo_t *info, void *context)
 	errno = saved;
 }
 
-static void begin_steps(void)
-{
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; orq $0x100, (%%rsp); popfq;"
-			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
-}
-
-static void end_steps(void)
-{
-	__asm__ volatile("lea -128(%%rsp), %%rsp; pushfq; andq $~0x100, (%%rsp); popfq;"
-			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
-}
-
 /* Three of a kind that is queued. */
 static volatile int got[4], got_some;
 
@@ -94,7 +81,7 @@ static void traps_to_queue(int signal, siginfo_t *info, void *context)
 			CHECK(pthread_sigqueue(pthread_self(), SIGRTMIN, value) == 0);
 		}
 		has_fired = 1;
-		((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP;
+		end_steps_of(context);
 	}
 	errno = saved;
 }
