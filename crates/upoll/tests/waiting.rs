@@ -2,6 +2,8 @@
 //! the behaviour, the host kernel shows it in the same test.
 #![cfg(not(loom))]
 
+mod threads;
+
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,6 +14,8 @@ use upoll::{
     Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollTable,
     Pollable, Timeout, WaitQueue,
 };
+
+use threads::{asleep, until_asleep};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -36,38 +40,6 @@ fn kernel_wait(set: &OwnedFd, timeout_ms: i32) -> Result<usize, Errno> {
     let ready = unsafe { libc::epoll_wait(set.as_raw_fd(), events.as_mut_ptr(), 4, timeout_ms) };
     usize::try_from(ready)
         .map_err(|_| Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap()))
-}
-
-/// Waits until thread `tid` of this process sleeps.
-fn until_asleep(tid: i32) {
-    for _ in 0..20_000 {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
-        let state = stat.rsplit(") ").next().unwrap().chars().next();
-        if state == Some('S') {
-            return;
-        }
-        thread::sleep(Duration::from_micros(100));
-    }
-    panic!("thread {tid} does not sleep");
-}
-
-fn tid() -> i32 {
-    // SAFETY: no arguments, no memory.
-    unsafe { libc::gettid() }
-}
-
-/// A thread that runs `body` and is asleep in it when this returns.
-fn asleep<T: Send + 'static>(
-    body: impl FnOnce() -> T + Send + 'static,
-) -> (thread::JoinHandle<T>, i32) {
-    let (send, receive) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        send.send(tid()).unwrap();
-        body()
-    });
-    let tid = receive.recv().unwrap();
-    until_asleep(tid);
-    (thread, tid)
 }
 
 #[test]
@@ -375,6 +347,85 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
 
 /// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
 /// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
+#[test]
+fn workers_behind_the_thread_that_wakes_them_get_to_run() {
+    // On one processor, and so that a wake by itself takes it from nobody: only a thread that gives it
+    // up lets others run before its share of milliseconds is over.
+    fn run_behind_others() {
+        // SAFETY: plain structures, for which zero is a value, that the calls only read.
+        unsafe {
+            let mut cpus: libc::cpu_set_t = std::mem::zeroed();
+            assert_eq!(
+                libc::sched_getaffinity(0, size_of_val(&cpus), &raw mut cpus),
+                0
+            );
+            let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &cpus));
+            libc::CPU_ZERO(&mut cpus);
+            libc::CPU_SET(first.unwrap(), &mut cpus);
+            assert_eq!(
+                libc::sched_setaffinity(0, size_of_val(&cpus), &raw const cpus),
+                0
+            );
+            let parameters: libc::sched_param = std::mem::zeroed();
+            assert_eq!(
+                libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters),
+                0
+            );
+        }
+    }
+
+    let writer = thread::spawn(|| {
+        run_behind_others();
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, interest(Events::IN)).unwrap();
+        let taken = Arc::new(AtomicUsize::new(0));
+        let stop = EventFd::new(0).unwrap();
+        let workers: Vec<_> = (0..8)
+            .map(|_| {
+                let set = Epoll::new().unwrap();
+                set.add(&rotating, interest(Events::IN)).unwrap();
+                set.add(&stop, Event::new(Events::IN, 1)).unwrap();
+                let (source, taken) = (source.clone(), taken.clone());
+                asleep(move || {
+                    let mut reports = [Event::default(); 2];
+                    loop {
+                        let ready = set.wait(&mut reports, LONG).unwrap();
+                        if reports[..ready].iter().any(|report| report.data() == 1) {
+                            return;
+                        }
+                        if source.try_read().is_ok() {
+                            taken.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                })
+            })
+            .collect();
+        // Others may take the processor from all of them now and then.
+        let mut came = 0;
+        for _ in 0..20 {
+            let before = taken.load(Ordering::SeqCst);
+            for _ in 0..4 {
+                source.write(1).unwrap();
+            }
+            came += usize::from(taken.load(Ordering::SeqCst) > before);
+            while taken.load(Ordering::SeqCst) < before + 4 {
+                thread::sleep(Duration::from_micros(100));
+            }
+            for (_, tid) in &workers {
+                until_asleep(*tid);
+            }
+        }
+        stop.write(1).unwrap();
+        for (worker, _) in workers {
+            worker.join().unwrap();
+        }
+        came
+    });
+    let came = writer.join().unwrap();
+    assert!(came > 10, "somebody ran in {came} of 20 times");
+}
+
 #[test]
 fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
     let writable = Events::OUT | Events::EXCLUSIVE;

@@ -195,6 +195,9 @@ impl Pollable for Set {
 ///   over, and keeps its place. Differences of up to 1024 turns are made up for, no more.
 /// - If nobody waits at all, the first to come takes the event, after it has let those who had
 ///   fewer turns come first if they are about to (a few yields of the processor at most).
+/// - A thread whose event chooses a worker while three others that were chosen have not come yet
+///   gives up its processor once (`sched_yield(2)`), as it does at the eighth, the sixteenth and so on:
+///   some of them may be unable to run because it does.
 /// - If the source is still ready when a worker comes back to wait, the turn goes to the next
 ///   worker in line, not to the same one again. Only if no other waits may it go on itself.
 /// - A worker that was chosen and leaves (closes its set, or deletes the rotating set from it)

@@ -90,6 +90,10 @@ impl Drop for Tasks {
 pub(crate) struct Deferred {
     actions: [MaybeUninit<Action>; Deferred::ROOM],
     len: usize,
+    /// Workers that were chosen do not get to run: this thread lets them, once it has roused the
+    /// last.
+    #[cfg(all(feature = "std", not(loom)))]
+    yields: bool,
     /// Dropped, and thereby woken, after the actions are done.
     tasks: Tasks,
 }
@@ -97,11 +101,17 @@ pub(crate) struct Deferred {
 impl Deferred {
     const ROOM: usize = 4;
 
+    /// How many workers that do not come are more than chance.
+    #[cfg(all(feature = "std", not(loom)))]
+    const MANY: u32 = 4;
+
     #[inline]
     pub(crate) fn new() -> Self {
         Deferred {
             actions: [const { MaybeUninit::uninit() }; Deferred::ROOM],
             len: 0,
+            #[cfg(all(feature = "std", not(loom)))]
+            yields: false,
             tasks: Tasks(ptr::null_mut()),
         }
     }
@@ -138,6 +148,18 @@ impl Deferred {
         self.len += 1;
     }
 
+    /// A wake in turn chose a worker, one of `chosen` that have not come yet. If they are many, some
+    /// stand behind the thread that wakes them, which now gives up its processor once.
+    ///
+    /// It might run on for milliseconds otherwise. Events do not wait for those behind it: workers on
+    /// other processors take thousands meanwhile, more than can be made up for later. From one time
+    /// to the next the number doubles, as it is of no use to yield to what does not run then.
+    #[cfg(all(feature = "std", not(loom)))]
+    #[inline]
+    pub(crate) fn let_run(&mut self, chosen: u32) {
+        self.yields |= chosen >= Deferred::MANY && chosen.is_power_of_two();
+    }
+
     /// For when all locks are free.
     pub(crate) fn run(&mut self) {
         self.run_actions();
@@ -159,6 +181,10 @@ impl Drop for Deferred {
     fn drop(&mut self) {
         if self.len > 0 {
             self.run_actions();
+            #[cfg(all(feature = "std", not(loom)))]
+            if self.yields {
+                std::thread::yield_now();
+            }
         }
     }
 }

@@ -368,6 +368,8 @@ impl WaitQueue {
         }
         wake.mode = Mode::Offer;
         if self.offer_in_turn(&mut list, wake, Whom::All) {
+            #[cfg(all(feature = "std", not(loom)))]
+            wake.deferred.let_run(list.claims);
             return took + 1;
         }
         self.owed.store(true, Ordering::Relaxed);
