@@ -72,22 +72,31 @@ impl Forgotten {
 
 impl Epoll {
     /// `epoll_ctl` for a user-level file.
-    #[inline]
+    #[inline(always)]
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
         if op == Op::Mod {
-            return self.modify_file(file, event.events(), event.data());
+            let key = (file.identity(), file.number());
+            return self.modify_file(key, event.events(), event.data());
         }
         self.add_or_delete(op, file, event)
     }
 
     /// MOD: what is idle afterwards, as most is, needs nothing more than this.
-    #[inline]
-    fn modify_file(&self, file: FileRef<'_>, events: Events, data: u64) -> Result<(), Errno> {
-        self.check_modify(file, events)?;
+    ///
+    /// All that it takes is handed on in registers: a [`FileRef`] and an [`Event`] would be read from
+    /// memory in other pieces than they were written in, and the processor waits for that.
+    #[inline(never)]
+    fn modify_file(
+        &self,
+        key: (Identity, i32),
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        self.check_modify(key.0, events)?;
         let set = self.set();
         let inner = set.inner.lock();
         // Publish the interest, then look: a wake that still saw the old one came before the look.
-        let item = set.change_interest(&inner, file, events, data, Item::set_interest)?;
+        let item = set.change_interest(&inner, key, events, data, Item::set_interest)?;
         // SAFETY: found in the table, with the lock held.
         if !unsafe { Set::is_idle_plain(&*item) } {
             self.finish_modify(inner, item);
@@ -161,7 +170,7 @@ impl Epoll {
             }
             Op::Mod => unreachable!("a MOD is done in two halves"),
             Op::Del => {
-                self.check_self(file)?;
+                self.check_self(file.identity())?;
                 let (identity, number) = (file.identity(), file.number());
                 self.set().delete(inner, identity, number, left)
             }
@@ -170,7 +179,7 @@ impl Epoll {
 
     /// What is wrong with a MOD, or with the ADD of a set, whatever the set holds.
     #[inline]
-    pub(super) fn check_modify(&self, file: FileRef<'_>, events: Events) -> Result<(), Errno> {
+    pub(super) fn check_modify(&self, file: Identity, events: Events) -> Result<(), Errno> {
         self.check_self(file)?;
         if events.contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
@@ -178,15 +187,15 @@ impl Epoll {
         Ok(())
     }
 
-    fn check_self(&self, file: FileRef<'_>) -> Result<(), Errno> {
-        if file.identity() == self.as_file_ref().identity() {
+    fn check_self(&self, file: Identity) -> Result<(), Errno> {
+        if file == self.as_file_ref().identity() {
             return Err(Errno::INVAL);
         }
         Ok(())
     }
 
     fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
-        self.check_modify(file, event.events())?;
+        self.check_modify(file.identity(), event.events())?;
         // These outlast the locks: they may run foreign code.
         let mut deferred = Deferred::new();
         let mut left = None;
@@ -413,14 +422,12 @@ impl Set {
     pub(super) fn change_interest(
         &self,
         inner: &Interests,
-        file: FileRef<'_>,
+        (identity, number): (Identity, i32),
         events: Events,
         data: u64,
         publish: impl FnOnce(&Item, Events),
     ) -> Result<*const Item, Errno> {
-        let item = inner
-            .find(file.identity(), file.number())
-            .ok_or(Errno::NOENT)?;
+        let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
         // SAFETY: found in the table with the lock held.
         let node = unsafe { &*item };
         if node.interest().contains(Events::EXCLUSIVE) {

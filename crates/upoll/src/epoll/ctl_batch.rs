@@ -187,7 +187,8 @@ impl Pass<'_> {
     #[inline]
     fn modify(&mut self, file: FileRef<'_>, events: Events, data: u64) -> Result<(), Errno> {
         let epoll = self.epoll;
-        epoll.check_modify(file, events)?;
+        let key = (file.identity(), file.number());
+        epoll.check_modify(key.0, events)?;
         if self.changed.is_full() {
             self.look_at_changed();
             self.make_room();
@@ -196,7 +197,7 @@ impl Pass<'_> {
         let inner = self.inner.get_or_insert_with(|| set.inner.lock());
         let publish = Item::set_interest_unfenced;
         self.changed
-            .push(set.change_interest(inner, file, events, data, publish)?);
+            .push(set.change_interest(inner, key, events, data, publish)?);
         Ok(())
     }
 

@@ -327,7 +327,7 @@ impl Epoll {
     /// # Errors
     /// As [`add`](Self::add), [`modify`](Self::modify) and [`delete`](Self::delete).
     #[doc(alias = "epoll_ctl")]
-    #[inline]
+    #[inline(always)]
     pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
