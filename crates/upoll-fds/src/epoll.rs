@@ -106,37 +106,78 @@ pub(crate) fn operation(op: i32) -> Option<Op> {
 }
 
 /// `epoll_ctl` with the event in hand.
+#[inline(always)]
 pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
-    let known = operation(op);
+    let done = loop {
+        let Some(in_use) = table::InUse::begin(epfd) else {
+            return ctl_in_the_kernels(epfd, op, fd, interest);
+        };
+        let set = in_use.object();
+        let Ok(object) = in_use.add(fd) else {
+            drop(in_use);
+            table::outlast_change(fd);
+            continue;
+        };
+        break match (set, object, operation(op)) {
+            (Object::Epoll(set), Some(object), Some(op @ (Op::Mod | Op::Del)))
+                if !set.is_passive() =>
+            {
+                ctl_object(set, op, object, fd, interest)
+            }
+            _ => ctl_otherwise(set, object, epfd, op, fd, interest),
+        };
+    };
+    match done {
+        Ok(()) => Ok(()),
+        Err(errno) => ctl_without_descriptors(errno, epfd, op, fd, interest),
+    }
+}
+
+/// What is not a change of an object of ours in a set that is served here.
+#[inline(never)]
+fn ctl_otherwise(
+    set: &Object,
+    object: Option<&Object>,
+    epfd: RawFd,
+    op: i32,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
     let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
-    let ours = table::with(epfd, |set| {
-        table::with(fd, |object| match (set, known) {
-            (Object::Epoll(set), Some(Op::Add)) => add_object(set, epfd, object, fd, interest),
-            // The kernel set has none of ours in it, and has the same to say.
-            (Object::Epoll(set), Some(op)) if set.is_passive() => set
-                .ctl_passive(Some(op), by_the_kernel)
-                .unwrap_or_else(|| ctl_object(set, op, object, fd, interest)),
-            (Object::Epoll(set), Some(op)) => ctl_object(set, op, object, fd, interest),
-            // Not a set, or not an operation.
-            _ => Err(Errno::INVAL),
-        })
-        .unwrap_or_else(|| match (set, known) {
-            (Object::Epoll(set), Some(op)) => set
-                .ctl_passive(Some(op), by_the_kernel)
-                .unwrap_or_else(|| ctl_kernel(set, epfd, op, fd, interest)),
-            // The kernel object behind has the same to say.
-            _ => by_the_kernel(),
-        })
-    });
-    let lacks_descriptors = |errno: Errno| matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
-    if ours.is_some_and(|ours| ours.is_err_and(lacks_descriptors)) && demote_unwatched(fd).is_ok() {
-        // The set needs some to have members of ours beside the kernel's. It does without this one.
+    match (set, object, operation(op)) {
+        (Object::Epoll(set), Some(object), Some(Op::Add)) => {
+            add_object(set, epfd, object, fd, interest)
+        }
+        // The kernel set has none of ours in it, and has the same to say.
+        (Object::Epoll(set), Some(object), Some(op)) => set
+            .ctl_passive(Some(op), by_the_kernel)
+            .unwrap_or_else(|| ctl_object(set, op, object, fd, interest)),
+        // Not a set, or not an operation.
+        (_, Some(_), _) => Err(Errno::INVAL),
+        (Object::Epoll(set), None, Some(op)) => set
+            .ctl_passive(Some(op), by_the_kernel)
+            .unwrap_or_else(|| ctl_kernel(set, epfd, op, fd, interest)),
+        // The kernel object behind has the same to say.
+        (_, None, _) => by_the_kernel(),
+    }
+}
+
+/// The end of a change that failed. If it was for want of descriptors, which the set needs to have
+/// members of ours beside the kernel's, it does without this one.
+#[cold]
+#[inline(never)]
+fn ctl_without_descriptors(
+    errno: Errno,
+    epfd: RawFd,
+    op: i32,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    let lacks_descriptors = matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
+    if lacks_descriptors && demote_unwatched(fd).is_ok() {
         return ctl(epfd, op, fd, interest);
     }
-    match ours {
-        Some(result) => result,
-        None => ctl_in_the_kernels(epfd, op, fd, interest),
-    }
+    Err(errno)
 }
 
 /// A change of a set that is the kernel's.

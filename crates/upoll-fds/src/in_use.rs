@@ -37,6 +37,8 @@ use crate::sync::{
 #[repr(align(64))]
 struct Record {
     entry: AtomicPtr<Entry>,
+    /// What the same call uses besides; null while `entry` is.
+    another: AtomicPtr<Entry>,
     /// What a call that may block is marked with.
     mark: AtomicPtr<()>,
     /// The thread's record for a call inside this one: from a signal handler, or from the `poll`
@@ -55,12 +57,17 @@ impl Record {
     fn taken() -> Self {
         Record {
             entry: AtomicPtr::new(ptr::null_mut()),
+            another: AtomicPtr::new(ptr::null_mut()),
             mark: AtomicPtr::new(ptr::null_mut()),
             deeper: AtomicPtr::new(ptr::null_mut()),
             is_taken: AtomicBool::new(true),
             is_asked: AtomicBool::new(false),
             next: AtomicPtr::new(ptr::null_mut()),
         }
+    }
+
+    fn names(&self, entry: *mut Entry) -> bool {
+        self.entry.load(Ordering::Acquire) == entry || self.another.load(Ordering::Acquire) == entry
     }
 }
 
@@ -156,11 +163,15 @@ mod kernel {
     /// Between a thread's store to its record and its look at what others change.
     #[inline]
     pub(super) fn before_a_look() {
-        if ORDERED_BY.load(Ordering::Relaxed) == MEMBARRIER {
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            fence(Ordering::SeqCst);
+        if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER {
+            full_fence();
         }
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[cold]
+    fn full_fence() {
+        fence(Ordering::SeqCst);
     }
 
     /// What other threads have written to their records can be seen from now on, and they see what
@@ -347,6 +358,10 @@ fn take_record(mine: &Mine) -> &'static Record {
     record
 }
 
+/// What a number stands for is just being changed.
+#[derive(Debug)]
+pub(crate) struct Changing;
+
 /// An entry that cannot go while this exists. They end in the reverse order of their beginning.
 pub(crate) struct InUse {
     entry: NonNull<Entry>,
@@ -377,14 +392,15 @@ impl Drop for InUse {
 /// What the record named is no longer used.
 #[inline]
 fn wipe(record: &Record) {
+    record.another.store(ptr::null_mut(), Ordering::Release);
     record.entry.store(ptr::null_mut(), Ordering::Release);
     before_a_look();
 }
 
 /// Writes down what is to be used; look afterwards whether the slot still leads there.
 #[inline(always)]
-fn note(record: &Record, entry: NonNull<Entry>) {
-    record.entry.store(entry.as_ptr(), Ordering::Relaxed);
+fn note(place: &AtomicPtr<Entry>, entry: NonNull<Entry>) {
+    place.store(entry.as_ptr(), Ordering::Relaxed);
     before_a_look();
 }
 
@@ -399,7 +415,7 @@ impl InUse {
     pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
         let entry = slot.settled()?;
         let (record, mine) = next_record();
-        note(record, entry);
+        note(&record.entry, entry);
         // Only what begins anew goes through memory: this is passed on in registers.
         let entry = match still_leads_to(slot, entry) {
             true => entry,
@@ -422,7 +438,7 @@ impl InUse {
             record,
             mine,
         };
-        note(record, entry);
+        note(&record.entry, entry);
         still_leads_to(slot, entry).then_some(in_use)
     }
 
@@ -443,12 +459,31 @@ impl InUse {
             // Whoever changes the slot may be waiting for this record.
             wipe(record);
             let entry = slot.settled()?;
-            note(record, entry);
+            note(&record.entry, entry);
             if slot.leads_to(entry) || broken(Rule::LookAgain) {
                 std::mem::forget(in_use);
                 return Some(entry);
             }
         }
+    }
+
+    /// Uses what `slot` leads to besides, until this goes; None if that is nothing. For one slot at
+    /// most: a record has room for two.
+    ///
+    /// It waits for no change: whoever changes a number may wait for those that are in use already.
+    #[inline(always)]
+    pub(crate) fn add(&self, slot: &Slot) -> Result<Option<&Entry>, Changing> {
+        let Some(entry) = slot.at_once()? else {
+            return Ok(None);
+        };
+        let another = &self.record.another;
+        note(another, entry);
+        if !still_leads_to(slot, entry) && !slot.leads_to(entry) {
+            another.store(ptr::null_mut(), Ordering::Release);
+            return Err(Changing);
+        }
+        // SAFETY: the record names it, and was written before the slot was seen to lead to it.
+        Ok(Some(unsafe { entry.as_ref() }))
     }
 
     #[inline]
@@ -571,6 +606,7 @@ pub(crate) fn forget_other_threads() {
     LEAVING.store(ptr::null_mut(), Ordering::Relaxed);
     for record in records().filter(|record| !is_mine(record)) {
         record.entry.store(ptr::null_mut(), Ordering::Relaxed);
+        record.another.store(ptr::null_mut(), Ordering::Relaxed);
         record.mark.store(ptr::null_mut(), Ordering::Relaxed);
         record.deeper.store(ptr::null_mut(), Ordering::Relaxed);
         record.is_asked.store(false, Ordering::Relaxed);
@@ -641,7 +677,7 @@ pub(crate) fn wait_until_unused(entry: *mut Entry, patience: usize) -> bool {
     records().all(|record| {
         let mut waiting = Patience::new();
         for turn in 0.. {
-            if record.entry.load(Ordering::Acquire) != entry {
+            if !record.names(entry) {
                 break;
             }
             if turn >= patience || is_mine(record) {
@@ -654,7 +690,7 @@ pub(crate) fn wait_until_unused(entry: *mut Entry, patience: usize) -> bool {
 }
 
 fn is_used(entry: *mut Entry) -> bool {
-    records().any(|record| record.entry.load(Ordering::Acquire) == entry)
+    records().any(|record| record.names(entry))
 }
 
 /// Lets go of an entry, or of nothing if it is null, once no call uses it. No slot leads to it.
@@ -698,12 +734,11 @@ fn leave(entry: *mut Entry) -> bool {
         }
     }
     // From here on another thread may free it; it is only compared.
-    let is_used_by = |record: &Record| record.entry.load(Ordering::Acquire) == entry;
-    while let Some(record) = records().find(|record| is_used_by(record)) {
+    while let Some(record) = records().find(|record| record.names(entry)) {
         record.is_asked.store(true, Ordering::SeqCst);
         see_others();
         // Whoever is seen to use it now has been asked before it is done.
-        if broken(Rule::LookAgainAfterAsking) || is_used_by(record) {
+        if broken(Rule::LookAgainAfterAsking) || record.names(entry) {
             return true;
         }
     }

@@ -36,7 +36,7 @@ enum Use {
 const KNOWN: usize = 64;
 
 struct KnownPages {
-    /// By page number modulo `KNOWN`; page 0 is never known.
+    /// Page numbers plus one, by page number modulo `KNOWN`; 0 is none.
     readable: [Cell<usize>; KNOWN],
     writable: [Cell<usize>; KNOWN],
 }
@@ -71,29 +71,46 @@ fn probe(address: usize, intent: Use) -> bool {
     answer != Err(Errno::FAULT)
 }
 
+impl KnownPages {
+    #[inline]
+    fn place(&self, page: usize, intent: Use) -> &Cell<usize> {
+        let known = match intent {
+            Use::Read => &self.readable,
+            Use::Write => &self.writable,
+        };
+        &known[page % KNOWN]
+    }
+}
+
 #[inline]
+fn is_known(page: usize, intent: Use) -> bool {
+    KNOWN_PAGES.with(|known| known.place(page, intent).get() == page + 1)
+}
+
 fn is_usable(address: usize, intent: Use) -> bool {
     let page = address / PAGE;
-    KNOWN_PAGES.with(|known| {
-        let known = match intent {
-            Use::Read => &known.readable,
-            Use::Write => &known.writable,
-        };
-        let place = &known[page % KNOWN];
-        if place.get() == page && page != 0 {
-            return true;
-        }
-        let usable = probe(address, intent);
-        if usable {
-            place.set(page);
-        }
-        usable
-    })
+    if is_known(page, intent) {
+        return true;
+    }
+    let usable = probe(address, intent);
+    if usable {
+        KNOWN_PAGES.with(|known| known.place(page, intent).set(page + 1));
+    }
+    usable
 }
 
 /// How many of `len` bytes from `address` on can be used, without a gap.
 #[inline]
 fn usable(address: usize, len: usize, intent: Use) -> usize {
+    let left_on_page = PAGE - address % PAGE;
+    if len <= left_on_page && is_known(address / PAGE, intent) {
+        return len;
+    }
+    usable_by_pages(address, len, intent)
+}
+
+#[inline(never)]
+fn usable_by_pages(address: usize, len: usize, intent: Use) -> usize {
     if len == 0 {
         return 0;
     }

@@ -10,7 +10,7 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::in_use::{self, InUse, Mark};
+use crate::in_use::{self, Changing, InUse, Mark};
 use crate::object::Object;
 use crate::sync::{AtomicPtr, HeldBack, Ordering, Patience, Rule, broken};
 
@@ -101,6 +101,22 @@ impl Slot {
             }
             patience.wait();
         }
+    }
+
+    /// What it leads to, be it kept or not, unless that is just being changed.
+    #[inline]
+    pub(crate) fn at_once(&self) -> Result<Option<NonNull<Entry>>, Changing> {
+        let word = self.word();
+        match is_mark(word) {
+            true => Err(Changing),
+            false => Ok(NonNull::new(entry_of(word))),
+        }
+    }
+
+    /// Waits for the end of the change that is under way, if one is.
+    #[cold]
+    pub(crate) fn outlast_change(&self) {
+        let _ = self.settled_later();
     }
 
     /// Whether it leads to `entry` right now, be it kept or not.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use upoll::Errno;
 
 use crate::fork;
-use crate::in_use;
+use crate::in_use::{self, Changing};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::patience::Patience;
@@ -50,6 +50,40 @@ fn slot_to_fill(fd: RawFd) -> Option<&'static Slot> {
 #[inline]
 pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     slot(fd)?.with(call)
+}
+
+/// An object, and what else a call on it needs, while this exists; the call must not block, as in [`with`].
+pub(crate) struct InUse(in_use::InUse);
+
+impl InUse {
+    /// What `fd` stands for. None if the number is the kernel's, or not open.
+    #[inline(always)]
+    pub(crate) fn begin(fd: RawFd) -> Option<Self> {
+        in_use::InUse::begin(slot(fd)?).map(InUse)
+    }
+
+    #[inline(always)]
+    pub(crate) fn object(&self) -> &Object {
+        &self.0.entry().object
+    }
+
+    /// What another number stands for, as well; once at most.
+    #[inline(always)]
+    pub(crate) fn add(&self, fd: RawFd) -> Result<Option<&Object>, Changing> {
+        let entry = match slot(fd) {
+            Some(slot) => self.0.add(slot)?,
+            None => None,
+        };
+        Ok(entry.map(|entry| &entry.object))
+    }
+}
+
+/// Waits for the end of the change of a number that is under way, if one is.
+#[cold]
+pub(crate) fn outlast_change(fd: RawFd) {
+    if let Some(slot) = slot(fd) {
+        slot.outlast_change();
+    }
 }
 
 /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the

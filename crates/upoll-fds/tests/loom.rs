@@ -110,6 +110,25 @@ fn use_several_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
     })
 }
 
+/// The same, of two in one record.
+fn use_two_from_a_thread(slots: &[Arc<Slot>; 2]) -> JoinHandle<()> {
+    let slots = slots.clone();
+    thread::spawn(move || {
+        while let Some(in_use) = in_use::InUse::begin(&slots[0]) {
+            let Ok(another) = in_use.add(&slots[1]) else {
+                drop(in_use);
+                slots[1].outlast_change();
+                continue;
+            };
+            in_use.entry().object.be_used();
+            if let Some(another) = another {
+                another.object.be_used();
+            }
+            break;
+        }
+    })
+}
+
 fn close(slot: &Slot) {
     slot.change(false, || Ok::<_, ()>(((), None))).unwrap();
 }
@@ -275,6 +294,64 @@ fn a_call_on_several_waits_for_no_change() {
 #[test]
 fn what_is_handed_over_while_it_is_used_with_others_is_used_by_two() {
     must_fail_without(Rule::WaitUntilUnused, using_several_against_handing_over);
+}
+
+/// A call uses a second object besides the first one while their numbers give way to others.
+fn using_two_against_closing() {
+    model(3, || {
+        let objects = [Object::new(), Object::new()];
+        let slots = objects.each_ref().map(slot_of);
+        let using = use_two_from_a_thread(&slots);
+        for slot in &slots {
+            slot.install(Object::new());
+        }
+        using.join().unwrap();
+        assert!(objects.iter().all(Object::is_closed));
+    });
+}
+
+#[test]
+fn a_second_object_goes_when_the_call_is_over() {
+    using_two_against_closing();
+}
+
+#[test]
+fn a_second_object_whose_record_is_not_seen_is_used_when_gone() {
+    must_fail_without(Rule::FenceBeforeLook, using_two_against_closing);
+}
+
+#[test]
+fn a_second_object_that_is_not_looked_at_again_is_used_when_gone() {
+    must_fail_without(Rule::LookAgain, using_two_against_closing);
+}
+
+#[test]
+fn a_call_on_two_that_does_not_let_go_leaves_one_open() {
+    must_fail_without(Rule::LetGoWhenAsked, using_two_against_closing);
+}
+
+/// A call uses one number and then a second one of an object that is being handed over.
+fn using_two_against_handing_over() {
+    model(3, || {
+        let object = Object::new();
+        let slots = [slot_of(&object), slot_of(&object)];
+        let using = use_two_from_a_thread(&slots);
+        let held = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
+        for entry in held {
+            assert!(in_use::wait_until_unused(entry, usize::MAX));
+        }
+        object.be_poured();
+        for (slot, entry) in slots.iter().zip(held) {
+            slot.give_back(entry);
+        }
+        using.join().unwrap();
+        assert!(!object.is_closed());
+    });
+}
+
+#[test]
+fn a_call_on_two_waits_for_no_change_while_it_uses_one() {
+    using_two_against_handing_over();
 }
 
 /// A look-up against a number that is replaced, after an attempt that the kernel refuses: it finds

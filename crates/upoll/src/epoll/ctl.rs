@@ -86,12 +86,7 @@ impl Epoll {
     /// All that it takes is handed on in registers: a [`FileRef`] and an [`Event`] would be read from
     /// memory in other pieces than they were written in, and the processor waits for that.
     #[inline(never)]
-    fn modify_file(
-        &self,
-        key: (Identity, i32),
-        events: Events,
-        data: u64,
-    ) -> Result<(), Errno> {
+    fn modify_file(&self, key: (Identity, i32), events: Events, data: u64) -> Result<(), Errno> {
         self.check_modify(key.0, events)?;
         let set = self.set();
         let inner = set.inner.lock();
