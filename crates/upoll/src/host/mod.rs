@@ -334,7 +334,7 @@ impl KernelSide {
     /// Keeps the user's events, in their order, and acts on the others.
     #[inline]
     fn sift(&self, set: &Set, events: &mut [Event]) -> (usize, Heard) {
-        let is_ours = |event: &Event| self.specials.decode(event.data()).is_some();
+        let is_ours = |event: &Event| self.specials.has(event.data());
         match events.iter().position(is_ours) {
             None => (events.len(), Heard::default()),
             Some(first) => self.sift_from(first, set, events),
@@ -367,7 +367,50 @@ impl KernelSide {
     }
 
     /// As [`Companion::harvest_both`], with `core` to fill in what is ready in the core.
+    #[inline]
     pub(crate) fn harvest_with(
+        &self,
+        set: &Set,
+        out: &mut [Event],
+        core: impl Fn(&mut [Event]) -> usize,
+    ) -> usize {
+        let has_members = self.members.load(Ordering::Relaxed) > 0;
+        if self.hub().is_some() || set.is_pending() || !has_members {
+            return self.harvest_all(set, out, core);
+        }
+        // Only members can be ready, unless their set says otherwise.
+        let found = kernel::epoll_harvest(&self.first.fd, out).unwrap_or(0);
+        let is_ours = |event: &Event| self.specials.has(event.data());
+        if !out[..found].iter().any(is_ours) {
+            return found;
+        }
+        self.harvest_more(set, out, found, core)
+    }
+
+    /// The rest of a harvest whose first `found` events are not all the user's.
+    #[cold]
+    fn harvest_more(
+        &self,
+        set: &Set,
+        out: &mut [Event],
+        found: usize,
+        core: impl Fn(&mut [Event]) -> usize,
+    ) -> usize {
+        let (mut filled, heard) = self.sift(set, &mut out[..found]);
+        if heard.core {
+            self.vacate();
+        }
+        if filled < out.len() {
+            filled += self.harvest_all(set, &mut out[filled..], core);
+        }
+        if heard.core {
+            self.rouse_another(set);
+        }
+        filled
+    }
+
+    #[inline(never)]
+    fn harvest_all(
         &self,
         set: &Set,
         out: &mut [Event],

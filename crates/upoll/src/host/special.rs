@@ -72,13 +72,23 @@ impl Specials {
         self.first.wrapping_add(index.wrapping_mul(STEP))
     }
 
-    /// What an event's data means; None if it is a user's.
+    /// Whether an event's data is not a user's.
     #[inline]
+    pub(super) fn has(&self, data: u64) -> bool {
+        self.index_of(data) < self.limit.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn index_of(&self, data: u64) -> u64 {
+        data.wrapping_sub(self.first).wrapping_mul(STEP_INVERSE)
+    }
+
+    /// What an event's data means; None if it is a user's.
     pub(super) fn decode(&self, data: u64) -> Option<Special> {
-        let index = data.wrapping_sub(self.first).wrapping_mul(STEP_INVERSE);
-        if index >= self.limit.load(Ordering::Relaxed) {
+        if !self.has(data) {
             return None;
         }
+        let index = self.index_of(data);
         let Some(of_slot) = index.checked_sub(2) else {
             return Some(match index {
                 0 => Special::Bell,
