@@ -32,8 +32,8 @@ of_each_thread! {
 }
 
 of_each_thread! {
-    /// This thread forks.
-    static IS_FORKING: Cell<bool> = Cell::new(false);
+    /// Forks within one another that this thread is in the midst of: a signal handler may fork, too.
+    static FORKING: Cell<usize> = Cell::new(0);
 }
 
 /// While this exists no fork takes place, unless it is in a signal handler of this very thread.
@@ -46,7 +46,7 @@ impl Change {
         if depth == 0 || broken(Rule::ChangeWithinAChange) {
             CHANGES.fetch_add(1, Ordering::SeqCst);
             seqcst_pair_fence(Rule::CountThenLook);
-            let is_forking = IS_FORKING.with(Cell::get) && !broken(Rule::ChangeWithinAFork);
+            let is_forking = FORKING.with(Cell::get) > 0 && !broken(Rule::ChangeWithinAFork);
             if FORKS.load(Ordering::SeqCst) != 0 && !is_forking {
                 if !broken(Rule::CountNoMoreWhenRefused) {
                     CHANGES.fetch_sub(1, Ordering::SeqCst);
@@ -100,7 +100,7 @@ fn own() -> usize {
 pub(crate) fn begin_fork() {
     FORKS.fetch_add(1, Ordering::SeqCst);
     seqcst_pair_fence(Rule::SayThenLook);
-    IS_FORKING.with(|own| own.set(true));
+    FORKING.with(|own| own.set(own.get() + 1));
     let own = match broken(Rule::ForkWithinAChange) {
         true => 0,
         false => own(),
@@ -110,7 +110,7 @@ pub(crate) fn begin_fork() {
 
 /// In the parent.
 pub(crate) fn end_fork() {
-    IS_FORKING.with(|own| own.set(false));
+    FORKING.with(|own| own.set(own.get() - 1));
     match broken(Rule::CountForks) {
         true => FORKS.store(0, Ordering::SeqCst),
         false => {
@@ -119,11 +119,11 @@ pub(crate) fn end_fork() {
     }
 }
 
-/// In the child of a fork: what other threads were doing is not under way here.
-#[cfg(not(loom))]
-pub(crate) fn forget_other_threads() {
-    IS_FORKING.with(|own| own.set(false));
-    FORKS.store(0, Ordering::SeqCst);
+/// In the child: what other threads were doing is not under way here.
+pub(crate) fn end_fork_in_the_child() {
+    let forking = FORKING.with(Cell::get) - 1;
+    FORKING.with(|own| own.set(forking));
+    FORKS.store(forking, Ordering::SeqCst);
     CHANGES.store(own(), Ordering::SeqCst);
 }
 

@@ -63,7 +63,7 @@ extern "C" fn after() {
 /// Nothing here takes a lock that another thread of the parent may have had. Memory is allocated where
 /// there are sets to make: the C library's `fork` keeps its own in order.
 extern "C" fn in_the_child() {
-    change::forget_other_threads();
+    change::end_fork_in_the_child();
     in_use::forget_other_threads();
     demote::forget_other_threads();
     let mut taken = inherit::reopen_shared();

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread::{self, JoinHandle};
 
-use crate::change::{Change, begin_fork, end_fork};
+use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::number::Number;
 use crate::object::Object;
 use crate::slot::Slot;
@@ -662,4 +662,29 @@ fn a_fork_that_waits_for_a_change_of_its_own_thread_waits_for_ever() {
 #[test]
 fn a_fork_within_a_change_that_waits_for_nobody_meets_the_other() {
     must_fail_without(Rule::WaitForChanges, forking_within_a_change);
+}
+
+/// In the child of a fork that a signal handler has made in the midst of a change, or of another fork,
+/// what it has interrupted goes on. (One thread: the child has no other.)
+#[test]
+fn changes_and_forks_go_on_in_the_child_of_a_fork_within_them() {
+    model(0, || {
+        let number = Number::new();
+        {
+            let _change = Change::begin();
+            number.change(|| {
+                begin_fork();
+                end_fork_in_the_child();
+            });
+        }
+        begin_fork();
+        begin_fork();
+        end_fork_in_the_child();
+        // It is the thread's own fork that is under way.
+        change(&number);
+        end_fork();
+        change(&number);
+        fork(slice::from_ref(&number));
+        assert_eq!(number.changes(), 3);
+    });
 }
