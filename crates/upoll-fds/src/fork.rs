@@ -12,34 +12,63 @@
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use upoll::Errno;
 
 use crate::inherit::Inheritance;
 use crate::kernel::{self, call, number};
+use crate::patience::wait_until;
 use crate::set::NumberedSet;
 use crate::{change, demote, in_use, inherit, table};
+
+/// Whether forks are noticed; one of the following.
+static WATCH: AtomicU8 = AtomicU8::new(NOT_BEGUN);
+const NOT_BEGUN: u8 = 0;
+/// A thread is just seeing to it.
+const BEGUN: u8 = 1;
+const WATCHES: u8 = 2;
 
 /// Has forks noticed from now on.
 ///
 /// # Errors
 /// `ENOMEM`: no memory for it.
 pub(crate) fn watch() -> Result<(), Errno> {
-    // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Handlers
-    // that run twice do no harm.
-    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
-    if IS_WATCHED.load(Ordering::Relaxed) {
+    match WATCH.load(Ordering::Acquire) {
+        WATCHES => Ok(()),
+        _ => begin_to_watch(),
+    }
+}
+
+/// Only one thread is to do it: handlers that ran twice would take away what the first run has made for
+/// the child. Not a `Once`: the child of a fork in the midst of it would wait for ever.
+#[cold]
+fn begin_to_watch() -> Result<(), Errno> {
+    wait_until(|| {
+        let claim = WATCH.compare_exchange(NOT_BEGUN, BEGUN, Ordering::Acquire, Ordering::Acquire);
+        claim != Err(BEGUN)
+    });
+    if WATCH.load(Ordering::Acquire) == WATCHES {
         return Ok(());
     }
+    let registered = register();
+    let outcome = if registered.is_ok() {
+        WATCHES
+    } else {
+        NOT_BEGUN
+    };
+    WATCH.store(outcome, Ordering::Release);
+    registered
+}
+
+fn register() -> Result<(), Errno> {
     // Its handlers have to be there before the first fork, too.
     upoll::watch_forks()?;
     // SAFETY: the handlers are never unloaded, as this library is not.
-    if unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_the_child)) } != 0 {
-        return Err(Errno::NOMEM);
+    match unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_the_child)) } {
+        0 => Ok(()),
+        _ => Err(Errno::NOMEM),
     }
-    IS_WATCHED.store(true, Ordering::Relaxed);
-    Ok(())
 }
 
 std::thread_local! {
@@ -48,6 +77,8 @@ std::thread_local! {
 }
 
 extern "C" fn before() {
+    // If the thread that sees to it has not come to say so, the child would see to it once more.
+    WATCH.store(WATCHES, Ordering::Release);
     change::begin_fork();
     demote::demote_all();
     demote::share_all();
