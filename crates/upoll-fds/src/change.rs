@@ -49,7 +49,7 @@ impl Change {
             let is_forking = FORKING.with(Cell::get) > 0 && !broken(Rule::ChangeWithinAFork);
             if FORKS.load(Ordering::SeqCst) != 0 && !is_forking {
                 if !broken(Rule::CountNoMoreWhenRefused) {
-                    CHANGES.fetch_sub(1, Ordering::SeqCst);
+                    count_no_more(&CHANGES, Ordering::SeqCst);
                 }
                 return None;
             }
@@ -85,9 +85,15 @@ impl Drop for Change {
         let depth = DEPTH.with(Cell::get) - 1;
         DEPTH.with(|own| own.set(depth));
         if depth == 0 {
-            CHANGES.fetch_sub(1, order(Rule::ChangeBeforeFork));
+            count_no_more(&CHANGES, order(Rule::ChangeBeforeFork));
         }
     }
+}
+
+/// Takes one from a count, unless that is zero: a signal handler may have forked just before, or before
+/// the thread had noted that it is counted, and the child does not know of it.
+fn count_no_more(count: &AtomicUsize, order: Ordering) {
+    let _ = count.fetch_update(order, Ordering::Relaxed, |count| count.checked_sub(1));
 }
 
 /// Changes within the one that this thread is in the midst of count as one with it.
@@ -113,9 +119,7 @@ pub(crate) fn end_fork() {
     FORKING.with(|own| own.set(own.get() - 1));
     match broken(Rule::CountForks) {
         true => FORKS.store(0, Ordering::SeqCst),
-        false => {
-            FORKS.fetch_sub(1, order(Rule::ForkBeforeChange));
-        }
+        false => count_no_more(&FORKS, order(Rule::ForkBeforeChange)),
     }
 }
 
