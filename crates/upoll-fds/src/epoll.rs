@@ -14,7 +14,7 @@ use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
 use crate::signals::Section;
-use crate::{fork, memory, table, wall_clock};
+use crate::{change, memory, table, wall_clock};
 
 /// `epoll_create(2)`.
 ///
@@ -38,8 +38,8 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     let of_the_kernel = flags - CreateFlags::ROTATE;
     let rotates = flags.contains(CreateFlags::ROTATE);
     let change = match rotates {
-        true => Some(fork::Change::begin()),
-        false => fork::Change::try_begin(),
+        true => Some(change::Change::begin()),
+        false => change::Change::try_begin(),
     };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;

@@ -7,7 +7,7 @@ use upoll::{Errno, EventFd, EventFdFlags};
 use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::signals::Section;
-use crate::{fork, io, memory, table};
+use crate::{change, io, memory, table};
 
 /// `_IOW('J', 0, __u64)`: what writes keep the count below.
 pub const EFD_IOC_SET_MAXIMUM: u32 = 0x4008_4a00;
@@ -24,7 +24,7 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
         initial,
         EventFdFlags::from_bits_retain(flags.cast_unsigned()),
     )?;
-    let Some(_change) = fork::Change::try_begin() else {
+    let Some(_change) = change::Change::try_begin() else {
         // The child of a fork is to have it, too.
         // SAFETY: no pointers are involved.
         return number(unsafe { call!(eventfd2, initial, flags) });

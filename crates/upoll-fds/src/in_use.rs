@@ -30,7 +30,8 @@ use std::ptr::{self, NonNull};
 
 use crate::slot::{Entry, Slot};
 use crate::sync::{
-    AtomicBool, AtomicPtr, Ordering, Patience, Rule, Section, broken, compiler_fence, fence, global,
+    AtomicBool, AtomicPtr, Ordering, Patience, Rule, Section, broken, compiler_fence, fence,
+    global, of_each_thread,
 };
 
 /// What one call of one thread uses. Threads do not share a cache line.
@@ -296,13 +297,7 @@ impl Drop for Mine {
     }
 }
 
-#[cfg(not(loom))]
-std::thread_local! {
-    static MINE: Mine = const { Mine::new() };
-}
-
-#[cfg(loom)]
-loom::thread_local! {
+of_each_thread! {
     static MINE: Mine = Mine::new();
 }
 

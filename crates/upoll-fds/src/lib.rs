@@ -38,6 +38,7 @@
 // For its models loom takes the modules that it needs by themselves.
 #![cfg(not(loom))]
 
+mod change;
 mod ctl_batch;
 mod demote;
 mod epoll;

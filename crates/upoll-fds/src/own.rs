@@ -7,7 +7,7 @@ use upoll::{Errno, File, Pollable};
 
 use crate::kernel::{call, number};
 use crate::object::Object;
-use crate::{fork, table};
+use crate::{change, table};
 
 /// Gives an open file a number that `epoll_ctl`, `poll` and `select` of this crate accept.
 ///
@@ -18,7 +18,7 @@ use crate::{fork, table};
 /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
 pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let flags = if cloexec { libc::EFD_CLOEXEC } else { 0 };
-    let _change = fork::Change::begin();
+    let _change = change::Change::begin();
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
     table::install(fd, Object::Own(file.erase()))

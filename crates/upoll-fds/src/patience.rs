@@ -2,6 +2,7 @@
 
 use std::hint;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::kernel::call;
 
@@ -29,6 +30,16 @@ impl Patience {
             return;
         }
         self.waits += 1;
+    }
+}
+
+/// Waits for others until it `is_so`, though not for ever.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
+    const LONGEST: Duration = Duration::from_secs(1);
+    let begun = Instant::now();
+    let mut patience = Patience::new();
+    while !is_so() && begun.elapsed() < LONGEST {
+        patience.wait();
     }
 }
 

@@ -7,7 +7,7 @@ use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::signals::Section;
-use crate::{fork, memory, table};
+use crate::{change, memory, table};
 
 /// `pipe(2)`.
 ///
@@ -32,7 +32,7 @@ pub unsafe fn pipe(fds: *mut [RawFd; 2]) -> Result<(), Errno> {
 pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let _section = Section::begin();
     let mut numbers = [-1; 2];
-    let change = fork::Change::try_begin();
+    let change = change::Change::try_begin();
     // SAFETY: there is room for two numbers.
     unsafe { call!(pipe2, numbers.as_mut_ptr(), flags) }?;
     let ends = match upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned())) {
@@ -66,7 +66,7 @@ pub unsafe fn socketpair(
     }
     let _section = Section::begin();
     let mut numbers = [-1; 2];
-    let change = fork::Change::try_begin();
+    let change = change::Change::try_begin();
     // SAFETY: there is room for two numbers.
     unsafe { call!(socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
     let ends = upoll::socketpair(SocketFlags::from_bits_retain(flags.cast_unsigned()));

@@ -1,17 +1,19 @@
-//! Atomics, fences and what belongs to a thread: the one place they come from, so that the protocol
-//! of [`slot`](crate::slot) and [`in_use`](crate::in_use) runs under the loom model checker
-//! (`--cfg loom`) as it is.
+//! Atomics, fences and what belongs to a thread: the one place they come from, so that the protocols
+//! of [`slot`](crate::slot) and [`in_use`](crate::in_use), and of [`change`](crate::change), run under the
+//! loom model checker (`--cfg loom`) as they are.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence, fence};
+pub(crate) use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence,
+};
 
 #[cfg(not(loom))]
-pub(crate) use crate::patience::Patience;
+pub(crate) use crate::patience::{Patience, wait_until};
 #[cfg(not(loom))]
 pub(crate) use crate::signals::{HeldBack, Section};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 
 /// Only signal handlers could see the difference, of which the model has none.
 #[cfg(loom)]
@@ -29,6 +31,29 @@ impl Patience {
     pub(crate) fn wait(&mut self) {
         loom::thread::yield_now();
     }
+}
+
+/// In a model for ever: it is to show that nobody relies on the end.
+#[cfg(loom)]
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        loom::thread::yield_now();
+    }
+}
+
+/// Stands between a `SeqCst` read-modify-write and a `SeqCst` load of a named pair, one of which sees
+/// the other side's. `rule` is about that.
+///
+/// The memory model orders these by themselves. loom has no such order for plain `SeqCst` accesses, only
+/// for fences.
+#[inline(always)]
+pub(crate) fn seqcst_pair_fence(rule: Rule) {
+    #[cfg(loom)]
+    if !broken(rule) {
+        fence(Ordering::SeqCst);
+    }
+    #[cfg(not(loom))]
+    let _ = rule;
 }
 
 /// The model has no signals.
@@ -77,6 +102,23 @@ macro_rules! global {
 }
 pub(crate) use global;
 
+/// A static that each thread has of its own, and each thread of each run of a model anew.
+macro_rules! of_each_thread {
+    ($(#[$doc:meta])* static $name:ident: $kind:ty = $value:expr;) => {
+        #[cfg(not(loom))]
+        std::thread_local! {
+            $(#[$doc])*
+            static $name: $kind = const { $value };
+        }
+        #[cfg(loom)]
+        loom::thread_local! {
+            $(#[$doc])*
+            static $name: $kind = $value;
+        }
+    };
+}
+pub(crate) use of_each_thread;
+
 /// The rules that a test may switch off, one at a time, to see its loom model fail without it.
 ///
 /// Outside loom builds [`broken`] is the constant `false`.
@@ -99,6 +141,26 @@ pub enum Rule {
     TakeInOneStep,
     /// The end of a change is told from the end of another one.
     OwnMark,
+    /// A change is counted, then looks whether a fork is under way.
+    CountThenLook,
+    /// A fork says that it is under way, then looks at the count of changes.
+    SayThenLook,
+    /// A fork waits for the changes that have begun.
+    WaitForChanges,
+    /// What a change has done is seen by the fork that waited for it.
+    ChangeBeforeFork,
+    /// What a fork has looked at is changed after it.
+    ForkBeforeChange,
+    /// With the end of one fork another one is still under way.
+    CountForks,
+    /// A change that is not to begin is counted no more.
+    CountNoMoreWhenRefused,
+    /// A change within another one begins also while a fork waits for that.
+    ChangeWithinAChange,
+    /// A thread that forks makes changes in the midst of that.
+    ChangeWithinAFork,
+    /// A fork in the midst of a change of the same thread does not wait for that.
+    ForkWithinAChange,
 }
 
 #[cfg(loom)]

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use upoll::Errno;
 
+use crate::change;
 use crate::fork;
 use crate::in_use::{self, Changing};
 use crate::kernel::{self, call};
@@ -181,7 +182,7 @@ pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> 
     match slot(fd).filter(|slot| !slot.is_empty()) {
         Some(slot) => {
             let _section = Section::begin();
-            let _change = fork::Change::begin();
+            let _change = change::Change::begin();
             slot.change(false, || Ok((change()?, None)))
         }
         None => change(),
@@ -198,7 +199,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     };
     let _section = Section::begin();
     // A number of the kernel's, too, is marked, and would not be known for one in the child of a fork.
-    let _change = fork::Change::begin();
+    let _change = change::Change::begin();
     let mut patience = Patience::new();
     loop {
         let held_back = HeldBack::begin();
@@ -232,7 +233,7 @@ pub(crate) fn replace(
         };
     };
     let section = Section::begin();
-    let change = fork::Change::begin();
+    let change = change::Change::begin();
     let outgoing = match slot.is_empty() {
         true => second_number_if_it_lingers(new),
         false => None,

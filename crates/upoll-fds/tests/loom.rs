@@ -1,10 +1,12 @@
-//! Models of how numbers are looked up while they change, checked by loom over all interleavings up
-//! to a bound on preemptions. Each has a deliberate break: with one rule switched off, loom must find
-//! the fault.
+//! Models of how numbers are looked up while they change, and of changes while the process forks, checked
+//! by loom over all interleavings up to a bound on preemptions. Each has a deliberate break: with one rule
+//! switched off, loom must find the fault.
 //!
-//! The modules are the library's own; what they look up is a model.
+//! The modules are the library's own; what they look up and change is a model.
 #![cfg(loom)]
 
+#[path = "../src/change.rs"]
+mod change;
 #[path = "../src/in_use.rs"]
 #[expect(dead_code, reason = "only the library blocks in calls")]
 mod in_use;
@@ -15,11 +17,14 @@ mod slot;
 mod sync;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
 use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread::{self, JoinHandle};
 
+use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
+use crate::number::Number;
 use crate::object::Object;
 use crate::slot::Slot;
 use crate::sync::{Rule, break_rule};
@@ -71,6 +76,42 @@ mod object {
     }
 }
 
+mod number {
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+
+    /// What a number means in the kernel and here. A fork must not meet a change of it half made.
+    #[derive(Clone)]
+    pub(crate) struct Number(Arc<[UnsafeCell<usize>; 2]>);
+
+    impl Number {
+        #[expect(clippy::arc_with_non_send_sync, reason = "the model is to find out")]
+        pub(crate) fn new() -> Self {
+            Number(Arc::new([(); 2].map(|()| UnsafeCell::new(0))))
+        }
+
+        /// `meanwhile` happens when it means one thing in the kernel and another here.
+        pub(crate) fn change(&self, meanwhile: impl FnOnce()) {
+            let [kernel, here] = &*self.0;
+            // SAFETY: loom finds it out if somebody else reads or writes it meanwhile.
+            kernel.with_mut(|meaning| unsafe { *meaning += 1 });
+            meanwhile();
+            // SAFETY: as above.
+            here.with_mut(|meaning| unsafe { *meaning += 1 });
+        }
+
+        /// How often it was changed.
+        pub(crate) fn changes(&self) -> usize {
+            // SAFETY: loom finds it out if somebody writes it meanwhile.
+            let [kernel, here] =
+                [0, 1].map(|side| self.0[side].with(|meaning| unsafe { *meaning }));
+            assert_eq!(kernel, here, "a change is half made");
+            here
+        }
+    }
+}
+
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -78,12 +119,27 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// Runs a model with `rule` switched off and demands that it fails.
-fn must_fail_without(rule: Rule, model: fn()) {
+/// Runs a model with `rule` switched off and says whether it does not end, else fails.
+fn has_no_end_without(rule: Rule, model: fn()) -> bool {
     break_rule(Some(rule));
     let outcome = catch_unwind(AssertUnwindSafe(model));
     break_rule(None);
-    assert!(outcome.is_err(), "the model does not need {rule:?}");
+    let payload = outcome.expect_err("the model needs the rule");
+    let message = match payload.downcast_ref::<&str>() {
+        Some(message) => message,
+        None => payload.downcast_ref::<String>().map_or("", String::as_str),
+    };
+    message.starts_with("Model exceeded maximum number of branches")
+}
+
+/// Runs a model with `rule` switched off and demands that it meets a fault.
+fn must_fail_without(rule: Rule, model: fn()) {
+    assert!(!has_no_end_without(rule, model), "{rule:?}: waits for ever");
+}
+
+/// Runs a model with `rule` switched off and demands that a thread of it waits for ever.
+fn must_hang_without(rule: Rule, model: fn()) {
+    assert!(has_no_end_without(rule, model), "{rule:?}: meets a fault");
 }
 
 fn slot_of(object: &Object) -> Arc<Slot> {
@@ -479,4 +535,233 @@ fn a_close_does_not_end_the_change_of_the_numbers_next_object() {
 #[test]
 fn changes_that_are_not_told_apart_end_each_other() {
     must_fail_without(Rule::OwnMark, closing_against_the_next_change);
+}
+
+/// The process forks: all of `numbers` are as a child may have them.
+fn fork(numbers: &[Number]) {
+    begin_fork();
+    for number in numbers {
+        number.changes();
+    }
+    end_fork();
+}
+
+fn change(number: &Number) {
+    let _change = Change::begin();
+    number.change(|| ());
+}
+
+fn change_in_a_thread(number: &Number) -> JoinHandle<()> {
+    let number = number.clone();
+    thread::spawn(move || change(&number))
+}
+
+/// A thread changes a number twice while another one forks.
+fn changing_against_forking() {
+    model(4, || {
+        let number = Number::new();
+        let changing = {
+            let number = number.clone();
+            thread::spawn(move || {
+                change(&number);
+                change(&number);
+            })
+        };
+        fork(slice::from_ref(&number));
+        changing.join().unwrap();
+        assert_eq!(number.changes(), 2);
+    });
+}
+
+#[test]
+fn a_fork_takes_place_before_or_after_a_change() {
+    changing_against_forking();
+}
+
+#[test]
+fn a_change_that_looks_before_it_is_counted_is_met_by_a_fork() {
+    must_fail_without(Rule::CountThenLook, changing_against_forking);
+}
+
+#[test]
+fn a_fork_that_looks_before_it_says_so_meets_a_change() {
+    must_fail_without(Rule::SayThenLook, changing_against_forking);
+}
+
+#[test]
+fn a_fork_that_waits_for_nobody_meets_a_change() {
+    must_fail_without(Rule::WaitForChanges, changing_against_forking);
+}
+
+#[test]
+fn a_fork_that_is_not_ordered_after_changes_sees_one_half_made() {
+    must_fail_without(Rule::ChangeBeforeFork, changing_against_forking);
+}
+
+#[test]
+fn a_change_that_is_not_ordered_after_forks_is_seen_by_one_before() {
+    must_fail_without(Rule::ForkBeforeChange, changing_against_forking);
+}
+
+#[test]
+fn a_refused_change_that_stays_counted_is_waited_for_for_ever() {
+    must_hang_without(Rule::CountNoMoreWhenRefused, changing_against_forking);
+}
+
+/// Two threads make numbers while a third one forks and then makes changes: what comes during the fork is
+/// the kernel's from the start.
+fn making_two_against_forking() {
+    model(3, || {
+        let numbers = [Number::new(), Number::new()];
+        let making = numbers.clone().map(|number| {
+            thread::spawn(move || {
+                let change = Change::try_begin();
+                if change.is_some() {
+                    number.change(|| ());
+                }
+                change.is_some()
+            })
+        });
+        fork(&numbers);
+        let own = Number::new();
+        change(&own);
+        assert_eq!(own.changes(), 1);
+        for (making, number) in making.into_iter().zip(&numbers) {
+            let is_made = making.join().unwrap();
+            assert_eq!(number.changes(), usize::from(is_made));
+        }
+    });
+}
+
+#[test]
+fn a_fork_waits_for_changes_of_two_threads() {
+    making_two_against_forking();
+}
+
+#[test]
+fn of_two_changes_one_that_looks_before_it_is_counted_is_met_by_a_fork() {
+    must_fail_without(Rule::CountThenLook, making_two_against_forking);
+}
+
+#[test]
+fn a_fork_that_is_not_ordered_after_two_changes_sees_one_half_made() {
+    must_fail_without(Rule::ChangeBeforeFork, making_two_against_forking);
+}
+
+/// Two threads fork, of which one then changes a number. (Not a third thread: loom does not come to an end
+/// with two that wait for it.)
+fn changing_against_two_forks() {
+    model(4, || {
+        let number = Number::new();
+        let forking = {
+            let number = number.clone();
+            thread::spawn(move || fork(&[number]))
+        };
+        fork(slice::from_ref(&number));
+        change(&number);
+        forking.join().unwrap();
+        assert_eq!(number.changes(), 1);
+    });
+}
+
+#[test]
+fn a_change_waits_for_the_end_of_both_forks() {
+    changing_against_two_forks();
+}
+
+#[test]
+fn a_change_that_waits_for_one_of_two_forks_is_met_by_the_other() {
+    must_fail_without(Rule::CountForks, changing_against_two_forks);
+}
+
+/// A thread makes a change in the midst of another one, while a second thread forks and makes one in
+/// the midst of that, as signal handlers do.
+fn changing_within_changes_and_forks() {
+    model(4, || {
+        let numbers = [Number::new(), Number::new(), Number::new()];
+        let changing = {
+            let [outer, inner, _] = numbers.clone();
+            thread::spawn(move || {
+                let _change = Change::begin();
+                outer.change(|| change(&inner));
+            })
+        };
+        begin_fork();
+        change(&numbers[2]);
+        for number in &numbers {
+            number.changes();
+        }
+        end_fork();
+        changing.join().unwrap();
+        assert!(numbers.iter().all(|number| number.changes() == 1));
+    });
+}
+
+#[test]
+fn changes_within_changes_and_forks_wait_for_nobody() {
+    changing_within_changes_and_forks();
+}
+
+#[test]
+fn a_change_within_another_that_waits_for_a_fork_waits_for_ever() {
+    must_hang_without(Rule::ChangeWithinAChange, changing_within_changes_and_forks);
+}
+
+#[test]
+fn a_change_within_a_fork_that_waits_for_that_waits_for_ever() {
+    must_hang_without(Rule::ChangeWithinAFork, changing_within_changes_and_forks);
+}
+
+/// A thread forks in the midst of a change, as a signal handler does, while another one makes a change.
+fn forking_within_a_change() {
+    model(4, || {
+        let numbers = [Number::new(), Number::new()];
+        let changing = change_in_a_thread(&numbers[0]);
+        {
+            let _change = Change::begin();
+            numbers[1].change(|| fork(&numbers[..1]));
+        }
+        changing.join().unwrap();
+        assert!(numbers.iter().all(|number| number.changes() == 1));
+    });
+}
+
+#[test]
+fn a_fork_within_a_change_waits_for_others_only() {
+    forking_within_a_change();
+}
+
+#[test]
+fn a_fork_that_waits_for_a_change_of_its_own_thread_waits_for_ever() {
+    must_hang_without(Rule::ForkWithinAChange, forking_within_a_change);
+}
+
+#[test]
+fn a_fork_within_a_change_that_waits_for_nobody_meets_the_other() {
+    must_fail_without(Rule::WaitForChanges, forking_within_a_change);
+}
+
+/// In the child of a fork that a signal handler has made in the midst of a change, or of another fork,
+/// what it has interrupted goes on. (One thread: the child has no other.)
+#[test]
+fn changes_and_forks_go_on_in_the_child_of_a_fork_within_them() {
+    model(0, || {
+        let number = Number::new();
+        {
+            let _change = Change::begin();
+            number.change(|| {
+                begin_fork();
+                end_fork_in_the_child();
+            });
+        }
+        begin_fork();
+        begin_fork();
+        end_fork_in_the_child();
+        // It is the thread's own fork that is under way.
+        change(&number);
+        end_fork();
+        change(&number);
+        fork(slice::from_ref(&number));
+        assert_eq!(number.changes(), 3);
+    });
 }

@@ -1,0 +1,140 @@
+//! Changes to what numbers mean, and forks, which take place while none is under way.
+//!
+//! A number that is just being given out, closed or copied means one thing in the kernel and another
+//! here. So a fork waits for changes that have begun ([`Change`]), and none begins until it is done:
+//! what is made meanwhile is the kernel's from the start, other changes wait. All waits end after a
+//! while, as the one may hold a lock that the other's handlers for forks want.
+//!
+//! Who is in the midst of a change goes on, with changes within it, and with a fork in a signal handler.
+//!
+//! The named pair: a change counts itself, then looks whether a fork is under way; a fork says so, then
+//! looks at the count.
+
+use std::cell::Cell;
+
+use crate::sync::{
+    AtomicUsize, Ordering, Rule, broken, global, of_each_thread, seqcst_pair_fence, wait_until,
+};
+
+global! {
+    /// Forks that are under way.
+    static FORKS: AtomicUsize = AtomicUsize::new(0);
+}
+
+global! {
+    /// Threads that are changing what numbers mean.
+    static CHANGES: AtomicUsize = AtomicUsize::new(0);
+}
+
+of_each_thread! {
+    /// Changes within one another that this thread is in the midst of.
+    static DEPTH: Cell<usize> = Cell::new(0);
+}
+
+of_each_thread! {
+    /// Forks within one another that this thread is in the midst of: a signal handler may fork, too.
+    static FORKING: Cell<usize> = Cell::new(0);
+}
+
+/// While this exists no fork takes place, unless it is in a signal handler of this very thread.
+pub(crate) struct Change;
+
+impl Change {
+    /// None while a fork is under way.
+    pub(crate) fn try_begin() -> Option<Self> {
+        let depth = DEPTH.with(Cell::get);
+        if depth == 0 || broken(Rule::ChangeWithinAChange) {
+            CHANGES.fetch_add(1, Ordering::SeqCst);
+            seqcst_pair_fence(Rule::CountThenLook);
+            let is_forking = FORKING.with(Cell::get) > 0 && !broken(Rule::ChangeWithinAFork);
+            if FORKS.load(Ordering::SeqCst) != 0 && !is_forking {
+                if !broken(Rule::CountNoMoreWhenRefused) {
+                    count_no_more(&CHANGES, Ordering::SeqCst);
+                }
+                return None;
+            }
+        }
+        DEPTH.with(|own| own.set(depth + 1));
+        Some(Change)
+    }
+
+    pub(crate) fn begin() -> Self {
+        Self::try_begin().unwrap_or_else(Self::begin_later)
+    }
+
+    #[cold]
+    fn begin_later() -> Self {
+        let mut begun = None;
+        wait_until(|| {
+            begun = Self::try_begin();
+            begun.is_some()
+        });
+        begun.unwrap_or_else(|| {
+            let depth = DEPTH.with(Cell::get);
+            if depth == 0 {
+                CHANGES.fetch_add(1, Ordering::SeqCst);
+            }
+            DEPTH.with(|own| own.set(depth + 1));
+            Change
+        })
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        let depth = DEPTH.with(Cell::get) - 1;
+        DEPTH.with(|own| own.set(depth));
+        if depth == 0 {
+            count_no_more(&CHANGES, order(Rule::ChangeBeforeFork));
+        }
+    }
+}
+
+/// Takes one from a count, unless that is zero: a signal handler may have forked just before, or before
+/// the thread had noted that it is counted, and the child does not know of it.
+fn count_no_more(count: &AtomicUsize, order: Ordering) {
+    let _ = count.fetch_update(order, Ordering::Relaxed, |count| count.checked_sub(1));
+}
+
+/// Changes within the one that this thread is in the midst of count as one with it.
+fn own() -> usize {
+    usize::from(DEPTH.with(Cell::get) > 0)
+}
+
+/// Waits, though not for ever, until no other thread is in the midst of a change. None begins until
+/// [`end_fork`].
+pub(crate) fn begin_fork() {
+    FORKS.fetch_add(1, Ordering::SeqCst);
+    seqcst_pair_fence(Rule::SayThenLook);
+    FORKING.with(|own| own.set(own.get() + 1));
+    let own = match broken(Rule::ForkWithinAChange) {
+        true => 0,
+        false => own(),
+    };
+    wait_until(|| CHANGES.load(Ordering::SeqCst) <= own || broken(Rule::WaitForChanges));
+}
+
+/// In the parent.
+pub(crate) fn end_fork() {
+    FORKING.with(|own| own.set(own.get() - 1));
+    match broken(Rule::CountForks) {
+        true => FORKS.store(0, Ordering::SeqCst),
+        false => count_no_more(&FORKS, order(Rule::ForkBeforeChange)),
+    }
+}
+
+/// In the child: what other threads were doing is not under way here.
+pub(crate) fn end_fork_in_the_child() {
+    let forking = FORKING.with(Cell::get) - 1;
+    FORKING.with(|own| own.set(forking));
+    FORKS.store(forking, Ordering::SeqCst);
+    CHANGES.store(own(), Ordering::SeqCst);
+}
+
+/// How the step is ordered that `rule` is about.
+fn order(rule: Rule) -> Ordering {
+    match broken(rule) {
+        true => Ordering::Relaxed,
+        false => Ordering::SeqCst,
+    }
+}
