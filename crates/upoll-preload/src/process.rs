@@ -26,13 +26,13 @@ pub(crate) fn demote_inherited() {
 
 /// `vfork(2)`, as a `fork(2)`: the child's calls must not change its parent's table.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vfork() -> pid_t {
+pub unsafe extern "C-unwind" fn vfork() -> pid_t {
     fork()
 }
 
 /// `_Fork(3)`, as a `fork(2)`: what has to be done before and after is done by handlers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> pid_t {
+pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     fork()
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn fork() -> pid_t {
 
 #[doc = "`_exit(2)`: statistics come first."]
 #[unsafe(no_mangle)]
-pub extern "C" fn _exit(status: c_int) -> ! {
+pub extern "C-unwind" fn _exit(status: c_int) -> ! {
     stats::report();
     loop {
         let _ = raw::kernel!(SYS_exit_group, status);
@@ -52,20 +52,24 @@ pub extern "C" fn _exit(status: c_int) -> ! {
 
 #[doc = "`_Exit(3)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn _Exit(status: c_int) -> ! {
+pub extern "C-unwind" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
 #[doc = "`execve(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, variables: Strings) -> c_int {
+pub unsafe extern "C-unwind" fn execve(
+    path: *const c_char,
+    args: Strings,
+    variables: Strings,
+) -> c_int {
     demote_inherited();
     give(raw::kernel!(SYS_execve, path, args, variables))
 }
 
 #[doc = "`execveat(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execveat(
+pub unsafe extern "C-unwind" fn execveat(
     folder: c_int,
     path: *const c_char,
     args: Strings,
@@ -88,7 +92,7 @@ macro_rules! execute {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*);)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             demote_inherited();
             next!($symbol as fn($($kind),*) -> c_int, ($($argument),*))
         }
@@ -105,7 +109,7 @@ execute! {
 
 #[doc = "`popen(3)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
     demote_inherited();
     next!(
         c"popen" as fn(*const c_char, *const c_char) -> *mut c_void,
@@ -118,7 +122,7 @@ macro_rules! spawn {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
+        pub unsafe extern "C-unwind" fn $name(
             // Of a `pid_t`, or of a descriptor.
             process: *mut c_int,
             path: *const c_char,
