@@ -9,6 +9,7 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use crate::errno::give;
 use crate::next::next;
+use crate::settings::serve_nothing_new;
 use crate::{raw, stats};
 
 type Strings = *const *mut c_char;
@@ -39,6 +40,23 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
 pub(crate) fn fork() -> pid_t {
     // SAFETY: the caller is a program that asks for a child.
     unsafe { libc::fork() }
+}
+
+/// Whoever shares this memory must not find objects in it: not a child, which has a table of its own; nor
+/// a thread that the C library does not know of, by whose word a process of one thread goes without locked
+/// instructions. Nor are numbers that a child shares to lead to objects in a memory that it does not share.
+/// As long as both run, nothing that comes may be found either.
+pub(crate) fn before_clone(flags: usize) {
+    let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
+    let both_run = match has(libc::CLONE_VM) {
+        true => !has(libc::CLONE_VFORK),
+        // What a child leaves open is its parent's, too.
+        false => has(libc::CLONE_FILES),
+    };
+    if both_run {
+        serve_nothing_new();
+    }
+    upoll_fds::demote_all();
 }
 
 #[doc = "`_exit(2)`: statistics come first."]
