@@ -9,7 +9,7 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use crate::errno::give;
 use crate::next::next;
-use crate::settings::serve_nothing_new;
+use crate::settings::{serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{raw, stats};
 
 type Strings = *const *mut c_char;
@@ -48,13 +48,13 @@ pub(crate) fn fork() -> pid_t {
 /// As long as both run, nothing that comes may be found either.
 pub(crate) fn before_clone(flags: usize) {
     let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
-    let both_run = match has(libc::CLONE_VM) {
-        true => !has(libc::CLONE_VFORK),
-        // What a child leaves open is its parent's, too.
-        false => has(libc::CLONE_FILES),
-    };
-    if both_run {
-        serve_nothing_new();
+    let shares = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
+    match (shares, has(libc::CLONE_VFORK)) {
+        // It has all of this thread's, which waits.
+        ((true, true), true) | ((false, false), _) => {}
+        ((true, false), true) => serve_nothing_new_meanwhile(),
+        // What it leaves open is its parent's, too.
+        _ => serve_nothing_new(),
     }
     upoll_fds::demote_all();
 }
