@@ -254,18 +254,19 @@ pub(crate) fn replace(
             Err(None) => patience.wait(),
         }
     };
+    if let Some(outgoing) = outgoing {
+        // That it was interrupted, or what it has lost, nobody hears of: nor would they from the kernel.
+        // A child must not have it, and a handler that leaves for good not leave it open.
+        let _ = kernel::close(outgoing);
+    }
     // In the reverse order of their beginning, as a handler may leave for good from here on.
     drop(change);
     drop(section);
-    if let Some(outgoing) = outgoing {
-        // That it was interrupted, or what it has lost, nobody hears of: nor would they from the kernel.
-        let _ = kernel::close(outgoing);
-    }
     result
 }
 
 /// Another number for a socket of the kernel's whose last close may block, to be closed when signals
-/// are let in and no number is being changed.
+/// are let in, which end that, and the other number can be looked up again.
 fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     let mut linger = libc::linger {
         l_onoff: 0,

@@ -192,7 +192,7 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
     clippy::cast_possible_truncation,
     reason = "the kernel looks at 32 bits"
 )]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     stats::count(Call::Control, fd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::ioctl(fd, request as u32, argument) })
@@ -205,7 +205,7 @@ macro_rules! by_the_kernel {
     );)*) => { $(
         #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the objects as well from then on.")]
         $(#[$linkage])?
-        pub unsafe extern "C" fn $name($($argument: $kind),*) -> ssize_t {
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> ssize_t {
             $(hand_over($fd);)+
             give_size(raw::kernel!($number $(, $argument)*))
         }

@@ -167,7 +167,7 @@ fn int_of(flags: usize) -> c_int {
 
 #[doc = "`sigaction(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sigaction(
+pub unsafe extern "C-unwind" fn sigaction(
     signal: c_int,
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn sigaction(
 
 #[doc = "`sigaction(2)`, by its other name."]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __sigaction(
+pub unsafe extern "C-unwind" fn __sigaction(
     signal: c_int,
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
@@ -262,7 +262,7 @@ static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
 #[doc = "`siginterrupt(3)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
     let done = next!(
         c"siginterrupt" as fn(c_int, c_int) -> c_int,
         (signal, interrupts)
@@ -300,7 +300,7 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) 
 
 #[doc = "`signal(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+pub unsafe extern "C-unwind" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == SIG_ERR || bit(signal) == 0 {
         set_errno(Errno::INVAL);
         return SIG_ERR;
@@ -314,7 +314,10 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighand
 
 #[doc = "`signal(2)` of System V"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+pub unsafe extern "C-unwind" fn __sysv_signal(
+    signal: c_int,
+    handler: sighandler_t,
+) -> sighandler_t {
     const INTERRUPTS: c_int = 0x2000_0000;
     if handler == SIG_ERR || bit(signal) == 0 {
         set_errno(Errno::INVAL);
@@ -326,7 +329,7 @@ pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> 
 
 #[doc = "`sigset(3)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+pub unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
     const HOLD: sighandler_t = 2;
     if handler == HOLD {
         let before = next!(
@@ -359,7 +362,7 @@ macro_rules! also_called {
     ($($name:ident = $function:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        pub unsafe extern "C-unwind" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
             // SAFETY: the caller's contract.
             unsafe { self::$function(signal, handler) }
         }

@@ -41,7 +41,7 @@ impl Next {
 macro_rules! next {
     ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new($name);
-        type Function = unsafe extern "C" fn($($kind),*) -> $result;
+        type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
         // SAFETY: it is the C library's function of that name, which has this type.
         let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(NEXT.address()) };
         // SAFETY: the caller's contract, which is the function's own.
@@ -50,7 +50,7 @@ macro_rules! next {
     // A function that older libraries do not have, and a program may ask for because it is here.
     ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*), or $missing:expr) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new($name);
-        type Function = unsafe extern "C" fn($($kind),*) -> $result;
+        type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
         let address = NEXT.find();
         if address.is_null() {
             $missing

@@ -9,6 +9,7 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use crate::errno::give;
 use crate::next::next;
+use crate::settings::{serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{raw, stats};
 
 type Strings = *const *mut c_char;
@@ -26,13 +27,13 @@ pub(crate) fn demote_inherited() {
 
 /// `vfork(2)`, as a `fork(2)`: the child's calls must not change its parent's table.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vfork() -> pid_t {
+pub unsafe extern "C-unwind" fn vfork() -> pid_t {
     fork()
 }
 
 /// `_Fork(3)`, as a `fork(2)`: what has to be done before and after is done by handlers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> pid_t {
+pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     fork()
 }
 
@@ -41,9 +42,26 @@ pub(crate) fn fork() -> pid_t {
     unsafe { libc::fork() }
 }
 
+/// Whoever shares this memory must not find objects in it: not a child, which has a table of its own; nor
+/// a thread that the C library does not know of, by whose word a process of one thread goes without locked
+/// instructions. Nor are numbers that a child shares to lead to objects in a memory that it does not share.
+/// As long as both run, nothing that comes may be found either.
+pub(crate) fn before_clone(flags: usize) {
+    let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
+    let shares = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
+    match (shares, has(libc::CLONE_VFORK)) {
+        // It has all of this thread's, which waits.
+        ((true, true), true) | ((false, false), _) => {}
+        ((true, false), true) => serve_nothing_new_meanwhile(),
+        // What it leaves open is its parent's, too.
+        _ => serve_nothing_new(),
+    }
+    upoll_fds::demote_all();
+}
+
 #[doc = "`_exit(2)`: statistics come first."]
 #[unsafe(no_mangle)]
-pub extern "C" fn _exit(status: c_int) -> ! {
+pub extern "C-unwind" fn _exit(status: c_int) -> ! {
     stats::report();
     loop {
         let _ = raw::kernel!(SYS_exit_group, status);
@@ -52,20 +70,24 @@ pub extern "C" fn _exit(status: c_int) -> ! {
 
 #[doc = "`_Exit(3)`"]
 #[unsafe(no_mangle)]
-pub extern "C" fn _Exit(status: c_int) -> ! {
+pub extern "C-unwind" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
 #[doc = "`execve(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, variables: Strings) -> c_int {
+pub unsafe extern "C-unwind" fn execve(
+    path: *const c_char,
+    args: Strings,
+    variables: Strings,
+) -> c_int {
     demote_inherited();
     give(raw::kernel!(SYS_execve, path, args, variables))
 }
 
 #[doc = "`execveat(2)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execveat(
+pub unsafe extern "C-unwind" fn execveat(
     folder: c_int,
     path: *const c_char,
     args: Strings,
@@ -88,7 +110,7 @@ macro_rules! execute {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*);)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             demote_inherited();
             next!($symbol as fn($($kind),*) -> c_int, ($($argument),*))
         }
@@ -105,7 +127,7 @@ execute! {
 
 #[doc = "`popen(3)`"]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
     demote_inherited();
     next!(
         c"popen" as fn(*const c_char, *const c_char) -> *mut c_void,
@@ -118,7 +140,7 @@ macro_rules! spawn {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
+        pub unsafe extern "C-unwind" fn $name(
             // Of a `pid_t`, or of a descriptor.
             process: *mut c_int,
             path: *const c_char,

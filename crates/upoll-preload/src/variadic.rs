@@ -5,8 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::files::hand_over;
 use crate::next::Next;
-use crate::process::demote_inherited;
-use crate::settings::serve_nothing_new;
+use crate::process::{self, demote_inherited};
 
 static NEXT: [Next; 6] = [
     Next::new(c"execl"),
@@ -31,15 +30,8 @@ extern "C" fn before_printing(which: usize, fd: usize, _: usize) -> *mut c_void 
     NEXT[which].address()
 }
 
-/// Whoever shares this memory must not find objects in it: not a child, which has a table of its own; nor
-/// a thread that the C library does not know of, by whose word a process of one thread goes without locked
-/// instructions. As long as both run, nothing that comes may be found either.
 extern "C" fn before_clone(which: usize, _: usize, flags: usize) -> *mut c_void {
-    let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
-    if has(libc::CLONE_VM) && !has(libc::CLONE_VFORK) {
-        serve_nothing_new();
-    }
-    upoll_fds::demote_all();
+    process::before_clone(flags);
     NEXT[which].address()
 }
 

@@ -4,23 +4,78 @@
 //! it must not take away the parent's. So what belongs to one process knows the generation that it
 //! was made in.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
+use super::kernel;
 use crate::epoll::nesting;
 use crate::errno::Errno;
 
 /// How many forks lie between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
+/// The same plus one, in memory that a child finds wiped; null if the kernel has no such memory. The C
+/// library has its handlers run by `fork`, and not by a bare `clone(2)`.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
 /// Runs in the child of a fork, where only async-signal-safe calls are allowed.
 extern "C" fn begin() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+    match mark() {
+        Some(mark) => begin_unnoticed(mark),
+        None => GENERATION.fetch_add(1, Ordering::Relaxed),
+    };
     nesting::begin_in_child();
+}
+
+fn mark() -> Option<&'static AtomicU32> {
+    // SAFETY: null, or a word that is never unmapped.
+    unsafe { MARK.load(Ordering::Acquire).as_ref() }
 }
 
 /// This process's, as long as somebody has asked to [`watch_forks`].
 pub(crate) fn current() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
+    let Some(mark) = mark() else {
+        return GENERATION.load(Ordering::Relaxed);
+    };
+    match mark.load(Ordering::Relaxed) {
+        0 => begin_unnoticed(mark),
+        known => known.wrapping_sub(1),
+    }
+}
+
+/// In a child that may not have asked before.
+#[cold]
+fn begin_unnoticed(mark: &AtomicU32) -> u32 {
+    let next = GENERATION.load(Ordering::Relaxed).wrapping_add(1);
+    let made = mark.compare_exchange(
+        0,
+        next.wrapping_add(1),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+    // Another thread of the child may have been quicker.
+    let generation = made.map_or_else(|there| there.wrapping_sub(1), |_| next);
+    // Before anything is made in it, so that a child of this one has another.
+    GENERATION.store(generation, Ordering::Relaxed);
+    generation
+}
+
+/// Has children noticed that the C library does not make.
+fn mark_memory() {
+    let Some(word) = kernel::map_wiped() else {
+        return;
+    };
+    word.store(
+        GENERATION.load(Ordering::Relaxed).wrapping_add(1),
+        Ordering::Relaxed,
+    );
+    // A second page that another thread has made stays unused.
+    let _ = MARK.compare_exchange(
+        ptr::null_mut(),
+        ptr::from_ref(word).cast_mut(),
+        Ordering::AcqRel,
+        Ordering::Relaxed,
+    );
 }
 
 /// Has each `fork` from now on noticed in the child. It is called where that is first needed; a program
@@ -37,6 +92,7 @@ pub fn watch_forks() -> Result<(), Errno> {
         if unsafe { libc::pthread_atfork(None, None, Some(begin)) } != 0 {
             return Err(Errno::NOMEM);
         }
+        mark_memory();
         WATCHES.store(true, Ordering::Relaxed);
     }
     Ok(())

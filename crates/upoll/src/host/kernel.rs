@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU32;
 
 use syscalls::{Sysno, syscall};
 
@@ -396,6 +397,26 @@ pub(super) fn map_shared(size: usize) -> Result<NonNull<u8>, Errno> {
         return Err(Errno::NOMEM);
     }
     NonNull::new(place.cast()).ok_or(Errno::NOMEM)
+}
+
+/// A word of zero bytes that each child with a copy of this memory has as zero again; none if the kernel
+/// does not know that (4.14).
+pub(super) fn map_wiped() -> Option<&'static AtomicU32> {
+    let size = size_of::<AtomicU32>();
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the kernel chooses a place where nothing is, which nobody else knows.
+    unsafe {
+        let place = libc::mmap(ptr::null_mut(), size, access, kind, -1, 0);
+        if place == libc::MAP_FAILED {
+            return None;
+        }
+        if libc::madvise(place, size, libc::MADV_WIPEONFORK) != 0 {
+            libc::munmap(place, size);
+            return None;
+        }
+        Some(&*place.cast::<AtomicU32>())
+    }
 }
 
 /// Takes it away from this process.

@@ -1,0 +1,34 @@
+/* A child made by clone(2) that its parent waits for, in the parent's memory but with numbers of its own:
+ * what it opens stands for nothing in the parent. */
+#include "../c/check.h"
+#include <sched.h>
+#include <sys/wait.h>
+
+static volatile int made;
+
+static int makes(void *nothing)
+{
+	(void)nothing;
+	made = eventfd(5, 0);
+	return made >= 0 ? 7 : 8;
+}
+
+int main(void)
+{
+	static char stack[1 << 18] __attribute__((aligned(16)));
+	uint64_t value = 1;
+	int round, status, child, zero, before;
+	alarm(60);
+	for (round = 0; round < 2; round++) {
+		before = eventfd(1, 0);
+		CHECK(before >= 0);
+		child = clone(makes, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+		CHECK(child > 0 && waitpid(child, &status, 0) == child);
+		CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+		zero = open("/dev/zero", O_RDONLY);
+		CHECK(zero == made);
+		CHECK(read(zero, &value, sizeof value) == sizeof value && value == 0);
+		CHECK(read(before, &value, sizeof value) == sizeof value && value == 1);
+	}
+	return 0;
+}
