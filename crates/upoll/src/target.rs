@@ -21,6 +21,18 @@ pub enum Target<'a> {
     Descriptor(DescriptorRef<'a>),
 }
 
+impl Target<'_> {
+    /// Whether it is a user-level file.
+    #[inline]
+    pub(crate) fn is_file(self) -> bool {
+        match self {
+            Target::File(_) => true,
+            #[cfg(all(feature = "std", not(loom)))]
+            Target::Kernel(_) | Target::Descriptor(_) => false,
+        }
+    }
+}
+
 #[cfg(all(feature = "std", not(loom)))]
 impl<'a> Target<'a> {
     /// The descriptor, if it is the kernel's.

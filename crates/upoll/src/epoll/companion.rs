@@ -11,10 +11,10 @@ use core::fmt;
 
 use once_cell::race::OnceBox;
 
-#[cfg(all(feature = "std", not(loom)))]
-use super::Epoll;
 use super::Set;
 use super::interest::Interests;
+#[cfg(all(feature = "std", not(loom)))]
+use super::{CtlCommand, Epoll};
 use crate::errno::Errno;
 use crate::events::Event;
 #[cfg(all(feature = "std", not(loom)))]
@@ -36,6 +36,17 @@ pub(crate) trait Companion: Any + Send + Sync {
     /// `EPOLL_CTL_MOD` of a member by its number.
     #[cfg(all(feature = "std", not(loom)))]
     fn modify(&self, epoll: &Epoll, number: i32, interest: &Event) -> Result<(), Errno>;
+
+    /// The same for all commands at the head that [modify a descriptor](CtlCommand::modified_descriptor),
+    /// as the first does, until one fails: how many succeeded, and how the last went.
+    ///
+    /// Between two calls of the kernel the way to here would take longer than the rest.
+    #[cfg(all(feature = "std", not(loom)))]
+    fn modify_several(
+        &self,
+        epoll: &Epoll,
+        commands: &mut [CtlCommand<'_>],
+    ) -> (usize, Result<(), Errno>);
 
     /// Fills `out` with what is ready there and, taking turns at who comes first, with what is
     /// ready in the core.

@@ -1,5 +1,8 @@
 //! `epoll_ctl_batch`: many changes in one call (seed 4).
 
+#[cfg(all(feature = "std", not(loom)))]
+use std::os::fd::{AsRawFd, RawFd};
+
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
@@ -48,6 +51,15 @@ impl<'a> CtlCommand<'a> {
         Self::new(Op::Del, source.target(), Event::default())
     }
 
+    /// The descriptor of the kernel's whose interest this is to change, if it is that.
+    #[cfg(all(feature = "std", not(loom)))]
+    #[inline]
+    pub(crate) fn modified_descriptor(&self) -> Option<RawFd> {
+        let is_plain = self.flags == 0 && self.op == Op::Mod;
+        let descriptor = self.target.kernel().filter(|_| is_plain)?;
+        Some(descriptor.as_raw_fd())
+    }
+
     /// Any operation.
     #[must_use]
     pub const fn new(op: Op, target: Target<'a>, interest: Event) -> Self {
@@ -94,6 +106,31 @@ impl Epoll {
         if flags != 0 || commands.is_empty() {
             return Err(Errno::INVAL);
         }
+        let (done, result) = self.modify_descriptors(commands);
+        if result.is_err() || done == commands.len() {
+            // Nothing of the core's, and no need to prepare for that.
+            return Ok(done);
+        }
+        Ok(self.ctl_from(done, commands))
+    }
+
+    /// The commands at the head that [modify a descriptor](CtlCommand::modified_descriptor), until one
+    /// fails: how many of them succeeded, and how the last went.
+    #[inline]
+    fn modify_descriptors(&self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
+        #[cfg(all(feature = "std", not(loom)))]
+        if commands[0].modified_descriptor().is_some()
+            && let Some(companion) = self.set().companion()
+        {
+            return companion.modify_several(self, commands);
+        }
+        let _ = commands;
+        (0, Ok(()))
+    }
+
+    /// The rest of a batch from the command `at` on; how many of all have succeeded.
+    #[inline(never)]
+    fn ctl_from(&self, mut at: usize, commands: &mut [CtlCommand<'_>]) -> usize {
         let mut pass = Pass {
             epoll: self,
             inner: None,
@@ -102,17 +139,23 @@ impl Epoll {
             deferred: Deferred::new(),
             left: SmallVec::new(),
         };
-        for (at, command) in commands.iter_mut().enumerate() {
-            command.result = if command.flags == 0 {
-                pass.apply(command)
+        while let Some(command) = commands.get_mut(at) {
+            if command.target.is_file() {
+                let result = pass.apply(command);
+                command.result = result;
+                if result.is_err() {
+                    break;
+                }
+                at += 1;
             } else {
-                Err(Errno::INVAL)
-            };
-            if command.result.is_err() {
-                return Ok(at);
+                let (done, result) = pass.apply_outside(&mut commands[at..]);
+                at += done;
+                if result.is_err() {
+                    break;
+                }
             }
         }
-        Ok(commands.len())
+        at
     }
 }
 
@@ -153,7 +196,24 @@ impl Pass<'_> {
     /// How many items may go before the lock is let go of to finish them.
     const ROOM: usize = 16;
 
+    /// Executes the first of `commands`, which is not for the core, and of descriptors' MODs those that
+    /// come next as well; gives what [`modify_descriptors`](Epoll::modify_descriptors) does.
+    fn apply_outside(&mut self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
+        self.pause();
+        let (done, result) = self.epoll.modify_descriptors(commands);
+        if done > 0 || result.is_err() {
+            return (done, result);
+        }
+        let result = self.apply(&commands[0]);
+        commands[0].result = result;
+        (usize::from(result.is_ok()), result)
+    }
+
+    #[inline(always)]
     fn apply(&mut self, command: &CtlCommand<'_>) -> Result<(), Errno> {
+        if command.flags != 0 {
+            return Err(Errno::INVAL);
+        }
         let (op, interest) = (command.op, &command.interest);
         match command.target {
             // Two words, not a copy of both in one: a copy that is read in other pieces than it was
@@ -161,6 +221,18 @@ impl Pass<'_> {
             Target::File(file) if op == Op::Mod => {
                 self.modify(file, interest.events(), interest.data())
             }
+            target => self.apply_otherwise(op, target, interest),
+        }
+    }
+
+    #[inline(never)]
+    fn apply_otherwise(
+        &mut self,
+        op: Op,
+        target: Target<'_>,
+        interest: &Event,
+    ) -> Result<(), Errno> {
+        match target {
             Target::File(file) if op == Op::Del || !is_added_alone(file.description()) => {
                 self.look_at_changed();
                 self.make_room();
@@ -172,11 +244,6 @@ impl Pass<'_> {
                 self.leave(left);
                 result
             }
-            #[cfg(all(feature = "std", not(loom)))]
-            Target::Kernel(fd) => {
-                self.pause();
-                crate::host::ctl(self.epoll, op, fd, interest)
-            }
             target => {
                 self.pause();
                 self.epoll.ctl(op, target, *interest)
@@ -184,7 +251,7 @@ impl Pass<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn modify(&mut self, file: FileRef<'_>, events: Events, data: u64) -> Result<(), Errno> {
         let epoll = self.epoll;
         let key = (file.identity(), file.number());
@@ -245,10 +312,15 @@ impl Pass<'_> {
     }
 
     /// Lets go of the lock, and does what had to wait for that.
+    #[inline]
     fn pause(&mut self) {
-        if self.inner.is_none() {
-            return;
+        if self.inner.is_some() {
+            self.let_go();
         }
+    }
+
+    #[inline(never)]
+    fn let_go(&mut self) {
         self.look_at_changed();
         self.inner = None;
         self.deferred.run();

@@ -53,7 +53,7 @@ use crate::epoll::companion::Companion;
 use crate::epoll::ctl::as_set;
 use crate::epoll::interest::Interests;
 use crate::epoll::nesting::sets_above;
-use crate::epoll::{Epoll, Op, Set};
+use crate::epoll::{CtlCommand, Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef};
@@ -494,11 +494,29 @@ impl Companion for KernelSide {
         self.rotation.is_none() && self.has_ready_members(set)
     }
 
+    #[inline]
     fn modify(&self, epoll: &Epoll, number: RawFd, interest: &Event) -> Result<(), Errno> {
         match &self.rotation {
             None => kernel::epoll_ctl(&self.first.fd, Op::Mod, number, interest),
             Some(rotation) => rotation.ctl(epoll, Op::Mod, number, *interest),
         }
+    }
+
+    fn modify_several(
+        &self,
+        epoll: &Epoll,
+        commands: &mut [CtlCommand<'_>],
+    ) -> (usize, Result<(), Errno>) {
+        for (at, command) in commands.iter_mut().enumerate() {
+            let Some(number) = command.modified_descriptor() else {
+                return (at, Ok(()));
+            };
+            command.result = self.modify(epoll, number, &command.interest);
+            if command.result.is_err() {
+                return (at, command.result);
+            }
+        }
+        (commands.len(), Ok(()))
     }
 
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize {
