@@ -37,6 +37,12 @@ mod target;
 mod wait;
 mod watch;
 
+/// What sets have outside the core.
+#[cfg(any(not(feature = "std"), loom))]
+use crate::epoll::companion::Nothing as Outside;
+#[cfg(all(feature = "std", not(loom)))]
+use crate::host::KernelSide as Outside;
+
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};

@@ -5,8 +5,8 @@
 //! them; from then on the core asks it what is ready there, and rings it for threads that sleep
 //! there. A companion stays for the set's life.
 
+#[cfg(all(feature = "std", not(loom)))]
 use alloc::boxed::Box;
-use core::any::Any;
 use core::fmt;
 
 use once_cell::race::OnceBox;
@@ -23,7 +23,7 @@ use crate::file::Description;
 use crate::wait::Deferred;
 
 /// What the core asks of the outside part of a set.
-pub(crate) trait Companion: Any + Send + Sync {
+pub(crate) trait Companion: Send + Sync {
     /// Whether a thread sleeps there: one that [`ring`](Self::ring) would rouse.
     fn is_awaited(&self) -> bool;
 
@@ -74,14 +74,62 @@ pub(crate) trait Companion: Any + Send + Sync {
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result;
 }
 
-/// A set's companion, once it has one.
-pub(crate) type Companionship = OnceBox<Box<dyn Companion>>;
+/// A set's companion, once it has one. Which kind there is the crate's root says: between a set and its
+/// companion lies each call of the kernel's, so it is not found out each time.
+pub(crate) type Companionship = OnceBox<crate::Outside>;
+
+/// For sets that have nothing outside the core.
+#[cfg(any(not(feature = "std"), loom))]
+pub(crate) enum Nothing {}
+
+#[cfg(any(not(feature = "std"), loom))]
+impl Companion for Nothing {
+    fn is_awaited(&self) -> bool {
+        match *self {}
+    }
+
+    fn ring(&self, _: &mut Deferred) {
+        match *self {}
+    }
+
+    fn is_ready(&self, _: &Set) -> bool {
+        match *self {}
+    }
+
+    fn harvest_both(&self, _: &Set, _: &mut [Event]) -> usize {
+        match *self {}
+    }
+
+    fn nest_in(&self, _: &Description, _: &Description<Set>) -> Result<(), Errno> {
+        match *self {}
+    }
+
+    fn nested_changed(&self, _: &Set, _: &Interests, _: &Description) {
+        match *self {}
+    }
+
+    fn listen(&self, _: &Set, _: &Interests, _: &Description) -> Result<(), Errno> {
+        match *self {}
+    }
+
+    fn has_source(&self) -> bool {
+        match *self {}
+    }
+
+    fn len(&self) -> usize {
+        match *self {}
+    }
+
+    fn show_fdinfo(&self, _: &mut dyn fmt::Write) -> fmt::Result {
+        match *self {}
+    }
+}
 
 impl Set {
     /// The part of the set that lives outside the core, if it has one.
     #[inline]
-    pub(crate) fn companion(&self) -> Option<&dyn Companion> {
-        self.companion.get().map(Box::as_ref)
+    pub(crate) fn companion(&self) -> Option<&crate::Outside> {
+        self.companion.get()
     }
 
     /// Gives the set a companion, unless it has one already, and rouses the threads that sleep
@@ -89,15 +137,12 @@ impl Set {
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn companion_or_insert(
         &self,
-        make: impl FnOnce() -> Result<Box<dyn Companion>, Errno>,
-    ) -> Result<&dyn Companion, Errno> {
+        make: impl FnOnce() -> Result<Box<crate::Outside>, Errno>,
+    ) -> Result<&crate::Outside, Errno> {
         if let Some(companion) = self.companion() {
             return Ok(companion);
         }
-        let companion = self
-            .companion
-            .get_or_try_init(|| make().map(Box::new))?
-            .as_ref();
+        let companion = self.companion.get_or_try_init(make)?;
         crate::sync::fence(crate::sync::Ordering::SeqCst);
         self.sleepers.wake_all(Events::empty());
         self.watched_by.wake_all(Events::empty());

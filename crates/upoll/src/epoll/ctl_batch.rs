@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
+#[cfg(all(feature = "std", not(loom)))]
+use super::companion::Companion;
 use super::ctl::{Forgotten, is_added_alone};
 use super::interest::{Interests, Item};
 use super::{Epoll, Op, Set};

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::Set;
+use super::companion::Companion;
 use crate::file::Identity;
 
 /// A line for each item, ordered by file, then number, as Linux walks its tree. A user-level file

@@ -46,7 +46,7 @@ impl Epoll {
     /// Threads that wait in this set, by whatever call, go on to hear of those members. There must
     /// be no others, and none must be added.
     pub fn give_up_kernel_set(&self) {
-        let Some(side) = KernelSide::of(self.set()) else {
+        let Some(side) = self.set().companion() else {
             return;
         };
         // Members come and go without this set now.

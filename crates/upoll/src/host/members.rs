@@ -110,7 +110,10 @@ impl Epoll {
     /// through its interests would wait for that for ever.
     #[must_use]
     pub fn is_locked_here(&self) -> bool {
-        let source = KernelSide::of(self.set()).and_then(|side| side.rotation.as_ref());
+        let source = self
+            .set()
+            .companion()
+            .and_then(|side| side.rotation.as_ref());
         is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
     }
 
@@ -120,6 +123,8 @@ impl Epoll {
     /// was closed, and stands for another file by now; and all of them where there is no `/proc`.
     #[must_use]
     pub fn kernel_interests(&self) -> Vec<(RawFd, Event)> {
-        KernelSide::of(self.set()).map_or_else(Vec::new, KernelSide::current_members)
+        self.set()
+            .companion()
+            .map_or_else(Vec::new, KernelSide::current_members)
     }
 }

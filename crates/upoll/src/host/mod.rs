@@ -35,7 +35,6 @@ mod special;
 pub(crate) use self::kernel::SignalMask;
 pub(crate) use self::shared::{Ears, SharedCounter};
 
-use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
@@ -144,21 +143,12 @@ impl KernelSide {
         })
     }
 
-    /// The kernel side of `set`, if it has one.
-    pub(crate) fn of(set: &Set) -> Option<&Self> {
-        let companion: &dyn Any = set.companion()?;
-        companion.downcast_ref()
-    }
-
     /// The kernel side of a set, which has one from now on.
     ///
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
     pub(crate) fn ensure(description: &Description<Set>) -> Result<&Self, Errno> {
         let set = description.object();
-        set.companion_or_insert(|| Ok(Box::new(KernelSide::new(set)?)))?;
-        let Some(side) = Self::of(set) else {
-            unreachable!("a set has no other companion")
-        };
+        let side = set.companion_or_insert(|| Ok(Box::new(KernelSide::new(set)?)))?;
         if !side.is_known_above() {
             let current = side.sleep_set().fd.as_raw_fd();
             // Whoever is linked above but not found here finds the companion itself.
@@ -556,7 +546,7 @@ impl Companion for KernelSide {
 /// It is readable when the set may be ready; asking the set then takes back what made it readable
 /// for nothing.
 pub(crate) fn kernel_side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
-    let side = KernelSide::of(as_set(file.description())?)?;
+    let side = as_set(file.description())?.companion()?;
     let fd = match &side.rotation {
         Some(rotation) => rotation.for_pollers(&side.first.fd),
         None => &side.sleep_set().fd,
@@ -589,7 +579,7 @@ pub(crate) fn ctl(
 #[inline(never)]
 fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Result<(), Errno> {
     let description = epoll.description();
-    let side = match KernelSide::of(description.object()) {
+    let side = match description.object().companion() {
         Some(side) if side.is_known_above() => side,
         _ => KernelSide::ensure(description)?,
     };

@@ -59,7 +59,7 @@ impl KernelSide {
         inner: &Description,
         renew: Renew,
     ) -> Result<(), Errno> {
-        let Some(below) = as_set(inner).and_then(KernelSide::of) else {
+        let Some(below) = as_set(inner).and_then(Set::companion) else {
             return Ok(());
         };
         let Some(hub) = self.hub() else {
@@ -202,7 +202,7 @@ impl KernelSide {
             return;
         };
         // SAFETY: registered, and the set's lock is held.
-        let below = as_set(unsafe { (*item).file() }).and_then(KernelSide::of);
+        let below = as_set(unsafe { (*item).file() }).and_then(Set::companion);
         let Some(rotation) = below.and_then(|side| side.rotation.as_ref()) else {
             return;
         };

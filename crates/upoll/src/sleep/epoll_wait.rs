@@ -55,7 +55,7 @@ impl Epoll {
         }
         if !set.rotates() {
             // Before the clock is read, which takes longer than this.
-            let ready = match KernelSide::of(set) {
+            let ready = match set.companion() {
                 None => harvest_in_turn(set, events),
                 Some(side) => harvest_both_in_turn(set, side, events),
             };
@@ -328,7 +328,7 @@ fn wait_in_kernel_set(
 ) -> Result<usize, Errno> {
     let set = epoll.set();
     // If there is one it will do: whoever adds a member tells the sets above.
-    let side = match KernelSide::of(set) {
+    let side = match set.companion() {
         Some(side) => side,
         None => KernelSide::ensure(epoll.description())?,
     };
