@@ -387,7 +387,8 @@ impl KernelSide {
         self.harvest_more(set, out, found, core)
     }
 
-    /// The rest of a harvest whose first `found` events are not all the user's.
+    /// The rest of a harvest whose first `found` events are not all the user's. If some are, the members
+    /// have been asked: those that stay ready would be reported twice.
     #[cold]
     fn harvest_more(
         &self,
@@ -400,8 +401,10 @@ impl KernelSide {
         if heard.core {
             self.vacate();
         }
-        if filled < out.len() {
-            filled += self.harvest_all(set, &mut out[filled..], core);
+        if filled == 0 {
+            filled = self.harvest_all(set, out, core);
+        } else if filled < out.len() && set.is_pending() {
+            filled += core(&mut out[filled..]);
         }
         if heard.core {
             self.rouse_another(set);
