@@ -71,6 +71,8 @@ pub(crate) struct KernelSide {
     specials: Specials,
     /// At least as many as there are members: those that left by being closed are not missed.
     members: AtomicUsize,
+    /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
+    adopted: AtomicUsize,
     /// Whose turn it is to fill a report first, so that neither side starves the other.
     core_first: AtomicBool,
     /// Kernel sides below. The lock nests inside the set's lock.
@@ -129,6 +131,7 @@ impl KernelSide {
             hub: OnceBox::new(),
             specials,
             members: AtomicUsize::new(0),
+            adopted: AtomicUsize::new(0),
             core_first: AtomicBool::new(false),
             links: Mutex::new(Links::new()),
             known_above: AtomicI32::new(-1),
