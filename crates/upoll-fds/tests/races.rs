@@ -157,6 +157,50 @@ fn an_open_file_that_is_closed_in_a_call_on_it_goes_with_the_end_of_the_call() {
     assert!(is_gone.load(Ordering::SeqCst));
 }
 
+/// Closes a number in the midst of a look at it, as a signal handler would.
+struct Closes(AtomicI32, Arc<AtomicBool>);
+
+impl Pollable for Closes {
+    fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+        let fd = self.0.swap(-1, Ordering::SeqCst);
+        if fd >= 0 {
+            upoll_fds::close(fd).unwrap();
+            assert!(!self.1.load(Ordering::SeqCst));
+        }
+        Events::empty()
+    }
+}
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn both_numbers_of_a_change_may_be_closed_in_the_midst_of_it() {
+    for closes_the_set in [false, true] {
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let file = File::new(Closes(AtomicI32::new(-1), Arc::clone(&is_gone)));
+        let fd = upoll_fds::open(&file, true).unwrap();
+        let set = upoll_fds::epoll_create1(0).unwrap();
+        ctl(set, libc::EPOLL_CTL_ADD, fd);
+        let closes = if closes_the_set { set } else { fd };
+        file.0.store(closes, Ordering::SeqCst);
+        drop(file);
+        ctl(set, libc::EPOLL_CTL_MOD, fd);
+        // What was closed goes with the end of the change.
+        assert_eq!(is_gone.load(Ordering::SeqCst), !closes_the_set);
+        let is_open = |fd| upoll_fds::is_user_level(fd);
+        assert_eq!(
+            (is_open(fd), is_open(set)),
+            (closes_the_set, !closes_the_set)
+        );
+        upoll_fds::close(if closes_the_set { fd } else { set }).unwrap();
+        assert!(is_gone.load(Ordering::SeqCst));
+    }
+}
+
 #[test]
 fn an_open_file_that_is_closed_while_a_call_does_not_get_on_goes_with_the_end_of_the_call() {
     let (fd, is_gone) = tells();
