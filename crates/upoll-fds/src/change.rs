@@ -6,6 +6,7 @@
 //! while, as the one may hold a lock that the other's handlers for forks want.
 //!
 //! Who is in the midst of a change goes on, with changes within it, and with a fork in a signal handler.
+//! Who forks goes on with changes, in handlers of the program's; what it makes is the kernel's, too.
 //!
 //! The named pair: a change counts itself, then looks whether a fork is under way; a fork says so, then
 //! looks at the count.
@@ -40,8 +41,15 @@ of_each_thread! {
 pub(crate) struct Change;
 
 impl Change {
-    /// None while a fork is under way.
+    /// None while a fork is under way, of this very thread as well.
     pub(crate) fn try_begin() -> Option<Self> {
+        match FORKING.with(Cell::get) {
+            0 => Self::begin_unless_others_fork(),
+            _ => None,
+        }
+    }
+
+    fn begin_unless_others_fork() -> Option<Self> {
         let depth = DEPTH.with(Cell::get);
         if depth == 0 || broken(Rule::ChangeWithinAChange) {
             CHANGES.fetch_add(1, Ordering::SeqCst);
@@ -59,14 +67,14 @@ impl Change {
     }
 
     pub(crate) fn begin() -> Self {
-        Self::try_begin().unwrap_or_else(Self::begin_later)
+        Self::begin_unless_others_fork().unwrap_or_else(Self::begin_later)
     }
 
     #[cold]
     fn begin_later() -> Self {
         let mut begun = None;
         wait_until(|| {
-            begun = Self::try_begin();
+            begun = Self::begin_unless_others_fork();
             begun.is_some()
         });
         begun.unwrap_or_else(|| {

@@ -71,9 +71,41 @@ fn register() -> Result<(), Errno> {
     }
 }
 
+/// What the child of a fork is to make. Where that is nothing, no memory is allocated for it: a handler that
+/// forks may have interrupted who allocates.
+struct Will {
+    inheritance: Inheritance,
+    /// That of the fork that this one is in the midst of, in a signal handler.
+    outer: Option<Box<Will>>,
+}
+
+impl Will {
+    /// To be made once everything has been handed over that can be.
+    fn make(outer: Option<Will>) -> Self {
+        Will {
+            outer: outer.filter(|outer| !outer.is_empty()).map(Box::new),
+            inheritance: Inheritance::write_down(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.inheritance.is_empty() && self.outer.is_none()
+    }
+
+    /// In the child: what its own child is to make, which the outer fork is about to bring about.
+    fn remake(self) -> Self {
+        Will::make(self.outer.map(|outer| outer.remake()))
+    }
+}
+
 std::thread_local! {
-    /// What the child is to make.
-    static INHERITANCE: Cell<Option<Inheritance>> = const { Cell::new(None) };
+    /// Of the innermost fork that this thread is in the midst of. A handler that forks leaves it as it
+    /// has found it, so what is taken out may be put back later.
+    static WILL: Cell<Option<Will>> = const { Cell::new(None) };
+}
+
+fn outer(will: Will) -> Option<Will> {
+    will.outer.map(|outer| *outer)
 }
 
 extern "C" fn before() {
@@ -83,12 +115,12 @@ extern "C" fn before() {
     demote::demote_all();
     demote::share_all();
     // A thread that is about to end has no place for it any more.
-    let _ = INHERITANCE.try_with(|kept| kept.set(Some(Inheritance::write_down())));
+    let _ = WILL.try_with(|kept| kept.set(Some(Will::make(kept.take()))));
 }
 
 extern "C" fn after() {
     change::end_fork();
-    let _ = INHERITANCE.try_with(Cell::take);
+    let _ = WILL.try_with(|kept| kept.set(kept.take().and_then(outer)));
 }
 
 /// Nothing here takes a lock that another thread of the parent may have had. Memory is allocated where
@@ -98,13 +130,17 @@ extern "C" fn in_the_child() {
     in_use::forget_other_threads();
     demote::forget_other_threads();
     let mut taken = inherit::reopen_shared();
-    let inheritance = INHERITANCE.try_with(Cell::take).ok().flatten();
+    let will = WILL.try_with(Cell::take).ok().flatten();
+    let (inheritance, outer) = will.map(|will| (will.inheritance, will.outer)).unzip();
     if let Some(inheritance) = &inheritance {
         taken.extend(inheritance.take_numbers());
     }
     leave_to_the_parent(table::numbers(0, u32::MAX).filter(|fd| !taken.contains(fd)));
     if let Some(inheritance) = &inheritance {
         inheritance.take_interests();
+    }
+    if let Some(outer) = outer.flatten() {
+        let _ = WILL.try_with(|kept| kept.set(Some(outer.remake())));
     }
 }
 

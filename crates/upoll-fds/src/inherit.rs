@@ -79,6 +79,10 @@ impl Inheritance {
         Inheritance(bequests)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// In the child: has the numbers stand for new sets, without their members. Says which do.
     pub(crate) fn take_numbers(&self) -> Vec<RawFd> {
         let _held_back = HeldBack::begin();

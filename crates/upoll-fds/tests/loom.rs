@@ -119,7 +119,8 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// Runs a model with `rule` switched off and says whether it does not end, else fails.
+/// Runs a model with `rule` switched off, which must fail, and says whether that is because it does not
+/// end.
 fn has_no_end_without(rule: Rule, model: fn()) -> bool {
     break_rule(Some(rule));
     let outcome = catch_unwind(AssertUnwindSafe(model));
@@ -388,7 +389,7 @@ fn a_call_on_two_that_does_not_let_go_leaves_one_open() {
 
 /// A call uses one number and then a second one of an object that is being handed over.
 fn using_two_against_handing_over() {
-    model(3, || {
+    model(4, || {
         let object = Object::new();
         let slots = [slot_of(&object), slot_of(&object)];
         let using = use_two_from_a_thread(&slots);
@@ -408,6 +409,11 @@ fn using_two_against_handing_over() {
 #[test]
 fn a_call_on_two_waits_for_no_change_while_it_uses_one() {
     using_two_against_handing_over();
+}
+
+#[test]
+fn what_is_handed_over_while_it_is_used_with_another_is_used_by_two() {
+    must_fail_without(Rule::WaitUntilUnused, using_two_against_handing_over);
 }
 
 /// A look-up against a number that is replaced, after an attempt that the kernel refuses: it finds
@@ -540,6 +546,7 @@ fn changes_that_are_not_told_apart_end_each_other() {
 /// The process forks: all of `numbers` are as a child may have them.
 fn fork(numbers: &[Number]) {
     begin_fork();
+    assert!(Change::try_begin().is_none(), "the child is to have it");
     for number in numbers {
         number.changes();
     }

@@ -1,6 +1,7 @@
 //! Calls on a number against changes of what it means, by other threads and by signal handlers.
 
-use std::os::fd::RawFd;
+use std::io::Write;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
@@ -156,6 +157,50 @@ fn an_open_file_that_is_closed_in_a_call_on_it_goes_with_the_end_of_the_call() {
     assert!(is_gone.load(Ordering::SeqCst));
 }
 
+/// Closes a number in the midst of a look at it, as a signal handler would.
+struct Closes(AtomicI32, Arc<AtomicBool>);
+
+impl Pollable for Closes {
+    fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+        let fd = self.0.swap(-1, Ordering::SeqCst);
+        if fd >= 0 {
+            upoll_fds::close(fd).unwrap();
+            assert!(!self.1.load(Ordering::SeqCst));
+        }
+        Events::empty()
+    }
+}
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn both_numbers_of_a_change_may_be_closed_in_the_midst_of_it() {
+    for closes_the_set in [false, true] {
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let file = File::new(Closes(AtomicI32::new(-1), Arc::clone(&is_gone)));
+        let fd = upoll_fds::open(&file, true).unwrap();
+        let set = upoll_fds::epoll_create1(0).unwrap();
+        ctl(set, libc::EPOLL_CTL_ADD, fd);
+        let closes = if closes_the_set { set } else { fd };
+        file.0.store(closes, Ordering::SeqCst);
+        drop(file);
+        ctl(set, libc::EPOLL_CTL_MOD, fd);
+        // What was closed goes with the end of the change.
+        assert_eq!(is_gone.load(Ordering::SeqCst), !closes_the_set);
+        let is_open = |fd| upoll_fds::is_user_level(fd);
+        assert_eq!(
+            (is_open(fd), is_open(set)),
+            (closes_the_set, !closes_the_set)
+        );
+        upoll_fds::close(if closes_the_set { fd } else { set }).unwrap();
+        assert!(is_gone.load(Ordering::SeqCst));
+    }
+}
+
 #[test]
 fn an_open_file_that_is_closed_while_a_call_does_not_get_on_goes_with_the_end_of_the_call() {
     let (fd, is_gone) = tells();
@@ -243,5 +288,67 @@ fn what_is_handed_over_has_no_number_left_here_that_was_just_copied() {
         assert_eq!(take_one(fd), Ok(8));
         upoll_fds::close(next).unwrap();
         upoll_fds::close(fd).unwrap();
+    }
+}
+
+fn kernel_ctl(set: RawFd, op: i32, fd: RawFd) {
+    let mut event = libc::epoll_event {
+        events: Events::IN.bits(),
+        u64: 0,
+    };
+    // SAFETY: the event is live.
+    assert_eq!(unsafe { libc::epoll_ctl(set, op, fd, &raw mut event) }, 0);
+}
+
+fn ctl(set: RawFd, op: i32, fd: RawFd) {
+    let event = Event::new(Events::IN, fd.cast_unsigned().into());
+    // SAFETY: the event is live.
+    unsafe { upoll_fds::epoll_ctl(set, op, fd, &raw const event) }.unwrap();
+}
+
+#[test]
+fn descriptors_added_while_a_set_gets_its_first_object_are_reported_until_the_last_goes() {
+    // All of them stay ready.
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    let members: Vec<_> = (0..8).map(|_| reader.try_clone().unwrap()).collect();
+    let numbers: Vec<RawFd> = members.iter().map(AsRawFd::as_raw_fd).collect();
+    let counter = upoll_fds::eventfd(0, 0).unwrap();
+    for _ in 0..TRIES / 20 {
+        let set = upoll_fds::epoll_create1(0).unwrap();
+        // SAFETY: no pointers are involved.
+        let oracle = unsafe { libc::epoll_create1(0) };
+        for &fd in &numbers {
+            kernel_ctl(oracle, libc::EPOLL_CTL_ADD, fd);
+        }
+        ctl(set, libc::EPOLL_CTL_ADD, numbers[0]);
+        let together = Arc::new(Barrier::new(2));
+        let (waiting, later) = (Arc::clone(&together), numbers[1..].to_vec());
+        let adding = thread::spawn(move || {
+            waiting.wait();
+            for fd in later {
+                ctl(set, libc::EPOLL_CTL_ADD, fd);
+            }
+        });
+        together.wait();
+        ctl(set, libc::EPOLL_CTL_ADD, counter);
+        adding.join().unwrap();
+        for &fd in &numbers {
+            let mut events = [Event::default(); 16];
+            let room = i32::try_from(events.len()).unwrap();
+            let buffer = events.as_mut_ptr();
+            // SAFETY: there is room for as many.
+            let (found, expected) = unsafe {
+                (
+                    upoll_fds::epoll_wait(set, buffer, room, 0).unwrap(),
+                    libc::epoll_wait(oracle, buffer.cast(), room, 0),
+                )
+            };
+            assert_eq!(i32::try_from(found), Ok(expected));
+            ctl(set, libc::EPOLL_CTL_DEL, fd);
+            kernel_ctl(oracle, libc::EPOLL_CTL_DEL, fd);
+        }
+        upoll_fds::close(set).unwrap();
+        upoll_fds::close(oracle).unwrap();
     }
 }

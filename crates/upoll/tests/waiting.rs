@@ -345,8 +345,6 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
     }
 }
 
-/// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
-/// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
 #[test]
 fn workers_behind_the_thread_that_wakes_them_get_to_run() {
     // On one processor, and so that a wake by itself takes it from nobody: only a thread that gives it
@@ -426,6 +424,8 @@ fn workers_behind_the_thread_that_wakes_them_get_to_run() {
     assert!(came > 10, "somebody ran in {came} of 20 times");
 }
 
+/// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
+/// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
 #[test]
 fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
     let writable = Events::OUT | Events::EXCLUSIVE;

@@ -15,8 +15,8 @@ impl Epoll {
     /// Has an epoll set of the kernel's be where this set keeps its members that are descriptors of
     /// the kernel, `members` of which it has already, or more.
     ///
-    /// `kernel_set` may be closed afterwards. If this set has a place for such members already
-    /// nothing happens: the place that it got first stays.
+    /// `kernel_set` may be closed afterwards. If this set has a place for such members already, the
+    /// place that it got first stays; `members` that the last such call was not told of are counted.
     ///
     /// # Errors
     /// `EINVAL`: a rotating set, which keeps no members in one place. `EMFILE`, `ENFILE`, `ENOMEM`:
@@ -33,11 +33,13 @@ impl Epoll {
         let adopted = self.set().companion_or_insert(|| {
             let side = KernelSide::around(self.set(), make)?;
             side.members.store(members, Ordering::Relaxed);
+            side.adopted.store(members, Ordering::Relaxed);
             Ok(Box::new(side))
         });
         adopted?;
         // Sets that watch this one already have to hear of the members.
-        KernelSide::ensure(self.description()).map(drop)
+        KernelSide::ensure(self.description())?.count_adopted(members);
+        Ok(())
     }
 
     /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the
@@ -66,6 +68,17 @@ impl Epoll {
     #[must_use]
     pub fn len_in_core(&self) -> usize {
         self.set().inner.lock().len()
+    }
+}
+
+impl KernelSide {
+    /// Counts those that came after the kernel set was adopted, and not by this set.
+    fn count_adopted(&self, members: usize) {
+        if members > self.adopted.load(Ordering::Relaxed) {
+            let before = self.adopted.fetch_max(members, Ordering::Relaxed);
+            let came = members.saturating_sub(before);
+            self.members.fetch_add(came, Ordering::Relaxed);
+        }
     }
 }
 

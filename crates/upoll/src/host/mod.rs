@@ -70,6 +70,8 @@ pub(crate) struct KernelSide {
     specials: Specials,
     /// At least as many as there are members: those that left by being closed are not missed.
     members: AtomicUsize,
+    /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
+    adopted: AtomicUsize,
     /// Whose turn it is to fill a report first, so that neither side starves the other.
     core_first: AtomicBool,
     /// Kernel sides below. The lock nests inside the set's lock.
@@ -128,6 +130,7 @@ impl KernelSide {
             hub: OnceBox::new(),
             specials,
             members: AtomicUsize::new(0),
+            adopted: AtomicUsize::new(0),
             core_first: AtomicBool::new(false),
             links: Mutex::new(Links::new()),
             known_above: AtomicI32::new(-1),
@@ -377,7 +380,8 @@ impl KernelSide {
         self.harvest_more(set, out, found, core)
     }
 
-    /// The rest of a harvest whose first `found` events are not all the user's.
+    /// The rest of a harvest whose first `found` events are not all the user's. If some are, the members
+    /// have been asked: those that stay ready would be reported twice.
     #[cold]
     fn harvest_more(
         &self,
@@ -390,8 +394,10 @@ impl KernelSide {
         if heard.core {
             self.vacate();
         }
-        if filled < out.len() {
-            filled += self.harvest_all(set, &mut out[filled..], core);
+        if filled == 0 {
+            filled = self.harvest_all(set, out, core);
+        } else if filled < out.len() && set.is_pending() {
+            filled += core(&mut out[filled..]);
         }
         if heard.core {
             self.rouse_another(set);

@@ -183,6 +183,8 @@ impl Drop for Deferred {
             self.run_actions();
             #[cfg(all(feature = "std", not(loom)))]
             if self.yields {
+                // Tasks before: they are not to wait for this thread's next turn.
+                self.run();
                 std::thread::yield_now();
             }
         }

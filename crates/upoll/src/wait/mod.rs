@@ -258,6 +258,9 @@ impl WaitQueue {
     /// is passed over.
     ///
     /// If nobody takes it every exclusive waiter is left a note, so that the first to come looks.
+    ///
+    /// A wake that chooses a waiter while three others that were chosen have not come yet ends with a
+    /// `sched_yield(2)`, as does the eighth, the sixteenth and so on: hold no lock that they need.
     pub fn wake_rotate(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         let mut deferred = Deferred::new();

@@ -1,17 +1,18 @@
 //! Threads that wait in sets of mixed members: no event is lost, and limits hold.
 
-use std::os::fd::OwnedFd;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use upoll::{Clock, Epoll, Errno, Event, EventFd, Events, Timeout};
+use upoll::{Clock, Epoll, Errno, Event, EventFd, Events, Op, Timeout};
 
 use super::host::alone;
 use crate::host::{
-    LONG, SHORT, data, edge, eventfd, eventfd_take, eventfd_write, harvest, input, wait,
+    Both, LONG, SHORT, data, edge, eventfd, eventfd_take, eventfd_write, harvest, input, wait,
 };
 
 /// Data of the member that ends a test.
@@ -151,6 +152,32 @@ fn a_harvest_beside_a_sleeping_thread_takes_no_event_from_it() {
             counters.expect(2 * round);
         }
         counters.stop(vec![sleeper]);
+    }
+}
+
+#[test]
+fn what_stays_ready_is_reported_once_where_a_wake_was_heard_by_nobody() {
+    let _alone = alone();
+    for _ in 0..100 {
+        let both = Both::new();
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        both.add(&reader, input(1));
+        let (ours, theirs) = (EventFd::new(0).unwrap(), eventfd());
+        both.ours.add(&ours, input(2)).unwrap();
+        both.theirs.add(&theirs, input(2));
+        // It has room for the first event only, and leaves the wake of the second.
+        let set = both.ours.clone();
+        let sleeper = thread::spawn(move || wait(&set, 1, LONG));
+        thread::sleep(Duration::from_millis(2));
+        writer.write_all(b"x").unwrap();
+        ours.try_write(1).unwrap();
+        eventfd_write(&theirs);
+        sleeper.join().unwrap();
+        both.ours.delete(&ours).unwrap();
+        both.theirs
+            .ctl(Op::Del, theirs.as_raw_fd(), Event::default())
+            .unwrap();
+        assert_eq!(both.harvest(), [(1, Events::IN)]);
     }
 }
 
