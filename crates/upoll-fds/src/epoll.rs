@@ -82,15 +82,8 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
     let interest = if op == Op::Del as i32 {
         Interest::default()
     } else {
-        memory::check_read(event)?;
-        // SAFETY: it can be read, by the caller's contract as well; it has no alignment and no invalid
-        // values.
-        unsafe {
-            Interest {
-                events: (*event).events(),
-                data: (*event).data(),
-            }
-        }
+        // SAFETY: the caller's contract; an `Event` has no invalid values.
+        unsafe { memory::read(event) }?.into()
     };
     ctl(epfd, op, fd, interest)
 }
