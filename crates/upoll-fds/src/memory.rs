@@ -165,6 +165,12 @@ pub(crate) unsafe fn writable<'a, T>(buffer: *mut T, count: usize) -> &'a mut [T
     unsafe { std::slice::from_raw_parts_mut(buffer, count) }
 }
 
+/// Whether all of a caller's buffer can be written.
+#[inline]
+pub(crate) fn is_writable<T>(buffer: *mut T, len: usize) -> bool {
+    usable(buffer.addr(), len, Use::Write) == len
+}
+
 /// Reads what a caller points to (`copy_from_user`).
 ///
 /// # Errors
