@@ -144,7 +144,7 @@ unsafe fn select_masked(
 const FEW_WORDS: usize = 320 / WORD;
 
 /// How many objects are looked at without a reference to each.
-const FEW: u32 = 8;
+const FEW: usize = 8;
 
 /// A select that is over at once, of a few objects of ours with low numbers: one of them is ready, or it
 /// is not to last. None if it is another one, or something is wrong with it.
@@ -162,34 +162,36 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
         bits => c_ulong::MAX << bits,
     };
     let mut asked = [[0; FEW_WORDS]; 3];
-    let mut any = [0; FEW_WORDS];
-    for (set, asked) in sets.into_iter().zip(&mut asked) {
+    let mut found = [[0; FEW_WORDS]; 3];
+    let bytes = words * WORD / 8;
+    for which in 0..3 {
+        let set = sets[which].cast::<c_ulong>();
         if set.is_null() {
             continue;
         }
+        // What is wrong with it the long way says, which needs the sets as they were.
+        if !memory::is_writable(set, bytes) {
+            return None;
+        }
         for at in 0..words {
-            // SAFETY: the caller's contract.
-            let mut word = unsafe { memory::read(set.cast::<c_ulong>().wrapping_add(at)) }.ok()?;
-            if at + 1 == words {
-                word &= !beyond;
-            }
-            asked[at] = word;
-            any[at] |= word;
+            // SAFETY: the caller's contract; what can be written can be read.
+            asked[which][at] = unsafe { set.wrapping_add(at).read_unaligned() };
+        }
+        if beyond != 0 {
+            asked[which][words - 1] &= !beyond;
         }
     }
-    let objects: u32 = any.iter().map(|word| word.count_ones()).sum();
-    if objects == 0 || objects > FEW {
-        return None;
-    }
-    let mut found = [[0; FEW_WORDS]; 3];
-    let mut ready = 0;
+    let [mut objects, mut ready] = [0; 2];
     for at in 0..words {
-        let mut left = any[at];
+        let mut left = asked[0][at] | asked[1][at] | asked[2][at];
         while left != 0 {
+            objects += 1;
+            if objects > FEW {
+                return None;
+            }
             let bit = left & left.wrapping_neg();
-            let number = RawFd::try_from(at * WORD + left.trailing_zeros() as usize).ok()?;
-            left &= left - 1;
-            let events = look(number)?;
+            let events = look(at * WORD + left.trailing_zeros() as usize)?;
+            left &= !bit;
             let kinds = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
             for (which, kind) in kinds.into_iter().enumerate() {
                 if asked[which][at] & bit != 0 && events.intersects(kind) {
@@ -199,23 +201,17 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
             }
         }
     }
-    if ready == 0 && limit != Timeout::NOW {
+    if objects == 0 || ready == 0 && limit != Timeout::NOW {
         return None;
     }
-    let bytes = words * WORD / 8;
-    let mut given = sets.into_iter().filter(|set| !set.is_null());
-    if !given.all(|set| memory::is_writable(set, bytes)) {
-        // Whoever finds that again needs the sets as they were.
-        return None;
-    }
-    for (set, found) in sets.into_iter().zip(&found) {
+    for which in 0..3 {
+        let set = sets[which].cast::<c_ulong>();
         if set.is_null() {
             continue;
         }
-        for (at, &word) in found[..words].iter().enumerate() {
-            let place = set.cast::<c_ulong>().wrapping_add(at);
-            // SAFETY: the caller's contract, and all of the set was just found to be writable.
-            unsafe { place.write_unaligned(word) };
+        for at in 0..words {
+            // SAFETY: the caller's contract, and all of the set was found to be writable.
+            unsafe { set.wrapping_add(at).write_unaligned(found[which][at]) };
         }
     }
     Some(ready)
@@ -224,7 +220,8 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
 /// What an object of ours shows right now. None if the number stands for none, or for one that has to be
 /// looked at in another way.
 #[inline]
-fn look(number: RawFd) -> Option<Events> {
+fn look(number: usize) -> Option<Events> {
+    let number = RawFd::try_from(number).ok()?;
     let in_use = table::InUse::begin(number)?;
     let object = in_use.object();
     if matches!(object, Object::Epoll(set) if set.is_passive()) {
