@@ -1,5 +1,6 @@
 //! `epoll_create(2)`, `epoll_ctl(2)`, `epoll_wait(2)` and their later forms, by number.
 
+use std::mem::offset_of;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
@@ -82,8 +83,17 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
     let interest = if op == Op::Del as i32 {
         Interest::default()
     } else {
-        // SAFETY: the caller's contract; an `Event` has no invalid values.
-        unsafe { memory::read(event) }?.into()
+        memory::check_read(event)?;
+        let data = event.wrapping_byte_add(offset_of!(libc::epoll_event, u64));
+        // Two words, not a copy of both in one, which would be read in other pieces than it was written
+        // in, and need not be aligned.
+        // SAFETY: it can be read, by the caller's contract as well, and has epoll_event's layout.
+        unsafe {
+            Interest {
+                events: Events::from_bits_retain(event.cast::<u32>().read_unaligned()),
+                data: data.cast::<u64>().read_unaligned(),
+            }
+        }
     };
     ctl(epfd, op, fd, interest)
 }
