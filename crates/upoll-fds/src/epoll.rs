@@ -618,7 +618,7 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
-#[inline]
+#[inline(always)]
 unsafe fn harvest_at_once(
     epfd: RawFd,
     (events, room): Room,
@@ -633,27 +633,26 @@ unsafe fn harvest_at_once(
     if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
         return None;
     }
-    table::with(epfd, |object| {
-        let Object::Epoll(set) = object else {
-            return None;
-        };
-        if lasts && set.is_mixed() {
-            // Its sleep begins with a look at the kernel's members.
-            return None;
-        }
-        // SAFETY: the caller's contract.
-        let events = unsafe { memory::writable(events, room) };
-        if set.is_passive() || events.is_empty() {
-            return None;
-        }
-        let rousable = Rousable::begin();
-        let found = match set.as_epoll().harvest(events) {
-            // SAFETY: they were just written there.
-            Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
-            Err(errno) => Err(errno),
-        };
-        (found != Ok(0) || !lasts).then_some(found)
-    })?
+    let in_use = table::InUse::begin(epfd)?;
+    let Object::Epoll(set) = in_use.object() else {
+        return None;
+    };
+    if lasts && set.is_mixed() {
+        // Its sleep begins with a look at the kernel's members.
+        return None;
+    }
+    // SAFETY: the caller's contract.
+    let events = unsafe { memory::writable(events, room) };
+    if set.is_passive() || events.is_empty() {
+        return None;
+    }
+    let rousable = Rousable::begin();
+    let found = match set.as_epoll().harvest(events) {
+        // SAFETY: they were just written there.
+        Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
+        Err(errno) => Err(errno),
+    };
+    (found != Ok(0) || !lasts).then_some(found)
 }
 
 /// A wait that may sleep, in a set with a number of ours.
