@@ -122,8 +122,8 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result
             continue;
         };
         break match (set, object, operation(op)) {
-            (Object::Epoll(set), Some(object), Some(op @ (Op::Mod | Op::Del)))
-                if !set.is_passive() =>
+            (Object::Epoll(set), Some(object), Some(op))
+                if !set.is_passive() && (op != Op::Add || is_added_as_it_is(object)) =>
             {
                 ctl_object(set, op, object, fd, interest)
             }
@@ -206,6 +206,16 @@ fn ctl_object(
 ) -> Result<(), Errno> {
     let target = Target::File(object.as_file_ref(fd));
     set.as_epoll().ctl(op, target, interest.event())
+}
+
+/// Whether adding an object needs nothing of the set but that it is served here.
+#[inline]
+fn is_added_as_it_is(object: &Object) -> bool {
+    match object {
+        Object::EventFd(counter) => !counter.is_shared(),
+        Object::Epoll(_) => false,
+        _ => true,
+    }
 }
 
 /// An object of ours in a set of ours, which has to be served here for that.
@@ -334,7 +344,12 @@ pub unsafe fn epoll_wait(
 ) -> Result<usize, Errno> {
     let asked = Asked::Milliseconds(timeout);
     // SAFETY: the caller's contract.
-    unsafe { wait(epfd, (events, room), asked, NO_MASK) }
+    unsafe {
+        match harvest_at_once(epfd, (events, room), asked) {
+            Some(found) => found,
+            None => wait_further(epfd, (events, room), asked, NO_MASK),
+        }
+    }
 }
 
 /// `epoll_pwait(2)`, with the size of the signal mask as the system call has it.
@@ -606,10 +621,22 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
         {
             return found;
         }
-        if !table::is_user_level(epfd) {
-            return wait_in_the_kernels(epfd, room, asked, mask);
+        wait_further(epfd, room, asked, mask)
+    }
+}
+
+/// A wait that was not over at once.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+#[inline(never)]
+unsafe fn wait_further(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match table::is_user_level(epfd) {
+            true => wait_and_sleep(epfd, room, asked, mask),
+            false => wait_in_the_kernels(epfd, room, asked, mask),
         }
-        wait_and_sleep(epfd, room, asked, mask)
     }
 }
 
