@@ -1,5 +1,6 @@
 //! `epoll_create(2)`, `epoll_ctl(2)`, `epoll_wait(2)` and their later forms, by number.
 
+use std::mem::offset_of;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
@@ -82,8 +83,17 @@ pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) ->
     let interest = if op == Op::Del as i32 {
         Interest::default()
     } else {
-        // SAFETY: the caller's contract; an `Event` has no invalid values.
-        unsafe { memory::read(event) }?.into()
+        memory::check_read(event)?;
+        let data = event.wrapping_byte_add(offset_of!(libc::epoll_event, u64));
+        // Two words, not a copy of both in one, which would be read in other pieces than it was written
+        // in, and need not be aligned.
+        // SAFETY: it can be read, by the caller's contract as well, and has epoll_event's layout.
+        unsafe {
+            Interest {
+                events: Events::from_bits_retain(event.cast::<u32>().read_unaligned()),
+                data: data.cast::<u64>().read_unaligned(),
+            }
+        }
     };
     ctl(epfd, op, fd, interest)
 }
@@ -112,8 +122,8 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result
             continue;
         };
         break match (set, object, operation(op)) {
-            (Object::Epoll(set), Some(object), Some(op @ (Op::Mod | Op::Del)))
-                if !set.is_passive() =>
+            (Object::Epoll(set), Some(object), Some(op))
+                if !set.is_passive() && (op != Op::Add || is_added_as_it_is(object)) =>
             {
                 ctl_object(set, op, object, fd, interest)
             }
@@ -196,6 +206,16 @@ fn ctl_object(
 ) -> Result<(), Errno> {
     let target = Target::File(object.as_file_ref(fd));
     set.as_epoll().ctl(op, target, interest.event())
+}
+
+/// Whether adding an object needs nothing of the set but that it is served here.
+#[inline]
+fn is_added_as_it_is(object: &Object) -> bool {
+    match object {
+        Object::EventFd(counter) => !counter.is_shared(),
+        Object::Epoll(_) => false,
+        _ => true,
+    }
 }
 
 /// An object of ours in a set of ours, which has to be served here for that.
@@ -324,7 +344,12 @@ pub unsafe fn epoll_wait(
 ) -> Result<usize, Errno> {
     let asked = Asked::Milliseconds(timeout);
     // SAFETY: the caller's contract.
-    unsafe { wait(epfd, (events, room), asked, NO_MASK) }
+    unsafe {
+        match harvest_at_once(epfd, (events, room), asked) {
+            Some(found) => found,
+            None => wait_further(epfd, (events, room), asked, NO_MASK),
+        }
+    }
 }
 
 /// `epoll_pwait(2)`, with the size of the signal mask as the system call has it.
@@ -596,10 +621,22 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
         {
             return found;
         }
-        if !table::is_user_level(epfd) {
-            return wait_in_the_kernels(epfd, room, asked, mask);
+        wait_further(epfd, room, asked, mask)
+    }
+}
+
+/// A wait that was not over at once.
+///
+/// # Safety
+/// As [`epoll_pwait2`].
+#[inline(never)]
+unsafe fn wait_further(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usize, Errno> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match table::is_user_level(epfd) {
+            true => wait_and_sleep(epfd, room, asked, mask),
+            false => wait_in_the_kernels(epfd, room, asked, mask),
         }
-        wait_and_sleep(epfd, room, asked, mask)
     }
 }
 
@@ -608,7 +645,7 @@ unsafe fn wait(epfd: RawFd, room: Room, asked: Asked, mask: Mask) -> Result<usiz
 ///
 /// # Safety
 /// As [`epoll_pwait2`].
-#[inline]
+#[inline(always)]
 unsafe fn harvest_at_once(
     epfd: RawFd,
     (events, room): Room,
@@ -623,27 +660,26 @@ unsafe fn harvest_at_once(
     if room > MOST_EVENTS || memory::check_range(events, room * size_of::<Event>()).is_err() {
         return None;
     }
-    table::with(epfd, |object| {
-        let Object::Epoll(set) = object else {
-            return None;
-        };
-        if lasts && set.is_mixed() {
-            // Its sleep begins with a look at the kernel's members.
-            return None;
-        }
-        // SAFETY: the caller's contract.
-        let events = unsafe { memory::writable(events, room) };
-        if set.is_passive() || events.is_empty() {
-            return None;
-        }
-        let rousable = Rousable::begin();
-        let found = match set.as_epoll().harvest(events) {
-            // SAFETY: they were just written there.
-            Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
-            Err(errno) => Err(errno),
-        };
-        (found != Ok(0) || !lasts).then_some(found)
-    })?
+    let in_use = table::InUse::begin(epfd)?;
+    let Object::Epoll(set) = in_use.object() else {
+        return None;
+    };
+    if lasts && set.is_mixed() {
+        // Its sleep begins with a look at the kernel's members.
+        return None;
+    }
+    // SAFETY: the caller's contract.
+    let events = unsafe { memory::writable(events, room) };
+    if set.is_passive() || events.is_empty() {
+        return None;
+    }
+    let rousable = Rousable::begin();
+    let found = match set.as_epoll().harvest(events) {
+        // SAFETY: they were just written there.
+        Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
+        Err(errno) => Err(errno),
+    };
+    (found != Ok(0) || !lasts).then_some(found)
 }
 
 /// A wait that may sleep, in a set with a number of ours.

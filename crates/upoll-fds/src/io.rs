@@ -52,6 +52,16 @@ impl Blocking {
 }
 
 impl<T> Step<T> {
+    /// What becomes of a call that failed when it was to be done at once; the object is let go of.
+    #[cold]
+    #[inline(never)]
+    fn after(errno: Errno, in_use: table::InUse, fd: RawFd) -> Self {
+        match errno {
+            Errno::AGAIN => Step::without_progress(in_use.object(), fd),
+            errno => Step::Done(Err(errno)),
+        }
+    }
+
     /// What becomes of a call that cannot go on.
     #[cold]
     fn without_progress(object: &Object, fd: RawFd) -> Self {
@@ -116,22 +126,37 @@ fn holds(object: &Object) -> usize {
 /// Memory that `buffer` leads to is the caller's, and nobody else uses it.
 #[inline]
 pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
-    let ours = table::with(fd, |object| {
-        // SAFETY: the caller's contract.
-        match unsafe { try_read(object, buffer, count) } {
-            Err(Errno::AGAIN) => Step::without_progress(object, fd),
-            done => Step::Done(done),
-        }
-    });
-    match ours {
+    let Some(in_use) = table::InUse::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        None => unsafe { call!(read, fd, buffer, count) },
-        Some(Step::Done(Err(Errno::STALE))) => {
+        return unsafe { call!(read, fd, buffer, count) };
+    };
+    // SAFETY: the caller's contract.
+    match unsafe { try_read(in_use.object(), buffer, count) } {
+        Ok(done) => Ok(done),
+        // SAFETY: as above.
+        Err(errno) => unsafe { read_further(Step::after(errno, in_use, fd), fd, buffer, count) },
+    }
+}
+
+/// A read that could not be done at once.
+///
+/// # Safety
+/// As [`read`].
+#[cold]
+#[inline(never)]
+unsafe fn read_further(
+    step: Step<usize>,
+    fd: RawFd,
+    buffer: *mut u8,
+    count: usize,
+) -> Result<usize, Errno> {
+    match step {
+        Step::Done(Err(Errno::STALE)) => {
             // SAFETY: the caller's contract.
             unsafe { read_anew(fd, buffer, count) }
         }
-        Some(Step::Done(result)) => result,
-        Some(Step::Block(blocking)) => {
+        Step::Done(result) => result,
+        Step::Block(blocking) => {
             // SAFETY: the caller's contract.
             match blocking.call(|object| unsafe { read_blocking(object, buffer, count) }) {
                 // SAFETY: as above.
@@ -253,22 +278,37 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 /// Memory that `buffer` leads to is not being written.
 #[inline]
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
-    let ours = table::with(fd, |object| {
-        // SAFETY: the caller's contract.
-        match unsafe { try_write(object, fd, buffer, count) } {
-            Err(Errno::AGAIN) => Step::without_progress(object, fd),
-            done => Step::Done(done),
-        }
-    });
-    match ours {
+    let Some(in_use) = table::InUse::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        None => unsafe { call!(write, fd, buffer, count) },
-        Some(Step::Done(Err(Errno::STALE))) => {
+        return unsafe { call!(write, fd, buffer, count) };
+    };
+    // SAFETY: the caller's contract.
+    match unsafe { try_write(in_use.object(), fd, buffer, count) } {
+        Ok(done) => Ok(done),
+        // SAFETY: as above.
+        Err(errno) => unsafe { write_further(Step::after(errno, in_use, fd), fd, buffer, count) },
+    }
+}
+
+/// A write that could not be done at once.
+///
+/// # Safety
+/// As [`write()`].
+#[cold]
+#[inline(never)]
+unsafe fn write_further(
+    step: Step<usize>,
+    fd: RawFd,
+    buffer: *const u8,
+    count: usize,
+) -> Result<usize, Errno> {
+    match step {
+        Step::Done(Err(Errno::STALE)) => {
             // SAFETY: the caller's contract.
             unsafe { write_anew(fd, buffer, count) }
         }
-        Some(Step::Done(result)) => raise_if_broken(result),
-        Some(Step::Block(blocking)) => {
+        Step::Done(result) => raise_if_broken(result),
+        Step::Block(blocking) => {
             let written = blocking.call(|object| {
                 // SAFETY: the caller's contract.
                 let part = unsafe { write_blocking(object, buffer, count) }?;

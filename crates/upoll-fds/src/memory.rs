@@ -102,11 +102,16 @@ fn is_usable(address: usize, intent: Use) -> bool {
 /// How many of `len` bytes from `address` on can be used, without a gap.
 #[inline]
 fn usable(address: usize, len: usize, intent: Use) -> usize {
-    let left_on_page = PAGE - address % PAGE;
-    if len <= left_on_page && is_known(address / PAGE, intent) {
-        return len;
+    match is_on_known_page(address, len, intent) {
+        true => len,
+        false => usable_by_pages(address, len, intent),
     }
-    usable_by_pages(address, len, intent)
+}
+
+/// Whether all of it lies on one page that is known, as most does.
+#[inline]
+fn is_on_known_page(address: usize, len: usize, intent: Use) -> bool {
+    len <= PAGE - address % PAGE && is_known(address / PAGE, intent)
 }
 
 #[inline(never)]
@@ -157,12 +162,21 @@ pub(crate) unsafe fn readable<'a>(buffer: *const u8, len: usize) -> &'a [u8] {
 #[inline]
 pub(crate) unsafe fn writable<'a, T>(buffer: *mut T, count: usize) -> &'a mut [T] {
     let bytes = count.saturating_mul(size_of::<T>());
-    let count = usable(buffer.addr(), bytes, Use::Write) / size_of::<T>();
+    let count = match is_on_known_page(buffer.addr(), bytes, Use::Write) {
+        true => count,
+        false => usable_by_pages(buffer.addr(), bytes, Use::Write) / size_of::<T>(),
+    };
     if count == 0 {
         return &mut [];
     }
     // SAFETY: as for `readable`.
     unsafe { std::slice::from_raw_parts_mut(buffer, count) }
+}
+
+/// Whether all of a caller's buffer can be written.
+#[inline]
+pub(crate) fn is_writable<T>(buffer: *mut T, len: usize) -> bool {
+    usable(buffer.addr(), len, Use::Write) == len
 }
 
 /// Reads what a caller points to (`copy_from_user`).

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use upoll::{Clock, Errno, FdSet, SigSet, Target, Timeout};
+use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 
 use crate::kernel::{self, interruptible};
 use crate::object::Object;
@@ -89,10 +89,16 @@ unsafe fn select_masked(
     limit: &mut Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
-    let _section = Section::begin();
     let Ok(end) = usize::try_from(n) else {
         return Err(Errno::INVAL);
     };
+    if mask.is_none()
+        // SAFETY: the caller's contract.
+        && let Some(ready) = unsafe { select_at_once(end, sets, *limit) }
+    {
+        return Ok(ready);
+    }
+    let _section = Section::begin();
     // The kernel lowers `n` to the size of its table, and does not look at a set beyond it. Up to
     // here every `fd_set` has memory.
     let mut end = match end > libc::FD_SETSIZE {
@@ -132,6 +138,99 @@ unsafe fn select_masked(
         }
         *limit = running.rest();
     }
+}
+
+/// Words that hold numbers below 320, as many as the kernel keeps on its stack.
+const FEW_WORDS: usize = 320 / WORD;
+
+/// How many objects are looked at without a reference to each.
+const FEW: usize = 8;
+
+/// A select that is over at once, of a few objects of ours with low numbers: one of them is ready, or it
+/// is not to last. None if it is another one, or something is wrong with it.
+///
+/// # Safety
+/// As [`select`].
+#[inline]
+unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<usize> {
+    let words = end.div_ceil(WORD);
+    if words > FEW_WORDS {
+        return None;
+    }
+    let beyond = match end % WORD {
+        0 => 0,
+        bits => c_ulong::MAX << bits,
+    };
+    let mut asked = [[0; FEW_WORDS]; 3];
+    let mut found = [[0; FEW_WORDS]; 3];
+    let bytes = words * WORD / 8;
+    for which in 0..3 {
+        let set = sets[which].cast::<c_ulong>();
+        if set.is_null() {
+            continue;
+        }
+        // What is wrong with it the long way says, which needs the sets as they were.
+        if !memory::is_writable(set, bytes) {
+            return None;
+        }
+        for at in 0..words {
+            // SAFETY: the caller's contract; what can be written can be read.
+            asked[which][at] = unsafe { set.wrapping_add(at).read_unaligned() };
+        }
+        if beyond != 0 {
+            asked[which][words - 1] &= !beyond;
+        }
+    }
+    let [mut objects, mut ready] = [0; 2];
+    for at in 0..words {
+        let mut left = asked[0][at] | asked[1][at] | asked[2][at];
+        while left != 0 {
+            objects += 1;
+            if objects > FEW {
+                return None;
+            }
+            let bit = left & left.wrapping_neg();
+            let events = look(at * WORD + left.trailing_zeros() as usize)?;
+            left &= !bit;
+            let kinds = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
+            for (which, kind) in kinds.into_iter().enumerate() {
+                if asked[which][at] & bit != 0 && events.intersects(kind) {
+                    found[which][at] |= bit;
+                    ready += 1;
+                }
+            }
+        }
+    }
+    if objects == 0 || ready == 0 && limit != Timeout::NOW {
+        return None;
+    }
+    for which in 0..3 {
+        let set = sets[which].cast::<c_ulong>();
+        if set.is_null() {
+            continue;
+        }
+        for at in 0..words {
+            // SAFETY: the caller's contract, and all of the set was found to be writable.
+            unsafe { set.wrapping_add(at).write_unaligned(found[which][at]) };
+        }
+    }
+    Some(ready)
+}
+
+/// What an object of ours shows right now. None if the number stands for none, or for one that has to be
+/// looked at in another way.
+#[inline]
+fn look(number: usize) -> Option<Events> {
+    let number = RawFd::try_from(number).ok()?;
+    let in_use = table::InUse::begin(number)?;
+    let object = in_use.object();
+    if matches!(object, Object::Epoll(set) if set.is_passive()) {
+        return None;
+    }
+    let ready = object.as_file_ref(number).ready();
+    // That is how one that has been handed over shows.
+    let may_be_retired = ready.contains(Events::HUP);
+    (!may_be_retired || !object.is_retired()).then_some(ready)
 }
 
 /// None if an object was handed over to the kernel meanwhile: it must be looked at anew.

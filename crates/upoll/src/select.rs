@@ -26,21 +26,8 @@ const _: () = assert!(INLINE / 3 * WORD >= 320);
 /// Three bitmaps of the same size, one behind the other: readable, writable, exceptional.
 pub(crate) type Bitmaps = SmallVec<[c_ulong; on_stack(INLINE)]>;
 
-/// What each of the three sets counts as ready (`POLLIN_SET`, `POLLOUT_SET`, `POLLEX_SET`).
-pub(crate) const REPORTED: [Events; 3] = [
-    Events::IN
-        .union(Events::RDNORM)
-        .union(Events::RDBAND)
-        .union(Events::HUP)
-        .union(Events::ERR)
-        .union(Events::NVAL),
-    Events::OUT
-        .union(Events::WRNORM)
-        .union(Events::WRBAND)
-        .union(Events::ERR)
-        .union(Events::NVAL),
-    Events::PRI.union(Events::NVAL),
-];
+/// What each of the three sets counts as ready.
+pub(crate) const REPORTED: [Events; 3] = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
 
 /// A set of numbers, for [`select`](crate::select()): `fd_set` without its limit of 1024.
 ///
@@ -62,6 +49,22 @@ pub struct FdSet {
 }
 
 impl FdSet {
+    /// What the set for reading counts as ready (`POLLIN_SET` of Linux).
+    pub const READABLE: Events = Events::IN
+        .union(Events::RDNORM)
+        .union(Events::RDBAND)
+        .union(Events::HUP)
+        .union(Events::ERR)
+        .union(Events::NVAL);
+    /// What the set for writing counts as ready (`POLLOUT_SET`).
+    pub const WRITABLE: Events = Events::OUT
+        .union(Events::WRNORM)
+        .union(Events::WRBAND)
+        .union(Events::ERR)
+        .union(Events::NVAL);
+    /// What the set for exceptional conditions counts as ready (`POLLEX_SET`).
+    pub const EXCEPTIONAL: Events = Events::PRI.union(Events::NVAL);
+
     /// An empty set (`FD_ZERO`).
     #[must_use]
     #[inline]

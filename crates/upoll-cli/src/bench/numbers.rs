@@ -3,10 +3,12 @@
 
 use std::ffi::c_int;
 use std::hint::black_box;
+use std::mem;
+use std::ptr;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use upoll::{CtlCommand, Epoll, Event, EventFd, Events, PollFd, Timeout};
+use upoll::{CtlCommand, Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout};
 use upoll_fds::EpollCtlCmd;
 
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
@@ -44,7 +46,7 @@ struct Operation {
     sides: fn() -> Result<[Side; 2]>,
 }
 
-const OPERATIONS: [Operation; 7] = [
+const OPERATIONS: [Operation; 10] = [
     Operation {
         what: "eventfd write + read",
         calls: 2,
@@ -80,6 +82,24 @@ const OPERATIONS: [Operation; 7] = [
         calls: 3,
         has_target: true,
         sides: write_wait_read,
+    },
+    Operation {
+        what: "ctl ADD + DEL",
+        calls: 2,
+        has_target: true,
+        sides: add_delete,
+    },
+    Operation {
+        what: "select(0) of 1 object, idle",
+        calls: 1,
+        has_target: true,
+        sides: select_one,
+    },
+    Operation {
+        what: "pipe write 64 B + read",
+        calls: 2,
+        has_target: true,
+        sides: pipe,
     },
     // Each change has a number of its own to be looked up: no target for the call.
     Operation {
@@ -160,28 +180,51 @@ macro_rules! by_address {
     };
 }
 
-type Write = extern "C" fn(c_int, u64) -> c_int;
-type Read = unsafe extern "C" fn(c_int, *mut u64) -> c_int;
+type Write = unsafe extern "C" fn(c_int, *const u8, usize) -> isize;
+type Read = unsafe extern "C" fn(c_int, *mut u8, usize) -> isize;
 type Wait = unsafe extern "C" fn(c_int, *mut Event, c_int, c_int) -> c_int;
 type Ctl = unsafe extern "C" fn(c_int, c_int, c_int, *const Event) -> c_int;
 type Poll = unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, c_int) -> c_int;
+type Select = unsafe extern "C" fn(
+    c_int,
+    *mut libc::fd_set,
+    *mut libc::fd_set,
+    *mut libc::fd_set,
+    *mut libc::timeval,
+) -> c_int;
 type CtlBatch = unsafe extern "C" fn(c_int, c_int, c_int, *mut EpollCtlCmd) -> c_int;
+
+/// Writes to a counter by number.
+#[inline]
+fn write_one(write: Write, number: &Number) {
+    let one = black_box(1_u64);
+    // SAFETY: the value is live.
+    let written = unsafe { write(number.fd(), (&raw const one).cast(), size_of::<u64>()) };
+    assert_eq!(written, 8);
+}
+
+/// Reads a counter by number.
+#[inline]
+fn read_count(read: Read, number: &Number) {
+    let mut value = 0_u64;
+    // SAFETY: the value is live.
+    let found = unsafe { read(number.fd(), (&raw mut value).cast(), size_of::<u64>()) };
+    assert_eq!(found, 8);
+    black_box(value);
+}
 
 fn write_read() -> Result<[Side; 2]> {
     let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
-    let write = by_address!(upoll_eventfd_write as Write);
-    let read = by_address!(upoll_eventfd_read as Read);
+    let write = by_address!(upoll_write as Write);
+    let read = by_address!(upoll_read as Read);
     Ok([
         side(move || {
             object.write(black_box(1)).expect("write");
             black_box(object.read().expect("read"));
         }),
         side(move || {
-            let mut value = 0;
-            assert_eq!(write(number.fd(), black_box(1)), 0);
-            // SAFETY: the value is live.
-            assert_eq!(unsafe { read(number.fd(), &raw mut value) }, 0);
-            black_box(value);
+            write_one(write, &number);
+            read_count(read, &number);
         }),
     ])
 }
@@ -223,8 +266,8 @@ fn write_wait_read() -> Result<[Side; 2]> {
     let (set, counter) = watched(0)?;
     let by_number = Number::eventfd(0)?;
     let number = Number::watching(&by_number)?;
-    let write = by_address!(upoll_eventfd_write as Write);
-    let read = by_address!(upoll_eventfd_read as Read);
+    let write = by_address!(upoll_write as Write);
+    let read = by_address!(upoll_read as Read);
     let wait = by_address!(upoll_epoll_wait as Wait);
     let mut reports = [Event::default(); ROOM];
     let mut others = [Event::default(); ROOM];
@@ -235,14 +278,11 @@ fn write_wait_read() -> Result<[Side; 2]> {
             black_box(counter.read().expect("read"));
         }),
         side(move || {
-            let mut value = 0;
-            assert_eq!(write(by_number.fd(), black_box(1)), 0);
-            // SAFETY: there is room for as many, and the value is live.
-            unsafe {
-                assert_eq!(wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0), 1);
-                assert_eq!(read(by_number.fd(), &raw mut value), 0);
-            }
-            black_box(value);
+            write_one(write, &by_number);
+            // SAFETY: there is room for as many.
+            let found = unsafe { wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0) };
+            assert_eq!(found, 1);
+            read_count(read, &by_number);
         }),
     ])
 }
@@ -284,6 +324,89 @@ fn poll_one() -> Result<[Side; 2]> {
             // SAFETY: the entry is live.
             let ready = unsafe { poll(black_box(fds.as_mut_ptr()), 1, 0) };
             assert_eq!(ready, 0);
+        }),
+    ])
+}
+
+fn add_delete() -> Result<[Side; 2]> {
+    let (set, counter) = (Epoll::new()?, EventFd::new(0)?);
+    let by_number = Number::eventfd(0)?;
+    let number = Number::new(upoll_c::upoll_epoll_create1(0))?;
+    let ctl = by_address!(upoll_epoll_ctl as Ctl);
+    Ok([
+        side(move || {
+            let interest = Event::new(black_box(Events::IN), 1);
+            set.add(&counter, interest).expect("ADD");
+            set.delete(&counter).expect("DEL");
+        }),
+        side(move || {
+            let interest = Event::new(black_box(Events::IN), 1);
+            for op in [1, 2] {
+                // SAFETY: the event is live.
+                let done = unsafe { ctl(number.fd(), op, by_number.fd(), &raw const interest) };
+                assert_eq!(done, 0);
+            }
+        }),
+    ])
+}
+
+fn select_one() -> Result<[Side; 2]> {
+    let (object, number) = (EventFd::new(0)?, Number::eventfd(0)?);
+    let select = by_address!(upoll_select as Select);
+    let fits = usize::try_from(number.fd()).is_ok_and(|fd| fd < libc::FD_SETSIZE);
+    ensure!(fits, "the number does not fit an fd_set");
+    Ok([
+        side(move || {
+            let mut readable = FdSet::new();
+            readable.insert(0);
+            let resolve = |_| Some(object.target());
+            let mut limit = Timeout::NOW;
+            let readable = Some(&mut readable);
+            let ready = upoll::select(black_box(1), readable, None, None, &mut limit, resolve);
+            assert_eq!(ready.expect("select"), 0);
+        }),
+        side(move || {
+            // SAFETY: both are plain numbers, for which zero is a value.
+            let (mut readable, mut limit): (libc::fd_set, libc::timeval) =
+                unsafe { (mem::zeroed(), mem::zeroed()) };
+            let none = ptr::null_mut();
+            // SAFETY: the number is one of the set's, and set and limit are live.
+            let ready = unsafe {
+                libc::FD_SET(number.fd(), &raw mut readable);
+                let end = black_box(number.fd() + 1);
+                select(end, &raw mut readable, none, none, &raw mut limit)
+            };
+            assert_eq!(ready, 0);
+        }),
+    ])
+}
+
+fn pipe() -> Result<[Side; 2]> {
+    let (reader, writer) = upoll::pipe()?;
+    let mut numbers = [-1; 2];
+    // SAFETY: there is room for two numbers.
+    let made = unsafe { upoll_c::upoll_pipe(&raw mut numbers) };
+    ensure!(made == 0, std::io::Error::last_os_error());
+    let [read_end, write_end] = numbers.map(Number);
+    let write = by_address!(upoll_write as Write);
+    let read = by_address!(upoll_read as Read);
+    let bytes = [7_u8; 64];
+    Ok([
+        side(move || {
+            writer.write(black_box::<&[u8; 64]>(&bytes)).expect("write");
+            let mut buffer = [0; 64];
+            assert_eq!(reader.read(&mut buffer).expect("read"), 64);
+            black_box(&buffer);
+        }),
+        side(move || {
+            let mut buffer = [0; 64];
+            // SAFETY: both buffers are live.
+            unsafe {
+                let from = black_box::<&[u8; 64]>(&bytes).as_ptr();
+                assert_eq!(write(write_end.fd(), from, 64), 64);
+                assert_eq!(read(read_end.fd(), buffer.as_mut_ptr(), 64), 64);
+            }
+            black_box(&buffer);
         }),
     ])
 }

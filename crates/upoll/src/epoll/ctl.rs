@@ -74,11 +74,12 @@ impl Epoll {
     /// `epoll_ctl` for a user-level file.
     #[inline(always)]
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        if op == Op::Mod {
-            let key = (file.identity(), file.number());
-            return self.modify_file(key, event.events(), event.data());
+        let key = (file.identity(), file.number());
+        match op {
+            Op::Add => self.add_file(file, event),
+            Op::Mod => self.modify_file(key, event.events(), event.data()),
+            Op::Del => self.delete_file(key),
         }
-        self.add_or_delete(op, file, event)
     }
 
     /// MOD: what is idle afterwards, as most is, needs nothing more than this.
@@ -116,23 +117,37 @@ impl Epoll {
     }
 
     #[inline(never)]
-    fn add_or_delete(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
-        if op == Op::Add
-            && let Some(target) = as_set(file.description())
-        {
+    fn add_file(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+        if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
         #[cfg(all(feature = "std", not(loom)))]
-        if op == Op::Add && shared_count(file.description()).is_some() {
+        if shared_count(file.description()).is_some() {
             crate::host::prepare(self)?;
         }
         let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
             let mut inner = self.set().inner.lock();
-            self.ctl_locked(&mut inner, op, file, event, &mut left, &mut deferred)
+            let (left, deferred) = (&mut left, &mut deferred);
+            self.ctl_locked(&mut inner, Op::Add, file, event, left, deferred)
         };
         drop(deferred);
+        if let Some(left) = left {
+            left.finish();
+        }
+        result
+    }
+
+    /// DEL; what it takes is handed on in registers, as for [`modify_file`](Self::modify_file).
+    #[inline(never)]
+    fn delete_file(&self, (identity, number): (Identity, i32)) -> Result<(), Errno> {
+        self.check_self(identity)?;
+        let mut left = None;
+        let result = {
+            let mut inner = self.set().inner.lock();
+            self.set().delete(&mut inner, identity, number, &mut left)
+        };
         if let Some(left) = left {
             left.finish();
         }

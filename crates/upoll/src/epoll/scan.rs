@@ -255,16 +255,23 @@ impl Drop for Scan<'_> {
 
 impl Set {
     /// Fills `out` with what is ready, oldest first, and says how many.
+    #[inline]
     pub(crate) fn harvest(&self, out: &mut [Event]) -> usize {
         self.harvest_patiently(out, true)
     }
 
     /// [`harvest`](Self::harvest) that, unless it insists, leaves the event of a rotating set to
     /// workers that may be on their way, and notes that it did.
+    #[inline]
     pub(crate) fn harvest_patiently(&self, out: &mut [Event], insist: bool) -> usize {
         if !self.is_pending() {
             return 0;
         }
+        self.harvest_pending(out, insist)
+    }
+
+    #[inline(never)]
+    fn harvest_pending(&self, out: &mut [Event], insist: bool) -> usize {
         let inner = self.inner.lock();
         let mut filled = 0;
         if let Some(first) = out.first_mut()

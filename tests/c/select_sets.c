@@ -1,0 +1,111 @@
+/* select(2): which bits of the three sets are looked at, counted and written. */
+#include "check.h"
+
+#include <sys/mman.h>
+
+static struct timeval now(void)
+{
+	struct timeval time;
+	memset(&time, 0, sizeof time);
+	return time;
+}
+
+/* The words of a set, to be compared whole. */
+static unsigned long word(const fd_set *set, int at)
+{
+	unsigned long words[FD_SETSIZE / 8 / sizeof(long)];
+	memcpy(words, set, sizeof words);
+	return words[at];
+}
+
+static void only(fd_set *set, int one, int other)
+{
+	FD_ZERO(set);
+	if (one >= 0)
+		FD_SET(one, set);
+	if (other >= 0)
+		FD_SET(other, set);
+}
+
+int main(void)
+{
+	int idle = eventfd(0, 0), ready = eventfd(1, 0), full = eventfd(0, EFD_NONBLOCK), high, at;
+	long page = sysconf(_SC_PAGESIZE);
+	unsigned char *pages = mmap(NULL, 2 * (size_t)page, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct timeval time = now();
+	fd_set in, out, except, *at_the_end, *read_only;
+	uint64_t most = UINT64_MAX - 1;
+
+	CHECK(idle >= 0 && ready >= 0 && full >= 0 && pages != MAP_FAILED);
+	CHECK(write(full, &most, sizeof most) == sizeof most);
+	high = fcntl(ready, F_DUPFD, 200);
+	CHECK(high >= 200);
+
+	/* One number counts once for each set that it is ready in. */
+	only(&in, idle, ready);
+	only(&out, ready, full);
+	only(&except, ready, idle);
+	CHECK(select(full + 1, &in, &out, &except, &time) == 2);
+	CHECK(!FD_ISSET(idle, &in) && FD_ISSET(ready, &in));
+	CHECK(FD_ISSET(ready, &out) && !FD_ISSET(full, &out));
+	CHECK(!FD_ISSET(ready, &except) && !FD_ISSET(idle, &except));
+
+	/* Numbers from n on are not looked at, and what shares a word with others is cleared. */
+	only(&in, ready, high);
+	FD_SET(63, &in);
+	FD_SET(64 * (1 + high / 64), &in);
+	time = now();
+	CHECK(select(ready + 1, &in, NULL, NULL, &time) == 1);
+	CHECK(word(&in, 0) == 1UL << ready && FD_ISSET(high, &in));
+	CHECK(FD_ISSET(64 * (1 + high / 64), &in));
+
+	/* High numbers, and the same file by two of them. */
+	only(&in, ready, high);
+	time = now();
+	CHECK(select(high + 1, &in, NULL, NULL, &time) == 2);
+	CHECK(FD_ISSET(ready, &in) && FD_ISSET(high, &in));
+	CHECK(time.tv_sec == 0 && time.tv_usec == 0);
+
+	/* Something is ready: the limit does not matter, and nothing is without one. */
+	only(&in, idle, ready);
+	CHECK(select(ready + 1, &in, NULL, NULL, NULL) == 1);
+	CHECK(!FD_ISSET(idle, &in) && FD_ISSET(ready, &in));
+	only(&in, idle, -1);
+	time = now();
+	time.tv_usec = 1000;
+	CHECK(select(idle + 1, &in, NULL, NULL, &time) == 0 && word(&in, 0) == 0);
+	CHECK(time.tv_sec == 0 && time.tv_usec == 0);
+
+	/* A number that is not open spoils all, and no set is written. */
+	only(&in, ready, high + 1);
+	time = now();
+	FAILS(select(high + 2, &in, NULL, NULL, &time), EBADF);
+	CHECK(FD_ISSET(ready, &in) && FD_ISSET(high + 1, &in));
+
+	/* No more than the words of n numbers are read and written. */
+	CHECK(mprotect(pages + page, (size_t)page, PROT_NONE) == 0);
+	at_the_end = (fd_set *)(void *)(pages + page - sizeof(long));
+	memset(at_the_end, 0, sizeof(long));
+	pages[page - (long)sizeof(long) + ready / 8] |= (unsigned char)(1 << ready % 8);
+	time = now();
+	CHECK(select(ready + 1, at_the_end, NULL, NULL, &time) == 1);
+	only(&in, ready, -1);
+	FAILS(select(65, at_the_end, &in, NULL, &time), EFAULT);
+	CHECK(FD_ISSET(ready, &in));
+
+	/* A set that can only be read: those before it are written, and it is not. */
+	only(&in, idle, ready);
+	read_only = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(read_only != MAP_FAILED);
+	only(read_only, idle, ready);
+	CHECK(mprotect(read_only, (size_t)page, PROT_READ) == 0);
+	FAILS(select(ready + 1, &in, read_only, NULL, &time), EFAULT);
+	CHECK(!FD_ISSET(idle, &in) && FD_ISSET(ready, &in));
+	CHECK(FD_ISSET(idle, read_only));
+
+	for (at = 0; at < 3; at++)
+		CHECK(close(at == 0 ? idle : at == 1 ? ready : full) == 0);
+	CHECK(close(high) == 0);
+	return 0;
+}
