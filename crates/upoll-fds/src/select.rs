@@ -164,8 +164,8 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
     let mut asked = [[0; FEW_WORDS]; 3];
     let mut found = [[0; FEW_WORDS]; 3];
     let bytes = words * WORD / 8;
-    for which in 0..3 {
-        let set = sets[which].cast::<c_ulong>();
+    for (set, asked) in sets.into_iter().zip(&mut asked) {
+        let set = set.cast::<c_ulong>();
         if set.is_null() {
             continue;
         }
@@ -173,12 +173,13 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
         if !memory::is_writable(set, bytes) {
             return None;
         }
-        for at in 0..words {
+        let asked = &mut asked[..words];
+        for (at, word) in asked.iter_mut().enumerate() {
             // SAFETY: the caller's contract; what can be written can be read.
-            asked[which][at] = unsafe { set.wrapping_add(at).read_unaligned() };
+            *word = unsafe { set.wrapping_add(at).read_unaligned() };
         }
-        if beyond != 0 {
-            asked[which][words - 1] &= !beyond;
+        if let Some(last) = asked.last_mut() {
+            *last &= !beyond;
         }
     }
     let [mut objects, mut ready] = [0; 2];
@@ -204,14 +205,14 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
     if objects == 0 || ready == 0 && limit != Timeout::NOW {
         return None;
     }
-    for which in 0..3 {
-        let set = sets[which].cast::<c_ulong>();
+    for (set, found) in sets.into_iter().zip(&found) {
+        let set = set.cast::<c_ulong>();
         if set.is_null() {
             continue;
         }
-        for at in 0..words {
+        for (at, &word) in found[..words].iter().enumerate() {
             // SAFETY: the caller's contract, and all of the set was found to be writable.
-            unsafe { set.wrapping_add(at).write_unaligned(found[which][at]) };
+            unsafe { set.wrapping_add(at).write_unaligned(word) };
         }
     }
     Some(ready)
