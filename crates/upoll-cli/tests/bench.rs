@@ -100,7 +100,7 @@ fn a_quick_run_measures_calls_wakes_and_growth() {
 fn calls_by_number_are_measured_against_those_on_objects() {
     let (report, printed) = quick("numbers", &["numbers"]);
     let numbers = rows(&report, "numbers");
-    assert_eq!(numbers.len(), 7);
+    assert_eq!(numbers.len(), 10);
     for row in numbers {
         assert_spread(&row["object_nanoseconds"]);
         assert_spread(&row["number_nanoseconds"]);
