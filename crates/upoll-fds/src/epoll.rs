@@ -210,7 +210,7 @@ fn ctl_object(
 
 /// Whether adding an object needs nothing of the set but that it is served here.
 #[inline]
-fn is_added_as_it_is(object: &Object) -> bool {
+pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     match object {
         Object::EventFd(counter) => !counter.is_shared(),
         Object::Epoll(_) => false,
