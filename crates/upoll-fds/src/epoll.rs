@@ -675,8 +675,15 @@ unsafe fn harvest_at_once(
     }
     let rousable = Rousable::begin();
     let found = match set.as_epoll().harvest(events) {
-        // SAFETY: they were just written there.
-        Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
+        Ok(found) => {
+            // SAFETY: they were just written there.
+            let kept = unsafe { rousable.sift(events.as_mut_ptr(), found) };
+            if kept == 0 && found == events.len() {
+                // What rouses has taken the only place.
+                return None;
+            }
+            Ok(kept)
+        }
         Err(errno) => Err(errno),
     };
     (found != Ok(0) || !lasts).then_some(found)
@@ -698,6 +705,7 @@ unsafe fn wait_and_sleep(
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
+        let mut looks = 0;
         loop {
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
@@ -717,9 +725,19 @@ unsafe fn wait_and_sleep(
             }
             // It was roused to wait anew.
             let mut limit = whole.limit()?;
+            looks += 1;
+            let had_room = usize::try_from(room.1).is_ok_and(|room| found < room);
+            if limit.limit() == Some(Duration::ZERO) && (had_room || looks == LOOKS) {
+                return Ok(0);
+            }
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
                 let end = begun.saturating_add(whole);
-                let mut rest = end.saturating_sub(coarse_now(clock));
+                let now = coarse_now(clock);
+                if now >= end.saturating_add(COARSENESS) {
+                    // What rouses stays until others have come.
+                    return Ok(0);
+                }
+                let mut rest = end.saturating_sub(now);
                 if clock == Clock::Monotonic {
                     rest = rest.saturating_add(COARSENESS).min(whole);
                 }
@@ -729,6 +747,10 @@ unsafe fn wait_and_sleep(
         }
     }
 }
+
+/// How often a wait that is not to last looks anew if what rouses has taken the only place: the kernel
+/// reports it again only behind what else is ready, but maybe to several threads by turns.
+const LOOKS: usize = 64;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
