@@ -668,9 +668,12 @@ unsafe fn harvest_at_once(
         // Its sleep begins with a look at the kernel's members.
         return None;
     }
+    if set.is_passive() {
+        return None;
+    }
     // SAFETY: the caller's contract.
-    let events = unsafe { memory::writable(events, room) };
-    if set.is_passive() || events.is_empty() {
+    let events = unsafe { memory::writable(events, fillable(set, room)) };
+    if events.is_empty() {
         return None;
     }
     let rousable = Rousable::begin();
@@ -832,7 +835,7 @@ unsafe fn wait_actively(
         }
         if limit.limit() == Some(Duration::ZERO) {
             // SAFETY: the caller's contract.
-            let events = unsafe { memory::writable(events, room) };
+            let events = unsafe { memory::writable(events, fillable(set, room)) };
             if !events.is_empty() {
                 return Look::Done(set.as_epoll().harvest(events));
             }
@@ -844,9 +847,9 @@ unsafe fn wait_actively(
         Some(Look::Done(result)) => return result.map(Some),
         Some(Look::Sleep(set)) => set,
     };
-    let set = set.as_epoll();
     // SAFETY: the caller's contract.
-    let events = unsafe { memory::writable(events, room) };
+    let events = unsafe { memory::writable(events, fillable(&set, room)) };
+    let set = set.as_epoll();
     if events.is_empty() {
         // There is no place for a single event; that shows when there is one.
         let mut fds = [PollFd::new(set, Events::IN)];
@@ -869,3 +872,15 @@ unsafe fn wait_actively(
 
 /// The most events that one wait takes (`EP_MAX_EVENTS`).
 const MOST_EVENTS: usize = i32::MAX.unsigned_abs() as usize / size_of::<Event>();
+
+/// Up to here all of the room for events is looked at, however many a set has.
+const FEW_EVENTS: usize = (16 << 12) / size_of::<Event>();
+
+/// How much of the room for events a wait can fill: looking at a page takes memory for it, and time.
+#[inline]
+fn fillable(set: &NumberedSet, room: usize) -> usize {
+    match room > FEW_EVENTS {
+        true => room.min(set.as_epoll().len_at_most().max(FEW_EVENTS)),
+        false => room,
+    }
+}
