@@ -3,9 +3,9 @@
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
-use upoll::{CtlCommand, Errno, Events, Target};
+use upoll::{CtlCommand, Errno, Events, Op, Target};
 
-use crate::epoll::{ctl, operation};
+use crate::epoll::{ctl, is_added_as_it_is, operation};
 use crate::interest::Interest;
 use crate::object::Object;
 use crate::{memory, table};
@@ -49,8 +49,9 @@ type Commands = SmallVec<[EpollCtlCmd; PASS]>;
 /// alone. Commands before it stay executed: a batch is not atomic.
 ///
 /// Changes to user-level members that follow one another are made in passes of 16, each under one
-/// hold of the set's lock. A member that is the kernel's, a set as a member, and every member of a
-/// set without user-level ones, takes an `epoll_ctl` of its own: the kernel has no call for several.
+/// hold of the set's lock. A member that is the kernel's, a set as a member, the ADD of an eventfd that
+/// other processes share, and every member of a set without user-level ones, takes an `epoll_ctl` of its
+/// own: the kernel has no call for several.
 ///
 /// # Errors
 /// Nothing was done:
@@ -140,7 +141,7 @@ fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
             let (Some(op), Some(object)) = (op, objects.add(command.fd)) else {
                 break;
             };
-            if matches!(object, Object::Epoll(_)) {
+            if matches!(object, Object::Epoll(_)) || op == Op::Add && !is_added_as_it_is(object) {
                 break;
             }
             let target = Target::File(object.as_file_ref(command.fd));

@@ -210,7 +210,7 @@ fn ctl_object(
 
 /// Whether adding an object needs nothing of the set but that it is served here.
 #[inline]
-fn is_added_as_it_is(object: &Object) -> bool {
+pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     match object {
         Object::EventFd(counter) => !counter.is_shared(),
         Object::Epoll(_) => false,
@@ -668,15 +668,25 @@ unsafe fn harvest_at_once(
         // Its sleep begins with a look at the kernel's members.
         return None;
     }
+    if set.is_passive() {
+        return None;
+    }
     // SAFETY: the caller's contract.
-    let events = unsafe { memory::writable(events, room) };
-    if set.is_passive() || events.is_empty() {
+    let events = unsafe { memory::writable(events, fillable(set, room)) };
+    if events.is_empty() {
         return None;
     }
     let rousable = Rousable::begin();
     let found = match set.as_epoll().harvest(events) {
-        // SAFETY: they were just written there.
-        Ok(found) => Ok(unsafe { rousable.sift(events.as_mut_ptr(), found) }),
+        Ok(found) => {
+            // SAFETY: they were just written there.
+            let kept = unsafe { rousable.sift(events.as_mut_ptr(), found) };
+            if kept == 0 && found == events.len() {
+                // What rouses has taken the only place.
+                return None;
+            }
+            Ok(kept)
+        }
         Err(errno) => Err(errno),
     };
     (found != Ok(0) || !lasts).then_some(found)
@@ -698,6 +708,7 @@ unsafe fn wait_and_sleep(
         let clock = asked.clock();
         let begun = asked.is_finite().then(|| coarse_now(clock));
         let (whole, mut asked) = (asked, asked);
+        let mut looks = 0;
         loop {
             let rousable = Rousable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
@@ -717,9 +728,19 @@ unsafe fn wait_and_sleep(
             }
             // It was roused to wait anew.
             let mut limit = whole.limit()?;
+            looks += 1;
+            let had_room = usize::try_from(room.1).is_ok_and(|room| found < room);
+            if limit.limit() == Some(Duration::ZERO) && (had_room || looks == LOOKS) {
+                return Ok(0);
+            }
             if let (Some(begun), Some(whole)) = (begun, limit.limit()) {
                 let end = begun.saturating_add(whole);
-                let mut rest = end.saturating_sub(coarse_now(clock));
+                let now = coarse_now(clock);
+                if now >= end.saturating_add(COARSENESS) {
+                    // What rouses stays until others have come.
+                    return Ok(0);
+                }
+                let mut rest = end.saturating_sub(now);
                 if clock == Clock::Monotonic {
                     rest = rest.saturating_add(COARSENESS).min(whole);
                 }
@@ -729,6 +750,10 @@ unsafe fn wait_and_sleep(
         }
     }
 }
+
+/// How often a wait that is not to last looks anew if what rouses has taken the only place: the kernel
+/// reports it again only behind what else is ready, but maybe to several threads by turns.
+const LOOKS: usize = 64;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.
 const COARSENESS: Duration = Duration::from_millis(10);
@@ -810,7 +835,7 @@ unsafe fn wait_actively(
         }
         if limit.limit() == Some(Duration::ZERO) {
             // SAFETY: the caller's contract.
-            let events = unsafe { memory::writable(events, room) };
+            let events = unsafe { memory::writable(events, fillable(set, room)) };
             if !events.is_empty() {
                 return Look::Done(set.as_epoll().harvest(events));
             }
@@ -822,9 +847,9 @@ unsafe fn wait_actively(
         Some(Look::Done(result)) => return result.map(Some),
         Some(Look::Sleep(set)) => set,
     };
-    let set = set.as_epoll();
     // SAFETY: the caller's contract.
-    let events = unsafe { memory::writable(events, room) };
+    let events = unsafe { memory::writable(events, fillable(&set, room)) };
+    let set = set.as_epoll();
     if events.is_empty() {
         // There is no place for a single event; that shows when there is one.
         let mut fds = [PollFd::new(set, Events::IN)];
@@ -847,3 +872,15 @@ unsafe fn wait_actively(
 
 /// The most events that one wait takes (`EP_MAX_EVENTS`).
 const MOST_EVENTS: usize = i32::MAX.unsigned_abs() as usize / size_of::<Event>();
+
+/// Up to here all of the room for events is looked at, however many a set has.
+const FEW_EVENTS: usize = (16 << 12) / size_of::<Event>();
+
+/// How much of the room for events a wait can fill: looking at a page takes memory for it, and time.
+#[inline]
+fn fillable(set: &NumberedSet, room: usize) -> usize {
+    match room > FEW_EVENTS {
+        true => room.min(set.as_epoll().len_at_most().max(FEW_EVENTS)),
+        false => room,
+    }
+}

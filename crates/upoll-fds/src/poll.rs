@@ -112,8 +112,9 @@ unsafe fn poll_at_once(
             }
             let wanted = events | Events::ERR | Events::HUP;
             let ready = object.as_file_ref(asked.fd).ready();
-            // That is how one that has been handed over shows.
-            if ready.contains(Events::HUP) && object.is_retired() {
+            // That is how one that has been handed over shows; of a pipe's two ends the one that is written
+            // to by the error.
+            if ready.intersects(Events::HUP | Events::ERR) && object.is_retired() {
                 return None;
             }
             Some(low(ready & wanted))

@@ -229,8 +229,9 @@ fn look(number: usize) -> Option<Events> {
         return None;
     }
     let ready = object.as_file_ref(number).ready();
-    // That is how one that has been handed over shows.
-    let may_be_retired = ready.contains(Events::HUP);
+    // That is how one that has been handed over shows; of a pipe's two ends the one that is written to by
+    // the error.
+    let may_be_retired = ready.intersects(Events::HUP | Events::ERR);
     (!may_be_retired || !object.is_retired()).then_some(ready)
 }
 

@@ -171,8 +171,6 @@ fn rouse_data() -> u64 {
 /// wait ends anyway. A thread that a busy machine does not let run must not be given up: it would go
 /// on to wait for what the kernel set does not have. So this takes seconds.
 const PATIENCE: usize = 3000;
-/// Rounds after which each begins with a sleep.
-const ROUNDS_AT_ONCE: usize = 5;
 
 /// Has the threads that wait in the kernel set behind `epfd` wait anew.
 #[cold]
@@ -198,11 +196,11 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     let added = unsafe { call!(epoll_ctl, epfd, Op::Add as i32, bell, &raw const event) };
     if added.is_ok() {
         let mut tries = 0;
-        while !in_use::wait_until_unmarked(mark, true) && tries < PATIENCE {
+        // Only the first round lets others run instead of sleeping: each time that it does takes their
+        // whole turn where processors are busy.
+        while !in_use::wait_until_unmarked(mark, tries == 0) && tries < PATIENCE {
             tries += 1;
-            if tries > ROUNDS_AT_ONCE {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            std::thread::sleep(Duration::from_millis(1));
         }
         // SAFETY: as above. It is there.
         let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, bell, &raw const event) };

@@ -191,12 +191,10 @@ fn both_numbers_of_a_change_may_be_closed_in_the_midst_of_it() {
         ctl(set, libc::EPOLL_CTL_MOD, fd);
         // What was closed goes with the end of the change.
         assert_eq!(is_gone.load(Ordering::SeqCst), !closes_the_set);
-        let is_open = |fd| upoll_fds::is_user_level(fd);
-        assert_eq!(
-            (is_open(fd), is_open(set)),
-            (closes_the_set, !closes_the_set)
-        );
-        upoll_fds::close(if closes_the_set { fd } else { set }).unwrap();
+        // The closed number may be one of another test's by now.
+        let other = if closes_the_set { fd } else { set };
+        assert!(upoll_fds::is_user_level(other));
+        upoll_fds::close(other).unwrap();
         assert!(is_gone.load(Ordering::SeqCst));
     }
 }

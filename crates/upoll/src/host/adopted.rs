@@ -69,6 +69,14 @@ impl Epoll {
     pub fn len_in_core(&self) -> usize {
         self.set().inner.lock().len()
     }
+
+    /// How many interests the set holds, or more: those in descriptors of the kernel that were closed are
+    /// counted on. Unlike [`len`](Self::len) it reads no file.
+    #[must_use]
+    pub fn len_at_most(&self) -> usize {
+        let side = self.set().companion();
+        self.len_in_core() + side.map_or(0, |side| side.members.load(Ordering::Relaxed))
+    }
 }
 
 impl KernelSide {
