@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use smallvec::SmallVec;
 use upoll::{CtlCommand, Errno, Events, Op, Target};
 
-use crate::epoll::{ctl, is_added_as_it_is, operation};
+use crate::epoll_ctl::{ctl, is_added_as_it_is, operation};
 use crate::interest::Interest;
 use crate::object::Object;
 use crate::{memory, table};

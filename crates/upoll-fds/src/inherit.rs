@@ -25,7 +25,7 @@ use crate::kernel::{self, call, number};
 use crate::object::Object;
 use crate::set::NumberedSet;
 use crate::signals::HeldBack;
-use crate::{epoll, table};
+use crate::{epoll_ctl, table};
 
 /// The sets that a child is to have.
 pub(crate) struct Inheritance(Vec<Bequest>);
@@ -113,7 +113,7 @@ impl Inheritance {
             };
             for &(fd, interest) in &bequest.interests {
                 // It was closed just before the fork, or there is no memory for it.
-                let _ = epoll::ctl(epfd, Op::Add as i32, fd, interest.into());
+                let _ = epoll_ctl::ctl(epfd, Op::Add as i32, fd, interest.into());
             }
         }
     }

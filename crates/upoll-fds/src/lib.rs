@@ -42,6 +42,7 @@ mod change;
 mod ctl_batch;
 mod demote;
 mod epoll;
+mod epoll_ctl;
 mod eventfd;
 mod fork;
 mod in_use;
@@ -69,9 +70,10 @@ mod wall_clock;
 pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all};
 pub use crate::epoll::{
-    EpollWaitParams, epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait1,
-    epoll_pwait2, epoll_wait, serve_here,
+    EpollWaitParams, epoll_create, epoll_create1, epoll_pwait, epoll_pwait1, epoll_pwait2,
+    epoll_wait, serve_here,
 };
+pub use crate::epoll_ctl::epoll_ctl;
 pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
 };

@@ -1,0 +1,216 @@
+//! `epoll_ctl(2)` by number.
+
+use std::mem::offset_of;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
+
+use upoll::{Errno, Event, Events, Op, Target};
+
+use crate::demote::{demote, demote_unwatched};
+use crate::interest::Interest;
+use crate::kernel::call;
+use crate::object::Object;
+use crate::set::NumberedSet;
+use crate::{memory, table};
+
+/// `epoll_ctl(2)`.
+///
+/// # Errors
+/// In this order, as in Linux 6.18:
+/// - `EFAULT`: `event` cannot be read; not looked at by `EPOLL_CTL_DEL`.
+/// - `EBADF`: `epfd`, then `fd`, is not open.
+/// - `EPERM`: `fd` cannot be polled. Also: it is user-level, and `epfd` a set of the kernel's.
+/// - `EINVAL`: `epfd` is no set, or `fd` is the same one.
+/// - Those of [`Epoll::ctl`], and `EINVAL` for an unknown `op`.
+///
+/// # Safety
+/// What `event` leads to is not being written.
+pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) -> Result<(), Errno> {
+    let interest = if op == Op::Del as i32 {
+        Interest::default()
+    } else {
+        memory::check_read(event)?;
+        let data = event.wrapping_byte_add(offset_of!(libc::epoll_event, u64));
+        // Two words, not a copy of both in one, which would be read in other pieces than it was written
+        // in, and need not be aligned.
+        // SAFETY: it can be read, by the caller's contract as well, and has epoll_event's layout.
+        unsafe {
+            Interest {
+                events: Events::from_bits_retain(event.cast::<u32>().read_unaligned()),
+                data: data.cast::<u64>().read_unaligned(),
+            }
+        }
+    };
+    ctl(epfd, op, fd, interest)
+}
+
+/// The operation that has a number.
+pub(crate) fn operation(op: i32) -> Option<Op> {
+    match op {
+        1 => Some(Op::Add),
+        2 => Some(Op::Del),
+        3 => Some(Op::Mod),
+        _ => None,
+    }
+}
+
+/// `epoll_ctl` with the event in hand.
+#[inline(always)]
+pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
+    let done = loop {
+        let Some(in_use) = table::InUse::begin(epfd) else {
+            return ctl_in_the_kernels(epfd, op, fd, interest);
+        };
+        let set = in_use.object();
+        let Ok(object) = in_use.add(fd) else {
+            drop(in_use);
+            table::outlast_change(fd);
+            continue;
+        };
+        break match (set, object, operation(op)) {
+            (Object::Epoll(set), Some(object), Some(op))
+                if !set.is_passive() && (op != Op::Add || is_added_as_it_is(object)) =>
+            {
+                ctl_object(set, op, object, fd, interest)
+            }
+            _ => ctl_otherwise(set, object, epfd, op, fd, interest),
+        };
+    };
+    match done {
+        Ok(()) => Ok(()),
+        Err(errno) => ctl_without_descriptors(errno, epfd, op, fd, interest),
+    }
+}
+
+/// What is not a change of an object of ours in a set that is served here.
+#[inline(never)]
+fn ctl_otherwise(
+    set: &Object,
+    object: Option<&Object>,
+    epfd: RawFd,
+    op: i32,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
+    match (set, object, operation(op)) {
+        (Object::Epoll(set), Some(object), Some(Op::Add)) => {
+            add_object(set, epfd, object, fd, interest)
+        }
+        // The kernel set has none of ours in it, and has the same to say.
+        (Object::Epoll(set), Some(object), Some(op)) => set
+            .ctl_passive(Some(op), by_the_kernel)
+            .unwrap_or_else(|| ctl_object(set, op, object, fd, interest)),
+        // Not a set, or not an operation.
+        (_, Some(_), _) => Err(Errno::INVAL),
+        (Object::Epoll(set), None, Some(op)) => set
+            .ctl_passive(Some(op), by_the_kernel)
+            .unwrap_or_else(|| ctl_kernel(set, epfd, op, fd, interest)),
+        // The kernel object behind has the same to say.
+        (_, None, _) => by_the_kernel(),
+    }
+}
+
+/// The end of a change that failed. If it was for want of descriptors, which the set needs to have
+/// members of ours beside the kernel's, it does without this one.
+#[cold]
+#[inline(never)]
+fn ctl_without_descriptors(
+    errno: Errno,
+    epfd: RawFd,
+    op: i32,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    let lacks_descriptors = matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
+    if lacks_descriptors && demote_unwatched(fd).is_ok() {
+        return ctl(epfd, op, fd, interest);
+    }
+    Err(errno)
+}
+
+/// A change of a set that is the kernel's.
+#[inline(never)]
+fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
+    if op == Op::Add as i32 && table::is_user_level(fd) {
+        // A set of the kernel's would watch what stands behind the object, which never becomes
+        // ready. What it says of a number that is no set, or of one watched already, it says first.
+        match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
+            Ok(()) | Err(Errno::NOENT) => demote(fd).map_err(|_| Errno::PERM)?,
+            Err(errno) => return Err(errno),
+        }
+    }
+    pass_on_ctl(epfd, op, fd, interest)
+}
+
+fn ctl_object(
+    set: &NumberedSet,
+    op: Op,
+    object: &Object,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    let target = Target::File(object.as_file_ref(fd));
+    set.as_epoll().ctl(op, target, interest.event())
+}
+
+/// Whether adding an object needs nothing of the set but that it is served here.
+#[inline]
+pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
+    match object {
+        Object::EventFd(counter) => !counter.is_shared(),
+        Object::Epoll(_) => false,
+        _ => true,
+    }
+}
+
+/// An object of ours in a set of ours, which has to be served here for that.
+#[inline(never)]
+fn add_object(
+    set: &NumberedSet,
+    epfd: RawFd,
+    object: &Object,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    set.activate(epfd)?;
+    if matches!(object, Object::EventFd(counter) if counter.is_shared()) {
+        // It stirs in the kernel.
+        set.adopt(epfd)?;
+    }
+    if let Object::Epoll(below) = object {
+        if ptr::eq(&raw const **below, set) {
+            return Err(Errno::INVAL);
+        }
+        // Either learns of the other by its kernel side.
+        set.adopt(epfd)?;
+        below.activate(fd)?;
+        below.adopt(fd)?;
+    }
+    ctl_object(set, Op::Add, object, fd, interest)
+}
+
+/// A change of a kernel's descriptor in a set of ours.
+#[inline(never)]
+fn ctl_kernel(
+    set: &NumberedSet,
+    epfd: RawFd,
+    op: Op,
+    fd: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    set.adopt(epfd)?;
+    // SAFETY: a number that is not open gives an error of the kernel's; it is not closed here.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    set.as_epoll().ctl(op, Target::Kernel(fd), interest.event())
+}
+
+#[inline(never)]
+fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
+    let event = interest.event();
+    // SAFETY: `event` is live, and has the layout of an epoll_event.
+    unsafe { call!(epoll_ctl, epfd, op, fd, &raw const event) }.map(drop)
+}
