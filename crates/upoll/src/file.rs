@@ -510,6 +510,19 @@ impl<'a> FileRef<'a> {
         FileRef::new(description.0)
     }
 
+    /// What it consists of, to be handed on in registers.
+    #[inline]
+    pub(crate) fn into_parts(self) -> (NonNull<Description>, i32) {
+        (self.description, self.number)
+    }
+
+    /// # Safety
+    /// The parts are those of a `FileRef` whose borrow lasts for `'a`.
+    #[inline]
+    pub(crate) unsafe fn from_parts(description: NonNull<Description>, number: i32) -> Self {
+        FileRef::new(description).numbered(number)
+    }
+
     /// The same open file under another number.
     #[must_use]
     pub const fn numbered(mut self, number: i32) -> Self {

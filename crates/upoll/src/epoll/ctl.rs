@@ -76,7 +76,7 @@ impl Epoll {
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
         let key = (file.identity(), file.number());
         match op {
-            Op::Add => self.add_file(file, event),
+            Op::Add => self.add_file(file.into_parts().0, key.1, event.events(), event.data()),
             Op::Mod => self.modify_file(key, event.events(), event.data()),
             Op::Del => self.delete_file(key),
         }
@@ -116,8 +116,18 @@ impl Epoll {
         }
     }
 
+    /// ADD; what it takes is handed on in registers, as for [`modify_file`](Self::modify_file).
     #[inline(never)]
-    fn add_file(&self, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+    fn add_file(
+        &self,
+        description: NonNull<Description>,
+        number: i32,
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        // SAFETY: from a `FileRef` that the caller has.
+        let file = unsafe { FileRef::from_parts(description, number) };
+        let event = Event::new(events, data);
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
