@@ -21,7 +21,7 @@ use crate::{memory, table};
 /// - `EBADF`: `epfd`, then `fd`, is not open.
 /// - `EPERM`: `fd` cannot be polled. Also: it is user-level, and `epfd` a set of the kernel's.
 /// - `EINVAL`: `epfd` is no set, or `fd` is the same one.
-/// - Those of [`Epoll::ctl`], and `EINVAL` for an unknown `op`.
+/// - Those of [`Epoll::ctl`](upoll::Epoll::ctl), and `EINVAL` for an unknown `op`.
 ///
 /// # Safety
 /// What `event` leads to is not being written.
