@@ -59,7 +59,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Takes the oldest ready item and says what to report of it, with its data; empty if nothing.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, item: NonNull<Item>) -> (Events, u64) {
         // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
         unsafe {
@@ -133,7 +133,7 @@ impl<'a> Scan<'a> {
     ///
     /// # Safety
     /// The item is on the ready list.
-    #[inline]
+    #[inline(always)]
     unsafe fn look(&mut self, item: NonNull<Item>, consumes: bool) -> Events {
         // SAFETY: items on the ready list are registered, and the set's lock is held.
         unsafe {
@@ -151,7 +151,7 @@ impl<'a> Scan<'a> {
     ///
     /// # Safety
     /// The item is registered, and on the ready list unless a report uses it up.
-    #[inline]
+    #[inline(always)]
     unsafe fn reported(&mut self, item: NonNull<Item>, interest: Events, consumes: bool) {
         // SAFETY: the caller's contract, with the set's lock held.
         unsafe {
