@@ -2,6 +2,7 @@
 //! the behaviour, the host kernel shows it in the same test.
 #![cfg(not(loom))]
 
+mod one_processor;
 mod threads;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,6 +16,7 @@ use upoll::{
     Pollable, Timeout, WaitQueue,
 };
 
+use one_processor::run_on_one_processor;
 use threads::{asleep, until_asleep};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -347,33 +349,8 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
 
 #[test]
 fn workers_behind_the_thread_that_wakes_them_get_to_run() {
-    // On one processor, and so that a wake by itself takes it from nobody: only a thread that gives it
-    // up lets others run before its share of milliseconds is over.
-    fn run_behind_others() {
-        // SAFETY: plain structures, for which zero is a value, that the calls only read.
-        unsafe {
-            let mut cpus: libc::cpu_set_t = std::mem::zeroed();
-            assert_eq!(
-                libc::sched_getaffinity(0, size_of_val(&cpus), &raw mut cpus),
-                0
-            );
-            let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &cpus));
-            libc::CPU_ZERO(&mut cpus);
-            libc::CPU_SET(first.unwrap(), &mut cpus);
-            assert_eq!(
-                libc::sched_setaffinity(0, size_of_val(&cpus), &raw const cpus),
-                0
-            );
-            let parameters: libc::sched_param = std::mem::zeroed();
-            assert_eq!(
-                libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters),
-                0
-            );
-        }
-    }
-
     let writer = thread::spawn(|| {
-        run_behind_others();
+        run_on_one_processor();
         let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, interest(Events::IN)).unwrap();

@@ -2,6 +2,7 @@
 //! has no rotating sets.
 #![cfg(not(loom))]
 
+mod one_processor;
 mod threads;
 
 use std::cell::Cell;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Readiness};
 
+use one_processor::run_on_one_processor;
 use threads::{asleep, until_asleep};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -40,31 +42,6 @@ extern "C" fn sched_yield() -> libc::c_int {
     // SAFETY: no arguments, no memory.
     unsafe { libc::syscall(libc::SYS_sched_yield) };
     0
-}
-
-/// Has this thread, and those that it begins, run on one processor, and so that a wake by itself takes
-/// it from nobody.
-fn run_on_one_processor() {
-    // SAFETY: plain structures, for which zero is a value, that the calls only read or fill.
-    unsafe {
-        let mut cpus: libc::cpu_set_t = std::mem::zeroed();
-        assert_eq!(
-            libc::sched_getaffinity(0, size_of_val(&cpus), &raw mut cpus),
-            0
-        );
-        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &cpus));
-        libc::CPU_ZERO(&mut cpus);
-        libc::CPU_SET(first.unwrap(), &mut cpus);
-        assert_eq!(
-            libc::sched_setaffinity(0, size_of_val(&cpus), &raw const cpus),
-            0
-        );
-        let parameters: libc::sched_param = std::mem::zeroed();
-        assert_eq!(
-            libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters),
-            0
-        );
-    }
 }
 
 struct Task(AtomicBool);

@@ -1,0 +1,27 @@
+//! Threads that share a processor.
+
+/// Has this thread, and those that it begins, run on one processor, and so that a wake by itself takes
+/// it from nobody: only a thread that gives it up lets others run before its share of milliseconds is
+/// over.
+pub fn run_on_one_processor() {
+    // SAFETY: plain structures, for which zero is a value, that the calls only read or fill.
+    unsafe {
+        let mut cpus: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(
+            libc::sched_getaffinity(0, size_of_val(&cpus), &raw mut cpus),
+            0
+        );
+        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &cpus));
+        libc::CPU_ZERO(&mut cpus);
+        libc::CPU_SET(first.unwrap(), &mut cpus);
+        assert_eq!(
+            libc::sched_setaffinity(0, size_of_val(&cpus), &raw const cpus),
+            0
+        );
+        let parameters: libc::sched_param = std::mem::zeroed();
+        assert_eq!(
+            libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters),
+            0
+        );
+    }
+}
