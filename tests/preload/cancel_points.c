@@ -56,12 +56,14 @@ static void *blocks(void *argument)
 static void is_cancelled(enum how how, int wait)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-	char path[] = "/tmp/upoll-lock-XXXXXX";
+	char path[32];
 	pthread_t thread;
 	struct timespec limit;
 	void *result;
-	int holder = mkstemp(path);
-	CHECK(holder >= 0 && (locked = open(path, O_RDWR)) >= 0 && unlink(path) == 0);
+	/* A file without a name, and another open file of it. */
+	int holder = memfd_create("lock", 0);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", holder);
+	CHECK(holder >= 0 && (locked = open(path, O_RDWR)) >= 0);
 	CHECK(fcntl(holder, F_OFD_SETLK, &lock) == 0);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	CHECK(pipe(empty) == 0 && pipe(full) == 0);

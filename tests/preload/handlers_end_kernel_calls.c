@@ -202,7 +202,7 @@ int main(void)
 		CALL(has_a_shell_run),
 	};
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-	char path[] = "/tmp/upoll-XXXXXX";
+	char path[32];
 	size_t at;
 	alarm(60);
 	CHECK(signal(SIGUSR1, ends) != SIG_ERR);
@@ -219,8 +219,11 @@ int main(void)
 	while (send(sockets[0], bytes, 1, 0) > 0)
 		;
 	CHECK(fcntl(full[1], F_SETFL, 0) == 0 && fcntl(sockets[0], F_SETFL, 0) == 0);
-	one = mkstemp(path), other = open(path, O_RDWR);
-	CHECK(one >= 0 && other >= 0 && unlink(path) == 0 && ftruncate(one, 100) == 0);
+	/* A file without a name, and another open file of it. */
+	one = memfd_create("lock", 0);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", one);
+	other = open(path, O_RDWR);
+	CHECK(one >= 0 && other >= 0 && ftruncate(one, 100) == 0);
 	CHECK(fcntl(one, F_OFD_SETLK, &lock) == 0);
 	for (at = 0; at < sizeof CALLS / sizeof *CALLS; at++) {
 		pthread_t thread;
