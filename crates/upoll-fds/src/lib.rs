@@ -87,4 +87,6 @@ pub use crate::select::{UserSets, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
 pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
-pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};
+pub use crate::table::{
+    has_any, is_served_here, is_socket, is_user_level, leave_all_to_the_kernel, user_level_numbers,
+};

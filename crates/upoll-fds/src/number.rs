@@ -173,6 +173,9 @@ fn leave_to_the_kernel(fd: RawFd) {
 /// Has the object take over the status flags of the kernel object behind it, which the caller has
 /// just changed.
 fn follow_flags(fd: RawFd) -> Result<(), Errno> {
+    if !table::is_user_level(fd) {
+        return Ok(());
+    }
     let _section = Section::begin();
     let Some(object) = table::get(fd) else {
         return Ok(());

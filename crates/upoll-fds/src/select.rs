@@ -98,6 +98,10 @@ unsafe fn select_masked(
     {
         return Ok(ready);
     }
+    if !table::has_any() {
+        // SAFETY: as above.
+        return unsafe { pass_on(n, sets, limit, mask) };
+    }
     let _section = Section::begin();
     // The kernel lowers `n` to the size of its table, and does not look at a set beyond it. Up to
     // here every `fd_set` has memory.

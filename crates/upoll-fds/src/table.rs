@@ -5,11 +5,12 @@
 //! references that `dup` makes; the entry here holds the object that calls go to.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use upoll::Errno;
 
 use crate::change;
+use crate::demote;
 use crate::fork;
 use crate::in_use::{self, Changing};
 use crate::kernel::{self, call};
@@ -141,13 +142,27 @@ pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
 
-/// Some number stands for one of ours, or did.
+/// Some number stands for one of ours, or did, unless [all was left to the
+/// kernel](leave_all_to_the_kernel) since.
 static HAS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether there has ever been a user-level number.
+/// Whether there has ever been a user-level number, or since all was left to the kernel.
 #[inline]
 pub fn has_any() -> bool {
     HAS_ANY.load(Ordering::Relaxed)
+}
+
+/// Hands over whatever can be, for good: nothing that is made from now on is to be served here. If that
+/// was all, calls need no look at what belongs to their thread any more: another one may have the same
+/// (`CLONE_VM` without `CLONE_SETTLS`).
+pub fn leave_all_to_the_kernel() {
+    demote::demote_all();
+    HAS_ANY.store(false, Ordering::Relaxed);
+    // Either this sees what another thread has just installed, or that thread says so after this.
+    fence(Ordering::SeqCst);
+    if user_level_numbers().next().is_some() {
+        HAS_ANY.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Has the number, which the kernel has just given out, stand for `object`.
@@ -160,6 +175,9 @@ pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     HAS_ANY.store(true, Ordering::Relaxed);
     let copy = object.clone();
     let fd = fill(fd, object)?;
+    // Once more, for [`leave_all_to_the_kernel`] in another thread.
+    fence(Ordering::SeqCst);
+    HAS_ANY.store(true, Ordering::Relaxed);
     if copy.is_retired() {
         // The other end of a pipe has been handed over meanwhile, and this one with it.
         leave_if_retired(fd);

@@ -51,12 +51,17 @@ pub(crate) fn before_clone(flags: usize) {
     let shares = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
     match (shares, has(libc::CLONE_VFORK)) {
         // It has all of this thread's, which waits.
-        ((true, true), true) | ((false, false), _) => {}
-        ((true, false), true) => serve_nothing_new_meanwhile(),
+        ((true, true), true) | ((false, false), _) => upoll_fds::demote_all(),
+        ((true, false), true) => {
+            serve_nothing_new_meanwhile();
+            upoll_fds::demote_all();
+        }
         // What it leaves open is its parent's, too.
-        _ => serve_nothing_new(),
+        _ => {
+            serve_nothing_new();
+            upoll_fds::leave_all_to_the_kernel();
+        }
     }
-    upoll_fds::demote_all();
 }
 
 #[doc = "`_exit(2)`: statistics come first."]
