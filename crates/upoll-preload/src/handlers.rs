@@ -19,7 +19,7 @@ use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::next::next;
 use crate::raw;
 
-/// The program's handler of each signal, with these two bits that no address has. What the kernel has for
+/// The program's handler of each signal, with these three bits that no address has. What the kernel has for
 /// the signal says whether it is in force.
 static HANDLERS: [AtomicUsize; SIGNALS + 1] = [const { AtomicUsize::new(0) }; SIGNALS + 1];
 const SIGNALS: usize = 64;
@@ -27,6 +27,38 @@ const SIGNALS: usize = 64;
 const TAKES_INFO: usize = 1 << 62;
 /// `SA_RESETHAND`, which is not for the kernel: a handler that was put off is called for another signal.
 const IS_CALLED_ONCE: usize = 1 << 63;
+/// That has been.
+const WAS_CALLED: usize = 1 << 61;
+const BITS: usize = TAKES_INFO | IS_CALLED_ONCE | WAS_CALLED;
+
+/// The process whose handlers these are; 0 while no other one has this memory.
+static OWNER: AtomicUsize = AtomicUsize::new(0);
+
+/// Before a child that is to have this memory, but actions of its own (`CLONE_VM` without
+/// `CLONE_SIGHAND`). What it sets the kernel has alone: nothing is served there that a handler might meet.
+pub(crate) fn before_actions_part() {
+    if let Ok(process) = raw::kernel!(SYS_getpid) {
+        // A child's own child finds them as it does.
+        let _ = OWNER.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn prepare() {
+    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it handlers that
+    // the child of a fork sets are not put off, if its parent has had such a child.
+    unsafe { libc::pthread_atfork(None, None, Some(own_again)) };
+}
+
+/// The child of a fork has a memory of its own.
+extern "C" fn own_again() {
+    OWNER.store(0, Ordering::Relaxed);
+}
+
+/// Whether this is such a child.
+fn is_others() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner != 0 && raw::kernel!(SYS_getpid) != Ok(owner)
+}
 
 const CALLED_BY_THE_KERNEL: [c_int; 7] = [
     libc::SIGSEGV,
@@ -51,13 +83,19 @@ unsafe extern "C-unwind" fn call_handler(
     let handler = &HANDLERS[signal.unsigned_abs() as usize % (SIGNALS + 1)];
     let mut word = handler.load(Ordering::Acquire);
     if word & IS_CALLED_ONCE != 0 {
-        let taken = handler.compare_exchange(word, SIG_DFL, Ordering::AcqRel, Ordering::Acquire);
-        match taken {
-            Ok(_) => reset(signal, word),
-            Err(now) => word = now,
+        if is_others() {
+            word &= !WAS_CALLED;
+            reset(signal, word);
+        } else if word & WAS_CALLED == 0 {
+            let called = word | WAS_CALLED;
+            let taken = handler.compare_exchange(word, called, Ordering::AcqRel, Ordering::Acquire);
+            match taken {
+                Ok(_) => reset(signal, word),
+                Err(now) => word = now,
+            }
         }
     }
-    if word == SIG_DFL {
+    if word & WAS_CALLED != 0 || word == SIG_DFL {
         // Another thread was quicker. What the kernel does by default it does after this.
         let (process, thread) = (raw::kernel!(SYS_getpid), raw::kernel!(SYS_gettid));
         if let (Ok(process), Ok(thread)) = (process, thread) {
@@ -68,7 +106,7 @@ unsafe extern "C-unwind" fn call_handler(
     type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
     // SAFETY: the program says that this is its handler; one that takes a number only does not look for
     // the rest.
-    let handler = unsafe { transmute::<usize, Handler>(word & !(TAKES_INFO | IS_CALLED_ONCE)) };
+    let handler = unsafe { transmute::<usize, Handler>(word & !BITS) };
     // SAFETY: as above.
     unsafe { handler(signal, info, context) }
 }
@@ -122,7 +160,7 @@ fn exchange<E>(
         return change(wanted);
     };
     let is_one = |&(handler, _): &Called| handler != SIG_DFL && handler != SIG_IGN;
-    let Some((handler, flags)) = wanted.filter(is_one) else {
+    let Some((handler, flags)) = wanted.filter(is_one).filter(|_| !is_others()) else {
         let (before, flags) = change(wanted)?;
         return Ok(as_seen(before, flags, place.load(Ordering::Acquire)));
     };
@@ -147,7 +185,7 @@ fn exchange<E>(
 
 fn as_seen(handler: sighandler_t, flags: usize, word: usize) -> Called {
     match handler == own() {
-        true => (word & !(TAKES_INFO | IS_CALLED_ONCE), seen(flags, word)),
+        true => (word & !BITS, seen(flags, word)),
         false => (handler, flags),
     }
 }

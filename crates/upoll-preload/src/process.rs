@@ -10,7 +10,7 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use crate::errno::give;
 use crate::next::next;
 use crate::settings::{serve_nothing_new, serve_nothing_new_meanwhile};
-use crate::{raw, stats};
+use crate::{handlers, raw, stats};
 
 type Strings = *const *mut c_char;
 
@@ -49,6 +49,9 @@ pub(crate) fn fork() -> pid_t {
 pub(crate) fn before_clone(flags: usize) {
     let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
     let shares = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
+    if has(libc::CLONE_VM) && !has(libc::CLONE_SIGHAND) {
+        handlers::before_actions_part();
+    }
     match (shares, has(libc::CLONE_VFORK)) {
         // It has all of this thread's, which waits.
         ((true, true), true) | ((false, false), _) => upoll_fds::demote_all(),

@@ -57,6 +57,7 @@ pub(crate) fn is_on() -> bool {
 extern "C" fn at_start() {
     settings::read();
     crate::cancel::prepare();
+    crate::handlers::prepare();
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
