@@ -151,9 +151,13 @@ fn fill_page(page: &PageView<'_>, [reader, writer]: [RawFd; 2], flags: i32) -> R
     Ok(())
 }
 
+/// What is read for nothing goes there, piece by piece: threads that fork may have small stacks.
+const NOTHING: usize = 512;
+
 /// Reads so many bytes, which are there.
+#[inline(never)]
 fn discard(fd: RawFd, count: usize) {
-    let mut nothing = [0_u8; 4096];
+    let mut nothing = [0_u8; NOTHING];
     let mut left = count;
     while left > 0 {
         let most = left.min(nothing.len());
@@ -245,8 +249,9 @@ fn send(contents: &SocketContents, from: RawFd, to: RawFd) -> Result<(), Errno> 
 }
 
 /// Reads whatever there is.
+#[inline(never)]
 fn drain(fd: RawFd) {
-    let mut nothing = [0_u8; 4096];
+    let mut nothing = [0_u8; NOTHING];
     let (place, most) = (nothing.as_mut_ptr(), nothing.len());
     // SAFETY: the buffer has that much room.
     while unsafe { call!(recvfrom, fd, place, most, libc::MSG_DONTWAIT, 0, 0) }
