@@ -11,6 +11,7 @@
 //! No other thread is in the midst of changing a number meanwhile ([`change`]).
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -101,7 +102,16 @@ impl Will {
 std::thread_local! {
     /// Of the innermost fork that this thread is in the midst of. A handler that forks leaves it as it
     /// has found it, so what is taken out may be put back later.
-    static WILL: Cell<Option<Will>> = const { Cell::new(None) };
+    /// It is not dropped at the thread's end: that would take memory when it is first used.
+    static WILL: Cell<Option<ManuallyDrop<Will>>> = const { Cell::new(None) };
+}
+
+fn take_will() -> Option<Will> {
+    WILL.take().map(ManuallyDrop::into_inner)
+}
+
+fn keep(will: Option<Will>) {
+    WILL.set(will.map(ManuallyDrop::new));
 }
 
 fn outer(will: Will) -> Option<Will> {
@@ -111,26 +121,60 @@ fn outer(will: Will) -> Option<Will> {
 extern "C" fn before() {
     // If the thread that sees to it has not come to say so, the child would see to it once more.
     WATCH.store(WATCHES, Ordering::Release);
-    change::begin_fork();
-    demote::demote_all();
-    demote::share_all();
-    // A thread that is about to end has no place for it any more.
-    let _ = WILL.try_with(|kept| kept.set(Some(Will::make(kept.take()))));
+    begin_unseen_fork();
 }
 
 extern "C" fn after() {
+    end_unseen_fork();
+}
+
+/// To be called before a fork that the C library calls no handlers for (`_Fork`, `clone`), and then in the
+/// parent [`end_unseen_fork`], in the child [`end_unseen_fork_in_the_child`] or
+/// [`end_unseen_fork_with_numbers`].
+#[doc(hidden)]
+pub fn begin_unseen_fork() {
+    change::begin_fork();
+    demote::demote_all();
+    demote::share_all();
+    keep(Some(Will::make(take_will())));
+}
+
+#[doc(hidden)]
+pub fn end_unseen_fork() {
     change::end_fork();
-    let _ = WILL.try_with(|kept| kept.set(kept.take().and_then(outer)));
+    keep(take_will().and_then(outer));
+}
+
+#[doc(hidden)]
+pub fn end_unseen_fork_in_the_child() {
+    upoll::begin_in_child();
+    in_the_child();
+}
+
+/// The same in a child that shares its numbers with its parent (`CLONE_FILES`): what could not be handed
+/// over stays open there.
+#[doc(hidden)]
+pub fn end_unseen_fork_with_numbers() {
+    upoll::begin_in_child();
+    forget_other_threads();
+    keep(None);
+    for fd in table::numbers(0, u32::MAX) {
+        table::set_alone(fd, None);
+    }
+}
+
+fn forget_other_threads() {
+    change::end_fork_in_the_child();
+    in_use::forget_other_threads();
+    demote::forget_other_threads();
 }
 
 /// Nothing here takes a lock that another thread of the parent may have had. Memory is allocated where
 /// there are sets to make: the C library's `fork` keeps its own in order.
 extern "C" fn in_the_child() {
-    change::end_fork_in_the_child();
-    in_use::forget_other_threads();
-    demote::forget_other_threads();
+    forget_other_threads();
     let mut taken = inherit::reopen_shared();
-    let will = WILL.try_with(Cell::take).ok().flatten();
+    let will = take_will();
     let (inheritance, outer) = will.map(|will| (will.inheritance, will.outer)).unzip();
     if let Some(inheritance) = &inheritance {
         taken.extend(inheritance.take_numbers());
@@ -140,12 +184,16 @@ extern "C" fn in_the_child() {
         inheritance.take_interests();
     }
     if let Some(outer) = outer.flatten() {
-        let _ = WILL.try_with(|kept| kept.set(Some(outer.remake())));
+        keep(Some(outer.remake()));
     }
 }
 
 /// Has calls on these numbers give `EBADF`.
 fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
+    let mut numbers = numbers.peekable();
+    if numbers.peek().is_none() {
+        return;
+    }
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
     let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });

@@ -77,6 +77,10 @@ pub use crate::epoll_ctl::epoll_ctl;
 pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
 };
+#[doc(hidden)]
+pub use crate::fork::{
+    begin_unseen_fork, end_unseen_fork, end_unseen_fork_in_the_child, end_unseen_fork_with_numbers,
+};
 pub use crate::io::{read, readv, write, writev};
 pub use crate::memory::{read as read_memory, write as write_memory};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};

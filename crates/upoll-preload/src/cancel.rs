@@ -112,7 +112,7 @@ fn thread_id() -> pid_t {
 }
 
 /// In a child of `fork` there is one thread, of another number.
-extern "C" fn forget_other_threads() {
+pub(crate) extern "C" fn forget_other_threads() {
     let mine = MINE.get();
     for record in &RECORDS {
         let is_mine = mine.is_some_and(|mine| std::ptr::eq(mine, record));

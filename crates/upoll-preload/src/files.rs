@@ -36,7 +36,7 @@ fn before_numbers_part() {
 }
 
 /// Whether the process has no other thread; not so if that cannot be told.
-fn is_only_thread() -> bool {
+pub(crate) fn is_only_thread() -> bool {
     // SAFETY: all zeros is one.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     let (folder, path) = (libc::AT_FDCWD, c"/proc/self/task".as_ptr());

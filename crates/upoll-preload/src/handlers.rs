@@ -50,7 +50,7 @@ pub(crate) fn prepare() {
 }
 
 /// The child of a fork has a memory of its own.
-extern "C" fn own_again() {
+pub(crate) extern "C" fn own_again() {
     OWNER.store(0, Ordering::Relaxed);
 }
 

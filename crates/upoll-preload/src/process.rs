@@ -6,11 +6,12 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
+use upoll::Errno;
 
 use crate::errno::give;
-use crate::next::next;
-use crate::settings::{serve_nothing_new, serve_nothing_new_meanwhile};
-use crate::{handlers, raw, stats};
+use crate::next::{Next, next};
+use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
+use crate::{cancel, files, handlers, raw, stats};
 
 type Strings = *const *mut c_char;
 
@@ -31,10 +32,46 @@ pub unsafe extern "C-unwind" fn vfork() -> pid_t {
     fork()
 }
 
-/// `_Fork(3)`, as a `fork(2)`: what has to be done before and after is done by handlers.
+static FORK: Next = Next::new(c"_Fork");
+
+/// Has no handler look for it.
+pub(crate) fn prepare() {
+    FORK.find();
+}
+
+/// `_Fork(3)`: the program's handlers of forks are not called, and it may be in one of a signal. The child
+/// calls what POSIX lets handlers call, so nothing that is made there is served there: that takes memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
-    fork()
+    type Function = unsafe extern "C-unwind" fn() -> pid_t;
+    let address = FORK.find();
+    if address.is_null() {
+        return fork();
+    }
+    // SAFETY: it is the C library's function of that name, which has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    upoll_fds::begin_unseen_fork();
+    // SAFETY: the caller is a program that asks for a child.
+    let child = unsafe { function() };
+    match child {
+        0 => begin_in_the_child(false, false),
+        _ => upoll_fds::end_unseen_fork(),
+    }
+    child
+}
+
+/// What a child is to do that has a memory of its own, and whose handlers of forks are not called.
+fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
+    match shares_numbers {
+        true => upoll_fds::end_unseen_fork_with_numbers(),
+        false => upoll_fds::end_unseen_fork_in_the_child(),
+    }
+    if !serves_new {
+        serve_nothing_new();
+    }
+    cancel::forget_other_threads();
+    handlers::own_again();
+    stats::begin_anew();
 }
 
 pub(crate) fn fork() -> pid_t {
@@ -42,29 +79,156 @@ pub(crate) fn fork() -> pid_t {
     unsafe { libc::fork() }
 }
 
-/// Whoever shares this memory must not find objects in it: not a child, which has a table of its own; nor
-/// a thread that the C library does not know of, by whose word a process of one thread goes without locked
-/// instructions. Nor are numbers that a child shares to lead to objects in a memory that it does not share.
-/// As long as both run, nothing that comes may be found either.
-pub(crate) fn before_clone(flags: usize) {
-    let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
-    let shares = (has(libc::CLONE_VM), has(libc::CLONE_FILES));
-    if has(libc::CLONE_VM) && !has(libc::CLONE_SIGHAND) {
-        handlers::before_actions_part();
-    }
-    match (shares, has(libc::CLONE_VFORK)) {
-        // It has all of this thread's, which waits.
-        ((true, true), true) | ((false, false), _) => upoll_fds::demote_all(),
-        ((true, false), true) => {
-            serve_nothing_new_meanwhile();
-            upoll_fds::demote_all();
+/// What is under way while a child is made by `clone(2)`.
+enum Cloning {
+    /// It gets a memory of its own.
+    Fork {
+        shares_numbers: bool,
+        serves_new: bool,
+    },
+    /// The thread waits for it.
+    Wait {
+        before: Option<u8>,
+    },
+    Thread,
+}
+
+impl Cloning {
+    /// Whoever shares this memory must not find objects in it: not a child, which has a table of its own;
+    /// nor a thread that the C library does not know of, by whose word a process of one thread goes without
+    /// locked instructions. Nor are numbers that a child shares to lead to objects in a memory that it does
+    /// not share. As long as both run, nothing that comes may be found either.
+    fn begin(flags: usize) -> Self {
+        let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
+        let [memory, numbers] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];
+        if !memory {
+            if numbers {
+                // What it leaves open is its parent's, too.
+                serve_nothing_new();
+            }
+            // Another thread may be in the midst of an allocation, which is never over in the child.
+            let serves_new = !numbers && files::is_only_thread();
+            upoll_fds::begin_unseen_fork();
+            return Cloning::Fork {
+                shares_numbers: numbers,
+                serves_new,
+            };
         }
-        // What it leaves open is its parent's, too.
-        _ => {
+        if !has(libc::CLONE_SIGHAND) {
+            handlers::before_actions_part();
+        }
+        if !has(libc::CLONE_VFORK) {
             serve_nothing_new();
             upoll_fds::leave_all_to_the_kernel();
+            return Cloning::Thread;
+        }
+        let before = match numbers {
+            // It has all of this thread's.
+            true => None,
+            false => serve_nothing_new_meanwhile(),
+        };
+        upoll_fds::demote_all();
+        Cloning::Wait { before }
+    }
+
+    /// In the parent.
+    fn end(self) {
+        match self {
+            Cloning::Fork { .. } => upoll_fds::end_unseen_fork(),
+            Cloning::Wait { before } => {
+                if let Some(before) = before {
+                    serve_again(before);
+                }
+            }
+            Cloning::Thread => {}
         }
     }
+
+    /// In the child.
+    fn begin_in_the_child(&self) {
+        if let Cloning::Fork {
+            shares_numbers,
+            serves_new,
+        } = *self
+        {
+            begin_in_the_child(shares_numbers, serves_new);
+        }
+    }
+}
+
+type Function = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
+
+/// A child that has a copy of this.
+struct Start {
+    cloning: Cloning,
+    function: Function,
+    argument: *mut c_void,
+}
+
+unsafe extern "C-unwind" fn start(start: *mut c_void) -> c_int {
+    // SAFETY: the parent's is live until it has the child, which has a copy of all its memory.
+    let start = unsafe { &*start.cast::<Start>() };
+    start.cloning.begin_in_the_child();
+    // SAFETY: the contract of the parent's caller.
+    unsafe { (start.function)(start.argument) }
+}
+
+/// `clone(2)`. It is variadic in C; what is not given has an arbitrary value, which without the flag for it
+/// nobody looks at.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn clone(
+    function: Option<Function>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent_place: *mut pid_t,
+    storage: *mut c_void,
+    child_place: *mut pid_t,
+) -> c_int {
+    let mut begun = Start {
+        cloning: Cloning::begin(flags.cast_unsigned() as usize),
+        // The C library refuses none.
+        function: function.unwrap_or(start),
+        argument,
+    };
+    let (function, argument) = match begun.cloning {
+        Cloning::Fork { .. } => (function.map(|_| start as Function), (&raw mut begun).cast()),
+        _ => (function, argument),
+    };
+    type Clone = unsafe extern "C-unwind" fn(
+        Option<Function>,
+        *mut c_void,
+        c_int,
+        *mut c_void,
+        *mut pid_t,
+        *mut c_void,
+        *mut pid_t,
+    ) -> c_int;
+    static CLONE: Next = Next::new(c"clone");
+    // SAFETY: it is the C library's function of that name, which has this type.
+    let clone = unsafe { std::mem::transmute::<*mut c_void, Clone>(CLONE.address()) };
+    let (parent, child) = (parent_place, child_place);
+    // SAFETY: the caller's contract; what is the child's own to begin with is live.
+    let child = unsafe { clone(function, stack, flags, argument, parent, storage, child) };
+    begun.cloning.end();
+    child
+}
+
+/// `clone(2)` as the system call is. A child with a stack of its own does not come back from here.
+///
+/// # Safety
+/// That of the call.
+pub(crate) unsafe fn raw_clone(
+    flags: usize,
+    call: impl FnOnce() -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let cloning = Cloning::begin(flags);
+    let child = call();
+    match child {
+        Ok(0) => cloning.begin_in_the_child(),
+        _ => cloning.end(),
+    }
+    child
 }
 
 #[doc = "`_exit(2)`: statistics come first."]

@@ -229,15 +229,11 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 e.uint(),
             )),
             libc::SYS_clone if is_fork(a) => c_long::from(process::fork()),
-            libc::SYS_clone => {
-                process::before_clone(a);
-                return None;
-            }
+            libc::SYS_clone => give_word(process::raw_clone(a, || call(number, arguments))),
             libc::SYS_clone3 => {
                 // They come first in its structure. One that cannot be read the kernel refuses.
-                let flags = upoll_fds::read_memory(a.ptr::<usize>());
-                process::before_clone(flags.unwrap_or(0));
-                return None;
+                let flags = upoll_fds::read_memory(a.ptr::<usize>()).unwrap_or(0);
+                give_word(process::raw_clone(flags, || call(number, arguments)))
             }
             libc::SYS_execve | libc::SYS_execveat => {
                 process::demote_inherited();

@@ -2,9 +2,7 @@
 //! `UPOLL_STATS`, where to say what was served.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-
-use crate::raw;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// A kind of objects that can be served here.
 #[derive(Clone, Copy)]
@@ -26,8 +24,8 @@ static KINDS: AtomicU8 = AtomicU8::new(0);
 const READ: u8 = 128;
 /// Nothing is to be served here any more.
 const NOTHING_NEW: u8 = 64;
-/// Until the thread that [waits for its child](serve_nothing_new_meanwhile) is back.
-const MEANWHILE: u8 = 32;
+/// Nothing, until [`serve_again`].
+const MEANWHILE: u8 = READ | NOTHING_NEW | 32;
 
 pub(crate) fn is_user_level(kind: Kind) -> bool {
     read() & kind as u8 != 0
@@ -35,10 +33,7 @@ pub(crate) fn is_user_level(kind: Kind) -> bool {
 
 /// Reads the kinds, if that is still to be done.
 pub(crate) fn read() -> u8 {
-    let known = KINDS.load(Ordering::Acquire);
-    if known & MEANWHILE != 0 {
-        return come_back(known);
-    }
+    let known = KINDS.load(Ordering::Relaxed);
     if known != 0 {
         return known;
     }
@@ -70,40 +65,23 @@ pub(crate) fn serve_nothing_new() {
     KINDS.store(READ | NOTHING_NEW, Ordering::Relaxed);
 }
 
-/// The kinds before, and the thread that waits.
-static KINDS_BEFORE: AtomicU8 = AtomicU8::new(0);
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-
-/// The same while this thread waits for a child that has its memory (`CLONE_VFORK`).
-pub(crate) fn serve_nothing_new_meanwhile() {
+/// The same until [`serve_again`] is told what this gives.
+pub(crate) fn serve_nothing_new_meanwhile() -> Option<u8> {
     let kinds = read();
-    if kinds & NOTHING_NEW != 0 {
+    let begun = kinds & NOTHING_NEW == 0
+        && KINDS
+            .compare_exchange(kinds, MEANWHILE, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok();
+    if !begun {
         // Two that wait at once are not told apart.
         serve_nothing_new();
-        return;
     }
-    KINDS_BEFORE.store(kinds, Ordering::Relaxed);
-    WAITING.store(this_thread(), Ordering::Relaxed);
-    let meanwhile = READ | NOTHING_NEW | MEANWHILE;
-    let begun = KINDS.compare_exchange(kinds, meanwhile, Ordering::Release, Ordering::Relaxed);
-    if begun.is_err() {
-        serve_nothing_new();
-    }
+    begun.then_some(kinds)
 }
 
-#[cold]
-fn come_back(known: u8) -> u8 {
-    if WAITING.load(Ordering::Relaxed) != this_thread() {
-        return known;
-    }
-    let before = KINDS_BEFORE.load(Ordering::Relaxed);
-    let back = KINDS.compare_exchange(known, before, Ordering::Relaxed, Ordering::Relaxed);
-    back.map_or_else(|now| now, |_| before)
-}
-
-/// The kernel's number of it, which a child that shares all else has not.
-fn this_thread() -> usize {
-    raw::kernel!(SYS_gettid).unwrap_or(0)
+/// Unless it is for good now.
+pub(crate) fn serve_again(kinds: u8) {
+    let _ = KINDS.compare_exchange(MEANWHILE, kinds, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Whether that is so, for sets too, of which the table knows otherwise.

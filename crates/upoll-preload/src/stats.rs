@@ -58,6 +58,7 @@ extern "C" fn at_start() {
     settings::read();
     crate::cancel::prepare();
     crate::handlers::prepare();
+    crate::process::prepare();
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
@@ -75,7 +76,7 @@ extern "C" fn at_start() {
 static AT_START: extern "C" fn() = at_start;
 
 /// A child of `fork` counts its own calls.
-extern "C" fn begin_anew() {
+pub(crate) extern "C" fn begin_anew() {
     for counter in SHARDS_OF_ALL.iter().flat_map(|shard| &shard.0).flatten() {
         counter.store(0, Ordering::Relaxed);
     }

@@ -5,33 +5,27 @@ use std::ffi::{c_int, c_void};
 
 use crate::files::hand_over;
 use crate::next::Next;
-use crate::process::{self, demote_inherited};
+use crate::process::demote_inherited;
 
-static NEXT: [Next; 6] = [
+static NEXT: [Next; 5] = [
     Next::new(c"execl"),
     Next::new(c"execlp"),
     Next::new(c"execle"),
     Next::new(c"dprintf"),
     Next::new(c"__dprintf_chk"),
-    Next::new(c"clone"),
 ];
 
-// What is done first, given which function it is and its first and third argument; gives the C
+// What is done first, given which function it is and its first argument; gives the C
 // library's, to go on with.
 
-extern "C" fn before_exec(which: usize, _: usize, _: usize) -> *mut c_void {
+extern "C" fn before_exec(which: usize, _: usize) -> *mut c_void {
     demote_inherited();
     NEXT[which].address()
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the function takes an int")]
-extern "C" fn before_printing(which: usize, fd: usize, _: usize) -> *mut c_void {
+extern "C" fn before_printing(which: usize, fd: usize) -> *mut c_void {
     hand_over(fd as c_int);
-    NEXT[which].address()
-}
-
-extern "C" fn before_clone(which: usize, _: usize, flags: usize) -> *mut c_void {
-    process::before_clone(flags);
     NEXT[which].address()
 }
 
@@ -98,5 +92,4 @@ pass_on! {
     execle = 2 after before_exec;
     dprintf = 3 after before_printing;
     __dprintf_chk = 4 after before_printing;
-    clone = 5 after before_clone;
 }

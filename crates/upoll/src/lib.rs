@@ -53,7 +53,7 @@ pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
 #[cfg(all(feature = "std", not(loom)))]
-pub use crate::host::watch_forks;
+pub use crate::host::{begin_in_child, watch_forks};
 pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;

@@ -27,6 +27,12 @@ extern "C" fn begin() {
     nesting::begin_in_child();
 }
 
+/// What the handler of [`watch_forks`] does, for children whose `fork` the C library calls no handlers for.
+#[doc(hidden)]
+pub fn begin_in_child() {
+    begin();
+}
+
 fn mark() -> Option<&'static AtomicU32> {
     // SAFETY: null, or a word that is never unmapped.
     unsafe { MARK.load(Ordering::Acquire).as_ref() }

@@ -22,7 +22,7 @@
 
 mod adopted;
 pub(crate) mod generation;
-pub use generation::watch_forks;
+pub use generation::{begin_in_child, watch_forks};
 pub(crate) mod kernel;
 mod listening;
 mod members;
