@@ -146,6 +146,11 @@ fn demote_members(object: &Object, set: &NumberedSet) {
 
 /// The kernel set behind has all its members but those of ours, of which none may be left.
 fn demote_set(object: &Object, set: &NumberedSet) -> Result<(), Errno> {
+    // Before its numbers are held: in the child of a fork that another thread makes meanwhile they would be
+    // held for ever, by nobody, instead of standing for a set of the child's own.
+    if !set.is_passive() && set.as_epoll().len_in_core() > 0 {
+        return Err(NOT_SUPPORTED);
+    }
     let _under_way = UnderWay::begin();
     let held = table::hold(object)?;
     let Some(&number) = held.numbers().first() else {

@@ -21,6 +21,8 @@ mod errno;
 mod eventfd;
 mod events;
 mod file;
+#[cfg(any(feature = "std", loom))]
+mod forks;
 #[cfg(all(feature = "std", not(loom)))]
 mod host;
 mod kept;
@@ -52,6 +54,8 @@ pub use crate::eventfd::SharedModel;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
+#[cfg(loom)]
+pub use crate::forks::generation;
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::host::{begin_in_child, watch_forks};
 pub use crate::pages::PageView;

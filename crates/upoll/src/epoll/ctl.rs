@@ -76,7 +76,11 @@ impl Epoll {
     pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
         let key = (file.identity(), file.number());
         match op {
-            Op::Add => self.add_file(file.into_parts().0, key.1, event.events(), event.data()),
+            Op::Add => {
+                let (description, number) = file.into_parts();
+                // SAFETY: `file` is borrowed for longer than the call.
+                unsafe { self.add_file(description, number, event.events(), event.data()) }
+            }
             Op::Mod => self.modify_file(key, event.events(), event.data()),
             Op::Del => self.delete_file(key),
         }
@@ -117,15 +121,18 @@ impl Epoll {
     }
 
     /// ADD; what it takes is handed on in registers, as for [`modify_file`](Self::modify_file).
+    ///
+    /// # Safety
+    /// Description and number are the parts of a `FileRef` whose borrow outlasts the call.
     #[inline(never)]
-    fn add_file(
+    unsafe fn add_file(
         &self,
         description: NonNull<Description>,
         number: i32,
         events: Events,
         data: u64,
     ) -> Result<(), Errno> {
-        // SAFETY: from a `FileRef` that the caller has.
+        // SAFETY: the caller's contract.
         let file = unsafe { FileRef::from_parts(description, number) };
         let event = Event::new(events, data);
         if let Some(target) = as_set(file.description()) {

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use super::kernel;
 use crate::epoll::nesting;
 use crate::errno::Errno;
+use crate::forks;
 
-/// How many forks lie between the first process and this one.
+/// How many forks lie between the first process and this one, or more.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The same plus one, in memory that a child finds wiped; null if the kernel has no such memory. The C
@@ -21,7 +22,7 @@ static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// Runs in the child of a fork, where only async-signal-safe calls are allowed.
 extern "C" fn begin() {
     match mark() {
-        Some(mark) => begin_unnoticed(mark),
+        Some(mark) => forks::generation(&GENERATION, mark),
         None => GENERATION.fetch_add(1, Ordering::Relaxed),
     };
     nesting::begin_in_child();
@@ -43,27 +44,7 @@ pub(crate) fn current() -> u32 {
     let Some(mark) = mark() else {
         return GENERATION.load(Ordering::Relaxed);
     };
-    match mark.load(Ordering::Relaxed) {
-        0 => begin_unnoticed(mark),
-        known => known.wrapping_sub(1),
-    }
-}
-
-/// In a child that may not have asked before.
-#[cold]
-fn begin_unnoticed(mark: &AtomicU32) -> u32 {
-    let next = GENERATION.load(Ordering::Relaxed).wrapping_add(1);
-    let made = mark.compare_exchange(
-        0,
-        next.wrapping_add(1),
-        Ordering::Relaxed,
-        Ordering::Relaxed,
-    );
-    // Another thread of the child may have been quicker.
-    let generation = made.map_or_else(|there| there.wrapping_sub(1), |_| next);
-    // Before anything is made in it, so that a child of this one has another.
-    GENERATION.store(generation, Ordering::Relaxed);
-    generation
+    forks::generation(&GENERATION, mark)
 }
 
 /// Has children noticed that the C library does not make.

@@ -590,19 +590,21 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         _ => KernelSide::ensure(description)?,
     };
     let number = fd.as_raw_fd();
-    if let Some(rotation) = &side.rotation {
-        rotation.ctl(epoll, op, number, *interest)?;
-    } else {
-        kernel::epoll_ctl(&side.first.fd, op, number, interest)?;
+    if op == Op::Add {
+        // Counted first: as soon as it is there another thread may look for it, or delete it.
+        side.members.fetch_add(1, Ordering::Relaxed);
     }
-    match op {
-        Op::Add => {
-            side.members.fetch_add(1, Ordering::Relaxed);
-        }
-        Op::Del => {
-            side.members.fetch_sub(1, Ordering::Relaxed);
-        }
-        Op::Mod => {}
+    let changed = match &side.rotation {
+        Some(rotation) => rotation.ctl(epoll, op, number, *interest),
+        None => kernel::epoll_ctl(&side.first.fd, op, number, interest),
+    };
+    let left = match op {
+        Op::Add => changed.is_err(),
+        Op::Del => changed.is_ok(),
+        Op::Mod => false,
+    };
+    if left {
+        side.members.fetch_sub(1, Ordering::Relaxed);
     }
-    Ok(())
+    changed
 }

@@ -203,6 +203,9 @@ pub enum Rule {
     /// Who listens for changes of a shared counter has the next one ring, then reads their number.
     #[cfg(any(feature = "std", loom))]
     ArmThenCount,
+    /// A process that notices that it is a new one is counted, then marks that it has noticed.
+    #[cfg(any(feature = "std", loom))]
+    CountThenMark,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
 }

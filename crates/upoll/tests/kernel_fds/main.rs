@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod churn;
+mod counted;
 mod host;
 mod interests;
 mod kinds;

@@ -2,6 +2,7 @@
 //! preemptions. Each has a deliberate break: with one rule switched off, loom must find the fault.
 #![cfg(loom)]
 
+mod forks;
 mod missed;
 mod poll_context;
 mod rotation;
