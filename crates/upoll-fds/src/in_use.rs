@@ -643,18 +643,22 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     others.all(|record| {
         let is_marked = || record.mark.load(Ordering::Acquire) == mark.0;
         let tries = if patiently { PATIENCE } else { 0 };
+        let mut waiting = Patience::new();
         for _ in 0..tries {
             if !is_marked() {
                 return true;
             }
-            std::thread::yield_now();
+            waiting.wait();
         }
         !is_marked()
     })
 }
 
-/// How often the owner of a record is let run before its use counts as a long one.
-const PATIENCE: usize = if cfg!(loom) { 0 } else { 1000 };
+/// How often the owner of a record is let run before its use counts as a long one: two milliseconds.
+#[cfg(not(loom))]
+const PATIENCE: usize = Patience::SHORT + 5;
+#[cfg(loom)]
+const PATIENCE: usize = 0;
 
 /// The same for who cannot leave the rest to that owner: five seconds, as the last turns take a
 /// millisecond each.

@@ -1,37 +1,46 @@
 //! Waiting for what other threads do in a moment, without a word of theirs to sleep on.
 
+use std::ffi::c_long;
 use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::kernel::call;
 
-/// Lets others run, then sleeps: whoever is waited for may have to wait for a processor, and a thread of
-/// a lower real-time priority would get none otherwise.
+/// Looks again, lets others run a few times, then sleeps: whoever is waited for may have to wait for a
+/// processor, and a thread of a lower real-time priority would get none otherwise. Each time that it lets
+/// others run takes their whole turns where processors are busy, which a short sleep does not.
 pub(crate) struct Patience {
     waits: u32,
 }
 
 impl Patience {
     const SPINS: u32 = 100;
-    const YIELDS: u32 = 1000;
+    const YIELDS: u32 = 4;
+    /// The waits that take almost no time. Of those that follow the first five take less than a
+    /// millisecond: from the first one to the next their length doubles.
+    pub(crate) const SHORT: usize = (Self::SPINS + Self::YIELDS) as usize;
 
     pub(crate) fn new() -> Self {
         Patience { waits: 0 }
     }
 
     pub(crate) fn wait(&mut self) {
-        if self.waits < Self::SPINS {
+        let waits = self.waits;
+        self.waits = waits.saturating_add(1);
+        if waits < Self::SPINS {
             hint::spin_loop();
-        } else if self.waits < Self::YIELDS {
+        } else if waits < Self::SPINS + Self::YIELDS {
             thread::yield_now();
         } else {
-            nap();
-            return;
+            let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
+            sleep(FIRST_NAP << doubled);
         }
-        self.waits += 1;
     }
 }
+
+/// In nanoseconds: a sixteenth of a millisecond.
+const FIRST_NAP: c_long = 62_500;
 
 /// Waits for others until it `is_so`, though not for ever.
 pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
@@ -45,9 +54,13 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
 
 /// Sleeps for a millisecond.
 pub(crate) fn nap() {
+    sleep(FIRST_NAP << 4);
+}
+
+fn sleep(nanoseconds: c_long) {
     let time = libc::timespec {
         tv_sec: 0,
-        tv_nsec: 1_000_000,
+        tv_nsec: nanoseconds,
     };
     // SAFETY: the time is live. A signal may end it early, which does no harm.
     let _ = unsafe { call!(nanosleep, &raw const time, 0) };

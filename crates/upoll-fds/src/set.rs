@@ -196,8 +196,7 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     let added = unsafe { call!(epoll_ctl, epfd, Op::Add as i32, bell, &raw const event) };
     if added.is_ok() {
         let mut tries = 0;
-        // Only the first round lets others run instead of sleeping: each time that it does takes their
-        // whole turn where processors are busy.
+        // The first round is patient.
         while !in_use::wait_until_unmarked(mark, tries == 0) && tries < PATIENCE {
             tries += 1;
             std::thread::sleep(Duration::from_millis(1));

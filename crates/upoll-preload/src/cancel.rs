@@ -212,11 +212,11 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
 
 /// How often a call is interrupted: the signal may come just before the system call.
 const TRIES: usize = 100;
-/// How often others are let run after that, and after some times for a moment: a thread that runs has
-/// left its call by then, or begun it anew.
-const PATIENCE: usize = 60;
-const SHORT: usize = 50;
-const MOMENT: Duration = Duration::from_millis(1);
+/// How often the calling thread sleeps after that, and for how long at first, each time twice as long: a
+/// thread that runs has left its call by then, or begun it anew. It does not let others run
+/// instead, which takes their whole turns where processors are busy.
+const PATIENCE: u32 = 8;
+const MOMENT: Duration = Duration::from_micros(50);
 
 /// Interrupts the call in which a thread may be blocked.
 fn interrupt(thread: pid_t) {
@@ -243,11 +243,7 @@ fn interrupt(thread: pid_t) {
             if record.calls.load(Ordering::SeqCst) != call {
                 return;
             }
-            if time < SHORT {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(MOMENT);
-            }
+            std::thread::sleep(MOMENT * (1 << time));
         }
     }
 }

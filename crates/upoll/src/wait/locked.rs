@@ -104,7 +104,7 @@ mod missed {
     #[cfg(not(loom))]
     const SPINS: u32 = 100;
     #[cfg(not(loom))]
-    const YIELDS: u32 = 1000;
+    const YIELDS: u32 = 16;
     #[cfg(not(loom))]
     const SLEEPS: u32 = 1000;
     #[cfg(not(loom))]
