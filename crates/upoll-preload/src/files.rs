@@ -127,6 +127,7 @@ pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_i
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
+            settings::look_again(fd);
         }
     }
     give(made)

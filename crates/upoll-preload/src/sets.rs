@@ -17,7 +17,7 @@ pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
     let is_ours = settings::is_user_level(Kind::EventFd);
     stats::count_as(Call::EventFd, is_ours);
     match is_ours {
-        true => give(upoll_fds::eventfd(initial, flags)),
+        true => give(upoll_fds::eventfd(initial, flags).inspect(|&fd| settings::look_again(fd))),
         false => give(raw::kernel!(SYS_eventfd2, initial, flags)),
     }
 }
@@ -61,6 +61,7 @@ fn created(epfd: c_int) -> c_int {
         // What cannot be yet will be once it has to be.
         let _ = upoll_fds::serve_here(epfd);
     }
+    settings::look_again(epfd);
     epfd
 }
 

@@ -27,6 +27,7 @@ pub unsafe extern "C-unwind" fn socketpair(
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
+            settings::look_again(fd);
         }
     }
     give(made)
