@@ -89,6 +89,8 @@ pub(crate) enum Cloning {
     /// The thread waits for it; it has numbers of its own unless it `shares_numbers`.
     Wait {
         shares_numbers: bool,
+        /// The kernel has every object.
+        is_all: bool,
     },
     Thread,
 }
@@ -125,9 +127,9 @@ impl Cloning {
         if !numbers {
             serve_nothing_new_meanwhile();
         }
-        upoll_fds::leave_all_to_the_kernel();
         Cloning::Wait {
             shares_numbers: numbers,
+            is_all: upoll_fds::leave_all_to_the_kernel(),
         }
     }
 
@@ -137,6 +139,7 @@ impl Cloning {
             Cloning::Fork { .. } => upoll_fds::end_unseen_fork(),
             Cloning::Wait {
                 shares_numbers: false,
+                ..
             } => serve_again(),
             Cloning::Wait { .. } | Cloning::Thread => {}
         }

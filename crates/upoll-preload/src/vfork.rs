@@ -19,17 +19,18 @@ use crate::raw;
 /// parent.
 extern "C" fn begin() -> bool {
     let cloning = Cloning::begin((libc::CLONE_VM | libc::CLONE_VFORK).cast_unsigned() as usize);
-    let has_all = upoll_fds::user_level_numbers().next().is_none();
-    if !has_all {
+    let is_all = matches!(cloning, Cloning::Wait { is_all: true, .. });
+    if !is_all {
         cloning.end();
     }
-    has_all
+    is_all
 }
 
 /// In the parent, with what the kernel gave.
 extern "C" fn end(result: usize) -> pid_t {
     let waited = Cloning::Wait {
         shares_numbers: false,
+        is_all: true,
     };
     waited.end();
     give(raw::result(result))
