@@ -3,6 +3,10 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#ifndef EPOLL_ROTATE
+#define EPOLL_ROTATE 1
+#endif
+
 enum { THREADS = 4, ROUNDS = 200 };
 
 static volatile int was_called, error_of_exec;
@@ -163,7 +167,7 @@ static void has_child(int signal)
 	errno = known;
 }
 
-/* A handler that comes in a call on an object, and one that comes in the midst of a child. */
+/* A handler that has a child, in a child and in its parent. */
 static void in_handlers(void)
 {
 	int counter = eventfd(0, EFD_NONBLOCK), child;
@@ -197,6 +201,27 @@ static void by_its_child(void)
 	CHECK(written == 6 && ends_with(child) == 7);
 }
 
+/* A set that the kernel does not have. */
+static void with_a_rotating_set(void)
+{
+	int set = epoll_create1(EPOLL_ROTATE), counter = eventfd(0, 0), child;
+	struct epoll_event event;
+	uint64_t value = 1;
+	if (set == -1)
+		return;
+	CHECK(counter >= 0 && add(set, counter, EPOLLIN, 12) == 0);
+	child = vfork();
+	if (child == 0) {
+		close_range(3, ~0U, 0);
+		_exit(7);
+	}
+	CHECK(ends_with(child) == 7);
+	CHECK(epoll_wait(set, &event, 1, 0) == 0);
+	CHECK(write(counter, &value, sizeof value) == sizeof value);
+	CHECK(epoll_wait(set, &event, 1, 1000) == 1 && event.data.u64 == 12);
+	CHECK(close(set) == 0 && close(counter) == 0);
+}
+
 int main(void)
 {
 	alarm(60);
@@ -212,5 +237,6 @@ int main(void)
 	has_numbers_of_its_own();
 	CHECK(was_called == 0);
 	fails_as_other_calls();
+	with_a_rotating_set();
 	return 0;
 }
