@@ -10,10 +10,8 @@ use upoll::Errno;
 
 use crate::errno::give;
 use crate::next::{Next, next};
-use crate::settings::{
-    forget_other_waits, serve_again, serve_nothing_new, serve_nothing_new_meanwhile,
-};
-use crate::{cancel, files, handlers, raw, stats};
+use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
+use crate::{cancel, files, handlers, raw, settings, stats};
 
 type Strings = *const *mut c_char;
 
@@ -35,7 +33,7 @@ pub(crate) fn prepare() {
     FORK.find();
     // SAFETY: the handler is never unloaded, as this library is not. Without memory for it nothing new is
     // served in the child of a fork that comes while another thread waits for a child in this memory.
-    unsafe { libc::pthread_atfork(None, None, Some(forget_other_waits)) };
+    unsafe { libc::pthread_atfork(None, None, Some(settings::forget_other_threads)) };
 }
 
 /// `_Fork(3)`: the program's handlers of forks are not called, and it may be in one of a signal. The child
@@ -65,10 +63,10 @@ fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
         true => upoll_fds::end_unseen_fork_with_numbers(),
         false => upoll_fds::end_unseen_fork_in_the_child(),
     }
+    settings::forget_other_threads();
     if !serves_new {
         serve_nothing_new();
     }
-    forget_other_waits();
     cancel::forget_other_threads();
     handlers::own_again();
     stats::begin_anew();

@@ -3,7 +3,10 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use crate::raw;
 
 /// A kind of objects that can be served here.
 #[derive(Clone, Copy)]
@@ -33,6 +36,9 @@ std::thread_local! {
     /// Those of this thread: a handler may have one more, and so may such a child.
     static WAITS: Cell<u32> = const { Cell::new(0) };
 }
+
+/// Threads that are making something to be served here.
+static MAKING: AtomicUsize = AtomicUsize::new(0);
 
 fn is_any_served(kinds: u32) -> bool {
     kinds & NOTHING_NEW == 0 && kinds < WAIT
@@ -73,12 +79,51 @@ fn read_kinds() -> u32 {
     })
 }
 
-/// From now on nothing that is made is served here. What has been made is to be handed over after this:
-/// see [`look_again`].
+/// Has `make` make an object that is served here. None if `is_wanted` says that none is to be.
+///
+/// The named pair: who makes one counts itself, then looks whether any are served; who ends that says so, then
+/// looks at the count, and waits until nobody is making any ([`outlast_making`]). Handlers are put off
+/// meanwhile: one could wait so for its own thread.
+pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
+    // A child in its parent's memory, which might be killed in the midst of this, goes no further.
+    if !is_wanted() {
+        return None;
+    }
+    let _section = upoll_fds::Section::begin();
+    MAKING.fetch_add(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    let made = is_wanted().then(make);
+    // A fork in a handler of a fault has forgotten it in the child.
+    let less = |making: usize| making.checked_sub(1);
+    let _ = MAKING.fetch_update(Ordering::Release, Ordering::Relaxed, less);
+    made
+}
+
+/// After it was said that nothing is served: all that is made here has been. Not for ever: who makes
+/// something may wait for a fork that wants a lock which this thread holds.
+fn outlast_making() {
+    const LONGEST: Duration = Duration::from_secs(1);
+    fence(Ordering::SeqCst);
+    if MAKING.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let begun = Instant::now();
+    while MAKING.load(Ordering::Acquire) != 0 && begun.elapsed() < LONGEST {
+        // Not a mere yield: a thread of a lower real-time priority would get no processor. Not the C
+        // library's, where the thread might be cancelled.
+        let time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000,
+        };
+        let _ = raw::kernel!(SYS_nanosleep, &raw const time, 0);
+    }
+}
+
+/// From now on nothing that is made is served here. What has been made is to be handed over after this.
 pub(crate) fn serve_nothing_new() {
     read();
     KINDS.fetch_or(NOTHING_NEW, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
+    outlast_making();
 }
 
 /// The same until this thread's [`serve_again`], and that of all others that wait for a child.
@@ -90,7 +135,7 @@ pub(crate) fn serve_nothing_new_meanwhile() {
     // First: a handler that forks has at most too many of them counted in the child.
     WAITS.set(WAITS.get() + 1);
     KINDS.fetch_add(WAIT, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
+    outlast_making();
 }
 
 pub(crate) fn serve_again() {
@@ -98,8 +143,9 @@ pub(crate) fn serve_again() {
     WAITS.set(WAITS.get() - 1);
 }
 
-/// In the child of a fork: it has no other thread that would wait for anything.
-pub(crate) extern "C" fn forget_other_waits() {
+/// In the child of a fork: it has no other thread that would wait for a child, or make anything.
+pub(crate) extern "C" fn forget_other_threads() {
+    MAKING.store(0, Ordering::Relaxed);
     let own = WAIT * WAITS.get();
     let _ = KINDS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kinds| {
         Some(kinds % WAIT + own)
@@ -111,12 +157,8 @@ pub(crate) fn is_nothing_new_served() -> bool {
     !is_any_served(read())
 }
 
-/// Hands over what the caller has just made to be served here if nothing is to be any more: another thread
-/// has said so since the caller asked, and perhaps has already handed over all that it found.
-///
-/// The named pair: who makes an object puts it into the table, then looks whether anything is served; who
-/// ends that says so, then looks into the table ([`serve_nothing_new`] and its kin). With a fence between
-/// the two on both sides, at least one of them finds what the other did.
+/// Hands over what the caller has just made to be served here if nothing is to be any more: who said so may
+/// have waited too long for the caller. Whichever of the two looks last finds it, in the table or here.
 pub(crate) fn look_again(fd: c_int) {
     fence(Ordering::SeqCst);
     if is_nothing_new_served() {
