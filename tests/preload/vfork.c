@@ -153,6 +153,39 @@ static void by_many_threads(void)
 		CHECK(pthread_join(threads[at], NULL) == 0);
 }
 
+static volatile int is_over;
+
+static void *makes(void *unused)
+{
+	uint64_t value;
+	while (!is_over) {
+		int counter = eventfd(6, EFD_NONBLOCK);
+		CHECK(counter >= 0);
+		CHECK(read(counter, &value, sizeof value) == sizeof value && value == 6);
+		CHECK(close(counter) == 0);
+	}
+	return unused;
+}
+
+/* What other threads are just making is not the child's to close. */
+static void beside_makers(void)
+{
+	pthread_t threads[THREADS];
+	for (int at = 0; at < THREADS; at++)
+		CHECK(pthread_create(&threads[at], NULL, makes, NULL) == 0);
+	for (volatile int round = 0; round < ROUNDS; round++) {
+		int child = vfork();
+		if (child == 0) {
+			close_range(3, ~0U, 0);
+			_exit(7);
+		}
+		CHECK(ends_with(child) == 7);
+	}
+	is_over = 1;
+	for (int at = 0; at < THREADS; at++)
+		CHECK(pthread_join(threads[at], NULL) == 0);
+}
+
 static volatile int of_handlers;
 
 static void has_child(int signal)
@@ -234,6 +267,7 @@ int main(void)
 	in_handlers();
 	by_its_child();
 	by_many_threads();
+	beside_makers();
 	has_numbers_of_its_own();
 	CHECK(was_called == 0);
 	fails_as_other_calls();
