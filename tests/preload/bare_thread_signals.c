@@ -18,7 +18,7 @@ static void handler(int signal)
 
 static void await(int value)
 {
-	while (step != value)
+	while (step < value)
 		;
 }
 

@@ -15,7 +15,7 @@ use crate::fork;
 use crate::in_use::{self, Changing};
 use crate::kernel::{self, call};
 use crate::object::Object;
-use crate::patience::Patience;
+use crate::patience::{Patience, wait_until};
 use crate::signals::{HeldBack, Section};
 use crate::slot::{Entry, Slot};
 
@@ -152,17 +152,37 @@ pub fn has_any() -> bool {
     HAS_ANY.load(Ordering::Relaxed)
 }
 
-/// Hands over whatever can be, for good: nothing that is made from now on is to be served here. If that
-/// was all, calls need no look at what belongs to their thread any more: another one may have the same
-/// (`CLONE_VM` without `CLONE_SETTLS`).
-pub fn leave_all_to_the_kernel() {
+/// Hands over whatever can be: nothing that is made from now on is to be served here, for good or until this
+/// thread goes on. Says whether that was all. Then calls need no look at what belongs to their thread
+/// any more, until there is another object: another thread may have the same (`CLONE_VM` without
+/// `CLONE_SETTLS`), or a child that may be killed in the midst of a call.
+pub fn leave_all_to_the_kernel() -> bool {
     demote::demote_all();
+    let mut is_all = false;
+    // Other threads are in the midst of changing numbers, or of making what they have begun to make.
+    wait_until(|| {
+        let stays = |fd| demote::demote(fd).is_err() && is_user_level(fd);
+        let some_stay = user_level_numbers().filter(|&fd| stays(fd)).count() > 0;
+        is_all = is_none_left();
+        is_all || some_stay
+    });
+    is_all
+}
+
+/// Whether no number is a user-level one. If so, it is known from now on.
+fn is_none_left() -> bool {
+    let is_none = || user_level_numbers().next().is_none();
+    if !is_none() {
+        return false;
+    }
     HAS_ANY.store(false, Ordering::Relaxed);
     // Either this sees what another thread has just installed, or that thread says so after this.
     fence(Ordering::SeqCst);
-    if user_level_numbers().next().is_some() {
+    let is_none = is_none();
+    if !is_none {
         HAS_ANY.store(true, Ordering::Relaxed);
     }
+    is_none
 }
 
 /// Has the number, which the kernel has just given out, stand for `object`.

@@ -118,15 +118,19 @@ pub unsafe extern "C-unwind" fn pipe(fds: *mut [c_int; 2]) -> c_int {
 #[doc = "`pipe2(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
-    if !settings::is_user_level(Kind::Pipe) {
+    let made = settings::make_here(
+        || settings::is_user_level(Kind::Pipe),
+        // SAFETY: the caller's contract.
+        || unsafe { upoll_fds::pipe2(fds, flags) },
+    );
+    let Some(made) = made else {
         return give(raw::kernel!(SYS_pipe2, fds, flags));
-    }
-    // SAFETY: the caller's contract.
-    let made = unsafe { upoll_fds::pipe2(fds, flags) };
+    };
     if made.is_ok() {
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
+            settings::look_again(fd);
         }
     }
     give(made)

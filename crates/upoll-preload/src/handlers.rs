@@ -55,7 +55,7 @@ pub(crate) extern "C" fn own_again() {
 }
 
 /// Whether this is such a child.
-fn is_others() -> bool {
+pub(crate) fn is_others() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && raw::kernel!(SYS_getpid) != Ok(owner)
 }

@@ -45,3 +45,4 @@ mod settings;
 mod sockets;
 mod stats;
 mod variadic;
+mod vfork;

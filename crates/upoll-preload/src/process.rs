@@ -11,7 +11,7 @@ use upoll::Errno;
 use crate::errno::give;
 use crate::next::{Next, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
-use crate::{cancel, files, handlers, raw, stats};
+use crate::{cancel, files, handlers, raw, settings, stats};
 
 type Strings = *const *mut c_char;
 
@@ -26,17 +26,14 @@ pub(crate) fn demote_inherited() {
     }
 }
 
-/// `vfork(2)`, as a `fork(2)`: the child's calls must not change its parent's table.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn vfork() -> pid_t {
-    fork()
-}
-
 static FORK: Next = Next::new(c"_Fork");
 
 /// Has no handler look for it.
 pub(crate) fn prepare() {
     FORK.find();
+    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it nothing new is
+    // served in the child of a fork that comes while another thread waits for a child in this memory.
+    unsafe { libc::pthread_atfork(None, None, Some(settings::forget_other_threads)) };
 }
 
 /// `_Fork(3)`: the program's handlers of forks are not called, and it may be in one of a signal. The child
@@ -66,6 +63,7 @@ fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
         true => upoll_fds::end_unseen_fork_with_numbers(),
         false => upoll_fds::end_unseen_fork_in_the_child(),
     }
+    settings::forget_other_threads();
     if !serves_new {
         serve_nothing_new();
     }
@@ -80,15 +78,17 @@ pub(crate) fn fork() -> pid_t {
 }
 
 /// What is under way while a child is made by `clone(2)`.
-enum Cloning {
+pub(crate) enum Cloning {
     /// It gets a memory of its own.
     Fork {
         shares_numbers: bool,
         serves_new: bool,
     },
-    /// The thread waits for it.
+    /// The thread waits for it; it has numbers of its own unless it `shares_numbers`.
     Wait {
-        before: Option<u8>,
+        shares_numbers: bool,
+        /// The kernel has every object.
+        is_all: bool,
     },
     Thread,
 }
@@ -98,7 +98,7 @@ impl Cloning {
     /// nor a thread that the C library does not know of, by whose word a process of one thread goes without
     /// locked instructions. Nor are numbers that a child shares to lead to objects in a memory that it does
     /// not share. As long as both run, nothing that comes may be found either.
-    fn begin(flags: usize) -> Self {
+    pub(crate) fn begin(flags: usize) -> Self {
         let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
         let [memory, numbers] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];
         if !memory {
@@ -122,25 +122,24 @@ impl Cloning {
             upoll_fds::leave_all_to_the_kernel();
             return Cloning::Thread;
         }
-        let before = match numbers {
-            // It has all of this thread's.
-            true => None,
-            false => serve_nothing_new_meanwhile(),
-        };
-        upoll_fds::demote_all();
-        Cloning::Wait { before }
+        if !numbers {
+            serve_nothing_new_meanwhile();
+        }
+        Cloning::Wait {
+            shares_numbers: numbers,
+            is_all: upoll_fds::leave_all_to_the_kernel(),
+        }
     }
 
     /// In the parent.
-    fn end(self) {
+    pub(crate) fn end(self) {
         match self {
             Cloning::Fork { .. } => upoll_fds::end_unseen_fork(),
-            Cloning::Wait { before } => {
-                if let Some(before) = before {
-                    serve_again(before);
-                }
-            }
-            Cloning::Thread => {}
+            Cloning::Wait {
+                shares_numbers: false,
+                ..
+            } => serve_again(),
+            Cloning::Wait { .. } | Cloning::Thread => {}
         }
     }
 

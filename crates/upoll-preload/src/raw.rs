@@ -37,9 +37,15 @@ pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize
             options(nostack),
         );
     }
-    match result {
-        -4095..=-1 => Err(Errno::from_raw(-(result as i32))),
-        _ => Ok(result.cast_unsigned()),
+    self::result(result.cast_unsigned())
+}
+
+/// What the kernel means by what it gives.
+#[inline]
+pub(crate) fn result(given: usize) -> Result<usize, Errno> {
+    match given.cast_signed() {
+        negative @ -4095..=-1 => Err(Errno::from_raw(-(negative as i32))),
+        _ => Ok(given),
     }
 }
 

@@ -14,11 +14,14 @@ use crate::stats::{self, Call};
 #[doc = "`eventfd(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
-    let is_ours = settings::is_user_level(Kind::EventFd);
-    stats::count_as(Call::EventFd, is_ours);
-    match is_ours {
-        true => give(upoll_fds::eventfd(initial, flags)),
-        false => give(raw::kernel!(SYS_eventfd2, initial, flags)),
+    let made = settings::make_here(
+        || settings::is_user_level(Kind::EventFd),
+        || upoll_fds::eventfd(initial, flags),
+    );
+    stats::count_as(Call::EventFd, made.is_some());
+    match made {
+        Some(made) => give(made.inspect(|&fd| settings::look_again(fd))),
+        None => give(raw::kernel!(SYS_eventfd2, initial, flags)),
     }
 }
 
@@ -48,20 +51,22 @@ pub extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
-    let is_ours = !settings::is_nothing_new_served();
-    stats::count_as(Call::EpollCreate, is_ours);
-    if !is_ours {
-        return give(raw::kernel!(SYS_epoll_create1, flags));
+    let made = settings::make_here(
+        || !settings::is_nothing_new_served(),
+        || upoll_fds::epoll_create1(flags).inspect(|&epfd| serve(epfd)),
+    );
+    stats::count_as(Call::EpollCreate, made.is_some());
+    match made {
+        Some(made) => give(made.inspect(|&epfd| settings::look_again(epfd))),
+        None => give(raw::kernel!(SYS_epoll_create1, flags)),
     }
-    give(upoll_fds::epoll_create1(flags).map(created))
 }
 
-fn created(epfd: c_int) -> c_int {
+fn serve(epfd: c_int) {
     if settings::is_user_level(Kind::Epoll) {
         // What cannot be yet will be once it has to be.
         let _ = upoll_fds::serve_here(epfd);
     }
-    epfd
 }
 
 #[doc = "`epoll_ctl(2)`"]

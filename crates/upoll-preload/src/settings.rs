@@ -1,12 +1,16 @@
 //! What the environment asks for: `UPOLL_USER`, the kinds of objects to serve here, and
 //! `UPOLL_STATS`, where to say what was served.
 
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::cell::Cell;
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use crate::raw;
 
 /// A kind of objects that can be served here.
 #[derive(Clone, Copy)]
-#[repr(u8)]
+#[repr(u32)]
 pub(crate) enum Kind {
     EventFd = 1,
     Pipe = 2,
@@ -16,77 +20,151 @@ pub(crate) enum Kind {
 }
 
 /// All of them.
-const ALL: u8 = Kind::EventFd as u8 | Kind::Pipe as u8 | Kind::SocketPair as u8 | Kind::Epoll as u8;
+const ALL: u32 =
+    Kind::EventFd as u32 | Kind::Pipe as u32 | Kind::SocketPair as u32 | Kind::Epoll as u32;
 
 /// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
 /// from signal handlers. Reading them twice does no harm.
-static KINDS: AtomicU8 = AtomicU8::new(0);
-const READ: u8 = 128;
+static KINDS: AtomicU32 = AtomicU32::new(0);
+const READ: u32 = 128;
 /// Nothing is to be served here any more.
-const NOTHING_NEW: u8 = 64;
-/// Nothing, until [`serve_again`].
-const MEANWHILE: u8 = READ | NOTHING_NEW | 32;
+const NOTHING_NEW: u32 = 64;
+/// One of the children in this memory that threads wait for. As long as there are any, nothing is.
+const WAIT: u32 = 256;
+
+std::thread_local! {
+    /// Those of this thread: a handler may have one more, and so may such a child.
+    static WAITS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Threads that are making something to be served here.
+static MAKING: AtomicUsize = AtomicUsize::new(0);
+
+fn is_any_served(kinds: u32) -> bool {
+    kinds & NOTHING_NEW == 0 && kinds < WAIT
+}
 
 pub(crate) fn is_user_level(kind: Kind) -> bool {
-    read() & kind as u8 != 0
+    let kinds = read();
+    kinds & kind as u32 != 0 && is_any_served(kinds)
 }
 
 /// Reads the kinds, if that is still to be done.
-pub(crate) fn read() -> u8 {
+pub(crate) fn read() -> u32 {
     let known = KINDS.load(Ordering::Relaxed);
     if known != 0 {
         return known;
     }
     let kinds = READ | read_kinds();
-    KINDS.store(kinds, Ordering::Relaxed);
-    kinds
+    let read = KINDS.compare_exchange(0, kinds, Ordering::Relaxed, Ordering::Relaxed);
+    // Another thread was quicker, and may have gone on.
+    read.map_or_else(|known| known, |_| kinds)
 }
 
-fn read_kinds() -> u8 {
+fn read_kinds() -> u32 {
     let Some(wanted) = variable(c"UPOLL_USER") else {
-        return Kind::EventFd as u8;
+        return Kind::EventFd as u32;
     };
     let kinds = wanted.to_bytes().split(|&byte| byte == b',');
     kinds.fold(0, |kinds, kind| {
         kinds
             | match kind {
-                b"eventfd" => Kind::EventFd as u8,
-                b"pipe" => Kind::Pipe as u8,
-                b"socketpair" => Kind::SocketPair as u8,
-                b"epoll" => Kind::Epoll as u8,
+                b"eventfd" => Kind::EventFd as u32,
+                b"pipe" => Kind::Pipe as u32,
+                b"socketpair" => Kind::SocketPair as u32,
+                b"epoll" => Kind::Epoll as u32,
                 b"all" => ALL,
                 _ => 0,
             }
     })
 }
 
-/// From now on nothing that is made is served here.
-pub(crate) fn serve_nothing_new() {
-    KINDS.store(READ | NOTHING_NEW, Ordering::Relaxed);
-}
-
-/// The same until [`serve_again`] is told what this gives.
-pub(crate) fn serve_nothing_new_meanwhile() -> Option<u8> {
-    let kinds = read();
-    let begun = kinds & NOTHING_NEW == 0
-        && KINDS
-            .compare_exchange(kinds, MEANWHILE, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok();
-    if !begun {
-        // Two that wait at once are not told apart.
-        serve_nothing_new();
+/// Has `make` make an object that is served here. None if `is_wanted` says that none is to be.
+///
+/// The named pair: who makes one counts itself, then looks whether any are served; who ends that says so, then
+/// looks at the count, and waits until nobody is making any ([`outlast_making`]). Handlers are put off
+/// meanwhile: one could wait so for its own thread.
+pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
+    // A child in its parent's memory, which might be killed in the midst of this, goes no further.
+    if !is_wanted() {
+        return None;
     }
-    begun.then_some(kinds)
+    let _section = upoll_fds::Section::begin();
+    MAKING.fetch_add(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    let made = is_wanted().then(make);
+    // A fork in a handler of a fault has forgotten it in the child.
+    let less = |making: usize| making.checked_sub(1);
+    let _ = MAKING.fetch_update(Ordering::Release, Ordering::Relaxed, less);
+    made
 }
 
-/// Unless it is for good now.
-pub(crate) fn serve_again(kinds: u8) {
-    let _ = KINDS.compare_exchange(MEANWHILE, kinds, Ordering::Relaxed, Ordering::Relaxed);
+/// After it was said that nothing is served: all that is made here has been. Not for ever: who makes
+/// something may wait for a fork that wants a lock which this thread holds.
+fn outlast_making() {
+    const LONGEST: Duration = Duration::from_secs(1);
+    fence(Ordering::SeqCst);
+    if MAKING.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let begun = Instant::now();
+    while MAKING.load(Ordering::Acquire) != 0 && begun.elapsed() < LONGEST {
+        // Not a mere yield: a thread of a lower real-time priority would get no processor. Not the C
+        // library's, where the thread might be cancelled.
+        let time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000,
+        };
+        let _ = raw::kernel!(SYS_nanosleep, &raw const time, 0);
+    }
 }
 
-/// Whether that is so, for sets too, of which the table knows otherwise.
+/// From now on nothing that is made is served here. What has been made is to be handed over after this.
+pub(crate) fn serve_nothing_new() {
+    read();
+    KINDS.fetch_or(NOTHING_NEW, Ordering::Relaxed);
+    outlast_making();
+}
+
+/// The same until this thread's [`serve_again`], and that of all others that wait for a child.
+///
+/// What is counted here a child leaves as it was, unless it is killed while it waits for one of its own. That
+/// one goes on in this memory, and then nothing is served for good.
+pub(crate) fn serve_nothing_new_meanwhile() {
+    read();
+    // First: a handler that forks has at most too many of them counted in the child.
+    WAITS.set(WAITS.get() + 1);
+    KINDS.fetch_add(WAIT, Ordering::Relaxed);
+    outlast_making();
+}
+
+pub(crate) fn serve_again() {
+    KINDS.fetch_sub(WAIT, Ordering::Relaxed);
+    WAITS.set(WAITS.get() - 1);
+}
+
+/// In the child of a fork: it has no other thread that would wait for a child, or make anything.
+pub(crate) extern "C" fn forget_other_threads() {
+    MAKING.store(0, Ordering::Relaxed);
+    let own = WAIT * WAITS.get();
+    let _ = KINDS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kinds| {
+        Some(kinds % WAIT + own)
+    });
+}
+
+/// Whether nothing is to be served here, for sets too, of which the table knows otherwise.
 pub(crate) fn is_nothing_new_served() -> bool {
-    read() & NOTHING_NEW != 0
+    !is_any_served(read())
+}
+
+/// Hands over what the caller has just made to be served here if nothing is to be any more: who said so may
+/// have waited too long for the caller. Whichever of the two looks last finds it, in the table or here.
+pub(crate) fn look_again(fd: c_int) {
+    fence(Ordering::SeqCst);
+    if is_nothing_new_served() {
+        // What cannot be handed over is lost to others.
+        let _ = upoll_fds::demote(fd);
+    }
 }
 
 /// A variable of the environment.

@@ -18,15 +18,19 @@ pub unsafe extern "C-unwind" fn socketpair(
     protocol: c_int,
     fds: *mut [c_int; 2],
 ) -> c_int {
-    if !settings::is_user_level(Kind::SocketPair) {
+    let made = settings::make_here(
+        || settings::is_user_level(Kind::SocketPair),
+        // SAFETY: the caller's contract.
+        || unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) },
+    );
+    let Some(made) = made else {
         return give(raw::kernel!(SYS_socketpair, domain, kind, protocol, fds));
-    }
-    // SAFETY: the caller's contract.
-    let made = unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) };
+    };
     if made.is_ok() {
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
             leave_to_streams(fd);
+            settings::look_again(fd);
         }
     }
     give(made)

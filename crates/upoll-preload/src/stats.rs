@@ -123,7 +123,8 @@ pub(crate) fn count_as(call: Call, is_user_level: bool) {
 /// Says what was counted, once.
 pub(crate) fn report() {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
-    if !is_on() || IS_SAID.swap(true, Ordering::Relaxed) {
+    // A child in its parent's memory leaves it to that one.
+    if !is_on() || crate::handlers::is_others() || IS_SAID.swap(true, Ordering::Relaxed) {
         return;
     }
     let Some(text) = text() else {

@@ -1,0 +1,133 @@
+//! `vfork(2)`: the child has its parent's memory and stack, and the parent waits until it executes a program
+//! or ends.
+//!
+//! The child returns from the function that the parent is still in, and uses what lies below that on the
+//! stack. So nothing of it may be kept there: the return address is in a register while the kernel has the
+//! thread, and there is nothing else that [`end`] would have to know.
+//!
+//! A handler that leaves by `siglongjmp` between [`begin`] and the system call leaves the wait counted:
+//! nothing new is served from then on.
+
+use libc::pid_t;
+
+use crate::errno::give;
+use crate::process::{self, Cloning};
+use crate::raw;
+
+/// Before the system call: the kernel has everything, and nothing new is served until [`end`]. False, and
+/// nothing has begun, if something cannot be handed over, whose number the child could take from its
+/// parent.
+extern "C" fn begin() -> bool {
+    let cloning = Cloning::begin((libc::CLONE_VM | libc::CLONE_VFORK).cast_unsigned() as usize);
+    let is_all = matches!(cloning, Cloning::Wait { is_all: true, .. });
+    if !is_all {
+        cloning.end();
+    }
+    is_all
+}
+
+/// In the parent, with what the kernel gave.
+extern "C" fn end(result: usize) -> pid_t {
+    let waited = Cloning::Wait {
+        shares_numbers: false,
+        is_all: true,
+    };
+    waited.end();
+    give(raw::result(result))
+}
+
+/// For a child that must not have this memory.
+extern "C" fn fork() -> pid_t {
+    process::fork()
+}
+
+/// The function, by its two names.
+macro_rules! vfork {
+    ($($(#[$what:meta])* $name:ident;)*) => { $(
+        $(#[$what])*
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() -> pid_t {
+            std::arch::naked_asm!(
+                ".cfi_startproc",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
+                "call {begin}",
+                "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
+                "test al, al",
+                "jz {fork}",
+                // The kernel leaves this register alone.
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                ".cfi_register rip, rdi",
+                "mov eax, {number}",
+                "syscall",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                ".cfi_offset rip, -8",
+                "test rax, rax",
+                "jz 2f",
+                "mov rdi, rax",
+                "jmp {end}",
+                "2:",
+                "ret",
+                ".cfi_endproc",
+                begin = sym begin,
+                fork = sym fork,
+                number = const libc::SYS_vfork,
+                end = sym end,
+            )
+        }
+
+        $(#[$what])*
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() -> pid_t {
+            std::arch::naked_asm!(
+                ".cfi_startproc",
+                "stp x29, x30, [sp, #-16]!",
+                ".cfi_adjust_cfa_offset 16",
+                ".cfi_rel_offset x29, 0",
+                ".cfi_rel_offset x30, 8",
+                "bl {begin}",
+                "ldp x29, x30, [sp], #16",
+                ".cfi_adjust_cfa_offset -16",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
+                "tbz w0, #0, 3f",
+                // The return address stays in x30, which the kernel leaves alone. No stack: the child is to
+                // have this one.
+                "mov x0, #{flags}",
+                "mov x1, #0",
+                "mov x2, #0",
+                "mov x3, #0",
+                "mov x4, #0",
+                "mov x8, #{number}",
+                "svc #0",
+                "cbz x0, 2f",
+                "b {end}",
+                "2:",
+                "ret",
+                "3:",
+                "b {fork}",
+                ".cfi_endproc",
+                begin = sym begin,
+                fork = sym fork,
+                flags = const libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+                number = const libc::SYS_clone,
+                end = sym end,
+            )
+        }
+
+    )* };
+}
+
+vfork! {
+    /// `vfork(2)`
+    vfork;
+    /// `vfork(2)`, by the C library's other name.
+    __vfork;
+}
