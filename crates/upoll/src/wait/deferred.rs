@@ -63,8 +63,9 @@ impl Wake for Panic {
 /// Tasks to be woken, linked by their slots' `next`, so that a wake allocates nothing.
 struct Tasks(*mut TaskSlot);
 
-impl Drop for Tasks {
-    fn drop(&mut self) {
+impl Tasks {
+    #[inline(never)]
+    fn wake(&mut self) {
         while !self.0.is_null() {
             // SAFETY: from `Arc::into_raw` in `push_task`, and taken off the chain here.
             let slot = unsafe { Arc::from_raw(self.0) };
@@ -78,6 +79,15 @@ impl Drop for Tasks {
                 waker.wake();
             }
             self.0 = core::mem::replace(&mut rest.0, ptr::null_mut());
+        }
+    }
+}
+
+impl Drop for Tasks {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            self.wake();
         }
     }
 }
@@ -166,6 +176,17 @@ impl Deferred {
         drop(core::mem::replace(&mut self.tasks, Tasks(ptr::null_mut())));
     }
 
+    #[inline(never)]
+    fn run_last(&mut self) {
+        self.run_actions();
+        #[cfg(all(feature = "std", not(loom)))]
+        if self.yields {
+            // Tasks before: they are not to wait for this thread's next turn.
+            self.run();
+            std::thread::yield_now();
+        }
+    }
+
     fn run_actions(&mut self) {
         let len = core::mem::take(&mut self.len);
         for slot in &self.actions[..len] {
@@ -180,13 +201,7 @@ impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
         if self.len > 0 {
-            self.run_actions();
-            #[cfg(all(feature = "std", not(loom)))]
-            if self.yields {
-                // Tasks before: they are not to wait for this thread's next turn.
-                self.run();
-                std::thread::yield_now();
-            }
+            self.run_last();
         }
     }
 }
