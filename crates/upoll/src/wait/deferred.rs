@@ -11,6 +11,8 @@ use core::mem::MaybeUninit;
 use core::ptr;
 use core::task::Waker;
 
+#[cfg(all(feature = "std", not(loom)))]
+use crate::sync::is_held_by_this_thread;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, Ordering, fence};
 
 pub(crate) type Action = (fn(usize), usize);
@@ -40,6 +42,16 @@ impl TaskSlot {
         let before = self.waker.lock().replace(waker);
         fence(Ordering::SeqCst);
         drop(before);
+    }
+
+    /// None also if this is a signal handler that interrupts one of the two: whoever sets a waker looks
+    /// at the object afterwards, and whoever takes it wakes it.
+    fn take(&self) -> Option<Waker> {
+        #[cfg(all(feature = "std", not(loom)))]
+        if is_held_by_this_thread(&self.waker) {
+            return None;
+        }
+        self.waker.lock().take()
     }
 }
 
@@ -74,7 +86,7 @@ impl Tasks {
             self.0 = ptr::null_mut();
             // First: a wake from now on chains it anew.
             slot.chained.swap(false, Ordering::SeqCst);
-            let waker = slot.waker.lock().take();
+            let waker = slot.take();
             if let Some(waker) = waker {
                 waker.wake();
             }
