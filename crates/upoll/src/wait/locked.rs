@@ -19,6 +19,8 @@ use core::ops::{Deref, DerefMut};
 
 use super::{Deferred, List, WaitQueue};
 use crate::sync::MutexGuard;
+#[cfg(any(feature = "std", loom))]
+use crate::sync::{Rule, broken};
 
 /// Holds a queue's lock.
 pub(super) struct Locked<'a> {
@@ -54,7 +56,11 @@ impl Locked<'_> {
         // SAFETY: done once, here: `locked` is not dropped.
         unsafe { ManuallyDrop::drop(&mut locked.list) };
         #[cfg(any(feature = "std", loom))]
-        locked.queue.catch_up(deferred);
+        if broken(Rule::LeaveTasksToTheOutermost) {
+            locked.queue.catch_up_alone();
+        } else {
+            locked.queue.catch_up(deferred);
+        }
         #[cfg(not(any(feature = "std", loom)))]
         let _ = deferred;
     }
