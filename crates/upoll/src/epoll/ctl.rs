@@ -106,6 +106,7 @@ impl Epoll {
 
     #[inline(never)]
     fn finish_modify(&self, mut inner: MutexGuard<'_, Interests>, item: *const Item) {
+        // Ends last, for its tasks may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         // SAFETY: the caller found it in the table, and the lock is held.
@@ -114,7 +115,6 @@ impl Epoll {
                 .look_after_change(&mut inner, item, &mut left, &mut deferred);
         }
         drop(inner);
-        drop(deferred);
         if let Some(left) = left {
             left.finish();
         }
@@ -142,6 +142,7 @@ impl Epoll {
         if shared_count(file.description()).is_some() {
             crate::host::prepare(self)?;
         }
+        // Ends last, for its tasks may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
@@ -149,7 +150,6 @@ impl Epoll {
             let (left, deferred) = (&mut left, &mut deferred);
             self.ctl_locked(&mut inner, Op::Add, file, event, left, deferred)
         };
-        drop(deferred);
         if let Some(left) = left {
             left.finish();
         }
@@ -160,7 +160,7 @@ impl Epoll {
     #[inline(never)]
     fn delete_file(&self, (identity, number): (Identity, i32)) -> Result<(), Errno> {
         self.check_self(identity)?;
-        // Runs last, for its tasks may panic.
+        // Ends last, for its tasks may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
@@ -177,8 +177,8 @@ impl Epoll {
 
     /// An ADD or a DEL under the set's lock; anything but ADD of what is [added
     /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
-    /// [`Set::look_after_change`]. The caller lets go of the lock, then of `deferred`, and then finishes
-    /// what is `left`.
+    /// [`Set::look_after_change`]. The caller lets go of the lock, then finishes what is `left` and ends
+    /// `deferred`, in such a way that a panic in the one does not keep it from the other.
     #[inline]
     pub(super) fn ctl_locked(
         &self,
@@ -227,7 +227,7 @@ impl Epoll {
 
     fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
         self.check_modify(file.identity(), event.events())?;
-        // These outlast the locks: they may run foreign code.
+        // These outlast the locks, as they may run foreign code; the tasks come last, as they may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         let nested_add = nesting::lock();
@@ -258,7 +258,6 @@ impl Epoll {
                     .delete(&mut inner, identity, number, left, deferred)?;
             }
         }
-        drop(deferred);
         if let Some(left) = left {
             left.finish();
         }
@@ -616,7 +615,8 @@ impl Set {
         emptying.run();
     }
 
-    /// The file closed: its item goes, if nobody else was quicker.
+    /// The file closed: its item goes, if nobody else was quicker. `deferred` waits until the lock is
+    /// free.
     fn remove_closed(&self, identity: Identity, number: i32, deferred: &mut Deferred) {
         let mut left = None;
         let mut inner = self.inner.lock();
