@@ -44,8 +44,8 @@ impl TaskSlot {
         drop(before);
     }
 
-    /// None also if this is a signal handler that interrupts one of the two: whoever sets a waker looks
-    /// at the object afterwards, and whoever takes it wakes it.
+    /// None also in a signal handler that interrupts [`set`](Self::set) or this: whoever sets a waker
+    /// looks at the object afterwards, and whoever takes one wakes it.
     fn take(&self) -> Option<Waker> {
         #[cfg(all(feature = "std", not(loom)))]
         if is_held_by_this_thread(&self.waker) {
