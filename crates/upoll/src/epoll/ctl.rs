@@ -106,6 +106,7 @@ impl Epoll {
 
     #[inline(never)]
     fn finish_modify(&self, mut inner: MutexGuard<'_, Interests>, item: *const Item) {
+        // Ends last, for its tasks may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         // SAFETY: the caller found it in the table, and the lock is held.
@@ -114,7 +115,6 @@ impl Epoll {
                 .look_after_change(&mut inner, item, &mut left, &mut deferred);
         }
         drop(inner);
-        drop(deferred);
         if let Some(left) = left {
             left.finish();
         }
@@ -142,6 +142,7 @@ impl Epoll {
         if shared_count(file.description()).is_some() {
             crate::host::prepare(self)?;
         }
+        // Ends last, for its tasks may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
@@ -149,7 +150,6 @@ impl Epoll {
             let (left, deferred) = (&mut left, &mut deferred);
             self.ctl_locked(&mut inner, Op::Add, file, event, left, deferred)
         };
-        drop(deferred);
         if let Some(left) = left {
             left.finish();
         }
@@ -160,10 +160,14 @@ impl Epoll {
     #[inline(never)]
     fn delete_file(&self, (identity, number): (Identity, i32)) -> Result<(), Errno> {
         self.check_self(identity)?;
+        // Ends last, for its tasks may panic.
+        let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
             let mut inner = self.set().inner.lock();
-            self.set().delete(&mut inner, identity, number, &mut left)
+            let (left, deferred) = (&mut left, &mut deferred);
+            self.set()
+                .delete(&mut inner, identity, number, left, deferred)
         };
         if let Some(left) = left {
             left.finish();
@@ -173,8 +177,8 @@ impl Epoll {
 
     /// An ADD or a DEL under the set's lock; anything but ADD of what is [added
     /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
-    /// [`Set::look_after_change`]. The caller lets go of the lock, then of `deferred`, and then finishes
-    /// what is `left`.
+    /// [`Set::look_after_change`]. The caller lets go of the lock, then finishes what is `left` and ends
+    /// `deferred`, in such a way that a panic in the one does not keep it from the other.
     #[inline]
     pub(super) fn ctl_locked(
         &self,
@@ -199,7 +203,7 @@ impl Epoll {
             Op::Del => {
                 self.check_self(file.identity())?;
                 let (identity, number) = (file.identity(), file.number());
-                self.set().delete(inner, identity, number, left)
+                self.set().delete(inner, identity, number, left, deferred)
             }
         }
     }
@@ -223,7 +227,7 @@ impl Epoll {
 
     fn add_set(&self, file: FileRef<'_>, target: &Set, event: Event) -> Result<(), Errno> {
         self.check_modify(file.identity(), event.events())?;
-        // These outlast the locks: they may run foreign code.
+        // These outlast the locks, as they may run foreign code; the tasks come last, as they may panic.
         let mut deferred = Deferred::new();
         let mut left = None;
         let nested_add = nesting::lock();
@@ -249,10 +253,11 @@ impl Epoll {
             if result.is_err() {
                 let mut inner = self.set().inner.lock();
                 let (identity, number) = (file.identity(), file.number());
-                self.set().delete(&mut inner, identity, number, &mut left)?;
+                let (left, deferred) = (&mut left, &mut deferred);
+                self.set()
+                    .delete(&mut inner, identity, number, left, deferred)?;
             }
         }
-        drop(deferred);
         if let Some(left) = left {
             left.finish();
         }
@@ -309,7 +314,7 @@ impl Epoll {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = set.hook(inner, item, file, place) & wanted;
+        let ready = set.hook(inner, item, file, place, deferred) & wanted;
         set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
@@ -369,6 +374,7 @@ impl Set {
         item: *const Item,
         file: FileRef<'_>,
         place: Place,
+        deferred: &mut Deferred,
     ) -> Events {
         let mut hooked = 0_usize;
         let mut hooking = Hooking {
@@ -376,17 +382,18 @@ impl Set {
             inner,
             item,
             extras: Extras::new(),
+            deferred,
         };
-        let extras = &mut hooking.extras;
+        let (extras, deferred) = (&mut hooking.extras, &mut *hooking.deferred);
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.
             unsafe {
                 if hooked == 0 {
-                    (*item).entry.hook(queue, place);
+                    (*item).entry.hook_within(queue, place, deferred);
                 } else {
                     let extra = ExtraEntry::new(item, ready::on_wake_extra);
-                    extra.entry.hook(queue, place);
+                    extra.entry.hook_within(queue, place, deferred);
                     extras.push(extra);
                 }
             }
@@ -428,10 +435,10 @@ impl Set {
         };
         if !queued {
             // By a wake that may be just about to put it on the list. The caller may look for it.
-            node.entry.outlast_wake();
+            node.entry.outlast_wake(deferred);
             if node.state() & state::HAS_EXTRAS != 0 {
                 for extra in inner.extras(item) {
-                    extra.entry.outlast_wake();
+                    extra.entry.outlast_wake(deferred);
                 }
             }
             return;
@@ -496,7 +503,7 @@ impl Set {
             // It may have been chosen for what it wants no more.
             // SAFETY: as above.
             let file = unsafe { node.file() };
-            *left = node.entry.disclaim().map(|queue| Forgotten {
+            *left = node.entry.disclaim(deferred).map(|queue| Forgotten {
                 file: file.clone(),
                 pass_on: Some(PassOn {
                     queue,
@@ -513,22 +520,27 @@ impl Set {
         identity: Identity,
         number: i32,
         left: &mut Option<Forgotten>,
+        deferred: &mut Deferred,
     ) -> Result<(), Errno> {
         let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
-        let claim = Self::unhook(inner, item);
+        let claim = Self::unhook(inner, item, deferred);
         self.forget(inner, item, claim, left);
         Ok(())
     }
 
     /// Takes an item out of all wait queues; no wake reaches it afterwards. Says which queue's
     /// claim it held.
-    fn unhook(inner: &Interests, item: *const Item) -> Option<NonNull<WaitQueue>> {
+    fn unhook(
+        inner: &Interests,
+        item: *const Item,
+        deferred: &mut Deferred,
+    ) -> Option<NonNull<WaitQueue>> {
         // SAFETY: the item is registered and the set's lock held.
         let node = unsafe { &*item };
-        let mut claim = node.entry.unhook();
+        let mut claim = node.entry.unhook_within(deferred);
         if node.state() & state::HAS_EXTRAS != 0 {
             for extra in inner.extras(item) {
-                claim = extra.entry.unhook().or(claim);
+                claim = extra.entry.unhook_within(deferred).or(claim);
             }
         }
         claim
@@ -590,9 +602,10 @@ impl Set {
         self.watched_by.wake(Events::IN);
         {
             // First all hooks, so that no wake meets a half-taken set.
+            let mut deferred = Deferred::new();
             let inner = self.inner.lock();
             for item in inner.iter() {
-                if let Some(queue) = Self::unhook(&inner, item) {
+                if let Some(queue) = Self::unhook(&inner, item, &mut deferred) {
                     // SAFETY: the item is registered, and the lock held.
                     let file = unsafe { (*item).file() }.clone();
                     emptying.claims.push((item, file, queue));
@@ -602,10 +615,13 @@ impl Set {
         emptying.run();
     }
 
-    /// The file closed: its item goes, if nobody else was quicker.
-    fn remove_closed(&self, identity: Identity, number: i32) {
+    /// The file closed: its item goes, if nobody else was quicker. `deferred` waits until the lock is
+    /// free.
+    fn remove_closed(&self, identity: Identity, number: i32, deferred: &mut Deferred) {
         let mut left = None;
-        let removed = self.delete(&mut self.inner.lock(), identity, number, &mut left);
+        let mut inner = self.inner.lock();
+        let removed = self.delete(&mut inner, identity, number, &mut left, deferred);
+        drop(inner);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
         }
@@ -645,14 +661,15 @@ struct Hooking<'a> {
     inner: &'a mut Interests,
     item: *const Item,
     extras: Extras,
+    deferred: &'a mut Deferred,
 }
 
 impl Drop for Hooking<'_> {
     fn drop(&mut self) {
         for extra in &self.extras {
-            extra.entry.unhook();
+            extra.entry.unhook_within(self.deferred);
         }
-        Set::unhook(self.inner, self.item);
+        Set::unhook(self.inner, self.item, self.deferred);
         // The caller of ADD holds the file, so its object does not end here.
         self.set.forget(self.inner, self.item, None, &mut None);
     }
@@ -673,6 +690,7 @@ impl Emptying<'_> {
     /// Nobody adds to a closed set, so one pass over the slots meets every item. Files that close
     /// meanwhile may take out theirs.
     fn run(&mut self) {
+        let mut deferred = Deferred::new();
         loop {
             let mut inner = self.set.inner.lock();
             let Some((item, next)) = inner.next_from(self.slot) else {
@@ -681,7 +699,7 @@ impl Emptying<'_> {
             self.slot = next;
             // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
-            let claim = Set::unhook(&inner, item).or_else(|| {
+            let claim = Set::unhook(&inner, item, &mut deferred).or_else(|| {
                 // SAFETY: the item is registered, and the lock held.
                 let file = unsafe { (*item).file() };
                 self.claims
@@ -709,6 +727,8 @@ impl Drop for Emptying<'_> {
 
 /// The last reference to a watched file is gone (`eventpoll_release_file`).
 fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
+    // Its tasks may panic: not before all items have gone.
+    let mut deferred = Deferred::new();
     loop {
         let (set, number) = {
             let watchers = watchers.lock();
@@ -720,7 +740,7 @@ fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
             // set has not finished closing and can be pinned.
             unsafe { ((*item).pin_set(), (*item).number()) }
         };
-        set.object().remove_closed(identity, number);
+        set.object().remove_closed(identity, number, &mut deferred);
         // Dropping the pin may free the set: all its locks are free.
     }
 }

@@ -45,7 +45,7 @@ use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 use crate::sync::Ordering;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, seqcst_pair_fence};
 use crate::target::{Source, Target};
-use crate::wait::{WaitQueue, Wake};
+use crate::wait::{Deferred, WaitQueue, Wake};
 
 bitflags! {
     /// What kind of set to make: the argument of `epoll_create1(2)`.
@@ -98,10 +98,10 @@ impl Set {
     }
 
     /// Whether anybody waits right now, in this set or through one above it.
-    fn is_awaited(&self) -> bool {
+    fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         self.sleepers.is_watched()
             || self.companion().is_some_and(Companion::is_awaited)
-            || self.watched_by.is_awaited()
+            || self.watched_by.is_awaited(deferred)
     }
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.

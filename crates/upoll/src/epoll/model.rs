@@ -7,6 +7,11 @@ use crate::sync::Ordering;
 use core::ptr::NonNull;
 
 impl Epoll {
+    /// Whether somebody has locked the set.
+    pub fn is_locked(&self) -> bool {
+        self.set().inner.try_lock().is_none()
+    }
+
     /// The source of `rotating`, which this set watches, chooses this set by a line of its own, as the
     /// kernel does.
     pub fn be_chosen(&self, rotating: &Epoll) {

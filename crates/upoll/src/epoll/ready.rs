@@ -414,7 +414,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
         return Reply::Passed;
     }
-    if wake.mode != Mode::Tell && !set.is_awaited() {
+    if wake.mode != Mode::Tell && !set.is_awaited(wake.deferred) {
         return Reply::Passed;
     }
     if wake.mode == Mode::Ask {
@@ -422,7 +422,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     }
     let is_rotating = node.state() & state::ROTATING != 0;
     // Asked first: who is told waits no more.
-    let is_awaited = wake.mode == Mode::Offer || is_rotating && set.is_awaited();
+    let is_awaited = wake.mode == Mode::Offer || is_rotating && set.is_awaited(wake.deferred);
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };
     let (slept, watched) = set.tell(wake);

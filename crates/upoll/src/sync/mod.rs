@@ -206,6 +206,9 @@ pub enum Rule {
     /// A process that notices that it is a new one is counted, then marks that it has noticed.
     #[cfg(any(feature = "std", loom))]
     CountThenMark,
+    /// What a wake puts off that is made in another's stead waits until all locks are free.
+    #[cfg(any(feature = "std", loom))]
+    LeaveTasksToTheOutermost,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
 }

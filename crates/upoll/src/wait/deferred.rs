@@ -11,6 +11,8 @@ use core::mem::MaybeUninit;
 use core::ptr;
 use core::task::Waker;
 
+#[cfg(all(feature = "std", not(loom)))]
+use crate::sync::is_held_by_this_thread;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, Ordering, fence};
 
 pub(crate) type Action = (fn(usize), usize);
@@ -41,6 +43,16 @@ impl TaskSlot {
         fence(Ordering::SeqCst);
         drop(before);
     }
+
+    /// None also in a signal handler that interrupts [`set`](Self::set) or this: whoever sets a waker
+    /// looks at the object afterwards, and whoever takes one wakes it.
+    fn take(&self) -> Option<Waker> {
+        #[cfg(all(feature = "std", not(loom)))]
+        if is_held_by_this_thread(&self.waker) {
+            return None;
+        }
+        self.waker.lock().take()
+    }
 }
 
 /// A panic that was caught in the midst of a wake, as one more task of it.
@@ -63,8 +75,9 @@ impl Wake for Panic {
 /// Tasks to be woken, linked by their slots' `next`, so that a wake allocates nothing.
 struct Tasks(*mut TaskSlot);
 
-impl Drop for Tasks {
-    fn drop(&mut self) {
+impl Tasks {
+    #[inline(never)]
+    fn wake(&mut self) {
         while !self.0.is_null() {
             // SAFETY: from `Arc::into_raw` in `push_task`, and taken off the chain here.
             let slot = unsafe { Arc::from_raw(self.0) };
@@ -73,11 +86,20 @@ impl Drop for Tasks {
             self.0 = ptr::null_mut();
             // First: a wake from now on chains it anew.
             slot.chained.swap(false, Ordering::SeqCst);
-            let waker = slot.waker.lock().take();
+            let waker = slot.take();
             if let Some(waker) = waker {
                 waker.wake();
             }
             self.0 = core::mem::replace(&mut rest.0, ptr::null_mut());
+        }
+    }
+}
+
+impl Drop for Tasks {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            self.wake();
         }
     }
 }
@@ -166,6 +188,17 @@ impl Deferred {
         drop(core::mem::replace(&mut self.tasks, Tasks(ptr::null_mut())));
     }
 
+    #[inline(never)]
+    fn run_last(&mut self) {
+        self.run_actions();
+        #[cfg(all(feature = "std", not(loom)))]
+        if self.yields {
+            // Tasks before: they are not to wait for this thread's next turn.
+            self.run();
+            std::thread::yield_now();
+        }
+    }
+
     fn run_actions(&mut self) {
         let len = core::mem::take(&mut self.len);
         for slot in &self.actions[..len] {
@@ -180,13 +213,7 @@ impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
         if self.len > 0 {
-            self.run_actions();
-            #[cfg(all(feature = "std", not(loom)))]
-            if self.yields {
-                // Tasks before: they are not to wait for this thread's next turn.
-                self.run();
-                std::thread::yield_now();
-            }
+            self.run_last();
         }
     }
 }

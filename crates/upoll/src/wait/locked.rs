@@ -6,6 +6,10 @@
 //! holder is the thread itself is known at once; for another one a wake waits so long that only a
 //! holder that does not get on is left to do it later.
 //!
+//! What a wake that is made up for puts off waits until all locks are free, as with any wake: whoever
+//! may hold other locks, or wakes the queue as part of another wake, lets go of the lock with the
+//! [`Deferred`] of its outermost caller ([`Locked::let_go`]).
+//!
 //! # The named pair
 //! A wake writes `missed`, has all threads pass a barrier, then tries for the lock once more. The
 //! holder lets go of the lock, then reads `missed`. One of the two sees the other.
@@ -13,8 +17,10 @@
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 
-use super::{List, WaitQueue};
+use super::{Deferred, List, WaitQueue};
 use crate::sync::MutexGuard;
+#[cfg(any(feature = "std", loom))]
+use crate::sync::{Rule, broken};
 
 /// Holds a queue's lock.
 pub(super) struct Locked<'a> {
@@ -42,13 +48,32 @@ impl DerefMut for Locked<'_> {
     }
 }
 
+impl Locked<'_> {
+    /// Lets go of the lock. What a wake that did not get it puts off goes into `deferred`.
+    #[inline]
+    pub(super) fn let_go(self, deferred: &mut Deferred) {
+        let mut locked = ManuallyDrop::new(self);
+        // SAFETY: done once, here: `locked` is not dropped.
+        unsafe { ManuallyDrop::drop(&mut locked.list) };
+        #[cfg(any(feature = "std", loom))]
+        if broken(Rule::LeaveTasksToTheOutermost) {
+            locked.queue.catch_up_alone();
+        } else {
+            locked.queue.catch_up(deferred);
+        }
+        #[cfg(not(any(feature = "std", loom)))]
+        let _ = deferred;
+    }
+}
+
+/// For who holds no other lock, and for panics on the way.
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: done once, here.
         unsafe { ManuallyDrop::drop(&mut self.list) };
         #[cfg(any(feature = "std", loom))]
-        self.queue.catch_up();
+        self.queue.catch_up_alone();
     }
 }
 
@@ -65,7 +90,7 @@ impl WaitQueue {
 #[cfg(not(any(feature = "std", loom)))]
 impl WaitQueue {
     /// The lock, for a wake; here no signal handler wakes.
-    pub(super) fn lock_to_wake(&self, _: Kind, _: &super::Wake<'_>) -> Option<Locked<'_>> {
+    pub(super) fn lock_to_wake(&self, _: Kind, _: &mut super::Wake<'_>) -> Option<Locked<'_>> {
         Some(self.lock())
     }
 }
@@ -123,7 +148,7 @@ mod missed {
         pub(in super::super) fn lock_to_wake(
             &self,
             kind: Kind,
-            wake: &Wake<'_>,
+            wake: &mut Wake<'_>,
         ) -> Option<Locked<'_>> {
             match self.try_lock() {
                 Some(list) => Some(list),
@@ -167,7 +192,7 @@ mod missed {
         }
 
         #[cold]
-        fn lock_or_leave(&self, kind: Kind, wake: &Wake<'_>) -> Option<Locked<'_>> {
+        fn lock_or_leave(&self, kind: Kind, wake: &mut Wake<'_>) -> Option<Locked<'_>> {
             if let Some(list) = self.lock_in_time() {
                 return Some(list);
             }
@@ -189,17 +214,27 @@ mod missed {
                 pause();
             }
             // The holder may have let go before it could see it: whoever has the lock from now on will.
-            if !broken(Rule::TryAgainAfterMarking) {
-                drop(self.try_lock());
+            if !broken(Rule::TryAgainAfterMarking)
+                && let Some(list) = self.try_lock()
+            {
+                list.let_go(wake.deferred);
             }
             None
         }
 
         /// Makes the wakes that did not get the lock; it is free now.
         #[inline]
-        pub(super) fn catch_up(&self) {
+        pub(super) fn catch_up(&self, deferred: &mut Deferred) {
             if self.has_missed() {
-                self.wake_missed();
+                self.wake_missed(deferred);
+            }
+        }
+
+        /// The same for who holds no other lock.
+        #[inline]
+        pub(super) fn catch_up_alone(&self) {
+            if self.has_missed() {
+                self.wake_missed_alone();
             }
         }
 
@@ -222,7 +257,12 @@ mod missed {
         }
 
         #[cold]
-        fn wake_missed(&self) {
+        fn wake_missed_alone(&self) {
+            self.wake_missed(&mut Deferred::new());
+        }
+
+        #[cold]
+        fn wake_missed(&self, deferred: &mut Deferred) {
             let missed = self.missed.swap(0, Ordering::SeqCst);
             if missed & MISSED == 0 {
                 return;
@@ -231,11 +271,10 @@ mod missed {
                 KEY => Events::empty(),
                 key => Events::from_bits_retain(key.into()),
             };
-            let mut deferred = Deferred::new();
             let mut wake = Wake {
                 key,
                 mode: Mode::Tell,
-                deferred: &mut deferred,
+                deferred,
             };
             if missed & ROTATING == 0 {
                 self.wake_within(&mut wake);

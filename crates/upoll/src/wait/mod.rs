@@ -250,6 +250,7 @@ impl WaitQueue {
             self.uncount(reply);
             took += usize::from(reply != Reply::Passed);
         }
+        list.let_go(&mut deferred);
         took
     }
 
@@ -304,29 +305,28 @@ impl WaitQueue {
     }
 
     /// Whether anybody, through however many sets, waits right now for a wake of this queue.
-    pub(crate) fn is_awaited(&self) -> bool {
+    pub(crate) fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         if !self.is_watched() {
             return false;
         }
-        let mut deferred = Deferred::new();
         let mut wake = Wake {
             key: Events::IN,
             mode: Mode::Ask,
-            deferred: &mut deferred,
+            deferred,
         };
-        let Some(mut list) = self.lock_to_wake(Kind::Question, &wake) else {
+        let Some(mut list) = self.lock_to_wake(Kind::Question, &mut wake) else {
             // Whoever holds the lock may be about to wait.
             return true;
         };
+        let mut is_awaited = false;
         let mut at = list.first(false);
-        while let Some(entry) = at {
+        while let Some(entry) = at.filter(|_| !is_awaited) {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
-            if self.call(&mut list, entry, &mut wake) != Reply::Passed {
-                return true;
-            }
+            is_awaited = self.call(&mut list, entry, &mut wake) != Reply::Passed;
         }
-        false
+        list.let_go(deferred);
+        is_awaited
     }
 
     /// A wake that is part of another one, whose state is already published.
@@ -335,7 +335,11 @@ impl WaitQueue {
             return 0;
         }
         match self.lock_to_wake(Kind::Plain, wake) {
-            Some(mut list) => self.walk(&mut list, wake, false),
+            Some(mut list) => {
+                let took = self.walk(&mut list, wake, false);
+                list.let_go(wake.deferred);
+                took
+            }
             None => 0,
         }
     }
@@ -373,10 +377,13 @@ impl WaitQueue {
         if self.offer_in_turn(&mut list, wake, Whom::All) {
             #[cfg(all(feature = "std", not(loom)))]
             wake.deferred.let_run(list.claims);
-            return took + 1;
+            took += 1;
+        } else {
+            self.owed.store(true, Ordering::Relaxed);
+            took += usize::from(self.leave_notes(&mut list, wake, notes_last));
         }
-        self.owed.store(true, Ordering::Relaxed);
-        took + usize::from(self.leave_notes(&mut list, wake, notes_last))
+        list.let_go(wake.deferred);
+        took
     }
 
     /// Nobody waits: leaves a note with all exclusive entries, so that whoever comes first will look.
@@ -440,6 +447,7 @@ impl WaitQueue {
         } else {
             self.walk(&mut list, &mut wake, true);
         }
+        list.let_go(&mut deferred);
     }
 
     /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready,
@@ -462,12 +470,28 @@ impl WaitQueue {
         deferred: &mut Deferred,
     ) -> Turn {
         let mut list = self.lock();
+        // SAFETY: passed on to the caller.
+        let turn = unsafe { self.turn_locked(&mut list, me, ask, refused, deferred) };
+        list.let_go(deferred);
+        turn
+    }
+
+    /// # Safety
+    /// As [`turn`](Self::turn), and `list` is this queue's.
+    unsafe fn turn_locked(
+        &self,
+        list: &mut Locked<'_>,
+        me: &WaitEntry,
+        ask: Ask,
+        refused: impl FnOnce(),
+        deferred: &mut Deferred,
+    ) -> Turn {
         me.set_standing(ABSENT, false);
         let chosen = ask == Ask::Chosen;
-        if self.unclaim(&mut list, me) {
+        if self.unclaim(list, me) {
             // A wake chose `me` just now.
             if chosen {
-                self.hand_on(&mut list, me, Notes::AreUsedUp, deferred);
+                self.hand_on(list, me, Notes::AreUsedUp, deferred);
             }
             return Turn::Mine;
         }
@@ -485,7 +509,7 @@ impl WaitQueue {
         } else {
             Whom::Except(me)
         };
-        if self.offer_in_turn(&mut list, &mut wake, whom) {
+        if self.offer_in_turn(list, &mut wake, whom) {
             refused();
             return Turn::Others;
         }
@@ -527,6 +551,22 @@ impl WaitQueue {
         deferred: &mut Deferred,
     ) -> bool {
         let mut list = self.lock();
+        // SAFETY: passed on to the caller.
+        let my_turn = unsafe { self.turn_or_link(&mut list, me, first, ready, deferred) };
+        list.let_go(deferred);
+        my_turn
+    }
+
+    /// # Safety
+    /// As [`turn_or_hook`](Self::turn_or_hook), and `list` is this queue's.
+    unsafe fn turn_or_link(
+        &self,
+        list: &mut Locked<'_>,
+        me: &WaitEntry,
+        first: bool,
+        ready: impl FnOnce() -> bool,
+        deferred: &mut Deferred,
+    ) -> bool {
         me.queue
             .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
         me.set_standing(EXCLUSIVE, true);
@@ -549,7 +589,7 @@ impl WaitQueue {
             mode: Mode::Offer,
             deferred,
         };
-        if list.claims > 0 || self.offer_in_turn(&mut list, &mut wake, Whom::Except(me)) {
+        if list.claims > 0 || self.offer_in_turn(list, &mut wake, Whom::Except(me)) {
             return false;
         }
         // SAFETY: `me` was linked above and the list is still locked.
