@@ -189,7 +189,8 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 ///
 /// It resolves to what of the interest is ready. Nothing is consumed: two futures on one file both
 /// resolve. Dropping it ends the registration. The task's waker is called with no lock of this crate
-/// held, so it may run the task on the spot, or drop it.
+/// held, so it may run the task on the spot, or drop it; but for a task that awaits a rotating set which
+/// another set watches: a look from above that hands the event on to it holds that set's lock.
 ///
 /// # Example
 /// ```
