@@ -1,6 +1,14 @@
 /* fork(2) by two threads at the same time, and while a third one hands over what it can: each child has the
  * sets that the kernel cannot have, and what they watch, whatever the other threads were doing. */
 #include "check.h"
+
+#ifdef __SANITIZE_ADDRESS__
+/* AddressSanitizer's own lock may be held by the thread that hands over; a child that makes its sets takes it. */
+int main(void)
+{
+	return 77;
+}
+#else
 #include <stdatomic.h>
 #include <sys/wait.h>
 
@@ -78,3 +86,4 @@ int main(void)
 	CHECK(pthread_join(other, NULL) == 0);
 	return 0;
 }
+#endif
