@@ -17,8 +17,8 @@ pub(crate) struct Patience {
 impl Patience {
     const SPINS: u32 = 100;
     const YIELDS: u32 = 4;
-    /// The waits that take almost no time. Of those that follow the first five take less than a
-    /// millisecond: from the first one to the next their length doubles.
+    /// The waits that take almost no time. Those that follow are sleeps, each twice as long as the one before
+    /// it until they take a millisecond, as from the fifth on.
     pub(crate) const SHORT: usize = (Self::SPINS + Self::YIELDS) as usize;
 
     pub(crate) fn new() -> Self {
