@@ -94,10 +94,11 @@ pub(crate) enum Cloning {
 }
 
 impl Cloning {
-    /// Whoever shares this memory must not find objects in it: not a child, which has a table of its own;
-    /// nor a thread that the C library does not know of, by whose word a process of one thread goes without
-    /// locked instructions. Nor are numbers that a child shares to lead to objects in a memory that it does
-    /// not share. As long as both run, nothing that comes may be found either.
+    /// Hands objects over before a `clone` whose child could misuse them. A child with this memory and
+    /// a table of fds of its own would find objects behind the wrong fds. A thread that the C library
+    /// does not know may use the thread-local records of the thread that made it. A child with these
+    /// fds and another memory would find fds without their objects. As long as both run, no new object
+    /// may be made either.
     pub(crate) fn begin(flags: usize) -> Self {
         let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
         let [memory, numbers] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];

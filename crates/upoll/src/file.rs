@@ -125,8 +125,7 @@ impl fmt::Debug for PollTable<'_> {
 pub(crate) struct Description<T: ?Sized = dyn Pollable> {
     /// `File`s that refer to this. Zero: closed, and it stays closed.
     open: AtomicUsize,
-    /// What keeps the memory: each [`Held`], and one for all `File`s together. An `Arc` would do, but
-    /// for its locked instructions where there is but one thread.
+    /// What keeps the memory: each [`Held`], and one for all `File`s together.
     held: AtomicUsize,
     /// The epoll items that watch this (`file->f_ep`). The lock nests inside a set's lock and
     /// outside the wait queues' locks.

@@ -1,8 +1,7 @@
 //! How the processes of a line of forks number themselves: protocol of `host::generation`, apart from
 //! where it has its two words.
 
-use crate::sync::shared::AtomicU32;
-use crate::sync::{Ordering, Rule, broken};
+use crate::sync::{AtomicU32, Ordering, Rule, broken};
 
 /// This process's number. `count` is at least the numbers of all processes before it; `mark` is this one's
 /// plus one, and zero in a child that has not asked before.

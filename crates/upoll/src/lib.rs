@@ -6,10 +6,7 @@
 //! the kernel in one call.
 //!
 //! # Threads
-//! Everything may be used from any thread that the C library has made (`std::thread`,
-//! `pthread_create(3)`). By its word (`__libc_single_threaded`) a process of one thread goes without locked
-//! instructions, as its `malloc` does. So nothing here may be used beside another thread that was made by
-//! a bare `clone(2)`, or by a second C library (`dlmopen(3)`).
+//! Everything may be used from any thread.
 #![cfg_attr(not(any(feature = "std", loom)), no_std)]
 
 extern crate alloc;

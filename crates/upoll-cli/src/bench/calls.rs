@@ -37,9 +37,6 @@ pub(super) struct Compared {
     pub(super) upoll_nanoseconds: Spread,
     /// How many times faster upoll is.
     pub(super) ratio: Spread,
-    /// The same while the process has a second thread, which sleeps: from then on atomic operations
-    /// cost more on both sides. None if it was measured so in the first place.
-    pub(super) ratio_with_a_thread: Option<Spread>,
     pub(super) reached: Option<bool>,
     /// Whether the spread of the ratio is small enough to go by its median.
     pub(super) trusted: bool,
@@ -73,7 +70,6 @@ impl Compared {
             other_nanoseconds: other.spread(),
             upoll_nanoseconds: upoll.spread(),
             ratio,
-            ratio_with_a_thread: None,
             trusted: ratio.is_trusted(),
             other_batches: other.clone(),
             upoll_batches: upoll.clone(),

@@ -20,8 +20,6 @@ mod workers;
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::PathBuf;
-use std::sync::mpsc;
-use std::thread;
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
@@ -160,24 +158,12 @@ struct Run<'a> {
 impl Run<'_> {
     fn measure(self) -> Result<Report> {
         machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
-        // First what one thread does, in a process of one.
+        // The calls of one thread come first: the kernel's are faster while the process has no other.
         let mut comparisons = self.one_thread()?;
         let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
         let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
         let timeouts = self.step(timeouts::NAME, || timeouts::measure(self.effort))?;
-        if !comparisons.is_empty() {
-            let names = calls().map(|comparison| comparison.row.name);
-            let again_wanted = names
-                .chain([batch::NAME])
-                .filter(|name| self.options.wants(name));
-            self.progress.inc_length(again_wanted.count() as u64);
-            let _asleep = second_thread();
-            let again = self.one_thread()?;
-            for (row, again) in comparisons.iter_mut().zip(again) {
-                row.ratio_with_a_thread = Some(again.ratio);
-            }
-        }
         let elsewhere = self.machine.cpus.iter().find(|&&cpu| cpu != self.pinned_to);
         for (name, cpu) in [
             (wakes::ONE_CPU, Some(&self.pinned_to)),
@@ -266,13 +252,6 @@ impl Run<'_> {
         self.progress.inc(1);
         Ok(Some(done))
     }
-}
-
-/// Starts a thread that sleeps until what this gives is dropped.
-fn second_thread() -> mpsc::Sender<()> {
-    let (awake, asleep) = mpsc::channel();
-    thread::spawn(move || asleep.recv());
-    awake
 }
 
 /// Shown on a terminal only.

@@ -120,8 +120,7 @@ impl Report {
         match part {
             Part::Comparisons => format!(
                 "On CPU {}, {} batches of {} us on each side by turns: medians, and of the ratios \
-                 of paired batches the 10th to 90th percentile; calls of one thread in a process of \
-                 one, and the ratio while there is a second one, asleep",
+                 of paired batches the 10th to 90th percentile",
                 self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
             ),
             Part::Numbers => {
@@ -208,9 +207,8 @@ fn comparisons(rows: &[Compared]) -> Table {
             "10-90 %",
             "to reach",
             "reached",
-            "with a 2nd thread",
         ],
-        3..10,
+        3..9,
     );
     for row in rows {
         table.add_row([
@@ -223,8 +221,6 @@ fn comparisons(rows: &[Compared]) -> Table {
             percentiles(row.ratio, row.trusted),
             row.row.target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
-            row.ratio_with_a_thread
-                .map_or_else(String::new, |ratio| times(ratio.median)),
         ]);
     }
     table

@@ -8,8 +8,7 @@
 
 use super::{Direction, Limited, Step};
 use crate::errno::Errno;
-use crate::sync::shared::{AtomicBool, AtomicU32, AtomicU64};
-use crate::sync::{Ordering, Rule, broken, seqcst_pair_fence};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rule, broken, seqcst_pair_fence};
 
 /// Written with the lock held, but for what says otherwise.
 #[repr(C)]

@@ -5,8 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::listeners::{Shared, Voice};
 use super::{Direction, Limited};
-use crate::sync::shared::AtomicU32;
-use crate::sync::{AtomicBool, Mutex};
+use crate::sync::{AtomicBool, AtomicU32, Mutex};
 
 /// A counter that processes share, as far as loom can tell.
 pub struct SharedModel {

@@ -33,8 +33,7 @@ use crate::eventfd::listeners::{Shared, Voice};
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step, shared_count};
 use crate::events::{Event, Events};
 use crate::file::Description;
-use crate::sync::shared::AtomicU32;
-use crate::sync::{AtomicPtr, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use crate::target::Target;
 use crate::wait::WaitQueue;
 

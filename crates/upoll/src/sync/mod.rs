@@ -3,31 +3,12 @@
 //!
 //! Three builds differ here and nowhere else: with `std` a lock sleeps when contended ([`lock`]),
 //! without it spins (`spin`), and under loom it is loom's, [`lock`] being the subject of a model of
-//! its own. With `std` a process of one thread pays for no locked instruction (`single_threaded`).
-
-/// Where an instruction that is not locked can do what theirs do.
-#[cfg(all(
-    feature = "std",
-    not(loom),
-    target_arch = "x86_64",
-    target_pointer_width = "64",
-    target_os = "linux"
-))]
-#[path = "single_threaded.rs"]
-mod atomics;
+//! its own.
 #[cfg(all(feature = "count-locks", not(loom)))]
 mod counted;
 #[cfg(any(feature = "std", loom))]
 mod lock;
-#[cfg(all(
-    not(loom),
-    not(all(
-        feature = "std",
-        target_arch = "x86_64",
-        target_pointer_width = "64",
-        target_os = "linux"
-    ))
-))]
+#[cfg(not(loom))]
 use core::sync::atomic as atomics;
 #[cfg(loom)]
 use loom::sync::atomic as atomics;
@@ -40,12 +21,6 @@ pub(crate) use core::sync::atomic::{AtomicI32, AtomicU16, compiler_fence};
 pub(crate) use loom::sync::atomic::{AtomicU16, Ordering};
 
 pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
-
-/// Atomics that other processes have, too.
-#[cfg(all(feature = "std", not(loom)))]
-pub(crate) use core::sync::atomic as shared;
-#[cfg(loom)]
-pub(crate) use loom::sync::atomic as shared;
 
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use self::counted::LockCounts;
