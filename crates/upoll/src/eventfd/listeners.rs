@@ -8,7 +8,7 @@
 
 use super::{Direction, Limited, Step};
 use crate::errno::Errno;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Rule, broken, seqcst_pair_fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Rule, broken, seqcst_pair_fence};
 
 /// Written with the lock held, but for what says otherwise.
 #[repr(C)]
@@ -29,7 +29,9 @@ struct Listeners {
     word: AtomicU32,
     /// The bell is to be rung. The named pair: a change counts itself in `changes`, then looks here;
     /// a listener, without the lock, arms the bell, then looks at `changes` or takes the lock.
-    armed: AtomicBool,
+    ///
+    /// Not zero: it is armed. A word, as other processes may write any byte here, and a `bool` has two.
+    armed: AtomicU32,
 }
 
 /// In [`Listeners::word`]: somebody sleeps on it, or is about to.
@@ -49,7 +51,7 @@ impl Shared {
         let listeners = || Listeners {
             changes: AtomicU64::new(0),
             word: AtomicU32::new(0),
-            armed: AtomicBool::new(false),
+            armed: AtomicU32::new(0),
         };
         Shared {
             count: AtomicU64::new(count),
@@ -71,11 +73,15 @@ impl Shared {
         &self.listeners(direction).word
     }
 
-    /// With the lock held.
+    /// Returns the count and the maximum, with the lock held.
+    ///
+    /// A hostile process may have written what no change leaves behind: the maximum is at least 1, as
+    /// nothing shared is ever retired, and the count at most the maximum.
     pub(crate) fn look(&self) -> Limited {
+        let maximum = self.maximum.load(Ordering::SeqCst).max(1);
         Limited {
-            count: self.count.load(Ordering::SeqCst),
-            maximum: self.maximum.load(Ordering::SeqCst),
+            count: self.count.load(Ordering::SeqCst).min(maximum),
+            maximum,
         }
     }
 
@@ -115,7 +121,7 @@ impl Shared {
             listeners.word.store(next, Ordering::SeqCst);
             voice.rouse(&listeners.word);
         }
-        if listeners.armed.swap(false, Ordering::SeqCst) {
+        if listeners.armed.swap(0, Ordering::SeqCst) != 0 {
             voice.ring(direction);
         }
     }
@@ -127,7 +133,7 @@ impl Shared {
             return;
         }
         for listeners in [&self.inward, &self.outward] {
-            listeners.armed.store(true, Ordering::SeqCst);
+            listeners.armed.store(1, Ordering::SeqCst);
             listeners.word.fetch_or(ASLEEP, Ordering::SeqCst);
         }
     }
@@ -145,11 +151,11 @@ impl Shared {
         if broken(Rule::ArmThenCount) {
             let changes = listeners.changes.load(Ordering::SeqCst);
             seqcst_pair_fence();
-            listeners.armed.swap(true, Ordering::SeqCst);
+            listeners.armed.swap(1, Ordering::SeqCst);
             return changes;
         }
         // A read-modify-write as the one that takes it away, so that loom knows their order, too.
-        listeners.armed.swap(true, Ordering::SeqCst);
+        listeners.armed.swap(1, Ordering::SeqCst);
         seqcst_pair_fence();
         listeners.changes.load(Ordering::SeqCst)
     }

@@ -27,6 +27,7 @@ pub(crate) mod kernel;
 mod listening;
 mod members;
 mod nested;
+mod robust_lock;
 mod rotation;
 mod shared;
 mod sleep_set;

@@ -1,15 +1,20 @@
 //! Eventfds that several processes share.
 //!
 //! The count and its maximum are on a page that a child of `fork` has in common with its parent,
-//! behind a robust lock of the C library. Whoever waits outside a set sleeps on a word of that page,
-//! with `futex(2)`. Sets, `poll` and `select` listen to two *bells*, kernel eventfds that a child
+//! behind a [`RobustLock`]. A thread that waits outside a set sleeps on a word of that page, with
+//! `futex(2)`. Sets, `poll` and `select` listen to two *bells*, kernel eventfds that a child
 //! inherits: one for each direction, rung by changes and never read, so each ring is one
 //! edge-triggered event for every kernel set that has it.
 //!
 //! # A process that dies
 //! It may do so anywhere: in which order a change is told and made is in
-//! [`listeners`](crate::eventfd::listeners). Whoever hears from the kernel that the lock's owner has
-//! died sets the marks again by which those who wait are found.
+//! [`listeners`](crate::eventfd::listeners). A thread that takes the lock after its owner's death sets
+//! the marks again by which waiters are found.
+//!
+//! # A hostile process
+//! The page holds numbers and no pointers, every bit pattern of it is valid, and a count and a maximum
+//! that do not go together are corrected as they are read. So a process that overwrites the page makes
+//! calls of others block, return a wrong count, or be woken for nothing.
 //!
 //! Nothing on the page counts processes or threads, so none can be missed when it dies. A word says
 //! by one bit that somebody sleeps on it, and the next change takes the bit away; the sleeper sets
@@ -17,8 +22,6 @@
 //! that nobody listens to make no system call.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -26,6 +29,7 @@ use std::sync::Arc;
 use syscalls::{Sysno, syscall};
 
 use super::kernel::{self, Descriptor};
+use super::robust_lock::{Held, RobustLock};
 use super::{EDGE, generation};
 use crate::epoll::Op;
 use crate::errno::Errno;
@@ -42,7 +46,7 @@ pub(super) const DIRECTIONS: [Direction; 2] = [Direction::In, Direction::Out];
 /// What the processes share.
 #[repr(C)]
 struct Page {
-    lock: UnsafeCell<libc::pthread_mutex_t>,
+    lock: RobustLock,
     shared: Shared,
 }
 
@@ -53,7 +57,7 @@ struct Share {
     outward: Descriptor,
 }
 
-// SAFETY: the page is made of atomics and a lock.
+// SAFETY: the page is made of atomics.
 unsafe impl Send for Share {}
 // SAFETY: as above.
 unsafe impl Sync for Share {}
@@ -95,6 +99,8 @@ impl EventFd {
     ///   that is not the sum of the calls that took effect. An interest with `ET` may be reported
     ///   once more than there were changes. One that is *stopped* in the midst of a call holds up the
     ///   others' calls until it goes on.
+    /// - A process that overwrites the shared memory makes the count wrong, or keeps the others' calls on
+    ///   it from returning. It reaches no other memory of theirs.
     /// - Sets made before a fork belong to the process that made them: a child leaves them alone,
     ///   and makes its own.
     /// - Interests with `EXCLUSIVE` are woken as any other. A set that watches a shared counter is
@@ -183,12 +189,12 @@ impl SharedCounter {
             inward,
             outward,
         }));
-        // SAFETY: the page is as large as that, aligned, and nobody else's; the lock's place is all
-        // zero bytes.
-        unsafe {
-            (&raw mut (*page.as_ptr()).shared).write(Shared::new(initial));
-            init_lock((*page.as_ptr()).lock.get())?;
-        }
+        let contents = Page {
+            lock: RobustLock::new(),
+            shared: Shared::new(initial),
+        };
+        // SAFETY: the page is as large as that, aligned, and nobody else's.
+        unsafe { page.write(contents) };
         Ok(counter)
     }
 
@@ -210,8 +216,8 @@ impl SharedCounter {
     }
 
     fn page(&self) -> &Page {
-        // SAFETY: mapped as long as `self` lives; all of it may be changed by others at any time,
-        // and is made of atomics and a lock.
+        // SAFETY: mapped as long as `self` lives. Others may write any bytes there at any time: all of it
+        // is atomics, for which any bytes are valid.
         unsafe { self.share.page.as_ref() }
     }
 
@@ -229,18 +235,12 @@ impl SharedCounter {
         self.shared().arm(direction)
     }
 
-    fn lock(&self) -> Locked<'_> {
-        let lock = self.page().lock.get();
-        // SAFETY: the lock was made by `init_lock` and stays where it is.
-        let outcome = unsafe { libc::pthread_mutex_lock(lock) };
-        if outcome == libc::EOWNERDEAD {
+    fn lock(&self) -> Held<'_> {
+        let held = self.page().lock.lock();
+        if held.owner_died {
             self.shared().holder_died();
-            // SAFETY: this thread holds the lock.
-            unsafe { libc::pthread_mutex_consistent(lock) };
-        } else {
-            debug_assert_eq!(outcome, 0, "a robust lock is taken, or its owner is dead");
         }
-        Locked(self)
+        held
     }
 
     /// Before a sleep on [`word`](Self::word): what it holds now, so that a change from here on is
@@ -316,46 +316,6 @@ impl Drop for SharedCounter {
             // SAFETY: from `Box::into_raw`; who borrows the queue borrows `self`.
             drop(unsafe { Box::from_raw(*self.queue.get_mut()) });
         }
-    }
-}
-
-/// Holds a counter's lock.
-struct Locked<'a>(&'a SharedCounter);
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        // SAFETY: this thread took the lock when this guard was made.
-        unsafe { libc::pthread_mutex_unlock(self.0.page().lock.get()) };
-    }
-}
-
-/// Makes a lock that works between processes and tells of an owner that died.
-///
-/// # Safety
-/// `lock` is memory of zero bytes for one.
-unsafe fn init_lock(lock: *mut libc::pthread_mutex_t) -> Result<(), Errno> {
-    let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
-    let attributes = attributes.as_mut_ptr();
-    let check = |outcome| match outcome {
-        0 => Ok(()),
-        errno => Err(Errno::from_raw(errno)),
-    };
-    // SAFETY: the attributes are made before they are used; the lock is the caller's contract.
-    unsafe {
-        check(libc::pthread_mutexattr_init(attributes))?;
-        let made = check(libc::pthread_mutexattr_setpshared(
-            attributes,
-            libc::PTHREAD_PROCESS_SHARED,
-        ))
-        .and_then(|()| {
-            check(libc::pthread_mutexattr_setrobust(
-                attributes,
-                libc::PTHREAD_MUTEX_ROBUST,
-            ))
-        })
-        .and_then(|()| check(libc::pthread_mutex_init(lock, attributes)));
-        libc::pthread_mutexattr_destroy(attributes);
-        made
     }
 }
 
