@@ -6,7 +6,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
 
-use crate::kernel::interruptible;
+use crate::kernel::{call, interruptible};
 use crate::object::Object;
 use crate::signals::Section;
 use crate::{epoll, memory, table};
@@ -240,7 +240,7 @@ fn open_limit() -> usize {
         rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: the call fills the structure.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let _ = unsafe { call!(prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit) };
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 

@@ -14,15 +14,14 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, Op};
 
 use crate::in_use;
 use crate::kernel::{self, call, number};
 use crate::memory;
+use crate::patience::nap;
 
 const PASSIVE: u8 = 0;
 const ACTIVE: u8 = 1;
@@ -163,8 +162,16 @@ static ROUSED: AtomicU64 = AtomicU64::new(0);
 
 /// The data of the event that rouses.
 fn rouse_data() -> u64 {
-    static DATA: OnceLock<u64> = OnceLock::new();
-    *DATA.get_or_init(|| RandomState::new().hash_one(std::ptr::from_ref(&DATA).addr()))
+    // Zero until it is known. Not a `OnceLock`, in which the child of a fork could wait for a thread
+    // that it does not have.
+    static DATA: AtomicU64 = AtomicU64::new(0);
+    let known = DATA.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let drawn = RandomState::new().hash_one(std::ptr::from_ref(&DATA).addr()) | 1;
+    DATA.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed)
+        .map_or_else(|first| first, |_| drawn)
 }
 
 /// Rounds of waiting for a thread that does not leave: it is in a signal handler, after which its
@@ -199,7 +206,7 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
         // The first round is patient.
         while !in_use::wait_until_unmarked(mark, tries == 0) && tries < PATIENCE {
             tries += 1;
-            std::thread::sleep(Duration::from_millis(1));
+            nap();
         }
         // SAFETY: as above. It is there.
         let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, bell, &raw const event) };

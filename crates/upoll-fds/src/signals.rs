@@ -230,20 +230,74 @@ pub(crate) fn call_what_was_put_off() {
 
 /// Sets the thread's signal mask; handlers run in this that may unwind (`pthread_exit`).
 fn call_handlers(mask: u64) {
+    let none = ptr::null_mut::<u64>();
+    // SAFETY: the mask is live and of the size that is given. The call does not fail then.
+    unsafe { set_signal_mask(libc::SIG_SETMASK, &raw const mask, none, size_of::<u64>()) };
+}
+
+/// Makes the system call `rt_sigprocmask`. A function of its own with a description of its frame, so
+/// that handlers may unwind through it: they may not through inline assembly. Not the C library's
+/// `syscall`, a name that a program may define.
+///
+/// # Safety
+/// That of the system call.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn set_signal_mask(
+    how: libc::c_int,
+    new: *const u64,
+    old: *mut u64,
+    size: usize,
+) -> isize {
+    std::arch::naked_asm!(
+        ".cfi_startproc",
+        "mov r10, rcx",
+        "mov eax, {number}",
+        "syscall",
+        "ret",
+        ".cfi_endproc",
+        number = const libc::SYS_rt_sigprocmask,
+    )
+}
+
+/// As on x86-64.
+///
+/// # Safety
+/// That of the system call.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn set_signal_mask(
+    how: libc::c_int,
+    new: *const u64,
+    old: *mut u64,
+    size: usize,
+) -> isize {
+    std::arch::naked_asm!(
+        ".cfi_startproc",
+        "mov x8, #{number}",
+        "svc #0",
+        "ret",
+        ".cfi_endproc",
+        number = const libc::SYS_rt_sigprocmask,
+    )
+}
+
+/// Elsewhere the C library's `syscall` is the only function with such a description.
+///
+/// # Safety
+/// That of the system call.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn set_signal_mask(
+    how: libc::c_int,
+    new: *const u64,
+    old: *mut u64,
+    size: usize,
+) -> libc::c_long {
     unsafe extern "C-unwind" {
         fn syscall(number: libc::c_long, ...) -> libc::c_long;
     }
-    let (how, none) = (libc::SIG_SETMASK, ptr::null_mut::<u64>());
-    // SAFETY: the mask is live and of the size that is given. The call does not fail then.
-    unsafe {
-        syscall(
-            libc::SYS_rt_sigprocmask,
-            how,
-            &raw const mask,
-            none,
-            size_of::<u64>(),
-        )
-    };
+    // SAFETY: the caller's contract.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, how, new, old, size) }
 }
 
 /// The signal mask with which a handler's `ucontext_t` has the interrupted code go on.

@@ -72,9 +72,9 @@ fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
     stats::begin_anew();
 }
 
+/// Calls the C library's `fork(3)`, also if the program defines one, which may end up here.
 pub(crate) fn fork() -> pid_t {
-    // SAFETY: the caller is a program that asks for a child.
-    unsafe { libc::fork() }
+    next!(c"fork" as fn() -> pid_t, ())
 }
 
 /// What is under way while a child is made by `clone(2)`.

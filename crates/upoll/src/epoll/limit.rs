@@ -132,10 +132,27 @@ impl Drop for Allowance {
 #[cfg(not(loom))]
 pub(super) fn of_the_system() -> usize {
     #[cfg(feature = "std")]
-    if let Ok(text) = std::fs::read_to_string("/proc/sys/fs/epoll/max_user_watches")
-        && let Ok(max) = text.trim().parse()
-    {
+    if let Some(max) = max_user_watches() {
         return max;
     }
     usize::MAX
+}
+
+/// Reads the limit by inline system calls: the C library's names may be the program's, or this
+/// library's own.
+#[cfg(all(feature = "std", not(loom)))]
+fn max_user_watches() -> Option<usize> {
+    use syscalls::{Sysno, syscall};
+    let path = c"/proc/sys/fs/epoll/max_user_watches".as_ptr();
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let mut text = [0_u8; 32];
+    // SAFETY: the path is a C string, the buffer as long as the call is told, and the descriptor that
+    // is closed the one just opened.
+    let len = unsafe {
+        let fd = syscall!(Sysno::openat, libc::AT_FDCWD, path, flags).ok()?;
+        let len = syscall!(Sysno::read, fd, text.as_mut_ptr(), text.len());
+        let _ = syscall!(Sysno::close, fd);
+        len.ok()?
+    };
+    core::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
 }

@@ -310,6 +310,24 @@ pub(crate) unsafe fn pselect(
     check(unsafe { interruptible_call!(pselect6, end, read, write, except, limit, mask.as_ptr()) })
 }
 
+/// `gettid(2)`.
+pub(crate) fn thread_id() -> libc::pid_t {
+    // SAFETY: no pointers are involved. The call does not fail.
+    number_of(unsafe { syscall!(Sysno::gettid) })
+}
+
+/// `getpid(2)`.
+pub(crate) fn process_id() -> libc::pid_t {
+    // SAFETY: no pointers are involved. The call does not fail.
+    number_of(unsafe { syscall!(Sysno::getpid) })
+}
+
+fn number_of(id: Result<usize, syscalls::Errno>) -> libc::pid_t {
+    id.ok()
+        .and_then(|id| libc::pid_t::try_from(id).ok())
+        .unwrap_or(0)
+}
+
 /// `fcntl(2)` on a number that need not be ours.
 ///
 /// # Safety

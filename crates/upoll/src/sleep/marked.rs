@@ -51,12 +51,9 @@ impl Marked {
     /// # Errors
     /// `ENOMEM`.
     pub(super) fn new(fd: Descriptor, belongs: Belongs) -> Result<Self, Errno> {
-        // SAFETY: no arguments, no memory.
-        let owner = unsafe {
-            match belongs {
-                Belongs::ToThread => libc::gettid(),
-                Belongs::ToProcess => libc::getpid(),
-            }
+        let owner = match belongs {
+            Belongs::ToThread => kernel::thread_id(),
+            Belongs::ToProcess => kernel::process_id(),
         };
         let mark = Owner {
             kind: belongs as libc::c_int,
