@@ -76,14 +76,32 @@ impl<T> Step<T> {
     }
 }
 
-/// What the kernel checks before it asks the object.
+/// Checks a buffer as the kernel does before it calls the object: a length beyond the address space,
+/// such as -1, fails with `EFAULT`. Returns how much of it one call moves at most.
 #[inline]
 fn check_buffer(buffer: *const u8, count: usize) -> Result<usize, Errno> {
-    if isize::try_from(count).is_err() {
-        return Err(Errno::INVAL);
-    }
     memory::check_range(buffer, count)?;
     Ok(count.min(MOST))
+}
+
+/// Checks that `object` can be read at all, which the kernel does before it looks at any buffer.
+#[inline]
+fn check_reads(object: &Object) -> Result<(), Errno> {
+    match object {
+        Object::PipeWriter(_) => Err(Errno::BADF),
+        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+        Object::EventFd(_) | Object::PipeReader(_) | Object::Socket(_) => Ok(()),
+    }
+}
+
+/// Checks that `object` can be written at all, as [`check_reads`].
+#[inline]
+fn check_writes(object: &Object) -> Result<(), Errno> {
+    match object {
+        Object::PipeReader(_) => Err(Errno::BADF),
+        Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+        Object::EventFd(_) | Object::PipeWriter(_) | Object::Socket(_) => Ok(()),
+    }
 }
 
 /// Up to here all of a buffer is looked at, whatever there is to read.
@@ -115,7 +133,8 @@ fn holds(object: &Object) -> usize {
 /// # Errors
 /// - `EBADF`: the number is not open for reading.
 /// - `EINVAL`: it stands for a set, or an embedder's object; `count` is less than an eventfd's 8.
-/// - `EFAULT`: `buffer` cannot be written. An eventfd's value is gone then, as in Linux.
+/// - `EFAULT`: `buffer` cannot be written, or `count` is more than the address space. An eventfd's
+///   value is consumed in the first case, as in Linux.
 /// - `EAGAIN`: there is nothing, and the open file is `O_NONBLOCK`.
 /// - `EINTR`: a signal handler without `SA_RESTART` ran while it waited.
 /// - `ECONNRESET`: see [`StreamSocket`](upoll::StreamSocket).
@@ -182,6 +201,7 @@ unsafe fn read_anew(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, E
 
 #[inline]
 unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    check_reads(object)?;
     let count = check_buffer(buffer, count)?;
     if let Object::EventFd(counter) = object {
         if count < size_of::<u64>() {
@@ -200,8 +220,7 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
     match object {
         Object::PipeReader(end) => end.try_read(place),
         Object::Socket(socket) => socket.try_read(place),
-        Object::PipeWriter(_) => Err(Errno::BADF),
-        Object::EventFd(_) | Object::Epoll(_) | Object::Own(_) => Err(Errno::INVAL),
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -350,17 +369,13 @@ unsafe fn try_write(
     buffer: *const u8,
     count: usize,
 ) -> Result<usize, Errno> {
-    match object {
-        Object::EventFd(counter) => {
-            // SAFETY: the caller's contract.
-            let value = unsafe { value_of(buffer, count) }?;
-            counter.try_write(value)?;
-            return Ok(size_of::<u64>());
-        }
-        Object::PipeReader(_) => return Err(Errno::BADF),
-        Object::Epoll(_) | Object::Own(_) => return Err(Errno::INVAL),
-        Object::PipeWriter(_) | Object::Socket(_) => {}
+    if let Object::EventFd(counter) = object {
+        // SAFETY: the caller's contract.
+        let value = unsafe { value_of(buffer, count) }?;
+        counter.try_write(value)?;
+        return Ok(size_of::<u64>());
     }
+    check_writes(object)?;
     let count = check_buffer(buffer, count)?;
     // SAFETY: as above.
     let bytes = unsafe { bytes_for(object, buffer, count) };
@@ -527,9 +542,7 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
         return unsafe { call!(readv, fd, list, count) };
     };
     let read = blocking.call(|object| {
-        if matches!(object, Object::PipeWriter(_)) {
-            return Err(Errno::BADF);
-        }
+        check_reads(object)?;
         // SAFETY: the caller's contract.
         let buffers = unsafe { buffers(list, count) }?;
         if buffers.iter().all(|buffer| buffer.len == 0) {
@@ -634,9 +647,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     };
     let mut rest = None;
     let written = blocking.call(|object| {
-        if matches!(object, Object::PipeReader(_)) {
-            return Err(Errno::BADF);
-        }
+        check_writes(object)?;
         // SAFETY: the caller's contract.
         let buffers = unsafe { buffers(list, count) }?;
         if buffers.iter().all(|buffer| buffer.len == 0) {

@@ -1,0 +1,59 @@
+/* Lengths that no buffer has, and vectors of empty buffers: which check comes first. */
+#include "check.h"
+
+int main(void)
+{
+	int counter = eventfd(0, EFD_NONBLOCK), epfd = epoll_create1(0), ends[2], pair[2];
+	char byte = 0;
+	struct iovec empty[2] = {{&byte, 0}, {&byte, 0}}, endless = {&byte, (size_t)-1};
+	struct iovec one = {&byte, 1};
+	size_t half = (size_t)-1 >> 1;
+
+	CHECK(counter >= 0 && epfd >= 0);
+	CHECK(pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	/* A member that is user-level in libupoll makes the set user-level. */
+	CHECK(add(epfd, counter, EPOLLIN, 0) == 0);
+
+	/* The length is checked against the address space, before anything else about the buffer. */
+	FAILS(read(counter, &byte, -1), EFAULT);
+	FAILS(write(counter, &byte, -1), EFAULT);
+	FAILS(read(counter, &byte, half), EFAULT);
+	FAILS(write(counter, &byte, half), EFAULT);
+	FAILS(read(ends[0], &byte, -1), EFAULT);
+	FAILS(write(ends[1], &byte, -1), EFAULT);
+	FAILS(read(pair[0], &byte, -1), EFAULT);
+	FAILS(write(pair[1], &byte, -1), EFAULT);
+
+	/* Whether the file can be read or written at all comes before that. */
+	FAILS(read(ends[1], &byte, -1), EBADF);
+	FAILS(write(ends[0], &byte, -1), EBADF);
+	FAILS(read(epfd, &byte, -1), EINVAL);
+	FAILS(write(epfd, &byte, -1), EINVAL);
+	FAILS(read(epfd, &byte, 0), EINVAL);
+	FAILS(write(epfd, &byte, 0), EINVAL);
+	FAILS(writev(epfd, empty, 2), EINVAL);
+	FAILS(readv(epfd, empty, 2), EINVAL);
+	FAILS(writev(epfd, empty, 0), EINVAL);
+	FAILS(readv(epfd, empty, 0), EINVAL);
+	FAILS(writev(epfd, &one, 1), EINVAL);
+	FAILS(readv(epfd, &one, 1), EINVAL);
+	FAILS(writev(epfd, NULL, 1), EINVAL);
+	FAILS(readv(epfd, NULL, 1), EINVAL);
+	FAILS(writev(ends[0], empty, 2), EBADF);
+	FAILS(readv(ends[1], empty, 2), EBADF);
+
+	/* In a vector an impossible length fails with EINVAL. */
+	FAILS(writev(counter, &endless, 1), EINVAL);
+	FAILS(readv(counter, &endless, 1), EINVAL);
+	FAILS(writev(ends[1], &endless, 1), EINVAL);
+	FAILS(readv(pair[0], &endless, 1), EINVAL);
+
+	/* Nothing to move is no error where there is something to move it to. */
+	CHECK(writev(counter, empty, 2) == 0 && readv(counter, empty, 2) == 0);
+	CHECK(writev(counter, empty, 0) == 0 && readv(counter, empty, 0) == 0);
+	CHECK(writev(ends[1], empty, 2) == 0 && readv(ends[0], empty, 2) == 0);
+	CHECK(writev(pair[0], empty, 2) == 0 && readv(pair[1], empty, 2) == 0);
+	FAILS(write(counter, &byte, 0), EINVAL);
+	FAILS(read(counter, &byte, 0), EINVAL);
+	return 0;
+}
