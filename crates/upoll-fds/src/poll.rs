@@ -1,6 +1,6 @@
 //! `poll(2)` and `ppoll(2)` by number.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -13,6 +13,9 @@ use crate::{epoll, memory, table};
 
 /// As many entries as the kernel keeps on its stack.
 const INLINE: usize = 30;
+
+/// How many entries are looked at without a reference to each object.
+const FEW: usize = 8;
 
 /// `poll(2)`.
 ///
@@ -30,7 +33,8 @@ pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result
 ///
 /// # Errors
 /// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
-/// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE`.
+/// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE` (not checked
+///   for up to eight entries with a user-level object if the call does not sleep).
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no descriptor for the thread's eventfd.
 ///
@@ -71,8 +75,8 @@ unsafe fn poll_masked(
         return unsafe { pass_on(fds, count, limit, mask) };
     }
     let _section = Section::begin();
-    // A short list is within any limit worth looking up.
-    if count > INLINE && count > open_limit() {
+    // A call with few entries that does not sleep is spared the system call. `upoll` checks the others.
+    if count > FEW && count > open_limit() {
         return Err(Errno::INVAL);
     }
     let running = Running::start(limit);
@@ -97,7 +101,6 @@ unsafe fn poll_at_once(
     count: usize,
     limit: Timeout,
 ) -> Option<Result<usize, Errno>> {
-    const FEW: usize = 8;
     if count == 0 || count > FEW || !fds.is_aligned() {
         return None;
     }
@@ -216,22 +219,78 @@ unsafe fn poll_once(
             }
         });
     }
-    let ready = match mask {
+    let ended = match mask {
         None => upoll::poll(&mut entries, limit),
         Some(mask) => upoll::ppoll(&mut entries, limit, mask),
-    }?;
+    };
+    if let Err(errno) = ended
+        && errno != Errno::INTR
+    {
+        return Err(errno);
+    }
     let is_retired = |object: &Option<Object>| object.as_ref().is_some_and(Object::is_retired);
-    if objects.iter().any(is_retired) {
+    if ended.is_ok() && objects.iter().any(is_retired) {
         for at in (0..count).filter(|&at| is_retired(&objects[at])) {
             table::leave_if_retired(entry(at)?.fd);
         }
         return Ok(None);
     }
-    for (at, found) in entries.iter().enumerate() {
-        // SAFETY: as above.
-        unsafe { tell(fds.wrapping_add(at), low(found.revents())) }?;
+    let mut ready = 0;
+    let mut found = SmallVec::<[Events; INLINE]>::new();
+    for (at, polled) in entries.iter().enumerate() {
+        let asked = entry(at)?;
+        let revents = match is_same(asked.fd, objects[at].as_ref()) {
+            true => polled.revents(),
+            false => state_now(asked.fd, polled.events())?,
+        };
+        ready += usize::from(!revents.is_empty());
+        found.push(revents);
     }
-    Ok(Some(ready))
+    match ended {
+        // What was found ready is not what the fds stand for now.
+        Ok(1..) if ready == 0 => return Ok(None),
+        _ => {}
+    }
+    for (at, &revents) in found.iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { tell(fds.wrapping_add(at), low(revents)) }?;
+    }
+    match ended {
+        Err(errno) if ready == 0 => Err(errno),
+        _ => Ok(Some(ready)),
+    }
+}
+
+/// Whether `fd` still stands for `object`, or for none of ours if that is `None`. Linux looks every fd up
+/// again each time it checks the list, so one that was closed or replaced meanwhile is not the file that
+/// the call began to wait for.
+pub(crate) fn is_same(fd: RawFd, object: Option<&Object>) -> bool {
+    let is_same = table::with(fd, |now| object.is_some_and(|then| now.is_same_file(then)));
+    is_same.unwrap_or(object.is_none())
+}
+
+/// Returns which of `events` are ready now on the file that `fd` stands for, `NVAL` if it is not open.
+pub(crate) fn state_now(fd: RawFd, events: Events) -> Result<Events, Errno> {
+    if fd < 0 {
+        return Ok(Events::empty());
+    }
+    loop {
+        let object = table::get(fd);
+        let target = match &object {
+            Some(object) => {
+                object.prepare_to_be_watched(fd)?;
+                Target::File(object.as_file_ref(fd))
+            }
+            // SAFETY: an fd that is not open is reported as such; it is not closed here.
+            None => Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
+        };
+        let mut entries = [PollFd::from_target(target, events)];
+        upoll::poll(&mut entries, Timeout::NOW)?;
+        if !object.as_ref().is_some_and(Object::is_retired) {
+            return Ok(entries[0].revents());
+        }
+        table::leave_if_retired(fd);
+    }
 }
 
 fn open_limit() -> usize {

@@ -10,7 +10,7 @@ use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 
 use crate::kernel::{self, interruptible};
 use crate::object::Object;
-use crate::poll::{Running, timespec};
+use crate::poll::{Running, is_same, state_now, timespec};
 use crate::signals::Section;
 use crate::{epoll, memory, table};
 
@@ -136,7 +136,7 @@ unsafe fn select_masked(
     let running = Running::start(*limit);
     loop {
         // SAFETY: the caller's contract.
-        let ready = unsafe { select_once(end, copies.clone(), sets, limit, mask) }?;
+        let ready = unsafe { select_once(end, &copies, sets, limit, mask) }?;
         if let Some(ready) = ready {
             return Ok(ready);
         }
@@ -245,13 +245,13 @@ fn look(number: usize) -> Option<Events> {
 /// As [`select`].
 unsafe fn select_once(
     end: RawFd,
-    mut copies: [Option<FdSet>; 3],
+    asked: &[Option<FdSet>; 3],
     sets: UserSets,
     limit: &mut Timeout,
     mask: Option<&SigSet>,
 ) -> Result<Option<usize>, Errno> {
     let mut objects = SmallVec::<[(RawFd, Object); 8]>::new();
-    for copy in copies.iter().flatten() {
+    for copy in asked.iter().flatten() {
         for number in copy.iter().take_while(|&number| number < end) {
             let Err(at) = objects.binary_search_by_key(&number, |(known, _)| *known) else {
                 continue;
@@ -274,16 +274,35 @@ unsafe fn select_once(
             Err(_) => Target::Kernel(unsafe { BorrowedFd::borrow_raw(number) }),
         })
     };
+    let mut copies = asked.clone();
     let [read, write, except] = copies.each_mut().map(Option::as_mut);
-    let ready = match mask {
+    let ended = match mask {
         None => upoll::select(end, read, write, except, limit, resolve),
         Some(mask) => upoll::pselect(end, read, write, except, *limit, mask, resolve),
-    }?;
-    if objects.iter().any(|(_, object)| object.is_retired()) {
+    };
+    match ended {
+        Ok(_) => {}
+        // The sets are as they were: nothing was ready.
+        Err(Errno::INTR) => copies.iter_mut().flatten().for_each(FdSet::clear),
+        Err(errno) => return Err(errno),
+    }
+    if ended.is_ok() && objects.iter().any(|(_, object)| object.is_retired()) {
         for (number, _) in objects.iter().filter(|(_, object)| object.is_retired()) {
             table::leave_if_retired(*number);
         }
         return Ok(None);
+    }
+    let mut ready = ended.unwrap_or(0);
+    for (number, object) in &objects {
+        if !is_same(*number, Some(object)) {
+            ready = correct(*number, asked, &mut copies, ready)?;
+        }
+    }
+    match ended {
+        Err(errno) if ready == 0 => return Err(errno),
+        // What was found ready is not what the fds stand for now.
+        Ok(1..) if ready == 0 => return Ok(None),
+        _ => {}
     }
     let words = end.cast_unsigned().div_ceil(c_ulong::BITS);
     for (set, copy) in sets.into_iter().zip(&copies) {
@@ -295,6 +314,38 @@ unsafe fn select_once(
         }
     }
     Ok(Some(ready))
+}
+
+/// Replaces what was `found` for a number that was closed or replaced during the call by what is ready
+/// on it now. A closed one is ready in every set, as in Linux. Returns how many bits are set then, of
+/// `ready` before.
+fn correct(
+    number: RawFd,
+    asked: &[Option<FdSet>; 3],
+    found: &mut [Option<FdSet>; 3],
+    mut ready: usize,
+) -> Result<usize, Errno> {
+    let kinds = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
+    let state = state_now(
+        number,
+        kinds.into_iter().fold(Events::empty(), Events::union),
+    )?;
+    for ((asked, found), kind) in asked.iter().zip(found).zip(kinds) {
+        let (Some(asked), Some(found)) = (asked, found) else {
+            continue;
+        };
+        if !asked.contains(number) {
+            continue;
+        }
+        ready -= usize::from(found.contains(number));
+        if state.intersects(kind) {
+            found.insert(number);
+            ready += 1;
+        } else {
+            found.remove(number);
+        }
+    }
+    Ok(ready)
 }
 
 /// # Safety

@@ -41,8 +41,8 @@ const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::F
 /// shows as `NVAL` when it ends.
 ///
 /// # Errors
-/// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows (not enforced for lists of up to
-///   30 user-level objects).
+/// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows. Of up to eight entries this is not
+///   checked if a user-level object is ready at once, or if they are all user-level and the limit is zero.
 /// - `EINTR`: a signal handler ran while the thread slept, and nothing was ready; the call is never
 ///   restarted, whatever `SA_RESTART` says. A handler that runs in the moment between a wake for
 ///   nothing and the next sleep does not end the call: whoever depends on the signal uses [`ppoll`],
@@ -103,10 +103,15 @@ fn poll_masked(
     timeout: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
-    check_count(fds.len())?;
+    if fds.len() > UNCHECKED {
+        check_count(fds.len())?;
+    }
     let seen = pass(fds, &mut LookOnly);
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
+    }
+    if seen.ready == 0 && fds.len() <= UNCHECKED {
+        check_count(fds.len())?;
     }
     let mut call = PollCall {
         fds,
@@ -119,11 +124,16 @@ fn poll_masked(
     poller::wait(&mut call, seen, timeout, mask)
 }
 
+/// Up to this many entries the limit is checked only if nothing is ready in user space: the system call
+/// takes several times as long as checking so few objects.
+pub(super) const UNCHECKED: usize = 8;
+
+/// Checks the number of entries against `RLIMIT_NOFILE`.
+///
 /// # Errors
-/// `EINVAL`: that many entries are more than `RLIMIT_NOFILE` allows.
-#[inline]
+/// `EINVAL`: the limit is lower.
 pub(super) fn check_count(count: usize) -> Result<(), Errno> {
-    if count > INLINE && count > open_limit() {
+    if count > open_limit() {
         return Err(Errno::INVAL);
     }
     Ok(())

@@ -5,6 +5,7 @@ use core::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel_part::KernelPart;
+use super::poll::{UNCHECKED, check_count};
 use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::select::select_anew;
 use super::{SigSet, Timeout};
@@ -197,12 +198,17 @@ impl PollContext {
         timeout: Timeout,
         mask: Option<&SigSet>,
     ) -> Result<usize, Errno> {
-        super::poll::check_count(fds.len())?;
+        let count = fds.len();
+        let is_short = count <= UNCHECKED;
+        if !is_short {
+            check_count(count)?;
+        }
         self.registered.kernel.begin();
         let Registered { kept, kernel, .. } = &mut self.registered;
         let mut front = PollFront::new(fds, kept, kernel)?;
         kernel.renew_foreign(kept);
-        self.registered.wait(&mut front, timeout, mask)
+        let check = || if is_short { check_count(count) } else { Ok(()) };
+        self.registered.wait(&mut front, timeout, mask, check)
     }
 
     #[inline]
@@ -222,23 +228,28 @@ impl PollContext {
         if !kernel.asked().is_empty() {
             return select_anew(front.into_selection(), timeout, mask, resolve);
         }
-        let ready = self.registered.wait(&mut front, timeout, mask)?;
+        let ready = (self.registered).wait(&mut front, timeout, mask, || Ok(()))?;
         front.into_selection().finish();
         Ok(ready)
     }
 }
 
 impl Registered {
+    /// Checks what is registered, and waits if nothing is ready. Calls `check` before it waits.
     #[inline]
     fn wait(
         &mut self,
         front: &mut impl Front,
         timeout: Timeout,
         mask: Option<&SigSet>,
+        check: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
         let seen = front.look(&mut self.kept);
         if poller::is_final(seen, timeout, mask) {
             return Ok(seen.ready);
+        }
+        if seen.ready == 0 {
+            check()?;
         }
         let mut call = ContextCall {
             registered: self,
