@@ -4,6 +4,7 @@
 mod bench;
 mod demo;
 mod run;
+mod soak;
 
 use std::process::ExitCode;
 
@@ -33,12 +34,20 @@ enum Command {
     /// The program is replaced, not wrapped: standard input, signals and the exit status are its
     /// own. Programs that are linked statically or run with another user's rights cannot be run so.
     Run(run::Options),
+    /// Does everything at random from many threads and checks that nothing is lost.
+    ///
+    /// Units are sent through objects of every kind to threads that wait in sets, polls and reads of
+    /// every shape, while others change, close, nest, poll, signal and fork. Each unit must be
+    /// received exactly once, no thread may be left asleep, and memory and descriptors must stay
+    /// what they were. A fault ends the run with what it was and exit status 1.
+    Soak(soak::Options),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Run(options) => run::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
     }
 }

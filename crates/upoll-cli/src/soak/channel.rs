@@ -1,0 +1,219 @@
+//! Streams of units: every kind of object that a set can watch, reduced to "send" and "receive".
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use anyhow::Result;
+use fastrand::Rng;
+use rustix::event::EventfdFlags;
+use rustix::net::{AddressFamily, SocketFlags as KernelSocketFlags, SocketType};
+use rustix::pipe::PipeFlags as KernelPipeFlags;
+use upoll::{
+    Errno, EventFd, EventFdFlags, Events, PipeFlags, PipeReader, PipeWriter, SocketFlags, Source,
+    StreamSocket, Target, pipe2, socketpair,
+};
+
+/// Highest count of a bounded counter, exclusive.
+const MAXIMUM: u64 = 8;
+
+/// Most units that one call sends.
+pub(super) const MOST: u64 = 6;
+
+/// The kinds of channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Semaphore,
+    Bounded,
+    Shared,
+    Pipe,
+    Socket,
+    KernelCounter,
+    KernelPipe,
+    KernelSocket,
+}
+
+impl Kind {
+    const ALL: [Kind; 9] = [
+        Kind::Counter,
+        Kind::Semaphore,
+        Kind::Bounded,
+        Kind::Shared,
+        Kind::Pipe,
+        Kind::Socket,
+        Kind::KernelCounter,
+        Kind::KernelPipe,
+        Kind::KernelSocket,
+    ];
+
+    pub(super) fn any(rng: &mut Rng) -> Self {
+        rng.choice(Self::ALL).unwrap_or(Kind::Counter)
+    }
+
+    /// A kind with a blocking read of upoll's own.
+    pub(super) fn any_blocking(rng: &mut Rng) -> Self {
+        rng.choice(&Self::ALL[..6])
+            .copied()
+            .unwrap_or(Kind::Counter)
+    }
+}
+
+/// An object with one side that takes units and one that gives them back, each once.
+pub(super) enum Channel {
+    Counter(EventFd),
+    Pipe(PipeReader, PipeWriter),
+    Socket(StreamSocket, StreamSocket),
+    KernelCounter(OwnedFd),
+    KernelStream(OwnedFd, OwnedFd),
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Channel::Counter(counter) if counter.is_shared() => "shared eventfd",
+            Channel::Counter(counter) if counter.is_semaphore() => "semaphore eventfd",
+            Channel::Counter(counter) if counter.maximum() == MAXIMUM => "bounded eventfd",
+            Channel::Counter(_) => "eventfd",
+            Channel::Pipe(..) => "pipe",
+            Channel::Socket(..) => "socketpair",
+            Channel::KernelCounter(_) => "kernel eventfd",
+            Channel::KernelStream(..) => "kernel pipe or socketpair",
+        })
+    }
+}
+
+impl Channel {
+    pub(super) fn new(kind: Kind) -> Result<Self> {
+        let semaphore = EventFdFlags::SEMAPHORE;
+        Ok(match kind {
+            Kind::Counter => Channel::Counter(EventFd::new(0)?),
+            Kind::Semaphore => Channel::Counter(EventFd::with_flags(0, semaphore)?),
+            Kind::Bounded => {
+                let counter = EventFd::new(0)?;
+                counter.set_maximum(MAXIMUM)?;
+                Channel::Counter(counter)
+            }
+            Kind::Shared => Channel::Counter(EventFd::shared(0, EventFdFlags::empty())?),
+            Kind::Pipe => {
+                let (reader, writer) = pipe2(PipeFlags::empty())?;
+                Channel::Pipe(reader, writer)
+            }
+            Kind::Socket => {
+                let (reader, writer) = socketpair(SocketFlags::empty())?;
+                Channel::Socket(reader, writer)
+            }
+            Kind::KernelCounter => {
+                let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+                Channel::KernelCounter(rustix::event::eventfd(0, flags)?)
+            }
+            Kind::KernelPipe => {
+                let flags = KernelPipeFlags::NONBLOCK | KernelPipeFlags::CLOEXEC;
+                let (reader, writer) = rustix::pipe::pipe_with(flags)?;
+                Channel::KernelStream(reader, writer)
+            }
+            Kind::KernelSocket => {
+                let flags = KernelSocketFlags::NONBLOCK | KernelSocketFlags::CLOEXEC;
+                let (reader, writer) =
+                    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+                Channel::KernelStream(reader, writer)
+            }
+        })
+    }
+
+    /// Sends up to [`MOST`] units without blocking and returns how many were accepted.
+    pub(super) fn send(&self, units: u64) -> u64 {
+        let bytes = &[b'u'; MOST as usize][..units as usize];
+        match self {
+            Channel::Counter(counter) => all_or_none(counter.try_write(units).is_ok(), units),
+            Channel::Pipe(_, writer) => length(writer.try_write(bytes)),
+            Channel::Socket(_, writer) => length(writer.try_write(bytes)),
+            Channel::KernelCounter(counter) => all_or_none(
+                rustix::io::write(counter, &units.to_ne_bytes()).is_ok(),
+                units,
+            ),
+            Channel::KernelStream(_, writer) => length(rustix::io::write(writer, bytes)),
+        }
+    }
+
+    /// Sends units, blocking while there is no room if the object has such a call, and returns how
+    /// many were accepted.
+    pub(super) fn send_blocking(&self, units: u64) -> u64 {
+        match self {
+            Channel::Counter(counter) => all_or_none(counter.write(units).is_ok(), units),
+            _ => self.send(units),
+        }
+    }
+
+    /// Receives some units without blocking; returns 0 if there are none.
+    pub(super) fn receive(&self) -> u64 {
+        let mut bytes = [0; 5];
+        match self {
+            Channel::Counter(counter) => counter.try_read().unwrap_or(0),
+            Channel::Pipe(reader, _) => length(reader.try_read(&mut bytes)),
+            Channel::Socket(reader, _) => length(reader.try_read(&mut bytes)),
+            Channel::KernelCounter(counter) => {
+                let mut count = [0; 8];
+                match rustix::io::read(counter, &mut count) {
+                    Ok(_) => u64::from_ne_bytes(count),
+                    Err(_) => 0,
+                }
+            }
+            Channel::KernelStream(reader, _) => length(rustix::io::read(reader, &mut bytes)),
+        }
+    }
+
+    /// Receives units, blocking until there are some. Returns 0 if a signal handler ran.
+    pub(super) fn receive_blocking(&self) -> u64 {
+        let mut bytes = [0; 5];
+        match self {
+            Channel::Counter(counter) => counter.read().unwrap_or(0),
+            Channel::Pipe(reader, _) => length(reader.read(&mut bytes)),
+            Channel::Socket(reader, _) => length(reader.read(&mut bytes)),
+            Channel::KernelCounter(_) | Channel::KernelStream(..) => self.receive(),
+        }
+    }
+
+    /// What a user-level object is ready for.
+    pub(super) fn ready(&self) -> Option<Events> {
+        match self.target() {
+            Target::File(file) => Some(file.ready()),
+            _ => None,
+        }
+    }
+
+    /// Receives all units that are there.
+    pub(super) fn drain(&self) -> u64 {
+        let mut received = 0;
+        loop {
+            match self.receive() {
+                0 => return received,
+                units => received += units,
+            }
+        }
+    }
+}
+
+impl Source for Channel {
+    fn target(&self) -> Target<'_> {
+        match self {
+            Channel::Counter(counter) => counter.target(),
+            Channel::Pipe(reader, _) => reader.target(),
+            Channel::Socket(reader, _) => reader.target(),
+            Channel::KernelCounter(fd) | Channel::KernelStream(fd, _) => fd.target(),
+        }
+    }
+}
+
+fn all_or_none(all: bool, units: u64) -> u64 {
+    if all { units } else { 0 }
+}
+
+/// The length of a transfer; an error transferred nothing.
+fn length<E>(result: Result<usize, E>) -> u64 {
+    result.map_or(0, |length| length as u64)
+}
+
+/// Whether an ADD, MOD or DEL may end so beside other threads that change the same interest.
+pub(super) fn is_race(result: &Result<(), Errno>) -> bool {
+    matches!(result, Ok(()) | Err(Errno::EXIST | Errno::NOENT))
+}

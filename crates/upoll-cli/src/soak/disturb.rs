@@ -1,0 +1,326 @@
+//! Producers: threads that send units, and meanwhile change, close, poll, signal and fork.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::Duration;
+use std::{ptr, thread};
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, Events, PollFd, Timeout, poll};
+
+use super::channel::{Channel, Kind, MOST, is_race};
+use super::group::{Group, How, Kept, Lane, PASSING};
+use super::tally::{Tally, count};
+
+/// The lane that the signal handler writes to. It is null while no signal is sent, and points into
+/// a world that outlives the threads that signals are sent to.
+static HANDLED: AtomicPtr<Lane> = AtomicPtr::new(ptr::null_mut());
+
+/// Everything that the threads of one round share.
+pub(super) struct World {
+    pub(super) groups: Vec<Group>,
+    /// Written by signal handlers and children of forks, read by a consumer of its own.
+    pub(super) outside: Lane,
+    pub(super) is_over: AtomicBool,
+    pub(super) with_signals: bool,
+    pub(super) with_forks: bool,
+}
+
+extern "C" fn write_from_handler(_: libc::c_int) {
+    let lane = HANDLED.load(Ordering::SeqCst);
+    if !lane.is_null() {
+        // SAFETY: `World::send_signals` stores a lane that lives until all threads that may be
+        // signalled have ended.
+        unsafe { (*lane).send(1) };
+    }
+}
+
+/// Installs the handler of `SIGUSR1`.
+pub(super) fn install_handler() -> Result<()> {
+    // SAFETY: an all-zero sigaction is valid: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = write_from_handler as extern "C" fn(libc::c_int) as usize;
+    // SAFETY: the action is valid and the handler only writes an eventfd, which is allowed there.
+    let result = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) };
+    ensure!(result == 0, "sigaction failed");
+    Ok(())
+}
+
+impl World {
+    /// Makes a random world whose groups wait in some of the ways `hows`.
+    pub(super) fn new(hows: &[How], rng: &mut Rng) -> Result<Self> {
+        let groups = (0..rng.usize(1..=3))
+            .map(|_| Group::new(hows, rng))
+            .collect::<Result<_>>()?;
+        let with_forks = rng.usize(..4) == 0;
+        let kind = if with_forks {
+            Kind::Shared
+        } else {
+            Kind::Counter
+        };
+        Ok(World {
+            groups,
+            outside: Lane::new(kind)?,
+            is_over: AtomicBool::new(false),
+            with_signals: rng.bool(),
+            with_forks,
+        })
+    }
+
+    /// Lets signal handlers write to this world's outside lane, until [`Self::end_signals`].
+    pub(super) fn begin_signals(&self) {
+        HANDLED.store((&raw const self.outside).cast_mut(), Ordering::SeqCst);
+    }
+
+    pub(super) fn end_signals(&self) {
+        HANDLED.store(ptr::null_mut(), Ordering::SeqCst);
+    }
+
+    /// Reads the outside lane by a blocking read until the world ends.
+    pub(super) fn consume_outside(&self) {
+        while !self.is_over.load(Ordering::SeqCst) {
+            self.outside.receive_blocking();
+        }
+    }
+
+    /// Lets all consumers go; called until they have ended.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.outside.send(1);
+        for group in &self.groups {
+            group.end();
+        }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        let lanes = self.groups.iter().flat_map(|group| &group.lanes);
+        lanes.chain([&self.outside])
+    }
+
+    /// Whether every unit that was sent was received, and no more.
+    pub(super) fn is_read(&self) -> bool {
+        self.lanes().all(|lane| lane.unread() == 0)
+    }
+
+    pub(super) fn sent(&self) -> u64 {
+        self.lanes().map(Lane::sent).sum()
+    }
+
+    /// What the world is made of, to find a fault by.
+    pub(super) fn describe(&self) -> String {
+        let mut text = format!("outside lane: {}\n", self.outside.describe());
+        for group in &self.groups {
+            text += &format!("{}\n", group.describe());
+            for lane in &group.lanes {
+                text += &format!("  {}\n", lane.describe());
+            }
+        }
+        text
+    }
+
+    /// Runs one producer for `steps` steps.
+    pub(super) fn produce(&self, steps: usize, rng: &mut Rng, tally: &Tally) -> Result<()> {
+        let mut kept = Kept::default();
+        for _ in 0..steps {
+            let group = &self.groups[rng.usize(..self.groups.len())];
+            match rng.usize(..100) {
+                0..50 => send(group, rng),
+                50..56 => {
+                    let lane = &group.lanes[rng.usize(..group.lanes.len())];
+                    lane.send_blocking(rng.u64(1..=MOST));
+                }
+                56..68 => {
+                    count(&tally.changes);
+                    group.change(rng)?;
+                }
+                68..74 => pass_through(group, rng, tally)?,
+                74..78 => watch_from_above(group, rng)?,
+                78..82 => request(rng).context("a request of one thread")?,
+                82..86 => look(group, rng, tally)?,
+                86..90 => {
+                    let limit = Duration::from_micros(rng.u64(..200));
+                    let index = rng.usize(..group.threads.len());
+                    group.step(index, Timeout::from(limit), &mut kept, tally)?;
+                }
+                90..94 if self.with_signals => self.signal(group, rng, tally),
+                94 if self.with_forks && rng.usize(..10) == 0 => self.fork(tally)?,
+                _ => thread::sleep(Duration::from_micros(rng.u64(..300))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a signal to a consumer, whose handler writes a unit.
+    fn signal(&self, group: &Group, rng: &mut Rng, tally: &Tally) {
+        let thread = &group.threads[rng.usize(..group.threads.len())];
+        let thread = thread.load(Ordering::SeqCst);
+        if thread != 0 {
+            count(&tally.signals);
+            // SAFETY: no memory is involved. Consumers outlive producers.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR1) };
+        }
+    }
+
+    /// Makes a child that writes units to the outside lane and ends.
+    fn fork(&self, tally: &Tally) -> Result<()> {
+        count(&tally.forks);
+        // SAFETY: the child makes only calls that are allowed in a handler: a write to a shared
+        // eventfd and `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let sent = self.outside.channel.send(2);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(sent as i32) };
+        }
+        ensure!(child > 0, "fork failed");
+        let mut status = 0;
+        loop {
+            // SAFETY: the status is written to a variable.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            if waited == child {
+                break;
+            }
+            let error = std::io::Error::last_os_error();
+            ensure!(
+                error.kind() == std::io::ErrorKind::Interrupted,
+                "waitpid: {error}"
+            );
+        }
+        ensure!(
+            libc::WIFEXITED(status),
+            "a child ended with status {status}"
+        );
+        self.outside.count_sent(libc::WEXITSTATUS(status) as u64);
+        Ok(())
+    }
+}
+
+/// Sends units to one lane, or one unit at a time until the consumers had time to fall asleep.
+fn send(group: &Group, rng: &mut Rng) {
+    let lane = &group.lanes[rng.usize(..group.lanes.len())];
+    lane.send(rng.u64(1..=MOST));
+    if rng.usize(..4) == 0 {
+        for _ in 0..rng.usize(..20) {
+            if lane.unread() <= 0 {
+                break;
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+/// Adds a channel with units to a set of the group and closes it with or without a DEL.
+fn pass_through(group: &Group, rng: &mut Rng, tally: &Tally) -> Result<()> {
+    let Some(set) = group.any_set(rng) else {
+        return Ok(());
+    };
+    count(&tally.closes);
+    let channel = Channel::new(Kind::any(rng))?;
+    let interest = Events::IN
+        | Events::ET
+        | if rng.bool() {
+            Events::ONESHOT
+        } else {
+            Events::empty()
+        };
+    let sent = channel.send(rng.u64(1..=MOST));
+    let mut commands = [
+        CtlCommand::add(&channel, Event::new(interest, PASSING)),
+        CtlCommand::modify(&channel, Event::new(Events::IN | Events::ET, PASSING)),
+    ];
+    let done = set.ctl_batch(0, &mut commands)?;
+    ensure!(done == 2, "a batch of ADD and MOD ended after {done}");
+    let sent = sent + channel.send(rng.u64(1..=MOST));
+    if rng.bool() {
+        set.delete(&channel)?;
+    }
+    let received = channel.drain();
+    ensure!(
+        received == sent,
+        "{channel:?}: {sent} units sent, {received} received"
+    );
+    Ok(())
+}
+
+/// Watches a set of the group by a new set above it, and has a new set pass below it.
+fn watch_from_above(group: &Group, rng: &mut Rng) -> Result<()> {
+    let Some(set) = group.any_set(rng) else {
+        return Ok(());
+    };
+    let passing = Epoll::new()?;
+    let (outer, inner) = if rng.bool() {
+        (&passing, set)
+    } else {
+        (set, &passing)
+    };
+    let ways = [Events::IN, Events::IN | Events::ET];
+    let interest = ways[rng.usize(..2)];
+    match outer.add(inner, Event::new(interest, PASSING)) {
+        Err(Errno::LOOP) => return Ok(()),
+        other => other?,
+    }
+    let mut events = [Event::default(); 2];
+    passing.harvest(&mut events)?;
+    if rng.bool() {
+        passing
+            .wait(&mut events, Duration::from_micros(rng.u64(..100)))
+            .map(drop)
+            .or_else(ignore_interruption)?;
+    }
+    if rng.bool() {
+        outer.delete(inner)?;
+    }
+    Ok(())
+}
+
+/// Serves one request as a server does: a set and a counter are made, used and closed.
+fn request(rng: &mut Rng) -> Result<()> {
+    let (set, channel) = (Epoll::new()?, Channel::new(Kind::any(rng))?);
+    let mut events = [Event::default(); 2];
+    set.add(&channel, Event::new(Events::IN, 1))?;
+    ensure!(
+        set.harvest(&mut events)? == 0,
+        "{channel:?}: an event before anything was sent"
+    );
+    let sent = channel.send(1);
+    ensure!(set.harvest(&mut events)? == 1, "{channel:?}: no event");
+    let received = channel.drain();
+    ensure!(
+        received == sent,
+        "{channel:?}: {sent} units sent, {received} received"
+    );
+    ensure!(
+        set.harvest(&mut events)? == 0,
+        "{channel:?}: an event after all was received"
+    );
+    drop(channel);
+    let stranger = EventFd::new(0)?;
+    ensure!(is_race(&set.delete(&stranger)), "DEL of a stranger");
+    Ok(())
+}
+
+/// Polls lanes and a set of the group, at most briefly, and takes nothing.
+fn look(group: &Group, rng: &mut Rng, tally: &Tally) -> Result<()> {
+    count(&tally.looks);
+    let mut list: Vec<_> = group
+        .lanes
+        .iter()
+        .map(|lane| PollFd::new(&lane.channel, Events::IN | Events::OUT))
+        .collect();
+    if let Some(set) = group.any_set(rng) {
+        list.push(PollFd::new(set, Events::IN | Events::OUT));
+    }
+    let limit = Duration::from_micros(rng.u64(..100));
+    poll(&mut list, limit)
+        .map(drop)
+        .or_else(ignore_interruption)?;
+    Ok(())
+}
+
+fn ignore_interruption(error: Errno) -> Result<(), Errno> {
+    if error == Errno::INTR {
+        Ok(())
+    } else {
+        Err(error)
+    }
+}

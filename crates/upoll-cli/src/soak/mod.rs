@@ -1,0 +1,201 @@
+//! `upoll soak`: all operations at random from many threads, for as long as it is told.
+//!
+//! A run is a sequence of rounds. Each round makes a random world: groups of consumers that wait
+//! without a limit in sets, polls and reads of every shape, and producers that send units while
+//! they change, close, nest, poll, signal and fork. When the producers have ended, every unit must
+//! have been received exactly once by consumers that nothing but wakes brought there. A unit that
+//! stays is a lost wake. Between rounds the heap and the descriptors must be what they were.
+
+mod channel;
+mod disturb;
+mod footprint;
+mod group;
+mod tally;
+
+use std::process::{self, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use comfy_table::Table;
+use fastrand::Rng;
+
+use self::disturb::World;
+use self::footprint::Footprint;
+use self::group::How;
+use self::tally::Tally;
+
+/// How long a round may stand still before that is a fault. Far above what a busy machine causes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Rounds before the first footprint counts: caches are filled in them.
+const WARM_UP: usize = 8;
+
+/// Descriptors by which the count may exceed the first one: those that the library keeps for later.
+const SPARE_FDS: usize = 8;
+
+/// Bytes by which the heap may differ from its first footprint.
+const SLACK: usize = 1 << 20;
+
+/// Steps of a producer in one round.
+const STEPS: usize = 2_000;
+
+/// What `upoll soak` is told.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// How long to go on.
+    #[arg(long, default_value_t = 1.0)]
+    minutes: f64,
+    /// Producers; each round has as many consumers as its topologies ask for besides.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// Makes the same worlds again; the order of threads differs in each run.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only these ways to wait.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "WAYS",
+        hide_possible_values = true
+    )]
+    how: Vec<How>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    ensure!(
+        options.minutes > 0.0 && options.minutes <= 10_000.0,
+        "--minutes must be above 0 and at most 10000"
+    );
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    let end = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
+    println!("seed {seed}, {} producers", options.threads);
+    disturb::install_handler()?;
+    let hows = match &*options.how {
+        [] => How::value_variants(),
+        hows => hows,
+    };
+    let tally = Tally::default();
+    let mut rng = Rng::with_seed(seed);
+    let (mut rounds, mut first, mut most) = (0, None, None::<Footprint>);
+    while Instant::now() < end || rounds <= WARM_UP {
+        round(hows, &mut rng, usize::from(options.threads), &tally, rounds)?;
+        rounds += 1;
+        if rounds < WARM_UP {
+            continue;
+        }
+        let now = Footprint::now()?;
+        let first = *first.get_or_insert(now);
+        ensure!(
+            now.fds <= first.fds + SPARE_FDS,
+            "round {rounds} left {} descriptors open, the first one left {}",
+            now.fds,
+            first.fds
+        );
+        ensure!(
+            now.heap <= first.heap + SLACK,
+            "round {rounds} left {} bytes on the heap, the first one left {}",
+            now.heap,
+            first.heap
+        );
+        let most = most.get_or_insert(now);
+        most.heap = most.heap.max(now.heap);
+        most.fds = most.fds.max(now.fds);
+    }
+    report(rounds, &tally, first, most);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(rounds: usize, tally: &Tally, first: Option<Footprint>, most: Option<Footprint>) {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
+    table.add_row(["rounds".to_owned(), rounds.to_string()]);
+    for (name, count) in tally.rows() {
+        table.add_row([name.to_owned(), count.to_string()]);
+    }
+    if let (Some(first), Some(most)) = (first, most) {
+        let range = |first, most| format!("{first}, at most {most} later");
+        table.add_row([
+            "bytes on the heap after a round".to_owned(),
+            range(first.heap, most.heap),
+        ]);
+        table.add_row([
+            "descriptors after a round".to_owned(),
+            range(first.fds, most.fds),
+        ]);
+    }
+    println!("{table}");
+    println!("no unit lost or received twice, no thread left asleep");
+}
+
+/// Runs one world to its end.
+fn round(
+    hows: &[How],
+    rng: &mut Rng,
+    producers: usize,
+    tally: &Tally,
+    number: usize,
+) -> Result<()> {
+    let world = World::new(hows, rng)?;
+    let running = AtomicUsize::new(producers);
+    let fault = |what: &str| -> ! { give_up(&format!("round {number}: {what}"), &world) };
+    world.begin_signals();
+    thread::scope(|scope| {
+        let mut consumers = vec![scope.spawn(|| world.consume_outside())];
+        for group in &world.groups {
+            for index in 0..group.threads.len() {
+                consumers.push(scope.spawn(move || {
+                    if let Err(error) = group.consume(index, tally) {
+                        fault(&format!("{error:#}, in {}", group.describe()));
+                    }
+                }));
+            }
+        }
+        for _ in 0..producers {
+            let mut rng = rng.fork();
+            let (world, running) = (&world, &running);
+            scope.spawn(move || {
+                if let Err(error) = world.produce(STEPS, &mut rng, tally) {
+                    fault(&format!("{error:#}"));
+                }
+                running.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+        if !comes(|| running.load(Ordering::SeqCst) == 0) {
+            fault("a producer hangs");
+        }
+        world.end_signals();
+        if !comes(|| world.is_read()) {
+            fault("units are left, and no thread is woken for them");
+        }
+        tally.units.fetch_add(world.sent(), Ordering::Relaxed);
+        let ended = comes(|| {
+            world.end();
+            consumers.iter().all(thread::ScopedJoinHandle::is_finished)
+        });
+        if !ended {
+            fault("a consumer is not woken by its stop signal");
+        }
+    });
+    Ok(())
+}
+
+/// Waits until `condition` holds; returns whether it did in time.
+fn comes(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Reports a fault and ends the process: threads of the world may hang.
+fn give_up(what: &str, world: &World) -> ! {
+    eprintln!("FAULT: {what}\n{}", world.describe());
+    process::exit(1)
+}

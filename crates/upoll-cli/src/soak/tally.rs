@@ -1,0 +1,34 @@
+//! Counts of what a run did.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts of what all threads of a run did.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) units: AtomicU64,
+    pub(super) waits: AtomicU64,
+    pub(super) changes: AtomicU64,
+    pub(super) closes: AtomicU64,
+    pub(super) looks: AtomicU64,
+    pub(super) signals: AtomicU64,
+    pub(super) forks: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn rows(&self) -> [(&'static str, u64); 7] {
+        [
+            ("units sent and received", &self.units),
+            ("waits", &self.waits),
+            ("interests changed", &self.changes),
+            ("objects closed while watched", &self.closes),
+            ("polls without a wait", &self.looks),
+            ("signal handlers that wrote", &self.signals),
+            ("forks", &self.forks),
+        ]
+        .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+    }
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
