@@ -11,7 +11,7 @@ use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
 
 use crate::kernel::call;
 use crate::object::Object;
-use crate::pipe::raise_if_broken;
+use crate::pipe::{raise_if_broken, raise_sigpipe};
 use crate::signals::Section;
 use crate::{memory, table};
 
@@ -331,15 +331,19 @@ unsafe fn write_further(
             let written = blocking.call(|object| {
                 // SAFETY: the caller's contract.
                 let part = unsafe { write_blocking(object, buffer, count) }?;
-                Ok((part, is_cut_short(object, part, count.min(MOST))))
+                Ok((part, Short::of(object, part, count.min(MOST))))
             });
             match written {
                 // SAFETY: as above.
                 Some(Err(Errno::STALE)) => unsafe { write_anew(fd, buffer, count) },
-                Some(Ok((part, true))) => {
+                Some(Ok((part, Some(Short::Retired)))) => {
                     // SAFETY: as above.
                     let rest = unsafe { write(fd, buffer.wrapping_add(part), count - part) };
                     Ok(part + rest.unwrap_or(0))
+                }
+                Some(Ok((part, Some(Short::Broken)))) => {
+                    raise_sigpipe();
+                    Ok(part)
                 }
                 Some(result) => raise_if_broken(result.map(|(written, _)| written)),
                 // SAFETY: as above.
@@ -448,9 +452,29 @@ fn check_place(object: &Object, there: usize, asked: usize) -> Result<(), Errno>
     }
 }
 
-/// Whether a write that blocks has written a part only because the object changed hands.
-fn is_cut_short(object: &Object, written: usize, count: usize) -> bool {
-    written < count && object.is_retired()
+/// Why a write that blocks has written only a part.
+enum Short {
+    /// The object was demoted. The rest is written by number.
+    Retired,
+    /// The last reader of a pipe closed. The kernel raises `SIGPIPE` and returns the part that is written;
+    /// a socket raises none then.
+    Broken,
+}
+
+impl Short {
+    /// Returns `None` if all is written, or a signal handler or a bad pointer ended the write.
+    fn of(object: &Object, written: usize, count: usize) -> Option<Short> {
+        if written >= count {
+            None
+        } else if object.is_retired() {
+            Some(Short::Retired)
+        } else if let Object::PipeWriter(_) = object {
+            let is_broken = object.as_file_ref(0).is_ready(Events::ERR);
+            is_broken.then_some(Short::Broken)
+        } else {
+            None
+        }
+    }
 }
 
 #[cold]
@@ -646,6 +670,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         return unsafe { call!(writev, fd, list, count) };
     };
     let mut rest = None;
+    let mut is_broken = false;
     let written = blocking.call(|object| {
         check_writes(object)?;
         // SAFETY: the caller's contract.
@@ -656,11 +681,18 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         object.renew_flags(fd);
         // SAFETY: as above.
         let part = or_stale(object, unsafe { writev_to(object, &buffers) })?;
-        if is_cut_short(object, part, buffers.iter().map(|buffer| buffer.len).sum()) {
-            rest = Some(rest_of(&buffers, part));
+        let asked = buffers.iter().map(|buffer| buffer.len).sum();
+        match Short::of(object, part, asked) {
+            Some(Short::Retired) => rest = Some(rest_of(&buffers, part)),
+            // One that does not block has found no room before the reader closed.
+            Some(Short::Broken) => is_broken = !object.is_nonblocking(fd),
+            None => {}
         }
         Ok(part)
     });
+    if is_broken {
+        raise_sigpipe();
+    }
     match (written, rest) {
         (Some(Ok(part)), Some(rest)) => {
             let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 
-use crate::kernel::{self, call};
+use crate::kernel::call;
 use crate::object::Object;
 use crate::signals::Section;
 use crate::{change, memory, table};
@@ -125,17 +125,54 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     }
 }
 
-/// `SIGPIPE` for the calling thread, if that is what came of its write.
+/// Raises `SIGPIPE` for the calling thread if its write failed with `EPIPE`.
 pub(crate) fn raise_if_broken(result: Result<usize, Errno>) -> Result<usize, Errno> {
     if result == Err(Errno::PIPE) {
-        // SAFETY: no pointers are involved.
-        let raised = unsafe {
-            kernel::check(syscalls::syscall!(syscalls::Sysno::getpid)).and_then(|process| {
-                let thread = call!(gettid)?;
-                call!(tgkill, process, thread, libc::SIGPIPE)
-            })
-        };
-        debug_assert!(raised.is_ok(), "a thread may signal itself");
+        raise_sigpipe();
     }
     result
+}
+
+/// `siginfo_t` of a signal that a process has sent, as the kernel has it on machines of 64 bits.
+#[repr(C)]
+struct Sent {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    padding: i32,
+    sender: i32,
+    user: u32,
+    rest: [u32; 26],
+}
+
+const _: () = assert!(size_of::<Sent>() == size_of::<libc::siginfo_t>());
+
+/// Raises `SIGPIPE` for the calling thread with the `siginfo_t` that the kernel gives it. `tgkill` would
+/// set another `si_code`.
+pub(crate) fn raise_sigpipe() {
+    // SAFETY: no pointers are involved, and these calls do not fail.
+    let ids = unsafe { (call!(getpid), call!(gettid), call!(getuid)) };
+    let (Ok(process), Ok(thread), Ok(user)) = ids else {
+        return;
+    };
+    let signal = Sent {
+        signal: libc::SIGPIPE,
+        errno: 0,
+        code: libc::SI_USER,
+        padding: 0,
+        sender: i32::try_from(process).unwrap_or(0),
+        user: u32::try_from(user).unwrap_or(0),
+        rest: [0; 26],
+    };
+    // SAFETY: the structure is live, and as large as the kernel's.
+    let raised = unsafe {
+        call!(
+            rt_tgsigqueueinfo,
+            process,
+            thread,
+            libc::SIGPIPE,
+            &raw const signal
+        )
+    };
+    debug_assert!(raised.is_ok(), "a thread may signal itself");
 }

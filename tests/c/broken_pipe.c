@@ -1,0 +1,88 @@
+/* SIGPIPE is raised as the kernel raises it: also by a blocked write that has written a part when the last
+ * reader closes, and with the kernel's siginfo_t. */
+#include "check.h"
+#include <sys/syscall.h>
+
+static int ends[2];
+static volatile sig_atomic_t raised, code, sender, thread_of;
+static char bytes[1 << 18];
+
+static void handler(int signal, siginfo_t *info, void *context)
+{
+	(void)signal, (void)context;
+	raised++;
+	code = info->si_code;
+	sender = info->si_pid;
+	thread_of = (int)syscall(SYS_gettid);
+}
+
+static void *writes(void *nothing)
+{
+	ssize_t written = write(ends[1], bytes, sizeof bytes);
+	CHECK(thread_of == 0 || thread_of == (int)syscall(SYS_gettid));
+	(void)nothing;
+	return (void *)written;
+}
+
+static void *writes_vectors(void *nothing)
+{
+	struct iovec list[2] = {{bytes, 1000}, {bytes, sizeof bytes - 1000}};
+	(void)nothing;
+	return (void *)writev(ends[1], list, 2);
+}
+
+static void is_broken_midway(void *(*how)(void *), int expected)
+{
+	pthread_t thread;
+	void *written;
+	int there = 0, size;
+	raised = code = sender = thread_of = 0;
+	CHECK(pipe(ends) == 0);
+	size = fcntl(ends[1], F_GETPIPE_SZ);
+	CHECK(size > 0 && (size_t)size < sizeof bytes);
+	CHECK(pthread_create(&thread, NULL, how, NULL) == 0);
+	while (there < size) {
+		CHECK(ioctl(ends[0], FIONREAD, &there) == 0);
+		sleep_ms(1);
+	}
+	CHECK(close(ends[0]) == 0);
+	CHECK(pthread_join(thread, &written) == 0);
+	CHECK((ssize_t)written == size);
+	CHECK(raised == expected);
+	if (expected) {
+		CHECK(code == SI_USER);
+		CHECK(sender == getpid());
+	}
+	CHECK(close(ends[1]) == 0);
+}
+
+int main(void)
+{
+	struct sigaction action;
+	int pair[2];
+	alarm(60);
+	memset(&action, 0, sizeof action);
+	action.sa_sigaction = handler, action.sa_flags = SA_SIGINFO;
+	CHECK(sigaction(SIGPIPE, &action, NULL) == 0);
+
+	/* Nothing is written. */
+	CHECK(pipe(ends) == 0);
+	CHECK(close(ends[0]) == 0);
+	FAILS(write(ends[1], "x", 1), EPIPE);
+	CHECK(raised == 1 && code == SI_USER && sender == getpid());
+	CHECK(close(ends[1]) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	CHECK(close(pair[0]) == 0);
+	raised = code = sender = 0;
+	FAILS(send(pair[1], "x", 1, 0), EPIPE);
+	CHECK(raised == 1 && code == SI_USER && sender == getpid());
+	FAILS(send(pair[1], "x", 1, MSG_NOSIGNAL), EPIPE);
+	CHECK(raised == 1);
+	CHECK(close(pair[1]) == 0);
+
+	is_broken_midway(writes, 1);
+	is_broken_midway(writes_vectors, 1);
+	signal(SIGPIPE, SIG_IGN);
+	is_broken_midway(writes, 0);
+	return 0;
+}
