@@ -77,28 +77,26 @@ pub(crate) fn pipe(
     capacity: usize,
     ends: &Ends,
 ) -> Result<(), Errno> {
-    let (reader, writer) = (ends.one.first(), ends.other.first());
-    let Some(&reader) = reader else {
-        // Nobody can read it any more.
-        return match writer {
-            Some(&writer) => resize(writer, capacity).or(Ok(())),
-            None => Ok(()),
-        };
-    };
     let mut pages = pages.peekable();
-    if let Some(&writer) = writer {
-        return fill_pipe(&mut pages, capacity, [reader, writer]);
-    }
+    let (end, numbers) = match (ends.one.first(), ends.other.first()) {
+        (Some(&reader), Some(&writer)) => return fill_pipe(&mut pages, capacity, [reader, writer]),
+        (Some(&reader), None) => (reader, &ends.one),
+        (None, Some(&writer)) => (writer, &ends.other),
+        (None, None) => return Ok(()),
+    };
     if pages.peek().is_none() {
-        // If it has to be smaller nobody can write to see it.
-        return resize(reader, capacity).or(Ok(()));
+        // A smaller pipe than the kernel allows is not noticed: nobody reads, or nobody writes.
+        return resize(end, capacity).or(Ok(()));
     }
-    let mut numbers = [-1; 2];
+    let mut pair = [-1; 2];
     // SAFETY: there is room for two numbers.
-    unsafe { call!(pipe2, numbers.as_mut_ptr(), libc::O_CLOEXEC) }?;
-    let [new, end] = Own::pair(numbers);
-    fill_pipe(&mut pages, capacity, [new.0, end.0])?;
-    replace(&ends.one, &new)
+    unsafe { call!(pipe2, pair.as_mut_ptr(), libc::O_CLOEXEC) }?;
+    let [reader, writer] = Own::pair(pair);
+    fill_pipe(&mut pages, capacity, [reader.0, writer.0])?;
+    // The bytes that a closed reader has left still count (`FIONREAD`), and a new reader may open the pipe
+    // in `/proc`.
+    let is_read = ends.other.is_empty();
+    replace(numbers, if is_read { &reader } else { &writer })
 }
 
 /// Makes the kernel's pipe as large as ours.

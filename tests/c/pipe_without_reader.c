@@ -1,0 +1,32 @@
+/* What a pipe holds whose reading end is closed stays there when the pipe is seen by others: FIONREAD tells
+ * how much it is, and a reader that comes by /proc finds it. */
+#include "check.h"
+#include <sys/wait.h>
+
+int main(void)
+{
+	int ends[2], there, status, again;
+	char path[32], text[16];
+	pid_t child;
+	alarm(60);
+	CHECK(pipe(ends) == 0);
+	CHECK(write(ends[1], "left", 4) == 4);
+	CHECK(close(ends[0]) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		there = -1;
+		CHECK(ioctl(ends[1], FIONREAD, &there) == 0);
+		_exit(there);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 4);
+	CHECK(ioctl(ends[1], FIONREAD, &there) == 0 && there == 4);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", ends[1]);
+	again = open(path, O_RDONLY);
+	CHECK(again >= 0);
+	CHECK(read(again, text, sizeof text) == 4 && memcmp(text, "left", 4) == 0);
+	CHECK(write(ends[1], "more", 4) == 4);
+	CHECK(read(again, text, sizeof text) == 4 && memcmp(text, "more", 4) == 0);
+	return 0;
+}
