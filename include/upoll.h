@@ -47,6 +47,8 @@
 #define pipe2 upoll_pipe2
 #define socketpair upoll_socketpair
 #define shutdown upoll_shutdown
+#define getsockopt upoll_getsockopt
+#define setsockopt upoll_setsockopt
 #define send upoll_send
 #define sendto upoll_sendto
 #define sendmsg upoll_sendmsg
@@ -146,6 +148,11 @@ ssize_t upoll_recv(int fd, void *buffer, size_t count, int flags);
 ssize_t upoll_recvfrom(int fd, void *buffer, size_t count, int flags, struct sockaddr *from,
 		       socklen_t *size);
 ssize_t upoll_recvmsg(int fd, struct msghdr *message, int flags);
+
+/* Only the kernel implements options: setsockopt demotes a user-level socket (see upoll_demote), and so
+ * does getsockopt for SO_ERROR, SO_SNDBUF and SO_MEMINFO. */
+int upoll_getsockopt(int fd, int level, int option, void *value, socklen_t *size);
+int upoll_setsockopt(int fd, int level, int option, const void *value, socklen_t size);
 
 ssize_t upoll_read(int fd, void *buf, size_t count);
 ssize_t upoll_write(int fd, const void *buf, size_t count);

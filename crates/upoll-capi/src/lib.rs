@@ -16,7 +16,7 @@ mod object;
 
 pub use crate::object::{ObjectOps, upoll_object_create, upoll_object_wake};
 
-use std::ffi::{c_int, c_uint, c_ulong};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use libc::{
     fd_set, iovec, msghdr, nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
@@ -173,6 +173,14 @@ with_pointers! {
         = give_size(upoll_fds::recvfrom(fd, buffer, count, flags, from, size));
     upoll_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
         = give_size(upoll_fds::recvmsg(fd, message, flags));
+    upoll_getsockopt(
+        fd: c_int, level: c_int, option: c_int, value: *mut c_void, size: *mut socklen_t
+    ) -> c_int
+        = give(upoll_fds::getsockopt(fd, level, option, value, size));
+    upoll_setsockopt(
+        fd: c_int, level: c_int, option: c_int, value: *const c_void, size: socklen_t
+    ) -> c_int
+        = give(upoll_fds::setsockopt(fd, level, option, value, size));
     upoll_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
         = give(upoll_fds::poll(fds, length(count), timeout));
     upoll_ppoll(

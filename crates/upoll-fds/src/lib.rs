@@ -90,7 +90,7 @@ pub use crate::poll::{poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
-pub use crate::socket::{recv, recvfrom, recvmsg, send, sendmsg, sendto};
+pub use crate::socket::{getsockopt, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt};
 pub use crate::table::{
     has_any, is_served_here, is_socket, is_user_level, leave_all_to_the_kernel, user_level_numbers,
 };

@@ -476,3 +476,53 @@ unsafe fn buffers_of(header: &libc::msghdr) -> Result<Buffers, Errno> {
     // SAFETY: the caller's contract.
     unsafe { buffers(header.msg_iov, count) }
 }
+
+/// `getsockopt(2)`.
+///
+/// A user-level socket is demoted for the options whose value the kernel socket behind it does not know:
+/// `SO_ERROR`, `SO_SNDBUF` and `SO_MEMINFO`.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Memory that the pointers lead to is the caller's, and nobody else uses it.
+pub unsafe fn getsockopt(
+    fd: RawFd,
+    level: i32,
+    option: i32,
+    value: *mut libc::c_void,
+    size: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    if matches!(option, libc::SO_ERROR | libc::SO_SNDBUF | libc::SO_MEMINFO) {
+        demote_socket(fd);
+    }
+    // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+    unsafe { call!(getsockopt, fd, level, option, value, size) }.map(drop)
+}
+
+/// `setsockopt(2)`. A user-level socket is demoted: only the kernel implements options.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// Memory that `value` leads to is not being written.
+pub unsafe fn setsockopt(
+    fd: RawFd,
+    level: i32,
+    option: i32,
+    value: *const libc::c_void,
+    size: libc::socklen_t,
+) -> Result<(), Errno> {
+    demote_socket(fd);
+    // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
+    unsafe { call!(setsockopt, fd, level, option, value, size) }.map(drop)
+}
+
+/// Demotes a user-level socket. The kernel socket behind one that cannot be demoted answers in its stead.
+fn demote_socket(fd: RawFd) {
+    if table::is_socket(fd) {
+        let _ = demote(fd);
+    }
+}
