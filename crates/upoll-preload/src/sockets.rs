@@ -154,11 +154,8 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     size: *mut socklen_t,
 ) -> c_int {
-    // Others the kernel's socket behind has as ours has them.
-    if matches!(option, libc::SO_ERROR | libc::SO_SNDBUF | libc::SO_MEMINFO) {
-        leave(fd);
-    }
-    give(raw::kernel!(SYS_getsockopt, fd, level, option, value, size))
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::getsockopt(fd, level, option, value, size) })
 }
 
 #[doc = "`setsockopt(2)`"]
@@ -170,8 +167,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     size: socklen_t,
 ) -> c_int {
-    leave(fd);
-    give(raw::kernel!(SYS_setsockopt, fd, level, option, value, size))
+    // SAFETY: the caller's contract.
+    give(unsafe { upoll_fds::setsockopt(fd, level, option, value, size) })
 }
 
 /// Hands over the descriptors that a message carries.
@@ -182,30 +179,35 @@ unsafe fn hand_over_rights(message: *const msghdr) {
     if !upoll_fds::has_any() {
         return;
     }
-    // SAFETY: the caller's contract. What cannot be read the kernel will refuse.
+    // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
     let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
         return;
     };
-    let control = copy.msg_control.cast::<u8>();
-    // SAFETY: as above.
-    let is_there = copy.msg_controllen > 0 && unsafe { upoll_fds::read_memory(control) }.is_ok();
-    if !is_there {
-        return;
-    }
-    // SAFETY: the caller's contract.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(&raw const copy);
-        while let Some(control) = header.as_ref() {
-            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let start = libc::CMSG_DATA(header);
-                let head = start.addr() - header.addr();
-                let count = control.cmsg_len.saturating_sub(head) / size_of::<c_int>();
-                for at in 0..count {
-                    hand_over(start.cast::<c_int>().add(at).read_unaligned());
-                }
-            }
-            header = libc::CMSG_NXTHDR(&raw const copy, header);
+    // The C library's macros would read a header beyond the end of the memory. The walk ends at a
+    // malformed message, for which the kernel's call fails.
+    let head = size_of::<libc::cmsghdr>();
+    let mut at = 0;
+    while copy.msg_controllen.saturating_sub(at) >= head {
+        let place = copy.msg_control.wrapping_byte_add(at);
+        // SAFETY: as above.
+        let Ok(header) = (unsafe { upoll_fds::read_memory(place.cast::<libc::cmsghdr>()) }) else {
+            return;
+        };
+        let size = header.cmsg_len;
+        if size < head || size > copy.msg_controllen - at {
+            return;
         }
+        if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
+            for index in 0..(size - head) / size_of::<c_int>() {
+                let place = place.wrapping_byte_add(head).cast::<c_int>();
+                // SAFETY: as above.
+                let Ok(fd) = (unsafe { upoll_fds::read_memory(place.wrapping_add(index)) }) else {
+                    return;
+                };
+                hand_over(fd);
+            }
+        }
+        at += size.next_multiple_of(align_of::<usize>());
     }
 }
 

@@ -1,0 +1,62 @@
+/* Control messages that are malformed fail on a socket as the kernel has them fail. */
+#include "../c/check.h"
+
+static int pair[2];
+
+static int sends(void *control, size_t size)
+{
+	struct iovec data = {"x", 1};
+	struct msghdr message;
+	struct mmsghdr messages;
+	int one, many;
+	memset(&message, 0, sizeof message);
+	message.msg_iov = &data, message.msg_iovlen = 1;
+	message.msg_control = control, message.msg_controllen = size;
+	errno = 0;
+	one = sendmsg(pair[0], &message, MSG_DONTWAIT) == -1 ? errno : 0;
+	memset(&messages, 0, sizeof messages);
+	messages.msg_hdr = message;
+	errno = 0;
+	many = sendmmsg(pair[0], &messages, 1, MSG_DONTWAIT) == -1 ? errno : 0;
+	CHECK(one == many);
+	return one;
+}
+
+int main(void)
+{
+	/* One that ends where no memory follows. */
+	char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	size_t room = CMSG_SPACE(sizeof(int));
+	struct cmsghdr *header;
+	int counter = eventfd(3, 0);
+	uint64_t count;
+	alarm(60);
+	CHECK(pages != MAP_FAILED && counter >= 0);
+	CHECK(mprotect(pages + 4096, 4096, PROT_NONE) == 0);
+	CHECK(socketpair(AF_INET6, SOCK_STREAM, 0, pair) == -1);
+	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	header = (struct cmsghdr *)(pages + 4096 - room);
+	header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS;
+	memcpy(CMSG_DATA(header), &counter, sizeof counter);
+
+	header->cmsg_len = 1 << 20;
+	CHECK(sends(header, room) == EINVAL);
+	header->cmsg_len = (size_t)-1;
+	CHECK(sends(header, room) == EINVAL);
+	header->cmsg_len = 1;
+	CHECK(sends(header, room) == EINVAL);
+	header->cmsg_len = 0;
+	CHECK(sends(header, room) == EINVAL);
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	/* The length leads beyond the memory. */
+	CHECK(sends(header, 4096) == EFAULT);
+	/* The kernel refuses so much before it looks. */
+	CHECK(sends(header, (size_t)INT32_MAX + 1) == ENOBUFS);
+	CHECK(sends(pages + 4096, room) == EFAULT);
+	CHECK(sends(pages + 4096 - 8, room) == EFAULT);
+	/* Too short to have a header is none at all. */
+	CHECK(sends(header, 4) == 0);
+	CHECK(sends(header, room) == 0);
+	CHECK(read(counter, &count, sizeof count) == sizeof count && count == 3);
+	return 0;
+}
