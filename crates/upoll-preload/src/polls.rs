@@ -107,7 +107,8 @@ pub(crate) unsafe fn raw_ppoll(
     }
 }
 
-/// What is left of a limit that the call could read.
+/// Writes what is left of a limit. Like the kernel, leaves a limit of zero alone, and one that cannot be
+/// written.
 unsafe fn write_rest(
     timeout: *mut timespec,
     begun: std::time::Instant,
@@ -117,14 +118,21 @@ unsafe fn write_rest(
     if timeout.is_null() || !is_read {
         return;
     }
-    // SAFETY: the call has just read it; the kernel writes to it as well.
-    let timeout = unsafe { &mut *timeout };
-    let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
-    let nanoseconds = u32::try_from(timeout.tv_nsec).unwrap_or(0);
+    // SAFETY: the caller's contract.
+    let Ok(mut rest) = (unsafe { upoll_fds::read_memory(timeout) }) else {
+        return;
+    };
+    if rest.tv_sec == 0 && rest.tv_nsec == 0 {
+        return;
+    }
+    let seconds = u64::try_from(rest.tv_sec).unwrap_or(0);
+    let nanoseconds = u32::try_from(rest.tv_nsec).unwrap_or(0);
     let limit = std::time::Duration::new(seconds, nanoseconds);
-    let rest = limit.saturating_sub(begun.elapsed());
-    timeout.tv_sec = libc::time_t::try_from(rest.as_secs()).unwrap_or(libc::time_t::MAX);
-    timeout.tv_nsec = c_long::from(rest.subsec_nanos().cast_signed());
+    let left = limit.saturating_sub(begun.elapsed());
+    rest.tv_sec = libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX);
+    rest.tv_nsec = c_long::from(left.subsec_nanos().cast_signed());
+    // SAFETY: as above.
+    let _ = unsafe { upoll_fds::write_memory(timeout, rest) };
 }
 
 unsafe fn count_select(n: c_int, sets: UserSets) {
@@ -190,7 +198,10 @@ pub(crate) unsafe fn raw_pselect(
     unsafe {
         let (mask, size) = match mask_and_size.is_null() {
             true => (std::ptr::null(), MASK_SIZE),
-            false => *mask_and_size,
+            false => match upoll_fds::read_memory(mask_and_size) {
+                Ok(mask_and_size) => mask_and_size,
+                Err(errno) => return give::<c_int>(Err(errno)),
+            },
         };
         count_select(n, sets);
         let ready = upoll_fds::pselect(n, sets, timeout, mask, size);
