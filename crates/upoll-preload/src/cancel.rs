@@ -9,7 +9,6 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use libc::{
     fd_set, iovec, mmsghdr, msghdr, nfds_t, pid_t, pollfd, pthread_t, sigset_t, size_t, sockaddr,
@@ -30,6 +29,8 @@ struct Record {
     frame: AtomicUsize,
     /// The call under way was interrupted to have the thread look whether it is cancelled.
     is_told: AtomicBool,
+    /// The thread has disabled cancellation, as [`IS_DISABLED`] says of the calling thread.
+    is_disabled: AtomicBool,
 }
 
 const UNDER_WAY: u32 = 1;
@@ -44,6 +45,7 @@ static RECORDS: [Record; MOST] = [const {
         calls: AtomicU32::new(0),
         frame: AtomicUsize::new(0),
         is_told: AtomicBool::new(false),
+        is_disabled: AtomicBool::new(false),
     }
 }; MOST];
 
@@ -52,6 +54,7 @@ static IS_USED: AtomicBool = AtomicBool::new(false);
 
 std::thread_local! {
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
+    static IS_DISABLED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A thread's key whose destructor returns the record, and one more; 0 until there is one. Not a
@@ -95,6 +98,9 @@ fn take_record() -> Option<&'static Record> {
     })?;
     record.calls.store(0, Ordering::Relaxed);
     record.is_told.store(false, Ordering::Relaxed);
+    record
+        .is_disabled
+        .store(IS_DISABLED.get(), Ordering::Relaxed);
     // SAFETY: the key is there; the value is only compared with null.
     unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(record).cast()) };
     MINE.set(Some(record));
@@ -166,7 +172,8 @@ fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
         if !was_told {
             return result;
         }
-        // A thread that cannot be cancelled now notices no more than that a limit begins anew.
+        // A thread that cannot be cancelled goes on. Its limit begins anew only if the C library itself has
+        // disabled cancellation.
         end_if_cancelled();
     }
 }
@@ -196,6 +203,27 @@ fn cancellable_before<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
+/// `pthread_setcancelstate(3)`. A thread that has disabled cancellation is not interrupted: its call would
+/// begin anew, with its whole limit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int {
+    const PTHREAD_CANCEL_DISABLE: c_int = 1;
+    // First: enabling may end the thread.
+    let before = IS_DISABLED.replace(state == PTHREAD_CANCEL_DISABLE);
+    let answer = next!(
+        c"pthread_setcancelstate" as fn(c_int, *mut c_int) -> c_int,
+        (state, old)
+    );
+    if answer != 0 {
+        IS_DISABLED.set(before);
+    } else if let Some(record) = MINE.get() {
+        record
+            .is_disabled
+            .store(IS_DISABLED.get(), Ordering::SeqCst);
+    }
+    answer
+}
+
 #[doc = "`pthread_cancel(3)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
@@ -216,7 +244,7 @@ const TRIES: usize = 100;
 /// thread that runs has left its call by then, or begun it anew. It does not let others run
 /// instead, which takes their whole turns where processors are busy.
 const PATIENCE: u32 = 8;
-const MOMENT: Duration = Duration::from_micros(50);
+const MOMENT: c_long = 50_000;
 
 /// Interrupts the call in which a thread may be blocked.
 fn interrupt(thread: pid_t) {
@@ -236,6 +264,10 @@ fn interrupt(thread: pid_t) {
     };
     have_calls_interrupted();
     for _ in 0..TRIES {
+        // Its next call after it has enabled cancellation asks the C library.
+        if record.is_disabled.load(Ordering::SeqCst) {
+            return;
+        }
         record.is_told.store(true, Ordering::SeqCst);
         // A thread that has ended is none to interrupt.
         let _ = raw::kernel!(SYS_tgkill, process, thread, SIGCANCEL);
@@ -243,7 +275,12 @@ fn interrupt(thread: pid_t) {
             if record.calls.load(Ordering::SeqCst) != call {
                 return;
             }
-            std::thread::sleep(MOMENT * (1 << time));
+            // Not the C library's sleep, in which this thread could be cancelled.
+            let moment = timespec {
+                tv_sec: 0,
+                tv_nsec: MOMENT << time,
+            };
+            let _ = raw::kernel!(SYS_nanosleep, &raw const moment, 0);
         }
     }
 }

@@ -1,0 +1,82 @@
+/* pthread_cancel(3) is no cancellation point, and a call whose thread has disabled cancellation keeps its
+ * limit. */
+#include "../c/check.h"
+#include <sys/syscall.h>
+
+static int never, counter;
+static volatile int waits, is_through;
+
+static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static void *is_blocked(void *nothing)
+{
+	uint64_t count;
+	(void)nothing;
+	waits = 1;
+	CHECK(read(never, &count, sizeof count) == sizeof count);
+	return NULL;
+}
+
+/* It is cancelled itself, and then cancels another one. */
+static void *cancels(void *other)
+{
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	CHECK(pthread_cancel(*(pthread_t *)other) == 0);
+	is_through = 1;
+	pthread_testcancel();
+	return NULL;
+}
+
+static void *has_a_limit(void *milliseconds)
+{
+	struct pollfd entry = {counter, POLLIN, 0};
+	double begun;
+	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL) == 0);
+	waits = 1;
+	begun = now();
+	CHECK(poll(&entry, 1, *(int *)milliseconds) == 0);
+	waits = 0;
+	CHECK(now() - begun < 3);
+	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL) == 0);
+	poll(&entry, 1, 0);
+	/* It is not reached. */
+	_exit(4);
+}
+
+int main(void)
+{
+	pthread_t one, other;
+	void *result;
+	int limit = 1000;
+	double begun;
+	alarm(60);
+	never = eventfd(0, 0), counter = eventfd(0, 0);
+	CHECK(pthread_create(&one, NULL, is_blocked, NULL) == 0);
+	while (!waits)
+		sleep_ms(1);
+	sleep_ms(20);
+	CHECK(pthread_create(&other, NULL, cancels, &one) == 0);
+	CHECK(pthread_join(other, &result) == 0 && result == PTHREAD_CANCELED);
+	CHECK(is_through);
+	CHECK(pthread_join(one, &result) == 0 && result == PTHREAD_CANCELED);
+
+	/* However often it is cancelled. */
+	waits = 0;
+	CHECK(pthread_create(&one, NULL, has_a_limit, &limit) == 0);
+	while (!waits)
+		sleep_ms(1);
+	begun = now();
+	while (waits && now() - begun < 10) {
+		sleep_ms(100);
+		if (waits)
+			CHECK(pthread_cancel(one) == 0);
+	}
+	CHECK(!waits);
+	CHECK(pthread_join(one, &result) == 0 && result == PTHREAD_CANCELED);
+	return 0;
+}
