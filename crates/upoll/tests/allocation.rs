@@ -116,8 +116,36 @@ fn steady_state_allocates_nothing_and_idle_objects_are_small() {
         assert!(bytes / items <= 128);
     }
 
+    a_set_gives_back_the_memory_of_items_that_left();
     small_polls_and_selects_allocate_nothing();
     a_kept_context_allocates_nothing_however_its_list_changes();
+}
+
+/// In any order of leaving, and with items that stay.
+fn a_set_gives_back_the_memory_of_items_that_left() {
+    const ITEMS: usize = 100_000;
+    let counters: Vec<_> = (0..ITEMS).map(|_| EventFd::new(0).unwrap()).collect();
+    // Steps that meet every item once.
+    for step in [1, ITEMS - 1, 7_919] {
+        for stay in [0, 1_000] {
+            let set = Epoll::new().unwrap();
+            let leave = |at: usize| set.delete(&counters[at * step % ITEMS]).unwrap();
+            let (_, bytes) = cost(|| {
+                for counter in &counters {
+                    set.add(counter, Event::new(Events::IN, 0)).unwrap();
+                }
+                (stay..ITEMS).for_each(leave);
+            });
+            println!("{stay} of {ITEMS} items stay: {bytes} bytes");
+            // In the worst order each of those that stay keeps a chunk of 64.
+            assert!(bytes <= 64 * 1024 + stay * 64 * 128, "{step}");
+            (0..stay).for_each(leave);
+            let (calls, bytes) = cost(|| drop(set));
+            let bytes = bytes.wrapping_neg();
+            println!("  then none: {bytes} bytes, {calls}");
+            assert!(bytes <= 64 * 1024, "{step}");
+        }
+    }
 }
 
 /// Lists of any length, with other objects in each call, once the context has grown.

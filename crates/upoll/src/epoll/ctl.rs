@@ -577,6 +577,8 @@ impl Set {
                 let _ = here.listen(self, inner, file);
             }
             self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
+            let interest = node.interest();
+            // The item's memory may go.
             let file = inner.remove(item);
             let claim = if broken(Rule::PassOnWhenLeaving) {
                 None
@@ -586,7 +588,7 @@ impl Set {
             let pass_on = claim.map(|queue| PassOn {
                 queue,
                 rotating: bits & state::ROTATING != 0,
-                interest: node.interest(),
+                interest,
             });
             *left = Some(Forgotten { file, pass_on });
         }

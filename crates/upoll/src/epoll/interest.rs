@@ -1,12 +1,13 @@
 //! The interest list: which open files a set watches, under which numbers, and for what.
 //!
-//! Items live in a slab of the set's own, at addresses that never change: wait queues, watcher
-//! lists and ready lists link them in place. A freed slot is used again, so steady ADD and DEL
-//! allocate nothing. Look-up is a hash table of slot numbers.
+//! Items live in a [`Slab`] of the set's own, at addresses that never change: wait queues, watcher
+//! lists and ready lists link them in place. Look-up is a hash table of slot numbers. Both become
+//! smaller as the set does.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
+use core::mem;
 use core::ptr::{self, NonNull};
 
 use hashbrown::{HashMap, HashTable};
@@ -15,6 +16,7 @@ use rustc_hash::FxBuildHasher;
 use super::Set;
 use super::limit::Allowance;
 use super::ready::ReadyList;
+use super::slab::Slab;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, FileRef, Held, Identity, WatcherLink};
@@ -51,7 +53,7 @@ pub(crate) struct Item {
     pub(crate) set: *const Description<Set>,
     /// The file's memory. Guarded by the set's lock.
     file: UnsafeCell<Option<Held>>,
-    /// The next of the arrivals, of the ready list, or of the free slots.
+    /// The next of the arrivals or of the ready list.
     pub(crate) next: AtomicPtr<Item>,
     /// The one before on the ready list; guarded by the set's lock.
     pub(crate) prev: UnsafeCell<*mut Item>,
@@ -59,8 +61,7 @@ pub(crate) struct Item {
     data: UnsafeCell<u64>,
     /// What is wanted, and how. Written under the set's lock, read by wakes.
     interest: AtomicU32,
-    /// The number half of the key; fixed while the item is registered. Slot number while it is
-    /// not.
+    /// The number half of the key; fixed while the item is registered.
     number: UnsafeCell<i32>,
 }
 
@@ -71,7 +72,7 @@ unsafe impl Send for Item {}
 unsafe impl Sync for Item {}
 
 impl Item {
-    fn vacant(set: *const Description<Set>) -> Self {
+    pub(super) fn vacant(set: *const Description<Set>) -> Self {
         Item {
             entry: WaitEntry::new(super::ready::on_wake_item),
             link: WatcherLink::new(),
@@ -199,7 +200,7 @@ pub(crate) type Extras = Vec<Box<ExtraEntry>>;
 
 /// All that a set's lock guards.
 pub(crate) struct Interests {
-    slots: Slots,
+    slots: Slab,
     /// Slot numbers, hashed by key.
     table: HashTable<u32>,
     /// Entries in further wait queues, by slot number. Most files have but one queue.
@@ -218,14 +219,24 @@ fn hash(identity: Identity, number: i32) -> u64 {
     FxBuildHasher.hash_one((identity.addr(), number))
 }
 
+fn hash_of(slots: &Slab, slot: u32) -> u64 {
+    // SAFETY: only slots in the table are asked about. They are registered, and whoever has the slab has
+    // the set's lock.
+    unsafe {
+        let item = &*slots.get(slot);
+        hash(Identity::of(item.file()), item.number())
+    }
+}
+
+/// Whether a table with room for `capacity` entries should become smaller when it has `len`.
+fn is_too_large(capacity: usize, len: usize) -> bool {
+    capacity > 256 && len < capacity / 8
+}
+
 impl Interests {
     pub(crate) fn new(allowance: Allowance) -> Self {
         Interests {
-            slots: Slots {
-                chunks: Vec::new(),
-                free: ptr::null(),
-                used: 0,
-            },
+            slots: Slab::new(),
             table: HashTable::new(),
             extras: HashMap::with_hasher(FxBuildHasher),
             ready: ReadyList::new(),
@@ -264,7 +275,7 @@ impl Interests {
     ) -> Result<*const Item, Errno> {
         let slots = &self.slots;
         self.table
-            .try_reserve(1, |&slot| slots.hash(slot))
+            .try_reserve(1, |&slot| hash_of(slots, slot))
             .map_err(|_| Errno::NOMEM)?;
         if !self.allowance.take() {
             return Err(Errno::NOSPC);
@@ -286,7 +297,7 @@ impl Interests {
         }
         let slots = &self.slots;
         self.table
-            .insert_unique(hash(key.0, key.1), slot, |&slot| slots.hash(slot));
+            .insert_unique(hash(key.0, key.1), slot, |&slot| hash_of(slots, slot));
         Ok(item)
     }
 
@@ -302,14 +313,46 @@ impl Interests {
             unreachable!("a registered item is in its set's table")
         };
         let (slot, _) = entry.remove();
-        self.extras.remove(&slot);
+        if !self.extras.is_empty() {
+            self.extras.remove(&slot);
+        }
         // SAFETY: as above; from here on nobody knows the item.
         let file = unsafe { (*item).file.with_mut(|file| (*file).take()) };
         self.slots.give(slot);
         self.allowance.give();
+        self.shrink();
         match file {
             Some(file) => file,
             None => unreachable!("a registered item has its file"),
+        }
+    }
+
+    /// Gives back memory of the tables, if they are much larger than they need to be. Without memory for
+    /// smaller ones they stay as they are.
+    #[inline]
+    fn shrink(&mut self) {
+        if is_too_large(self.table.capacity(), self.table.len()) {
+            self.shrink_table();
+        }
+        if is_too_large(self.extras.capacity(), self.extras.len()) {
+            let mut smaller = HashMap::with_hasher(FxBuildHasher);
+            if smaller.try_reserve(2 * self.extras.len()).is_ok() {
+                smaller.extend(self.extras.drain());
+                self.extras = smaller;
+            }
+        }
+    }
+
+    #[cold]
+    fn shrink_table(&mut self) {
+        let slots = &self.slots;
+        let hash = |&slot: &u32| hash_of(slots, slot);
+        let mut smaller = HashTable::new();
+        if smaller.try_reserve(2 * self.table.len(), hash).is_ok() {
+            for slot in mem::take(&mut self.table) {
+                smaller.insert_unique(hash(&slot), slot, hash);
+            }
+            self.table = smaller;
         }
     }
 
@@ -348,101 +391,12 @@ impl Interests {
 
     /// The first item in slot `from` or behind it, and the slot after that.
     pub(crate) fn next_from(&self, from: u32) -> Option<(*const Item, u32)> {
-        (from..self.slots.used).find_map(|slot| {
-            let item = self.slots.get(slot);
-            // SAFETY: `&self` borrows the locked set; vacant slots have no file.
-            let registered = unsafe { (*item).file.with(|file| (*file).is_some()) };
-            registered.then_some((item, slot + 1))
-        })
+        let slot = self.slots.next_taken(from)?;
+        Some((self.slots.get(slot), slot + 1))
     }
 
     /// All items, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *const Item> + '_ {
         self.table.iter().map(|&slot| self.slots.get(slot))
-    }
-}
-
-/// Slots for items, in chunks that never move: 4, 8, 16, 32, then 64 each.
-struct Slots {
-    chunks: Vec<Box<[Item]>>,
-    /// Slots that were used and freed, linked by `next`; their number is in `number`.
-    free: *const Item,
-    /// How many slots were ever used.
-    used: u32,
-}
-
-impl Slots {
-    const FIRST: u32 = 4;
-    const LARGEST: u32 = 64;
-    /// Chunks smaller than the largest, and the slots in them.
-    const SMALL: u32 = (Self::LARGEST / Self::FIRST).ilog2();
-    const IN_SMALL: u32 = Self::LARGEST - Self::FIRST;
-
-    #[inline]
-    fn place(slot: u32) -> (usize, usize) {
-        if slot < Self::IN_SMALL {
-            let chunk = ((slot + Self::FIRST) / Self::FIRST).ilog2();
-            (
-                chunk as usize,
-                (slot + Self::FIRST - (Self::FIRST << chunk)) as usize,
-            )
-        } else {
-            let slot = slot - Self::IN_SMALL;
-            (
-                (Self::SMALL + slot / Self::LARGEST) as usize,
-                (slot % Self::LARGEST) as usize,
-            )
-        }
-    }
-
-    #[inline]
-    fn get(&self, slot: u32) -> *const Item {
-        let (chunk, place) = Self::place(slot);
-        &raw const self.chunks[chunk][place]
-    }
-
-    fn hash(&self, slot: u32) -> u64 {
-        // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
-        unsafe {
-            let item = &*self.get(slot);
-            hash(Identity::of(item.file()), item.number())
-        }
-    }
-
-    /// A vacant slot; none if memory is short.
-    fn take(&mut self, set: *const Description<Set>) -> Option<u32> {
-        if !self.free.is_null() {
-            // SAFETY: free slots are ours, and `&mut self` is the set's lock.
-            let item = unsafe { &*self.free };
-            self.free = item.next.load(Ordering::Relaxed);
-            item.next.store(ptr::null_mut(), Ordering::Relaxed);
-            // SAFETY: a free slot's number is its slot number.
-            let slot = unsafe { item.number() };
-            return Some(slot.cast_unsigned());
-        }
-        let slot = self.used;
-        let (chunk, _) = Self::place(slot);
-        if chunk == self.chunks.len() {
-            let size = (Self::FIRST << chunk.min(Self::SMALL as usize)) as usize;
-            let mut items = Vec::new();
-            items.try_reserve_exact(size).ok()?;
-            self.chunks.try_reserve(1).ok()?;
-            items.extend((0..size).map(|_| Item::vacant(set)));
-            self.chunks.push(items.into_boxed_slice());
-        }
-        self.used += 1;
-        Some(slot)
-    }
-
-    fn give(&mut self, slot: u32) {
-        let item = self.get(slot);
-        // SAFETY: the slot was just vacated, and `&mut self` is the set's lock.
-        unsafe {
-            (*item)
-                .number
-                .with_mut(|number| *number = slot.cast_signed());
-            (*item).next.store(self.free.cast_mut(), Ordering::Relaxed);
-        }
-        self.free = item;
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `interest` | the interest list: items, their keys and their memory |
+//! | `interest` | the interest list: items and their keys |
+//! | `slab` | the memory of items |
 //! | `ready` | the ready list, the arrivals, and what a wake does |
 //! | `scan` | taking reports off the ready list (`epoll_wait` without the wait) |
 //! | `companion` | what the core asks of the part of a set that lives outside it |
@@ -29,6 +30,7 @@ mod model;
 pub(crate) mod nesting;
 pub(crate) mod ready;
 mod scan;
+mod slab;
 
 pub use self::ctl::Op;
 pub(crate) use self::ctl::has_companion;
