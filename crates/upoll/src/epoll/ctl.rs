@@ -290,9 +290,9 @@ impl Epoll {
             // SAFETY: the item stays put, and is unlinked before it is vacated.
             unsafe { watchers.link(&node.link, on_file_close) };
         }
-        if nesting::has_too_many_paths(self, file.description(), target) {
+        if let Err(errno) = nesting::check_paths(self, file.description(), target) {
             set.forget(inner, item, None, left);
-            return Err(Errno::INVAL);
+            return Err(errno);
         }
         if shared_count(file.description()).is_some() {
             return self.add_shared(inner, file, item, left, deferred);

@@ -8,7 +8,7 @@
 
 use alloc::vec::Vec;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::ctl::{as_set, item_of};
@@ -63,11 +63,12 @@ pub(super) fn check_loops(
         adding_to: set.as_file_ref().identity(),
         depths: HashMap::with_hasher(FxBuildHasher),
     };
-    let down = below.depth(target, target_identity, 0);
+    let down = below.depth(target, target_identity, 0)?;
     if down > MAX_NESTS {
         return Err(Errno::LOOP);
     }
-    let up = height(set.as_file_ref().description().watchers(), 0);
+    let mut known = HashMap::with_hasher(FxBuildHasher);
+    let up = height(set.as_file_ref().description().watchers(), 0, &mut known)?;
     if down + 1 + up > MAX_NESTS {
         return Err(Errno::LOOP);
     }
@@ -78,19 +79,30 @@ pub(super) fn check_loops(
 struct Below {
     adding_to: Identity,
     /// Depth below each set that was visited, so that shared sets are walked once.
-    depths: HashMap<Identity, usize, FxBuildHasher>,
+    depths: Known,
+}
+
+/// What a walk has found of each set. Without it a walk would take each path to a set anew, and there may be
+/// exponentially many.
+type Known = HashMap<Identity, usize, FxBuildHasher>;
+
+fn remember(known: &mut Known, set: Identity, found: usize) -> Result<(), Errno> {
+    known.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+    known.insert(set, found);
+    Ok(())
 }
 
 impl Below {
     /// How many links lie below `set`; more than [`MAX_NESTS`] if too many, or a loop.
-    fn depth(&mut self, set: &Set, identity: Identity, level: usize) -> usize {
+    fn depth(&mut self, set: &Set, identity: Identity, level: usize) -> Result<usize, Errno> {
         if let Some(&depth) = self.depths.get(&identity) {
-            return depth;
+            return Ok(depth);
         }
         let mut deepest = 0;
         let inner = set.inner.lock();
         if inner.nested > 0 {
             for item in inner.iter() {
+                step();
                 // SAFETY: registered, and its set's lock is held.
                 let (item, file) = unsafe { (&*item, (*item).file()) };
                 if item.state() & state::WATCHES_SET == 0 {
@@ -103,7 +115,7 @@ impl Below {
                 let depth = if identity == self.adding_to || level > MAX_NESTS {
                     MAX_NESTS + 1
                 } else {
-                    self.depth(inside, identity, level + 1) + 1
+                    self.depth(inside, identity, level + 1)? + 1
                 };
                 deepest = deepest.max(depth);
                 if deepest > MAX_NESTS {
@@ -112,8 +124,8 @@ impl Below {
             }
         }
         drop(inner);
-        self.depths.insert(identity, deepest);
-        deepest
+        remember(&mut self.depths, identity, deepest)?;
+        Ok(deepest)
     }
 }
 
@@ -128,47 +140,76 @@ pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
 }
 
 /// How many links lie above a set, given its watchers.
-fn height(watchers: &Mutex<Watchers>, level: usize) -> usize {
+fn height(watchers: &Mutex<Watchers>, level: usize, known: &mut Known) -> Result<usize, Errno> {
     if level > MAX_NESTS || watchers.lock().is_empty() {
-        return 0;
+        return Ok(0);
     }
-    sets_above(watchers)
-        .iter()
-        .map(|above| height(above.watchers(), level + 1) + 1)
-        .max()
-        .unwrap_or(0)
+    let mut highest = 0;
+    for above in sets_above(watchers) {
+        step();
+        let identity = Identity::of(&above);
+        let height = match known.get(&identity) {
+            Some(&height) => height,
+            None => {
+                let height = height(above.watchers(), level + 1, known)?;
+                remember(known, identity, height)?;
+                height
+            }
+        };
+        highest = highest.max(height + 1);
+    }
+    Ok(highest)
 }
 
-/// Whether an item that was just linked makes too many paths up from `file`, or, if `file` is the
+/// Checks that an item that was just linked makes not too many paths up from `file`, or, if `file` is the
 /// set `target`, from any file below it.
-pub(super) fn has_too_many_paths(set: &Epoll, file: &Description, target: Option<&Set>) -> bool {
+///
+/// # Errors
+/// `EINVAL`: it does. `ENOMEM`.
+pub(super) fn check_paths(
+    set: &Epoll,
+    file: &Description,
+    target: Option<&Set>,
+) -> Result<(), Errno> {
     let Some(target) = target else {
         // A file in a set that nobody watches has paths of no links, and those are not counted.
         if !set.set().was_nested.load(Ordering::Relaxed) {
-            return false;
+            return Ok(());
         }
-        return exceeds_paths(file.watchers());
+        return check_paths_from(file.watchers());
     };
-    files_below_exceed(target, 0)
+    let mut checked = HashSet::with_hasher(FxBuildHasher);
+    check_paths_below(target, 0, &mut checked)
 }
 
-fn files_below_exceed(set: &Set, level: usize) -> bool {
+/// Checks the files below a set that are not among those that were checked already.
+fn check_paths_below(
+    set: &Set,
+    level: usize,
+    checked: &mut HashSet<Identity, FxBuildHasher>,
+) -> Result<(), Errno> {
     if level > MAX_NESTS {
-        return false;
+        return Ok(());
     }
     let inner = set.inner.lock();
-    inner.iter().any(|item| {
+    for item in inner.iter() {
+        step();
         // SAFETY: registered, and its set's lock is held.
         let file = unsafe { (*item).file() };
-        match as_set(file) {
-            Some(inside) => files_below_exceed(inside, level + 1),
-            None => exceeds_paths(file.watchers()),
+        checked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        if !checked.insert(Identity::of(file)) {
+            continue;
         }
-    })
+        match as_set(file) {
+            Some(inside) => check_paths_below(inside, level + 1, checked)?,
+            None => check_paths_from(file.watchers())?,
+        }
+    }
+    Ok(())
 }
 
-fn exceeds_paths(watchers: &Mutex<Watchers>) -> bool {
-    count_paths(watchers, 0, &mut [0; MAX_NESTS + 1]).is_err()
+fn check_paths_from(watchers: &Mutex<Watchers>) -> Result<(), Errno> {
+    count_paths(watchers, 0, &mut [0; MAX_NESTS + 1])
 }
 
 /// Counts the paths up from a file by their number of links (`reverse_path_check_proc`).
@@ -181,6 +222,7 @@ fn count_paths(
         return Err(Errno::INVAL);
     }
     for above in sets_above(watchers) {
+        step();
         if above.watchers().lock().is_empty() {
             counts[links] += 1;
             if counts[links] > PATH_LIMITS[links] {
@@ -191,4 +233,88 @@ fn count_paths(
         }
     }
     Ok(())
+}
+
+/// Counts a step of a walk, for the test that shows how many there are.
+#[cfg(not(all(test, feature = "std", not(loom))))]
+fn step() {}
+
+#[cfg(all(test, feature = "std", not(loom)))]
+use self::tests::step;
+
+#[cfg(all(test, feature = "std", not(loom)))]
+mod tests {
+    use core::cell::Cell;
+
+    use crate::{Epoll, Errno, Event, EventFd, Events};
+
+    std::thread_local! {
+        static STEPS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn step() {
+        STEPS.set(STEPS.get() + 1);
+    }
+
+    fn sets(count: usize) -> Vec<Epoll> {
+        (0..count).map(|_| Epoll::new().unwrap()).collect()
+    }
+
+    fn steps_of_add(outer: &Epoll, inner: &Epoll) -> usize {
+        STEPS.set(0);
+        outer.add(inner, Event::new(Events::IN, 0)).unwrap();
+        STEPS.get()
+    }
+
+    /// Four layers in which each set watches all of the next layer.
+    #[test]
+    fn an_add_of_a_set_takes_steps_in_proportion_to_the_interests_it_meets() {
+        for width in [10, 20, 40] {
+            let layers: Vec<_> = (0..4).map(|_| sets(width)).collect();
+            let mut interests = 0;
+            for pair in layers.windows(2) {
+                for outer in &pair[0] {
+                    for inner in &pair[1] {
+                        outer.add(inner, Event::new(Events::IN, 0)).unwrap();
+                        interests += 1;
+                    }
+                }
+            }
+            // Down through all layers, up through all layers, and both.
+            let [top, bottom] = [(); 2].map(|()| Epoll::new().unwrap());
+            let down = steps_of_add(&top, &layers[0][0]);
+            assert!(down <= 2 * interests, "{down} steps down, of {interests}");
+            top.delete(&layers[0][0]).unwrap();
+            let up = steps_of_add(&layers[3][0], &bottom);
+            assert!(up <= 2 * interests, "{up} steps up, of {interests}");
+            let among = steps_of_add(&layers[1][0], &Epoll::new().unwrap());
+            assert!(among <= 2 * interests, "{among} steps, of {interests}");
+        }
+    }
+
+    /// One file that is below by many paths is checked once.
+    #[test]
+    fn the_paths_of_a_file_are_counted_once() {
+        let counter = EventFd::new(0).unwrap();
+        let (bottom, middle) = (sets(10), sets(10));
+        let top = Epoll::new().unwrap();
+        for set in &bottom {
+            set.add(&counter, Event::new(Events::IN, 0)).unwrap();
+        }
+        for outer in &middle {
+            for inner in &bottom {
+                outer.add(inner, Event::new(Events::IN, 0)).unwrap();
+            }
+        }
+        // 100 paths of one link so far.
+        let steps = steps_of_add(&top, &middle[0]);
+        assert!(steps <= 1_000, "{steps} steps");
+        // As a path of two links each, as many as there may be.
+        for set in &middle[1..] {
+            top.add(set, Event::new(Events::IN, 0)).unwrap();
+        }
+        let more = Epoll::new().unwrap();
+        let added = more.add(&middle[0], Event::new(Events::IN, 0));
+        assert_eq!(added, Err(Errno::INVAL));
+    }
 }
