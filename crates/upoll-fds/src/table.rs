@@ -185,6 +185,18 @@ fn is_none_left() -> bool {
     is_none
 }
 
+/// Makes what the first object needs of the kernel and the C library: an object that a signal handler
+/// makes finds it there, and takes no memory from the program's heap for it.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it.
+#[doc(hidden)]
+pub fn prepare() -> Result<(), Errno> {
+    in_use::prepare();
+    upoll::prepare_thread_ends();
+    fork::watch()
+}
+
 /// Has the number, which the kernel has just given out, stand for `object`.
 ///
 /// # Errors

@@ -21,9 +21,8 @@
 //! they come in is over (module `handlers`). Those of faults (`SIGSEGV` and its like) are not, and those that
 //! were set by inline system calls; they must not use what their thread is just using.
 //!
-//! Closing or duplicating an object, and a `poll` that sleeps for objects and descriptors of the kernel
-//! together for the first time in its thread, take memory from the heap: not for handlers that interrupt
-//! an allocation.
+//! Whatever they interrupt includes an allocation: this library has a heap of its own, without locks, and
+//! takes no memory from the program's.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function ends the process: none reaches the program.
@@ -31,10 +30,14 @@
 //! # Safety
 //! The functions need what the C library's need. Pointers that lead nowhere give `EFAULT`.
 
+// Its model takes the one module that it needs by itself.
+#![cfg(not(loom))]
+
 mod cancel;
 mod errno;
 mod files;
 mod handlers;
+mod heap;
 mod next;
 mod polls;
 mod process;

@@ -56,6 +56,8 @@ pub(crate) fn is_on() -> bool {
 
 extern "C" fn at_start() {
     settings::read();
+    // Without memory for it, what is made fails later.
+    let _ = upoll_fds::prepare();
     crate::cancel::prepare();
     crate::handlers::prepare();
     crate::process::prepare();

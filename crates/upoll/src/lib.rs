@@ -60,12 +60,12 @@ pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter
 pub use crate::poll::PollFd;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
-#[doc(hidden)]
-pub use crate::sleep::interruptible;
-#[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
+#[cfg(all(feature = "std", not(loom)))]
+#[doc(hidden)]
+pub use crate::sleep::{interruptible, prepare_thread_ends};
 pub use crate::socketpair::{
     ReceiveFlags, Shutdown, SocketContents, SocketFlags, SocketMessage, StreamSocket, socketpair,
 };

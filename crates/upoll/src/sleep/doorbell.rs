@@ -24,6 +24,7 @@ use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::marked::{Belongs, Marked};
+use super::thread_end;
 use crate::errno::Errno;
 use crate::host::{generation, kernel};
 use crate::wait::Deferred;
@@ -37,8 +38,13 @@ pub(super) struct Doorbell {
 }
 
 std::thread_local! {
-    /// Taken out while it is in use: a call within the call makes its own.
-    static OF_THIS_THREAD: Cell<Option<Arc<Doorbell>>> = const { Cell::new(None) };
+    /// Taken out while it is in use: a call within the call makes its own. Dropped at the thread's end.
+    static OF_THIS_THREAD: Cell<Option<ManuallyDrop<Arc<Doorbell>>>> = const { Cell::new(None) };
+}
+
+/// Drops the ending thread's doorbell.
+pub(super) fn drop_kept() {
+    drop(OF_THIS_THREAD.take().map(ManuallyDrop::into_inner));
 }
 
 impl Doorbell {
@@ -47,8 +53,7 @@ impl Doorbell {
     /// # Errors
     /// `ENOMEM`: it has to be made, and there is no memory or no descriptor left for it.
     pub(super) fn of_this_thread() -> Result<Loan, Errno> {
-        // A thread that is ending may have none any more.
-        let kept = OF_THIS_THREAD.try_with(Cell::take).ok().flatten();
+        let kept = OF_THIS_THREAD.take().map(ManuallyDrop::into_inner);
         let doorbell = match kept.filter(|doorbell| doorbell.is_intact()) {
             Some(doorbell) => doorbell,
             None => Arc::new(Self::make()?),
@@ -115,7 +120,13 @@ impl Drop for Loan {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used after.
         let doorbell = unsafe { ManuallyDrop::take(&mut self.0) };
-        // A thread that is ending cannot keep it: it closes here, or with the last that rings.
-        let _ = OF_THIS_THREAD.try_with(|place| place.set(Some(doorbell)));
+        // Where it is not kept it closes here, or with the last wake that rings it.
+        if thread_end::may_keep() {
+            drop(
+                OF_THIS_THREAD
+                    .replace(Some(ManuallyDrop::new(doorbell)))
+                    .map(ManuallyDrop::into_inner),
+            );
+        }
     }
 }

@@ -21,6 +21,7 @@ mod poller;
 mod select;
 mod sigset;
 mod socketpair;
+mod thread_end;
 mod timeout;
 
 pub use self::epoll_pwait1::{Timespec, WaitParams};
@@ -28,6 +29,7 @@ pub use self::poll::{poll, ppoll};
 pub use self::poll_context::PollContext;
 pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;
+pub use self::thread_end::prepare as prepare_thread_ends;
 pub use self::timeout::{Clock, Timeout};
 
 use core::ptr::NonNull;

@@ -3,12 +3,12 @@
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ffi::c_ulong;
-use core::mem;
+use core::mem::{self, ManuallyDrop};
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::poller::{self, Call, Heard, Own, WaitTable};
-use super::{SigSet, Timeout};
+use super::{SigSet, Timeout, thread_end};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::host::kernel;
@@ -154,7 +154,17 @@ struct Asked<'m> {
 std::thread_local! {
     /// Bitmaps that were too long for the stack, for the next call that needs such: the numbers of
     /// doorbells are high.
-    static SPARE: Cell<Vec<c_ulong>> = const { Cell::new(Vec::new()) };
+    static SPARE: Cell<ManuallyDrop<Vec<c_ulong>>> =
+        const { Cell::new(ManuallyDrop::new(Vec::new())) };
+}
+
+fn take_spare() -> Vec<c_ulong> {
+    ManuallyDrop::into_inner(SPARE.replace(ManuallyDrop::new(Vec::new())))
+}
+
+/// Drops the ending thread's bitmaps.
+pub(super) fn drop_kept() {
+    drop(take_spare());
 }
 
 impl Drop for Asked<'_> {
@@ -162,8 +172,10 @@ impl Drop for Asked<'_> {
         // Where the stack is measured against the heap, each call has the heap as Linux had it.
         if self.maps.spilled() && !cfg!(feature = "force-heap") {
             let spare = mem::take(self.maps).into_vec();
-            // A thread about to end keeps nothing.
-            let _ = SPARE.try_with(|place| place.set(spare));
+            if thread_end::may_keep() {
+                let before = SPARE.replace(ManuallyDrop::new(spare));
+                drop(ManuallyDrop::into_inner(before));
+            }
         }
     }
 }
@@ -187,7 +199,7 @@ impl Asked<'_> {
         }
         let additional = 3 * (words - before);
         if !self.maps.spilled() && 3 * words > self.maps.inline_size() {
-            let mut spare = SPARE.try_with(Cell::take).unwrap_or_default();
+            let mut spare = take_spare();
             spare.clear();
             if spare.capacity() >= 3 * words {
                 spare.extend_from_slice(self.maps);
