@@ -54,6 +54,9 @@ pub use crate::file::{File, FileRef, PollTable, Pollable};
 #[cfg(loom)]
 pub use crate::forks::generation;
 #[cfg(all(feature = "std", not(loom)))]
+#[doc(hidden)]
+pub use crate::host::own_fds;
+#[cfg(all(feature = "std", not(loom)))]
 pub use crate::host::{begin_in_child, watch_forks};
 pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};

@@ -1,14 +1,12 @@
 //! A set of the kernel's as the kernel side of a set: so that its descriptor number can be the
 //! kernel's before and after.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use super::kernel;
-use super::special::Special;
 use super::{KernelSide, SleepSet};
-use crate::epoll::{Epoll, Op};
+use crate::epoll::Epoll;
 use crate::errno::Errno;
-use crate::events::Events;
 use crate::sync::Ordering;
 
 impl Epoll {
@@ -29,7 +27,12 @@ impl Epoll {
         if self.set().rotates() {
             return Err(Errno::INVAL);
         }
-        let make = |specials: &_| SleepSet::around(kernel::duplicate(kernel_set)?, specials);
+        let make = |specials: &_| {
+            Ok(SleepSet::around(
+                kernel::duplicate_set(kernel_set)?,
+                specials,
+            ))
+        };
         let adopted = self.set().companion_or_insert(|| {
             let side = KernelSide::around(self.set(), make)?;
             side.members.store(members, Ordering::Relaxed);
@@ -53,15 +56,7 @@ impl Epoll {
         };
         // Members come and go without this set now.
         side.members.fetch_add(1, Ordering::Relaxed);
-        let bell = side.first.bell.number();
-        let ended = side.first.register(
-            &side.specials,
-            Op::Del,
-            bell,
-            Events::empty(),
-            Special::Bell,
-        );
-        debug_assert!(ended.is_ok(), "the bell is in the kernel set");
+        side.first.fd.forget_wakes();
     }
 
     /// How many interests the set holds in files that are not the kernel's.
@@ -87,11 +82,5 @@ impl KernelSide {
             let came = members.saturating_sub(before);
             self.members.fetch_add(came, Ordering::Relaxed);
         }
-    }
-}
-
-impl super::sleep_set::Bell {
-    fn number(&self) -> i32 {
-        self.0.as_raw_fd()
     }
 }

@@ -3,7 +3,7 @@
 //! They are made inline, not through the C library: its names may be this library's own (a program
 //! that has them replaced), and `errno` is the user's.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU32;
 
@@ -18,61 +18,75 @@ fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
     result.map_err(|errno| Errno::from_raw(errno.into_raw()))
 }
 
-/// A descriptor of this layer's own; closed when it ends.
-///
-/// Not an `OwnedFd`, which closes through the C library.
-#[derive(Debug)]
-pub(crate) struct Descriptor(RawFd);
+pub(crate) use super::own_fds::OwnFd as Descriptor;
+use super::own_fds::first_numbers;
 
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
+/// `close(2)` of a number that is known to be the library's own.
+pub(super) fn close(number: RawFd) {
+    // SAFETY: the number is the library's own, and nobody uses it after this.
+    let _ = unsafe { syscall!(Sysno::close, number) };
 }
 
-impl AsFd for Descriptor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the number is ours, and stays open for as long as `self` is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.0) }
-    }
-}
-
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        // SAFETY: the number is ours, and nobody uses it after this.
-        let _ = unsafe { syscall!(Sysno::close, self.0) };
-    }
-}
-
-/// What a call that opens something gave, under a number where nobody looks for it: programs rely
-/// on getting the lowest free number, and a number that they have closed must not mean something
-/// of ours.
+/// Takes over the result of a call that opens something, under a number that is out of the way:
+/// programs rely on getting the lowest free number, and a number that they have closed must not mean
+/// something of the library's.
 fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
-    let low = Descriptor(RawFd::try_from(check(result)?).expect("descriptor numbers are ints"));
-    let from = out_of_the_way();
-    // SAFETY: no pointers are involved.
-    let high = check(unsafe { syscall!(Sysno::fcntl, low.0, libc::F_DUPFD_CLOEXEC, from) });
-    let high = high.ok().and_then(|fd| RawFd::try_from(fd).ok());
-    // If there is no number left up there, the low one has to do.
-    Ok(high.map_or(low, Descriptor))
+    let low = RawFd::try_from(check(result)?).expect("fds are ints");
+    match duplicate_high(low) {
+        Ok(high) => {
+            close(low);
+            Descriptor::brief(high)
+        }
+        // If there is no number left up there, the low one has to do.
+        Err(_) => Descriptor::brief(low),
+    }
 }
 
-/// From which number on this layer has its own descriptors: higher than most programs get, but low
-/// enough for a `select` that a doorbell is part of to need no memory.
-fn out_of_the_way() -> libc::rlim_t {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the call fills the structure.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    (limit.rlim_cur / 4 * 3).min(256)
+/// `F_DUPFD_CLOEXEC`: a new number for the same open file, out of the way.
+pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
+    let mut result = Err(Errno::MFILE);
+    for from in first_numbers() {
+        // SAFETY: no pointers are involved.
+        result = check(unsafe { syscall!(Sysno::fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
+        if !matches!(result, Err(Errno::MFILE | Errno::INVAL)) {
+            break;
+        }
+    }
+    result.map(|fd| RawFd::try_from(fd).expect("fds are ints"))
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    opened(unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) })
+    let set = opened(unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) })?;
+    Descriptor::sealed(set)
+}
+
+/// A socket that is always writable, and that nothing ever happens to.
+pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers are involved.
+    opened(unsafe { syscall!(Sysno::socket, libc::AF_UNIX, kind, 0) })
+}
+
+/// A socket's number among all sockets that the kernel ever made (`SO_COOKIE`); None if the fd stands
+/// for something else.
+pub(super) fn socket_cookie(number: RawFd) -> Option<u64> {
+    const SO_COOKIE: libc::c_int = 57;
+    let mut cookie = 0_u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).ok()?;
+    // SAFETY: the call writes at most `length` bytes to `cookie`.
+    let found = unsafe {
+        syscall!(
+            Sysno::getsockopt,
+            number,
+            libc::SOL_SOCKET,
+            SO_COOKIE,
+            &raw mut cookie,
+            &raw mut length
+        )
+    };
+    found.is_ok().then_some(cookie)
 }
 
 /// `epoll_ctl(2)`.
@@ -82,12 +96,23 @@ pub(crate) fn epoll_ctl(
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
+    epoll_ctl_by_number(set.as_raw_fd(), op, fd, interest)
+}
+
+/// `epoll_ctl(2)`.
+#[inline]
+pub(super) fn epoll_ctl_by_number(
+    set: RawFd,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
     // SAFETY: `Event` has epoll_event's layout, and this one is live; the kernel checks the
     // descriptors.
     let result = unsafe {
         syscall!(
             Sysno::epoll_ctl,
-            set.0,
+            set,
             op as i32,
             fd,
             ptr::from_ref(interest)
@@ -100,7 +125,15 @@ pub(crate) fn epoll_ctl(
 pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
     // finds that `other` is not a member: EINVAL or ENOENT.
-    let result = unsafe { syscall!(Sysno::epoll_ctl, fd, Op::Del as i32, other.0, 0_usize) };
+    let result = unsafe {
+        syscall!(
+            Sysno::epoll_ctl,
+            fd,
+            Op::Del as i32,
+            other.as_raw_fd(),
+            0_usize
+        )
+    };
     check(result) == Err(Errno::NOENT)
 }
 
@@ -116,7 +149,7 @@ pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
     }
     const KCMP_EPOLL_TFD: usize = 7;
     let member = Member {
-        set: set.0.cast_unsigned(),
+        set: set.as_raw_fd().cast_unsigned(),
         number: number.cast_unsigned(),
         which,
     };
@@ -159,7 +192,7 @@ pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<us
         let buffer = events.as_mut_ptr();
         // SAFETY: `Event` has epoll_event's layout and takes any bits, and the buffer has at least
         // `room`.
-        check(unsafe { syscall!(Sysno::epoll_wait, set.0, buffer, room, 0) })
+        check(unsafe { syscall!(Sysno::epoll_wait, set.as_raw_fd(), buffer, room, 0) })
     }
     #[cfg(not(target_arch = "x86_64"))]
     epoll_wait(set, events, AT_ONCE, None)
@@ -183,7 +216,7 @@ pub(crate) fn epoll_wait(
         check(unsafe {
             interruptible_call!(
                 epoll_pwait,
-                set.0,
+                set.as_raw_fd(),
                 buffer,
                 room,
                 limit,
@@ -199,7 +232,15 @@ pub(crate) fn epoll_wait(
             let size = size_of::<u64>();
             // SAFETY: as above. This one does not sleep, and gives no `EINTR`.
             return check(unsafe {
-                syscall!(Sysno::epoll_pwait, set.0, buffer, room, 0, mask, size)
+                syscall!(
+                    Sysno::epoll_pwait,
+                    set.as_raw_fd(),
+                    buffer,
+                    room,
+                    0,
+                    mask,
+                    size
+                )
             });
         }
         Some(_) => {}
@@ -208,7 +249,7 @@ pub(crate) fn epoll_wait(
     let found = check(unsafe {
         interruptible_call!(
             epoll_pwait2,
-            set.0,
+            set.as_raw_fd(),
             buffer,
             room,
             limit_ptr,
@@ -241,7 +282,7 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 /// `poll(2)` of one descriptor for `POLLIN`, without waiting.
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
     let mut entry = libc::pollfd {
-        fd: fd.0,
+        fd: fd.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
@@ -310,75 +351,33 @@ pub(crate) unsafe fn pselect(
     check(unsafe { interruptible_call!(pselect6, end, read, write, except, limit, mask.as_ptr()) })
 }
 
-/// `gettid(2)`.
-pub(crate) fn thread_id() -> libc::pid_t {
-    // SAFETY: no pointers are involved. The call does not fail.
-    number_of(unsafe { syscall!(Sysno::gettid) })
-}
-
-/// `getpid(2)`.
-pub(crate) fn process_id() -> libc::pid_t {
-    // SAFETY: no pointers are involved. The call does not fail.
-    number_of(unsafe { syscall!(Sysno::getpid) })
-}
-
-fn number_of(id: Result<usize, syscalls::Errno>) -> libc::pid_t {
-    id.ok()
-        .and_then(|id| libc::pid_t::try_from(id).ok())
-        .unwrap_or(0)
-}
-
-/// `fcntl(2)` on a number that need not be ours.
-///
-/// # Safety
-/// `argument` is what `command` takes: a number, or the address of memory that may be used.
-pub(crate) unsafe fn fcntl(
-    fd: RawFd,
-    command: libc::c_int,
-    argument: usize,
-) -> Result<usize, Errno> {
-    // SAFETY: the caller's contract.
-    check(unsafe { syscall!(Sysno::fcntl, fd, command, argument) })
-}
-
 /// `eventfd(2)` with the flags `EFD_CLOEXEC | EFD_NONBLOCK`.
 pub(crate) fn eventfd() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
     opened(unsafe { syscall!(Sysno::eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Adds one to an eventfd.
+/// Adds one to an eventfd, unless its number was lost.
 pub(crate) fn eventfd_write(fd: &Descriptor) {
+    if !fd.is_intact() {
+        return;
+    }
     let one = 1_u64;
-    // SAFETY: eight bytes of `one` are read. EAGAIN, a full counter, is as good.
-    let _ = unsafe { syscall!(Sysno::write, fd.0, &raw const one, size_of::<u64>()) };
-}
-
-/// Sets an eventfd to zero; says whether it was not.
-pub(crate) fn eventfd_drain(fd: &Descriptor) -> bool {
-    let mut count = 0_u64;
-    // SAFETY: `count` has room for eight bytes. It fails with EAGAIN if it is zero already.
-    unsafe { syscall!(Sysno::read, fd.0, &raw mut count, size_of::<u64>()).is_ok() }
-}
-
-/// `F_DUPFD_CLOEXEC`: a new number for the same open file.
-pub(super) fn duplicate(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
     let number = fd.as_raw_fd();
-    // SAFETY: no pointers are involved.
-    opened(unsafe {
-        syscall!(
-            Sysno::fcntl,
-            number,
-            libc::F_DUPFD_CLOEXEC,
-            out_of_the_way()
-        )
-    })
+    // SAFETY: eight bytes of `one` are read. EAGAIN, a full counter, is as good.
+    let _ = unsafe { syscall!(Sysno::write, number, &raw const one, size_of::<u64>()) };
+}
+
+/// A new number for the kernel set that `fd` stands for.
+pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
+    let set = Descriptor::brief(duplicate_high(fd.as_raw_fd())?)?;
+    Descriptor::sealed(set)
 }
 
 /// `dup3(2)`: `number`, which is ours, stands for the open file of `fd` from now on.
 pub(super) fn duplicate_to(fd: RawFd, number: &Descriptor) -> Result<(), Errno> {
     // SAFETY: what `number` stood for was ours to close.
-    check(unsafe { syscall!(Sysno::dup3, fd, number.0, libc::O_CLOEXEC) }).map(drop)
+    check(unsafe { syscall!(Sysno::dup3, fd, number.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
 }
 
 /// All of a file of `/proc`; nothing if it cannot be read.
@@ -394,7 +393,8 @@ pub(super) fn read_proc(path: &str) -> String {
         bytes.reserve(4096);
         let room = bytes.spare_capacity_mut();
         // SAFETY: the buffer has as much room as is claimed.
-        let read = unsafe { syscall!(Sysno::read, file.0, room.as_mut_ptr(), room.len()) };
+        let read =
+            unsafe { syscall!(Sysno::read, file.as_raw_fd(), room.as_mut_ptr(), room.len()) };
         match read {
             Ok(0) | Err(_) => break,
             // SAFETY: the kernel has just filled as many bytes of the spare room.

@@ -101,6 +101,26 @@ impl KernelSide {
         Ok(())
     }
 
+    /// Checks all counters that the set watches for changes that no bell has told of: a process that has
+    /// closed a bell's number cannot ring it. Returns whether any is new to the core.
+    pub(super) fn hear_all(&self, set: &Set) -> bool {
+        if self.generation != generation::current() {
+            return false;
+        }
+        let interests = set.inner.lock();
+        let slots: SmallVec<[u32; 1]> = {
+            let listening = self.listening.lock();
+            listening.0.iter().map(|listened| listened.slot).collect()
+        };
+        let mut queued = false;
+        for slot in slots {
+            for direction in DIRECTIONS {
+                queued |= self.hear(set, &interests, slot, direction);
+            }
+        }
+        queued
+    }
+
     /// A bell of the counter that the item in `slot` watches has rung: queues the items of this set
     /// that want to know. Says whether that is new to the core. `interests` is the set's, locked.
     pub(super) fn hear(

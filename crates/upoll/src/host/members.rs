@@ -48,8 +48,11 @@ impl KernelSide {
 
     /// The members in such a text, less the specials.
     fn members_in<'a>(&self, text: &'a str) -> impl Iterator<Item = Line<'a>> {
-        let is_special = |line: &Line| {
-            self.rotation.is_none() && self.specials.decode(line.interest.data()).is_some()
+        let seal = self.members().number_of_seal();
+        let is_special = move |line: &Line| {
+            let is_told_by_data = self.rotation.is_none();
+            Some(line.number) == seal
+                || (is_told_by_data && self.specials.decode(line.interest.data()).is_some())
         };
         let lines = text.lines().filter_map(Line::parse);
         lines.filter(move |line| !is_special(line))

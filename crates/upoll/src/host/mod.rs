@@ -27,6 +27,7 @@ pub(crate) mod kernel;
 mod listening;
 mod members;
 mod nested;
+pub mod own_fds;
 mod robust_lock;
 mod rotation;
 mod shared;
@@ -46,6 +47,7 @@ use smallvec::SmallVec;
 use self::kernel::Descriptor;
 use self::listening::Listening;
 use self::nested::{Links, Renew};
+use self::own_fds::limit_of_sleep;
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
@@ -212,14 +214,14 @@ impl KernelSide {
     /// Rouses one of the threads that still sleep where they no longer should; it rouses the next.
     fn vacate(&self) {
         if !ptr::eq(self.sleep_set(), &self.first) && self.first.is_awaited() {
-            self.first.bell.ring();
+            self.first.fd.wake();
         }
     }
 
     /// Something that is pending in the core was heard of here, and is left: rouses a thread.
     fn rouse_another(&self, set: &Set) {
         if set.is_pending() && self.is_awaited() {
-            self.sleep_set().bell.ring();
+            self.sleep_set().fd.wake();
         }
     }
 
@@ -308,15 +310,20 @@ impl KernelSide {
         let in_hub = !ptr::eq(place, &self.first);
         let mut of_hub = [Event::default(); HUB_ROOM];
         let events = if in_hub { &mut of_hub[..] } else { &mut *out };
-        let found = kernel::epoll_wait(&place.fd, events, limit, mask);
+        let found = kernel::epoll_wait(&place.fd, events, limit_of_sleep(limit), mask);
         place.asleep.fetch_sub(1, Ordering::SeqCst);
         self.vacate();
-        let found = found?;
+        let found = found.inspect_err(|&errno| {
+            if errno != Errno::INTR {
+                place.fd.set_lost();
+            }
+        })?;
         let (mut kept, heard) = self.sift(set, &mut events[..found]);
         if heard.members {
             kept = self.empty_members(set, out).0;
         }
-        if heard.queued {
+        let is_recheck = found == 0 && in_hub;
+        if heard.queued || (is_recheck && self.hear_all(set)) {
             set.wake_watchers();
         }
         if heard.core && kept == out.len() {
@@ -444,7 +451,7 @@ impl KernelSide {
         if !kernel::is_readable(&members.fd) {
             return false;
         }
-        if !members.bell.hush() {
+        if !members.fd.take_back_wake() {
             return true;
         }
         // It may have been the bell alone.
@@ -466,7 +473,7 @@ impl Companion for KernelSide {
     }
 
     fn ring(&self, deferred: &mut Deferred) {
-        self.sleep_set().bell.ring_later(deferred);
+        self.sleep_set().fd.wake_later(deferred);
     }
 
     fn is_ready(&self, set: &Set) -> bool {

@@ -13,7 +13,7 @@
 //! A source whose number was closed counts as gone, also while its file lives on under another one:
 //! a second source may then be added.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use once_cell::race::OnceBox;
 
@@ -52,10 +52,10 @@ struct SourceFd {
 
 impl Rotation {
     pub(super) fn new() -> Result<Self, Errno> {
-        let placeholder = kernel::eventfd()?;
+        let placeholder = Descriptor::idle()?;
         Ok(Rotation {
             members: kernel::epoll_create()?,
-            alias: kernel::duplicate(placeholder.as_fd())?,
+            alias: Descriptor::idle()?,
             placeholder,
             for_pollers: OnceBox::new(),
             source: Mutex::new(None),

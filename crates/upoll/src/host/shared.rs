@@ -182,7 +182,11 @@ impl EventFd {
 
 impl SharedCounter {
     fn new(initial: u64) -> Result<Self, Errno> {
-        let (inward, outward) = (kernel::eventfd()?, kernel::eventfd()?);
+        // The bells are members of a kernel set that asks for nothing: so they can be told from what the
+        // program may have opened under their numbers.
+        let set = Arc::new(kernel::epoll_create()?);
+        let inward = Descriptor::member_of(&set, kernel::eventfd()?)?;
+        let outward = Descriptor::member_of(&set, kernel::eventfd()?)?;
         let page = kernel::map_shared(size_of::<Page>())?.cast::<Page>();
         let counter = Self::of_share(Arc::new(Share {
             page,
@@ -363,6 +367,9 @@ impl Ears {
 
     /// Forgets what has rung so far. Arm, and then look at the counters, afterwards.
     pub(crate) fn quiet(&self) {
+        if !self.was_intact() {
+            return;
+        }
         let mut events = [Event::default(); 16];
         while kernel::epoll_harvest(&self.set, &mut events).is_ok_and(|found| found == events.len())
         {
@@ -376,6 +383,11 @@ impl Ears {
                 counter.arm(direction);
             }
         }
+    }
+
+    /// Whether its number still stands for it, by a check that may be a few milliseconds old.
+    pub(crate) fn was_intact(&self) -> bool {
+        self.set.was_intact()
     }
 
     /// Readable when a bell has rung.

@@ -1,15 +1,12 @@
-//! A kernel set that threads sleep in, and its bell: an eventfd that rouses one of them.
-//!
-//! The bell is registered edge-triggered and never read for its own sake: each write is an event,
-//! and the kernel gives it to one of the threads that sleep in the set.
+//! A kernel set that threads sleep in; a wake of one of them is an edge-triggered event of its own.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use super::kernel::Descriptor;
+use super::kernel;
+use super::own_fds::OwnFd;
 use super::special::{Special, Specials};
-use super::{EDGE, kernel};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -17,8 +14,7 @@ use crate::sync::{AtomicUsize, Ordering};
 use crate::wait::Deferred;
 
 pub(super) struct SleepSet {
-    pub(super) fd: Descriptor,
-    pub(super) bell: Arc<Bell>,
+    pub(super) fd: Arc<WakeableSet>,
     /// Threads that sleep in it, or are about to. Pairs with the core's `pending`: a thread counts
     /// itself, then looks at `pending`; a wake queues an item, then looks here.
     pub(super) asleep: AtomicUsize,
@@ -26,27 +22,26 @@ pub(super) struct SleepSet {
 
 impl SleepSet {
     pub(super) fn new(specials: &Specials) -> Result<Self, Errno> {
-        Self::around(kernel::epoll_create()?, specials)
+        Ok(Self::around(kernel::epoll_create()?, specials))
     }
 
     /// One that exists, and may have members.
-    pub(super) fn around(fd: Descriptor, specials: &Specials) -> Result<Self, Errno> {
-        let set = SleepSet {
-            fd,
-            bell: Arc::new(Bell(kernel::eventfd()?)),
+    pub(super) fn around(fd: OwnFd, specials: &Specials) -> Self {
+        let data = specials.encode(Special::Bell);
+        // From now on the event is known as one that is not for the user.
+        fd.quiet(data);
+        SleepSet {
+            fd: Arc::new(WakeableSet { fd, data }),
             asleep: AtomicUsize::new(0),
-        };
-        let bell = set.bell.0.as_raw_fd();
-        set.register(specials, Op::Add, bell, EDGE, Special::Bell)?;
-        Ok(set)
+        }
     }
 
-    /// Registers one of our own descriptors.
+    /// Registers one of the library's own fds.
     pub(super) fn register(
         &self,
         specials: &Specials,
         op: Op,
-        fd: i32,
+        fd: RawFd,
         events: Events,
         special: Special,
     ) -> Result<(), Errno> {
@@ -63,29 +58,47 @@ impl SleepSet {
     }
 }
 
-pub(super) struct Bell(pub(super) Descriptor);
+/// A kernel set, and the data of the event that wakes a thread in it.
+pub(super) struct WakeableSet {
+    fd: OwnFd,
+    data: u64,
+}
 
-impl Bell {
-    pub(super) fn ring(&self) {
-        kernel::eventfd_write(&self.0);
-    }
+impl std::ops::Deref for WakeableSet {
+    type Target = OwnFd;
 
-    /// Takes back what was rung and not heard; says whether anything was.
-    pub(super) fn hush(&self) -> bool {
-        kernel::eventfd_drain(&self.0)
-    }
-
-    /// [`ring`](Self::ring) once the locks of a wake are free. The set may be gone by then: the
-    /// action holds the bell itself, so it never writes to a number that means something else.
-    pub(super) fn ring_later(self: &Arc<Self>, deferred: &mut Deferred) {
-        let bell = Arc::into_raw(Arc::clone(self));
-        deferred.push(ring_now, bell.expose_provenance());
+    fn deref(&self) -> &OwnFd {
+        &self.fd
     }
 }
 
-fn ring_now(bell: usize) {
-    // SAFETY: the address is of `Arc::into_raw` in `ring_later`, whose count is taken over here,
+impl WakeableSet {
+    /// Wakes one thread that sleeps in the set.
+    pub(super) fn wake(&self) {
+        self.fd.ring(self.data);
+    }
+
+    /// Takes back a wake that nobody has heard. Returns whether there may have been one.
+    pub(super) fn take_back_wake(&self) -> bool {
+        self.fd.is_rung() && self.fd.quiet(self.data)
+    }
+
+    /// [`wake`](Self::wake) once the locks of a wake are free. The set may be gone by then: the action
+    /// holds it, so its number means nothing else.
+    pub(super) fn wake_later(self: &Arc<Self>, deferred: &mut Deferred) {
+        let set = Arc::into_raw(Arc::clone(self));
+        deferred.push(wake_now, set.expose_provenance());
+    }
+
+    /// Has the set keep nothing for wakes but a member that is never asked for anything.
+    pub(super) fn forget_wakes(&self) {
+        self.fd.quiet(0);
+    }
+}
+
+fn wake_now(set: usize) {
+    // SAFETY: the address is of `Arc::into_raw` in `wake_later`, whose count is taken over here,
     // once: a deferred action runs once.
-    let bell = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<Bell>(bell)) };
-    bell.ring();
+    let set = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<WakeableSet>(set)) };
+    set.wake();
 }

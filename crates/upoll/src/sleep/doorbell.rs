@@ -1,20 +1,18 @@
-//! The doorbell: what a user-level wake rings when a thread sleeps in the kernel for descriptors.
+//! The wake fd of a thread: what a user-level wake makes readable when the thread sleeps in the kernel
+//! for fds.
 //!
-//! A kernel eventfd per thread, made when it is first needed and kept until the thread ends.
+//! A kernel set of the thread's own with nothing but the seal in it ([`own_fds`](crate::host::own_fds)),
+//! made when it is first needed and kept until the thread ends.
 //!
-//! # What could go wrong with a number
-//! A wake rings after it has let go of its locks, so the sleeper may be gone by then, and the
-//! number of a closed descriptor may be the program's again. So a wake that is going to ring holds
-//! a reference, and the last reference closes.
-//!
-//! A program may also close the number itself, as one does that closes all it did not open, and
-//! open something else under it, to which eight bytes would come as a surprise. So each doorbell
-//! carries a [mark](Marked), and before it is rung, read, closed or slept by, somebody looks for the
-//! mark.
+//! # Numbers
+//! A wake is sent after the waker has released its locks, so the sleeping thread may have ended by
+//! then, and the number may be the program's again. So a waker holds a reference, and the last
+//! reference closes. A program may also close the number itself: then a wake changes nothing, and the
+//! thread makes another wake fd when it next checks.
 //!
 //! # Fork
-//! A child has the parent's doorbells open and must neither ring them nor hear them. Each doorbell
-//! knows the generation it was made in; `fork` begins a new one in the child.
+//! A child has the parent's wake fds open and must neither use them nor be woken by them. Each knows the
+//! generation it was made in; `fork` begins a new one in the child.
 
 use alloc::sync::Arc;
 use core::cell::Cell;
@@ -23,17 +21,16 @@ use core::ops::Deref;
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::marked::{Belongs, Marked};
 use super::thread_end;
 use crate::errno::Errno;
+use crate::host::own_fds::OwnFd;
 use crate::host::{generation, kernel};
 use crate::wait::Deferred;
 
-/// A kernel eventfd that wakes a thread from a sleep in the kernel.
+/// A kernel set that wakes a thread from a sleep in the kernel.
 #[derive(Debug)]
 pub(super) struct Doorbell {
-    /// Belongs to the thread that it was made for.
-    fd: Marked,
+    set: OwnFd,
     generation: u32,
 }
 
@@ -48,13 +45,14 @@ pub(super) fn drop_kept() {
 }
 
 impl Doorbell {
-    /// The calling thread's, lent until the loan is dropped.
+    /// Lends the calling thread's until the loan is dropped. It is not readable, unless a late wake of
+    /// an earlier call comes.
     ///
     /// # Errors
-    /// `ENOMEM`: it has to be made, and there is no memory or no descriptor left for it.
+    /// `ENOMEM`: it has to be made, and there is no memory or no fd left for it.
     pub(super) fn of_this_thread() -> Result<Loan, Errno> {
         let kept = OF_THIS_THREAD.take().map(ManuallyDrop::into_inner);
-        let doorbell = match kept.filter(|doorbell| doorbell.is_intact()) {
+        let doorbell = match kept.filter(|doorbell| doorbell.quiet()) {
             Some(doorbell) => doorbell,
             None => Arc::new(Self::make()?),
         };
@@ -63,46 +61,45 @@ impl Doorbell {
 
     fn make() -> Result<Self, Errno> {
         generation::watch_forks()?;
-        let generation = generation::current();
-        let fd = kernel::eventfd().map_err(|_| Errno::NOMEM)?;
         Ok(Doorbell {
-            fd: Marked::new(fd, Belongs::ToThread)?,
-            generation,
+            set: kernel::epoll_create().map_err(|_| Errno::NOMEM)?,
+            generation: generation::current(),
         })
     }
 
-    /// Whether its number still leads to it, and it is this process's.
-    pub(super) fn is_intact(&self) -> bool {
-        self.generation == generation::current() && self.fd.is_marked()
+    /// Whether this process made it.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.generation == generation::current()
     }
 
-    /// What to wait for: it is readable once it was rung.
+    /// Whether the number still stands for it, by a check that may be a few milliseconds old.
+    pub(super) fn was_intact(&self) -> bool {
+        self.set.was_intact()
+    }
+
+    /// What to wait for: it is readable once a wake was sent.
     pub(super) fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.set.as_raw_fd()
     }
 
-    /// Has it rung once the wake has let go of its locks.
+    /// Sends a wake once the waker has released its locks.
     pub(super) fn ring_later(self: &Arc<Self>, deferred: &mut Deferred) {
         let kept = Arc::into_raw(self.clone());
         deferred.push(ring_and_drop, kept.expose_provenance());
     }
 
-    fn ring(&self) {
-        if self.is_intact() {
-            kernel::eventfd_write(self.fd.descriptor());
-        }
-    }
-
-    /// Has it not readable any more.
-    pub(super) fn quiet(&self) {
-        kernel::eventfd_drain(self.fd.descriptor());
+    /// Makes it unreadable. Returns false if it was lost, or is another process's.
+    pub(super) fn quiet(&self) -> bool {
+        self.is_of_this_process() && self.set.quiet(0)
     }
 }
 
 fn ring_and_drop(kept: usize) {
     // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
     let doorbell = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<Doorbell>(kept)) };
-    doorbell.ring();
+    if doorbell.is_of_this_process() {
+        doorbell.set.ring(0);
+    }
 }
 
 /// A thread's doorbell while it is in use.

@@ -25,7 +25,6 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::marked::{Belongs, Marked};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -64,7 +63,7 @@ impl Maker {
 /// A set of the kernel's, and what is in it.
 #[derive(Debug)]
 struct KernelSet {
-    fd: Marked,
+    fd: Descriptor,
     maker: Maker,
 }
 
@@ -95,6 +94,14 @@ impl KernelPart {
         if let Some(set) = &self.set {
             // A call that was cut short has left entries for a new set, which is still to be made.
             self.is_foreign |= set.maker != Maker::current();
+        }
+    }
+
+    /// Makes the set anew if the program has closed its number.
+    #[inline]
+    pub(super) fn replace_lost(&mut self, kept: &mut Kept) {
+        if self.set.as_ref().is_some_and(|set| !set.fd.was_intact()) {
+            self.renew(kept);
         }
     }
 
@@ -147,11 +154,11 @@ impl KernelPart {
     pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
-            let harvested = kernel::epoll_harvest(set.fd.descriptor(), &mut self.events);
+            let harvested = kernel::epoll_harvest(&set.fd, &mut self.events);
             let is_whole = match harvested {
                 Ok(count) => self.sort(kept, count),
                 // The program closed it.
-                Err(_) if !set.fd.is_marked() => false,
+                Err(_) if !set.fd.is_intact() => false,
                 Err(errno) => return Err(errno),
             };
             if is_whole {
@@ -200,12 +207,12 @@ impl KernelPart {
             None => {
                 generation::watch_forks()?;
                 KernelSet {
-                    fd: Marked::new(kernel::epoll_create()?, Belongs::ToProcess)?,
+                    fd: kernel::epoll_create()?,
                     maker: Maker::current(),
                 }
             }
         };
-        Ok(self.set.insert(set).fd.descriptor())
+        Ok(&self.set.insert(set).fd)
     }
 
     fn try_add(&mut self, number: RawFd, wanted: Events, slot: u32) -> Result<Registration, Errno> {
@@ -254,7 +261,7 @@ impl KernelPart {
         };
         let interest = Event::new(events, data(slot, self.stamps[slot as usize]));
         let changed = match &self.set {
-            Some(set) => kernel::epoll_ctl(set.fd.descriptor(), Op::Mod, number, &interest),
+            Some(set) => kernel::epoll_ctl(&set.fd, Op::Mod, number, &interest),
             None => Err(Errno::NOENT),
         };
         match changed {
@@ -316,8 +323,7 @@ impl Outside for KernelPart {
             Registration::Level | Registration::Edge => {
                 if let Some(set) = &self.set {
                     // If it was closed the kernel has forgotten it already.
-                    let _ =
-                        kernel::epoll_ctl(set.fd.descriptor(), Op::Del, number, &Event::default());
+                    let _ = kernel::epoll_ctl(&set.fd, Op::Del, number, &Event::default());
                 }
                 self.unregister(slot);
             }

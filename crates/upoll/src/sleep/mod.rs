@@ -13,7 +13,6 @@ mod eventfd;
 mod futex;
 pub mod interruptible;
 mod kernel_part;
-mod marked;
 mod pipe;
 mod poll;
 mod poll_context;

@@ -347,6 +347,8 @@ impl<F: Front> Call for ContextCall<'_, F> {
         loop {
             self.registered.list.clear();
             self.registered.asked.clear();
+            let Registered { kept, kernel, .. } = &mut *self.registered;
+            kernel.replace_lost(kept);
             if self.registered.kernel.asked().is_empty() {
                 // Something is often ready already, and then this is all.
                 let Registered { kept, kernel, .. } = &mut *self.registered;

@@ -18,6 +18,7 @@ use crate::eventfd::shared_count;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
 use crate::host::Ears;
+use crate::host::own_fds::limit_of_sleep;
 use crate::kept::{self, Inbox};
 use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
@@ -406,7 +407,7 @@ fn listen_on(call: &impl Call, ears: &Ears) -> Result<(), Errno> {
 
 /// User-level objects are waited for, and with a doorbell what the kernel has, too.
 ///
-/// None: without a doorbell, but one is needed by now.
+/// None: a doorbell is needed, or another one, by now.
 fn wait_for_any(
     call: &mut impl Call,
     deadline: Deadline,
@@ -457,8 +458,11 @@ fn wait_for_any(
             }
             continue;
         };
+        if !doorbell.was_intact() || ears.as_ref().is_some_and(|ears| !ears.was_intact()) {
+            return Ok(None);
+        }
         let limit = if may_sleep {
-            deadline.next_sleep()
+            limit_of_sleep(deadline.next_sleep())
         } else {
             Some(ZERO)
         };
@@ -476,10 +480,9 @@ fn wait_for_any(
             call.merge();
             return Err(errno);
         }
-        let intact = doorbell.is_intact();
-        if intact && matches!(asked, Ok(Heard { rang: true })) {
-            doorbell.quiet();
-        }
+        // The handler of a signal may have forked, and this is the child.
+        let is_here = doorbell.is_of_this_process();
+        let is_lost = matches!(asked, Ok(Heard { rang: true })) && !doorbell.quiet();
         if let Some(ears) = &ears {
             listen_on(call, ears)?;
         }
@@ -487,9 +490,10 @@ fn wait_for_any(
         let kernel = call.merge();
         match asked {
             _ if seen.ready + kernel > 0 => return Ok(Some(seen.ready + kernel)),
-            // The program closed it, or the handler of a signal forked and this is the child.
-            _ if !intact => return Err(Errno::INTR),
+            _ if !is_here => return Err(Errno::INTR),
             Ok(_) if deadline.has_passed() => return Ok(Some(0)),
+            // The program closed it: the call goes on with another one.
+            Ok(_) if is_lost => return Ok(None),
             Ok(_) => {}
             Err(errno) => return Err(errno),
         }
