@@ -4,9 +4,12 @@
 //! That is for when it can be seen from outside of this process: by the child of a fork, by a program
 //! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
 
+use std::collections::{HashMap, HashSet};
+use std::iter::{self, Peekable};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::vec::IntoIter;
 
 use upoll::{Errno, Event, EventFd, Op, Target};
 
@@ -16,7 +19,7 @@ use crate::patience::Patience;
 use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
-use crate::table::{self, Held};
+use crate::table::{self, Group, Held};
 
 /// What cannot be handed over (yet).
 const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
@@ -35,77 +38,138 @@ const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
 ///   it was.
 pub fn demote(fd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
-    match table::get(fd) {
-        None => check_open(fd),
-        Some(object) => match &object {
-            Object::EventFd(counter) if can_go(counter) => demote_eventfd(&object, counter),
-            Object::PipeReader(_) | Object::PipeWriter(_) | Object::Socket(_) => {
-                demote_ends(&object)
-            }
-            Object::Epoll(set) if !set.rotates() => {
-                if !set.is_passive() {
-                    demote_members(&object, set);
-                }
-                demote_set(&object, set)
-            }
-            _ => Err(NOT_SUPPORTED),
-        },
+    let Some(object) = table::get(fd) else {
+        return check_open(fd);
+    };
+    if let Object::Epoll(set) = &object
+        && !set.rotates()
+        && !set.is_passive()
+    {
+        demote_members(set);
+    }
+    // Before its fds are held: in the child of a fork that another thread makes meanwhile they would be
+    // held for ever, by nobody, instead of standing for an object of the child's own.
+    if !can_go(&object) {
+        return Err(NOT_SUPPORTED);
+    }
+    let under_way = UnderWay::begin();
+    let tie = object.tie();
+    let held = table::hold(|found| found.tie() == tie, &under_way.held_back);
+    // Without an fd another thread was quicker, or it was closed.
+    let mut result = Ok(());
+    demote_held(held, |outcome| result = result.and(outcome));
+    result
+}
+
+/// Returns whether the kernel has such objects. A set has to be without user-level members.
+fn can_go(object: &Object) -> bool {
+    match object {
+        // The kernel's eventfd has no maximum, and a shared count is not this process's alone.
+        Object::EventFd(counter) => !counter.is_shared() && counter.maximum() == u64::MAX,
+        Object::PipeReader(_) | Object::PipeWriter(_) | Object::Socket(_) => true,
+        Object::Epoll(set) => {
+            !set.rotates() && (set.is_passive() || set.as_epoll().len_in_core() == 0)
+        }
+        Object::Own(_) => false,
     }
 }
 
-/// The kernel's eventfd has no maximum, and its count is this process's alone no more.
-fn can_go(counter: &EventFd) -> bool {
-    !counter.is_shared() && counter.maximum() == u64::MAX
+fn is_set(object: &Object) -> bool {
+    matches!(object, Object::Epoll(_))
 }
 
 /// Hands over whatever can be; the rest stays user-level.
 pub fn demote_all() {
     let _section = Section::begin();
-    let is_set = |fd: &RawFd| {
-        let is_set = |object: &Object| matches!(object, Object::Epoll(_));
-        table::with(*fd, is_set).unwrap_or(false)
-    };
     // Sets come last: until then other threads may add members.
-    let others = table::numbers(0, u32::MAX).filter(|fd| !is_set(fd));
-    for fd in others.chain(table::numbers(0, u32::MAX)) {
-        // What cannot be handed over is lost to other processes.
-        let _ = demote(fd);
+    demote_where(|object| !is_set(object) && can_go(object));
+    // Those without user-level members first, and then those whose last members these were.
+    while demote_where(|object| is_set(object) && can_go(object)) {}
+}
+
+/// Demotes all objects that are meant, and can be demoted. Returns whether there were any.
+fn demote_where(is_meant: impl Fn(&Object) -> bool) -> bool {
+    let under_way = UnderWay::begin();
+    let mut is_any = false;
+    let held = table::hold(is_meant, &under_way.held_back);
+    // What cannot be handed over is lost to other processes.
+    demote_held(held, |outcome| is_any |= outcome.is_ok());
+    is_any
+}
+
+/// Demotes all that is held, and calls `outcome` with what became of each group.
+fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) {
+    let mut interests = take_interests(&held);
+    for group in held.groups() {
+        let own = interests.of(&group);
+        outcome(demote_group(group, own));
     }
 }
 
-/// Puts eventfds with a maximum where a child of a fork has them, too.
+fn demote_group(group: Group<'_>, interests: Vec<Interest>) -> Result<(), Errno> {
+    if let Err(errno) = transfer(&group) {
+        give_back(&interests);
+        return Err(errno);
+    }
+    for interest in interests {
+        interest.give_to_the_kernel(&group);
+    }
+    group.release(None);
+    Ok(())
+}
+
+/// Transfers the state of the objects to the kernel objects behind them. If that fails, they are as they
+/// were.
+fn transfer(group: &Group<'_>) -> Result<(), Errno> {
+    if group.is_used() {
+        return Err(Errno::BUSY);
+    }
+    let Some((fd, object)) = group.objects().next() else {
+        return Ok(());
+    };
+    match object {
+        Object::EventFd(counter) => transfer_count(counter, fd),
+        Object::PipeReader(_) | Object::PipeWriter(_) | Object::Socket(_) => {
+            transfer_contents(group, object)
+        }
+        // The kernel set behind has all other members. Another thread may have added one just before.
+        Object::Epoll(set) if can_go(object) => set.retire(fd),
+        Object::Epoll(_) | Object::Own(_) => Err(NOT_SUPPORTED),
+    }
+}
+
+/// Moves eventfds with a maximum to where a child of a fork has them, too.
 pub(crate) fn share_all() {
     let _section = Section::begin();
-    for fd in table::numbers(0, u32::MAX) {
-        if let Some(object) = table::get(fd)
-            && let Object::EventFd(counter) = &object
-            && !counter.is_shared()
-        {
-            // Without memory or descriptors for it the child does not get it.
-            let _ = share(&object, counter);
+    let is_meant = |object: &Object| match object {
+        Object::EventFd(counter) => !counter.is_shared() && !counter.is_retired(),
+        _ => false,
+    };
+    let under_way = UnderWay::begin();
+    let mut held = table::hold(is_meant, &under_way.held_back);
+    let mut interests = take_interests(&held);
+    for group in held.groups() {
+        let own = interests.of(&group);
+        // Without memory or descriptors for it the child does not get it.
+        match shared(&group) {
+            Some(shared) => {
+                own.into_iter()
+                    .for_each(|interest| interest.give_to(&shared));
+                group.release(Some(&shared));
+            }
+            None => give_back(&own),
         }
     }
 }
 
-fn share(object: &Object, counter: &EventFd) -> Result<(), Errno> {
-    let _under_way = UnderWay::begin();
-    let held = table::hold(object)?;
-    if held.numbers().is_empty() {
-        return Ok(());
-    }
-    let interests = take_interests(object, &held);
-    let shared = match counter.to_shared() {
-        Ok(Some(shared)) => Object::EventFd(shared),
-        not_done => {
-            give_back(&interests);
-            return not_done.map(drop);
+/// Moves the count of an eventfd to a shared one, if there is memory for that.
+fn shared(group: &Group<'_>) -> Option<Object> {
+    match group.objects().next()? {
+        (_, Object::EventFd(counter)) if !group.is_used() => {
+            counter.to_shared().ok()?.map(Object::EventFd)
         }
-    };
-    for interest in interests {
-        interest.give_to(&shared);
+        _ => None,
     }
-    held.release(Some(&shared));
-    Ok(())
 }
 
 /// Hands over an object of ours that no set watches, for which no set needs descriptors.
@@ -126,46 +190,29 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
-/// Hands over what a set watches, sets below it included.
-fn demote_members(object: &Object, set: &NumberedSet) {
+/// Hands over what a set watches, sets below it included. The set cannot be handed over without those that
+/// cannot.
+fn demote_members(set: &NumberedSet) {
+    let watched: HashSet<usize> = addresses(set).collect();
+    let mut ties = HashSet::new();
     for fd in table::numbers(0, u32::MAX) {
-        let Some(member) = table::get(fd) else {
-            continue;
-        };
-        let is_itself = member.as_file_ref(0).is_same_file(object.as_file_ref(0));
-        let watches = !set
-            .as_epoll()
-            .interests_in(member.as_file_ref(0))
-            .is_empty();
-        if watches && !is_itself {
-            // If it cannot be, the set cannot either.
-            let _ = demote(fd);
+        let member = table::with(fd, |object| {
+            let is_watched = watched.contains(&object.as_file_ref(0).address());
+            is_watched.then(|| (is_set(object), object.tie()))
+        });
+        match member.flatten() {
+            Some((true, _)) => drop(demote(fd)),
+            Some((false, tie)) => drop(ties.insert(tie)),
+            None => {}
         }
     }
+    demote_where(|object| ties.contains(&object.tie()) && can_go(object));
 }
 
-/// The kernel set behind has all its members but those of ours, of which none may be left.
-fn demote_set(object: &Object, set: &NumberedSet) -> Result<(), Errno> {
-    // Before its numbers are held: in the child of a fork that another thread makes meanwhile they would be
-    // held for ever, by nobody, instead of standing for a set of the child's own.
-    if !set.is_passive() && set.as_epoll().len_in_core() > 0 {
-        return Err(NOT_SUPPORTED);
-    }
-    let _under_way = UnderWay::begin();
-    let held = table::hold(object)?;
-    let Some(&number) = held.numbers().first() else {
-        return Ok(());
-    };
-    if set.as_epoll().len_in_core() > 0 {
-        return Err(NOT_SUPPORTED);
-    }
-    let interests = take_interests(object, &held);
-    set.retire(number)?;
-    for interest in interests {
-        interest.give_to_the_kernel(&held);
-    }
-    held.release(None);
-    Ok(())
+/// Returns the address of each user-level file that a set watches.
+fn addresses(set: &NumberedSet) -> impl Iterator<Item = usize> {
+    let interests = set.as_epoll().interests_by(Some);
+    interests.into_iter().map(|(address, ..)| address)
 }
 
 /// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
@@ -174,7 +221,7 @@ static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
 /// Signals are held back: a handler that hands something over would wait for its own thread.
 struct UnderWay {
-    _held_back: HeldBack,
+    held_back: HeldBack,
 }
 
 impl UnderWay {
@@ -183,9 +230,7 @@ impl UnderWay {
         loop {
             let held_back = HeldBack::begin();
             if !IS_UNDER_WAY.swap(true, Ordering::Acquire) {
-                return UnderWay {
-                    _held_back: held_back,
-                };
+                return UnderWay { held_back };
             }
             drop(held_back);
             patience.wait();
@@ -204,55 +249,35 @@ pub(crate) fn forget_other_threads() {
     IS_UNDER_WAY.store(false, Ordering::Relaxed);
 }
 
-fn demote_eventfd(object: &Object, counter: &EventFd) -> Result<(), Errno> {
-    let _under_way = UnderWay::begin();
-    let held = table::hold(object)?;
-    let Some(&number) = held.numbers().first() else {
-        // Somebody else was quicker, or it was closed.
-        return Ok(());
-    };
-    let interests = take_interests(object, &held);
-    let Some(count) = counter.retire() else {
-        // It got a maximum meanwhile.
-        give_back(&interests);
-        return Err(NOT_SUPPORTED);
-    };
-    // The kernel's count is 0, and less than this fits. Nobody has signalled more than 2^64 times.
-    let count = count.min(u64::MAX - 1);
-    // SAFETY: `count` is live.
-    unsafe { call!(write, number, &raw const count, size_of::<u64>()) }?;
-    for interest in interests {
-        interest.give_to_the_kernel(&held);
+fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
+    // It may have got a maximum meanwhile.
+    let count = counter.retire().ok_or(NOT_SUPPORTED)?;
+    if count > 0 {
+        // The kernel's count is 0, and less than this fits. Nobody has signalled more than 2^64 times.
+        let count = count.min(u64::MAX - 1);
+        // SAFETY: `count` is live.
+        unsafe { call!(write, fd, &raw const count, size_of::<u64>()) }?;
     }
-    held.release(None);
     Ok(())
 }
 
 /// Both ends of a pipe, or both sockets of a pair, change hands together.
-fn demote_ends(object: &Object) -> Result<(), Errno> {
-    let _under_way = UnderWay::begin();
-    let held = table::hold(object)?;
-    let Some((_, first)) = held.objects().next() else {
-        return Ok(());
-    };
+fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
     // What is read of a pipe; or the first one of two sockets.
     let is_one = |end: &Object| match end {
         Object::PipeReader(_) => true,
         Object::Socket(_) => end.is_same_file(first),
         _ => false,
     };
-    let (one, other): (Vec<_>, Vec<_>) = held.objects().partition(|(_, end)| is_one(end));
-    let interests: Vec<_> = [one.first(), other.first()]
-        .into_iter()
-        .flatten()
-        .flat_map(|(_, end)| take_interests(end, &held))
-        .collect();
-    let numbers = |ends: &[(RawFd, &Object)]| ends.iter().map(|&(fd, _)| fd).collect();
-    let ends = Ends {
-        one: numbers(&one),
-        other: numbers(&other),
+    let fds = |is_meant: &dyn Fn(&Object) -> bool| {
+        let meant = group.objects().filter(|(_, end)| is_meant(end));
+        meant.map(|(fd, _)| fd).collect()
     };
-    let retired = match first {
+    let ends = Ends {
+        one: fds(&is_one),
+        other: fds(&|end| !is_one(end)),
+    };
+    match first {
         Object::PipeReader(end) => {
             let capacity = end.capacity();
             end.retire(|pages| pour::pipe(pages, capacity, &ends))
@@ -262,21 +287,14 @@ fn demote_ends(object: &Object) -> Result<(), Errno> {
             end.retire(|pages| pour::pipe(pages, capacity, &ends))
         }
         Object::Socket(socket) => socket.retire(|contents| pour::sockets(&contents, &ends)),
-        _ => return Err(NOT_SUPPORTED),
-    };
-    if let Err(errno) = retired {
-        give_back(&interests);
-        return Err(errno);
+        _ => Err(NOT_SUPPORTED),
     }
-    for interest in interests {
-        interest.give_to_the_kernel(&held);
-    }
-    held.release(None);
-    Ok(())
 }
 
 /// What a set wants of an object that is being handed over.
 struct Interest {
+    /// The group of the object, by its first fd.
+    group: RawFd,
     object: Object,
     set: Arc<NumberedSet>,
     /// A number of the set.
@@ -285,24 +303,42 @@ struct Interest {
     event: Event,
 }
 
-/// Takes the object out of all sets.
-fn take_interests(object: &Object, held: &Held) -> Vec<Interest> {
+/// The interests in objects that are held, in the order of the objects' groups.
+struct Interests(Peekable<IntoIter<Interest>>);
+
+impl Interests {
+    /// Returns those of the next group. Groups are to be asked for in their order.
+    fn of(&mut self, group: &Group<'_>) -> Vec<Interest> {
+        let first = group.first();
+        iter::from_fn(|| self.0.next_if(|interest| interest.group == first)).collect()
+    }
+}
+
+/// Takes the objects that are held, and in use no longer, out of all sets.
+fn take_interests(held: &Held) -> Interests {
     let mut taken = Vec::new();
-    for epfd in table::numbers(0, u32::MAX) {
-        // Its own numbers cannot be looked up now.
-        if held.numbers().contains(&epfd) {
-            continue;
+    let sets = sets_beside(held);
+    let files: HashMap<_, _> = match sets.is_empty() {
+        true => HashMap::new(),
+        false => {
+            let address = |object: &Object| object.as_file_ref(0).address();
+            let all = held.unused();
+            all.map(|(object, first)| (address(object), (object, first)))
+                .collect()
         }
-        let Some(Object::Epoll(set)) = table::get(epfd) else {
-            continue;
-        };
-        for (number, event) in set.as_epoll().interests_in(object.as_file_ref(0)) {
+    };
+    for (epfd, set) in sets {
+        let interests = set
+            .as_epoll()
+            .interests_by(|address| files.get(&address).copied());
+        for ((object, group), number, event) in interests {
             let target = Target::File(object.as_file_ref(number));
             // A set has several numbers: who deletes it first has it. So does a thread that deletes
             // it just now.
             let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
             if deleted.is_ok() {
                 taken.push(Interest {
+                    group,
                     object: object.clone(),
                     set: Arc::clone(&set),
                     epfd,
@@ -312,7 +348,22 @@ fn take_interests(object: &Object, held: &Held) -> Vec<Interest> {
             }
         }
     }
-    taken
+    // A stable sort: those of one group stay in the order in which they were taken.
+    taken.sort_by_key(|interest| interest.group);
+    Interests(taken.into_iter().peekable())
+}
+
+/// Returns all sets with user-level members, but for those that are held and cannot be looked up now. A set
+/// that comes to be later does not watch what is held.
+fn sets_beside(held: &Held) -> Vec<(RawFd, Arc<NumberedSet>)> {
+    let set = |object: &Object| match object {
+        Object::Epoll(set) if !set.is_passive() => Some(Arc::clone(set)),
+        _ => None,
+    };
+    table::numbers(0, u32::MAX)
+        .filter(|&fd| !held.contains(fd))
+        .filter_map(|fd| Some((fd, table::with(fd, set).flatten()?)))
+        .collect()
 }
 
 /// The objects stay as they were, in the sets as well.
@@ -347,11 +398,11 @@ impl Interest {
         }
     }
 
-    fn give_to_the_kernel(self, held: &Held) {
+    fn give_to_the_kernel(self, group: &Group<'_>) {
         if !self.prepare() {
             return;
         }
-        let all = held
+        let all = group
             .objects()
             .filter(|(_, object)| object.is_same_file(&self.object));
         let all: Vec<RawFd> = all.map(|(number, _)| number).collect();

@@ -179,7 +179,9 @@ extern "C" fn in_the_child() {
     if let Some(inheritance) = &inheritance {
         taken.extend(inheritance.take_numbers());
     }
-    leave_to_the_parent(table::numbers(0, u32::MAX).filter(|fd| !taken.contains(fd)));
+    taken.sort_unstable();
+    let is_left = |fd: &RawFd| taken.binary_search(fd).is_err();
+    leave_to_the_parent(table::numbers(0, u32::MAX).filter(is_left));
     if let Some(inheritance) = &inheritance {
         inheritance.take_interests();
     }

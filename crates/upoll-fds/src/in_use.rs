@@ -26,6 +26,7 @@
 //! pages of their own, and go back by a key of the C library's.
 
 use std::cell::Cell;
+use std::ops::ControlFlow;
 use std::ptr::{self, NonNull};
 
 use crate::slot::{Entry, Slot};
@@ -67,8 +68,16 @@ impl Record {
         }
     }
 
+    /// Returns what the record names; null where it names nothing.
+    fn named(&self) -> impl Iterator<Item = *mut Entry> {
+        let places = [&self.entry, &self.another];
+        places
+            .into_iter()
+            .map(|place| place.load(Ordering::Acquire))
+    }
+
     fn names(&self, entry: *mut Entry) -> bool {
-        self.entry.load(Ordering::Acquire) == entry || self.another.load(Ordering::Acquire) == entry
+        self.named().any(|named| named == entry)
     }
 }
 
@@ -669,23 +678,45 @@ pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
 /// False if one still does: a call of this very thread, which a signal handler has interrupted, or
 /// one of a thread that does not get on.
 pub(crate) fn wait_until_unused(entry: *mut Entry, patience: usize) -> bool {
-    if broken(Rule::WaitUntilUnused) {
-        return true;
+    let mut is_used = false;
+    wait_until_all_unused(&[entry], patience, |_| {
+        is_used = true;
+        ControlFlow::Break(())
+    });
+    !is_used
+}
+
+/// Waits until no call uses any of `entries`, which are in ascending order and which no slot leads to.
+/// Calls `still_used` with each entry for which [`wait_until_unused`] would return false, more than once
+/// if several calls use it, until that breaks.
+pub(crate) fn wait_until_all_unused(
+    entries: &[*mut Entry],
+    patience: usize,
+    mut still_used: impl FnMut(*mut Entry) -> ControlFlow<()>,
+) {
+    if broken(Rule::WaitUntilUnused) || entries.is_empty() {
+        return;
     }
     see_others();
-    records().all(|record| {
+    for record in records() {
         let mut waiting = Patience::new();
-        for turn in 0.. {
-            if !record.names(entry) {
+        let mut turn = 0;
+        while record.named().any(|entry| is_among(entry, entries)) {
+            if turn >= patience || is_mine(record) {
+                let mut used = record.named().filter(|entry| is_among(*entry, entries));
+                if used.try_for_each(&mut still_used).is_break() {
+                    return;
+                }
                 break;
             }
-            if turn >= patience || is_mine(record) {
-                return false;
-            }
+            turn += 1;
             waiting.wait();
         }
-        true
-    })
+    }
+}
+
+fn is_among(entry: *mut Entry, entries: &[*mut Entry]) -> bool {
+    !entry.is_null() && entries.binary_search(&entry).is_ok()
 }
 
 fn is_used(entry: *mut Entry) -> bool {
@@ -708,9 +739,11 @@ pub(crate) fn release(entry: *mut Entry) {
     }
 }
 
+/// Lets go of an entry.
+///
 /// # Safety
-/// The entry is the caller's alone.
-unsafe fn free(entry: *mut Entry) {
+/// The entry is the caller's alone: no slot leads to it, and no call uses it.
+pub(crate) unsafe fn free(entry: *mut Entry) {
     #[cfg(not(loom))]
     // SAFETY: the caller's contract; it comes from `Box::into_raw`.
     drop(unsafe { Box::from_raw(entry) });

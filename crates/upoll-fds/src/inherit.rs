@@ -15,6 +15,8 @@
 //!   parent's, unless the file is user-level: then it goes by a number that is open.
 //! - Members that the child does not have are not in it: an embedder's objects.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
@@ -49,19 +51,20 @@ impl Inheritance {
     /// To be asked before the fork, once everything has been handed over that can be.
     pub(crate) fn write_down() -> Self {
         let mut members: Vec<Member> = Vec::new();
+        let mut places = Places::new();
         for fd in table::numbers(0, u32::MAX) {
             let Some(object) = table::get(fd).filter(stays_in_the_child) else {
                 continue;
             };
-            match members
-                .iter_mut()
-                .find(|at| at.object.is_same_file(&object))
-            {
-                Some(known) => known.numbers.push(fd),
-                None => members.push(Member {
-                    object,
-                    numbers: vec![fd],
-                }),
+            match places.entry(object.as_file_ref(0).address()) {
+                Entry::Occupied(known) => members[*known.get()].numbers.push(fd),
+                Entry::Vacant(new) => {
+                    new.insert(members.len());
+                    members.push(Member {
+                        object,
+                        numbers: vec![fd],
+                    });
+                }
             }
         }
         let bequests = members.iter().filter_map(|member| match &member.object {
@@ -69,7 +72,7 @@ impl Inheritance {
                 of: Arc::as_ptr(set),
                 numbers: member.numbers.clone(),
                 rotates: set.rotates(),
-                interests: interests(set.as_epoll(), &members),
+                interests: interests(set.as_epoll(), &members, &places),
             }),
             _ => None,
         });
@@ -152,21 +155,19 @@ pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
 /// same counts. Says which these are.
 pub(crate) fn reopen_shared() -> Vec<RawFd> {
     let _held_back = HeldBack::begin();
-    let mut reopened: Vec<(&Object, Object)> = Vec::new();
+    let mut reopened = HashMap::new();
     let mut numbers = Vec::new();
     for fd in table::numbers(0, u32::MAX) {
-        let Some(found @ Object::EventFd(counter)) = table::alone(fd) else {
+        let Some(Object::EventFd(counter)) = table::alone(fd) else {
             continue;
         };
-        let known = reopened.iter().find(|(old, _)| old.is_same_file(found));
-        let new = match known {
-            Some((_, new)) => new.clone(),
-            None => match counter.reopened() {
-                Some(new) => Object::EventFd(new),
+        let new = match reopened.entry(counter.as_file_ref().address()) {
+            Entry::Occupied(known) => Object::clone(known.get()),
+            Entry::Vacant(place) => match counter.reopened() {
+                Some(new) => place.insert(Object::EventFd(new)).clone(),
                 None => continue,
             },
         };
-        reopened.push((found, new.clone()));
         table::set_alone(fd, Some(new));
         numbers.push(fd);
     }
@@ -183,10 +184,12 @@ fn stays_in_the_child(object: &Object) -> bool {
     }
 }
 
-fn interests(set: &Epoll, members: &[Member]) -> Vec<(RawFd, Event)> {
+/// Where each member is, by the address of its file.
+type Places = HashMap<usize, usize>;
+
+fn interests(set: &Epoll, members: &[Member], places: &Places) -> Vec<(RawFd, Event)> {
     let mut interests = set.kernel_interests();
-    let files: Vec<_> = members.iter().map(|at| at.object.as_file_ref(0)).collect();
-    for (at, number, interest) in set.interests_in_any(&files) {
+    for (at, number, interest) in set.interests_by(|address| places.get(&address).copied()) {
         // The number may be closed while another one keeps the file open.
         let numbers = &members[at].numbers;
         let own = numbers.iter().find(|&&known| known == number);

@@ -50,16 +50,15 @@ impl Object {
         }
     }
 
-    /// Whether the two have to change hands together: they are the same open file, or two ends of one
-    /// pipe or pair.
-    pub(crate) fn is_tied_to(&self, other: &Object) -> bool {
-        match (self, other) {
-            (Object::PipeReader(reader), Object::PipeWriter(writer))
-            | (Object::PipeWriter(writer), Object::PipeReader(reader)) => {
-                reader.is_connected_to(writer)
-            }
-            (Object::Socket(one), Object::Socket(other)) => one.is_connected_to(other),
-            _ => self.is_same_file(other),
+    /// Returns what is the same for two objects if they have to be demoted together: they are the same open
+    /// file, or two ends of one pipe or pair. It is an address, so it differs for any others that exist at
+    /// the same time.
+    pub(crate) fn tie(&self) -> usize {
+        match self {
+            Object::PipeReader(end) => end.connection(),
+            Object::PipeWriter(end) => end.connection(),
+            Object::Socket(socket) => socket.connection(),
+            _ => self.as_file_ref(0).address(),
         }
     }
 

@@ -277,6 +277,20 @@ impl Slot {
         in_use::release(held);
     }
 
+    /// The same for an entry that no call uses any more.
+    ///
+    /// # Safety
+    /// The caller has waited for that since it [held](Self::hold) the slot, by
+    /// [`in_use::wait_until_all_unused`].
+    #[cfg(not(loom))]
+    pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry, successor: Option<Object>) {
+        let new = successor.map_or(ptr::null_mut(), Entry::new);
+        in_use::release(self.put(mark_by(held), new));
+        // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
+        // contract.
+        unsafe { in_use::free(held) };
+    }
+
     /// What it leads to while no other thread could change that.
     #[cfg(not(loom))]
     pub(crate) fn alone(&self) -> Option<&Object> {

@@ -4,7 +4,10 @@
 //! gives the numbers out, lowest first, keeps the flags of number and open file, and counts the
 //! references that `dup` makes; the entry here holds the object that calls go to.
 
+use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::os::fd::RawFd;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use upoll::Errno;
@@ -355,80 +358,164 @@ pub(crate) fn leave_if_retired(fd: RawFd) {
     }
 }
 
-/// All numbers of one object, or of both ends of one, kept from being looked up. Signals are held back: a handler would wait
-/// for the code under it.
-pub(crate) struct Held {
-    numbers: Vec<RawFd>,
-    entries: Vec<*mut Entry>,
-    _held_back: HeldBack,
+/// A user-level fd that is kept from being looked up.
+struct HeldFd {
+    fd: RawFd,
+    /// Null once the fd was released.
+    entry: *mut Entry,
+    /// The lowest fd of those that are [tied](Object::tie) to this one.
+    first: RawFd,
+    /// A call still uses an entry of the group.
+    is_used: bool,
 }
 
-/// Keeps all numbers of `object`, and of what is [tied](Object::is_tied_to) to it, from being looked
-/// up, once no call uses it any more; those that block on it have a reference of their own.
+/// User-level fds that are kept from being looked up. Those that were not released are what they were when
+/// this goes.
+pub(crate) struct Held {
+    /// Those of one group stand next to each other.
+    fds: Vec<HeldFd>,
+    /// All of them in ascending order.
+    numbers: Vec<RawFd>,
+}
+
+/// All fds of one object, or of both ends of one, that are kept from being looked up.
+pub(crate) struct Group<'a>(&'a mut [HeldFd]);
+
+/// Keeps all fds whose objects are meant from being looked up, once no call uses them any more; calls that
+/// block on one have a reference of their own. What is [tied](Object::tie) to an object that is meant is to
+/// be meant, too.
 ///
-/// # Errors
-/// `EBUSY`: a call of this very thread uses it, or one of a thread that does not get on.
-pub(crate) fn hold(object: &Object) -> Result<Held, Errno> {
+/// Signals have to be held back, as a handler that looks such an fd up would wait for the code under it.
+pub(crate) fn hold(is_meant: impl Fn(&Object) -> bool, _held_back: &HeldBack) -> Held {
     let mut held = Held {
+        fds: Vec::new(),
         numbers: Vec::new(),
-        entries: Vec::new(),
-        _held_back: HeldBack::begin(),
     };
-    let is_meant = |found: &Object| found.is_tied_to(object);
-    let mut known = None;
-    // What is copied from a number shows at the latest in the pass after that which has held it.
-    while known != Some(held.numbers.len()) {
-        known = Some(held.numbers.len());
-        for fd in numbers(0, u32::MAX) {
-            if held.numbers.contains(&fd) {
-                continue;
-            }
-            if let Some(entry) = slot(fd).and_then(|slot| slot.hold(is_meant)) {
-                held.numbers.push(fd);
-                held.entries.push(entry);
-            }
-        }
-    }
-    match held
-        .entries
-        .iter()
-        .all(|&entry| in_use::wait_until_unused(entry, in_use::MORE_PATIENCE))
-    {
-        true => Ok(held),
-        false => Err(Errno::BUSY),
-    }
+    // What is copied from an fd shows at the latest in the pass after that which has held it.
+    while held.hold_more(&is_meant) {}
+    held.group();
+    held.mark_those_in_use();
+    held
 }
 
 impl Held {
-    pub(crate) fn numbers(&self) -> &[RawFd] {
-        &self.numbers
+    /// Holds those that are not held yet. Returns whether there were any.
+    fn hold_more(&mut self, is_meant: impl Fn(&Object) -> bool) -> bool {
+        let known = self.fds.len();
+        let mut at = 0;
+        for fd in numbers(0, u32::MAX) {
+            while at < known && self.fds[at].fd < fd {
+                at += 1;
+            }
+            if at < known && self.fds[at].fd == fd {
+                continue;
+            }
+            if let Some(entry) = slot(fd).and_then(|slot| slot.hold(&is_meant)) {
+                self.fds.push(HeldFd {
+                    fd,
+                    entry,
+                    first: fd,
+                    is_used: false,
+                });
+            }
+        }
+        self.fds.sort_unstable_by_key(|held| held.fd);
+        self.fds.len() > known
     }
 
-    /// The numbers and what each stands for.
+    /// Puts the fds of each group next to each other, and the groups in the order of their lowest fds.
+    fn group(&mut self) {
+        self.numbers = self.fds.iter().map(|held| held.fd).collect();
+        let mut firsts = HashMap::with_capacity(self.fds.len());
+        for held in &mut self.fds {
+            held.first = *firsts.entry(held.object().tie()).or_insert(held.fd);
+        }
+        self.fds.sort_unstable_by_key(|held| (held.first, held.fd));
+    }
+
+    fn mark_those_in_use(&mut self) {
+        let mut entries: Vec<_> = self.fds.iter().map(|held| held.entry).collect();
+        entries.sort_unstable();
+        let mut used = Vec::new();
+        in_use::wait_until_all_unused(&entries, in_use::MORE_PATIENCE, |entry| {
+            used.push(entry);
+            ControlFlow::Continue(())
+        });
+        if used.is_empty() {
+            return;
+        }
+        for group in self.fds.chunk_by_mut(is_one_group) {
+            let is_used = group.iter().any(|held| used.contains(&held.entry));
+            group.iter_mut().for_each(|held| held.is_used = is_used);
+        }
+    }
+
+    pub(crate) fn contains(&self, fd: RawFd) -> bool {
+        self.numbers.binary_search(&fd).is_ok()
+    }
+
+    /// Returns the objects that no call uses any more, each with the [first fd](Group::first) of its group.
+    pub(crate) fn unused(&self) -> impl Iterator<Item = (&Object, RawFd)> {
+        let unused = self.fds.iter().filter(|held| !held.is_used);
+        unused.map(|held| (held.object(), held.first))
+    }
+
+    /// Returns each group. To be called once: a group that was released is gone.
+    pub(crate) fn groups(&mut self) -> impl Iterator<Item = Group<'_>> {
+        self.fds.chunk_by_mut(is_one_group).map(Group)
+    }
+}
+
+fn is_one_group(one: &HeldFd, next: &HeldFd) -> bool {
+    one.first == next.first
+}
+
+impl HeldFd {
+    fn object(&self) -> &Object {
+        // SAFETY: the slot was held by `hold`, so the entry stays until the fd is released; that consumes the
+        // group, and `Held` gives out groups once.
+        unsafe { &(*self.entry).object }
+    }
+}
+
+impl Group<'_> {
+    /// Returns the lowest fd, by which the group is known.
+    pub(crate) fn first(&self) -> RawFd {
+        self.0.first().map_or(-1, |held| held.first)
+    }
+
+    /// Returns whether a call still uses one of the objects: one of this very thread, which a signal
+    /// handler has interrupted, or one of a thread that does not get on.
+    pub(crate) fn is_used(&self) -> bool {
+        self.0.first().is_some_and(|held| held.is_used)
+    }
+
+    /// Returns the fds and what each stands for.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (RawFd, &Object)> {
-        self.numbers.iter().zip(&self.entries).map(|(&fd, &entry)| {
-            // SAFETY: the entry is this one's until it is released or put back.
-            (fd, unsafe { &(*entry).object })
-        })
+        self.0.iter().map(|held| (held.fd, held.object()))
     }
 
-    /// The numbers stand for `successor` from now on, or are the kernel's.
-    pub(crate) fn release(mut self, successor: Option<&Object>) {
-        let entries = std::mem::take(&mut self.entries);
-        for (&fd, entry) in self.numbers.iter().zip(entries) {
-            if let Some(slot) = slot(fd) {
+    /// Has the fds stand for `successor` from now on, or be the kernel's.
+    pub(crate) fn release(self, successor: Option<&Object>) {
+        let is_used = self.is_used();
+        for held in self.0 {
+            let Some(slot) = slot(held.fd) else { continue };
+            let entry = std::mem::replace(&mut held.entry, ptr::null_mut());
+            if is_used {
                 slot.give_up(entry, successor.cloned());
+            } else {
+                // SAFETY: `hold` has waited until no call uses it.
+                unsafe { slot.give_up_unused(entry, successor.cloned()) };
             }
         }
     }
 }
 
-/// Without [`release`](Held::release): the numbers are what they were.
 impl Drop for Held {
     fn drop(&mut self) {
-        for (&fd, &entry) in self.numbers.iter().zip(&self.entries) {
-            if let Some(slot) = slot(fd) {
-                slot.give_back(entry);
+        for held in self.fds.iter().filter(|held| !held.entry.is_null()) {
+            if let Some(slot) = slot(held.fd) {
+                slot.give_back(held.entry);
             }
         }
     }

@@ -535,6 +535,14 @@ impl<'a> FileRef<'a> {
         self.identity() == other.identity()
     }
 
+    /// Returns an address that is the same for all references to one open file, and differs for any two
+    /// that are open at the same time.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn address(self) -> usize {
+        self.identity().addr()
+    }
+
     /// What is ready now, without waiting for it.
     #[must_use]
     #[inline]

@@ -483,10 +483,11 @@ pub struct PipeWriter {
 }
 
 impl PipeReader {
-    /// Whether `writer` is the other end of this pipe.
+    /// Returns an address that both ends of a pipe have in common.
+    #[doc(hidden)]
     #[must_use]
-    pub fn is_connected_to(&self, writer: &PipeWriter) -> bool {
-        Arc::ptr_eq(&self.file.pipe, &writer.file.pipe)
+    pub fn connection(&self) -> usize {
+        Arc::as_ptr(&self.file.pipe).addr()
     }
 
     /// Takes what there is, up to the size of `buffer`, without waiting.
@@ -516,6 +517,13 @@ impl PipeReader {
 }
 
 impl PipeWriter {
+    /// Returns an address that both ends of a pipe have in common.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn connection(&self) -> usize {
+        Arc::as_ptr(&self.file.pipe).addr()
+    }
+
     /// Writes what fits of `bytes` without waiting, and says how many that were.
     ///
     /// Up to [`PIPE_BUF`] bytes are written whole or not at all. An empty write gives 0 always.

@@ -637,10 +637,11 @@ impl StreamSocket {
         self.file.pair.shutdown(self.file.me, how);
     }
 
-    /// Whether `other` is the other socket of this pair, or the same one.
+    /// Returns an address that both sockets of a pair have in common.
+    #[doc(hidden)]
     #[must_use]
-    pub fn is_connected_to(&self, other: &StreamSocket) -> bool {
-        Arc::ptr_eq(&self.file.pair, &other.file.pair)
+    pub fn connection(&self) -> usize {
+        Arc::as_ptr(&self.file.pair).addr()
     }
 
     /// Gives what both sockets hold, this one's first, to `pour`, for whoever goes on with the pair

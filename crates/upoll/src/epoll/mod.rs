@@ -373,31 +373,30 @@ impl Epoll {
     /// A oneshot interest that has fired asks for no events any more.
     #[must_use]
     pub fn interests_in(&self, file: FileRef<'_>) -> Vec<(i32, Event)> {
-        self.interests_in_any(&[file])
+        let wanted = file.address();
+        self.interests_by(|address| (address == wanted).then_some(()))
             .into_iter()
-            .map(|(_, number, interest)| (number, interest))
+            .map(|((), number, interest)| (number, interest))
             .collect()
     }
 
-    /// The interests in several open files, as [`interests_in`](Self::interests_in), each with the place
-    /// of its file in `files`: as they are at one moment.
-    #[must_use]
-    pub fn interests_in_any(&self, files: &[FileRef<'_>]) -> Vec<(usize, i32, Event)> {
+    /// Returns the interests in all open files for whose [address](FileRef::address) `find` returns
+    /// something, each with that, as they are at one moment. The set is locked while `find` runs.
+    #[doc(hidden)]
+    pub fn interests_by<T>(&self, find: impl Fn(usize) -> Option<T>) -> Vec<(T, i32, Event)> {
         let inner = self.file.inner.lock();
         let mut found = Vec::new();
         for item in inner.iter() {
             // SAFETY: the item is registered and the set's lock held.
-            let (identity, number, interest) = unsafe {
+            let (address, number, interest) = unsafe {
                 let item = &*item;
                 (
-                    Identity::of(item.file()),
+                    Identity::of(item.file()).addr(),
                     item.number(),
                     Event::new(item.interest(), item.data()),
                 )
             };
-            if let Some(at) = files.iter().position(|file| file.identity() == identity) {
-                found.push((at, number, interest));
-            }
+            found.extend(find(address).map(|of| (of, number, interest)));
         }
         found
     }
