@@ -352,6 +352,8 @@ controls! {
 cancellation_points! {
     "send" send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
         = sockets::send;
+    "__send" __send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
+        = sockets::send;
     "sendto" sendto(
         fd: c_int, bytes: *const u8, count: size_t, flags: c_int, to: *const sockaddr,
         size: socklen_t

@@ -1,6 +1,7 @@
 //! Reading, writing, closing and duplicating by number.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, size_t, ssize_t};
 
@@ -8,6 +9,7 @@ use crate::errno::{give, give_size};
 use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
+use crate::streams;
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -159,7 +161,7 @@ also_called! {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
     stats::count(Call::Dup, fd);
-    give(upoll_fds::dup(fd).inspect(|&new| leave_to_streams(new)))
+    give(upoll_fds::dup(fd).inspect(|&new| leave_copy_to_streams(new)))
 }
 
 #[doc = "`dup2(2)`"]
@@ -185,7 +187,7 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
     // SAFETY: the caller's contract.
     let result = unsafe { upoll_fds::fcntl(fd, command, argument) };
     if let (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, Ok(new)) = (command, result) {
-        leave_to_streams(new);
+        leave_copy_to_streams(new);
     }
     give(result)
 }
@@ -198,8 +200,39 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
 )]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     stats::count(Call::Control, fd);
+    if may_name_eventfds(request as u32) {
+        leave_all_for_devices();
+    }
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::ioctl(fd, request as u32, argument) })
+}
+
+/// Returns whether an `ioctl(2)` request may name eventfds in its argument. Devices that signal by eventfds
+/// are told by the type of their requests; of the last two types only these requests do.
+fn may_name_eventfds(request: u32) -> bool {
+    let [number, kind, _, _] = request.to_le_bytes();
+    match kind {
+        // KVM and Nitro Enclaves, vhost, VFIO and IOMMUFD.
+        0xae | 0xaf | b';' => true,
+        // VDUSE, ACRN, FPGA ports, Microsoft's hypervisor, OpenCAPI.
+        0x81 | 0xa2 | 0xb6 | 0xb8 | 0xca => true,
+        // `DRM_IOCTL_SYNCOBJ_EVENTFD`, `IOCTL_PRIVCMD_IRQFD` of Xen.
+        b'd' => number == 0xcf,
+        b'P' => number == 8,
+        _ => false,
+    }
+}
+
+/// Demotes everything, for good: the requests of such devices differ too much to find the eventfds in each.
+#[cold]
+fn leave_all_for_devices() {
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    // Virtual processors run by such requests.
+    if !IS_DONE.load(Ordering::Acquire) {
+        settings::serve_nothing_new();
+        upoll_fds::demote_all();
+        IS_DONE.store(true, Ordering::Release);
+    }
 }
 
 /// Calls that the kernel serves, once it has the objects.
@@ -230,12 +263,20 @@ pub(crate) fn leave_to_streams(new: c_int) {
     }
 }
 
-/// Before `dup2`. A number that is open already may have a stream over it, as the first three have.
+/// Demotes the object of a copy if a stream may be open over the new fd.
+fn leave_copy_to_streams(new: c_int) {
+    if upoll_fds::is_user_level(new) && streams::may_be_over(new) {
+        hand_over(new);
+    }
+}
+
+/// Demotes the object of `fd` before `dup2` if a stream may be open over the new fd. Every open fd may have
+/// one: the C library is not the only one that has streams.
 fn before_redirection(fd: c_int, new: c_int) {
     let may_have_a_stream = || {
-        let is_standard = (0..=libc::STDERR_FILENO).contains(&new);
         let is_the_kernels = !upoll_fds::is_user_level(new);
-        is_standard || is_the_kernels && raw::kernel!(SYS_fcntl, new, libc::F_GETFD).is_ok()
+        let is_open = || raw::kernel!(SYS_fcntl, new, libc::F_GETFD).is_ok();
+        is_the_kernels && is_open() || streams::may_be_over(new)
     };
     if fd != new && upoll_fds::is_user_level(fd) && may_have_a_stream() {
         hand_over(fd);
@@ -270,6 +311,60 @@ unsafe fn hand_over_request(request: *const libc::aiocb) {
     if let Ok(fd) = unsafe { upoll_fds::read_memory(place.cast::<c_int>()) } {
         hand_over(fd);
     }
+}
+
+/// Demotes what the requests of `io_submit(2)` name: the file, and the eventfd that is signalled.
+///
+/// # Safety
+/// As [`upoll_fds::read_memory`], for the list and for each request.
+pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
+    const FILE: usize = 20;
+    const FLAGS: usize = 56;
+    const EVENTFD: usize = 60;
+    const IOCB_FLAG_RESFD: c_int = 1;
+    if !upoll_fds::has_any() {
+        return;
+    }
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the caller's contract.
+        let Ok(request) = (unsafe { upoll_fds::read_memory(list.wrapping_add(at)) }) else {
+            return;
+        };
+        // SAFETY: as above.
+        let field =
+            |at| unsafe { upoll_fds::read_memory(request.wrapping_add(at).cast::<c_int>()) };
+        // The kernel fails with `EFAULT` for a request that cannot be read.
+        let (Ok(file), Ok(flags), Ok(eventfd)) = (field(FILE), field(FLAGS), field(EVENTFD)) else {
+            return;
+        };
+        hand_over(file);
+        if flags & IOCB_FLAG_RESFD != 0 {
+            hand_over(eventfd);
+        }
+    }
+}
+
+/// `io_submit(3)` of libaio, which returns the negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn io_submit(
+    context: c_ulong,
+    count: c_long,
+    list: *const *const u8,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { before_submission(count, list) };
+    match raw::kernel!(SYS_io_submit, context, count, list) {
+        Ok(submitted) => c_int::try_from(submitted).unwrap_or(c_int::MAX),
+        Err(errno) => -errno.raw(),
+    }
+}
+
+/// `pidfd_getfd(2)`. The process may be this one, and then the new fd must lead to the same object.
+/// User-level objects of other processes cannot be reached.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
+    hand_over(target);
+    give(raw::kernel!(SYS_pidfd_getfd, pidfd, target, flags))
 }
 
 /// Several of them.
@@ -395,4 +490,24 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
         c"__vdprintf_chk" as fn(c_int, c_int, *const libc::c_char, *mut c_void) -> c_int,
         (fd, flag, format, arguments)
     )
+}
+
+/// Names of `backtrace_symbols_fd(3)`: the C library writes.
+macro_rules! backtraces {
+    ($($symbol:literal $name:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(3)`")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(frames: *const *mut c_void, count: c_int, fd: c_int) {
+            hand_over(fd);
+            crate::next::next!(
+                $symbol as fn(*const *mut c_void, c_int, c_int) -> (),
+                (frames, count, fd)
+            );
+        }
+    )* };
+}
+
+backtraces! {
+    c"backtrace_symbols_fd" backtrace_symbols_fd;
+    c"__backtrace_symbols_fd" __backtrace_symbols_fd;
 }

@@ -6,13 +6,14 @@
 //!
 //! # What it cannot see
 //! Inline system calls of the program, static programs, calls within the C library that are not named
-//! here, kernel AIO, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
+//! here, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
 //! gives `ENOSYS`, so that no ring edits a set that is served here.
 //!
 //! # What is handed over
 //! Before others see an object the kernel has it: `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
-//! streams, `splice`, `sendfile`, asynchronous calls, and on sockets options, control messages, and flags
-//! that only the kernel knows.
+//! streams, `splice`, `sendfile`, asynchronous calls (`io_submit` among them), `pidfd_getfd`, and on sockets
+//! options, control messages, and flags that only the kernel knows. A request to a device that signals by
+//! eventfds (KVM, vhost, VFIO and their like) demotes everything for good.
 //! Where a program can tell is said in `ARCHITECTURE.md`.
 //!
 //! # Signal handlers
@@ -47,5 +48,6 @@ mod sets;
 mod settings;
 mod sockets;
 mod stats;
+mod streams;
 mod variadic;
 mod vfork;

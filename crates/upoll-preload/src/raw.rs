@@ -194,6 +194,11 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 files::hand_over(a.int());
                 return None;
             }
+            libc::SYS_io_submit => {
+                files::before_submission(b.cast_signed() as c_long, c.ptr());
+                return None;
+            }
+            libc::SYS_pidfd_getfd => c_long::from(files::pidfd_getfd(a.int(), b.int(), c.uint())),
             libc::SYS_rt_sigaction => {
                 c_long::from(handlers::raw_sigaction(a.int(), b.ptr(), c.ptr(), d))
             }
