@@ -1,7 +1,7 @@
 /* pthread_cancel(3) is no cancellation point, and a call whose thread has disabled cancellation keeps its
  * limit. */
 #include "../c/check.h"
-#include <sys/syscall.h>
+#include <sched.h>
 
 static int never, counter;
 static volatile int waits, is_through;
@@ -13,10 +13,26 @@ static double now(void)
 	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
+static void on_one_processor(int policy)
+{
+	struct sched_param none = {0};
+	cpu_set_t all, one;
+	int first = 0;
+	CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+	while (!CPU_ISSET(first, &all))
+		first++;
+	CPU_ZERO(&one);
+	CPU_SET(first, &one);
+	CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+	CHECK(sched_setscheduler(0, policy, &none) == 0);
+}
+
+/* It does not run before the thread that cancels it sleeps. */
 static void *is_blocked(void *nothing)
 {
 	uint64_t count;
 	(void)nothing;
+	on_one_processor(SCHED_IDLE);
 	waits = 1;
 	CHECK(read(never, &count, sizeof count) == sizeof count);
 	return NULL;
@@ -25,6 +41,7 @@ static void *is_blocked(void *nothing)
 /* It is cancelled itself, and then cancels another one. */
 static void *cancels(void *other)
 {
+	on_one_processor(SCHED_OTHER);
 	CHECK(pthread_cancel(pthread_self()) == 0);
 	CHECK(pthread_cancel(*(pthread_t *)other) == 0);
 	is_through = 1;

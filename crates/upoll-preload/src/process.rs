@@ -158,25 +158,51 @@ impl Cloning {
 
 type Function = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// A child that has a copy of this.
-struct Start {
-    cloning: Cloning,
-    function: Function,
-    argument: *mut c_void,
+/// Goes on in `function` on the stack that ends at `stack`, and ends the thread with what it returns.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mut c_void) -> ! {
+    std::arch::naked_asm!(
+        ".cfi_startproc",
+        // Nothing unwinds beyond here.
+        ".cfi_undefined rip",
+        "and rdi, -16",
+        "mov rsp, rdi",
+        "xor ebp, ebp",
+        "mov rdi, rdx",
+        "call rsi",
+        "mov edi, eax",
+        "mov eax, {exit}",
+        "syscall",
+        "ud2",
+        ".cfi_endproc",
+        exit = const libc::SYS_exit,
+    )
 }
 
-unsafe extern "C-unwind" fn start(start: *mut c_void) -> c_int {
-    // SAFETY: the parent's is live until it has the child, which has a copy of all its memory.
-    let start = unsafe { &*start.cast::<Start>() };
-    start.cloning.begin_in_the_child();
-    // SAFETY: the contract of the parent's caller.
-    unsafe { (start.function)(start.argument) }
+/// Goes on in `function` on the stack that ends at `stack`, and ends the thread with what it returns.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mut c_void) -> ! {
+    std::arch::naked_asm!(
+        ".cfi_startproc",
+        // Nothing unwinds beyond here.
+        ".cfi_undefined x30",
+        "and x0, x0, #-16",
+        "mov sp, x0",
+        "mov x29, #0",
+        "mov x0, x2",
+        "blr x1",
+        "mov x8, #{exit}",
+        "svc #0",
+        "brk #0",
+        ".cfi_endproc",
+        exit = const libc::SYS_exit,
+    )
 }
 
-/// `clone(2)`. It is variadic in C; what is not given has an arbitrary value, which without the flag for it
-/// nobody looks at.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn clone(
+/// The arguments of `clone(2)`, as the C library's function takes them.
+struct Arguments {
     function: Option<Function>,
     stack: *mut c_void,
     flags: c_int,
@@ -184,34 +210,104 @@ pub unsafe extern "C-unwind" fn clone(
     parent_place: *mut pid_t,
     storage: *mut c_void,
     child_place: *mut pid_t,
-) -> c_int {
-    let mut begun = Start {
-        cloning: Cloning::begin(flags.cast_unsigned() as usize),
-        // The C library refuses none.
-        function: function.unwrap_or(start),
-        argument,
-    };
-    let (function, argument) = match begun.cloning {
-        Cloning::Fork { .. } => (function.map(|_| start as Function), (&raw mut begun).cast()),
-        _ => (function, argument),
-    };
-    type Clone = unsafe extern "C-unwind" fn(
-        Option<Function>,
-        *mut c_void,
-        c_int,
-        *mut c_void,
-        *mut pid_t,
-        *mut c_void,
-        *mut pid_t,
-    ) -> c_int;
-    static CLONE: Next = Next::new(c"clone");
-    // SAFETY: it is the C library's function of that name, which has this type.
-    let clone = unsafe { std::mem::transmute::<*mut c_void, Clone>(CLONE.address()) };
-    let (parent, child) = (parent_place, child_place);
-    // SAFETY: the caller's contract; what is the child's own to begin with is live.
-    let child = unsafe { clone(function, stack, flags, argument, parent, storage, child) };
-    begun.cloning.end();
-    child
+}
+
+impl Arguments {
+    /// Makes a child that has a copy of the memory. It prepares itself on its copy of this stack: the one that
+    /// it is given may be too small.
+    unsafe fn clone_memory(self, cloning: &Cloning) -> Result<usize, Errno> {
+        // The C library refuses these.
+        let Some(function) = self.function.filter(|_| !self.stack.is_null()) else {
+            return Err(Errno::INVAL);
+        };
+        let flags = self.flags.cast_unsigned() as usize;
+        let [parent, child] = [self.parent_place.addr(), self.child_place.addr()];
+        let storage = self.storage.addr();
+        let rest = match cfg!(target_arch = "x86_64") {
+            true => [child, storage],
+            false => [storage, child],
+        };
+        let arguments = [flags, 0, parent, rest[0], rest[1], 0];
+        // SAFETY: the contract of the caller. Without a stack the child goes on with its copy of this one.
+        let made = unsafe { raw::call(libc::SYS_clone, arguments) };
+        if made == Ok(0) {
+            cloning.begin_in_the_child();
+            // SAFETY: as above.
+            unsafe { enter(self.stack, function, self.argument) };
+        }
+        made
+    }
+
+    /// Makes a child that shares the memory, by the C library's function.
+    unsafe fn clone_beside(self) -> c_int {
+        static CLONE: Next = Next::new(c"clone");
+        type Clone = unsafe extern "C-unwind" fn(
+            Option<Function>,
+            *mut c_void,
+            c_int,
+            *mut c_void,
+            *mut pid_t,
+            *mut c_void,
+            *mut pid_t,
+        ) -> c_int;
+        // SAFETY: it is the C library's function of that name, which has this type.
+        let clone = unsafe { std::mem::transmute::<*mut c_void, Clone>(CLONE.address()) };
+        let [parent, child] = [self.parent_place, self.child_place];
+        // SAFETY: the caller's contract.
+        unsafe {
+            clone(
+                self.function,
+                self.stack,
+                self.flags,
+                self.argument,
+                parent,
+                self.storage,
+                child,
+            )
+        }
+    }
+}
+
+/// Names of `clone(2)`. It is variadic in C; what is not given has an arbitrary value, which nobody looks at
+/// without the flag for it.
+macro_rules! clones {
+    ($($name:ident;)*) => { $(
+        #[doc = "`clone(2)`"]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            function: Option<Function>,
+            stack: *mut c_void,
+            flags: c_int,
+            argument: *mut c_void,
+            parent_place: *mut pid_t,
+            storage: *mut c_void,
+            child_place: *mut pid_t,
+        ) -> c_int {
+            let arguments = Arguments {
+                function,
+                stack,
+                flags,
+                argument,
+                parent_place,
+                storage,
+                child_place,
+            };
+            let cloning = Cloning::begin(flags.cast_unsigned() as usize);
+            let child = match cloning {
+                // SAFETY: the caller's contract.
+                Cloning::Fork { .. } => give(unsafe { arguments.clone_memory(&cloning) }),
+                // SAFETY: as above.
+                _ => unsafe { arguments.clone_beside() },
+            };
+            cloning.end();
+            child
+        }
+    )* };
+}
+
+clones! {
+    clone;
+    __clone;
 }
 
 /// `clone(2)` as the system call is. A child with a stack of its own does not come back from here.
@@ -295,6 +391,7 @@ execute! {
     c"execvpe" execvpe(file: *const c_char, args: Strings, variables: Strings);
     c"fexecve" fexecve(fd: c_int, args: Strings, variables: Strings);
     c"system" system(command: *const c_char);
+    c"wordexp" wordexp(words: *const c_char, result: *mut c_void, flags: c_int);
 }
 
 #[doc = "`popen(3)`"]
