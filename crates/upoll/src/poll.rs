@@ -174,10 +174,10 @@ impl Seen {
 
     /// What [`count`](Self::count) leaves out, as only a thread that is going to sleep has to know.
     #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn count_sides(&mut self, target: Target<'_>) {
+    pub(crate) fn count_sides(&mut self, target: Target<'_>, wanted: Events) {
         let is_shared = target.shared_counter().is_some();
         self.shared += usize::from(is_shared);
-        self.sides += usize::from(is_shared || target.kernel_side().is_some());
+        self.sides += usize::from(is_shared || target.kernel_side(wanted).is_some());
     }
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
                 seen.count(target);
                 #[cfg(all(feature = "std", not(loom)))]
                 if V::SLEEPS {
-                    seen.count_sides(target);
+                    seen.count_sides(target, wanted);
                 }
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,

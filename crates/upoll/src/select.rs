@@ -377,7 +377,7 @@ impl<'s> Selection<'s> {
                     seen.count(target);
                     #[cfg(all(feature = "std", not(loom)))]
                     if V::SLEEPS {
-                        seen.count_sides(target);
+                        seen.count_sides(target, member.filter());
                     }
                 }
                 let events = match target {

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 #[cfg(all(feature = "std", not(loom)))]
 use crate::descriptor::DescriptorRef;
+#[cfg(all(feature = "std", not(loom)))]
+use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
 
 /// What `epoll_ctl`, `poll` and `select` act on.
@@ -58,20 +60,20 @@ impl<'a> Target<'a> {
     /// A descriptor of the kernel that a thread must await too while it waits for a user-level
     /// file: part of what makes the file ready happens in the kernel.
     ///
-    /// It is readable when the file may have become ready, and not for longer; what the file then
-    /// shows is up to its [`Pollable`]. A file that comes to have one wakes its wait queues, so
+    /// It is readable when the file may have become ready for `wanted`, and not for longer; what the file
+    /// then shows is up to its [`Pollable`]. A file that comes to have one wakes its wait queues, so
     /// that those who sleep without it look again. This is the one place where `poll` and `select`
     /// learn of it.
     #[inline]
-    pub(crate) fn kernel_side(self) -> Option<BorrowedFd<'a>> {
+    pub(crate) fn kernel_side(self, wanted: Events) -> Option<BorrowedFd<'a>> {
         match self {
             Target::Kernel(_) | Target::Descriptor(_) => None,
             #[cfg(test)]
             Target::File(file) => {
-                crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file))
+                crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file, wanted))
             }
             #[cfg(not(test))]
-            Target::File(file) => crate::host::kernel_side(file),
+            Target::File(file) => crate::host::kernel_side(file, wanted),
         }
     }
 }

@@ -87,6 +87,9 @@ pub(crate) struct Set {
 }
 
 impl Set {
+    /// All that a set ever shows to those who watch it.
+    pub(crate) const SHOWN: Events = Events::IN.union(Events::RDNORM);
+
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
@@ -148,7 +151,7 @@ impl Pollable for Set {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.watched_by);
         if self.has_ready() || self.companion().is_some_and(|there| there.is_ready(self)) {
-            Events::IN | Events::RDNORM
+            Self::SHOWN
         } else {
             Events::empty()
         }

@@ -555,11 +555,16 @@ impl Companion for KernelSide {
     }
 }
 
-/// What a poller of `file` has to await in the kernel: the kernel side of a set.
+/// Returns what a poller of `file` that waits for `wanted` has to await in the kernel: the kernel side
+/// of a set.
 ///
 /// It is readable when the set may be ready; asking the set then takes back what made it readable
-/// for nothing.
-pub(crate) fn kernel_side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
+/// for nothing. It stays readable while a member is ready, so a poller that does not want what a set
+/// shows has to do without it: it would never sleep.
+pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedFd<'_>> {
+    if !wanted.intersects(Set::SHOWN) {
+        return None;
+    }
     let side = as_set(file.description())?.companion()?;
     let fd = match &side.rotation {
         Some(rotation) => rotation.for_pollers(&side.first.fd),

@@ -606,7 +606,7 @@ impl Kept {
                     #[cfg(all(feature = "std", not(loom)))]
                     {
                         let is_shared = is_shared(file);
-                        if is_shared || side_of(file).is_some() {
+                        if is_shared || side_of(file, slot.wanted).is_some() {
                             seen.sides += 1;
                             seen.shared += usize::from(is_shared);
                             stays = true;
@@ -639,8 +639,8 @@ impl Kept {
 }
 
 #[cfg(all(feature = "std", not(loom)))]
-fn side_of(file: &Held) -> Option<std::os::fd::BorrowedFd<'_>> {
-    Target::File(FileRef::of(file)).kernel_side()
+fn side_of(file: &Held, wanted: Events) -> Option<std::os::fd::BorrowedFd<'_>> {
+    Target::File(FileRef::of(file)).kernel_side(wanted)
 }
 
 /// Whether other processes may change it, which wakes nobody here.
@@ -676,8 +676,9 @@ impl Kept {
     pub(crate) fn sides(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
         self.active
             .iter()
-            .filter_map(|&index| match &self.slots[index as usize].kind {
-                Kind::User(file) => side_of(file),
+            .map(|&index| &self.slots[index as usize])
+            .filter_map(|slot| match &slot.kind {
+                Kind::User(file) => side_of(file, slot.wanted),
                 _ => None,
             })
     }

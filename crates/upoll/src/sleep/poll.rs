@@ -208,7 +208,9 @@ impl Call for PollCall<'_, '_> {
         }));
         if let Some(own) = own {
             for at in 0..self.fds.len() {
-                if let Some(side) = self.fds[at].target().and_then(Target::kernel_side) {
+                let wanted = self.fds[at].events();
+                let target = self.fds[at].target();
+                if let Some(side) = target.and_then(|target| target.kernel_side(wanted)) {
                     self.push(side.as_raw_fd(), Events::IN)?;
                 }
             }

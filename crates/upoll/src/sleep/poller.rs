@@ -339,8 +339,8 @@ pub(super) fn wait(
     let mut seen = seen;
     if seen.sides == 0 {
         // The first look does not count them.
-        call.try_for_each_target(&mut |target, _| {
-            seen.count_sides(target);
+        call.try_for_each_target(&mut |target, wanted| {
+            seen.count_sides(target, wanted);
             Ok(())
         })?;
     }

@@ -1,0 +1,147 @@
+//! A call that waits for what does not come sleeps, whatever else is ready below the sets it is given:
+//! measured by the processor time that it takes.
+#![cfg(all(feature = "std", not(loom)))]
+
+use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::time::Duration;
+
+use upoll::{
+    CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, SigSet, Source,
+    Timeout, poll, ppoll, pselect, select,
+};
+
+/// A wait that spins takes most of this, one that sleeps next to nothing.
+const LIMIT: Duration = Duration::from_millis(400);
+const NEXT_TO_NOTHING: Duration = Duration::from_millis(40);
+
+/// The processor time that the thread has taken.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills the structure.
+    let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(status, 0);
+    Duration::new(
+        time.tv_sec.try_into().unwrap(),
+        time.tv_nsec.try_into().unwrap(),
+    )
+}
+
+/// Runs a wait that times out, and checks that it slept.
+fn sleeps(what: &str, wait: impl FnOnce() -> usize) {
+    let before = processor_time();
+    assert_eq!(wait(), 0, "{what}");
+    let took = processor_time() - before;
+    assert!(took < NEXT_TO_NOTHING, "{what} took {took:?}");
+}
+
+fn readable() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    (reader, writer)
+}
+
+/// All calls, for events that no set ever shows.
+fn all_sleep(set: &Epoll) {
+    let idle = EventFd::new(0).unwrap();
+    for events in [Events::OUT, Events::empty(), Events::PRI | Events::RDHUP] {
+        let list = || [PollFd::new(set, events), PollFd::new(&idle, Events::IN)];
+        sleeps("poll", || poll(&mut list(), LIMIT).unwrap());
+        sleeps("ppoll", || {
+            ppoll(&mut list(), LIMIT, &SigSet::empty()).unwrap()
+        });
+        let mut context = PollContext::new();
+        sleeps("a context", || context.poll(&mut list(), LIMIT).unwrap());
+        sleeps("a context again", || {
+            context.poll(&mut list(), LIMIT).unwrap()
+        });
+    }
+    let resolve = |number: i32| {
+        Some(if number == 0 {
+            set.target()
+        } else {
+            idle.target()
+        })
+    };
+    let sets = || {
+        (
+            FdSet::from_iter([1]),
+            FdSet::from_iter([0]),
+            FdSet::from_iter([0]),
+        )
+    };
+    sleeps("select", || {
+        let (mut read, mut write, mut except) = sets();
+        let limit = &mut Timeout::from(LIMIT);
+        let sets = (Some(&mut read), Some(&mut write), Some(&mut except));
+        select(2, sets.0, sets.1, sets.2, limit, resolve).unwrap()
+    });
+    sleeps("pselect", || {
+        let (_, mut write, _) = sets();
+        let mask = SigSet::empty();
+        pselect(2, None, Some(&mut write), None, LIMIT, &mask, resolve).unwrap()
+    });
+    sleeps("select of a context", || {
+        let (mut read, mut write, _) = sets();
+        let limit = &mut Timeout::from(LIMIT);
+        let mut context = PollContext::new();
+        let sets = (Some(&mut read), Some(&mut write));
+        context
+            .select(2, sets.0, sets.1, None, limit, resolve)
+            .unwrap()
+    });
+    // What is there is found all the same.
+    let mut list = [PollFd::new(set, Events::IN)];
+    assert_eq!(poll(&mut list, LIMIT), Ok(1));
+    assert_eq!(PollContext::new().poll(&mut list, LIMIT), Ok(1));
+}
+
+#[test]
+fn a_set_whose_kernel_member_is_readable_is_waited_for_asleep() {
+    let set = Epoll::new().unwrap();
+    let (reader, _writer) = readable();
+    set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    all_sleep(&set);
+}
+
+#[test]
+fn so_is_a_set_that_watches_such_a_set() {
+    let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
+    let (reader, _writer) = readable();
+    inner.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    outer.add(&inner, Event::new(Events::IN, 0)).unwrap();
+    all_sleep(&outer);
+}
+
+#[test]
+fn so_is_a_rotating_set_whose_source_is_readable() {
+    let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let (reader, _writer) = readable();
+    set.add(&reader, Event::new(Events::IN, 0)).unwrap();
+    all_sleep(&set);
+}
+
+#[test]
+fn so_is_a_set_with_a_shared_counter_that_is_readable() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::shared(1, upoll::EventFdFlags::empty()).unwrap();
+    set.add(&counter, Event::new(Events::IN, 0)).unwrap();
+    all_sleep(&set);
+}
+
+#[test]
+fn a_set_that_waits_for_what_a_set_below_never_shows_sleeps() {
+    for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+        let (inner, outer) = (Epoll::create(flags).unwrap(), Epoll::new().unwrap());
+        let (reader, _writer) = readable();
+        inner.add(&reader, Event::new(Events::IN, 0)).unwrap();
+        outer.add(&inner, Event::new(Events::OUT, 0)).unwrap();
+        let mut events = [Event::default(); 2];
+        sleeps("a wait", || outer.wait(&mut events, LIMIT).unwrap());
+        sleeps("a poll", || {
+            poll(&mut [PollFd::new(&outer, Events::IN)], LIMIT).unwrap()
+        });
+    }
+}
