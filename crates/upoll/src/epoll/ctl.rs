@@ -303,6 +303,7 @@ impl Epoll {
                 let mut bits = state::WATCHES_SET;
                 if target.rotates {
                     bits |= state::ROTATING;
+                    inner.rotating.push(NonNull::from(node));
                 }
                 node.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
                 if target.rotates {
@@ -567,6 +568,9 @@ impl Set {
                     here.nested_changed(self, inner, file);
                 }
                 if bits & state::ROTATING != 0 {
+                    inner
+                        .rotating
+                        .retain(|&other| !core::ptr::eq(other.as_ptr(), item));
                     claim = claim.or_else(|| rotating_queue(file));
                 }
             }

@@ -207,8 +207,10 @@ pub(crate) struct Interests {
     extras: HashMap<u32, Extras, FxBuildHasher>,
     /// Items known to be ready, oldest first.
     pub(crate) ready: ReadyList,
-    /// Items that watch sets.
+    /// How many items watch sets.
     pub(crate) nested: usize,
+    /// The items that watch rotating sets.
+    pub(crate) rotating: Vec<NonNull<Item>>,
     allowance: Allowance,
 }
 
@@ -241,6 +243,7 @@ impl Interests {
             extras: HashMap::with_hasher(FxBuildHasher),
             ready: ReadyList::new(),
             nested: 0,
+            rotating: Vec::new(),
             allowance,
         }
     }

@@ -41,20 +41,16 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// Whoever asks for what is ready waits from now on, whatever is found, also for items that are
-    /// not looked at.
+    /// Records that the calling thread waits on all rotating sets that are queued here, whatever it
+    /// finds, also on those that it does not reach.
     fn use_up_notes(&self) {
-        if self.inner.nested == 0 {
-            return;
-        }
-        let mut at = self.inner.ready.front();
-        while let Some(item) = at {
-            // SAFETY: items on the ready list are registered, and the set's lock is held.
+        for item in &self.inner.rotating {
+            step();
+            // SAFETY: items in the list are registered, and the set's lock is held.
             let node = unsafe { item.as_ref() };
-            if node.state() & state::ROTATING != 0 {
+            if node.state() & state::QUEUED != 0 {
                 node.use_up_notes();
             }
-            at = NonNull::new(node.next.load(Ordering::Relaxed));
         }
     }
 
@@ -335,6 +331,7 @@ impl Set {
         {
             scan.use_up_notes();
             while let Some(item) = scan.inner.ready.front() {
+                step();
                 // SAFETY: the item is on this set's ready list, and the lock is held.
                 unsafe {
                     if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
@@ -363,5 +360,55 @@ impl Set {
             item.as_ref().entry.owner_word.store(0, Ordering::Relaxed);
             self.end_scan(&mut inner.ready, &mut ReadyList::new());
         }
+    }
+}
+
+/// Counts a step of a look from above, for the test that shows how many there are.
+#[cfg(not(all(test, feature = "std", not(loom))))]
+#[inline(always)]
+fn step() {}
+
+#[cfg(all(test, feature = "std", not(loom)))]
+use self::tests::step;
+
+#[cfg(all(test, feature = "std", not(loom)))]
+mod tests {
+    use core::cell::Cell;
+
+    use crate::{CreateFlags, Epoll, Event, EventFd, Events, Source};
+
+    std::thread_local! {
+        static STEPS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn step() {
+        STEPS.set(STEPS.get() + 1);
+    }
+
+    #[test]
+    fn a_look_from_above_does_not_walk_the_ready_list() {
+        let set = Epoll::new().unwrap();
+        let [nested, rotating] =
+            [CreateFlags::empty(), CreateFlags::ROTATE].map(|flags| Epoll::create(flags).unwrap());
+        let source = EventFd::new(1).unwrap();
+        rotating.add(&source, Event::new(Events::IN, 0)).unwrap();
+        let counters: Vec<_> = (0..1_000).map(|_| EventFd::new(1).unwrap()).collect();
+        for counter in &counters {
+            set.add(counter, Event::new(Events::IN, 0)).unwrap();
+        }
+        let steps = || {
+            STEPS.set(0);
+            assert!(set.as_file_ref().is_ready(Events::IN));
+            STEPS.get()
+        };
+        assert_eq!(steps(), 1);
+        for inner in [&nested, &rotating] {
+            set.ctl(crate::Op::Add, inner.target(), Event::new(Events::IN, 0))
+                .unwrap();
+        }
+        // One more for each rotating set.
+        assert_eq!(steps(), 2);
+        set.delete(&rotating).unwrap();
+        assert_eq!(steps(), 1);
     }
 }

@@ -78,8 +78,10 @@ pub(super) struct KernelPart {
     /// What the events of each slot's entry carry; zero if it has none.
     stamps: Vec<u32>,
     last_stamp: u32,
-    /// Slots of entries that are asked about with each call.
+    /// Slots of entries that are asked about with each call, in no order.
     asked: Vec<u32>,
+    /// For each slot, where in `asked` it is, if it is there.
+    asked_at: Vec<usize>,
     /// How often something was added to `asked`.
     times_asked_more: usize,
     /// As many as are registered; the first `heard` are the last harvest.
@@ -282,6 +284,11 @@ impl KernelPart {
 
 impl Outside for KernelPart {
     fn ask(&mut self, slot: u32) -> Registration {
+        let place = slot as usize;
+        if place >= self.asked_at.len() {
+            self.asked_at.resize(place + 1, 0);
+        }
+        self.asked_at[place] = self.asked.len();
         self.asked.push(slot);
         self.times_asked_more += 1;
         Registration::Asked
@@ -318,7 +325,13 @@ impl Outside for KernelPart {
     fn remove(&mut self, number: i32, slot: u32, before: Registration) {
         match before {
             Registration::Always => {}
-            Registration::Asked => self.asked.retain(|&asked| asked != slot),
+            Registration::Asked => {
+                let place = self.asked_at[slot as usize];
+                self.asked.swap_remove(place);
+                if let Some(&moved) = self.asked.get(place) {
+                    self.asked_at[moved as usize] = place;
+                }
+            }
             Registration::Level | Registration::Edge if self.is_foreign => {}
             Registration::Level | Registration::Edge => {
                 if let Some(set) = &self.set {
@@ -342,4 +355,27 @@ fn slot_of(event: Event) -> u32 {
 
 fn stamp_of(event: Event) -> u32 {
     (event.data() >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelPart, Outside, Registration};
+
+    #[test]
+    fn an_entry_that_is_asked_about_leaves_without_a_search() {
+        let mut part = KernelPart::default();
+        for slot in 0..8 {
+            assert_eq!(part.ask(slot), Registration::Asked);
+        }
+        for slot in [0, 7, 3, 4] {
+            part.remove(-1, slot, Registration::Asked);
+        }
+        assert_eq!(part.ask(3), Registration::Asked);
+        let mut left = part.asked().to_vec();
+        left.sort_unstable();
+        assert_eq!(left, [1, 2, 3, 5, 6]);
+        for (place, &slot) in part.asked().iter().enumerate() {
+            assert_eq!(part.asked_at[slot as usize], place);
+        }
+    }
 }
