@@ -459,8 +459,8 @@ unsafe fn harvest_at_once(
     let Object::Epoll(set) = in_use.object() else {
         return None;
     };
-    if lasts && set.is_mixed() {
-        // Its sleep begins with a look at the kernel's members.
+    if lasts && (set.is_mixed() || set.as_epoll().takes_turns()) {
+        // Its sleep begins with a look at the kernel's members, or with its turn.
         return None;
     }
     if set.is_passive() {

@@ -304,6 +304,7 @@ impl Epoll {
                 if target.rotates {
                     bits |= state::ROTATING;
                     inner.rotating.push(NonNull::from(node));
+                    set.watches_rotating.store(true, Ordering::Relaxed);
                 }
                 node.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
                 if target.rotates {
@@ -600,6 +601,10 @@ impl Set {
 
     /// The last reference to the set is gone.
     pub(super) fn close(&self) {
+        #[cfg(all(feature = "std", not(loom)))]
+        if let Some(handover) = &self.handover {
+            handover.close();
+        }
         let mut emptying = Emptying {
             set: self,
             claims: Vec::new(),

@@ -16,6 +16,8 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+#[cfg(all(feature = "std", not(loom)))]
+use core::ptr::NonNull;
 
 use bitflags::bitflags;
 
@@ -23,13 +25,15 @@ pub(crate) mod companion;
 pub(crate) mod ctl;
 mod ctl_batch;
 mod fdinfo;
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) mod handover;
 pub(crate) mod interest;
 mod limit;
 #[cfg(loom)]
 mod model;
 pub(crate) mod nesting;
 pub(crate) mod ready;
-mod scan;
+pub(crate) mod scan;
 mod slab;
 
 pub use self::ctl::Op;
@@ -38,14 +42,14 @@ pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
 use self::companion::{Companion, Companionship};
+#[cfg(all(feature = "std", not(loom)))]
+use self::handover::Handover;
 use self::interest::{Interests, Item};
 use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
-#[cfg(all(feature = "std", not(loom)))]
-use crate::sync::Ordering;
-use crate::sync::{AtomicBool, AtomicPtr, Mutex, seqcst_pair_fence};
+use crate::sync::{AtomicBool, AtomicPtr, Mutex, Ordering, seqcst_pair_fence};
 use crate::target::{Source, Target};
 use crate::wait::{Deferred, WaitQueue, Wake};
 
@@ -60,6 +64,9 @@ bitflags! {
         const _ = !0;
     }
 }
+
+/// Events at the end of a source, which no read uses up.
+pub(crate) const HANG_UP: Events = Events::HUP.union(Events::RDHUP);
 
 /// The set itself (`struct eventpoll`).
 pub(crate) struct Set {
@@ -76,12 +83,18 @@ pub(crate) struct Set {
     /// of the sets that it watches, of its files' watcher lists, and of their wait queues.
     pub(crate) inner: Mutex<Interests>,
     rotates: bool,
-    /// The last harvest left an event to others, or took one that nobody else waited for: a thread
-    /// that comes again lets the others get in line first.
-    pub(crate) out_of_turn: AtomicBool,
+    /// The set watches a rotating set, or has watched one.
+    watches_rotating: AtomicBool,
     /// A set watches this one, or has. Written before the ADD that counts the paths up from here
     /// takes `inner`'s lock, so who adds to this set after that sees it.
     was_nested: AtomicBool,
+    /// The source of this rotating set hung up when it was last heard of: no worker can use that up.
+    hung_up: AtomicBool,
+    /// The source has told of a change without saying which: it may have hung up.
+    may_have_hung_up: AtomicBool,
+    /// The way here for threads that this set has served, if it rotates.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) handover: Option<Arc<Handover>>,
     /// The part of the set that lives outside the core, once it has one.
     companion: Companionship,
 }
@@ -95,18 +108,40 @@ impl Set {
         self.rotates
     }
 
-    /// Whether others should be let in line first; asks once.
-    #[cfg(all(feature = "std", not(loom)))]
-    #[inline]
-    pub(crate) fn take_out_of_turn(&self) -> bool {
-        self.out_of_turn.load(Ordering::Relaxed) && self.out_of_turn.swap(false, Ordering::Relaxed)
-    }
-
     /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         self.sleepers.is_watched()
             || self.companion().is_some_and(Companion::is_awaited)
             || self.watched_by.is_awaited(deferred)
+    }
+
+    /// Notes whether `events`, which the source of this rotating set has told, are its end. Empty
+    /// events mean any.
+    pub(crate) fn note_hang_up(&self, events: Events) {
+        if events.is_empty() {
+            self.may_have_hung_up.store(true, Ordering::Relaxed);
+            return;
+        }
+        let hung_up = events.intersects(HANG_UP);
+        if self.hung_up.load(Ordering::Relaxed) != hung_up {
+            self.hung_up.store(hung_up, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the source of this rotating set has hung up. Each worker that is served then wakes the
+    /// next one, and none waits for its turn.
+    fn has_hung_up(&self) -> bool {
+        if self.may_have_hung_up.load(Ordering::Relaxed)
+            && self.may_have_hung_up.swap(false, Ordering::Relaxed)
+        {
+            let inner = self.inner.lock();
+            let hung_up = inner.iter().any(|item| {
+                // SAFETY: the item is registered, and the set's lock is held.
+                unsafe { Set::look(&*item).intersects(HANG_UP) }
+            });
+            self.hung_up.store(hung_up, Ordering::Relaxed);
+        }
+        self.hung_up.load(Ordering::Relaxed)
     }
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
@@ -198,15 +233,19 @@ impl Pollable for Set {
 /// - An event goes to the set that had the fewest turns so far of those that somebody waits on; of
 ///   equals, to the one that had its last turn longest ago. One that nobody waits on is passed
 ///   over, and keeps its place. Differences of up to 1024 turns are made up for, no more.
-/// - If nobody waits at all, the first to come takes the event, after it has let those who had
-///   fewer turns come first if they are about to (a few yields of the processor at most).
+/// - If nobody waits at all, the first to come takes the event.
 /// - A thread whose event chooses a worker while three others that were chosen have not come yet
 ///   gives up its processor once (`sched_yield(2)`), as it does at the eighth, the sixteenth and so on:
 ///   some of them may be unable to run because it does.
 /// - If the source is still ready when a worker comes back to wait, the turn goes to the next
-///   worker in line, not to the same one again. Only if no other waits may it go on itself.
-/// - A worker that was chosen and leaves (closes its set, or deletes the rotating set from it)
-///   before it looked hands the event on.
+///   worker in line, not to the same one again. If that one has not come after a millisecond, the
+///   worker that came back takes the event.
+/// - A wait that sleeps never returns 0 while the source is ready: it looks at the source when it
+///   begins and when its limit ends. A wait with a limit of zero leaves the event to a worker that
+///   sleeps, if there is one. An edge-triggered interest is reported to the chosen worker alone.
+/// - A worker that was chosen and leaves (closes its set, deletes the rotating set from it, or ends
+///   its thread) hands on what is ready.
+/// - The end of a source (`HUP`, `RDHUP`) wakes every worker that waits, one after the other.
 /// - Threads that wait on the rotating set itself take turns by the same rules.
 /// - `poll` and `select` on the rotating set see every event, in addition.
 ///
@@ -263,19 +302,29 @@ impl Epoll {
         }
         #[cfg(all(feature = "std", not(loom)))]
         crate::sync::prepare();
-        Ok(Epoll {
+        let rotates = flags.contains(CreateFlags::ROTATE);
+        let epoll = Epoll {
             file: File::new(Set {
                 pending: AtomicPtr::new(core::ptr::null_mut()),
                 lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),
-                rotates: flags.contains(CreateFlags::ROTATE),
-                out_of_turn: AtomicBool::new(false),
+                rotates,
+                watches_rotating: AtomicBool::new(false),
                 was_nested: AtomicBool::new(false),
+                hung_up: AtomicBool::new(false),
+                may_have_hung_up: AtomicBool::new(false),
+                #[cfg(all(feature = "std", not(loom)))]
+                handover: rotates.then(Handover::new),
                 companion: Companionship::new(),
             }),
-        })
+        };
+        #[cfg(all(feature = "std", not(loom)))]
+        if let Some(handover) = &epoll.file.handover {
+            handover.open(NonNull::from(epoll.description()));
+        }
+        Ok(epoll)
     }
 
     /// The set as an open file, to be watched by other sets.
@@ -356,10 +405,21 @@ impl Epoll {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
+        // Models show that wakes alone bring what is there to a waiter.
+        #[cfg(not(loom))]
+        self.file.recheck_rotating();
         Ok(match self.file.companion() {
             None => self.file.harvest(events),
             Some(companion) => companion.harvest_both(&self.file, events),
         })
+    }
+
+    /// Whether threads that wait in the set take turns with others: it rotates, or watches a set
+    /// that does.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.set().rotates || self.set().watches_rotating.load(Ordering::Relaxed)
     }
 
     /// What `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.

@@ -2,14 +2,24 @@
 
 use super::Epoll;
 use super::interest::{Item, state};
+use super::scan::Turns;
+use crate::events::Event;
 use crate::file::Identity;
 use crate::sync::Ordering;
+use crate::wait::Ask;
 use core::ptr::NonNull;
 
 impl Epoll {
     /// Whether somebody has locked the set.
     pub fn is_locked(&self) -> bool {
         self.set().inner.try_lock().is_none()
+    }
+
+    /// Harvests as a wait that may sleep does at its start: events of rotating sets are left to
+    /// workers that were chosen. Such a wait asks again before long, which models leave out.
+    pub fn harvest_in_turn(&self, events: &mut [Event]) -> usize {
+        let ask = Ask::Yielding;
+        self.set().harvest_as(events, ask, &mut Turns::default())
     }
 
     /// The source of `rotating`, which this set watches, chooses this set by a line of its own, as the

@@ -421,6 +421,9 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
         return Reply::Took;
     }
     let is_rotating = node.state() & state::ROTATING != 0;
+    if set.rotates {
+        set.note_hang_up(wake.key);
+    }
     // Asked first: who is told waits no more.
     let is_awaited = wake.mode == Mode::Offer || is_rotating && set.is_awaited(wake.deferred);
     // SAFETY: the item is registered in `set`.

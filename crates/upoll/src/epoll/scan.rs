@@ -1,11 +1,16 @@
 //! Taking reports off the ready list: `epoll_wait(2)` without the wait.
 
 use super::Set;
+use super::ctl::as_set;
+#[cfg(all(feature = "std", not(loom)))]
+use super::handover::Handover;
 use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
-use crate::wait::{Ask, Deferred, Mode, Notes, Turn, Wake};
+use crate::wait::{Ask, Deferred, Mode, Notes, Wake};
+#[cfg(all(feature = "std", not(loom)))]
+use alloc::sync::Arc;
 use core::ptr::NonNull;
 
 /// What there is to say of an idle item.
@@ -14,20 +19,31 @@ const NOTHING: (Events, u64) = (Events::empty(), 0);
 /// Interests that a report uses up.
 const CONSUMING: Events = Events::ET.union(Events::ONESHOT);
 
+/// What a harvest did about rotating sets.
+#[derive(Default)]
+pub(crate) struct Turns {
+    /// An event of a rotating set was left to another worker.
+    pub(crate) yielded: bool,
+    /// The rotating set whose event was reported last.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) served_by: Option<Arc<Handover>>,
+}
+
 /// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
 struct Scan<'a> {
     set: &'a Set,
     inner: MutexGuard<'a, Interests>,
     /// Level-triggered items that were reported and stay ready.
     again: ReadyList,
-    /// Do not leave a rotating set's event to workers that may be on their way.
-    insist: bool,
+    /// How this scan asks for the event of a rotating set for which it was not chosen.
+    ask: Ask,
+    turns: Turns,
     deferred: Deferred,
 }
 
 impl<'a> Scan<'a> {
     /// None if nothing is ready.
-    fn begin(set: &'a Set, mut inner: MutexGuard<'a, Interests>, insist: bool) -> Option<Self> {
+    fn begin(set: &'a Set, mut inner: MutexGuard<'a, Interests>, ask: Ask) -> Option<Self> {
         // SAFETY: the lock is held, and `ready` is this set's list.
         if !unsafe { set.begin_scan(&mut inner.ready) } {
             return None;
@@ -36,7 +52,8 @@ impl<'a> Scan<'a> {
             set,
             inner,
             again: ReadyList::new(),
-            insist,
+            ask,
+            turns: Turns::default(),
             deferred: Deferred::new(),
         })
     }
@@ -95,29 +112,39 @@ impl<'a> Scan<'a> {
                 return NOTHING;
             }
             let claimed = node.entry.is_claimed();
-            if claimed {
-                if chosen {
-                    // Two events were meant for this worker, which takes one.
-                    node.entry.owe_another();
-                }
-                node.entry.settle(|| true, notes(node), &mut self.deferred);
-            }
-            if !claimed && node.state() & state::ROTATING != 0 {
-                let ask = if chosen {
-                    Ask::Chosen
-                } else if self.insist || consumes {
-                    Ask::Insistent
-                } else {
-                    Ask::Patient
+            let rotating = match node.state() & state::ROTATING {
+                0 => None,
+                _ => as_set(node.file()),
+            };
+            let hung_up = rotating.is_some_and(Set::has_hung_up);
+            if !claimed && rotating.is_some() {
+                let ask = match self.ask {
+                    _ if hung_up => Ask::Unconditional,
+                    _ if chosen => Ask::Chosen,
+                    // What a report uses up is off the list, where no second look would find it.
+                    Ask::Yielding if consumes => Ask::AtOnce,
+                    ask => ask,
                 };
                 if !self.may_take(item, consumes, ask) {
                     return NOTHING;
                 }
             }
-            if node.state() & state::ROTATING != 0 && self.set.watched_by.is_watched() {
+            // Two events were meant for this worker, which takes one, or it cannot use up the one.
+            let leaves_one = claimed && chosen || hung_up;
+            if leaves_one {
+                node.entry.owe_another();
+            }
+            if claimed || leaves_one {
+                node.entry.settle(|| true, notes(node), &mut self.deferred);
+            }
+            if rotating.is_some() && self.set.watched_by.is_watched() {
                 // Who watches this set need not look at it again before they wait: they are in
                 // line, although the item stays on the list.
                 node.use_up_notes();
+            }
+            #[cfg(all(feature = "std", not(loom)))]
+            if let Some(rotating) = rotating {
+                self.turns.served_by.clone_from(&rotating.handover);
             }
             self.reported(item, interest, consumes);
             (events, node.data())
@@ -177,8 +204,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A rotating set is ready and this worker was not chosen: is it its turn? If not, the item is
-    /// off the list afterwards, or among those to look at again.
+    /// Asks whether this worker, which was not chosen, may take the event of a rotating set. If not,
+    /// the item is off the list afterwards.
     ///
     /// # Safety
     /// The item is registered, and on the ready list unless `unqueued`.
@@ -196,15 +223,11 @@ impl<'a> Scan<'a> {
                     Set::unqueue(node);
                 }
             };
-            let turn = queue
+            let is_mine = queue
                 .as_ref()
                 .turn(&node.entry, ask, refuse, &mut self.deferred);
-            if turn == Turn::Later {
-                self.inner.ready.unlink(item);
-                self.again.push_back(item);
-                self.set.out_of_turn.store(true, Ordering::Relaxed);
-            }
-            turn == Turn::Mine
+            self.turns.yielded |= !is_mine;
+            is_mine
         }
     }
 }
@@ -250,24 +273,24 @@ impl Drop for Scan<'_> {
 }
 
 impl Set {
-    /// Fills `out` with what is ready, oldest first, and says how many.
+    /// Fills `out` with what is ready, oldest first, and returns how many events that are.
     #[inline]
     pub(crate) fn harvest(&self, out: &mut [Event]) -> usize {
-        self.harvest_patiently(out, true)
+        self.harvest_as(out, Ask::AtOnce, &mut Turns::default())
     }
 
-    /// [`harvest`](Self::harvest) that, unless it insists, leaves the event of a rotating set to
-    /// workers that may be on their way, and notes that it did.
+    /// As [`harvest`](Self::harvest), with a way to ask for the event of a rotating set. What came
+    /// of that is in `turns` afterwards.
     #[inline]
-    pub(crate) fn harvest_patiently(&self, out: &mut [Event], insist: bool) -> usize {
+    pub(crate) fn harvest_as(&self, out: &mut [Event], ask: Ask, turns: &mut Turns) -> usize {
         if !self.is_pending() {
             return 0;
         }
-        self.harvest_pending(out, insist)
+        self.harvest_pending(out, ask, turns)
     }
 
     #[inline(never)]
-    fn harvest_pending(&self, out: &mut [Event], insist: bool) -> usize {
+    fn harvest_pending(&self, out: &mut [Event], ask: Ask, turns: &mut Turns) -> usize {
         let inner = self.inner.lock();
         let mut filled = 0;
         if let Some(first) = out.first_mut()
@@ -280,7 +303,7 @@ impl Set {
             *first = Event::new(events, data);
             return 1;
         }
-        let Some(mut scan) = Scan::begin(self, inner, insist) else {
+        let Some(mut scan) = Scan::begin(self, inner, ask) else {
             return 0;
         };
         while filled < out.len() {
@@ -293,6 +316,7 @@ impl Set {
                 filled += 1;
             }
         }
+        *turns = core::mem::take(&mut scan.turns);
         filled
     }
 
@@ -327,7 +351,7 @@ impl Set {
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
-            && let Some(mut scan) = Scan::begin(self, self.inner.lock(), true)
+            && let Some(mut scan) = Scan::begin(self, self.inner.lock(), Ask::AtOnce)
         {
             scan.use_up_notes();
             while let Some(item) = scan.inner.ready.front() {
@@ -342,6 +366,30 @@ impl Set {
             }
         }
         false
+    }
+
+    /// Queues items that watch a rotating set which is ready, whether or not this set was chosen.
+    ///
+    /// An event that the chosen worker has left in the source, or does not come for, wakes nobody
+    /// else. So a thread that begins a wait, or ends one, asks the rotating sets themselves.
+    /// Edge-triggered interests are left out: their edge was the chosen worker's.
+    #[cfg(not(loom))]
+    pub(crate) fn recheck_rotating(&self) {
+        if !self.watches_rotating.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        for &item in &inner.rotating {
+            // SAFETY: registered items are alive, and the set's lock is held.
+            unsafe {
+                let node = item.as_ref();
+                let is_level = !node.interest().contains(Events::ET);
+                if is_level && node.state() & state::QUEUED == 0 && !Set::look(node).is_empty() {
+                    self.queue_locked(&mut inner.ready, item);
+                }
+            }
+        }
     }
 
     /// Takes a queued item off whichever list it is on.

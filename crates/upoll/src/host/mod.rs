@@ -347,7 +347,7 @@ impl KernelSide {
     fn sift_from(&self, first: usize, set: &Set, events: &mut [Event]) -> (usize, Heard) {
         let mut kept = first;
         let mut heard = Heard::default();
-        let mut below = SmallVec::<[Special; 4]>::new();
+        let mut below = SmallVec::<[(Special, Events); 4]>::new();
         for at in first..events.len() {
             let event = events[at];
             match self.specials.decode(event.data()) {
@@ -357,7 +357,7 @@ impl KernelSide {
                 }
                 Some(Special::Bell) => heard.core = true,
                 Some(Special::Members) => heard.members = true,
-                Some(special) => below.push(special),
+                Some(special) => below.push((special, event.events())),
             }
         }
         if !below.is_empty() {
@@ -373,11 +373,11 @@ impl KernelSide {
         &self,
         set: &Set,
         out: &mut [Event],
-        core: impl Fn(&mut [Event]) -> usize,
+        mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
         let has_members = self.members.load(Ordering::Relaxed) > 0;
         if self.hub().is_some() || set.is_pending() || !has_members {
-            return self.harvest_all(set, out, core);
+            return self.harvest_all(set, out, &mut core);
         }
         // Only members can be ready, unless their set says otherwise.
         let found = kernel::epoll_harvest(&self.first.fd, out).unwrap_or(0);
@@ -385,7 +385,7 @@ impl KernelSide {
         if !out[..found].iter().any(is_ours) {
             return found;
         }
-        self.harvest_more(set, out, found, core)
+        self.harvest_more(set, out, found, &mut core)
     }
 
     /// The rest of a harvest whose first `found` events are not all the user's. If some are, the members
@@ -396,14 +396,14 @@ impl KernelSide {
         set: &Set,
         out: &mut [Event],
         found: usize,
-        core: impl Fn(&mut [Event]) -> usize,
+        mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
         let (mut filled, heard) = self.sift(set, &mut out[..found]);
         if heard.core {
             self.vacate();
         }
         if filled == 0 {
-            filled = self.harvest_all(set, out, core);
+            filled = self.harvest_all(set, out, &mut core);
         } else if filled < out.len() && set.is_pending() {
             filled += core(&mut out[filled..]);
         }
@@ -418,7 +418,7 @@ impl KernelSide {
         &self,
         set: &Set,
         out: &mut [Event],
-        core: impl Fn(&mut [Event]) -> usize,
+        mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
         // First of all, so that the core knows what is ready below.
         let below = self.empty_hub(set);

@@ -123,10 +123,10 @@ impl KernelSide {
 
     /// Something happened below: has the core look there. Says whether it has anything new to
     /// look at.
-    pub(super) fn kick(&self, set: &Set, below: &[Special]) -> bool {
+    pub(super) fn kick(&self, set: &Set, below: &[(Special, Events)]) -> bool {
         let interests = set.inner.lock();
         let mut queued = false;
-        for &special in below {
+        for &(special, events) in below {
             let slot = match special {
                 Special::Nested(slot) | Special::Chosen(slot) => slot,
                 Special::Changed(slot, direction) => {
@@ -145,6 +145,10 @@ impl KernelSide {
                 continue;
             }
             if let Special::Chosen(_) = special {
+                // SAFETY: registered, and the set's lock is held.
+                if let Some(rotating) = as_set(unsafe { node.file() }) {
+                    rotating.note_hang_up(events);
+                }
                 node.entry
                     .owner_word
                     .fetch_or(state::CHOSEN, Ordering::Relaxed);

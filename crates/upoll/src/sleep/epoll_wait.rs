@@ -1,16 +1,19 @@
 //! `epoll_wait(2)`: harvest, or sleep until there is something to harvest.
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::sigset::Held;
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
-use crate::epoll::{Epoll, Set};
+use crate::epoll::handover::Handover;
+use crate::epoll::scan::Turns;
+use crate::epoll::{Epoll, HANG_UP, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{KernelSide, SignalMask};
-use crate::sync::Ordering;
-use crate::wait::{Deferred, Notes, Place};
+use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
 
 impl Epoll {
     /// `epoll_wait(2)` with a timeout in nanoseconds: fills `events` with what is ready, oldest
@@ -49,16 +52,26 @@ impl Epoll {
             return Err(Errno::INVAL);
         }
         let timeout = timeout.into();
-        let set = self.set();
         if timeout.is_now() {
             return self.harvest(events);
         }
+        let mut turns = Turns::default();
+        let ended = self.wait_as(events, timeout, &mut turns);
+        remember(turns);
+        ended
+    }
+
+    #[inline]
+    fn wait_as(
+        &self,
+        events: &mut [Event],
+        timeout: Timeout,
+        turns: &mut Turns,
+    ) -> Result<usize, Errno> {
+        let set = self.set();
         if !set.rotates() {
             // Before the clock is read, which takes longer than this.
-            let ready = match set.companion() {
-                None => harvest_in_turn(set, events),
-                Some(side) => harvest_both_in_turn(set, side, events),
-            };
+            let ready = begin_wait(set, events, turns);
             if ready > 0 {
                 return Ok(ready);
             }
@@ -66,15 +79,15 @@ impl Epoll {
         let deadline = timeout.deadline();
         if set.companion().is_none() {
             let ended = if set.rotates() {
-                wait_in_turn(set, events, deadline)
+                wait_in_turn(set, events, deadline, turns)
             } else {
-                wait_in_core(set, events, deadline)
+                wait_in_core(set, events, deadline, turns)
             };
             if let Some(result) = ended {
                 return result;
             }
         }
-        self.wait_in_kernel(events, deadline, None)
+        self.wait_in_kernel(events, deadline, None, turns)
     }
 
     /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
@@ -109,54 +122,99 @@ impl Epoll {
             return Err(Errno::INVAL);
         }
         let timeout = timeout.into();
-        if !self.set().rotates() || timeout.is_now() {
-            let ready = self.harvest(events)?;
-            if ready > 0 || timeout.is_now() {
+        if timeout.is_now() {
+            return self.harvest(events);
+        }
+        let mut turns = Turns::default();
+        if !self.set().rotates() {
+            let ready = begin_wait(self.set(), events, &mut turns);
+            if ready > 0 {
+                remember(turns);
                 return Ok(ready);
             }
         }
         // Between two sleeps no handler may run unnoticed.
         let _held = Held::new();
-        self.wait_in_kernel(events, timeout.deadline(), Some(mask.as_libc()))
+        let mask = Some(mask.as_libc());
+        let ended = self.wait_in_kernel(events, timeout.deadline(), mask, &mut turns);
+        remember(turns);
+        ended
     }
 }
 
-/// How often a worker lets the others run before it takes an event out of turn.
-const PATIENCE: usize = 16;
+/// The rotating sets that have served this thread. Offers what is ready in them to the next worker
+/// when the thread ends.
+struct ServedBy(Vec<Arc<Handover>>);
 
-/// Harvests; leaves the event of a rotating set to workers that are runnable but not running, and
-/// so are not in line yet.
-fn harvest_in_turn(set: &Set, events: &mut [Event]) -> usize {
-    for _ in 0..PATIENCE {
-        let ready = set.harvest_patiently(events, false);
-        if ready > 0 || !set.take_out_of_turn() {
-            return ready;
+impl Drop for ServedBy {
+    fn drop(&mut self) {
+        for rotating in self.0.drain(..) {
+            rotating.run();
         }
-        // In line meanwhile, so that whoever comes next leaves the event to this worker and sleeps.
-        let sleeper = Sleeper::new();
-        // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
-        // borrowed for longer.
-        unsafe { sleeper.entry.hook(&set.sleepers, Place::ExclusiveHead) };
-        std::thread::yield_now();
-        sleeper.entry.unhook();
     }
-    set.harvest(events)
 }
 
-/// As [`harvest_in_turn`], from both sides of a set.
-fn harvest_both_in_turn(set: &Set, side: &KernelSide, events: &mut [Event]) -> usize {
+std::thread_local! {
+    static SERVED_BY: RefCell<ServedBy> = const { RefCell::new(ServedBy(Vec::new())) };
+}
+
+/// Remembers which rotating set a report came from.
+#[inline]
+fn remember(turns: Turns) {
+    if let Some(rotating) = turns.served_by {
+        remember_served_by(rotating);
+    }
+}
+
+#[inline(never)]
+fn remember_served_by(rotating: Arc<Handover>) {
+    // A thread about to end has no place to keep it.
+    let _ = SERVED_BY.try_with(|served_by| {
+        let sets = &mut served_by.borrow_mut().0;
+        if !sets.iter().any(|known| Arc::ptr_eq(known, &rotating)) {
+            sets.retain(|known| known.is_open());
+            sets.push(rotating);
+        }
+    });
+}
+
+/// How long a thread leaves an event of a rotating set to other workers, before it asks once more
+/// and takes what is still there.
+///
+/// A worker that was chosen and gets to run takes a few microseconds. One that does not get to run
+/// must not keep the event from a thread that waits.
+const YIELD_FOR: Duration = Duration::from_millis(1);
+
+/// Harvests a set that does not rotate, for a wait that begins.
+fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
+    set.recheck_rotating();
+    match set.companion() {
+        None => set.harvest_as(events, Ask::Yielding, turns),
+        Some(side) => harvest_both_in_turn(set, side, events, Ask::Yielding, turns),
+    }
+}
+
+/// Harvests both sides of a set.
+fn harvest_both_in_turn(
+    set: &Set,
+    side: &KernelSide,
+    events: &mut [Event],
+    ask: Ask,
+    turns: &mut Turns,
+) -> usize {
     side.stand_last(set);
-    let ready = side.harvest_with(set, events, |out| harvest_in_turn(set, out));
+    let ready = side.harvest_with(set, events, |out| set.harvest_as(out, ask, turns));
     side.settle_choice(ready > 0);
     ready
 }
 
-/// A wait in a set whose members are all of the core, and where nothing was ready just now. None if
-/// it is no longer so.
+/// A wait in a set whose members are all of the core, and where nothing was ready just now, or was
+/// `yielded` to other workers. None if it is no longer so.
 fn wait_in_core(
     set: &Set,
     events: &mut [Event],
     deadline: Deadline,
+    turns: &mut Turns,
 ) -> Option<Result<usize, Errno>> {
     loop {
         let sleeper = Sleeper::new();
@@ -166,22 +224,30 @@ fn wait_in_core(
         // Registered, now look: whoever queued something before that did not see the sleeper, nor
         // did whoever gave the set a companion.
         let has_companion = set.companion().is_some();
+        let sleep = deadline.within(turns.yielded.then_some(YIELD_FOR));
         let outcome = if set.is_pending() || has_companion {
             Outcome::Woken
         } else {
-            sleeper.sleep(deadline)
+            sleeper.sleep(sleep)
         };
         sleeper.entry.unhook();
         // Harvest whatever ended the sleep: a wake may have come together with the limit or a
         // signal, and would be lost if nobody looked.
-        let ready = harvest_in_turn(set, events);
+        let mut ask = Ask::Yielding;
+        if outcome != Outcome::Woken {
+            // Nobody chose this set: it takes what others have left.
+            set.recheck_rotating();
+            ask = Ask::Unconditional;
+        }
+        turns.yielded = false;
+        let ready = set.harvest_as(events, ask, turns);
         if ready > 0 {
             return Some(Ok(ready));
         }
         match outcome {
             Outcome::Woken if has_companion => return None,
-            Outcome::Woken => {}
-            Outcome::TimedOut => return Some(Ok(0)),
+            Outcome::TimedOut if deadline.has_passed() => return Some(Ok(0)),
+            Outcome::Woken | Outcome::TimedOut => {}
             Outcome::Interrupted => return Some(Err(Errno::INTR)),
         }
     }
@@ -193,19 +259,17 @@ fn wait_in_turn(
     set: &Set,
     events: &mut [Event],
     deadline: Deadline,
+    turns: &mut Turns,
 ) -> Option<Result<usize, Errno>> {
     let mut chosen_for_nothing = false;
     loop {
-        if set.take_out_of_turn() {
-            std::thread::yield_now();
-        }
         // Take idle items off the list first: they must not look like something to hand on.
         set.has_ready();
         let sleeper = Sleeper::new();
         let mut deferred = Deferred::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
         // borrowed for longer.
-        let my_turn = unsafe {
+        let arrival = unsafe {
             set.sleepers.turn_or_hook(
                 &sleeper.entry,
                 chosen_for_nothing,
@@ -215,17 +279,21 @@ fn wait_in_turn(
         };
         drop(deferred);
         let has_companion = set.companion().is_some();
-        let outcome = if my_turn {
-            set.out_of_turn.store(true, Ordering::Relaxed);
-            Outcome::Woken
-        } else if has_companion {
-            Outcome::Woken
-        } else {
-            sleeper.sleep(deadline)
+        let outcome = match arrival {
+            Arrival::InTurn => Outcome::Woken,
+            _ if has_companion => Outcome::Woken,
+            Arrival::BehindOthers => sleeper.sleep(deadline.within(Some(YIELD_FOR))),
+            Arrival::Idle => sleeper.sleep(deadline),
         };
         let mut ready = 0;
-        if my_turn || sleeper.entry.is_claimed() {
+        // One that was not woken takes what is there: the worker that was chosen may not come.
+        if arrival == Arrival::InTurn || outcome != Outcome::Woken || sleeper.entry.is_claimed() {
             ready = set.harvest(events);
+            let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
+            if events[..ready].iter().any(hangs_up) {
+                // No thread can use that up.
+                sleeper.entry.owe_another();
+            }
             let mut deferred = Deferred::new();
             // SAFETY: the queue is the set's, which is borrowed.
             unsafe {
@@ -241,12 +309,14 @@ fn wait_in_turn(
             unsafe { queue.as_ref() }.pass_on(Events::IN, true);
         }
         if ready > 0 {
+            turns.served_by.clone_from(&set.handover);
             return Some(Ok(ready));
         }
         match outcome {
             Outcome::Woken if has_companion => return None,
-            Outcome::Woken => chosen_for_nothing = !my_turn,
-            Outcome::TimedOut => return Some(Ok(0)),
+            Outcome::TimedOut if deadline.has_passed() => return Some(Ok(0)),
+            Outcome::Woken => chosen_for_nothing = arrival != Arrival::InTurn,
+            Outcome::TimedOut => {}
             Outcome::Interrupted => return Some(Err(Errno::INTR)),
         }
     }
@@ -259,14 +329,20 @@ impl Epoll {
         events: &mut [Event],
         deadline: Deadline,
         mask: SignalMask<'_>,
+        turns: &mut Turns,
     ) -> Result<usize, Errno> {
         if !self.set().rotates() {
-            return wait_in_kernel_set(self, events, deadline, mask);
+            return wait_in_kernel_set(self, events, deadline, mask, turns);
         }
         let worker = worker_of(self)?;
         loop {
             let chosen = &mut [Event::default()];
-            let ended = wait_in_kernel_set(&worker, chosen, deadline, mask);
+            // Not remembered: the worker's set ends with the thread, and hands the event on then.
+            let mut turns = Turns::default();
+            let mut ended = Ok(begin_wait(worker.set(), chosen, &mut turns));
+            if ended == Ok(0) {
+                ended = wait_in_kernel_set(&worker, chosen, deadline, mask, &mut turns);
+            }
             if ended.is_err() && worker.set().is_pending() {
                 // Chosen together with the signal: the thread may not come back, so the next in line
                 // has the event.
@@ -325,6 +401,7 @@ fn wait_in_kernel_set(
     events: &mut [Event],
     deadline: Deadline,
     mask: SignalMask<'_>,
+    turns: &mut Turns,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
     // If there is one it will do: whoever adds a member tells the sets above.
@@ -334,15 +411,15 @@ fn wait_in_kernel_set(
     };
     loop {
         if set.is_pending() {
-            let ready = harvest_both_in_turn(set, side, events);
+            let ready = harvest_both_in_turn(set, side, events, Ask::Yielding, turns);
             if ready > 0 {
                 return Ok(ready);
             }
         } else {
             side.stand_last(set);
         }
-        let limit = deadline.next_sleep();
-        let slept = side.sleep(set, events, limit, mask);
+        let sleep = deadline.within(turns.yielded.then_some(YIELD_FOR));
+        let slept = side.sleep(set, events, sleep.next_sleep(), mask);
         if mask.is_some()
             && let Err(errno) = slept
         {
@@ -352,9 +429,15 @@ fn wait_in_kernel_set(
             return Err(errno);
         }
         let mut ready = *slept.as_ref().unwrap_or(&0);
+        let mut ask = Ask::Yielding;
+        if ready == 0 && (slept.is_err() || sleep.has_passed()) {
+            set.recheck_rotating();
+            ask = Ask::Unconditional;
+        }
         // Harvest whatever ended the sleep, as above.
+        turns.yielded = false;
         if ready < events.len() && set.is_pending() {
-            ready += harvest_in_turn(set, &mut events[ready..]);
+            ready += set.harvest_as(&mut events[ready..], ask, turns);
         }
         side.settle_choice(ready > 0);
         if ready > 0 {

@@ -199,6 +199,15 @@ impl Deadline {
         Timeout::after(clock, rest).as_timespec()
     }
 
+    /// Returns this deadline, or the end of `limit` from now if that is sooner.
+    pub(super) fn within(self, limit: Option<Duration>) -> Deadline {
+        let Some(limit) = limit else { return self };
+        match self {
+            Deadline::At(clock, at) if until(clock, at) <= limit => self,
+            _ => Timeout::after(Clock::Monotonic, limit).deadline(),
+        }
+    }
+
     /// Whether the end is reached.
     pub(super) fn has_passed(self) -> bool {
         match self {

@@ -49,10 +49,8 @@ pub(super) const EXCLUSIVE: u32 = 2;
 pub(super) const CLAIMED: u32 = 4;
 /// The claim came from a rotating wake, which counted as a turn.
 pub(super) const RETIRED: u32 = 8;
-/// Others gave up on this entry's owner: it does not come.
-pub(super) const ABSENT: u32 = 16;
 /// One turn. Their number wraps around.
-pub(super) const TURN: u32 = 32;
+pub(super) const TURN: u32 = 16;
 
 /// By how many turns one entry may be ahead of another; what is more than that is forgotten.
 const REMEMBERED: u32 = 1024 * TURN;
@@ -233,7 +231,6 @@ impl WaitEntry {
         // SAFETY: the caller vouches for the queue.
         let queue = unsafe { queue.as_ref() };
         let mut list = queue.lock();
-        self.set_standing(ABSENT, false);
         let retired = self.stands(RETIRED);
         let claimed = queue.unclaim(&mut list, self);
         if !still_ready() {

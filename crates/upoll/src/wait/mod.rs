@@ -25,7 +25,7 @@ mod list;
 mod locked;
 
 pub(crate) use self::deferred::{Deferred, TaskSlot};
-use self::list::{ABSENT, EXCLUSIVE, LINKED, List, RETIRED};
+use self::list::{EXCLUSIVE, LINKED, List, RETIRED};
 pub(crate) use self::list::{OnWake, WaitEntry};
 use self::locked::{Kind, Locked};
 
@@ -104,24 +104,30 @@ pub(crate) enum Reply {
 /// How a waiter without a claim asks for its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// Others may be on their way: they are given time.
-    Patient,
-    /// They have had time.
-    Insistent,
+    /// Waiters that were chosen, and those in line, come first; the caller asks again before long.
+    #[cfg_attr(
+        all(not(feature = "std"), not(loom)),
+        expect(dead_code, reason = "only a thread that sleeps can ask again")
+    )]
+    Yielding,
+    /// Those in line come first, unless waiters that were chosen are on their way already.
+    AtOnce,
+    /// Nobody comes first.
+    Unconditional,
     /// Something outside chose it, as the first in line by its own book: only those who wait and
     /// stand before it here come first.
     Chosen,
 }
 
-/// What [`WaitQueue::turn`] answers.
+/// What a thread finds that is about to sleep in a rotating set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Look no further: it is yours.
-    Mine,
-    /// Somebody else has it, and will hand it on.
-    Others,
-    /// Nobody waits, but some who were served longer ago may be on their way.
-    Later,
+pub(crate) enum Arrival {
+    /// The object is ready, and it is the thread's turn. Its entry is not linked.
+    InTurn,
+    /// The object is ready, and others come first. The entry is linked.
+    BehindOthers,
+    /// The object is not ready. The entry is linked.
+    Idle,
 }
 
 /// Whether those who wait in a queue say when they have [used up](WaitQueue::use_up_notes) their
@@ -450,15 +456,12 @@ impl WaitQueue {
         list.let_go(&mut deferred);
     }
 
-    /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready,
-    /// may take it: the rule that makes workers take turns at a source that stays ready.
+    /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready, may
+    /// take it: the rule that makes workers take turns at a source that stays ready.
     ///
-    /// While others hold claims they come first: each of them will look, and ask this in its turn.
-    /// Otherwise the next waiter in line is offered it. If nobody waits, those who stand before
-    /// `me` are given time to come, until `me` insists; from then on they count as absent until
-    /// they have come. One that was chosen outside asks only those before it, and waits for nobody.
-    /// `refused` runs under the queue's lock if it is the others': what it undoes
-    /// cannot race with a wake.
+    /// The next waiter in line is offered it first, and so is each waiter that holds a claim. How
+    /// far that goes depends on `ask`. If `me` may not take it, `refused` runs under the queue's
+    /// lock, so that what it undoes does not race with a wake, and the result is false.
     ///
     /// # Safety
     /// `me` is hooked into this queue.
@@ -468,12 +471,15 @@ impl WaitQueue {
         ask: Ask,
         refused: impl FnOnce(),
         deferred: &mut Deferred,
-    ) -> Turn {
+    ) -> bool {
         let mut list = self.lock();
         // SAFETY: passed on to the caller.
-        let turn = unsafe { self.turn_locked(&mut list, me, ask, refused, deferred) };
+        let is_mine = unsafe { self.turn_locked(&mut list, me, ask, deferred) };
+        if !is_mine {
+            refused();
+        }
         list.let_go(deferred);
-        turn
+        is_mine
     }
 
     /// # Safety
@@ -483,56 +489,43 @@ impl WaitQueue {
         list: &mut Locked<'_>,
         me: &WaitEntry,
         ask: Ask,
-        refused: impl FnOnce(),
         deferred: &mut Deferred,
-    ) -> Turn {
-        me.set_standing(ABSENT, false);
+    ) -> bool {
         let chosen = ask == Ask::Chosen;
         if self.unclaim(list, me) {
             // A wake chose `me` just now.
             if chosen {
                 self.hand_on(list, me, Notes::AreUsedUp, deferred);
             }
-            return Turn::Mine;
+            return true;
         }
-        if (list.claims > 0 && !chosen) || broken(Rule::HandOnTurn) {
-            refused();
-            return Turn::Others;
+        if broken(Rule::HandOnTurn) {
+            return false;
         }
+        let others_are_chosen = list.claims > 0;
+        let whom = match ask {
+            Ask::Yielding if others_are_chosen => return false,
+            Ask::AtOnce if others_are_chosen => None,
+            Ask::Unconditional => None,
+            Ask::Chosen => Some(Whom::Before(me)),
+            Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
+        };
         let mut wake = Wake {
             key: Events::IN,
             mode: Mode::Offer,
             deferred,
         };
-        let whom = if chosen {
-            Whom::Before(me)
-        } else {
-            Whom::Except(me)
-        };
-        if self.offer_in_turn(list, &mut wake, whom) {
-            refused();
-            return Turn::Others;
-        }
-        let mut at = list.first(true);
-        while let Some(entry) = at.filter(|entry| !chosen && !ptr::eq(entry.as_ptr(), me)) {
-            // SAFETY: a linked entry is alive under the lock.
-            let before = unsafe { entry.as_ref() };
-            if ask == Ask::Insistent {
-                before.set_standing(ABSENT, true);
-            } else if !before.stands(ABSENT) {
-                // `me` gets in line although it has its note.
-                self.use_up_notes();
-                return Turn::Later;
-            }
-            // SAFETY: as above.
-            at = unsafe { list.next(entry) };
+        if let Some(whom) = whom
+            && self.offer_in_turn(list, &mut wake, whom)
+        {
+            return false;
         }
         // SAFETY: `me` is borrowed, and the list is locked.
         unsafe { list.count_turn(me) };
-        Turn::Mine
+        true
     }
 
-    /// For a thread about to sleep: links `me` at the tail, unless it is its turn to look first.
+    /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to look first.
     ///
     /// It is its turn if nobody holds a claim and nobody else waits. With `first`, for one that was
     /// chosen for nothing, it is linked before all others.
@@ -549,12 +542,12 @@ impl WaitQueue {
         first: bool,
         ready: impl FnOnce() -> bool,
         deferred: &mut Deferred,
-    ) -> bool {
+    ) -> Arrival {
         let mut list = self.lock();
         // SAFETY: passed on to the caller.
-        let my_turn = unsafe { self.turn_or_link(&mut list, me, first, ready, deferred) };
+        let arrival = unsafe { self.turn_or_link(&mut list, me, first, ready, deferred) };
         list.let_go(deferred);
-        my_turn
+        arrival
     }
 
     /// # Safety
@@ -566,7 +559,7 @@ impl WaitQueue {
         first: bool,
         ready: impl FnOnce() -> bool,
         deferred: &mut Deferred,
-    ) -> bool {
+    ) -> Arrival {
         me.queue
             .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
         me.set_standing(EXCLUSIVE, true);
@@ -582,7 +575,7 @@ impl WaitQueue {
         self.use_up_notes();
         fence_after_rmw();
         if !ready() {
-            return false;
+            return Arrival::Idle;
         }
         let mut wake = Wake {
             key: Events::IN,
@@ -590,13 +583,13 @@ impl WaitQueue {
             deferred,
         };
         if list.claims > 0 || self.offer_in_turn(list, &mut wake, Whom::Except(me)) {
-            return false;
+            return Arrival::BehindOthers;
         }
         // SAFETY: `me` was linked above and the list is still locked.
         unsafe { list.unlink(me) };
         self.count_unlinked();
         me.queue.store(ptr::null_mut(), Ordering::Relaxed);
-        true
+        Arrival::InTurn
     }
 
     /// Offers the wake to the exclusive entries in their order until one takes it; that one has

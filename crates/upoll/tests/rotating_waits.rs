@@ -1,0 +1,233 @@
+//! Waits in rotating sets and in workers' sets: an event that is there reaches a thread that waits,
+//! whatever becomes of the worker that was chosen for it. No kernel has rotating sets, so there is no
+//! oracle.
+#![cfg(not(loom))]
+
+mod threads;
+
+use std::cell::Cell;
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use upoll::{
+    CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, SocketFlags, Watch, socketpair,
+};
+
+use threads::asleep;
+
+/// Longer than any test takes: a wait that lasts so long has lost an event.
+const LONG: Duration = Duration::from_secs(20);
+const IN: Event = Event::new(Events::IN, 0);
+
+std::thread_local! {
+    /// How often this thread has given up its processor.
+    static YIELDS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// In the place of the C library's.
+#[unsafe(no_mangle)]
+extern "C" fn sched_yield() -> libc::c_int {
+    let _ = YIELDS.try_with(|yields| yields.set(yields.get() + 1));
+    // SAFETY: no arguments, no memory.
+    unsafe { libc::syscall(libc::SYS_sched_yield) };
+    0
+}
+
+/// What a rotating set watches: each job is taken by one worker.
+enum Source {
+    UserLevel(EventFd),
+    Kernel(PipeReader, PipeWriter),
+}
+
+impl Source {
+    fn both() -> [Self; 2] {
+        let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: no pointers are involved.
+        let flagged = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(flagged, 0);
+        [Source::UserLevel(counter), Source::Kernel(reader, writer)]
+    }
+
+    fn rotating(&self) -> Epoll {
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        match self {
+            Source::UserLevel(counter) => rotating.add(counter, IN),
+            Source::Kernel(reader, _) => rotating.add(reader, IN),
+        }
+        .unwrap();
+        rotating
+    }
+
+    fn put(&self) {
+        match self {
+            Source::UserLevel(counter) => counter.try_write(1).map(drop).unwrap(),
+            Source::Kernel(_, writer) => (&*writer).write_all(b"x").unwrap(),
+        }
+    }
+
+    fn take(&self) -> bool {
+        match self {
+            Source::UserLevel(counter) => counter.try_read().is_ok(),
+            Source::Kernel(reader, _) => (&*reader).read(&mut [0]).is_ok(),
+        }
+    }
+}
+
+/// A worker's set, or the rotating set itself for threads that wait there.
+fn workers_set(rotating: &Epoll, direct: bool) -> Epoll {
+    if direct {
+        return rotating.clone();
+    }
+    let set = Epoll::new().unwrap();
+    set.add(rotating, IN).unwrap();
+    set
+}
+
+fn wait(set: &Epoll, limit: Duration) -> usize {
+    set.wait(&mut [Event::default(); 2], limit).unwrap()
+}
+
+/// A thread that waits once, says that it was served, and lives on until `end` is dropped.
+fn serves_once(set: &Epoll, served: &mpsc::Sender<()>) -> (JoinHandle<()>, mpsc::Sender<()>) {
+    let (set, served) = (set.clone(), served.clone());
+    let (end, until) = mpsc::channel();
+    let (thread, _) = asleep(move || {
+        // Longer than the test waits for it: a limit that ends has the thread look.
+        assert_eq!(wait(&set, 3 * LONG), 1);
+        served.send(()).unwrap();
+        let _ = until.recv();
+    });
+    (thread, end)
+}
+
+fn in_all_ways(test: impl Fn(&Source, &Epoll, bool)) {
+    for direct in [false, true] {
+        for source in Source::both() {
+            test(&source, &source.rotating(), direct);
+        }
+    }
+}
+
+#[test]
+fn a_wait_with_a_limit_reports_a_job_that_a_busy_worker_has_left() {
+    in_all_ways(|source, rotating, direct| {
+        let (served, has_served) = mpsc::channel();
+        let (busy, end) = serves_once(&workers_set(rotating, direct), &served);
+        source.put();
+        has_served.recv_timeout(LONG).unwrap();
+        // It was chosen, and takes nothing.
+        let late = workers_set(rotating, direct);
+        assert_eq!(wait(&late, Duration::from_millis(50)), 1);
+        assert_eq!(wait(&late, Duration::ZERO), 1);
+        drop(end);
+        busy.join().unwrap();
+    });
+}
+
+#[test]
+fn a_wait_reports_a_job_that_is_there_when_its_limit_ends() {
+    in_all_ways(|source, rotating, direct| {
+        let sets = [(); 2].map(|()| workers_set(rotating, direct));
+        let (served, has_served) = mpsc::channel();
+        let (busy, end) = serves_once(&sets[0], &served);
+        let second = sets[1].clone();
+        let (waits, _) = asleep(move || wait(&second, Duration::from_millis(300)));
+        source.put();
+        has_served.recv_timeout(LONG).unwrap();
+        assert_eq!(waits.join().unwrap(), 1);
+        drop(end);
+        busy.join().unwrap();
+    });
+}
+
+#[test]
+fn a_chosen_worker_that_does_not_run_keeps_no_event_from_a_thread_that_waits() {
+    for direct in [false, true] {
+        for limit in [LONG, Duration::from_millis(50), Duration::ZERO] {
+            let source = &Source::both()[0];
+            let rotating = source.rotating();
+            let [chosen, set] = [false, direct].map(|direct| workers_set(&rotating, direct));
+            let _awaiting = Watch::new(chosen.as_file_ref(), Events::IN, |_| {});
+            // The first worker is chosen, as its set is awaited, and does not look.
+            source.put();
+            let begun = Instant::now();
+            assert_eq!(wait(&set, limit), 1, "direct {direct}, {limit:?}");
+            assert!(begun.elapsed() < LONG / 2);
+        }
+    }
+}
+
+#[test]
+fn a_worker_whose_thread_ends_leaves_its_job_to_the_next() {
+    in_all_ways(|source, rotating, direct| {
+        // The sets stay open.
+        let sets = [(); 3].map(|()| workers_set(rotating, direct));
+        let served = sets.each_ref().map(|set| {
+            let (served, has_served) = mpsc::channel();
+            (serves_once(set, &served), has_served)
+        });
+        source.put();
+        for ((thread, end), has_served) in served {
+            has_served.recv_timeout(LONG).unwrap();
+            // Ends without a look at the source.
+            drop(end);
+            thread.join().unwrap();
+        }
+        assert!(source.take());
+    });
+}
+
+#[test]
+fn a_source_that_hangs_up_gets_every_waiting_worker_out() {
+    const WORKERS: usize = 5;
+    for direct in [false, true] {
+        for kernel in [false, true] {
+            let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+            let (reader, writer);
+            let (near, far);
+            let hang_up: Box<dyn FnOnce()> = if kernel {
+                (reader, writer) = std::io::pipe().unwrap();
+                rotating.add(&reader, IN).unwrap();
+                Box::new(move || drop(writer))
+            } else {
+                (near, far) = socketpair(SocketFlags::empty()).unwrap();
+                rotating.add(&near, IN).unwrap();
+                Box::new(move || drop(far))
+            };
+            let sets = [(); WORKERS].map(|()| workers_set(&rotating, direct));
+            let (served, has_served) = mpsc::channel();
+            // None of them ends, or waits again, before all are out.
+            let threads = sets.each_ref().map(|set| serves_once(set, &served));
+            hang_up();
+            for at in 0..WORKERS {
+                has_served
+                    .recv_timeout(LONG)
+                    .unwrap_or_else(|_| panic!("direct {direct}, kernel {kernel}: {at} are out"));
+            }
+            // As do those that come later.
+            assert_eq!(wait(&sets[0], LONG), 1);
+            assert_eq!(wait(&sets[1], LONG), 1);
+            for (thread, end) in threads {
+                drop(end);
+                thread.join().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_comes_to_an_event_that_is_there_lets_nobody_run_first() {
+    in_all_ways(|source, rotating, direct| {
+        let sets = [(); 2].map(|()| workers_set(rotating, direct));
+        source.put();
+        let before = YIELDS.get();
+        // The other one stands first and does not come.
+        assert_eq!(wait(&sets[1], LONG), 1);
+        assert_eq!(wait(&sets[1], LONG), 1);
+        assert_eq!(YIELDS.get(), before);
+    });
+}
