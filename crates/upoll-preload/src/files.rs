@@ -125,6 +125,7 @@ pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_i
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::pipe2(fds, flags) },
     );
+    stats::count_as(Call::Pipe, matches!(made, Some(Ok(()))));
     let Some(made) = made else {
         return give(raw::kernel!(SYS_pipe2, fds, flags));
     };

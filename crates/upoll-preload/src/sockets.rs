@@ -9,6 +9,7 @@ use crate::errno::{give, give_size};
 use crate::files::{chk_fail, hand_over, leave_to_streams};
 use crate::raw;
 use crate::settings::{self, Kind};
+use crate::stats::{self, Call};
 
 #[doc = "`socketpair(2)`"]
 #[unsafe(no_mangle)]
@@ -23,6 +24,7 @@ pub unsafe extern "C-unwind" fn socketpair(
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) },
     );
+    stats::count_as(Call::SocketPair, matches!(made, Some(Ok(()))));
     let Some(made) = made else {
         return give(raw::kernel!(SYS_socketpair, domain, kind, protocol, fds));
     };

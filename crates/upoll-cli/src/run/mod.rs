@@ -5,7 +5,7 @@
 
 mod program;
 
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -102,14 +102,49 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(CANNOT_RUN))
 }
 
-/// What is to be loaded first: the library, then whatever was asked for already.
+/// Returns the value of `LD_PRELOAD`: the library, then the libraries that were there already.
 fn preloaded(library: &Path) -> OsString {
-    let mut list = library.as_os_str().to_owned();
+    let mut list = by_glibc_only(library);
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
         list.push(others);
     }
     list
+}
+
+/// Returns an absolute path under which only glibc's loader finds the file. A child may be linked to another C
+/// library: musl's loader does not start a program if a library to be loaded first needs symbols of glibc, but
+/// ignores one that it does not find. glibc puts the system's folder of libraries in place of `$LIB`; the
+/// way back from there to the root is at most as long as this.
+fn by_glibc_only(path: &Path) -> OsString {
+    const TO_THE_ROOT: &str = "/$LIB/../../../../../../../..";
+    let mut found = OsString::from(if is_expanded(TO_THE_ROOT) {
+        TO_THE_ROOT
+    } else {
+        ""
+    });
+    found.push(path);
+    found
+}
+
+/// Returns whether glibc's loader finds files behind `prefix`, by the file of the C library itself.
+fn is_expanded(prefix: &str) -> bool {
+    // SAFETY: all zeros is one.
+    let mut own: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let function = libc::getpid as unsafe extern "C" fn() -> libc::pid_t;
+    // SAFETY: any address will do, and the place is live.
+    if unsafe { libc::dladdr(function as *const libc::c_void, &raw mut own) } == 0 {
+        return false;
+    }
+    // SAFETY: the loader's name for the file, a C string as long as the file is loaded.
+    let own = unsafe { CStr::from_ptr(own.dli_fname) };
+    let path = [prefix.as_bytes(), own.to_bytes()].concat();
+    let Ok(path) = CString::new(path) else {
+        return false;
+    };
+    // SAFETY: the path is a C string. The file is loaded already, so nothing of it is run.
+    let loaded = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    own.to_bytes().starts_with(b"/") && !loaded.is_null()
 }
 
 /// The library stands next to this program, or in the `lib` beside its folder.
