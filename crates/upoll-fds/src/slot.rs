@@ -31,7 +31,8 @@ impl Entry {
 }
 
 /// Null: the number is the kernel's, or not open. Odd: the mark of a change. Else an entry, and whether
-/// it is [kept](Slot::kept).
+/// it is [kept](Slot::kept). The table takes its slots from memory of zero bytes.
+#[repr(transparent)]
 pub(crate) struct Slot(AtomicPtr<Entry>);
 
 const MARK: usize = 1;
@@ -62,11 +63,6 @@ fn mark_by<T>(own: *const T) -> *mut Entry {
 }
 
 impl Slot {
-    #[cfg(not(loom))]
-    pub(crate) const fn empty() -> Self {
-        Slot(AtomicPtr::new(ptr::null_mut()))
-    }
-
     #[cfg(loom)]
     pub(crate) fn empty() -> Self {
         Slot(AtomicPtr::new(ptr::null_mut()))

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 
 use upoll::Errno;
 
@@ -25,29 +25,56 @@ use crate::slot::{Entry, Slot};
 /// Numbers from this on are always the kernel's. As many as `fs.nr_open` allows unless it was raised.
 const NUMBERS: usize = 1 << 20;
 
-/// One word for each number, in one piece: a call's way to its object begins here. Pages of it that no
-/// number has been in take address space, but no memory.
-static TABLE: [Slot; NUMBERS] = [const { Slot::empty() }; NUMBERS];
-
-/// Numbers per word of [`IS_USED`].
+/// How many slots are mapped at once.
 const PART: usize = 1 << 10;
+type Part = [Slot; PART];
 
-/// Whether there has been a number in each part of the table: the others need no looking through.
-static IS_USED: [AtomicBool; NUMBERS / PART] = [const { AtomicBool::new(false) }; NUMBERS / PART];
+/// The slots of every [`PART`] numbers; null where no number was ever user-level. So the table takes
+/// memory, which a program may lock, for the numbers that are in use. Parts are never unmapped.
+static PARTS: [AtomicPtr<Part>; NUMBERS / PART] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS / PART];
 
 #[inline]
-fn slot(fd: RawFd) -> Option<&'static Slot> {
-    TABLE.get(fd.cast_unsigned() as usize)
+fn part(index: usize) -> Option<&'static Part> {
+    let part = PARTS.get(index)?.load(Ordering::Acquire);
+    // SAFETY: null, or published by `make_part` and never unmapped.
+    unsafe { part.as_ref() }
 }
 
-/// The slot of a number that is to have an entry.
+/// The slot of a number; none if no number near it was ever user-level.
+#[inline]
+fn slot(fd: RawFd) -> Option<&'static Slot> {
+    let number = fd.cast_unsigned() as usize;
+    Some(&part(number / PART)?[number % PART])
+}
+
+/// The slot of a number that may get an entry. None if the number is beyond the table, or there is no
+/// memory.
 fn slot_to_fill(fd: RawFd) -> Option<&'static Slot> {
-    let slot = slot(fd)?;
-    let is_used = &IS_USED[fd.cast_unsigned() as usize / PART];
-    if !is_used.load(Ordering::Relaxed) {
-        is_used.store(true, Ordering::SeqCst);
+    match slot(fd) {
+        None => make_part(fd.cast_unsigned() as usize / PART).and_then(|()| slot(fd)),
+        found => found,
     }
-    Some(slot)
+}
+
+#[cold]
+fn make_part(index: usize) -> Option<()> {
+    let place = PARTS.get(index)?;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let size = size_of::<Part>();
+    // By system call, as a signal handler may have interrupted `malloc`.
+    // SAFETY: new memory, in nobody's way.
+    let address = unsafe { call!(mmap, 0, size, access, kind, usize::MAX, 0) }.ok()?;
+    let part: *mut Part = ptr::with_exposed_provenance_mut(address);
+    // New memory is zero, which every slot of a part begins as: a null pointer.
+    let made = place.compare_exchange(ptr::null_mut(), part, Ordering::SeqCst, Ordering::Relaxed);
+    if made.is_err() {
+        // Another thread was quicker.
+        // SAFETY: mapped above, and nobody has seen it.
+        let _ = unsafe { call!(munmap, address, size) };
+    }
+    Some(())
 }
 
 /// Has `call` use the object that `fd` stands for. None if the number is the kernel's, or not open.
@@ -247,7 +274,10 @@ pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> 
 /// Whoever hands the object over finds the new number as well: it is in the table before `fd` can be
 /// held.
 pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd, Errno> {
-    let Some(slot) = slot(fd).filter(|_| has_any()) else {
+    if !has_any() {
+        return copy();
+    }
+    let Some(slot) = slot_to_fill(fd) else {
         return copy();
     };
     let _section = Section::begin();
@@ -280,8 +310,11 @@ pub(crate) fn replace(
     in_use::prepare();
     let Some(slot) = slot_to_fill(new) else {
         return match is_user_level(fd) && new >= 0 {
-            // As for a number beyond the limit.
-            true => Err(Errno::BADF),
+            // Only the kernel can give such a number. What cannot be demoted fails as a number beyond the
+            // limit does.
+            true => demote::demote(fd)
+                .map_err(|_| Errno::BADF)
+                .and_then(|()| copy()),
             false => copy(),
         };
     };
@@ -295,7 +328,7 @@ pub(crate) fn replace(
     let result = loop {
         // A change waits for no other one.
         let changed = slot.change(true, || {
-            let (copied, object) = match self::slot(fd) {
+            let (copied, object) = match slot_to_fill(fd) {
                 Some(from) => from.kept(|object| (copy(), object.cloned())).ok_or(None)?,
                 None => (copy(), None),
             };
@@ -542,8 +575,8 @@ pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let first = first as usize;
     let last = (last as usize).min(NUMBERS - 1);
     (first / PART..=last / PART)
-        .filter(|&part| IS_USED[part].load(Ordering::Relaxed))
-        .flat_map(move |part| (part * PART).max(first)..=(part * PART + PART - 1).min(last))
+        .filter(|&index| part(index).is_some())
+        .flat_map(move |index| (index * PART).max(first)..=(index * PART + PART - 1).min(last))
         .filter_map(|number| RawFd::try_from(number).ok())
         .filter(|&fd| is_user_level(fd))
 }
