@@ -9,6 +9,7 @@ use upoll::{Errno, Event, Events, Op, Target};
 use crate::demote::{demote, demote_unwatched};
 use crate::interest::Interest;
 use crate::kernel::call;
+use crate::number::programs;
 use crate::object::Object;
 use crate::set::NumberedSet;
 use crate::{memory, table};
@@ -26,6 +27,7 @@ use crate::{memory, table};
 /// # Safety
 /// What `event` leads to is not being written.
 pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) -> Result<(), Errno> {
+    let (epfd, fd) = (programs(epfd), programs(fd));
     let interest = if op == Op::Del as i32 {
         Interest::default()
     } else {

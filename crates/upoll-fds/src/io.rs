@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
 
 use crate::kernel::call;
+use crate::number::programs;
 use crate::object::Object;
 use crate::pipe::{raise_if_broken, raise_sigpipe};
 use crate::signals::Section;
@@ -147,7 +148,7 @@ fn holds(object: &Object) -> usize {
 pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
     let Some(in_use) = table::InUse::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        return unsafe { call!(read, fd, buffer, count) };
+        return unsafe { call!(read, programs(fd), buffer, count) };
     };
     // SAFETY: the caller's contract.
     match unsafe { try_read(in_use.object(), buffer, count) } {
@@ -299,7 +300,7 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
     let Some(in_use) = table::InUse::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        return unsafe { call!(write, fd, buffer, count) };
+        return unsafe { call!(write, programs(fd), buffer, count) };
     };
     // SAFETY: the caller's contract.
     match unsafe { try_write(in_use.object(), fd, buffer, count) } {
@@ -563,7 +564,7 @@ pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buf
 pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
     let Some(blocking) = table::with(fd, Blocking::new) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(readv, fd, list, count) };
+        return unsafe { call!(readv, programs(fd), list, count) };
     };
     let read = blocking.call(|object| {
         check_reads(object)?;
@@ -667,7 +668,7 @@ unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, 
 pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
     let Some(blocking) = table::with(fd, Blocking::new) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(writev, fd, list, count) };
+        return unsafe { call!(writev, programs(fd), list, count) };
     };
     let mut rest = None;
     let mut is_broken = false;

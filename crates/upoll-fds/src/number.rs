@@ -3,12 +3,22 @@
 
 use std::os::fd::RawFd;
 
-use upoll::Errno;
+use upoll::{Errno, own_fds};
 
 use crate::kernel::{call, int, number};
 use crate::object::Object;
 use crate::signals::Section;
 use crate::{demote, eventfd, kernel, memory, table};
+
+/// A number of the program's: -1 in the place of one of the library's own, where the program cannot close
+/// those ([`own_fds`]), so that calls on it fail as on one that is not open.
+#[inline]
+pub(crate) fn programs(fd: RawFd) -> RawFd {
+    match own_fds::is_own(fd) {
+        true => -1,
+        false => fd,
+    }
+}
 
 /// `close(2)`.
 ///
@@ -18,6 +28,7 @@ use crate::{demote, eventfd, kernel, memory, table};
 /// # Errors
 /// `EBADF`: the number is not open.
 pub fn close(fd: RawFd) -> Result<(), Errno> {
+    let fd = programs(fd);
     // Whatever the kernel says of it, the number is not open any more.
     table::close(fd, || Ok(kernel::close(fd)))?
 }
@@ -31,6 +42,24 @@ pub fn close(fd: RawFd) -> Result<(), Errno> {
 /// # Errors
 /// `EINVAL`: an unknown flag, or `first` is beyond `last`. `EMFILE`, `ENOMEM`: see the man page.
 pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
+    let mut next = first;
+    if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 && first <= last {
+        while let Some(own) = own_fds::next_own(next, last) {
+            let own = own.cast_unsigned();
+            if own > next {
+                close_all(next, own - 1, flags)?;
+            }
+            if own == last {
+                return Ok(());
+            }
+            next = own + 1;
+        }
+    }
+    close_all(next, last, flags)
+}
+
+/// As [`close_range`], where no number is the library's own.
+fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     let in_kernel =
         // SAFETY: no pointers are involved.
         |first: u32, last: u32| unsafe { call!(close_range, first, last, flags) }.map(drop);
@@ -58,6 +87,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 /// # Errors
 /// `EBADF`: the number is not open. `EMFILE`: there is none left.
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
+    let fd = programs(fd);
     // SAFETY: no pointers are involved.
     table::copy(fd, || number(unsafe { call!(dup, fd) }))
 }
@@ -68,7 +98,7 @@ pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
 /// `EBADF`: `fd` is not open, or `new` cannot be a number.
 pub fn dup2(fd: RawFd, new: RawFd) -> Result<RawFd, Errno> {
     if fd == new {
-        return kernel::check_open(fd).map(|()| new);
+        return kernel::check_open(programs(fd)).map(|()| new);
     }
     duplicate_to(fd, new, 0)
 }
@@ -85,6 +115,7 @@ pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 }
 
 fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
+    let fd = programs(fd);
     table::replace(fd, new, || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
         number(unsafe { call!(dup3, fd, new, flags) })
@@ -101,6 +132,7 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 /// # Safety
 /// `argument` is what `command` takes: a number, or the address of memory that may be used.
 pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Errno> {
+    let fd = programs(fd);
     // SAFETY: the caller's contract.
     let in_kernel = || int(unsafe { call!(fcntl, fd, command, argument) });
     match command {
@@ -195,6 +227,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
 /// # Safety
 /// `argument` is what `request` takes: a number, or the address of memory that may be used.
 pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Errno> {
+    let fd = programs(fd);
     let ours = table::with(fd, |object| match object {
         // SAFETY: the caller's contract.
         Object::EventFd(counter) => unsafe { eventfd::ioctl(counter, request, argument) },

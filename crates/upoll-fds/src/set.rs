@@ -13,13 +13,14 @@
 //! into the kernel set for that time, and they wait anew.
 
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
+use upoll::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
 
 use crate::in_use;
-use crate::kernel::{self, call, number};
+use crate::kernel::call;
 use crate::memory;
 use crate::patience::nap;
 
@@ -185,22 +186,12 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     if in_use::wait_until_unmarked(mark, false) {
         return Ok(());
     }
-    // SAFETY: no pointers are involved.
-    let low = number(unsafe { call!(eventfd2, 1, libc::EFD_CLOEXEC) })?;
-    // SAFETY: no pointers are involved. Where the user's lowest free number is not in the way.
-    let high = number(unsafe { call!(fcntl, low, libc::F_DUPFD_CLOEXEC, 256) });
-    let bell = match high {
-        Ok(high) => {
-            // It is ours alone.
-            let _ = kernel::close(low);
-            high
-        }
-        Err(_) => low,
-    };
+    let wakes = AlwaysWritable::new()?;
+    let member = wakes.as_fd().as_raw_fd();
     ROUSING.fetch_add(1, Ordering::SeqCst);
-    let event = Event::new(Events::IN, rouse_data());
+    let event = Event::new(Events::OUT, rouse_data());
     // SAFETY: the event is live and has the kernel's layout.
-    let added = unsafe { call!(epoll_ctl, epfd, Op::Add as i32, bell, &raw const event) };
+    let added = unsafe { call!(epoll_ctl, epfd, Op::Add as i32, member, &raw const event) };
     if added.is_ok() {
         let mut tries = 0;
         // The first round is patient.
@@ -209,10 +200,8 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
             nap();
         }
         // SAFETY: as above. It is there.
-        let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, bell, &raw const event) };
+        let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, member, &raw const event) };
     }
-    // It is ours alone.
-    let _ = kernel::close(bell);
     ROUSED.fetch_add(1, Ordering::SeqCst);
     added.map(drop)
 }

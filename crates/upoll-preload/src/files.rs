@@ -4,12 +4,13 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, size_t, ssize_t};
+use upoll::{Errno, own_fds};
 
 use crate::errno::{give, give_size};
-use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 use crate::streams;
+use crate::{handlers, raw};
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -170,7 +171,7 @@ pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
 pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
-    give(upoll_fds::dup2(fd, new))
+    give(give_way(fd, new).and_then(|()| upoll_fds::dup2(fd, new)))
 }
 
 #[doc = "`dup3(2)`"]
@@ -178,7 +179,7 @@ pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
 pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
-    give(upoll_fds::dup3(fd, new, flags))
+    give(give_way(fd, new).and_then(|()| upoll_fds::dup3(fd, new, flags)))
 }
 
 /// `fcntl(2)`. It is variadic in C; on every ABI of 64 bits an integer or a pointer is passed there
@@ -282,6 +283,16 @@ fn before_redirection(fd: c_int, new: c_int) {
     if fd != new && upoll_fds::is_user_level(fd) && may_have_a_stream() {
         hand_over(fd);
     }
+}
+
+/// Moves the library's own fd with the number `new` to another one, before the program takes the number.
+fn give_way(fd: c_int, new: c_int) -> Result<(), Errno> {
+    // A child in its parent's memory has numbers of its own: those that are recorded are its parent's.
+    if !own_fds::is_own(new) || own_fds::is_own(fd) || fd == new || handlers::is_others() {
+        return Ok(());
+    }
+    raw::kernel!(SYS_fcntl, fd, libc::F_GETFD)?;
+    own_fds::move_away(new)
 }
 
 /// Asynchronous reads and writes, which a thread of the C library makes.

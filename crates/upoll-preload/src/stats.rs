@@ -58,6 +58,7 @@ pub(crate) fn is_on() -> bool {
 
 extern "C" fn at_start() {
     settings::read();
+    upoll::own_fds::protect();
     // Without memory for it, what is made fails later.
     let _ = upoll_fds::prepare();
     crate::cancel::prepare();

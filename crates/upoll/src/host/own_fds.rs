@@ -492,6 +492,25 @@ impl Drop for OwnFd {
     }
 }
 
+/// A file that is always writable, under a number of the library's own.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct AlwaysWritable(OwnFd);
+
+impl AlwaysWritable {
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fd for it.
+    pub fn new() -> Result<Self, Errno> {
+        OwnFd::idle().map(AlwaysWritable)
+    }
+}
+
+impl AsFd for AlwaysWritable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// The member of all kernel sets of the library's: see the module. Never freed.
 #[derive(Debug)]
 struct Seal {
