@@ -10,6 +10,8 @@ use core::pin::Pin;
 use core::ptr::NonNull;
 use core::task::{Context, Poll};
 
+use crate::epoll::callbacks::SetCallback;
+use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::sync::{Rule, broken};
@@ -31,7 +33,7 @@ use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
 /// let count = rang.clone();
 /// let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
 ///     count.fetch_add(1, Ordering::Relaxed);
-/// });
+/// })?;
 /// assert!(ready.is_empty());
 /// counter.try_write(1)?;
 /// drop(watch);
@@ -47,6 +49,7 @@ pub struct Watch {
     notify: Box<Notify>,
     /// Keeps the queues alive that the entries are hooked into.
     file: Held,
+    _set_callback: SetCallback,
 }
 
 struct Notify {
@@ -84,22 +87,30 @@ impl Watch {
     /// with [`Epoll::harvest`](crate::Epoll::harvest), from your own loop.
     ///
     /// `ERR` and `HUP` always concern it.
-    #[must_use]
+    ///
+    /// # Errors
+    /// `EPERM`: `file` is a set that has, itself or in a set below, a descriptor of the kernel or an
+    /// eventfd that processes share. Such a member wakes only threads that sleep in the kernel, so
+    /// nobody would make the callback: wait with [`Epoll::wait`](crate::Epoll::wait) or
+    /// [`poll`](crate::poll()). A member that was closed, not deleted, may still count. While the
+    /// `Watch` exists the set takes no such member (`EBUSY`).
     pub fn new(
         file: FileRef<'_>,
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
-    ) -> (Self, Events) {
+    ) -> Result<(Self, Events), Errno> {
         Self::with(file, interest, Whom::Callback(Box::new(callback)))
     }
 
-    fn with(file: FileRef<'_>, interest: Events, whom: Whom) -> (Self, Events) {
+    fn with(file: FileRef<'_>, interest: Events, whom: Whom) -> Result<(Self, Events), Errno> {
         let interest = interest | Events::ALWAYS;
+        let set_callback = SetCallback::begin(file, interest)?;
         let notify = Box::new(Notify { interest, whom });
         let mut watch = Watch {
             entries: Vec::new(),
             notify,
             file: file.keep(),
+            _set_callback: set_callback,
         };
         let notify = NonNull::from(&*watch.notify);
         let entries = &mut watch.entries;
@@ -118,9 +129,9 @@ impl Watch {
             .object()
             .poll(&mut PollTable::new(&mut on_register));
         if broken(Rule::LookAfterRegistering) {
-            return (watch, Events::empty());
+            return Ok((watch, Events::empty()));
         }
-        (watch, ready & interest)
+        Ok((watch, ready & interest))
     }
 
     /// What of the interest is ready now.
@@ -200,7 +211,7 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 /// use upoll::{EventFd, Events, Readiness};
 ///
 /// let counter = EventFd::new(0)?;
-/// let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN));
+/// let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN)?);
 /// let mut context = Context::from_waker(Waker::noop());
 /// assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
 /// counter.try_write(1)?;
@@ -214,11 +225,13 @@ pub struct Readiness {
 
 impl Readiness {
     /// Waits until any of `interest`, `ERR` or `HUP` is ready on `file`.
-    #[must_use]
-    pub fn new(file: FileRef<'_>, interest: Events) -> Self {
+    ///
+    /// # Errors
+    /// As [`Watch::new`].
+    pub fn new(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
         let task = TaskSlot::new();
-        let (watch, _) = Watch::with(file, interest, Whom::Task(task.clone()));
-        Readiness { watch, task }
+        let (watch, _) = Watch::with(file, interest, Whom::Task(task.clone()))?;
+        Ok(Readiness { watch, task })
     }
 }
 

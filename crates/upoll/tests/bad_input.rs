@@ -364,7 +364,7 @@ impl Shared {
             }
             17 => {
                 let file = self.file(dice);
-                watches.push(Watch::new(file.by_ref(), IN, |_| ()).0);
+                watches.push(Watch::new(file.by_ref(), IN, |_| ()).unwrap().0);
                 if watches.len() > 4 {
                     watches.swap_remove(dice.roll(4));
                 }

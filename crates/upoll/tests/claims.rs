@@ -22,7 +22,7 @@ fn above(inner: &Epoll) -> Epoll {
 
 /// Somebody waits for `set`.
 fn awaited(set: &Epoll) -> Watch {
-    Watch::new(set.as_file_ref(), Events::IN, |_| {}).0
+    Watch::new(set.as_file_ref(), Events::IN, |_| {}).unwrap().0
 }
 
 /// A rotating set over a semaphore.
@@ -70,7 +70,8 @@ fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
     let count = told.clone();
     let (_watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
         count.fetch_add(1, Ordering::Relaxed);
-    });
+    })
+    .unwrap();
     assert!(!ready.is_empty());
     assert_eq!(harvest(&worker), 1);
     assert_eq!(source.try_read(), Ok(1));
@@ -94,7 +95,8 @@ fn a_worker_that_leaves_after_its_event_hands_on_what_is_left() {
     let count = told.clone();
     let (_awaiting_first, ready) = Watch::new(first.as_file_ref(), Events::IN, move |_| {
         count.fetch_add(1, Ordering::Relaxed);
-    });
+    })
+    .unwrap();
     assert!(ready.is_empty());
     assert_eq!(harvest(&second), 1);
     assert_eq!(source.try_read(), Ok(1));

@@ -186,7 +186,8 @@ fn wakes_say_which_direction_and_a_close_says_hup() {
     let keys = heard.clone();
     let (watch, _) = Watch::new(source.as_file_ref(), Events::all(), move |key| {
         keys.lock().unwrap().push(key);
-    });
+    })
+    .unwrap();
     source.try_write(0).unwrap();
     source.try_write(1).unwrap();
     source.try_read().unwrap();
@@ -208,7 +209,7 @@ fn a_signal_brings_the_count_to_the_top_where_it_shows_an_error() {
     let mut events = [Event::default()];
     assert_eq!(set.harvest(&mut events), Ok(0));
     source.signal();
-    let (_watch, ready) = Watch::new(source.as_file_ref(), Events::all(), |_| ());
+    let (_watch, ready) = Watch::new(source.as_file_ref(), Events::all(), |_| ()).unwrap();
     assert_eq!(ready, IN | Events::ERR);
     assert_eq!(source.try_write(0), Err(Errno::AGAIN));
     // It stays there, and each signal still wakes readers.

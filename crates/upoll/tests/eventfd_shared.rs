@@ -250,7 +250,8 @@ fn a_watch_hears_of_this_processs_changes() {
         move |_| {
             heard.fetch_add(1, Ordering::Relaxed);
         }
-    });
+    })
+    .unwrap();
     assert_eq!(ready, Events::empty());
     counter.try_write(1).unwrap();
     counter.try_read().unwrap();

@@ -359,7 +359,8 @@ fn whoever_polls_a_rotating_set_hears_of_every_event() {
     let count = heard.clone();
     let (watch, ready) = Watch::new(rotating.as_file_ref(), IN, move |_| {
         count.fetch_add(1, Ordering::SeqCst);
-    });
+    })
+    .unwrap();
     assert!(ready.is_empty());
     for times in 1..=4 {
         source.try_write(1).unwrap();
@@ -375,7 +376,7 @@ fn a_rotating_set_shows_its_source_as_any_set_does() {
     let (source, rotating, _workers) = rotating(1, IN);
     assert!(!rotating.as_file_ref().is_ready(Events::all()));
     source.try_write(1).unwrap();
-    let (_watch, ready) = Watch::new(rotating.as_file_ref(), Events::all(), |_| ());
+    let (_watch, ready) = Watch::new(rotating.as_file_ref(), Events::all(), |_| ()).unwrap();
     assert_eq!(ready, IN | Events::RDNORM);
 }
 

@@ -68,7 +68,8 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     set.add(&counter, IN).unwrap();
     let (watch, _) = Watch::new(set.as_file_ref(), Events::IN, |_| {
         panic!("a callback breaks")
-    });
+    })
+    .unwrap();
     assert!(panics(|| drop(set)));
     drop(watch);
     counter.try_write(1).unwrap();
@@ -85,9 +86,14 @@ fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
         Watch::new(file, Events::IN, move |_| {
             told.fetch_add(1, Ordering::SeqCst);
         })
+        .unwrap()
         .0
     };
-    let breaks = |file| Watch::new(file, Events::IN, |_| panic!("callback breaks")).0;
+    let breaks = |file| {
+        Watch::new(file, Events::IN, |_| panic!("callback breaks"))
+            .unwrap()
+            .0
+    };
     // The newest stand foremost.
     let counts = [
         count(counter.as_file_ref()),
@@ -128,7 +134,7 @@ fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Wat
     assert_eq!(harvest(&rotating), 1);
     let worker = Epoll::new().unwrap();
     worker.add(&rotating, IN).unwrap();
-    let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {});
+    let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {}).unwrap();
     queue.wake(Events::IN);
     // The worker is chosen, and has not looked.
     (worker, (rotating, awaiting))
@@ -206,7 +212,7 @@ impl Drop for Task {
 }
 
 fn task(counter: &EventFd, farewell: Option<EventFd>) -> Arc<Task> {
-    let ready = Readiness::new(counter.as_file_ref(), Events::IN);
+    let ready = Readiness::new(counter.as_file_ref(), Events::IN).unwrap();
     Arc::new(Task {
         ready: Mutex::new(Some(Box::pin(ready))),
         farewell,
@@ -235,10 +241,9 @@ fn a_waker_may_end_its_task_when_it_is_called() {
 #[test]
 fn a_waker_may_write_to_the_file_when_it_is_replaced() {
     let counter = EventFd::new(0).unwrap();
-    let ready = Mutex::new(Some(Box::pin(Readiness::new(
-        counter.as_file_ref(),
-        Events::IN,
-    ))));
+    let ready = Mutex::new(Some(Box::pin(
+        Readiness::new(counter.as_file_ref(), Events::IN).unwrap(),
+    )));
     let idle = EventFd::new(0).unwrap();
     let old = task(&idle, Some(counter.clone()));
     assert_eq!(poll_for(&ready, &old), Poll::Pending);
@@ -254,7 +259,7 @@ fn a_waker_may_close_what_the_set_watches() {
     let set = Epoll::new().unwrap();
     let doomed = EventFd::new(0).unwrap();
     set.add(&doomed, IN).unwrap();
-    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN));
+    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN).unwrap());
     let task = Arc::new(Closer(Mutex::new(Some(doomed))));
     let waker = Waker::from(task);
     let mut context = Context::from_waker(&waker);
@@ -302,17 +307,21 @@ fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_re
     worker.add(&second, IN).unwrap();
     other.queue.wake(Events::IN);
     // The worker has the turn of both. The second one ends while that of the first is handed on,
-    // and a counter comes into its place.
-    let counter = EventFd::new(1).unwrap();
-    let (set, added) = (worker.clone(), counter.clone());
+    // and a counter comes into its place, another one into that of the first.
+    let counters = [(); 2].map(|()| EventFd::new(1).unwrap());
+    let (set, added) = (worker.clone(), counters.clone());
     *trigger.armed.lock().unwrap() = Some(Box::new(move || {
         set.delete(&second).unwrap();
         drop(second);
-        set.add(&added, IN).unwrap();
+        for counter in &added {
+            set.add(counter, IN).unwrap();
+        }
     }));
     worker.as_file_ref().to_file().release();
     assert!(worker.is_empty());
-    assert_eq!(counter.try_read(), Ok(1));
+    for counter in counters {
+        assert_eq!(counter.try_read(), Ok(1));
+    }
 }
 
 #[test]
@@ -327,7 +336,7 @@ fn a_waker_may_add_a_set_to_a_set_when_one_is_added() {
     let counter = EventFd::new(1).unwrap();
     let [set, inside, outer, inner] = [(); 4].map(|()| Epoll::new().unwrap());
     inside.add(&counter, IN).unwrap();
-    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN));
+    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN).unwrap());
     let waker = Waker::from(Arc::new(Nester([outer.clone(), inner])));
     let mut context = Context::from_waker(&waker);
     assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);

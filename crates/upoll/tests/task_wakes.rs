@@ -81,7 +81,7 @@ fn add_and_del_wake_the_tasks_of_wakes_left_to_them_once_the_set_is_unlocked() {
     let other = set.clone();
     let task = Task::new(&IN_HANDLER, move || !other.is_locked_here());
     let waker = Waker::from(task.clone());
-    let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN));
+    let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
     handle(libc::SIGUSR1, write);
     let is_over = AtomicBool::new(false);
     // SAFETY: no arguments.
@@ -153,7 +153,8 @@ fn a_wake_within_another_wakes_the_tasks_of_wakes_left_to_it_once_the_outer_queu
             // SAFETY: the signal has a handler.
             unsafe { libc::raise(libc::SIGUSR2) };
         }
-    });
+    })
+    .unwrap();
     // Newer than the callback, so the wake comes here first, and is of no interest.
     upper.add(lower, Event::new(Events::empty(), 0)).unwrap();
 
@@ -161,7 +162,7 @@ fn a_wake_within_another_wakes_the_tasks_of_wakes_left_to_it_once_the_outer_queu
     // Whoever holds the queue's lock tells nobody of a wake.
     let task = Task::new(&IN_HANDLER, move || queue.changed.wake(Events::IN) > 0);
     let waker = Waker::from(task.clone());
-    let mut ready = pin!(Readiness::new(upper.as_file_ref(), Events::IN));
+    let mut ready = pin!(Readiness::new(upper.as_file_ref(), Events::IN).unwrap());
     let mut context = Context::from_waker(&waker);
     assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
     object.changed.wake(Events::IN);

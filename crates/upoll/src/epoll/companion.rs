@@ -64,6 +64,10 @@ pub(crate) trait Companion: Send + Sync {
     /// It fails only if one came: the set is not ready for it, or the kernel is out of memory.
     fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno>;
 
+    /// Whether it has members, apart from sets, whose readiness wakes only threads that sleep in the
+    /// kernel. Those that were closed may still count.
+    fn has_silent_members(&self) -> bool;
+
     /// Whether it holds the source of a rotating set, which workers watch there by themselves.
     fn has_source(&self) -> bool;
 
@@ -109,6 +113,10 @@ impl Companion for Nothing {
     }
 
     fn listen(&self, _: &Set, _: &Interests, _: &Description) -> Result<(), Errno> {
+        match *self {}
+    }
+
+    fn has_silent_members(&self) -> bool {
         match *self {}
     }
 

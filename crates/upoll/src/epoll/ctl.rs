@@ -7,6 +7,9 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::ptr::NonNull;
 
+use super::callbacks::check_nested;
+#[cfg(all(feature = "std", not(loom)))]
+use super::callbacks::check_silent_member;
 use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
@@ -153,6 +156,15 @@ impl Epoll {
         if let Some(left) = left {
             left.finish();
         }
+        #[cfg(all(feature = "std", not(loom)))]
+        if result.is_ok() && shared_count(file.description()).is_some() {
+            // Added, now check for callbacks.
+            let allowed = check_silent_member(self.description());
+            if allowed.is_err() {
+                let _ = self.delete_file((file.identity(), file.number()));
+            }
+            return allowed;
+        }
         result
     }
 
@@ -249,7 +261,8 @@ impl Epoll {
         if result.is_ok()
             && let Some(there) = target.companion()
         {
-            result = there.nest_in(file.description(), self.description());
+            result = check_nested(self.description(), target)
+                .and_then(|()| there.nest_in(file.description(), self.description()));
             if result.is_err() {
                 let mut inner = self.set().inner.lock();
                 let (identity, number) = (file.identity(), file.number());
@@ -699,13 +712,18 @@ struct Emptying<'a> {
 
 impl Emptying<'_> {
     /// Nobody adds to a closed set, so one pass over the slots meets every item. Files that close
-    /// meanwhile may take out theirs.
+    /// meanwhile may take out theirs. Only if somebody calls `release` of a set that is open, and adds to
+    /// it, are there more passes.
     fn run(&mut self) {
         let mut deferred = Deferred::new();
         loop {
             let mut inner = self.set.inner.lock();
             let Some((item, next)) = inner.next_from(self.slot) else {
-                break;
+                if inner.len() == 0 {
+                    break;
+                }
+                self.slot = 0;
+                continue;
             };
             self.slot = next;
             // Unhooked already, unless the pass over the hooks was cut short, or somebody calls

@@ -6,6 +6,7 @@
 //! | `slab` | the memory of items |
 //! | `ready` | the ready list, the arrivals, and what a wake does |
 //! | `scan` | taking reports off the ready list (`epoll_wait` without the wait) |
+//! | `callbacks` | which sets take callbacks, and which take members that could not call them |
 //! | `companion` | what the core asks of the part of a set that lives outside it |
 //! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
 //! | `ctl_batch` | many changes under one hold of the lock |
@@ -21,6 +22,7 @@ use core::ptr::NonNull;
 
 use bitflags::bitflags;
 
+pub(crate) mod callbacks;
 pub(crate) mod companion;
 pub(crate) mod ctl;
 mod ctl_batch;
@@ -49,7 +51,7 @@ use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
-use crate::sync::{AtomicBool, AtomicPtr, Mutex, Ordering, seqcst_pair_fence};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering, seqcst_pair_fence};
 use crate::target::{Source, Target};
 use crate::wait::{Deferred, WaitQueue, Wake};
 
@@ -95,6 +97,8 @@ pub(crate) struct Set {
     /// The way here for threads that this set has served, if it rotates.
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) handover: Option<Arc<Handover>>,
+    /// How many callbacks and tasks wait for it; see [`callbacks`].
+    callbacks: AtomicUsize,
     /// The part of the set that lives outside the core, once it has one.
     companion: Companionship,
 }
@@ -317,6 +321,7 @@ impl Epoll {
                 may_have_hung_up: AtomicBool::new(false),
                 #[cfg(all(feature = "std", not(loom)))]
                 handover: rotates.then(Handover::new),
+                callbacks: AtomicUsize::new(0),
                 companion: Companionship::new(),
             }),
         };
@@ -346,6 +351,9 @@ impl Epoll {
     /// - `EINVAL`: a second source for a rotating set, or more paths than Linux allows from a file
     ///   up through sets that watch sets.
     /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
+    /// - `EBUSY`: `source` is, or is a set that has, a descriptor of the kernel or a shared eventfd,
+    ///   and a [`Watch`](crate::Watch) or [`Readiness`](crate::Readiness) waits for this set or for a
+    ///   set above: it would not be told. Linux has no such error, nor such waiters.
     #[doc(alias = "EPOLL_CTL_ADD")]
     pub fn add(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
         self.ctl(Op::Add, source.target(), interest)

@@ -39,6 +39,12 @@ impl Listening {
     }
 }
 
+impl Listening {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 fn address(counter: &Description) -> usize {
     ptr::from_ref(counter).cast::<()>().addr()
 }

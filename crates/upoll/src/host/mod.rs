@@ -51,6 +51,7 @@ use self::own_fds::limit_of_sleep;
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
+use crate::epoll::callbacks::check_silent_member;
 use crate::epoll::companion::Companion;
 use crate::epoll::ctl::as_set;
 use crate::epoll::interest::Interests;
@@ -542,6 +543,10 @@ impl Companion for KernelSide {
         self.listen_to(set, interests, counter)
     }
 
+    fn has_silent_members(&self) -> bool {
+        self.members.load(Ordering::SeqCst) > 0 || !self.listening.lock().is_empty()
+    }
+
     fn has_source(&self) -> bool {
         self.rotation.as_ref().is_some_and(Rotation::has_source)
     }
@@ -605,12 +610,16 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
     let number = fd.as_raw_fd();
     if op == Op::Add {
         // Counted first: as soon as it is there another thread may look for it, or delete it.
-        side.members.fetch_add(1, Ordering::Relaxed);
+        side.members.fetch_add(1, Ordering::SeqCst);
     }
-    let changed = match &side.rotation {
+    let allowed = match op {
+        Op::Add => check_silent_member(description),
+        Op::Del | Op::Mod => Ok(()),
+    };
+    let changed = allowed.and_then(|()| match &side.rotation {
         Some(rotation) => rotation.ctl(epoll, op, number, *interest),
         None => kernel::epoll_ctl(&side.first.fd, op, number, interest),
-    };
+    });
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),

@@ -272,6 +272,7 @@ fn a_watch_in_a_child_hears_the_childs_changes() {
         Watch::new(counter.as_file_ref(), Events::IN, move |_| {
             heard.fetch_add(who, Ordering::SeqCst);
         })
+        .unwrap()
     };
     let _parents = watch(1);
     let child = Child::new(|_| {

@@ -17,7 +17,7 @@ use std::sync::{Mutex, Once};
 
 use upoll::{
     Epoll, Errno, Event, EventFd, EventFdFlags, Events, PipeReader, PipeWriter, StreamSocket,
-    Target, Watch,
+    Target,
 };
 
 pub use twin::same;
@@ -385,7 +385,7 @@ impl Twin {
         let Some(Target::File(file)) = self.target(number) else {
             panic!("{number} is no user-level object");
         };
-        let (_watch, ready) = Watch::new(file, Events::all(), |_| ());
+        let ready = file.ready();
         let kernel = self.kernel.mask(number);
         Events::from_bits_retain(same(("mask", number), ready.bits(), kernel))
     }

@@ -56,7 +56,8 @@ impl Waiter {
         let note = told.clone();
         let (watch, ready) = Watch::new(file, events, move |_| {
             note.fetch_add(1, Ordering::SeqCst);
-        });
+        })
+        .unwrap();
         Waiter {
             ready,
             told,

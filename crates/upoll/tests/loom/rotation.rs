@@ -244,7 +244,8 @@ fn looking_in_vain_against_waking() {
         let note = told.clone();
         let waiting = Watch::new(first.as_file_ref(), Events::IN, move |_| {
             note.fetch_add(1, Ordering::SeqCst);
-        });
+        })
+        .unwrap();
         let writing = thread::spawn(move || {
             writer.try_write(&[1]).unwrap();
             writer

@@ -1,0 +1,110 @@
+//! Callbacks and tasks that wait for a set, and members that could not wake them.
+//!
+//! A kernel fd, or an eventfd that processes share, wakes threads that sleep in the kernel, and nobody
+//! else: without a thread that waits for it nothing runs in this process when it becomes ready. So a set
+//! that has such a member, itself or in a set below, takes no callback, and a set with a callback, or
+//! below one, takes no such member. Each side publishes first and then checks for the other: of two that
+//! come at once one at least is refused.
+
+use core::sync::atomic::AtomicUsize as StaticCount;
+
+use hashbrown::HashSet;
+use rustc_hash::FxBuildHasher;
+
+use super::Set;
+use super::companion::Companion;
+use super::ctl::as_set;
+use super::nesting::sets_above;
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{Description, FileRef, Held, Identity};
+use crate::sync::Ordering;
+
+/// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
+static CALLBACKS: StaticCount = StaticCount::new(0);
+
+/// Sets that a walk has visited.
+type Visited = HashSet<Identity, FxBuildHasher>;
+
+/// A callback or task that waits for a file. Counts as one of the set's if it is a set.
+pub(crate) struct SetCallback(Option<Held>);
+
+impl SetCallback {
+    /// # Errors
+    /// `EPERM`: `file` is a set with a member that cannot wake it for `interest`.
+    pub(crate) fn begin(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
+        let set = as_set(file.description()).filter(|_| interest.intersects(Set::SHOWN));
+        let Some(set) = set else {
+            return Ok(SetCallback(None));
+        };
+        CALLBACKS.fetch_add(1, Ordering::SeqCst);
+        set.callbacks.fetch_add(1, Ordering::SeqCst);
+        let callback = SetCallback(Some(file.keep()));
+        // Counted, now check: an ADD that does not see the count has counted its member before.
+        match has_silent_members(set, &mut Visited::default()) {
+            true => Err(Errno::PERM),
+            false => Ok(callback),
+        }
+    }
+}
+
+impl Drop for SetCallback {
+    fn drop(&mut self) {
+        if let Some(set) = self.0.as_ref().and_then(|file| as_set(file)) {
+            set.callbacks.fetch_sub(1, Ordering::SeqCst);
+            CALLBACKS.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether a set has members, itself or in sets below, that wake nobody but threads in the kernel.
+fn has_silent_members(set: &Set, visited: &mut Visited) -> bool {
+    // A set above one that has a companion has one, too.
+    let Some(companion) = set.companion() else {
+        return false;
+    };
+    if companion.has_silent_members() {
+        return true;
+    }
+    let inner = set.inner.lock();
+    inner.nested > 0
+        && inner.iter().any(|item| {
+            // SAFETY: registered, and its set's lock is held.
+            let file = unsafe { (*item).file() };
+            as_set(file).is_some_and(|below| {
+                visited.insert(Identity::of(file)) && has_silent_members(below, visited)
+            })
+        })
+}
+
+/// Checks that no callback waits for `set`, or for a set above, which now has a member that could not wake
+/// it. The member is counted already.
+///
+/// # Errors
+/// `EBUSY`: one does.
+#[cfg(all(feature = "std", not(loom)))]
+pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
+    if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default()) {
+        return Err(Errno::BUSY);
+    }
+    Ok(())
+}
+
+/// The same for the set `below`, if it has such members, which `set` watches by now.
+pub(super) fn check_nested(set: &Description<Set>, below: &Set) -> Result<(), Errno> {
+    if CALLBACKS.load(Ordering::SeqCst) > 0
+        && has_silent_members(below, &mut Visited::default())
+        && has_callback(set, &mut Visited::default())
+    {
+        return Err(Errno::BUSY);
+    }
+    Ok(())
+}
+
+/// Whether a callback waits for `set` or for a set above.
+fn has_callback(set: &Description<Set>, visited: &mut Visited) -> bool {
+    set.object().callbacks.load(Ordering::SeqCst) > 0
+        || sets_above(set.watchers())
+            .iter()
+            .any(|above| visited.insert(Identity::of(above)) && has_callback(above, visited))
+}

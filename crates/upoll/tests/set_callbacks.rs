@@ -1,0 +1,115 @@
+//! A callback or task that waits for a set cannot be told of members in the kernel: one of the two is
+//! refused, whichever comes second.
+#![cfg(all(feature = "std", not(loom)))]
+
+use std::future::Future;
+use std::io::pipe;
+use std::pin::pin;
+use std::sync::Barrier;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use upoll::{
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, Readiness, SigSet, Source,
+    Watch,
+};
+
+const IN: Event = Event::new(Events::IN, 0);
+
+fn watch(set: &Epoll, interest: Events) -> Result<Watch, Errno> {
+    Watch::new(set.as_file_ref(), interest, |_| ()).map(|(watch, _)| watch)
+}
+
+/// Sets, each of which watches the next.
+fn chain(flags: CreateFlags) -> [Epoll; 3] {
+    let sets = [CreateFlags::empty(), CreateFlags::empty(), flags];
+    let sets = sets.map(|flags| Epoll::create(flags).unwrap());
+    for pair in sets.windows(2) {
+        pair[0].add(&pair[1], IN).unwrap();
+    }
+    sets
+}
+
+#[test]
+fn a_callback_on_a_set_with_members_in_the_kernel_is_refused() {
+    let (reader, _writer) = pipe().unwrap();
+    let shared = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    for member in [reader.target(), shared.target()] {
+        for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+            let sets = chain(flags);
+            sets[2].ctl(Op::Add, member, IN).unwrap();
+            for set in &sets {
+                assert_eq!(watch(set, Events::IN).err(), Some(Errno::PERM));
+                let ready = Readiness::new(set.as_file_ref(), Events::RDNORM);
+                assert_eq!(ready.err(), Some(Errno::PERM));
+                // What a set never shows needs no wake.
+                assert!(watch(set, Events::OUT).is_ok());
+            }
+            sets[2].ctl(Op::Del, member, IN).unwrap();
+            for set in &sets {
+                assert!(watch(set, Events::IN).is_ok());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_set_with_a_callback_takes_no_members_in_the_kernel() {
+    let (reader, _writer) = pipe().unwrap();
+    let shared = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    for member in [reader.target(), shared.target()] {
+        for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+            let sets = chain(flags);
+            for watched in &sets {
+                let watch = watch(watched, Events::IN).unwrap();
+                assert_eq!(sets[2].ctl(Op::Add, member, IN), Err(Errno::BUSY));
+                assert!(sets[2].is_empty());
+                // Nor a set that has some.
+                let other = Epoll::new().unwrap();
+                other.ctl(Op::Add, member, IN).unwrap();
+                assert_eq!(watched.add(&other, IN), Err(Errno::BUSY));
+                drop(watch);
+                watched.add(&other, IN).unwrap();
+                watched.delete(&other).unwrap();
+                sets[2].ctl(Op::Add, member, IN).unwrap();
+                sets[2].ctl(Op::Del, member, IN).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_set_in_which_threads_sleep_in_the_kernel_takes_callbacks() {
+    let sets = chain(CreateFlags::empty());
+    let counter = EventFd::new(0).unwrap();
+    for set in &sets {
+        let limit = Duration::from_millis(1);
+        let slept = set.pwait(&mut [Event::default()], limit, &SigSet::full());
+        assert_eq!(slept, Ok(0));
+    }
+    let mut ready = pin!(Readiness::new(sets[0].as_file_ref(), Events::IN).unwrap());
+    let mut context = Context::from_waker(Waker::noop());
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+    sets[2].add(&counter, IN).unwrap();
+    counter.write(1).unwrap();
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Ready(Events::IN));
+}
+
+#[test]
+fn of_a_callback_and_a_member_that_come_at_once_one_is_refused() {
+    let (reader, _writer) = pipe().unwrap();
+    for _ in 0..500 {
+        let sets = chain(CreateFlags::empty());
+        let begin = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let watching = scope.spawn(|| {
+                begin.wait();
+                watch(&sets[0], Events::IN)
+            });
+            begin.wait();
+            let added = sets[2].add(&reader, IN);
+            let watching = watching.join().unwrap();
+            assert!(added.is_err() || watching.is_err());
+        });
+    }
+}
