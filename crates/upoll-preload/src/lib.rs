@@ -49,5 +49,6 @@ mod settings;
 mod sockets;
 mod stats;
 mod streams;
+mod unwinder;
 mod variadic;
 mod vfork;
