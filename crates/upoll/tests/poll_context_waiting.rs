@@ -732,6 +732,10 @@ fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let known = Descriptor::new(reader);
         let mut fds = [PollFd::new(&known, Events::IN)];
+        // What the thread needs to sleep is made before, and stays.
+        let idle = EventFd::new(0).unwrap();
+        let mut both = [fds[0], PollFd::new(&idle, Events::IN)];
+        assert_eq!(upoll::poll(&mut both, Duration::from_millis(1)), Ok(0));
         let before = kernel_sets();
         let mut context = PollContext::new();
         assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
