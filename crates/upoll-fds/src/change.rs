@@ -13,9 +13,7 @@
 
 use std::cell::Cell;
 
-use crate::sync::{
-    AtomicUsize, Ordering, Rule, broken, global, of_each_thread, seqcst_pair_fence, wait_until,
-};
+use crate::sync::{AtomicUsize, Ordering, Rule, broken, global, of_each_thread, wait_until};
 
 global! {
     /// Forks that are under way.
@@ -52,8 +50,7 @@ impl Change {
     fn begin_unless_others_fork() -> Option<Self> {
         let depth = DEPTH.with(Cell::get);
         if depth == 0 || broken(Rule::ChangeWithinAChange) {
-            CHANGES.fetch_add(1, Ordering::SeqCst);
-            seqcst_pair_fence(Rule::CountThenLook);
+            CHANGES.fetch_add(1, order(Rule::CountThenLook));
             let is_forking = FORKING.with(Cell::get) > 0 && !broken(Rule::ChangeWithinAFork);
             if FORKS.load(Ordering::SeqCst) != 0 && !is_forking {
                 if !broken(Rule::CountNoMoreWhenRefused) {
@@ -112,8 +109,7 @@ fn own() -> usize {
 /// Waits, though not for ever, until no other thread is in the midst of a change. None begins until
 /// [`end_fork`].
 pub(crate) fn begin_fork() {
-    FORKS.fetch_add(1, Ordering::SeqCst);
-    seqcst_pair_fence(Rule::SayThenLook);
+    FORKS.fetch_add(1, order(Rule::SayThenLook));
     FORKING.with(|own| own.set(own.get() + 1));
     let own = match broken(Rule::ForkWithinAChange) {
         true => 0,

@@ -246,17 +246,22 @@ mod kernel {
 #[cfg(loom)]
 mod kernel {
     use super::{Ordering, Record, Rule, broken, fence};
+    use crate::sequenced::barrier;
 
     pub(super) fn return_at_the_end(_: &'static Record) {}
 
+    /// A fence only where the kernel has no barriers, as in the library.
     pub(super) fn before_a_look() {
-        if !broken(Rule::FenceBeforeLook) {
+        if broken(Rule::KernelHasBarriers) {
             fence(Ordering::SeqCst);
         }
     }
 
     pub(super) fn see_others() {
         fence(Ordering::SeqCst);
+        if !broken(Rule::KernelHasBarriers) && !broken(Rule::BarrierBeforeReading) {
+            barrier();
+        }
     }
 
     pub(super) fn new_record() -> &'static Record {

@@ -13,11 +13,9 @@ pub(crate) use crate::patience::{Patience, wait_until};
 pub(crate) use crate::signals::{HeldBack, Section};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
-
-/// Only signal handlers could see the difference, of which the model has none.
-#[cfg(loom)]
-pub(crate) fn compiler_fence(_: Ordering) {}
+pub(crate) use crate::sequenced::{
+    AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence,
+};
 
 #[cfg(loom)]
 pub(crate) struct Patience;
@@ -39,21 +37,6 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         loom::thread::yield_now();
     }
-}
-
-/// Stands between a `SeqCst` read-modify-write and a `SeqCst` load of a named pair, one of which sees
-/// the other side's. `rule` is about that.
-///
-/// The memory model orders these by themselves. loom has no such order for plain `SeqCst` accesses, only
-/// for fences.
-#[inline(always)]
-pub(crate) fn seqcst_pair_fence(rule: Rule) {
-    #[cfg(loom)]
-    if !broken(rule) {
-        fence(Ordering::SeqCst);
-    }
-    #[cfg(not(loom))]
-    let _ = rule;
 }
 
 /// The model has no signals.
@@ -124,9 +107,12 @@ pub(crate) use of_each_thread;
 /// Outside loom builds [`broken`] is the constant `false`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Between the store to a thread's record and its second look at the slot stands a fence.
+    /// A thread that reads the records has the others pass a barrier first.
     #[cfg(loom)]
-    FenceBeforeLook,
+    BarrierBeforeReading,
+    /// The kernel has such barriers. Without them each look-up runs a fence, and no model may fail.
+    #[cfg(loom)]
+    KernelHasBarriers,
     /// A look-up that has written its record looks at the slot once more.
     LookAgain,
     /// Whoever empties a slot waits for the calls that use what it led to.

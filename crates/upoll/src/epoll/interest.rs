@@ -86,9 +86,11 @@ impl Item {
         }
     }
 
+    /// For a wake this is one half of a named pair: the object was published before, and a MOD
+    /// publishes the interest before it looks at the object.
     #[inline]
     pub(crate) fn interest(&self) -> Events {
-        Events::from_bits_retain(self.interest.load(Ordering::Relaxed))
+        Events::from_bits_retain(self.interest.load(Ordering::SeqCst))
     }
 
     /// Look at the file afterwards: a wake before that may have gone by the old interest.

@@ -51,7 +51,7 @@ use self::limit::Allowance;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering, seqcst_pair_fence};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::{Deferred, WaitQueue, Wake};
 
@@ -150,7 +150,6 @@ impl Set {
 
     /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
-        seqcst_pair_fence();
         let slept = self.rouse_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {

@@ -28,8 +28,11 @@ const PATH_LIMITS: [usize; MAX_NESTS + 1] = [usize::MAX, 500, 100, 50, 10];
 /// Held while a set is added to a set. Nests outside every other lock.
 #[cfg(not(loom))]
 static NESTED_ADD: Mutex<()> = Mutex::new(());
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref NESTED_ADD: Mutex<()> = Mutex::new(());
+}
 
-#[cfg(not(loom))]
 pub(super) fn lock() -> crate::sync::MutexGuard<'static, ()> {
     NESTED_ADD.lock()
 }
@@ -44,13 +47,6 @@ pub(crate) fn begin_in_child() {
         // the lock once more, which changes nothing.
         unsafe { NESTED_ADD.force_unlock() };
     }
-}
-
-/// loom's locks cannot be static, and its models add no sets concurrently.
-#[cfg(loom)]
-pub(super) fn lock() -> impl Sized {
-    struct Unlocked;
-    Unlocked
 }
 
 /// `ELOOP` if `target` (whose identity is given) cannot be added to `set`.

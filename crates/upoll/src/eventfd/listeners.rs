@@ -8,7 +8,7 @@
 
 use super::{Direction, Limited, Step};
 use crate::errno::Errno;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, Rule, broken, seqcst_pair_fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Rule, broken};
 
 /// Written with the lock held, but for what says otherwise.
 #[repr(C)]
@@ -114,7 +114,6 @@ impl Shared {
     fn tell(&self, direction: Direction, voice: &impl Voice) {
         let listeners = self.listeners(direction);
         listeners.changes.fetch_add(1, Ordering::SeqCst);
-        seqcst_pair_fence();
         let word = listeners.word.load(Ordering::SeqCst);
         if word & ASLEEP != 0 {
             let next = (word & !ASLEEP).wrapping_add(ASLEEP << 1);
@@ -150,13 +149,11 @@ impl Shared {
         let listeners = self.listeners(direction);
         if broken(Rule::ArmThenCount) {
             let changes = listeners.changes.load(Ordering::SeqCst);
-            seqcst_pair_fence();
             listeners.armed.swap(1, Ordering::SeqCst);
             return changes;
         }
         // A read-modify-write as the one that takes it away, so that loom knows their order, too.
         listeners.armed.swap(1, Ordering::SeqCst);
-        seqcst_pair_fence();
         listeners.changes.load(Ordering::SeqCst)
     }
 }

@@ -20,11 +20,7 @@ use lock_api::{GuardNoSend, RawMutex};
 
 use self::kernel::Futex;
 pub(crate) use self::kernel::barrier;
-#[cfg(not(loom))]
-use super::compiler_fence;
-#[cfg(loom)]
-use super::fence;
-use super::{AtomicU32, Ordering, Rule, broken};
+use super::{AtomicU32, Ordering, Rule, broken, compiler_fence};
 
 #[cfg(all(feature = "count-locks", not(loom)))]
 use super::counted::Lock as Raw;
@@ -154,12 +150,8 @@ impl Lock {
     #[inline]
     pub fn release(&self) {
         self.state.word.store(FREE, Ordering::Release);
-        // The processor may look before others see the lock free; sleepers see to that. The model
-        // has no barrier that one thread has another one pass: here is where it would matter.
-        #[cfg(not(loom))]
+        // The processor may look before others see the lock free; the barrier of a sleeper covers that.
         compiler_fence(Ordering::SeqCst);
-        #[cfg(loom)]
-        fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             self.state.wake_one();
         }
@@ -290,7 +282,7 @@ mod kernel {
 mod kernel {
     use loom::sync::{Condvar, Mutex};
 
-    use super::super::{AtomicU32, Ordering, fence};
+    use super::super::{AtomicU32, Ordering, sequenced};
 
     pub(super) struct Futex {
         pub(super) word: AtomicU32,
@@ -322,7 +314,7 @@ mod kernel {
     }
 
     pub(crate) fn barrier() -> bool {
-        fence(Ordering::SeqCst);
+        sequenced::barrier();
         true
     }
 }

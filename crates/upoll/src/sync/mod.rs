@@ -8,17 +8,19 @@
 mod counted;
 #[cfg(any(feature = "std", loom))]
 mod lock;
+#[cfg(loom)]
+pub mod sequenced;
+#[cfg(loom)]
+use self::sequenced as atomics;
 #[cfg(not(loom))]
 use core::sync::atomic as atomics;
-#[cfg(loom)]
-use loom::sync::atomic as atomics;
 
+#[cfg(loom)]
+pub(crate) use self::sequenced::{AtomicU16, Ordering, compiler_fence};
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::Ordering;
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) use core::sync::atomic::{AtomicI32, AtomicU16, compiler_fence};
-#[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU16, Ordering};
 
 pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
@@ -107,18 +109,6 @@ mod model {
     }
 }
 
-/// Stands between a `SeqCst` read-modify-write that publishes state and a `SeqCst` load that looks
-/// for waiters, or between the same on the waiter's side.
-///
-/// The memory model orders those two by themselves: all `SeqCst` operations have one total order,
-/// so of a publisher and a waiter at least one sees the other. loom has no such order for plain
-/// `SeqCst` accesses, only for fences, so under loom this is one.
-#[inline(always)]
-pub(crate) fn seqcst_pair_fence() {
-    #[cfg(loom)]
-    fence(Ordering::SeqCst);
-}
-
 /// A full fence behind a `SeqCst` read-modify-write: what was written before it is seen by whoever
 /// reads next, and what is read after it is read after it, whatever the reads' own order.
 #[inline(always)]
@@ -158,10 +148,10 @@ pub enum Rule {
     #[cfg(any(feature = "std", loom))]
     TryAgainAfterMarking,
     /// A wake that has left its mark has the other threads pass a barrier.
-    #[cfg(loom)]
+    #[cfg(any(feature = "std", loom))]
     BarrierAfterMarking,
     /// Whoever has let go of a queue's lock looks for marks.
-    #[cfg(loom)]
+    #[cfg(any(feature = "std", loom))]
     LookAfterFreeing,
     /// A worker that takes its item off the ready list says that its note is used up.
     UseUpNotes,

@@ -111,9 +111,7 @@ mod missed {
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked, ManuallyDrop};
     use crate::events::Events;
-    #[cfg(not(loom))]
-    use crate::sync::compiler_fence;
-    use crate::sync::{Ordering, Rule, barrier, broken, is_held_by_this_thread};
+    use crate::sync::{Ordering, Rule, barrier, broken, compiler_fence, is_held_by_this_thread};
 
     /// Something was missed. The bits below are those of the key, as far as it has no others; else the
     /// key is empty, which means "look for yourself".
@@ -209,7 +207,7 @@ mod missed {
             let key = key.filter(|&key| key != 0).unwrap_or(KEY);
             self.missed.fetch_or(MISSED | kind | key, Ordering::SeqCst);
             // Whoever holds the lock and has not let go of it by now will see it.
-            if !barrier() {
+            if !broken(Rule::BarrierAfterMarking) && !barrier() {
                 // The kernel refuses. What another thread has done shows by itself before long.
                 pause();
             }
@@ -238,22 +236,10 @@ mod missed {
             }
         }
 
-        #[cfg(not(loom))]
         #[inline]
         fn has_missed(&self) -> bool {
             compiler_fence(Ordering::SeqCst);
-            self.missed.load(Ordering::Relaxed) != 0
-        }
-
-        /// What the marking thread's barrier does to this one: it reads what is there by now. A fence
-        /// would do more than that, and hide what other models are to find.
-        #[cfg(loom)]
-        fn has_missed(&self) -> bool {
-            let missed = match broken(Rule::BarrierAfterMarking) {
-                true => self.missed.load(Ordering::Relaxed),
-                false => self.missed.fetch_or(0, Ordering::Relaxed),
-            };
-            missed != 0 && !broken(Rule::LookAfterFreeing)
+            self.missed.load(Ordering::Relaxed) != 0 && !broken(Rule::LookAfterFreeing)
         }
 
         #[cold]

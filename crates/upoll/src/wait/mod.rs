@@ -32,9 +32,7 @@ use self::locked::{Kind, Locked};
 use core::ptr::{self, NonNull};
 
 use crate::events::Events;
-use crate::sync::{
-    AtomicBool, AtomicU32, Mutex, Ordering, Rule, broken, fence, fence_after_rmw, seqcst_pair_fence,
-};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, Rule, broken, fence, fence_after_rmw};
 
 /// A list of waiters that an object wakes when it changes.
 ///
@@ -214,7 +212,6 @@ impl WaitQueue {
     /// and so needs no fence.
     #[inline]
     pub(crate) fn wake_published(&self, key: Events) -> usize {
-        seqcst_pair_fence();
         if self.is_watched() {
             self.wake_watched(key)
         } else {
@@ -359,7 +356,6 @@ impl WaitQueue {
     /// With `notes_last` a wake that finds nobody leaves notes only if the last ones have been used
     /// up.
     fn wake_in_turn(&self, wake: &mut Wake<'_>, notes_last: bool) -> usize {
-        seqcst_pair_fence();
         if !self.is_watched() {
             return 0;
         }

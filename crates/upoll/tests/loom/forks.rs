@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
+use upoll::sequenced::{AtomicU32, Ordering};
 use upoll::{Rule, generation};
 
 use super::{model, must_fail_without};

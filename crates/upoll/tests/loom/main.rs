@@ -6,6 +6,7 @@ mod forks;
 mod missed;
 mod poll_context;
 mod rotation;
+mod sets;
 mod shared;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -120,7 +121,7 @@ fn a_waiter_that_does_not_look_after_registering_misses_a_wake() {
 /// The ready list against the arrivals, level-triggered: whatever two scanners find while a writer
 /// writes, an item that is ready at the end is reported.
 fn scanning_against_writing() {
-    model(4, || {
+    model(3, || {
         let counter = EventFd::new(1).unwrap();
         let set = Epoll::new().unwrap();
         set.add(&counter, IN).unwrap();

@@ -59,7 +59,7 @@ fn a_worker_that_leaves_with_its_claim_loses_the_event() {
 /// A worker looks for an event that is gone, and then leaves or is busy, while the next one comes and
 /// another worker begins to wait: that one has it.
 fn looking_in_vain_against_coming(leaves: bool) {
-    model(3, move || {
+    model(2, move || {
         let source = semaphore();
         let (rotating, [first, second]) = workers(&source);
         let waiting_first = Waiter::in_set(&first);
@@ -147,7 +147,7 @@ fn a_turn_that_is_not_handed_on_loses_an_event() {
 /// A worker of which every other one has been left a note looks for what was there, finds it gone,
 /// and waits, while the next event comes.
 fn using_up_a_note_against_writing() {
-    model(4, || {
+    model(3, || {
         let source = semaphore();
         let (_rotating, [worker]) = workers(&source);
         // Nobody waits: the worker gets a note, and nobody else comes.

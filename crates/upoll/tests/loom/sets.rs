@@ -1,0 +1,279 @@
+//! Sets against changes of what they watch: interests, sets within sets, closes, order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use upoll::sequenced::AtomicBool;
+use upoll::{Epoll, Errno, Event, EventFd, Events, File, PollTable, Pollable, WaitQueue};
+
+use super::{EDGE, IN, Waiter, harvest, hears_of, model};
+
+/// MOD to an interest in input against a write: the wake goes by the new interest, or MOD sees what
+/// was written.
+#[test]
+fn an_interest_that_changes_while_a_wake_comes_misses_nothing() {
+    for interest in [IN, EDGE] {
+        model(3, move || {
+            let counter = EventFd::new(0).unwrap();
+            let set = Epoll::new().unwrap();
+            set.add(&counter, Event::new(Events::PRI, 0)).unwrap();
+            let writer = counter.clone();
+            let writing = thread::spawn(move || writer.try_write(1).unwrap());
+            set.modify(&counter, interest).unwrap();
+            writing.join().unwrap();
+            assert_eq!(harvest(&set), 1);
+        });
+    }
+}
+
+/// MOD that arms a oneshot interest anew against a write.
+#[test]
+fn a_oneshot_interest_that_is_armed_anew_while_a_wake_comes_misses_nothing() {
+    model(3, || {
+        let once = Event::new(Events::IN | Events::ONESHOT, 0);
+        let counter = EventFd::new(1).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, once).unwrap();
+        assert_eq!(harvest(&set), 1);
+        counter.try_read().unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        set.modify(&counter, once).unwrap();
+        writing.join().unwrap();
+        assert_eq!(harvest(&set), 1);
+    });
+}
+
+/// Two sets that are added to each other at once do not both get in.
+#[test]
+fn of_two_sets_that_are_added_to_each_other_one_is_refused() {
+    model(3, || {
+        let sets = [(); 2].map(|()| Epoll::new().unwrap());
+        let others = sets.clone();
+        let adding = thread::spawn(move || others[0].add(&others[1], IN));
+        let results = [sets[1].add(&sets[0], IN), adding.join().unwrap()];
+        let refused = results.iter().filter(|&&result| result == Err(Errno::LOOP));
+        assert_eq!(refused.count(), 1);
+        assert!(results.contains(&Ok(())));
+    });
+}
+
+/// A set that is added to another one while a member of its own becomes ready.
+#[test]
+fn a_set_that_is_added_while_a_wake_comes_is_found_ready() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
+        inner.add(&counter, IN).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        outer.add(&inner, IN).unwrap();
+        writing.join().unwrap();
+        assert_eq!(harvest(&outer), 1);
+    });
+}
+
+/// Whoever waits at an outer set hears of what happens below it, while others look at the set.
+#[test]
+fn a_waiter_at_an_outer_set_hears_of_a_member_below() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
+        inner.add(&counter, IN).unwrap();
+        outer.add(&inner, IN).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let waiter = Waiter::in_set(&outer);
+        writing.join().unwrap();
+        assert!(waiter.has_heard());
+        assert_eq!(harvest(&outer), 1);
+    });
+}
+
+/// Two exclusive interests in one file: one of the sets goes while a wake comes, the other has the
+/// event.
+#[test]
+fn an_exclusive_wake_is_with_the_set_that_stays() {
+    model(3, || {
+        let exclusive = Event::new(Events::IN | Events::EXCLUSIVE, 0);
+        let counter = EventFd::new(0).unwrap();
+        let sets = [(); 2].map(|()| Epoll::new().unwrap());
+        for set in &sets {
+            set.add(&counter, exclusive).unwrap();
+        }
+        let [leaving, staying] = sets;
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let waiter = Waiter::in_set(&staying);
+        leaving.delete(&counter).unwrap();
+        writing.join().unwrap();
+        assert!(waiter.has_heard());
+        assert_eq!(harvest(&staying), 1);
+    });
+}
+
+/// An object of an embedder's, which orders its state no more than it must.
+struct Flag {
+    queue: WaitQueue,
+    is_up: AtomicBool,
+}
+
+impl Flag {
+    fn new() -> File<Flag> {
+        File::new(Flag {
+            queue: WaitQueue::new(),
+            is_up: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Pollable for Flag {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        match self.is_up.load(Ordering::Acquire) {
+            true => Events::IN,
+            false => Events::empty(),
+        }
+    }
+}
+
+/// Every kind of wake comes after what it announces, however weakly an object orders that.
+#[test]
+fn a_waiter_at_an_embedders_object_misses_no_wake() {
+    for wake in [WaitQueue::wake, WaitQueue::wake_all, WaitQueue::wake_rotate] {
+        model(3, move || {
+            let flag = Flag::new();
+            let changed = flag.clone();
+            let open = flag.erase();
+            hears_of(open.as_file_ref(), Events::IN, move || {
+                changed.is_up.store(true, Ordering::Release);
+                wake(&changed.queue, Events::IN);
+            });
+        });
+    }
+}
+
+/// A waiter at a set that registers while a member becomes ready.
+#[test]
+fn a_waiter_at_a_set_misses_no_arrival() {
+    model(4, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, IN).unwrap();
+        let writer = counter.clone();
+        hears_of(set.as_file_ref(), Events::IN, move || {
+            writer.try_write(1).unwrap();
+        });
+    });
+}
+
+/// An object whose state nobody may touch but who has a reference.
+struct Owned {
+    queue: WaitQueue,
+    uses: [UnsafeCell<u32>; 2],
+    released: Arc<AtomicUsize>,
+}
+
+// SAFETY: loom finds it out if two threads use a cell at once.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    fn all_uses(&self) -> u32 {
+        // SAFETY: loom finds it out if somebody writes it meanwhile.
+        let uses = |cell: &UnsafeCell<u32>| cell.with(|uses| unsafe { *uses });
+        self.uses.iter().map(uses).sum()
+    }
+}
+
+impl Pollable for Owned {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        Events::empty()
+    }
+
+    fn release(&self) {
+        assert_eq!(self.all_uses(), 2);
+        self.released.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        assert_eq!(self.all_uses(), 2);
+    }
+}
+
+/// Two threads use a file and let go of it: whoever is last sees what the other one did.
+#[test]
+fn the_last_reference_comes_after_all_uses() {
+    model(3, || {
+        let released = Arc::new(AtomicUsize::new(0));
+        let file = File::new(Owned {
+            queue: WaitQueue::new(),
+            uses: [(); 2].map(|()| UnsafeCell::new(0)),
+            released: released.clone(),
+        });
+        let file_too = file.clone();
+        let other = thread::spawn(move || {
+            // SAFETY: as above.
+            file_too.uses[1].with_mut(|uses| unsafe { *uses += 1 });
+        });
+        // SAFETY: as above.
+        file.uses[0].with_mut(|uses| unsafe { *uses += 1 });
+        drop(file);
+        other.join().unwrap();
+        assert_eq!(released.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// A set keeps the memory of what it watches; whoever lets go of it last sees all uses.
+#[test]
+fn memory_goes_after_the_last_look() {
+    model(3, || {
+        let released = Arc::new(AtomicUsize::new(0));
+        let file = File::new(Owned {
+            queue: WaitQueue::new(),
+            uses: [(); 2].map(|()| UnsafeCell::new(1)),
+            released: released.clone(),
+        });
+        let set = Epoll::new().unwrap();
+        set.add(&file, IN).unwrap();
+        let closing = thread::spawn(move || drop(set));
+        // SAFETY: as above.
+        file.uses[0].with_mut(|uses| unsafe { *uses = 1 });
+        drop(file);
+        closing.join().unwrap();
+        assert_eq!(released.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// Two files become ready one after the other while somebody scans: that is how they are reported.
+#[test]
+fn two_arrivals_are_reported_in_their_order() {
+    model(3, || {
+        let counters = [(); 2].map(|()| EventFd::new(0).unwrap());
+        let set = Epoll::new().unwrap();
+        for (data, counter) in (0..).zip(&counters) {
+            let edge = Event::new(Events::IN | Events::ET, data);
+            set.add(counter, edge).unwrap();
+        }
+        let writing = thread::spawn(move || {
+            for counter in &counters {
+                counter.try_write(1).unwrap();
+            }
+            counters
+        });
+        let mut reported = Vec::new();
+        let mut scan = || {
+            let mut events = [Event::default(); 2];
+            let count = set.harvest(&mut events).unwrap();
+            reported.extend(events[..count].iter().map(|event| event.data()));
+        };
+        scan();
+        let _open = writing.join().unwrap();
+        scan();
+        assert_eq!(reported, [0, 1]);
+    });
+}
