@@ -91,8 +91,8 @@ pub use crate::select::{UserSets, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
 pub use crate::socket::{getsockopt, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt};
-#[doc(hidden)]
-pub use crate::table::prepare;
 pub use crate::table::{
     has_any, is_served_here, is_socket, is_user_level, leave_all_to_the_kernel, user_level_numbers,
 };
+#[doc(hidden)]
+pub use crate::table::{is_ours, prepare};

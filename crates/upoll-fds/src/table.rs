@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 
-use upoll::Errno;
+use upoll::{Errno, own_fds};
 
 use crate::change;
 use crate::demote;
@@ -155,6 +155,14 @@ pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.is_empty())
 }
 
+/// Whether calls on the number are not for the kernel as they are: it stands for a user-level object, or is
+/// one of the library's own, which the program cannot use.
+#[doc(hidden)]
+#[inline]
+pub fn is_ours(fd: RawFd) -> bool {
+    is_user_level(fd) || own_fds::is_own(fd)
+}
+
 /// Whether the number stands for a user-level socket.
 pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
@@ -245,12 +253,6 @@ pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
         leave_if_retired(fd);
     }
     Ok(fd)
-}
-
-/// Whether the table can have an entry for a number. If not, as it is beyond the table or there is no
-/// memory, what is made has to be the kernel's.
-pub(crate) fn has_room(fd: RawFd) -> bool {
-    slot_to_fill(fd).is_some() && fork::watch().is_ok()
 }
 
 fn fill(fd: RawFd, object: Object) -> Result<RawFd, Errno> {

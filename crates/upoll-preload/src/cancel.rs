@@ -1,7 +1,8 @@
 //! Cancellation points, and `pthread_cancel(3)`.
 //!
-//! The C library cancels a thread within its own system calls only, and those here are inline. So each
-//! thread has a record that says whether it is in a call that may block. `pthread_cancel` interrupts
+//! A call that names no object of ours is passed on to the C library, which cancels its thread as ever. Within
+//! calls on objects it does not: their system calls are inline. So a thread that makes such a call has a
+//! record that says whether it is in one that may block. `pthread_cancel` interrupts
 //! such a call with the signal that the C library has for this; the call ends with `EINTR`, everything
 //! of upoll's is left in good order, and then the C library is asked whether to end the thread. What
 //! unwinds from there has only the frame of the exported function to pass.
@@ -16,7 +17,8 @@ use libc::{
 };
 use upoll::Event;
 
-use crate::next::next;
+use crate::next::{next, pass_on};
+use crate::stats::{Call, is_ours};
 use crate::{files, polls, raw, sets, sockets};
 
 /// What a thread is doing.
@@ -48,6 +50,14 @@ static RECORDS: [Record; MOST] = [const {
         is_disabled: AtomicBool::new(false),
     }
 }; MOST];
+
+/// Records from this on were never taken: the others are looked through, and no memory is touched for
+/// them.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+fn taken_records() -> impl Iterator<Item = &'static Record> {
+    RECORDS.iter().take(TAKEN.load(Ordering::SeqCst))
+}
 
 /// Some thread was cancelled, so that it is worth asking.
 static IS_USED: AtomicBool = AtomicBool::new(false);
@@ -89,13 +99,14 @@ fn record() -> Option<&'static Record> {
 fn take_record() -> Option<&'static Record> {
     let key = KEY.load(Ordering::Relaxed).checked_sub(1)?;
     let me = thread_id();
-    let record = RECORDS.iter().find(|record| {
+    let (at, record) = RECORDS.iter().enumerate().find(|(_, record)| {
         record.owner.load(Ordering::Relaxed) == 0
             && record
                 .owner
                 .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
     })?;
+    TAKEN.fetch_max(at + 1, Ordering::SeqCst);
     record.calls.store(0, Ordering::Relaxed);
     record.is_told.store(false, Ordering::Relaxed);
     record
@@ -120,7 +131,7 @@ fn thread_id() -> pid_t {
 /// In a child of `fork` there is one thread, of another number.
 pub(crate) extern "C" fn forget_other_threads() {
     let mine = MINE.get();
-    for record in &RECORDS {
+    for record in taken_records() {
         let is_mine = mine.is_some_and(|mine| std::ptr::eq(mine, record));
         if !is_mine && record.owner.load(Ordering::Relaxed) != 0 {
             record.owner.store(0, Ordering::Relaxed);
@@ -252,7 +263,7 @@ fn interrupt(thread: pid_t) {
         record.owner.load(Ordering::Relaxed) == thread
             && record.calls.load(Ordering::SeqCst) & UNDER_WAY != 0
     };
-    let Some(record) = RECORDS.iter().find(of_thread) else {
+    let Some(record) = taken_records().find(of_thread) else {
         return;
     };
     let call = record.calls.load(Ordering::SeqCst);
@@ -301,10 +312,16 @@ fn have_calls_interrupted() {
 }
 
 macro_rules! cancellation_points {
-    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $call:path;)*) => { $(
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty
+        = $call:path, if $is_ours:expr;)*) => { $(
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+            #[allow(unused_unsafe, reason = "some of them read what pointers lead to")]
+            // SAFETY: the caller's contract.
+            if !unsafe { $is_ours } {
+                pass_on!($symbol, fn($($kind),*) -> $result, ($($argument),*));
+            }
             // SAFETY: the caller's contract.
             cancellable(|| unsafe { $call($($argument),*) })
         }
@@ -317,6 +334,9 @@ macro_rules! closes {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub extern "C-unwind" fn $name(fd: c_int) -> c_int {
+            if !is_ours(Call::Close, fd) {
+                pass_on!($symbol, fn(c_int) -> c_int, (fd));
+            }
             cancellable_before(|| files::close(fd))
         }
     )* };
@@ -333,6 +353,11 @@ macro_rules! controls {
         #[doc = concat!("`", $symbol, "`")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
+            if !is_ours(Call::Control, fd) {
+                pass_on!(
+                    $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
+                );
+            }
             // SAFETY: the caller's contract.
             let call = || unsafe { files::fcntl(fd, command, argument) };
             match command {
@@ -351,91 +376,129 @@ controls! {
 
 cancellation_points! {
     "send" send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
-        = sockets::send;
+        = sockets::send,
+        if upoll_fds::is_ours(fd);
     "__send" __send(fd: c_int, bytes: *const u8, count: size_t, flags: c_int) -> ssize_t
-        = sockets::send;
+        = sockets::send,
+        if upoll_fds::is_ours(fd);
     "sendto" sendto(
         fd: c_int, bytes: *const u8, count: size_t, flags: c_int, to: *const sockaddr,
         size: socklen_t
-    ) -> ssize_t = sockets::sendto;
+    ) -> ssize_t = sockets::sendto,
+        if upoll_fds::is_ours(fd);
     "sendmsg" sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
-        = sockets::sendmsg;
+        = sockets::sendmsg,
+        if sockets::sends_ours(fd, message);
     "sendmmsg" sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int
-        = sockets::sendmmsg;
+        = sockets::sendmmsg,
+        if sockets::sends_ours_among(fd, messages, count);
     "recv" recv(fd: c_int, buffer: *mut u8, count: size_t, flags: c_int) -> ssize_t
-        = sockets::recv;
+        = sockets::recv,
+        if upoll_fds::is_ours(fd);
     "__recv_chk" __recv_chk(
         fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int
-    ) -> ssize_t = sockets::recv_chk;
+    ) -> ssize_t = sockets::recv_chk,
+        if upoll_fds::is_ours(fd);
     "recvfrom" recvfrom(
         fd: c_int, buffer: *mut u8, count: size_t, flags: c_int, from: *mut sockaddr,
         size: *mut socklen_t
-    ) -> ssize_t = sockets::recvfrom;
+    ) -> ssize_t = sockets::recvfrom,
+        if upoll_fds::is_ours(fd);
     "__recvfrom_chk" __recvfrom_chk(
         fd: c_int, buffer: *mut u8, count: size_t, room: size_t, flags: c_int,
         from: *mut sockaddr, size: *mut socklen_t
-    ) -> ssize_t = sockets::recvfrom_chk;
+    ) -> ssize_t = sockets::recvfrom_chk,
+        if upoll_fds::is_ours(fd);
     "recvmsg" recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
-        = sockets::recvmsg;
+        = sockets::recvmsg,
+        if upoll_fds::is_ours(fd);
     "recvmmsg" recvmmsg(
         fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec
-    ) -> c_int = sockets::recvmmsg;
+    ) -> c_int = sockets::recvmmsg,
+        if upoll_fds::is_ours(fd);
     "splice" splice(
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, count: size_t, flags: c_uint
-    ) -> ssize_t = files::splice;
-    "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = files::tee;
+    ) -> ssize_t = files::splice,
+        if upoll_fds::is_ours(from) || upoll_fds::is_ours(to);
+    "tee" tee(from: c_int, to: c_int, count: size_t, flags: c_uint) -> ssize_t = files::tee,
+        if upoll_fds::is_ours(from) || upoll_fds::is_ours(to);
     "vmsplice" vmsplice(fd: c_int, list: *const iovec, count: size_t, flags: c_uint) -> ssize_t
-        = files::vmsplice;
-    "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read;
-    "__read" __read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read;
-    "write" write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write;
-    "__write" __write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write;
-    "readv" readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::readv;
-    "writev" writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::writev;
+        = files::vmsplice,
+        if upoll_fds::is_ours(fd);
+    "read" read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
+        if is_ours(Call::Read, fd);
+    "__read" __read(fd: c_int, buffer: *mut u8, count: size_t) -> ssize_t = files::read,
+        if is_ours(Call::Read, fd);
+    "write" write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write,
+        if is_ours(Call::Write, fd);
+    "__write" __write(fd: c_int, buffer: *const u8, count: size_t) -> ssize_t = files::write,
+        if is_ours(Call::Write, fd);
+    "readv" readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::readv,
+        if is_ours(Call::Read, fd);
+    "writev" writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t = files::writev,
+        if is_ours(Call::Write, fd);
     "preadv2" preadv2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
-        -> ssize_t = files::preadv2;
+        -> ssize_t = files::preadv2,
+        if upoll_fds::is_ours(fd);
     "preadv64v2" preadv64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
-    ) -> ssize_t = files::preadv2;
+    ) -> ssize_t = files::preadv2,
+        if upoll_fds::is_ours(fd);
     "pwritev2" pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int)
-        -> ssize_t = files::pwritev2;
+        -> ssize_t = files::pwritev2,
+        if upoll_fds::is_ours(fd);
     "pwritev64v2" pwritev64v2(
         fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
-    ) -> ssize_t = files::pwritev2;
-    "poll" poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll;
-    "__poll" __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll;
+    ) -> ssize_t = files::pwritev2,
+        if upoll_fds::is_ours(fd);
+    "poll" poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,
+        if polls::names_ours(fds, count);
+    "__poll" __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = polls::poll,
+        if polls::names_ours(fds, count);
     "__poll_chk" __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int
-        = polls::poll_chk;
+        = polls::poll_chk,
+        if polls::names_ours(fds, count);
     "ppoll" ppoll(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
-    ) -> c_int = polls::ppoll;
+    ) -> c_int = polls::ppoll,
+        if polls::names_ours(fds, count);
     "__ppoll_chk" __ppoll_chk(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
         room: size_t
-    ) -> c_int = polls::ppoll_chk;
+    ) -> c_int = polls::ppoll_chk,
+        if polls::names_ours(fds, count);
     "select" select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval
-    ) -> c_int = polls::select;
+    ) -> c_int = polls::select,
+        if polls::selects_ours(n, [read, write, except]);
     "__select" __select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval
-    ) -> c_int = polls::select;
+    ) -> c_int = polls::select,
+        if polls::selects_ours(n, [read, write, except]);
     "pselect" pselect(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t
-    ) -> c_int = polls::pselect;
+    ) -> c_int = polls::pselect,
+        if polls::selects_ours(n, [read, write, except]);
     "epoll_wait" epoll_wait(epfd: c_int, events: *mut Event, room: c_int, timeout: c_int) -> c_int
-        = sets::epoll_wait;
+        = sets::epoll_wait,
+        if is_ours(Call::EpollWait, epfd);
     "epoll_pwait" epoll_pwait(
         epfd: c_int, events: *mut Event, room: c_int, timeout: c_int, mask: *const sigset_t
-    ) -> c_int = sets::epoll_pwait;
+    ) -> c_int = sets::epoll_pwait,
+        if is_ours(Call::EpollWait, epfd);
     "epoll_pwait2" epoll_pwait2(
         epfd: c_int, events: *mut Event, room: c_int, timeout: *const timespec,
         mask: *const sigset_t
-    ) -> c_int = sets::epoll_pwait2;
-    "eventfd_read" eventfd_read(fd: c_int, value: *mut u64) -> c_int = sets::eventfd_read;
-    "eventfd_write" eventfd_write(fd: c_int, value: u64) -> c_int = sets::eventfd_write;
+    ) -> c_int = sets::epoll_pwait2,
+        if is_ours(Call::EpollWait, epfd);
+    "eventfd_read" eventfd_read(fd: c_int, value: *mut u64) -> c_int = sets::eventfd_read,
+        if is_ours(Call::Read, fd);
+    "eventfd_write" eventfd_write(fd: c_int, value: u64) -> c_int = sets::eventfd_write,
+        if is_ours(Call::Write, fd);
     "__read_chk" __read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: size_t) -> ssize_t
-        = files::read_chk;
+        = files::read_chk,
+        if is_ours(Call::Read, fd);
 }

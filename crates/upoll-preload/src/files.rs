@@ -7,8 +7,9 @@ use libc::{iovec, size_t, ssize_t};
 use upoll::{Errno, own_fds};
 
 use crate::errno::{give, give_size};
+use crate::next::pass_on;
 use crate::settings::{self, Kind};
-use crate::stats::{self, Call};
+use crate::stats::{self, Call, is_ours};
 use crate::streams;
 use crate::{handlers, raw};
 
@@ -115,21 +116,40 @@ pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssiz
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pipe(fds: *mut [c_int; 2]) -> c_int {
     // SAFETY: the caller's contract.
-    unsafe { pipe2(fds, 0) }
+    match unsafe { make_pipe(fds, 0) } {
+        Some(made) => made,
+        None => {
+            pass_on!("pipe", fn(*mut [c_int; 2]) -> c_int, (fds));
+            give(raw::kernel!(SYS_pipe2, fds, 0))
+        }
+    }
 }
 
 #[doc = "`pipe2(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    match unsafe { make_pipe(fds, flags) } {
+        Some(made) => made,
+        None => {
+            pass_on!("pipe2", fn(*mut [c_int; 2], c_int) -> c_int, (fds, flags));
+            give(raw::kernel!(SYS_pipe2, fds, flags))
+        }
+    }
+}
+
+/// Makes a user-level pipe. None if none is to be served here.
+///
+/// # Safety
+/// As `pipe2`.
+unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
     let made = settings::make_here(
         || settings::is_user_level(Kind::Pipe),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::pipe2(fds, flags) },
     );
     stats::count_as(Call::Pipe, matches!(made, Some(Ok(()))));
-    let Some(made) = made else {
-        return give(raw::kernel!(SYS_pipe2, fds, flags));
-    };
+    let made = made?;
     if made.is_ok() {
         // SAFETY: the call has just written them.
         for fd in unsafe { fds.read_unaligned() } {
@@ -137,7 +157,7 @@ pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_i
             settings::look_again(fd);
         }
     }
-    give(made)
+    Some(give(made))
 }
 
 /// Names that the C library has for the same functions.
@@ -162,13 +182,23 @@ also_called! {
 #[doc = "`dup(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    if !is_ours(Call::Dup, fd) {
+        pass_on!("dup", fn(c_int) -> c_int, (fd));
+    }
     stats::count(Call::Dup, fd);
     give(upoll_fds::dup(fd).inspect(|&new| leave_copy_to_streams(new)))
+}
+
+fn is_either_ours(fd: c_int, new: c_int) -> bool {
+    upoll_fds::is_ours(new) || is_ours(Call::Dup, fd)
 }
 
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    if !is_either_ours(fd, new) {
+        pass_on!("dup2", fn(c_int, c_int) -> c_int, (fd, new));
+    }
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(give_way(fd, new).and_then(|()| upoll_fds::dup2(fd, new)))
@@ -177,6 +207,9 @@ pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
 #[doc = "`dup3(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    if !is_either_ours(fd, new) {
+        pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
+    }
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(give_way(fd, new).and_then(|()| upoll_fds::dup3(fd, new, flags)))
@@ -201,17 +234,24 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
     reason = "the kernel looks at 32 bits"
 )]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    stats::count(Call::Control, fd);
     if may_name_eventfds(request as u32) {
         leave_all_for_devices();
     }
+    if !is_ours(Call::Control, fd) {
+        pass_on!(
+            "ioctl",
+            fn(c_int, c_ulong, usize) -> c_int,
+            (fd, request, argument)
+        );
+    }
+    stats::count(Call::Control, fd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::ioctl(fd, request as u32, argument) })
 }
 
 /// Returns whether an `ioctl(2)` request may name eventfds in its argument. Devices that signal by eventfds
 /// are told by the type of their requests; of the last two types only these requests do.
-fn may_name_eventfds(request: u32) -> bool {
+pub(crate) fn may_name_eventfds(request: u32) -> bool {
     let [number, kind, _, _] = request.to_le_bytes();
     match kind {
         // KVM and Nitro Enclaves, vhost, VFIO and IOMMUFD.

@@ -10,13 +10,13 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t, sigset_t};
 use upoll::Errno;
 
 use crate::errno::{MASK_SIZE, give, set_errno};
-use crate::next::next;
+use crate::next::{next, pass_on};
 use crate::raw;
 
 /// The program's handler of each signal, with these three bits that no address has. What the kernel has for
@@ -43,6 +43,88 @@ pub(crate) fn before_actions_part() {
     }
 }
 
+/// Whether the program's handlers are called by the one of this library: from just before the first
+/// user-level object on.
+static STATE: AtomicU8 = AtomicU8::new(NOT_BEGUN);
+const NOT_BEGUN: u8 = 0;
+/// A thread is just seeing to the handlers that were set before.
+const BEGUN: u8 = 1;
+const WRAPS: u8 = 2;
+
+/// Those that the C library has for itself.
+const OF_THE_C_LIBRARY: [c_int; 2] = [32, 33];
+
+/// Has handlers be put off from now on, those as well that the program has set already. It is called before
+/// the first object is made: a handler cannot meet one before.
+#[inline]
+pub(crate) fn begin_to_wrap() {
+    if STATE.load(Ordering::Acquire) != WRAPS {
+        wrap_all();
+    }
+}
+
+#[cold]
+fn wrap_all() {
+    // A handler in the midst of this could wait for the thread that it has interrupted.
+    let (all, mut before) = (u64::MAX, 0_u64);
+    let (new, old) = (&raw const all, &raw mut before);
+    let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, MASK_SIZE);
+    while STATE.compare_exchange(NOT_BEGUN, BEGUN, Ordering::AcqRel, Ordering::Acquire)
+        == Err(BEGUN)
+    {
+        let _ = raw::kernel!(SYS_sched_yield);
+    }
+    if STATE.load(Ordering::Acquire) == BEGUN {
+        for signal in 1..=SIGNALS.cast_signed() as c_int {
+            if !CALLED_BY_THE_KERNEL.contains(&signal) && !OF_THE_C_LIBRARY.contains(&signal) {
+                wrap(signal);
+            }
+        }
+        STATE.store(WRAPS, Ordering::Release);
+    }
+    let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, old, 0, MASK_SIZE);
+}
+
+/// Has the program's handler of a signal, if there is one, called by this library's.
+fn wrap(signal: c_int) {
+    let mut action = raw::Action::default();
+    let known = raw::kernel!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
+    let is_one = ![SIG_DFL, SIG_IGN, own()].contains(&action.handler);
+    if known.is_err() || !is_one {
+        return;
+    }
+    let word = word_for(action.handler, action.flags);
+    HANDLERS[signal.unsigned_abs() as usize].store(word, Ordering::Release);
+    (action.handler, action.flags) = (own(), passed(action.flags));
+    let _ = raw::kernel!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
+}
+
+/// Waits until another thread has seen to all handlers, if one is doing so. Says whether handlers are put
+/// off.
+fn wraps() -> bool {
+    while STATE.load(Ordering::Acquire) == BEGUN {
+        let _ = raw::kernel!(SYS_sched_yield);
+    }
+    STATE.load(Ordering::Acquire) == WRAPS
+}
+
+/// What is known of a handler with these flags.
+fn word_for(handler: sighandler_t, flags: usize) -> usize {
+    let mut word = handler;
+    if flags & TAKES_INFO_FLAG != 0 {
+        word |= TAKES_INFO;
+    }
+    if flags & CALLED_ONCE_FLAG != 0 {
+        word |= IS_CALLED_ONCE;
+    }
+    word
+}
+
+/// The flags that the kernel is given for a handler.
+fn passed(flags: usize) -> usize {
+    (flags | TAKES_INFO_FLAG) & !CALLED_ONCE_FLAG
+}
+
 pub(crate) fn prepare() {
     // SAFETY: the handler is never unloaded, as this library is not. Without memory for it handlers that
     // the child of a fork sets are not put off, if its parent has had such a child.
@@ -52,6 +134,8 @@ pub(crate) fn prepare() {
 /// The child of a fork has a memory of its own.
 pub(crate) extern "C" fn own_again() {
     OWNER.store(0, Ordering::Relaxed);
+    // The thread that was seeing to handlers is not there; it has done so for some signals.
+    let _ = STATE.compare_exchange(BEGUN, NOT_BEGUN, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Whether this is such a child.
@@ -164,17 +248,10 @@ fn exchange<E>(
         let (before, flags) = change(wanted)?;
         return Ok(as_seen(before, flags, place.load(Ordering::Acquire)));
     };
-    let mut word = handler;
-    if flags & TAKES_INFO_FLAG != 0 {
-        word |= TAKES_INFO;
-    }
-    if flags & CALLED_ONCE_FLAG != 0 {
-        word |= IS_CALLED_ONCE;
-    }
+    let word = word_for(handler, flags);
     // A signal that comes before the kernel knows is one that came a little later.
     let known = place.swap(word, Ordering::AcqRel);
-    let flags = (flags | TAKES_INFO_FLAG) & !CALLED_ONCE_FLAG;
-    match change(Some((own(), flags))) {
+    match change(Some((own(), passed(flags)))) {
         Ok((before, flags)) => Ok(as_seen(before, flags, known)),
         Err(error) => {
             let _ = place.compare_exchange(word, known, Ordering::AcqRel, Ordering::Relaxed);
@@ -210,6 +287,13 @@ pub unsafe extern "C-unwind" fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    if !wraps() {
+        pass_on!(
+            "sigaction",
+            fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
+            (signal, new, old)
+        );
+    }
     // SAFETY: the caller's contract.
     let wanted = (!new.is_null()).then(|| unsafe { *new });
     // SAFETY: all zeros is one.
@@ -266,6 +350,9 @@ pub(crate) unsafe fn raw_sigaction(
     old: *mut raw::Action,
     size: usize,
 ) -> c_int {
+    if !wraps() {
+        return give(raw::kernel!(SYS_rt_sigaction, signal, new, old, size).map(drop));
+    }
     let wanted = match new.is_null() {
         true => Ok(None),
         // SAFETY: the caller's contract.
@@ -339,6 +426,13 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) 
 #[doc = "`signal(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    if !wraps() {
+        pass_on!(
+            "signal",
+            fn(c_int, sighandler_t) -> sighandler_t,
+            (signal, handler)
+        );
+    }
     if handler == SIG_ERR || bit(signal) == 0 {
         set_errno(Errno::INVAL);
         return SIG_ERR;
@@ -356,6 +450,13 @@ pub unsafe extern "C-unwind" fn __sysv_signal(
     signal: c_int,
     handler: sighandler_t,
 ) -> sighandler_t {
+    if !wraps() {
+        pass_on!(
+            "__sysv_signal",
+            fn(c_int, sighandler_t) -> sighandler_t,
+            (signal, handler)
+        );
+    }
     const INTERRUPTS: c_int = 0x2000_0000;
     if handler == SIG_ERR || bit(signal) == 0 {
         set_errno(Errno::INVAL);
@@ -368,6 +469,13 @@ pub unsafe extern "C-unwind" fn __sysv_signal(
 #[doc = "`sigset(3)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    if !wraps() {
+        pass_on!(
+            "sigset",
+            fn(c_int, sighandler_t) -> sighandler_t,
+            (signal, handler)
+        );
+    }
     const HOLD: sighandler_t = 2;
     if handler == HOLD {
         let before = next!(

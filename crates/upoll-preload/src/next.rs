@@ -63,4 +63,30 @@ macro_rules! next {
     }};
 }
 
-pub(crate) use next;
+/// Calls the C library's function of the name that a function here is exported by, if it has one:
+/// the arguments name no object that is served here, so this is the system call that the program would
+/// make, with its own ways of cancellation, restarts and `errno`.
+macro_rules! pass_on {
+    ($symbol:literal, fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
+        static NEXT: $crate::next::Next =
+            $crate::next::Next::new($crate::next::name_of(concat!($symbol, "\0")));
+        type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
+        let address = NEXT.find();
+        if !address.is_null() {
+            // SAFETY: it is the C library's function of that name, which has this type.
+            let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(address) };
+            // SAFETY: the caller's contract, which is the function's own.
+            return unsafe { function($($argument),*) };
+        }
+    }};
+}
+
+/// A name with its final zero.
+pub(crate) const fn name_of(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("one zero, at the end"),
+    }
+}
+
+pub(crate) use {next, pass_on};

@@ -26,6 +26,51 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
     stats::count_as(Call::Poll, is_ours);
 }
 
+/// Whether one of the entries stands for a user-level object. If not the call is passed on; so it is if they
+/// cannot be read, which the kernel says.
+///
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
+    let is_ours = upoll_fds::has_any()
+        && (0..length(count))
+            // SAFETY: the caller's contract.
+            .map_while(|at| unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok())
+            .any(|entry| upoll_fds::is_ours(entry.fd));
+    if !is_ours {
+        stats::count_as(Call::Poll, false);
+    }
+    is_ours
+}
+
+/// The same for the numbers below `n` in three sets, each of which may be null.
+///
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+pub(crate) unsafe fn selects_ours(n: c_int, sets: UserSets) -> bool {
+    let is_ours = upoll_fds::has_any() && {
+        let sets = sets.map(<*mut fd_set>::cast::<u64>);
+        (0..n.max(0)).step_by(64).any(|first| {
+            let at = first.unsigned_abs() as usize / 64;
+            let words = sets.iter().filter(|set| !set.is_null());
+            // SAFETY: the caller's contract.
+            let words = words.map(|set| unsafe { upoll_fds::read_memory(set.wrapping_add(at)) });
+            let mut asked = words.fold(0, |asked, word| asked | word.unwrap_or(0));
+            let mut is_any = false;
+            while asked != 0 && !is_any {
+                let fd = first + asked.trailing_zeros().cast_signed();
+                asked &= asked - 1;
+                is_any = fd < n && upoll_fds::is_ours(fd);
+            }
+            is_any
+        })
+    };
+    if !is_ours {
+        stats::count_as(Call::Select, false);
+    }
+    is_ours
+}
+
 #[doc = "`poll(2)`"]
 pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's contract.

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use upoll::Errno;
 
 use crate::errno::{give_word, set_errno};
+use crate::stats::Call;
 use crate::{files, handlers, polls, process, sets, sockets, stats};
 
 /// A system call, inline.
@@ -106,6 +107,7 @@ pub unsafe extern "C-unwind" fn syscall(
                 stats::report();
                 give_word(call(number, arguments))
             }
+            _ if !concerns_objects(number, arguments) => give_word(call(number, arguments)),
             _ => match on_objects(number, arguments) {
                 Some(result) => result,
                 None => give_word(call(number, arguments)),
@@ -146,6 +148,67 @@ impl Word for usize {
     fn ptr<T>(self) -> *mut T {
         std::ptr::with_exposed_provenance_mut(self)
     }
+}
+
+/// Whether a call names a user-level object, or may make one or let others see one. All else is passed on as
+/// it is.
+///
+/// # Safety
+/// That of the call.
+unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bool {
+    let is_ours = |fd: usize| upoll_fds::is_ours(fd.int());
+    match number {
+        libc::SYS_close => is_ours_counted(Call::Close, a),
+        libc::SYS_read | libc::SYS_readv => is_ours_counted(Call::Read, a),
+        libc::SYS_write | libc::SYS_writev => is_ours_counted(Call::Write, a),
+        libc::SYS_dup => is_ours_counted(Call::Dup, a),
+        libc::SYS_dup3 => is_ours(b) || is_ours_counted(Call::Dup, a),
+        libc::SYS_ioctl if files::may_name_eventfds(b as _) => true,
+        libc::SYS_fcntl | libc::SYS_ioctl => is_ours_counted(Call::Control, a),
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => is_ours_counted(Call::EpollWait, a),
+        libc::SYS_epoll_ctl => is_ours(c) || is_ours_counted(Call::EpollCtl, a),
+        // SAFETY: the caller's contract.
+        libc::SYS_ppoll => unsafe { polls::names_ours(a.ptr(), b as _) },
+        libc::SYS_pselect6 => {
+            // SAFETY: as above.
+            unsafe { polls::selects_ours(a.int(), [b.ptr(), c.ptr(), d.ptr()]) }
+        }
+        libc::SYS_splice => is_ours(a) || is_ours(c),
+        libc::SYS_tee | libc::SYS_sendfile => is_ours(a) || is_ours(b),
+        // SAFETY: as above.
+        libc::SYS_sendmsg => unsafe { sockets::sends_ours(a.int(), b.ptr()) },
+        libc::SYS_sendmmsg => {
+            // SAFETY: as above.
+            unsafe { sockets::sends_ours_among(a.int(), b.ptr(), c.uint()) }
+        }
+        libc::SYS_vmsplice
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_shutdown
+        | libc::SYS_sendto
+        | libc::SYS_recvfrom
+        | libc::SYS_recvmsg
+        | libc::SYS_recvmmsg
+        | libc::SYS_getsockopt
+        | libc::SYS_setsockopt => is_ours(a),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => is_ours(b) || is_ours_counted(Call::Dup, a),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait => is_ours_counted(Call::EpollWait, a),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        libc::SYS_poll => unsafe { polls::names_ours(a.ptr(), b as _) },
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_select => {
+            // SAFETY: as above.
+            unsafe { polls::selects_ours(a.int(), [b.ptr(), c.ptr(), d.ptr()]) }
+        }
+        _ => true,
+    }
+}
+
+fn is_ours_counted(call: Call, fd: usize) -> bool {
+    stats::is_ours(call, fd.int())
 }
 
 /// # Safety

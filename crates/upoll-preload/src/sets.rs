@@ -7,6 +7,7 @@ use upoll::{Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
 use crate::errno::{MASK_SIZE, give, set_errno};
+use crate::next::pass_on;
 use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
@@ -21,7 +22,10 @@ pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
     stats::count_as(Call::EventFd, made.is_some());
     match made {
         Some(made) => give(made.inspect(|&fd| settings::look_again(fd))),
-        None => give(raw::kernel!(SYS_eventfd2, initial, flags)),
+        None => {
+            pass_on!("eventfd", fn(c_uint, c_int) -> c_int, (initial, flags));
+            give(raw::kernel!(SYS_eventfd2, initial, flags))
+        }
     }
 }
 
@@ -58,7 +62,10 @@ pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     stats::count_as(Call::EpollCreate, made.is_some());
     match made {
         Some(made) => give(made.inspect(|&epfd| settings::look_again(epfd))),
-        None => give(raw::kernel!(SYS_epoll_create1, flags)),
+        None => {
+            pass_on!("epoll_create1", fn(c_int) -> c_int, (flags));
+            give(raw::kernel!(SYS_epoll_create1, flags))
+        }
     }
 }
 
@@ -78,6 +85,13 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     event: *const Event,
 ) -> c_int {
     stats::count_ctl(epfd, fd);
+    if !upoll_fds::is_ours(epfd) && !upoll_fds::is_ours(fd) {
+        pass_on!(
+            "epoll_ctl",
+            fn(c_int, c_int, c_int, *const Event) -> c_int,
+            (epfd, op, fd, event)
+        );
+    }
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) })
 }

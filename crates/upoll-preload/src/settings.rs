@@ -2,11 +2,11 @@
 //! `UPOLL_STATS`, where to say what was served.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::raw;
+use crate::{handlers, raw};
 
 /// A kind of objects that can be served here.
 #[derive(Clone, Copy)]
@@ -41,12 +41,17 @@ std::thread_local! {
 static MAKING: AtomicUsize = AtomicUsize::new(0);
 
 fn is_any_served(kinds: u32) -> bool {
-    kinds & NOTHING_NEW == 0 && kinds < WAIT
+    kinds & ALL != 0 && kinds & NOTHING_NEW == 0 && kinds < WAIT
 }
 
 pub(crate) fn is_user_level(kind: Kind) -> bool {
     let kinds = read();
     kinds & kind as u32 != 0 && is_any_served(kinds)
+}
+
+/// Whether any objects are served here at all.
+pub(crate) fn is_any_kind_served() -> bool {
+    read() & ALL != 0
 }
 
 /// Reads the kinds, if that is still to be done.
@@ -89,6 +94,7 @@ pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> 
     if !is_wanted() {
         return None;
     }
+    handlers::begin_to_wrap();
     let _section = upoll_fds::Section::begin();
     MAKING.fetch_add(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
@@ -167,11 +173,15 @@ pub(crate) fn look_again(fd: c_int) {
     }
 }
 
-/// A variable of the environment.
+/// Returns a variable of the environment; none in a program with more rights than its caller has
+/// (set-user-ID), who is not to say what it does.
 pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
+    unsafe extern "C" {
+        fn secure_getenv(name: *const c_char) -> *mut c_char;
+    }
     // SAFETY: the name is a C string. A program that changes the environment while another thread
     // reads it does what it must not.
-    let value = unsafe { libc::getenv(name.as_ptr()) };
+    let value = unsafe { secure_getenv(name.as_ptr()) };
     // SAFETY: as above; null is no value.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }

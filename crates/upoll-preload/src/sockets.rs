@@ -7,6 +7,7 @@ use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::errno::{give, give_size};
 use crate::files::{chk_fail, hand_over, leave_to_streams};
+use crate::next::pass_on;
 use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
@@ -26,6 +27,11 @@ pub unsafe extern "C-unwind" fn socketpair(
     );
     stats::count_as(Call::SocketPair, matches!(made, Some(Ok(()))));
     let Some(made) = made else {
+        pass_on!(
+            "socketpair",
+            fn(c_int, c_int, c_int, *mut [c_int; 2]) -> c_int,
+            (domain, kind, protocol, fds)
+        );
         return give(raw::kernel!(SYS_socketpair, domain, kind, protocol, fds));
     };
     if made.is_ok() {
@@ -41,6 +47,9 @@ pub unsafe extern "C-unwind" fn socketpair(
 #[doc = "`shutdown(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if !upoll_fds::is_ours(fd) {
+        pass_on!("shutdown", fn(c_int, c_int) -> c_int, (fd, how));
+    }
     give(upoll_fds::shutdown(fd, how))
 }
 
@@ -156,6 +165,13 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     size: *mut socklen_t,
 ) -> c_int {
+    if !upoll_fds::is_ours(fd) {
+        pass_on!(
+            "getsockopt",
+            fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int,
+            (fd, level, option, value, size)
+        );
+    }
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::getsockopt(fd, level, option, value, size) })
 }
@@ -169,6 +185,13 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     size: socklen_t,
 ) -> c_int {
+    if !upoll_fds::is_ours(fd) {
+        pass_on!(
+            "setsockopt",
+            fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
+            (fd, level, option, value, size)
+        );
+    }
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::setsockopt(fd, level, option, value, size) })
 }
@@ -213,6 +236,46 @@ unsafe fn hand_over_rights(message: *const msghdr) {
     }
 }
 
+/// Whether a message is sent by a user-level socket. If not the call is passed on, once what the message
+/// carries has been handed over.
+///
+/// # Safety
+/// Memory that `message` leads to is not being written.
+pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
+    let is_ours = upoll_fds::is_ours(fd);
+    if !is_ours {
+        // SAFETY: the caller's contract.
+        unsafe { hand_over_rights(message) };
+    }
+    is_ours
+}
+
+/// The same for several messages.
+///
+/// # Safety
+/// As [`sends_ours`].
+pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: c_uint) -> bool {
+    let is_ours = upoll_fds::is_ours(fd);
+    if !is_ours && upoll_fds::has_any() {
+        // SAFETY: the caller's contract.
+        unsafe { hand_over_rights_of(messages, count) };
+    }
+    is_ours
+}
+
+/// Hands over the descriptors that several messages carry.
+///
+/// # Safety
+/// As [`sends_ours`].
+unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) {
+    for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize {
+        let message = messages.wrapping_add(at);
+        let header = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_hdr));
+        // SAFETY: the caller's contract.
+        unsafe { hand_over_rights(header.cast()) };
+    }
+}
+
 #[doc = "`sendmsg(2)`"]
 pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
@@ -229,11 +292,7 @@ pub(crate) unsafe fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     leave(fd);
-    for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize {
-        let message = messages.wrapping_add(at);
-        let header = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_hdr));
-        // SAFETY: the caller's contract.
-        unsafe { hand_over_rights(header.cast()) };
-    }
+    // SAFETY: the caller's contract.
+    unsafe { hand_over_rights_of(messages, count) };
     give(raw::kernel!(SYS_sendmmsg, fd, messages, count, flags))
 }

@@ -3,9 +3,9 @@
 //! They are counted only if `UPOLL_STATS` is in the environment: empty for standard error, else the
 //! file that a report is added to.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::raw;
 use crate::settings::{self, variable};
@@ -48,8 +48,11 @@ static SHARDS_OF_ALL: [Shard; SHARDS] =
     [const { Shard([const { [const { AtomicU64::new(0) }; 2] }; CALLS]) }; SHARDS];
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-/// Where the report goes: a copy, as programs clear their environment.
-static PATH: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+/// The file that the report goes to, opened when the library is loaded; negative if there is none.
+static REPORT: AtomicI32 = AtomicI32::new(-1);
+/// What the file is (`st_dev`, `st_ino`, `st_rdev`): the program may close the number, and open something
+/// else by it.
+static REPORT_IS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 #[inline]
 pub(crate) fn is_on() -> bool {
@@ -57,19 +60,19 @@ pub(crate) fn is_on() -> bool {
 }
 
 extern "C" fn at_start() {
-    settings::read();
-    upoll::own_fds::protect();
-    // Without memory for it, what is made fails later.
-    let _ = upoll_fds::prepare();
-    crate::cancel::prepare();
-    crate::handlers::prepare();
-    crate::process::prepare();
+    // Where nothing is served, nothing is registered either.
+    if settings::is_any_kind_served() {
+        upoll::own_fds::protect();
+        // Without memory for it, what is made fails later.
+        let _ = upoll_fds::prepare();
+        crate::cancel::prepare();
+        crate::handlers::prepare();
+        crate::process::prepare();
+    }
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
-    // Without memory the report goes to standard error.
-    // SAFETY: the path is a live C string.
-    PATH.store(unsafe { libc::strdup(path.as_ptr()) }, Ordering::Relaxed);
+    open_report(path);
     IS_ON.store(true, Ordering::Relaxed);
     // SAFETY: the handler is never unloaded, as this library is not. Without memory for it a
     // child counts on from what its parent had.
@@ -99,6 +102,16 @@ pub(crate) fn count(call: Call, fd: i32) {
     }
 }
 
+/// Whether a call on `fd` is not for the kernel alone. If it is, the call is passed on, and counted here.
+#[inline]
+pub(crate) fn is_ours(call: Call, fd: i32) -> bool {
+    let is_ours = upoll_fds::is_ours(fd);
+    if !is_ours {
+        count_as(call, false);
+    }
+    is_ours
+}
+
 /// Counts a change of `fd` in a set.
 #[inline]
 pub(crate) fn count_ctl(epfd: i32, fd: i32) {
@@ -109,12 +122,16 @@ pub(crate) fn count_ctl(epfd: i32, fd: i32) {
 }
 
 /// Counts a call.
-#[cold]
+#[inline]
 pub(crate) fn count_as(call: Call, is_user_level: bool) {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    if !is_on() {
-        return;
+    if is_on() {
+        add(call, is_user_level);
     }
+}
+
+#[cold]
+fn add(call: Call, is_user_level: bool) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     let shard = SHARD.with(|shard| {
         if shard.get() == usize::MAX {
             shard.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
@@ -135,22 +152,74 @@ pub(crate) fn report() {
     let Some(text) = text() else {
         return;
     };
-    let path = PATH.load(Ordering::Relaxed);
-    // SAFETY: it is null or a C string that is never freed.
-    let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
-    let path = path.filter(|path| !path.is_empty());
-    let to = path.map_or(Some(libc::STDERR_FILENO), append_to);
-    if let Some(to) = to {
+    let to = REPORT.load(Ordering::Relaxed);
+    if to >= 0 && identity(to) == Some(known_identity()) {
         // There is nobody to tell if it cannot be written.
         let _ = raw::write_all(to, &text.bytes[..text.len]);
     }
 }
 
-fn append_to(path: &CStr) -> Option<i32> {
-    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
-    // SAFETY: the path is a live C string.
-    let fd = unsafe { libc::open(path.as_ptr(), flags, 0o666) };
-    (fd >= 0).then_some(fd)
+/// Opens the file that the report is added to: what is standard error now, if `path` is empty. Its number is
+/// out of the way of the program's. A symbolic link is not followed: a program may run with other rights
+/// than whoever can write to a folder.
+fn open_report(path: &CStr) {
+    let flags =
+        libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    let (low, is_ours) = match path.is_empty() {
+        true => (libc::STDERR_FILENO, false),
+        false => {
+            let place = (libc::AT_FDCWD, path.as_ptr());
+            match raw::kernel!(SYS_openat, place.0, place.1, flags, 0o666) {
+                Ok(fd) => (number(fd), true),
+                Err(_) => return,
+            }
+        }
+    };
+    let high = raw::kernel!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, high_number());
+    let to = match (high, is_ours) {
+        (Ok(high), true) => {
+            let _ = raw::kernel!(SYS_close, low);
+            number(high)
+        }
+        (Ok(high), false) => number(high),
+        (Err(_), true) => low,
+        (Err(_), false) => return,
+    };
+    let Some(found) = identity(to) else {
+        return;
+    };
+    for (known, part) in REPORT_IS.iter().zip(found) {
+        known.store(part, Ordering::Relaxed);
+    }
+    REPORT.store(to, Ordering::Relaxed);
+}
+
+fn number(fd: usize) -> i32 {
+    i32::try_from(fd).expect("fds are ints")
+}
+
+/// A number that most programs have no file at.
+fn high_number() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let _ = raw::kernel!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit);
+    limit.rlim_cur.min(1 << 16) / 4 * 3
+}
+
+fn known_identity() -> [u64; 3] {
+    REPORT_IS
+        .each_ref()
+        .map(|part| part.load(Ordering::Relaxed))
+}
+
+/// What open file a number stands for; none if it is not open.
+fn identity(fd: i32) -> Option<[u64; 3]> {
+    // SAFETY: all zeros is one.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    raw::kernel!(SYS_fstat, fd, &raw mut found).ok()?;
+    Some([found.st_dev, found.st_ino, found.st_rdev])
 }
 
 /// How often one call was served here and by the kernel.
@@ -211,7 +280,7 @@ fn text() -> Option<Text> {
     let _ = writeln!(
         text,
         " ({})\n  {:<14}{:>14}{:>14}",
-        std::process::id(),
+        raw::kernel!(SYS_getpid).unwrap_or(0),
         "calls",
         "user space",
         "kernel"
