@@ -1,8 +1,9 @@
 //! `libupoll_preload.so`: the C library's own names over upoll, loaded into programs as they are
 //! (`LD_PRELOAD`, or `upoll run`).
 //!
-//! Calls on user-level objects are served here by [`upoll_fds`], all others go to the kernel by
-//! inline system calls, with the C library's conventions: -1 and `errno`.
+//! Calls on user-level objects are served here by [`upoll_fds`], with the C library's conventions: -1 and
+//! `errno`. All others are passed on, before anything else, to the C library's own functions of the same
+//! names; by `syscall(2)`, to the kernel with the same number and arguments.
 //!
 //! # What it cannot see
 //! Inline system calls of the program, static programs, calls within the C library that are not named
