@@ -63,6 +63,12 @@ pub trait Pollable: Any + Send + Sync {
     /// any time, from any thread, with a set's lock held: it must not block, and must not call
     /// back into a set that watches the object. Queues are registered the same at each call. If it
     /// panics, an edge-triggered report that it was asked for is lost.
+    ///
+    /// An object may answer as another one does, and pass `table` on to it. If that is a set, `ADD`
+    /// does not see it, and neither finds loops through it nor counts it as a level. A set that is
+    /// asked from within a call on itself, or at the end of a chain of several dozen sets, is `ERR`,
+    /// and a wake that comes around such a loop ends there (with `std`; without, such a loop must not
+    /// be made).
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events;
 
     /// The last reference to the open file description is gone. Nobody watches any more.

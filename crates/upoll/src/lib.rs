@@ -75,7 +75,7 @@ pub use crate::socketpair::{
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(loom)]
-pub use crate::sync::{Lock, Rule, break_rule, in_handler, sequenced};
+pub use crate::sync::{Lock, Rule, break_rule, sequenced};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};

@@ -54,12 +54,7 @@ pub struct Watch {
 
 struct Notify {
     interest: Events,
-    whom: Whom,
-}
-
-enum Whom {
-    Callback(Box<dyn Fn(Events) + Send + Sync>),
-    Task(Arc<TaskSlot>),
+    task: Arc<TaskSlot>,
 }
 
 #[repr(C)]
@@ -76,15 +71,31 @@ unsafe impl Send for WatchEntry {}
 unsafe impl Sync for WatchEntry {}
 
 impl Watch {
-    /// Has `callback` called at every wake of `file` that concerns `interest`, and says what of it
+    /// Has `callback` called after every wake of `file` that concerns `interest`. Returns what of it
     /// is ready now.
     ///
-    /// The callback gets the wake's events, empty if the object does not say which. It runs on the
-    /// thread that changed the object, with the wait queue's lock held: it must be short, must not
-    /// block, and must not call anything on the watched file or on what watches it. A panic of it
-    /// goes on in the call that changed the object, once all other waiters have been told (without
-    /// `std`, at once: those that stand behind it are not told). A wake is a hint; look at the object, for instance
-    /// with [`Epoll::harvest`](crate::Epoll::harvest), from your own loop.
+    /// The callback gets the wake's events, empty if the object does not say which. It runs at the end
+    /// of the call that changed the object, on the same thread, with no lock of this crate held: it may
+    /// use the file and the sets that watch it. It must not block, as the caller does not expect that.
+    ///
+    /// - It is called by one thread at a time. Wakes that come meanwhile, from wherever, are delivered
+    ///   together by one more call on the thread that is calling it. So are the wakes that
+    ///   come before it has been called, with the events of all.
+    /// - Callbacks may wake each other, one after the other, on one thread. If that does not end, the
+    ///   call that began it returns after 256 rounds, and the wakes that are left are delivered
+    ///   together with the next one.
+    /// - A panic of it goes on in the call that changed the object, once all others have been called.
+    /// - A wake of an exclusive kind may have chosen it, and not have called it yet, when its `Watch` is
+    ///   dropped. Look at the object afterwards, as a thread does whose wait ends.
+    /// - It may drop its own `Watch`. Any other drop waits for a call that is under way on another
+    ///   thread, so a lock that the callback takes must not be held there.
+    ///
+    /// A wake is a hint: look at the object, for instance with
+    /// [`Epoll::harvest`](crate::Epoll::harvest).
+    ///
+    /// Without `std` there are no threads to tell apart: if an object's [`poll`](crate::Pollable::poll)
+    /// itself makes a wake, or looks at a set that hands a turn on, callbacks run within that `poll`;
+    /// a callback must not drop its own `Watch`; and a panic keeps the wake from those behind it.
     ///
     /// `ERR` and `HUP` always concern it.
     ///
@@ -99,13 +110,17 @@ impl Watch {
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
     ) -> Result<(Self, Events), Errno> {
-        Self::with(file, interest, Whom::Callback(Box::new(callback)))
+        Self::with(file, interest, TaskSlot::for_callback(Box::new(callback)))
     }
 
-    fn with(file: FileRef<'_>, interest: Events, whom: Whom) -> Result<(Self, Events), Errno> {
+    fn with(
+        file: FileRef<'_>,
+        interest: Events,
+        task: Arc<TaskSlot>,
+    ) -> Result<(Self, Events), Errno> {
         let interest = interest | Events::ALWAYS;
         let set_callback = SetCallback::begin(file, interest)?;
-        let notify = Box::new(Notify { interest, whom });
+        let notify = Box::new(Notify { interest, task });
         let mut watch = Watch {
             entries: Vec::new(),
             notify,
@@ -149,6 +164,7 @@ impl Drop for Watch {
         for entry in &self.entries {
             entry.entry.unhook();
         }
+        self.notify.task.cancel();
     }
 }
 
@@ -161,23 +177,6 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Calls `callback`. A panic of it must not keep the wake from those who stand behind it.
-#[cfg(all(feature = "std", not(loom)))]
-#[inline]
-fn call(callback: &(dyn Fn(Events) + Send + Sync), wake: &mut Wake<'_>) {
-    let key = wake.key;
-    // What of the callback's is broken afterwards, the same panic shows as if it had not been caught.
-    let call = std::panic::AssertUnwindSafe(|| callback(key));
-    if let Err(payload) = std::panic::catch_unwind(call) {
-        wake.deferred.push_panic(payload);
-    }
-}
-
-#[cfg(any(not(feature = "std"), loom))]
-fn call(callback: &(dyn Fn(Events) + Send + Sync), wake: &mut Wake<'_>) {
-    callback(wake.key);
-}
-
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`WatchEntry`]'s.
 unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
@@ -188,10 +187,7 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     // is held here, before it or what it points to ends.
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
     if wake.key.is_empty() || wake.key.intersects(notify.interest) {
-        match &notify.whom {
-            Whom::Callback(callback) => call(callback, wake),
-            Whom::Task(task) => wake.deferred.push_task(task),
-        }
+        wake.deferred.push_task(&notify.task, wake.key);
     }
     Reply::Took
 }
@@ -199,9 +195,8 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 /// A future that is ready when an open file is.
 ///
 /// It resolves to what of the interest is ready. Nothing is consumed: two futures on one file both
-/// resolve. Dropping it ends the registration. The task's waker is called with no lock of this crate
-/// held, so it may run the task on the spot, or drop it; but for a task that awaits a rotating set which
-/// another set watches: a look from above that hands the event on to it holds that set's lock.
+/// resolve. Dropping it ends the registration. The task's waker is called at the end of the call that
+/// changed the object, with no lock of this crate held, so it may run the task on the spot, or drop it.
 ///
 /// # Example
 /// ```
@@ -229,8 +224,8 @@ impl Readiness {
     /// # Errors
     /// As [`Watch::new`].
     pub fn new(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
-        let task = TaskSlot::new();
-        let (watch, _) = Watch::with(file, interest, Whom::Task(task.clone()))?;
+        let task = TaskSlot::for_task();
+        let (watch, _) = Watch::with(file, interest, task.clone())?;
         Ok(Readiness { watch, task })
     }
 }

@@ -1,18 +1,16 @@
-//! Tasks are woken with no lock held, also by wakes that a signal handler had to leave to whoever
-//! held a queue's lock.
+//! Tasks are woken with no lock held, also by wakes that a signal handler left to the holder of a
+//! queue's lock.
 #![cfg(not(loom))]
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use upoll::{
-    Epoll, Event, EventFd, Events, File, PollTable, Pollable, Readiness, WaitQueue, Watch,
-};
+use upoll::{Epoll, Event, EventFd, Events, Readiness};
 
 const IN: Event = Event::new(Events::IN, 0);
 
@@ -107,66 +105,4 @@ fn add_and_del_wake_the_tasks_of_wakes_left_to_them_once_the_set_is_unlocked() {
         is_over.store(true, Ordering::Relaxed);
     });
     assert_eq!(task.under_lock(), 0);
-}
-
-/// An object that is never ready.
-struct Idle {
-    changed: WaitQueue,
-}
-
-impl Pollable for Idle {
-    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
-        table.register(&self.changed);
-        Events::empty()
-    }
-}
-
-/// A wake goes from an object's queue to that of the set that watches it. There a handler interrupts
-/// it, whose wake of the set is left to it: that reaches a set above, for the first time.
-#[test]
-fn a_wake_within_another_wakes_the_tasks_of_wakes_left_to_it_once_the_outer_queue_is_unlocked() {
-    static SETS: OnceLock<(Epoll, Epoll, EventFd)> = OnceLock::new();
-    static IN_HANDLER: AtomicBool = AtomicBool::new(false);
-
-    extern "C" fn write(_: libc::c_int) {
-        IN_HANDLER.store(true, Ordering::Relaxed);
-        let (upper, lower, counter) = SETS.get().unwrap();
-        // The interrupted wake has passed it already.
-        upper.modify(lower, IN).unwrap();
-        counter.try_write(1).unwrap();
-        IN_HANDLER.store(false, Ordering::Relaxed);
-    }
-
-    let (upper, lower, counter) = SETS.get_or_init(|| {
-        let sets = (Epoll::new().unwrap(), Epoll::new().unwrap());
-        (sets.0, sets.1, EventFd::new(0).unwrap())
-    });
-    let object = File::new(Idle {
-        changed: WaitQueue::new(),
-    });
-    lower.add(&object, IN).unwrap();
-    lower.add(counter, IN).unwrap();
-    handle(libc::SIGUSR2, write);
-    let is_first = AtomicBool::new(true);
-    let (interrupted, _) = Watch::new(lower.as_file_ref(), Events::IN, move |_| {
-        if is_first.swap(false, Ordering::Relaxed) {
-            // SAFETY: the signal has a handler.
-            unsafe { libc::raise(libc::SIGUSR2) };
-        }
-    })
-    .unwrap();
-    // Newer than the callback, so the wake comes here first, and is of no interest.
-    upper.add(lower, Event::new(Events::empty(), 0)).unwrap();
-
-    let queue = object.clone();
-    // Whoever holds the queue's lock tells nobody of a wake.
-    let task = Task::new(&IN_HANDLER, move || queue.changed.wake(Events::IN) > 0);
-    let waker = Waker::from(task.clone());
-    let mut ready = pin!(Readiness::new(upper.as_file_ref(), Events::IN).unwrap());
-    let mut context = Context::from_waker(&waker);
-    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
-    object.changed.wake(Events::IN);
-    assert_eq!((task.woken(), task.under_lock()), (1, 0));
-    assert_eq!(ready.as_mut().poll(&mut context), Poll::Ready(Events::IN));
-    drop(interrupted);
 }

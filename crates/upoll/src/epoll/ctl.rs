@@ -18,7 +18,7 @@ use crate::eventfd::shared_count;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef, Held, Identity, PollTable, WatcherLink, Watchers};
 use crate::sync::{Mutex, MutexGuard, Ordering, Rule, broken};
-use crate::wait::{Deferred, Mode, Place, WaitQueue, Wake};
+use crate::wait::{Deferred, Mode, Place, Scope, WaitQueue, Wake};
 
 /// An operation of `epoll_ctl(2)`, with Linux's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,6 +97,7 @@ impl Epoll {
     fn modify_file(&self, key: (Identity, i32), events: Events, data: u64) -> Result<(), Errno> {
         self.check_modify(key.0, events)?;
         let set = self.set();
+        let _scope = Scope::enter();
         let inner = set.inner.lock();
         // Publish the interest, then look: a wake that still saw the old one came before the look.
         let item = set.change_interest(&inner, key, events, data, Item::set_interest)?;
@@ -173,13 +174,11 @@ impl Epoll {
     fn delete_file(&self, (identity, number): (Identity, i32)) -> Result<(), Errno> {
         self.check_self(identity)?;
         // Ends last, for its tasks may panic.
-        let mut deferred = Deferred::new();
+        let _scope = Scope::enter();
         let mut left = None;
         let result = {
             let mut inner = self.set().inner.lock();
-            let (left, deferred) = (&mut left, &mut deferred);
-            self.set()
-                .delete(&mut inner, identity, number, left, deferred)
+            self.set().delete(&mut inner, identity, number, &mut left)
         };
         if let Some(left) = left {
             left.finish();
@@ -215,7 +214,7 @@ impl Epoll {
             Op::Del => {
                 self.check_self(file.identity())?;
                 let (identity, number) = (file.identity(), file.number());
-                self.set().delete(inner, identity, number, left, deferred)
+                self.set().delete(inner, identity, number, left)
             }
         }
     }
@@ -266,9 +265,7 @@ impl Epoll {
             if result.is_err() {
                 let mut inner = self.set().inner.lock();
                 let (identity, number) = (file.identity(), file.number());
-                let (left, deferred) = (&mut left, &mut deferred);
-                self.set()
-                    .delete(&mut inner, identity, number, left, deferred)?;
+                self.set().delete(&mut inner, identity, number, &mut left)?;
             }
         }
         if let Some(left) = left {
@@ -329,7 +326,7 @@ impl Epoll {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = set.hook(inner, item, file, place, deferred) & wanted;
+        let ready = set.hook(inner, item, file, place) & wanted;
         set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
@@ -389,7 +386,6 @@ impl Set {
         item: *const Item,
         file: FileRef<'_>,
         place: Place,
-        deferred: &mut Deferred,
     ) -> Events {
         let mut hooked = 0_usize;
         let mut hooking = Hooking {
@@ -397,18 +393,17 @@ impl Set {
             inner,
             item,
             extras: Extras::new(),
-            deferred,
         };
-        let (extras, deferred) = (&mut hooking.extras, &mut *hooking.deferred);
+        let extras = &mut hooking.extras;
         let mut on_register = |queue: &WaitQueue| {
             // SAFETY: `queue` is part of the file's object (its `poll` is generic over the
             // borrow), whose memory the item keeps; every entry is unhooked before that ends.
             unsafe {
                 if hooked == 0 {
-                    (*item).entry.hook_within(queue, place, deferred);
+                    (*item).entry.hook(queue, place);
                 } else {
                     let extra = ExtraEntry::new(item, ready::on_wake_extra);
-                    extra.entry.hook_within(queue, place, deferred);
+                    extra.entry.hook(queue, place);
                     extras.push(extra);
                 }
             }
@@ -450,10 +445,10 @@ impl Set {
         };
         if !queued {
             // By a wake that may be just about to put it on the list. The caller may look for it.
-            node.entry.outlast_wake(deferred);
+            node.entry.outlast_wake();
             if node.state() & state::HAS_EXTRAS != 0 {
                 for extra in inner.extras(item) {
-                    extra.entry.outlast_wake(deferred);
+                    extra.entry.outlast_wake();
                 }
             }
             return;
@@ -518,7 +513,7 @@ impl Set {
             // It may have been chosen for what it wants no more.
             // SAFETY: as above.
             let file = unsafe { node.file() };
-            *left = node.entry.disclaim(deferred).map(|queue| Forgotten {
+            *left = node.entry.disclaim().map(|queue| Forgotten {
                 file: file.clone(),
                 pass_on: Some(PassOn {
                     queue,
@@ -535,27 +530,22 @@ impl Set {
         identity: Identity,
         number: i32,
         left: &mut Option<Forgotten>,
-        deferred: &mut Deferred,
     ) -> Result<(), Errno> {
         let item = inner.find(identity, number).ok_or(Errno::NOENT)?;
-        let claim = Self::unhook(inner, item, deferred);
+        let claim = Self::unhook(inner, item);
         self.forget(inner, item, claim, left);
         Ok(())
     }
 
     /// Takes an item out of all wait queues; no wake reaches it afterwards. Says which queue's
     /// claim it held.
-    fn unhook(
-        inner: &Interests,
-        item: *const Item,
-        deferred: &mut Deferred,
-    ) -> Option<NonNull<WaitQueue>> {
+    fn unhook(inner: &Interests, item: *const Item) -> Option<NonNull<WaitQueue>> {
         // SAFETY: the item is registered and the set's lock held.
         let node = unsafe { &*item };
-        let mut claim = node.entry.unhook_within(deferred);
+        let mut claim = node.entry.unhook();
         if node.state() & state::HAS_EXTRAS != 0 {
             for extra in inner.extras(item) {
-                claim = extra.entry.unhook_within(deferred).or(claim);
+                claim = extra.entry.unhook().or(claim);
             }
         }
         claim
@@ -626,10 +616,10 @@ impl Set {
         self.watched_by.wake(Events::IN);
         {
             // First all hooks, so that no wake meets a half-taken set.
-            let mut deferred = Deferred::new();
+            let _scope = Scope::enter();
             let inner = self.inner.lock();
             for item in inner.iter() {
-                if let Some(queue) = Self::unhook(&inner, item, &mut deferred) {
+                if let Some(queue) = Self::unhook(&inner, item) {
                     // SAFETY: the item is registered, and the lock held.
                     let file = unsafe { (*item).file() }.clone();
                     emptying.claims.push((item, file, queue));
@@ -639,12 +629,12 @@ impl Set {
         emptying.run();
     }
 
-    /// The file closed: its item goes, if nobody else was quicker. `deferred` waits until the lock is
-    /// free.
-    fn remove_closed(&self, identity: Identity, number: i32, deferred: &mut Deferred) {
+    /// Removes the item of a file that closed, unless another thread has done so. The caller is in a
+    /// [`Scope`].
+    fn remove_closed(&self, identity: Identity, number: i32) {
         let mut left = None;
         let mut inner = self.inner.lock();
-        let removed = self.delete(&mut inner, identity, number, &mut left, deferred);
+        let removed = self.delete(&mut inner, identity, number, &mut left);
         drop(inner);
         if broken(Rule::RecheckUnderSetLock) {
             assert!(removed.is_ok(), "somebody else removed the item");
@@ -685,15 +675,14 @@ struct Hooking<'a> {
     inner: &'a mut Interests,
     item: *const Item,
     extras: Extras,
-    deferred: &'a mut Deferred,
 }
 
 impl Drop for Hooking<'_> {
     fn drop(&mut self) {
         for extra in &self.extras {
-            extra.entry.unhook_within(self.deferred);
+            extra.entry.unhook();
         }
-        Set::unhook(self.inner, self.item, self.deferred);
+        Set::unhook(self.inner, self.item);
         // The caller of ADD holds the file, so its object does not end here.
         self.set.forget(self.inner, self.item, None, &mut None);
     }
@@ -715,7 +704,7 @@ impl Emptying<'_> {
     /// meanwhile may take out theirs. Only if somebody calls `release` of a set that is open, and adds to
     /// it, are there more passes.
     fn run(&mut self) {
-        let mut deferred = Deferred::new();
+        let _scope = Scope::enter();
         loop {
             let mut inner = self.set.inner.lock();
             let Some((item, next)) = inner.next_from(self.slot) else {
@@ -728,7 +717,7 @@ impl Emptying<'_> {
             self.slot = next;
             // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
             // `release` of a set that is open and adds to it.
-            let claim = Set::unhook(&inner, item, &mut deferred).or_else(|| {
+            let claim = Set::unhook(&inner, item).or_else(|| {
                 // SAFETY: the item is registered, and the lock held.
                 let file = unsafe { (*item).file() };
                 self.claims
@@ -757,7 +746,7 @@ impl Drop for Emptying<'_> {
 /// The last reference to a watched file is gone (`eventpoll_release_file`).
 fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
     // Its tasks may panic: not before all items have gone.
-    let mut deferred = Deferred::new();
+    let _scope = Scope::enter();
     loop {
         let (set, number) = {
             let watchers = watchers.lock();
@@ -769,7 +758,7 @@ fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
             // set has not finished closing and can be pinned.
             unsafe { ((*item).pin_set(), (*item).number()) }
         };
-        set.object().remove_closed(identity, number, &mut deferred);
+        set.object().remove_closed(identity, number);
         // Dropping the pin may free the set: all its locks are free.
     }
 }

@@ -53,7 +53,7 @@ use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
 use crate::target::{Source, Target};
-use crate::wait::{Deferred, WaitQueue, Wake};
+use crate::wait::{Deferred, Scope, WaitQueue, Wake};
 
 bitflags! {
     /// What kind of set to make: the argument of `epoll_create1(2)`.
@@ -112,6 +112,16 @@ impl Set {
         self.rotates
     }
 
+    /// Whether this poll is part of a call on this very set, or of too many calls within each other.
+    /// Objects that answer as a set does can close a circle, or a chain, that ADD does not see.
+    fn is_polled_from_within(&self) -> bool {
+        #[cfg(all(feature = "std", not(loom)))]
+        if crate::sync::is_held_by_this_thread(&self.inner) {
+            return true;
+        }
+        Scope::is_too_deep()
+    }
+
     /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         self.sleepers.is_watched()
@@ -138,6 +148,7 @@ impl Set {
         if self.may_have_hung_up.load(Ordering::Relaxed)
             && self.may_have_hung_up.swap(false, Ordering::Relaxed)
         {
+            let _scope = Scope::enter();
             let inner = self.inner.lock();
             let hung_up = inner.iter().any(|item| {
                 // SAFETY: the item is registered, and the set's lock is held.
@@ -188,6 +199,9 @@ impl Set {
 impl Pollable for Set {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.watched_by);
+        if self.is_polled_from_within() {
+            return Events::ERR;
+        }
         if self.has_ready() || self.companion().is_some_and(|there| there.is_ready(self)) {
             Self::SHOWN
         } else {

@@ -78,6 +78,22 @@ impl ReadyList {
     }
 
     /// # Safety
+    /// As [`push_back`](Self::push_back).
+    unsafe fn push_front(&mut self, item: NonNull<Item>) {
+        let head = self.head;
+        // SAFETY: the set's lock guards `prev`, and `next` of items on the list.
+        unsafe {
+            item.as_ref().next.store(head, Ordering::Relaxed);
+            item.as_ref().prev.with_mut(|prev| *prev = ptr::null_mut());
+            match NonNull::new(head) {
+                None => self.tail = item.as_ptr(),
+                Some(head) => head.as_ref().prev.with_mut(|prev| *prev = item.as_ptr()),
+            }
+        }
+        self.head = item.as_ptr();
+    }
+
+    /// # Safety
     /// The item is on this list, and its set's lock is held.
     #[inline]
     pub(super) unsafe fn unlink(&mut self, item: NonNull<Item>) {
@@ -361,19 +377,20 @@ impl Set {
                 return Events::empty();
             }
             let events = Self::look(node);
-            if !events.is_empty() {
-                // It became ready between the two looks. If its wake has queued it, it will be
-                // seen with the arrivals; else put it back where it was taken from: the tail is
-                // near enough, as it has just become ready.
-                let before = node
-                    .entry
-                    .owner_word
-                    .fetch_or(state::QUEUED, Ordering::SeqCst);
-                if before & state::QUEUED == 0 {
-                    ready.push_back(item);
-                }
+            if events.is_empty() {
+                return events;
+            }
+            // It became ready between the two looks. If its wake has queued it, it will be seen with
+            // the arrivals. Else it goes back to where it was taken from, and this look counts: a
+            // third one would be a loop for an object whose answer alternates.
+            let before = node
+                .entry
+                .owner_word
+                .fetch_or(state::QUEUED, Ordering::SeqCst);
+            if before & state::QUEUED != 0 {
                 return Events::empty();
             }
+            ready.push_front(item);
             events
         }
     }

@@ -8,7 +8,7 @@ use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
-use crate::wait::{Ask, Deferred, Mode, Notes, Wake};
+use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
 #[cfg(all(feature = "std", not(loom)))]
 use alloc::sync::Arc;
 use core::ptr::NonNull;
@@ -291,6 +291,7 @@ impl Set {
 
     #[inline(never)]
     fn harvest_pending(&self, out: &mut [Event], ask: Ask, turns: &mut Turns) -> usize {
+        let _scope = Scope::enter();
         let inner = self.inner.lock();
         let mut filled = 0;
         if let Some(first) = out.first_mut()
@@ -378,6 +379,7 @@ impl Set {
         if !self.watches_rotating.load(Ordering::Relaxed) {
             return;
         }
+        let _scope = Scope::enter();
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         for &item in &inner.rotating {

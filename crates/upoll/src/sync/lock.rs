@@ -19,7 +19,7 @@ use core::sync::atomic::AtomicBool;
 use lock_api::{GuardNoSend, RawMutex};
 
 use self::kernel::Futex;
-pub(crate) use self::kernel::barrier;
+use self::kernel::barrier;
 use super::{AtomicU32, Ordering, Rule, broken, compiler_fence};
 
 #[cfg(all(feature = "count-locks", not(loom)))]
@@ -67,11 +67,12 @@ fn holder() -> u32 {
         std::thread_local! {
             static HERE: u32 = const { 0 };
         }
-        thread = HERE.with(|here| core::ptr::from_ref(here).addr()) << 2;
+        thread = HERE.with(|here| core::ptr::from_ref(here).addr()) << 12;
     }
-    // It is aligned to more than this.
+    // No two threads have theirs in one page, as each has a stack between; this tells all apart that
+    // are within 8 TiB.
     #[expect(clippy::cast_possible_truncation, reason = "enough to tell them apart")]
-    let id = (thread >> 3) as u32;
+    let id = (thread >> 12 << 1) as u32;
     id | 1
 }
 

@@ -27,18 +27,14 @@ pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Atom
 #[cfg(all(feature = "count-locks", not(loom)))]
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) use self::lock::{Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare};
+pub(crate) use self::lock::{Mutex, MutexGuard, is_held_by_this_thread, prepare};
 #[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
 #[cfg(loom)]
 pub use self::lock::Lock;
 #[cfg(loom)]
-pub(crate) use self::lock::barrier;
-#[cfg(loom)]
-pub use self::model::in_handler;
-#[cfg(loom)]
-pub(crate) use self::model::{Mutex, is_held_by_this_thread};
+pub(crate) use self::model::Mutex;
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
 
@@ -91,22 +87,6 @@ mod model {
             self.0.try_lock().ok()
         }
     }
-
-    loom::thread_local! {
-        static IS_IN_HANDLER: core::cell::Cell<bool> = core::cell::Cell::new(false);
-    }
-
-    /// Runs `wakes` as a signal handler does: a lock that is held may be that of the code under it.
-    pub fn in_handler<R>(wakes: impl FnOnce() -> R) -> R {
-        IS_IN_HANDLER.with(|is_in_handler| is_in_handler.set(true));
-        let result = wakes();
-        IS_IN_HANDLER.with(|is_in_handler| is_in_handler.set(false));
-        result
-    }
-
-    pub(crate) fn is_held_by_this_thread<T>(_: &Mutex<T>) -> bool {
-        IS_IN_HANDLER.with(core::cell::Cell::get)
-    }
 }
 
 /// A full fence behind a `SeqCst` read-modify-write: what was written before it is seen by whoever
@@ -147,12 +127,12 @@ pub enum Rule {
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
     #[cfg(any(feature = "std", loom))]
     TryAgainAfterMarking,
-    /// A wake that has left its mark has the other threads pass a barrier.
+    /// The holder of a queue's lock that has released it passes a fence before it looks for marks.
     #[cfg(any(feature = "std", loom))]
-    BarrierAfterMarking,
-    /// Whoever has let go of a queue's lock looks for marks.
+    FenceAfterReleasing,
+    /// The holder of a queue's lock that has released it looks for marks.
     #[cfg(any(feature = "std", loom))]
-    LookAfterFreeing,
+    LookAfterReleasing,
     /// A worker that takes its item off the ready list says that its note is used up.
     UseUpNotes,
     /// A look at what a poll context keeps takes the marks of wakes away before it looks.
@@ -171,9 +151,13 @@ pub enum Rule {
     /// A process that notices that it is a new one is counted, then marks that it has noticed.
     #[cfg(any(feature = "std", loom))]
     CountThenMark,
-    /// What a wake puts off that is made in another's stead waits until all locks are free.
+    /// Tasks of a wake within another call wait until the locks of that call are free.
     #[cfg(any(feature = "std", loom))]
     LeaveTasksToTheOutermost,
+    /// A callback that is woken while it runs is called once more.
+    CallAgain,
+    /// The drop of a watch waits for a call of its callback that is under way.
+    WaitForCallbacks,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
 }

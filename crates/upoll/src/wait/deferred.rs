@@ -1,123 +1,65 @@
 //! What a wake puts off until its locks are free.
 
-#[cfg(all(feature = "std", not(loom)))]
-use alloc::boxed::Box;
 use alloc::sync::Arc;
-#[cfg(all(feature = "std", not(loom)))]
-use alloc::task::Wake;
-#[cfg(all(feature = "std", not(loom)))]
-use core::any::Any;
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::task::Waker;
 
-#[cfg(all(feature = "std", not(loom)))]
-use crate::sync::is_held_by_this_thread;
-use crate::sync::{AtomicBool, AtomicPtr, Mutex, Ordering, fence};
+use super::{Scope, TaskSlot, WaitQueue};
+use crate::events::Events;
 
 pub(crate) type Action = (fn(usize), usize);
 
-/// A task's waker in a place where wakes find it. It is called once the locks of the wake are free:
-/// an executor may run the task on the spot, or drop it.
-pub(crate) struct TaskSlot {
-    /// The task to wake. Nothing is called, and no waker dropped, with this lock held.
-    waker: Mutex<Option<Waker>>,
-    /// A wake has this in its chain and will call the waker.
-    chained: AtomicBool,
-    /// The next in that chain; the wake's own.
-    next: AtomicPtr<TaskSlot>,
-}
-
-impl TaskSlot {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(TaskSlot {
-            waker: Mutex::new(None),
-            chained: AtomicBool::new(false),
-            next: AtomicPtr::new(ptr::null_mut()),
-        })
-    }
-
-    /// Look at the object's state afterwards.
-    pub(crate) fn set(&self, waker: Waker) {
-        let before = self.waker.lock().replace(waker);
-        fence(Ordering::SeqCst);
-        drop(before);
-    }
-
-    /// None also in a signal handler that interrupts [`set`](Self::set) or this: whoever sets a waker
-    /// looks at the object afterwards, and whoever takes one wakes it.
-    fn take(&self) -> Option<Waker> {
-        #[cfg(all(feature = "std", not(loom)))]
-        if is_held_by_this_thread(&self.waker) {
-            return None;
-        }
-        self.waker.lock().take()
-    }
-}
-
-/// A panic that was caught in the midst of a wake, as one more task of it.
-#[cfg(all(feature = "std", not(loom)))]
-struct Panic {
-    payload: Mutex<Option<Box<dyn Any + Send>>>,
-}
-
-#[cfg(all(feature = "std", not(loom)))]
-impl Wake for Panic {
-    fn wake(self: Arc<Self>) {
-        let payload = self.payload.lock().take();
-        // Of several panics the first to go on is the one that is seen.
-        if let Some(payload) = payload.filter(|_| !std::thread::panicking()) {
-            std::panic::resume_unwind(payload);
-        }
-    }
-}
-
-/// Tasks to be woken, linked by their slots' `next`, so that a wake allocates nothing.
-struct Tasks(*mut TaskSlot);
-
-impl Tasks {
-    #[inline(never)]
-    fn wake(&mut self) {
-        while !self.0.is_null() {
-            // SAFETY: from `Arc::into_raw` in `push_task`, and taken off the chain here.
-            let slot = unsafe { Arc::from_raw(self.0) };
-            // Should a waker panic, the others are called as this drops.
-            let mut rest = Tasks(slot.next.load(Ordering::Relaxed));
-            self.0 = ptr::null_mut();
-            // First: a wake from now on chains it anew.
-            slot.chained.swap(false, Ordering::SeqCst);
-            let waker = slot.take();
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-            self.0 = core::mem::replace(&mut rest.0, ptr::null_mut());
-        }
-    }
-}
-
-impl Drop for Tasks {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            self.wake();
-        }
-    }
-}
-
-/// Actions put off until the locks of the wake are released: the system calls that rouse threads,
-/// and the wakers of tasks.
+/// Actions put off until the locks of the wake are released: the system calls that rouse threads, and
+/// wakers and callbacks.
 ///
 /// Room for a few system calls is on the stack. When it is full the oldest are done at once, under
 /// the locks: slower, never wrong.
 pub(crate) struct Deferred {
     actions: [MaybeUninit<Action>; Deferred::ROOM],
     len: usize,
+    /// The queue that the wake is walking, and those that it came through.
+    pub(super) level: *const Level,
     /// Workers that were chosen do not get to run: this thread lets them, once it has roused the
     /// last.
     #[cfg(all(feature = "std", not(loom)))]
     yields: bool,
-    /// Dropped, and thereby woken, after the actions are done.
-    tasks: Tasks,
+    /// Ends after the actions are done.
+    scope: Scope,
+}
+
+/// A queue on the way of a wake from an object to the sets above it.
+pub(super) struct Level {
+    queue: *const WaitQueue,
+    below: *const Level,
+    depth: u32,
+}
+
+impl Level {
+    /// How many queues a wake goes through. Sets nest less deep; objects that hand on the queues of
+    /// sets may nest as deep as they like.
+    const DEEPEST: u32 = 64;
+
+    /// None if the wake has come through `queue` before, or from too far below.
+    ///
+    /// # Safety
+    /// `below` is null or leads to levels that are alive.
+    pub(super) unsafe fn above(below: *const Level, queue: &WaitQueue) -> Option<Self> {
+        let mut at = below;
+        // SAFETY: the caller's contract.
+        while let Some(level) = unsafe { at.as_ref() } {
+            if ptr::eq(level.queue, queue) {
+                return None;
+            }
+            at = level.below;
+        }
+        // SAFETY: as above.
+        let depth = unsafe { below.as_ref() }.map_or(0, |level| level.depth + 1);
+        (depth < Self::DEEPEST).then_some(Level {
+            queue,
+            below,
+            depth,
+        })
+    }
 }
 
 impl Deferred {
@@ -132,30 +74,16 @@ impl Deferred {
         Deferred {
             actions: [const { MaybeUninit::uninit() }; Deferred::ROOM],
             len: 0,
+            level: ptr::null(),
             #[cfg(all(feature = "std", not(loom)))]
             yields: false,
-            tasks: Tasks(ptr::null_mut()),
+            scope: Scope::enter(),
         }
     }
 
-    /// Has the task's waker called, unless another wake is about to.
-    pub(crate) fn push_task(&mut self, slot: &Arc<TaskSlot>) {
-        if !slot.chained.swap(true, Ordering::SeqCst) {
-            slot.next.store(self.tasks.0, Ordering::Relaxed);
-            self.tasks.0 = Arc::into_raw(slot.clone()).cast_mut();
-        }
-    }
-
-    /// Has a panic of foreign code go on once all who stand behind it have been told.
-    #[cfg(all(feature = "std", not(loom)))]
-    #[cold]
-    pub(crate) fn push_panic(&mut self, payload: Box<dyn Any + Send>) {
-        let panic = Panic {
-            payload: Mutex::new(Some(payload)),
-        };
-        let slot = TaskSlot::new();
-        slot.set(Waker::from(Arc::new(panic)));
-        self.push_task(&slot);
+    /// Has a waker or callback run for a wake with this key once all locks are free.
+    pub(crate) fn push_task(&mut self, slot: &Arc<TaskSlot>, key: Events) {
+        self.scope.push(slot, key);
     }
 
     #[cfg_attr(
@@ -182,10 +110,10 @@ impl Deferred {
         self.yields |= chosen >= Deferred::MANY && chosen.is_power_of_two();
     }
 
-    /// For when all locks are free.
+    /// Does what was put off so far. The caller holds no lock.
     pub(crate) fn run(&mut self) {
         self.run_actions();
-        drop(core::mem::replace(&mut self.tasks, Tasks(ptr::null_mut())));
+        self.scope.run();
     }
 
     #[inline(never)]
@@ -194,7 +122,7 @@ impl Deferred {
         #[cfg(all(feature = "std", not(loom)))]
         if self.yields {
             // Tasks before: they are not to wait for this thread's next turn.
-            self.run();
+            self.scope.run();
             std::thread::yield_now();
         }
     }

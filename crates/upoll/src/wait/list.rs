@@ -3,7 +3,7 @@
 use core::marker::PhantomPinned;
 use core::ptr::{self, NonNull};
 
-use super::{Deferred, Locked, Notes, Place, Reply, WaitQueue, Wake};
+use super::{Deferred, Notes, Place, Reply, WaitQueue, Wake};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 
 pub(super) struct List {
@@ -81,35 +81,13 @@ impl WaitEntry {
         }
     }
 
-    /// Links this entry into `queue`. Look at the object's state afterwards. For who holds no lock.
+    /// Links this entry into `queue`. Look at the object's state afterwards.
     ///
     /// # Safety
     /// The entry is hooked nowhere. Neither entry nor queue moves or ends before
     /// [`WaitEntry::unhook`] has returned; hook and unhook are called by one owner at a time.
     #[inline]
     pub(crate) unsafe fn hook(&self, queue: *const WaitQueue, place: Place) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.link(queue, place, |list| drop(list)) };
-    }
-
-    /// [`hook`](Self::hook) with other locks held.
-    ///
-    /// # Safety
-    /// As [`hook`](Self::hook).
-    #[inline]
-    pub(crate) unsafe fn hook_within(
-        &self,
-        queue: *const WaitQueue,
-        place: Place,
-        deferred: &mut Deferred,
-    ) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.link(queue, place, |list| list.let_go(deferred)) };
-    }
-
-    /// # Safety
-    /// As [`hook`](Self::hook).
-    unsafe fn link(&self, queue: *const WaitQueue, place: Place, let_go: impl FnOnce(Locked<'_>)) {
         self.queue.store(queue.cast_mut(), Ordering::Relaxed);
         // SAFETY: the caller keeps the queue alive.
         let queue = unsafe { &*queue };
@@ -124,28 +102,16 @@ impl WaitEntry {
         }
         queue.linked.fetch_add(1, Ordering::SeqCst);
         queue.use_up_notes();
-        let_go(list);
+        drop(list);
         // The waiter's half of the named pair: an object's poll may read in any order it likes.
         fence_after_rmw();
     }
 
-    /// Takes this entry out of its queue, if it is in one. After it returned no wake calls it. For
-    /// who holds no lock.
+    /// Takes this entry out of its queue, if it is in one. After it returned no wake calls it.
     ///
     /// Says whether the entry held a claim: its owner must pass that on
     /// ([`WaitQueue::pass_on`]) or have looked at the object since.
-    #[inline]
     pub(crate) fn unhook(&self) -> Option<NonNull<WaitQueue>> {
-        self.leave(|list| drop(list))
-    }
-
-    /// [`unhook`](Self::unhook) with other locks held.
-    #[inline]
-    pub(crate) fn unhook_within(&self, deferred: &mut Deferred) -> Option<NonNull<WaitQueue>> {
-        self.leave(|list| list.let_go(deferred))
-    }
-
-    fn leave(&self, let_go: impl FnOnce(Locked<'_>)) -> Option<NonNull<WaitQueue>> {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let mut list = unsafe { queue.as_ref() }.lock();
@@ -158,15 +124,15 @@ impl WaitEntry {
             unsafe { queue.as_ref() }.count_unlinked();
         }
         self.queue.store(ptr::null_mut(), Ordering::Relaxed);
-        let_go(list);
+        drop(list);
         claimed.then_some(queue)
     }
 
     /// Waits until a wake that is under way in this entry's queue is over.
-    pub(crate) fn outlast_wake(&self, deferred: &mut Deferred) {
+    pub(crate) fn outlast_wake(&self) {
         if let Some(queue) = self.queue() {
             // SAFETY: the queue outlives the hook (`hook`'s contract).
-            unsafe { queue.as_ref() }.lock().let_go(deferred);
+            drop(unsafe { queue.as_ref() }.lock());
         }
     }
 
@@ -203,13 +169,13 @@ impl WaitEntry {
     }
 
     /// Gives up the claim that this entry may hold; says whose it was. The owner passes it on.
-    pub(crate) fn disclaim(&self, deferred: &mut Deferred) -> Option<NonNull<WaitQueue>> {
+    pub(crate) fn disclaim(&self) -> Option<NonNull<WaitQueue>> {
         let queue = self.queue()?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let queue_ref = unsafe { queue.as_ref() };
         let mut list = queue_ref.lock();
         let claimed = queue_ref.unclaim(&mut list, self);
-        list.let_go(deferred);
+        drop(list);
         claimed.then_some(queue)
     }
 
@@ -247,7 +213,7 @@ impl WaitEntry {
         } else if queue.owed.load(Ordering::Relaxed) {
             queue.hand_on(&mut list, self, uses, deferred);
         }
-        list.let_go(deferred);
+        drop(list);
     }
 }
 

@@ -23,11 +23,14 @@
 mod deferred;
 mod list;
 mod locked;
+mod tasks;
 
-pub(crate) use self::deferred::{Deferred, TaskSlot};
+pub(crate) use self::deferred::Deferred;
+use self::deferred::Level;
 use self::list::{EXCLUSIVE, LINKED, List, RETIRED};
 pub(crate) use self::list::{OnWake, WaitEntry};
-use self::locked::{Kind, Locked};
+use self::locked::Kind;
+pub(crate) use self::tasks::{Scope, TaskSlot};
 
 use core::ptr::{self, NonNull};
 
@@ -40,8 +43,9 @@ use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, Rule, broken, fence, f
 /// wake it after each change. Any thread may wake it; a wake never blocks for longer than it takes
 /// to walk the list, and allocates nothing.
 ///
-/// Waiters are called with the queue's lock held: do not hold a lock around a wake that your
-/// `poll` takes while it calls into other objects' queues.
+/// A wake runs wakers and callbacks at its end, or, if an object's `poll` makes it, at the end of the
+/// call that polls the object. Do not hold a lock of your own around a wake that these, or your `poll`,
+/// take.
 pub struct WaitQueue {
     /// How many entries are linked, or unlinked by a rotating wake and not yet settled: a wake that
     /// comes meanwhile finds nobody, and has to say so. Written under `list`'s lock, read without
@@ -156,6 +160,23 @@ pub(crate) struct Wake<'a> {
 }
 
 impl Wake<'_> {
+    /// Runs `walk` as the part of this wake that goes through `queue`. Returns None, and does not run
+    /// it, if the wake is in that queue already: objects that hand on the queues of sets can close a
+    /// circle that ADD does not see.
+    fn through<R>(
+        &mut self,
+        queue: &WaitQueue,
+        walk: impl FnOnce(&mut Self) -> Option<R>,
+    ) -> Option<R> {
+        let below = self.deferred.level;
+        // SAFETY: the levels are those of callers of this function that have not returned.
+        let level = unsafe { Level::above(below, queue) }?;
+        self.deferred.level = &raw const level;
+        let result = walk(self);
+        self.deferred.level = below;
+        result
+    }
+
     /// The same wake with another key, for the queues above.
     pub(crate) fn with_key(&mut self, key: Events) -> Wake<'_> {
         Wake {
@@ -253,7 +274,7 @@ impl WaitQueue {
             self.uncount(reply);
             took += usize::from(reply != Reply::Passed);
         }
-        list.let_go(&mut deferred);
+        drop(list);
         took
     }
 
@@ -317,19 +338,20 @@ impl WaitQueue {
             mode: Mode::Ask,
             deferred,
         };
-        let Some(mut list) = self.lock_to_wake(Kind::Question, &mut wake) else {
-            // Whoever holds the lock may be about to wait.
-            return true;
-        };
-        let mut is_awaited = false;
-        let mut at = list.first(false);
-        while let Some(entry) = at.filter(|_| !is_awaited) {
-            // SAFETY: a linked entry is alive under the lock.
-            at = unsafe { list.next(entry) };
-            is_awaited = self.call(&mut list, entry, &mut wake) != Reply::Passed;
-        }
-        list.let_go(deferred);
-        is_awaited
+        let is_awaited = wake.through(self, |wake| {
+            let mut list = self.lock_to_wake(Kind::Question, wake)?;
+            let mut is_awaited = false;
+            let mut at = list.first(false);
+            while let Some(entry) = at.filter(|_| !is_awaited) {
+                // SAFETY: a linked entry is alive under the lock.
+                at = unsafe { list.next(entry) };
+                is_awaited = self.call(&mut list, entry, wake) != Reply::Passed;
+            }
+            drop(list);
+            Some(is_awaited)
+        });
+        // The holder of the lock may be about to wait.
+        is_awaited.unwrap_or(true)
     }
 
     /// A wake that is part of another one, whose state is already published.
@@ -337,14 +359,13 @@ impl WaitQueue {
         if !self.is_watched() {
             return 0;
         }
-        match self.lock_to_wake(Kind::Plain, wake) {
-            Some(mut list) => {
-                let took = self.walk(&mut list, wake, false);
-                list.let_go(wake.deferred);
-                took
-            }
-            None => 0,
-        }
+        let took = wake.through(self, |wake| {
+            let mut list = self.lock_to_wake(Kind::Plain, wake)?;
+            let took = self.walk(&mut list, wake, false);
+            drop(list);
+            Some(took)
+        });
+        took.unwrap_or(0)
     }
 
     /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets:
@@ -359,9 +380,17 @@ impl WaitQueue {
         if !self.is_watched() {
             return 0;
         }
-        let Some(mut list) = self.lock_to_wake(Kind::Rotating { notes_last }, wake) else {
-            return 0;
-        };
+        let took = wake.through(self, |wake| {
+            let mut list = self.lock_to_wake(Kind::Rotating { notes_last }, wake)?;
+            let took = self.wake_in_turn_locked(&mut list, wake, notes_last);
+            drop(list);
+            Some(took)
+        });
+        took.unwrap_or(0)
+    }
+
+    /// [`wake_in_turn`](Self::wake_in_turn) with the lock held.
+    fn wake_in_turn_locked(&self, list: &mut List, wake: &mut Wake<'_>, notes_last: bool) -> usize {
         let mut took = 0;
         let mut at = list.first(false);
         while let Some(entry) = at {
@@ -371,26 +400,25 @@ impl WaitQueue {
             }
             // SAFETY: as above, and `entry` is still linked.
             at = unsafe { list.next(entry) };
-            let reply = self.call(&mut list, entry, wake);
+            let reply = self.call(list, entry, wake);
             self.uncount(reply);
             took += usize::from(reply != Reply::Passed);
         }
         wake.mode = Mode::Offer;
-        if self.offer_in_turn(&mut list, wake, Whom::All) {
+        if self.offer_in_turn(list, wake, Whom::All) {
             #[cfg(all(feature = "std", not(loom)))]
             wake.deferred.let_run(list.claims);
             took += 1;
         } else {
             self.owed.store(true, Ordering::Relaxed);
-            took += usize::from(self.leave_notes(&mut list, wake, notes_last));
+            took += usize::from(self.leave_notes(list, wake, notes_last));
         }
-        list.let_go(wake.deferred);
         took
     }
 
     /// Nobody waits: leaves a note with all exclusive entries, so that whoever comes first will look.
     /// Says whether one was waiting after all, and took it.
-    fn leave_notes(&self, list: &mut Locked<'_>, wake: &mut Wake<'_>, notes_last: bool) -> bool {
+    fn leave_notes(&self, list: &mut List, wake: &mut Wake<'_>, notes_last: bool) -> bool {
         if self.noted.load(Ordering::SeqCst) {
             return false;
         }
@@ -415,7 +443,7 @@ impl WaitQueue {
     /// There is an event more than the one that `me` has: the next in line is offered it. If nobody
     /// waits, all are left notes where those are used up: some may be about to wait, as others have
     /// the event as far as they know.
-    fn hand_on(&self, list: &mut Locked<'_>, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
+    fn hand_on(&self, list: &mut List, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
         let mut wake = Wake {
             key: Events::IN,
             mode: Mode::Offer,
@@ -449,7 +477,7 @@ impl WaitQueue {
         } else {
             self.walk(&mut list, &mut wake, true);
         }
-        list.let_go(&mut deferred);
+        drop(list);
     }
 
     /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready, may
@@ -474,7 +502,7 @@ impl WaitQueue {
         if !is_mine {
             refused();
         }
-        list.let_go(deferred);
+        drop(list);
         is_mine
     }
 
@@ -482,7 +510,7 @@ impl WaitQueue {
     /// As [`turn`](Self::turn), and `list` is this queue's.
     unsafe fn turn_locked(
         &self,
-        list: &mut Locked<'_>,
+        list: &mut List,
         me: &WaitEntry,
         ask: Ask,
         deferred: &mut Deferred,
@@ -542,7 +570,7 @@ impl WaitQueue {
         let mut list = self.lock();
         // SAFETY: passed on to the caller.
         let arrival = unsafe { self.turn_or_link(&mut list, me, first, ready, deferred) };
-        list.let_go(deferred);
+        drop(list);
         arrival
     }
 
@@ -550,7 +578,7 @@ impl WaitQueue {
     /// As [`turn_or_hook`](Self::turn_or_hook), and `list` is this queue's.
     unsafe fn turn_or_link(
         &self,
-        list: &mut Locked<'_>,
+        list: &mut List,
         me: &WaitEntry,
         first: bool,
         ready: impl FnOnce() -> bool,
@@ -590,7 +618,7 @@ impl WaitQueue {
 
     /// Offers the wake to the exclusive entries in their order until one takes it; that one has
     /// a claim then, and one turn more.
-    fn offer_in_turn(&self, list: &mut Locked<'_>, wake: &mut Wake<'_>, whom: Whom) -> bool {
+    fn offer_in_turn(&self, list: &mut List, wake: &mut Wake<'_>, whom: Whom) -> bool {
         if self.noted.load(Ordering::SeqCst) {
             return false;
         }
@@ -614,7 +642,7 @@ impl WaitQueue {
     }
 
     /// The entry's claim, if it has one, is over.
-    fn unclaim(&self, list: &mut Locked<'_>, entry: &WaitEntry) -> bool {
+    fn unclaim(&self, list: &mut List, entry: &WaitEntry) -> bool {
         let claimed = list.unclaim(entry);
         if claimed && !entry.stands(LINKED) {
             self.count_unlinked();
@@ -623,7 +651,7 @@ impl WaitQueue {
     }
 
     /// The entry took a rotating wake: it has a claim, and has had its turn.
-    fn retire(&self, list: &mut Locked<'_>, entry: NonNull<WaitEntry>) {
+    fn retire(&self, list: &mut List, entry: NonNull<WaitEntry>) {
         // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
         let entry = unsafe { entry.as_ref() };
         list.claim(entry);
@@ -633,7 +661,7 @@ impl WaitQueue {
     }
 
     /// Calls entries from the head, exclusive ones until one took it.
-    fn walk(&self, list: &mut Locked<'_>, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
+    fn walk(&self, list: &mut List, wake: &mut Wake<'_>, exclusive_only: bool) -> usize {
         let mut took = 0;
         let mut at = list.first(exclusive_only);
         while let Some(entry) = at {
@@ -666,7 +694,7 @@ impl WaitQueue {
     }
 
     #[inline]
-    fn call(&self, list: &mut Locked<'_>, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    fn call(&self, list: &mut List, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         // SAFETY: a linked entry is alive under the lock.
         let on_wake = unsafe { entry.as_ref() }.on_wake;
         // SAFETY: the entry is linked into this queue, whose lock is held.

@@ -1,18 +1,18 @@
-//! Wakes that do not get their queue's lock and are left to its holder.
+//! Wakes that find their queue's lock held and are delivered by its holder, and what they call.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use loom::thread::{self, ThreadId};
-use upoll::{Epoll, EventFd, Events, Readiness, Rule, in_handler};
+use upoll::{Epoll, EventFd, Events, Readiness, Rule, Watch};
 
 use super::rotation::workers;
 use super::{IN, Waiter, harvest, model, must_fail_without};
 
-/// A signal handler writes while another thread comes and goes in the queue of the same counter.
+/// A counter is written while another thread comes and goes in its queue.
 fn waking_against_holding_the_lock() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
@@ -21,7 +21,7 @@ fn waking_against_holding_the_lock() {
         let coming = thread::spawn(move || {
             drop(Waiter::at(other.as_file_ref(), Events::IN));
         });
-        in_handler(|| counter.try_write(1)).unwrap();
+        counter.try_write(1).unwrap();
         coming.join().unwrap();
         assert!(waiter.was_told());
     });
@@ -39,37 +39,45 @@ fn a_wake_that_does_not_try_again_after_its_mark_is_lost() {
 
 #[test]
 fn a_mark_that_the_holder_of_the_lock_does_not_see_in_time_is_lost() {
-    must_fail_without(Rule::BarrierAfterMarking, waking_against_holding_the_lock);
+    must_fail_without(Rule::FenceAfterReleasing, waking_against_holding_the_lock);
 }
 
 #[test]
 fn a_holder_that_does_not_look_for_marks_loses_a_wake() {
-    must_fail_without(Rule::LookAfterFreeing, waking_against_holding_the_lock);
+    must_fail_without(Rule::LookAfterReleasing, waking_against_holding_the_lock);
 }
 
-/// A signal handler writes to the source of a rotating set while the worker that is first in line
-/// leaves: the one that stays has the event.
-fn waking_in_turn_against_leaving() {
-    model(4, || {
+/// The source of a rotating set is written while another thread comes and goes in the queue of that
+/// set: one of the workers has the event.
+fn waking_in_turn_against_holding_the_lock() {
+    model(3, || {
         let source = EventFd::new(0).unwrap();
         let (rotating, [first, second]) = workers(&source);
         let _waiting = [&first, &second].map(Waiter::in_set);
-        let leaving = thread::spawn(move || {
-            first.delete(&rotating).unwrap();
-            rotating
+        let watched = rotating.clone();
+        let coming = thread::spawn(move || {
+            drop(Waiter::in_set(&watched));
         });
-        in_handler(|| source.try_write(1)).unwrap();
-        let _open = leaving.join().unwrap();
-        assert_eq!(harvest(&second), 1);
+        source.try_write(1).unwrap();
+        coming.join().unwrap();
+        assert_eq!(harvest(&first) + harvest(&second), 1);
     });
 }
 
 #[test]
-fn a_rotating_wake_that_is_left_to_a_worker_that_leaves_is_with_the_one_that_stays() {
-    waking_in_turn_against_leaving();
+fn a_rotating_wake_that_does_not_get_the_lock_is_made_by_its_holder() {
+    waking_in_turn_against_holding_the_lock();
 }
 
-/// A task that says, when another thread than its own wakes it, whether that has locked the set.
+#[test]
+fn a_rotating_wake_that_does_not_try_again_after_its_mark_is_lost() {
+    must_fail_without(
+        Rule::TryAgainAfterMarking,
+        waking_in_turn_against_holding_the_lock,
+    );
+}
+
+/// A task that notes, when another thread than its own wakes it, whether the set is locked.
 struct Task {
     set: Epoll,
     home: ThreadId,
@@ -84,8 +92,8 @@ impl Wake for Task {
     }
 }
 
-/// A signal handler writes while another thread, the only one that uses the set, adds the counter to
-/// it: that thread may have to wake the task that waits for the counter.
+/// A counter is written while another thread, the only one that uses the set, adds the counter to it.
+/// That thread may have to wake the task that waits for the counter.
 fn waking_a_task_against_adding() {
     model(2, || {
         let counter = EventFd::new(0).unwrap();
@@ -104,7 +112,7 @@ fn waking_a_task_against_adding() {
             set.add(&added, IN).unwrap();
             set.delete(&added).unwrap();
         });
-        in_handler(|| counter.try_write(1)).unwrap();
+        counter.try_write(1).unwrap();
         adding.join().unwrap();
         assert!(!task.was_locked.load(Ordering::Relaxed));
     });
@@ -118,4 +126,73 @@ fn the_task_of_a_wake_that_is_left_to_add_or_del_is_woken_with_the_set_unlocked(
 #[test]
 fn a_task_that_is_woken_as_soon_as_its_queue_is_unlocked_may_find_the_set_locked() {
     must_fail_without(Rule::LeaveTasksToTheOutermost, waking_a_task_against_adding);
+}
+
+/// Two threads write, and a callback reads what it can: it is called after each write, by one thread at
+/// a time.
+fn calling_against_waking() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let read = Arc::new(AtomicU64::new(0));
+        let is_running = AtomicBool::new(false);
+        let (reader, sum) = (counter.clone(), read.clone());
+        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+            assert!(!is_running.swap(true, Ordering::SeqCst));
+            if let Ok(count) = reader.try_read() {
+                sum.fetch_add(count, Ordering::SeqCst);
+            }
+            thread::yield_now();
+            is_running.store(false, Ordering::SeqCst);
+        })
+        .unwrap();
+        let other = counter.clone();
+        let writing = thread::spawn(move || other.try_write(1).unwrap());
+        counter.try_write(2).unwrap();
+        writing.join().unwrap();
+        assert_eq!(read.load(Ordering::SeqCst), 3);
+        drop(watch);
+    });
+}
+
+#[test]
+fn a_callback_is_called_after_each_wake_by_one_thread_at_a_time() {
+    calling_against_waking();
+}
+
+#[test]
+fn a_callback_that_is_not_called_again_misses_a_wake_that_comes_while_it_runs() {
+    must_fail_without(Rule::CallAgain, calling_against_waking);
+}
+
+/// A watch is dropped while another thread writes: its callback is over then.
+fn dropping_a_watch_against_waking() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let is_running = Arc::new(AtomicBool::new(false));
+        let runs = is_running.clone();
+        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+            runs.store(true, Ordering::SeqCst);
+            thread::yield_now();
+            runs.store(false, Ordering::SeqCst);
+        })
+        .unwrap();
+        let other = counter.clone();
+        let writing = thread::spawn(move || other.try_write(1).unwrap());
+        drop(watch);
+        for _ in 0..2 {
+            assert!(!is_running.load(Ordering::SeqCst));
+            thread::yield_now();
+        }
+        writing.join().unwrap();
+    });
+}
+
+#[test]
+fn no_callback_runs_once_its_watch_has_been_dropped() {
+    dropping_a_watch_against_waking();
+}
+
+#[test]
+fn a_watch_that_does_not_wait_for_its_callback_may_be_dropped_under_it() {
+    must_fail_without(Rule::WaitForCallbacks, dropping_a_watch_against_waking);
 }

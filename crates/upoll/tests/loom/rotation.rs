@@ -251,9 +251,10 @@ fn looking_in_vain_against_waking() {
             writer
         });
         let is_gone = source.try_read(&mut [0]).is_ok();
+        // It waits no more from here on, and looks, as it may have been chosen without being told.
+        drop(waiting);
         let seen = told.load(Ordering::SeqCst);
         harvest(&first);
-        drop(waiting);
         let writer = writing.join().unwrap();
         if !is_gone {
             return;

@@ -1,0 +1,483 @@
+//! Wakers and callbacks: foreign code that wakes call, always with no lock held.
+//!
+//! A wake finds a [`TaskSlot`] under the locks of queues, and often of sets. It hands the slot to the
+//! thread's current [`Scope`], and the slot's code runs when the outermost scope of the thread ends.
+//! A call that holds a lock while it may wake, or while it calls an object's `poll`, enters a scope
+//! before it takes the lock. So a scope within another one (a wake that an object's `poll` makes, a
+//! look at a set below) leaves its slots to the outer one, as does a signal handler.
+//!
+//! Without `std` there is no place to keep what belongs to a thread, so each scope runs its own slots.
+//!
+//! # Circles
+//! Two callbacks may write to each other's counter. A callback is called by one thread at a time: a wake
+//! that comes meanwhile is noted in the slot, and the calling thread calls once more. A scope does so at
+//! most [`ROUNDS`] times. What is left after that stays noted, and is delivered with the next wake.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::ptr;
+use core::task::Waker;
+
+use crate::events::Events;
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broken, fence};
+
+#[cfg(any(feature = "std", loom))]
+use self::here as list;
+#[cfg(not(any(feature = "std", loom)))]
+use self::own as list;
+
+/// How often a scope calls what its own callbacks wake.
+const ROUNDS: u32 = 256;
+
+/// How many scopes of a thread may be within each other. Sets that watch sets need three for each of
+/// their five levels.
+const DEEPEST: u32 = 64;
+
+/// A scope has the slot and will run it.
+const OWNED: u32 = 1;
+/// A wake has come that no call was made for.
+const WANTED: u32 = 2;
+
+/// Stands for the key of a wake that does not say what happened.
+const UNKNOWN: u32 = u32::MAX;
+
+/// A callback, as an embedder gives it.
+pub(crate) type Call = Box<dyn Fn(Events) + Send + Sync>;
+
+/// A task's waker or a callback, in a place where wakes find it.
+pub(crate) struct TaskSlot {
+    whom: Whom,
+    /// [`OWNED`] and [`WANTED`].
+    state: AtomicU32,
+    /// What the wakes said that no call was made for.
+    key: AtomicU32,
+    /// The next in the list that the slot is in; the owning scope's.
+    next: AtomicPtr<TaskSlot>,
+}
+
+enum Whom {
+    /// The task to wake. Nothing is called, and no waker dropped, with this lock held.
+    Task(Mutex<Option<Waker>>),
+    Callback {
+        call: Call,
+        /// Held during a call, so that [`TaskSlot::cancel`] can wait for its end.
+        calling: Mutex<()>,
+        is_cancelled: AtomicBool,
+    },
+}
+
+impl TaskSlot {
+    fn new(whom: Whom) -> Arc<Self> {
+        Arc::new(TaskSlot {
+            whom,
+            state: AtomicU32::new(0),
+            key: AtomicU32::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+        })
+    }
+
+    /// A place for a waker.
+    pub(crate) fn for_task() -> Arc<Self> {
+        Self::new(Whom::Task(Mutex::new(None)))
+    }
+
+    pub(crate) fn for_callback(call: Call) -> Arc<Self> {
+        Self::new(Whom::Callback {
+            call,
+            calling: Mutex::new(()),
+            is_cancelled: AtomicBool::new(false),
+        })
+    }
+
+    /// Sets the waker. Look at the object's state afterwards.
+    pub(crate) fn set(&self, waker: Waker) {
+        let Whom::Task(place) = &self.whom else {
+            return;
+        };
+        let before = place.lock().replace(waker);
+        fence(Ordering::SeqCst);
+        drop(before);
+    }
+
+    /// Ends the calls of a callback that no wake finds any more: none is begun from now on. Waits for
+    /// one that another thread has begun.
+    pub(crate) fn cancel(&self) {
+        let Whom::Callback {
+            calling,
+            is_cancelled,
+            ..
+        } = &self.whom
+        else {
+            return;
+        };
+        is_cancelled.store(true, Ordering::SeqCst);
+        if broken(Rule::WaitForCallbacks) {
+            return;
+        }
+        #[cfg(all(feature = "std", not(loom)))]
+        if crate::sync::is_held_by_this_thread(calling) {
+            // The callback itself ends its watch.
+            return;
+        }
+        drop(calling.lock());
+    }
+
+    /// Notes a wake. Returns whether the caller owns the slot now.
+    fn want(&self, key: Events) -> bool {
+        let key = match key.bits() {
+            0 => UNKNOWN,
+            bits => bits,
+        };
+        // Before the mark: whoever takes the mark away finds it.
+        self.key.fetch_or(key, Ordering::SeqCst);
+        self.state.fetch_or(OWNED | WANTED, Ordering::SeqCst) & OWNED == 0
+    }
+
+    /// Calls the waker or the callback. Returns whether the slot is still owned, as it was woken
+    /// meanwhile. The caller owns the slot.
+    fn run(&self) -> bool {
+        match &self.whom {
+            Whom::Task(place) => {
+                // First: a wake from now on has the waker called anew. An executor may run the task here,
+                // for long.
+                self.state.swap(0, Ordering::SeqCst);
+                if let Some(waker) = Self::take(place) {
+                    waker.wake();
+                }
+                false
+            }
+            Whom::Callback {
+                call,
+                calling,
+                is_cancelled,
+            } => {
+                self.state.fetch_and(!WANTED, Ordering::SeqCst);
+                let key = self.key.swap(0, Ordering::SeqCst);
+                let calls = calling.lock();
+                let owned = Owned(self);
+                if key != 0 && !is_cancelled.load(Ordering::SeqCst) {
+                    let events = if key == UNKNOWN { 0 } else { key };
+                    call(Events::from_bits_retain(events));
+                }
+                drop(calls);
+                core::mem::forget(owned);
+                self.state
+                    .compare_exchange(OWNED, 0, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_err()
+                    && !broken(Rule::CallAgain)
+            }
+        }
+    }
+
+    /// None also in a signal handler that interrupts [`set`](Self::set) or this: the caller of `set`
+    /// looks at the object afterwards, and the caller of this wakes the task.
+    fn take(place: &Mutex<Option<Waker>>) -> Option<Waker> {
+        #[cfg(all(feature = "std", not(loom)))]
+        if crate::sync::is_held_by_this_thread(place) {
+            return None;
+        }
+        place.lock().take()
+    }
+}
+
+/// Gives up a slot whose callback panics.
+struct Owned<'a>(&'a TaskSlot);
+
+impl Drop for Owned<'_> {
+    fn drop(&mut self) {
+        self.0.state.fetch_and(!OWNED, Ordering::SeqCst);
+    }
+}
+
+/// Slots that a scope owns, linked by their `next`: a wake allocates nothing.
+struct Stack(*mut TaskSlot);
+
+impl Stack {
+    fn pop(&mut self) -> Option<Arc<TaskSlot>> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: from `Arc::into_raw` in `push` of either list, and taken off here.
+        let slot = unsafe { Arc::from_raw(self.0) };
+        self.0 = slot.next.load(Ordering::Relaxed);
+        Some(slot)
+    }
+
+    fn push(&mut self, slot: Arc<TaskSlot>) {
+        slot.next.store(self.0, Ordering::Relaxed);
+        self.0 = Arc::into_raw(slot).cast_mut();
+    }
+
+    /// The oldest first.
+    fn reversed(mut self) -> Self {
+        let mut reversed = Stack(ptr::null_mut());
+        while let Some(slot) = self.pop() {
+            reversed.push(slot);
+        }
+        reversed
+    }
+}
+
+impl Drop for Stack {
+    /// What was not run is given up; its wakes go with the next one.
+    fn drop(&mut self) {
+        while let Some(slot) = self.pop() {
+            slot.state.fetch_and(!OWNED, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A stretch of a call during which wakers and callbacks are put off. It ends after all locks that the
+/// call has taken within it are free.
+pub(crate) struct Scope(list::List);
+
+impl Scope {
+    #[inline]
+    pub(crate) fn enter() -> Self {
+        Scope(list::List::enter())
+    }
+
+    /// Whether the thread is in more scopes than sets that watch sets need.
+    pub(crate) fn is_too_deep() -> bool {
+        list::List::depth() > DEEPEST
+    }
+
+    /// Has the slot run when the outermost scope ends, unless another one is about to run it.
+    pub(crate) fn push(&mut self, slot: &Arc<TaskSlot>, key: Events) {
+        if slot.want(key) {
+            self.0.push(slot.clone());
+        }
+    }
+
+    /// Runs what was put off, if this is the outermost scope. No lock is held.
+    pub(crate) fn run(&mut self) {
+        let is_outermost = self.0.leave();
+        let panicked = is_outermost.then(|| self.run_all());
+        self.0 = list::List::enter();
+        if let Some(panicked) = panicked {
+            panicked.go_on();
+        }
+    }
+
+    #[inline(never)]
+    fn run_all(&mut self) -> Panicked {
+        let mut panicked = Panicked::default();
+        for _ in 0..ROUNDS {
+            let mut slots = self.0.take().reversed();
+            if slots.0.is_null() {
+                break;
+            }
+            while let Some(slot) = slots.pop() {
+                if panicked.catch(|| self.0.run(&slot)) {
+                    self.0.push(slot);
+                }
+            }
+        }
+        drop(self.0.take());
+        panicked
+    }
+}
+
+impl Drop for Scope {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.leave() {
+            self.run_all().go_on();
+        }
+    }
+}
+
+/// The first panic of several: it goes on when all slots have been run.
+#[derive(Default)]
+struct Panicked {
+    #[cfg(all(feature = "std", not(loom)))]
+    payload: Option<Box<dyn core::any::Any + Send>>,
+}
+
+#[cfg(all(feature = "std", not(loom)))]
+impl Panicked {
+    fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
+        // What of the foreign code's is broken afterwards, the same panic shows as if it had not been
+        // caught.
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+            Ok(again) => again,
+            Err(payload) => {
+                self.payload.get_or_insert(payload);
+                false
+            }
+        }
+    }
+
+    fn go_on(self) {
+        if let Some(payload) = self.payload.filter(|_| !std::thread::panicking()) {
+            std::panic::resume_unwind(payload);
+        }
+    }
+}
+
+#[cfg(any(not(feature = "std"), loom))]
+impl Panicked {
+    #[expect(clippy::unused_self, reason = "there is nothing to catch it with")]
+    fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
+        run()
+    }
+
+    #[expect(clippy::unused_self, reason = "as above")]
+    fn go_on(self) {}
+}
+
+/// One list for each thread.
+#[cfg(any(feature = "std", loom))]
+mod here {
+    use alloc::sync::Arc;
+    use core::cell::Cell;
+    use core::marker::PhantomData;
+    use core::ptr;
+    use core::sync::atomic::{AtomicPtr, Ordering};
+
+    use super::{Stack, TaskSlot};
+    use crate::sync::{Rule, broken};
+
+    /// What belongs to a thread. A signal handler that runs on it finds it in order at any moment: it
+    /// leaves `depth` as it was, and `tasks` changes in one step.
+    struct Here {
+        /// How many scopes the thread is in.
+        depth: Cell<u32>,
+        /// The slots that its scopes own, the newest first.
+        tasks: AtomicPtr<TaskSlot>,
+    }
+
+    impl Here {
+        const fn new() -> Self {
+            Here {
+                depth: Cell::new(0),
+                tasks: AtomicPtr::new(ptr::null_mut()),
+            }
+        }
+    }
+
+    #[cfg(not(loom))]
+    std::thread_local! {
+        static HERE: Here = const { Here::new() };
+    }
+    #[cfg(loom)]
+    loom::thread_local! {
+        static HERE: Here = Here::new();
+    }
+
+    /// Not for another thread than the one that entered.
+    pub(super) struct List(PhantomData<*mut ()>);
+
+    impl List {
+        #[inline]
+        pub(super) fn enter() -> Self {
+            HERE.with(|here| here.depth.set(here.depth.get() + 1));
+            List(PhantomData)
+        }
+
+        pub(super) fn depth() -> u32 {
+            HERE.with(|here| here.depth.get())
+        }
+
+        /// Leaves the scope. Returns whether it was the outermost one, and has slots to run.
+        #[inline]
+        pub(super) fn leave(&self) -> bool {
+            HERE.with(|here| {
+                let outer = here.depth.get() - 1;
+                here.depth.set(outer);
+                // The depth first: a handler that interrupts this runs what it finds here.
+                let is_outermost = outer == 0 || broken(Rule::LeaveTasksToTheOutermost);
+                is_outermost && !here.tasks.load(Ordering::Relaxed).is_null()
+            })
+        }
+
+        pub(super) fn push(&self, slot: Arc<TaskSlot>) {
+            let slot = Arc::into_raw(slot).cast_mut();
+            HERE.with(|here| {
+                let mut head = here.tasks.load(Ordering::Relaxed);
+                loop {
+                    // SAFETY: the caller owns the slot, of which it gave a reference.
+                    unsafe { &*slot }
+                        .next
+                        .store(head, crate::sync::Ordering::Relaxed);
+                    let swapped = here.tasks.compare_exchange(
+                        head,
+                        slot,
+                        Ordering::Relaxed,
+                        Ordering::Relaxed,
+                    );
+                    match swapped {
+                        Ok(_) => return,
+                        Err(now) => head = now,
+                    }
+                }
+            });
+        }
+
+        pub(super) fn take(&self) -> Stack {
+            Stack(HERE.with(|here| here.tasks.swap(ptr::null_mut(), Ordering::Relaxed)))
+        }
+
+        /// What a callback wakes comes after it, instead of running within it; a waker may run for
+        /// long, and what that wakes must not wait for its end.
+        pub(super) fn run(&self, slot: &TaskSlot) -> bool {
+            if matches!(slot.whom, super::Whom::Task(_)) {
+                return slot.run();
+            }
+            let within = Within(Self::enter());
+            let again = slot.run();
+            drop(within);
+            again
+        }
+    }
+
+    /// Leaves a list without running what is in it.
+    struct Within(List);
+
+    impl Drop for Within {
+        fn drop(&mut self) {
+            self.0.leave();
+        }
+    }
+}
+
+/// A list for each scope.
+#[cfg(not(any(feature = "std", loom)))]
+mod own {
+    use alloc::sync::Arc;
+    use core::ptr;
+
+    use super::{Stack, TaskSlot};
+
+    pub(super) struct List(Stack);
+
+    impl List {
+        #[inline]
+        pub(super) fn enter() -> Self {
+            List(Stack(ptr::null_mut()))
+        }
+
+        /// Not known here.
+        pub(super) const fn depth() -> u32 {
+            0
+        }
+
+        #[inline]
+        pub(super) fn leave(&self) -> bool {
+            !self.0.0.is_null()
+        }
+
+        pub(super) fn push(&mut self, slot: Arc<TaskSlot>) {
+            self.0.push(slot);
+        }
+
+        pub(super) fn take(&mut self) -> Stack {
+            core::mem::replace(&mut self.0, Stack(ptr::null_mut()))
+        }
+
+        #[expect(clippy::unused_self, reason = "it is of use where threads have lists")]
+        pub(super) fn run(&self, slot: &TaskSlot) -> bool {
+            slot.run()
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! Wakers and callbacks run with no lock held, whatever the wake went through, and calls end although
+//! callbacks, objects and sets refer to each other in circles.
+#![cfg(not(loom))]
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use upoll::{
+    CreateFlags, Epoll, Errno, Event, EventFd, Events, File, PollContext, PollFd, PollTable,
+    Pollable, Readiness, WaitQueue, Watch, pipe,
+};
+
+const IN: Event = Event::new(Events::IN, 0);
+
+/// Runs `body` on a thread of its own; fails if it does not return.
+fn returns(body: impl FnOnce() + Send + 'static) {
+    let (ended, end) = mpsc::channel();
+    let running = thread::spawn(move || {
+        body();
+        let _ = ended.send(());
+    });
+    match end.recv_timeout(Duration::from_secs(20)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a call does not return"),
+        _ => running.join().unwrap(),
+    }
+}
+
+fn harvest(set: &Epoll) -> usize {
+    set.harvest(&mut [Event::default(); 8]).unwrap()
+}
+
+/// Runs a closure when it is woken.
+struct Waking<F>(F);
+
+impl<F: Fn() + Send + Sync + 'static> Wake for Waking<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn waker(run: impl Fn() + Send + Sync + 'static) -> Waker {
+    Waker::from(Arc::new(Waking(run)))
+}
+
+fn polled(ready: std::pin::Pin<&mut Readiness>, waker: &Waker) -> Poll<Events> {
+    ready.poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_waker_on_a_set_in_the_middle_may_use_the_outermost_set() {
+    returns(|| {
+        let (reader, writer) = pipe().unwrap();
+        let [outer, mid, bottom] = [(); 3].map(|()| Epoll::new().unwrap());
+        bottom.add(&reader, IN).unwrap();
+        mid.add(&bottom, IN).unwrap();
+        outer.add(&mid, IN).unwrap();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let (count, above) = (woken.clone(), outer.clone());
+        let waker = waker(move || {
+            count.fetch_add(harvest(&above), Ordering::Relaxed);
+        });
+        let mut ready = pin!(Readiness::new(mid.as_file_ref(), Events::IN).unwrap());
+        assert!(polled(ready.as_mut(), &waker).is_pending());
+        writer.try_write(b"x").unwrap();
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert!(polled(ready.as_mut(), &waker).is_ready());
+    });
+}
+
+/// Wakes a queue of another object whenever it is looked at, or does what else it is told.
+struct Active<F> {
+    queue: WaitQueue,
+    is_on: AtomicBool,
+    on_poll: F,
+}
+
+impl<F: Fn() + Send + Sync + 'static> Active<F> {
+    fn new(on_poll: F) -> File<Self> {
+        File::new(Active {
+            queue: WaitQueue::new(),
+            is_on: AtomicBool::new(false),
+            on_poll,
+        })
+    }
+}
+
+impl<F: Fn() + Send + Sync + 'static> Pollable for Active<F> {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        if self.is_on.load(Ordering::Relaxed) {
+            (self.on_poll)();
+        }
+        Events::IN
+    }
+}
+
+#[test]
+fn a_waker_of_a_wake_that_a_look_makes_may_use_the_set_that_looks() {
+    returns(|| {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        let write = counter.clone();
+        let object = Active::new(move || {
+            write.try_write(1).unwrap();
+        });
+        set.add(&object, IN).unwrap();
+        set.add(&EventFd::new(0).unwrap(), IN).unwrap();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let (count, used) = (woken.clone(), set.clone());
+        let waker = waker(move || {
+            assert!(!used.is_empty());
+            harvest(&used);
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        let modified = Event::new(Events::IN | Events::ET, 0);
+        type Call<'a> = &'a dyn Fn();
+        let calls: [Call<'_>; 5] = [
+            &|| assert_eq!(harvest(&set), 1),
+            &|| set.modify(&object, IN).unwrap(),
+            &|| {
+                set.delete(&object).unwrap();
+                set.add(&object, IN).unwrap();
+            },
+            &|| {
+                let mut commands = [upoll::CtlCommand::modify(&object, modified)];
+                assert_eq!(set.ctl_batch(0, &mut commands), Ok(1));
+            },
+            // The only arrival, and one that a report uses up.
+            &|| assert_eq!(harvest(&set), 1),
+        ];
+        for (at, call) in calls.into_iter().enumerate() {
+            let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
+            assert!(polled(ready.as_mut(), &waker).is_pending());
+            object.is_on.store(true, Ordering::Relaxed);
+            call();
+            object.is_on.store(false, Ordering::Relaxed);
+            assert_eq!(woken.swap(0, Ordering::Relaxed), 1, "call {at}");
+            let _ = counter.try_read();
+            set.modify(&object, if at == 3 { modified } else { IN })
+                .unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_callback_may_use_what_it_watches_and_what_watches_that() {
+    returns(|| {
+        let counter = EventFd::new(0).unwrap();
+        let [outer, set] = [(); 2].map(|()| Epoll::new().unwrap());
+        set.add(&counter, IN).unwrap();
+        outer.add(&set, IN).unwrap();
+        let found = Arc::new(AtomicUsize::new(0));
+        let (count, read) = (found.clone(), counter.clone());
+        let sets = [outer.clone(), set.clone()];
+        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+            for set in &sets {
+                count.fetch_add(harvest(set), Ordering::Relaxed);
+            }
+            assert_eq!(read.try_read(), Ok(1));
+            sets[1].delete(&read).unwrap();
+            sets[1].add(&read, IN).unwrap();
+        })
+        .unwrap();
+        for round in 1..=3 {
+            counter.try_write(1).unwrap();
+            assert_eq!(found.load(Ordering::Relaxed), 2 * round);
+        }
+        drop(watch);
+    });
+}
+
+#[test]
+fn a_callback_may_drop_its_own_watch() {
+    returns(|| {
+        let counter = EventFd::new(0).unwrap();
+        let place = Arc::new(Mutex::new(None));
+        let (mine, calls) = (place.clone(), Arc::new(AtomicUsize::new(0)));
+        let count = calls.clone();
+        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            drop(mine.lock().unwrap().take());
+        })
+        .unwrap();
+        *place.lock().unwrap() = Some(watch);
+        counter.try_write(1).unwrap();
+        counter.try_write(1).unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// Two counters, each with a callback that writes to the other one.
+fn crossed() -> ([EventFd; 2], [Arc<AtomicUsize>; 2], [Watch; 2]) {
+    let counters = [(); 2].map(|()| EventFd::new(0).unwrap());
+    let calls = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let watches = [0, 1].map(|at| {
+        let (other, count) = (counters[1 - at].clone(), calls[at].clone());
+        let interest = Events::IN;
+        Watch::new(counters[at].as_file_ref(), interest, move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            other.try_write(1).unwrap();
+        })
+        .unwrap()
+        .0
+    });
+    (counters, calls, watches)
+}
+
+#[test]
+fn a_write_returns_though_two_callbacks_write_to_each_others_counters() {
+    returns(|| {
+        let (counters, calls, watches) = crossed();
+        for counter in &counters {
+            counter.try_write(1).unwrap();
+        }
+        assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) > 1));
+        drop(watches);
+    });
+}
+
+#[test]
+fn writes_of_two_threads_return_though_callbacks_write_to_each_others_counters() {
+    returns(|| {
+        let (counters, _, watches) = crossed();
+        thread::scope(|scope| {
+            for counter in &counters {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        counter.try_write(1).unwrap();
+                    }
+                });
+            }
+        });
+        drop(watches);
+    });
+}
+
+/// A finite exchange is carried through to its end.
+#[test]
+fn callbacks_that_write_to_each_others_counters_for_a_while_miss_no_wake() {
+    returns(|| {
+        let counters = [(); 2].map(|()| EventFd::new(0).unwrap());
+        let left = Arc::new(AtomicUsize::new(20));
+        let _watches = [0, 1].map(|at| {
+            let (mine, other) = (counters[at].clone(), counters[1 - at].clone());
+            let left = left.clone();
+            Watch::new(counters[at].as_file_ref(), Events::IN, move |_| {
+                let _ = mine.try_read();
+                let less = |left: usize| left.checked_sub(1);
+                if left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+                    .is_ok()
+                {
+                    other.try_write(1).unwrap();
+                }
+            })
+            .unwrap()
+            .0
+        });
+        counters[0].try_write(1).unwrap();
+        assert_eq!(left.load(Ordering::SeqCst), 0);
+        assert!(counters.iter().all(|counter| counter.try_read().is_err()));
+    });
+}
+
+/// Once a watch has been dropped its callback is neither called nor running.
+#[test]
+fn no_callback_runs_once_its_watch_has_been_dropped() {
+    returns(|| {
+        let counter = EventFd::new(0).unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    counter.try_write(1).unwrap();
+                }
+            });
+            for _ in 0..2000 {
+                let is_dropped = Arc::new(AtomicBool::new(false));
+                let dropped = is_dropped.clone();
+                let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+                    for _ in 0..20 {
+                        assert!(!dropped.load(Ordering::SeqCst));
+                        std::hint::spin_loop();
+                    }
+                })
+                .unwrap();
+                drop(watch);
+                is_dropped.store(true, Ordering::SeqCst);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+/// Its answer is another one each time that it is asked.
+#[derive(Default)]
+struct Alternating {
+    queue: WaitQueue,
+    asked: AtomicUsize,
+}
+
+impl Pollable for Alternating {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.queue);
+        match self.asked.fetch_add(1, Ordering::Relaxed) % 2 {
+            0 => Events::IN,
+            _ => Events::empty(),
+        }
+    }
+}
+
+#[test]
+fn calls_return_though_an_objects_answer_alternates() {
+    for interest in [
+        Events::IN,
+        Events::IN | Events::ET,
+        Events::IN | Events::EXCLUSIVE,
+    ] {
+        for first in 0..2 {
+            returns(move || {
+                let file = File::new(Alternating::default());
+                let [outer, set] = [(); 2].map(|()| Epoll::new().unwrap());
+                let watched = set.as_file_ref();
+                outer.add(&watched, IN).unwrap();
+                set.add(&file, Event::new(interest, 0)).unwrap();
+                for round in 0..8 {
+                    file.queue.wake(Events::IN);
+                    file.asked.store(first + round, Ordering::Relaxed);
+                    let limit = Duration::from_millis(1);
+                    match round % 4 {
+                        0 => assert!(harvest(&set) <= 1),
+                        1 => assert!(harvest(&outer) <= 1),
+                        2 => assert!(set.wait(&mut [Event::default(); 2], limit).unwrap() <= 1),
+                        _ => {
+                            let mut fds = [PollFd::new(&set, Events::IN)];
+                            assert!(upoll::poll(&mut fds, limit).unwrap() <= 1);
+                            let mut context = PollContext::new();
+                            assert!(context.poll(&mut fds, limit).unwrap() <= 1);
+                        }
+                    }
+                }
+                assert!(!set.is_empty());
+            });
+        }
+    }
+}
+
+/// Answers as the set does that it is given, which is asked with the table or with one of its own.
+struct Forwarding {
+    set: OnceLock<File>,
+    with_table: bool,
+}
+
+impl Forwarding {
+    fn new(with_table: bool) -> File<Self> {
+        File::new(Forwarding {
+            set: OnceLock::new(),
+            with_table,
+        })
+    }
+
+    fn forwards_to(&self, set: &Epoll) {
+        assert!(self.set.set(set.as_file_ref().to_file()).is_ok());
+    }
+}
+
+impl Pollable for Forwarding {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        let Some(set) = self.set.get() else {
+            return Events::empty();
+        };
+        if self.with_table {
+            set.poll(table)
+        } else {
+            set.as_file_ref().ready()
+        }
+    }
+}
+
+/// All that may be done with a set that leads to itself, in whatever way, returns.
+fn use_all(sets: &[Epoll], counter: &EventFd) {
+    for _ in 0..3 {
+        counter.try_write(1).unwrap();
+        for set in sets {
+            harvest(set);
+            let limit = Duration::from_millis(1);
+            set.wait(&mut [Event::default(); 2], limit).unwrap();
+            let mut fds = [PollFd::new(set, Events::IN)];
+            upoll::poll(&mut fds, limit).unwrap();
+            let _ = set.modify(counter, IN);
+        }
+        counter.try_read().unwrap();
+        for set in sets {
+            harvest(set);
+        }
+    }
+}
+
+#[test]
+fn an_object_that_answers_as_the_set_does_that_watches_it_crashes_nothing() {
+    for with_table in [false, true] {
+        for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
+            returns(move || {
+                let counter = EventFd::new(0).unwrap();
+                let set = Epoll::create(flags).unwrap();
+                let object = Forwarding::new(with_table);
+                object.forwards_to(&set);
+                let added = set.add(&object, IN);
+                assert!(matches!(added, Ok(()) | Err(Errno::LOOP)), "{added:?}");
+                if flags.is_empty() {
+                    set.add(&counter, IN).unwrap();
+                }
+                use_all(&[set], &counter);
+            });
+        }
+    }
+}
+
+#[test]
+fn objects_that_close_a_circle_of_sets_crash_nothing() {
+    for with_table in [false, true] {
+        for late in [false, true] {
+            returns(move || {
+                let counter = EventFd::new(0).unwrap();
+                let sets = [(); 4].map(|()| Epoll::new().unwrap());
+                let objects = [(); 4].map(|()| Forwarding::new(with_table));
+                for at in 0..4 {
+                    if !late {
+                        objects[at].forwards_to(&sets[(at + 1) % 4]);
+                    }
+                    let added = sets[at].add(&objects[at], IN);
+                    assert!(matches!(added, Ok(()) | Err(Errno::LOOP)), "{added:?}");
+                }
+                sets[0].add(&counter, IN).unwrap();
+                if late {
+                    for at in 0..4 {
+                        objects[at].forwards_to(&sets[(at + 1) % 4]);
+                        let _ = sets[at].modify(&objects[at], IN);
+                    }
+                }
+                use_all(&sets, &counter);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_sets_and_objects_however_long_crashes_nothing() {
+    const LONG: usize = 5000;
+
+    for with_table in [false, true] {
+        returns(move || {
+            let counter = EventFd::new(0).unwrap();
+            let sets: Vec<_> = (0..LONG).map(|_| Epoll::new().unwrap()).collect();
+            sets[0].add(&counter, IN).unwrap();
+            let objects = sets.windows(2).map(|sets| {
+                let object = Forwarding::new(with_table);
+                object.forwards_to(&sets[0]);
+                sets[1].add(&object, IN).unwrap();
+                object
+            });
+            let objects: Vec<_> = objects.collect();
+            use_all(
+                &[
+                    sets[0].clone(),
+                    sets[LONG / 2].clone(),
+                    sets[LONG - 1].clone(),
+                ],
+                &counter,
+            );
+            drop((objects, sets));
+        });
+    }
+}
+
+/// Where there is no circle a set may well be wrapped.
+#[test]
+fn an_object_that_answers_as_another_set_does_is_ready_when_that_is() {
+    returns(|| {
+        let counter = EventFd::new(0).unwrap();
+        let [outer, set] = [(); 2].map(|()| Epoll::new().unwrap());
+        set.add(&counter, IN).unwrap();
+        let object = Forwarding::new(true);
+        object.forwards_to(&set);
+        outer.add(&object, IN).unwrap();
+        for _ in 0..3 {
+            assert_eq!(harvest(&outer), 0);
+            counter.try_write(1).unwrap();
+            assert_eq!(harvest(&outer), 1);
+            counter.try_read().unwrap();
+        }
+    });
+}
