@@ -407,6 +407,18 @@ fn a_waiter_that_does_not_look_after_registering_with_a_pipe_misses_something() 
     must_fail_without(Rule::LookAfterRegistering, moving_bytes_against_registering);
 }
 
+/// The first byte against a reader of a socket that goes to sleep.
+#[test]
+fn a_waiter_that_registers_with_a_socket_and_looks_misses_nothing() {
+    model(4, || {
+        let (one, other) = socketpair(SocketFlags::empty()).unwrap();
+        hears_of(one.as_file_ref(), Events::IN, move || {
+            other.try_write(&[1]).unwrap();
+            other
+        });
+    });
+}
+
 /// Writes wake always from the first poll on, before it only from empty to not empty: whoever is
 /// edge-triggered and reads until `EAGAIN` after each report misses nothing, even if the first poll
 /// and a write race.
