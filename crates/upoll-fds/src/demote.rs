@@ -107,7 +107,9 @@ fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) {
 }
 
 fn demote_group(group: Group<'_>, interests: Vec<Interest>) -> Result<(), Errno> {
-    if let Err(errno) = transfer(&group) {
+    // First what may fail for want of fds: an interest must not be lost.
+    let prepared = interests.iter().try_for_each(Interest::prepare);
+    if let Err(errno) = prepared.and_then(|()| transfer(&group)) {
         give_back(&interests);
         return Err(errno);
     }
@@ -170,6 +172,15 @@ fn shared(group: &Group<'_>) -> Option<Object> {
         }
         _ => None,
     }
+}
+
+/// Demotes the user-level objects among `fds`, so that the kernel serves a call for which this library lacks
+/// fds or memory. Returns whether there were any.
+#[cold]
+pub(crate) fn demote_any(fds: impl Iterator<Item = RawFd>) -> bool {
+    fds.filter(|&fd| table::is_user_level(fd) && demote(fd).is_ok())
+        .count()
+        > 0
 }
 
 /// Hands over an object of ours that no set watches, for which no set needs descriptors.
@@ -380,28 +391,25 @@ impl Interest {
         let _ = self.set.as_epoll().ctl(Op::Add, target, self.event);
     }
 
-    /// Has the set keep members that are the kernel's. False if it has no number left by which
-    /// anybody could wait in it, or there are no descriptors.
-    fn prepare(&self) -> bool {
+    /// Has the set keep members that are the kernel's, unless it has no fd left by which anybody could wait
+    /// in it. Fails if there are no fds or no memory for that.
+    fn prepare(&self) -> Result<(), Errno> {
         let adopted = table::with(self.epfd, |object| match object {
-            Object::Epoll(set) if Arc::ptr_eq(set, &self.set) => set.adopt(self.epfd).is_ok(),
-            _ => false,
+            Object::Epoll(set) if Arc::ptr_eq(set, &self.set) => set.adopt(self.epfd),
+            _ => Ok(()),
         });
-        adopted == Some(true)
+        adopted.unwrap_or(Ok(()))
     }
 
     /// Has the set watch `successor` under the same number.
     fn give_to(self, successor: &Object) {
         // One that is shared stirs in the kernel.
-        if self.prepare() {
+        if self.prepare().is_ok() {
             self.add(successor);
         }
     }
 
     fn give_to_the_kernel(self, group: &Group<'_>) {
-        if !self.prepare() {
-            return;
-        }
         let all = group
             .objects()
             .filter(|(_, object)| object.is_same_file(&self.object));

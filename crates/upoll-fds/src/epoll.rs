@@ -41,7 +41,7 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;
-    if change.is_none() {
+    if change.is_none() || !rotates && !table::has_room(fd) {
         // The child of a fork is to have it, too.
         return Ok(fd);
     }

@@ -113,7 +113,7 @@ fn ctl_otherwise(
     }
 }
 
-/// The end of a change that failed. If it was for want of descriptors, which the set needs to have
+/// The end of a change that failed. If it was for want of memory, or of fds, which the set needs to have
 /// members of ours beside the kernel's, it does without this one.
 #[cold]
 #[inline(never)]
@@ -124,8 +124,8 @@ fn ctl_without_descriptors(
     fd: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
-    let lacks_descriptors = matches!(errno.raw(), libc::EMFILE | libc::ENFILE);
-    if lacks_descriptors && demote_unwatched(fd).is_ok() {
+    let lacks_something = matches!(errno.raw(), libc::EMFILE | libc::ENFILE | libc::ENOMEM);
+    if lacks_something && demote_unwatched(fd).is_ok() {
         return ctl(epfd, op, fd, interest);
     }
     Err(errno)

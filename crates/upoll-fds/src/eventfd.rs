@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use upoll::{Errno, EventFd, EventFdFlags};
 
-use crate::kernel::{call, number};
+use crate::kernel::{self, call, number};
 use crate::object::Object;
 use crate::signals::Section;
 use crate::{change, io, memory, table};
@@ -24,13 +24,18 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
         initial,
         EventFdFlags::from_bits_retain(flags.cast_unsigned()),
     )?;
+    // SAFETY: no pointers are involved.
+    let by_the_kernel = || number(unsafe { call!(eventfd2, initial, flags) });
     let Some(_change) = change::Change::try_begin() else {
         // The child of a fork is to have it, too.
-        // SAFETY: no pointers are involved.
-        return number(unsafe { call!(eventfd2, initial, flags) });
+        return by_the_kernel();
     };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
+    if !table::has_room(fd) {
+        kernel::close(fd)?;
+        return by_the_kernel();
+    }
     table::install(fd, Object::EventFd(object))
 }
 

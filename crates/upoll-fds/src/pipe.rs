@@ -93,6 +93,8 @@ unsafe fn give(
         }
         errno
     };
+    // Without memory for the table they are the kernel's.
+    let objects = objects.filter(|_| numbers.into_iter().all(table::has_room));
     for (fd, object) in numbers.into_iter().zip(objects.into_iter().flatten()) {
         table::install(fd, object).map_err(close_both)?;
     }

@@ -9,7 +9,7 @@ use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
 use crate::kernel::{call, interruptible};
 use crate::object::Object;
 use crate::signals::Section;
-use crate::{epoll, memory, table};
+use crate::{demote, epoll, memory, table};
 
 /// As many entries as the kernel keeps on its stack.
 const INLINE: usize = 30;
@@ -36,7 +36,8 @@ pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result
 /// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE` (not checked
 ///   for up to eight entries with a user-level object if the call does not sleep).
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
-/// - `ENOMEM`: no memory, or no descriptor for the thread's eventfd.
+/// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
+///   [demoted](crate::demote). Others are demoted then.
 ///
 /// # Safety
 /// Memory that `fds` leads to is the caller's, and nobody else uses it; what the other pointers lead
@@ -83,11 +84,27 @@ unsafe fn poll_masked(
     let mut limit = limit;
     loop {
         // SAFETY: the caller's contract.
-        if let Some(ready) = unsafe { poll_once(fds, count, limit, mask) }? {
-            return Ok(ready);
+        match unsafe { poll_once(fds, count, limit, mask) } {
+            Ok(Some(ready)) => return Ok(ready),
+            Ok(None) => {}
+            // SAFETY: as above.
+            Err(Errno::NOMEM) if unsafe { demote_named(fds, count) } => {}
+            Err(errno) => return Err(errno),
         }
         limit = running.rest();
     }
+}
+
+/// Demotes what a call names that lacks memory, or an fd to wake its thread by. Returns whether there was
+/// anything to demote.
+///
+/// # Safety
+/// As [`ppoll`].
+#[cold]
+unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
+    // SAFETY: the caller's contract; a pollfd has no invalid values.
+    let entry = |at: usize| unsafe { memory::read(fds.wrapping_add(at)) };
+    demote::demote_any((0..count).map_while(|at| Some(entry(at).ok()?.fd)))
 }
 
 /// A poll that is over at once, of a few objects of ours: one of them is ready, or it is not to last.

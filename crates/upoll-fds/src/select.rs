@@ -8,6 +8,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 
+use crate::demote::demote_any;
 use crate::kernel::{self, interruptible};
 use crate::object::Object;
 use crate::poll::{Running, is_same, state_now, timespec};
@@ -27,7 +28,8 @@ const WORD: usize = c_ulong::BITS as usize;
 /// - `EINVAL`: a negative time, or `n` is negative.
 /// - `EBADF`: a number in the sets is not open.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
-/// - `ENOMEM`: no memory, or no descriptor for the thread's eventfd.
+/// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
+///   [demoted](crate::demote). Others are demoted then.
 ///
 /// # Safety
 /// Memory that the pointers lead to is the caller's, and nobody else uses it.
@@ -136,9 +138,12 @@ unsafe fn select_masked(
     let running = Running::start(*limit);
     loop {
         // SAFETY: the caller's contract.
-        let ready = unsafe { select_once(end, &copies, sets, limit, mask) }?;
-        if let Some(ready) = ready {
-            return Ok(ready);
+        match unsafe { select_once(end, &copies, sets, limit, mask) } {
+            Ok(Some(ready)) => return Ok(ready),
+            Ok(None) => {}
+            // For want of memory, or of an fd to wake the thread by.
+            Err(Errno::NOMEM) if demote_any(copies.iter().flatten().flat_map(FdSet::iter)) => {}
+            Err(errno) => return Err(errno),
         }
         *limit = running.rest();
     }

@@ -255,6 +255,12 @@ pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     Ok(fd)
 }
 
+/// Whether the table can have an entry for a number. If not, as it is beyond the table or there is no
+/// memory, what is made has to be the kernel's.
+pub(crate) fn has_room(fd: RawFd) -> bool {
+    slot_to_fill(fd).is_some() && fork::watch().is_ok()
+}
+
 fn fill(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
     let Some(slot) = slot_to_fill(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
