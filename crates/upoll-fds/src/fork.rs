@@ -145,17 +145,25 @@ pub fn end_unseen_fork() {
     keep(take_will().and_then(outer));
 }
 
+/// # Safety
+/// The caller is the only thread of a child that was just made by a system call after
+/// [`begin_unseen_fork`], with a memory of its own.
 #[doc(hidden)]
-pub fn end_unseen_fork_in_the_child() {
-    upoll::begin_in_child();
+pub unsafe fn end_unseen_fork_in_the_child() {
+    // SAFETY: the caller's contract.
+    unsafe { upoll::begin_in_child() };
     in_the_child();
 }
 
 /// The same in a child that shares its numbers with its parent (`CLONE_FILES`): what could not be handed
 /// over stays open there.
+///
+/// # Safety
+/// As [`end_unseen_fork_in_the_child`].
 #[doc(hidden)]
-pub fn end_unseen_fork_with_numbers() {
-    upoll::begin_in_child();
+pub unsafe fn end_unseen_fork_with_numbers() {
+    // SAFETY: the caller's contract.
+    unsafe { upoll::begin_in_child() };
     forget_other_threads();
     keep(None);
     for fd in table::numbers(0, u32::MAX) {

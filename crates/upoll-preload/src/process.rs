@@ -59,9 +59,13 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
 
 /// What a child is to do that has a memory of its own, and whose handlers of forks are not called.
 fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
-    match shares_numbers {
-        true => upoll_fds::end_unseen_fork_with_numbers(),
-        false => upoll_fds::end_unseen_fork_in_the_child(),
+    // SAFETY: called only where `_Fork` or `clone` has just returned 0, in a child with a memory of its
+    // own, after `begin_unseen_fork`.
+    unsafe {
+        match shares_numbers {
+            true => upoll_fds::end_unseen_fork_with_numbers(),
+            false => upoll_fds::end_unseen_fork_in_the_child(),
+        }
     }
     settings::forget_other_threads();
     if !serves_new {

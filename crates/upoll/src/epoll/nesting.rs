@@ -37,10 +37,13 @@ pub(super) fn lock() -> crate::sync::MutexGuard<'static, ()> {
     NESTED_ADD.lock()
 }
 
-/// In the child of a fork: whoever held the lock in the parent does not hold it here. The child may
-/// add sets of its own to one another.
+/// Frees the lock in the child of a fork, where no thread holds it. The child may add sets of its own
+/// to one another.
+///
+/// # Safety
+/// The process was just forked, has a memory of its own, and has no other thread than the caller.
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) fn begin_in_child() {
+pub(crate) unsafe fn begin_in_child() {
     if NESTED_ADD.is_locked() {
         // SAFETY: it is locked, and there is one thread, so nobody frees it meanwhile. Should that
         // thread be in the midst of an addition, interrupted by the handler that forked, it frees

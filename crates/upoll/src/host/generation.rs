@@ -25,12 +25,18 @@ extern "C" fn begin() {
         Some(mark) => forks::generation(&GENERATION, mark),
         None => GENERATION.fetch_add(1, Ordering::Relaxed),
     };
-    nesting::begin_in_child();
+    // SAFETY: `fork` calls its handlers before it returns in the child, on the child's only thread. The
+    // callers of `begin_in_child` promise the same.
+    unsafe { nesting::begin_in_child() };
 }
 
-/// What the handler of [`watch_forks`] does, for children whose `fork` the C library calls no handlers for.
+/// Does what the handler of [`watch_forks`] does, in children for which the C library calls no handlers.
+///
+/// # Safety
+/// The caller is the only thread of a process with a memory of its own that was just forked, and has
+/// called nothing else of this crate there. It frees the lock for adding sets to sets, whoever holds it.
 #[doc(hidden)]
-pub fn begin_in_child() {
+pub unsafe fn begin_in_child() {
     begin();
 }
 
