@@ -59,6 +59,24 @@ static inline void sleep_ms(long ms)
 	nanosleep(&time, NULL);
 }
 
+/* Waits until a process or thread sleeps. One that is about to sleep may need some time on a busy
+ * machine. */
+static inline void wait_until_asleep(int tid)
+{
+	char path[64], line[512], *state;
+	do {
+		FILE *stat;
+		sleep_ms(1);
+		snprintf(path, sizeof path, "/proc/%d/stat", tid);
+		stat = fopen(path, "r");
+		CHECK(stat != NULL && fgets(line, sizeof line, stat) != NULL);
+		fclose(stat);
+		/* The name before the state may hold anything. */
+		state = strrchr(line, ')');
+		CHECK(state != NULL);
+	} while (state[2] != 'S');
+}
+
 static inline int add(int epfd, int fd, uint32_t events, uint64_t data)
 {
 	struct epoll_event event;

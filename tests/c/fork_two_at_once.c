@@ -70,7 +70,6 @@ int main(void)
 	uint64_t maximum = 4;
 	pthread_t other;
 	int at;
-	alarm(200);
 	counter = eventfd(1, EFD_NONBLOCK);
 	CHECK(counter >= 0);
 	/* The kernel's has none. */

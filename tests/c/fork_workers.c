@@ -10,7 +10,7 @@ enum { WORKERS = 3, CONNECTIONS = 30 };
 
 /* What all processes see. */
 struct seen {
-	int served[WORKERS], in_vain[WORKERS], is_there[WORKERS];
+	int served[WORKERS], in_vain[WORKERS], waits[WORKERS];
 };
 
 static void works(int me, int rotating, int listener, int over, struct seen *seen)
@@ -20,9 +20,9 @@ static void works(int me, int rotating, int listener, int over, struct seen *see
 	CHECK(add(set, rotating, EPOLLIN, 1) == 0);
 	CHECK(add(set, over, EPOLLIN, 2) == 0);
 	for (;;) {
-		CHECK(epoll_wait(set, &event, 1, 0) >= 0);
-		__atomic_store_n(&seen->is_there[me], 1, __ATOMIC_SEQ_CST);
-		CHECK(epoll_wait(set, &event, 1, 30000) == 1);
+		__atomic_store_n(&seen->waits[me], 1, __ATOMIC_SEQ_CST);
+		CHECK(epoll_wait(set, &event, 1, -1) == 1);
+		__atomic_store_n(&seen->waits[me], 0, __ATOMIC_SEQ_CST);
 		if (event.data.u64 == 2)
 			_exit(0);
 		connection = accept(listener, NULL, NULL);
@@ -33,6 +33,17 @@ static void works(int me, int rotating, int listener, int over, struct seen *see
 		}
 		seen->served[me]++;
 		CHECK(write(connection, "x", 1) == 1 && close(connection) == 0);
+	}
+}
+
+/* A worker that has not come back to wait has no place in line, and a busy machine may take its time. */
+static void wait_for_all(const pid_t *workers, const struct seen *seen)
+{
+	int at;
+	for (at = 0; at < WORKERS; at++) {
+		while (!__atomic_load_n(&seen->waits[at], __ATOMIC_SEQ_CST))
+			sleep_ms(1);
+		wait_until_asleep(workers[at]);
 	}
 }
 
@@ -70,16 +81,13 @@ int main(void)
 		if (workers[at] == 0)
 			works(at, rotating, listener, over[0], seen);
 	}
-	for (at = 0; at < WORKERS; at++)
-		while (!__atomic_load_n(&seen->is_there[at], __ATOMIC_SEQ_CST))
-			sleep_ms(1);
-	sleep_ms(50);
 	for (at = 0; at < CONNECTIONS; at++) {
+		wait_for_all(workers, seen);
 		connects(&address);
-		sleep_ms(10);
 	}
+	wait_for_all(workers, seen);
 	for (at = 0; at < WORKERS; at++) {
-		/* Whoever was woken is the last in the kernel's line when it sleeps again. */
+		/* The worker that was woken is the last in the kernel's line when it sleeps again. */
 		CHECK(seen->served[at] == CONNECTIONS / WORKERS && seen->in_vain[at] == 0);
 		served += seen->served[at];
 	}

@@ -61,23 +61,6 @@ static void *works(void *which)
 	return NULL;
 }
 
-/* Who has not come to wait yet has no place in line. */
-static void wait_until_asleep(int tid)
-{
-	char path[64], line[512], *state;
-	do {
-		FILE *stat;
-		sleep_ms(1);
-		snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
-		stat = fopen(path, "r");
-		CHECK(stat != NULL && fgets(line, sizeof line, stat) != NULL);
-		fclose(stat);
-		/* The name before the state may hold anything. */
-		state = strrchr(line, ')');
-		CHECK(state != NULL);
-	} while (state[2] != 'S');
-}
-
 int main(void)
 {
 	struct timespec begin;
@@ -101,6 +84,7 @@ int main(void)
 		CHECK(pthread_create(&threads[at], NULL, works, &ids[at]) == 0);
 	}
 	pthread_barrier_wait(&all_here);
+	/* A worker that has not begun to wait has no place in line. */
 	for (at = 0; at < WORKERS; at++)
 		wait_until_asleep(tids[at]);
 
