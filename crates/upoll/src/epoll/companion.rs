@@ -12,7 +12,7 @@ use core::fmt;
 use once_cell::race::OnceBox;
 
 use super::Set;
-use super::interest::Interests;
+use super::interest::{Interests, Item};
 #[cfg(all(feature = "std", not(loom)))]
 use super::{CtlCommand, Epoll};
 use crate::errno::Errno;
@@ -71,6 +71,14 @@ pub(crate) trait Companion: Send + Sync {
     /// Whether it holds the source of a rotating set, which workers watch there by themselves.
     fn has_source(&self) -> bool;
 
+    /// Whether the interest in that source is level-triggered: the set is ready whenever the source is.
+    fn has_level_source(&self) -> bool;
+
+    /// An item of this companion's set reports an event of a rotating set, which did not choose it by
+    /// a line of its own. It is the last in that line, too, from the next sleep on. The set's lock is
+    /// held.
+    fn had_turn(&self, interests: &Interests, item: *const Item);
+
     /// How many members it has.
     fn len(&self) -> usize;
 
@@ -121,6 +129,14 @@ impl Companion for Nothing {
     }
 
     fn has_source(&self) -> bool {
+        match *self {}
+    }
+
+    fn has_level_source(&self) -> bool {
+        match *self {}
+    }
+
+    fn had_turn(&self, _: &Interests, _: *const Item) {
         match *self {}
     }
 

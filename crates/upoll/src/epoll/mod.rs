@@ -129,6 +129,11 @@ impl Set {
             || self.watched_by.is_awaited(deferred)
     }
 
+    /// Whether the set watches a rotating set, or has watched one.
+    pub(crate) fn watches_rotating(&self) -> bool {
+        self.watches_rotating.load(Ordering::Relaxed)
+    }
+
     /// Notes whether `events`, which the source of this rotating set has told, are its end. Empty
     /// events mean any.
     pub(crate) fn note_hang_up(&self, events: Events) {
@@ -440,7 +445,7 @@ impl Epoll {
     #[doc(hidden)]
     #[must_use]
     pub fn takes_turns(&self) -> bool {
-        self.set().rotates || self.set().watches_rotating.load(Ordering::Relaxed)
+        self.set().rotates || self.set().watches_rotating()
     }
 
     /// What `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.

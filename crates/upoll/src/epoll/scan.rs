@@ -1,6 +1,7 @@
 //! Taking reports off the ready list: `epoll_wait(2)` without the wait.
 
 use super::Set;
+use super::companion::Companion;
 use super::ctl::as_set;
 #[cfg(all(feature = "std", not(loom)))]
 use super::handover::Handover;
@@ -101,8 +102,22 @@ impl<'a> Scan<'a> {
         unsafe {
             let node = item.as_ref();
             let consumes = interest.intersects(CONSUMING);
-            let events = self.look(item, consumes);
             let chosen = node.state() & state::CHOSEN != 0;
+            // The kernel has just found the source ready, and looks again when this set asks again.
+            let is_level = |set: &Set| set.companion().is_some_and(Companion::has_level_source);
+            let shown = match chosen && as_set(node.file()).is_some_and(is_level) {
+                true => Set::SHOWN & interest,
+                false => Events::empty(),
+            };
+            let events = if shown.is_empty() {
+                self.look(item, consumes)
+            } else {
+                if consumes {
+                    self.inner.ready.unlink(item);
+                    Set::unqueue(node);
+                }
+                shown
+            };
             if chosen {
                 let word = &node.entry.owner_word;
                 word.fetch_and(!state::CHOSEN, Ordering::Relaxed);
@@ -141,6 +156,12 @@ impl<'a> Scan<'a> {
                 // Who watches this set need not look at it again before they wait: they are in
                 // line, although the item stays on the list.
                 node.use_up_notes();
+            }
+            if !chosen
+                && rotating.is_some_and(|rotating| rotating.companion().is_some())
+                && let Some(here) = self.set.companion()
+            {
+                here.had_turn(&self.inner, item.as_ptr());
             }
             #[cfg(all(feature = "std", not(loom)))]
             if let Some(rotating) = rotating {
@@ -376,7 +397,7 @@ impl Set {
     /// Edge-triggered interests are left out: their edge was the chosen worker's.
     #[cfg(not(loom))]
     pub(crate) fn recheck_rotating(&self) {
-        if !self.watches_rotating.load(Ordering::Relaxed) {
+        if !self.watches_rotating() {
             return;
         }
         let _scope = Scope::enter();
@@ -390,6 +411,23 @@ impl Set {
                 if is_level && node.state() & state::QUEUED == 0 && !Set::look(node).is_empty() {
                     self.queue_locked(&mut inner.ready, item);
                 }
+            }
+        }
+    }
+
+    /// Takes an item off the ready list without a look: the kernel queues it again if it is ready.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock is held; `inner` is the set's.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) unsafe fn leave_to_kernel(&self, inner: &mut Interests, item: NonNull<Item>) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if item.as_ref().state() & state::QUEUED != 0 {
+                self.begin_scan(&mut inner.ready);
+                inner.ready.unlink(item);
+                Set::unqueue(item.as_ref());
+                self.end_scan(&mut inner.ready, &mut ReadyList::new());
             }
         }
     }

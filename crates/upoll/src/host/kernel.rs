@@ -374,12 +374,6 @@ pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
     Descriptor::sealed(set)
 }
 
-/// `dup3(2)`: `number`, which is ours, stands for the open file of `fd` from now on.
-pub(super) fn duplicate_to(fd: RawFd, number: &Descriptor) -> Result<(), Errno> {
-    // SAFETY: what `number` stood for was ours to close.
-    check(unsafe { syscall!(Sysno::dup3, fd, number.as_raw_fd(), libc::O_CLOEXEC) }).map(drop)
-}
-
 /// All of a file of `/proc`; nothing if it cannot be read.
 pub(super) fn read_proc(path: &str) -> String {
     let mut bytes = Vec::new();

@@ -64,16 +64,8 @@ impl KernelSide {
 
     /// A line for each member.
     pub(super) fn show_members(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        let source = self.rotation.as_ref().and_then(|source| source.number());
         self.members_in(&self.read_members())
-            .try_for_each(|line| match source {
-                // The kernel knows the source by the alias; the user's number has the same width.
-                Some(number) => {
-                    let rest = line.text.get(13..).unwrap_or("");
-                    writeln!(out, "tfd: {number:8}{rest}")
-                }
-                None => writeln!(out, "{}", line.text),
-            })
+            .try_for_each(|line| writeln!(out, "{}", line.text))
     }
 
     /// The numbers and interests of members whose numbers stand for them still.

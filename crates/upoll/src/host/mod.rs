@@ -54,7 +54,7 @@ use self::special::{Special, Specials};
 use crate::epoll::callbacks::check_silent_member;
 use crate::epoll::companion::Companion;
 use crate::epoll::ctl::as_set;
-use crate::epoll::interest::Interests;
+use crate::epoll::interest::{Interests, Item};
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{CtlCommand, Epoll, Op, Set};
 use crate::errno::Errno;
@@ -268,9 +268,14 @@ impl KernelSide {
     #[inline]
     fn empty_hub(&self, set: &Set) -> Heard {
         match self.hub() {
-            None => Heard::default(),
-            Some(hub) => self.empty(hub, set),
+            Some(hub) if self.rotation.is_none() || self.has_sets_below() => self.empty(hub, set),
+            _ => Heard::default(),
         }
+    }
+
+    /// Whether there is anything to hear of in the hub but wakes of threads that sleep there.
+    fn has_sets_below(&self) -> bool {
+        !self.links.lock().is_empty() || !self.listening.lock().is_empty()
     }
 
     fn empty(&self, hub: &SleepSet, set: &Set) -> Heard {
@@ -549,6 +554,15 @@ impl Companion for KernelSide {
 
     fn has_source(&self) -> bool {
         self.rotation.as_ref().is_some_and(Rotation::has_source)
+    }
+
+    fn had_turn(&self, interests: &Interests, item: *const Item) {
+        self.choose(interests.slot_of(item));
+    }
+
+    fn has_level_source(&self) -> bool {
+        let is_level = |rotation: &Rotation| rotation.is_level.load(Ordering::Relaxed);
+        self.rotation.as_ref().is_some_and(is_level)
     }
 
     fn len(&self) -> usize {

@@ -11,6 +11,8 @@ use std::ptr::{self, NonNull};
 
 use smallvec::SmallVec;
 
+use super::rotation::Rotation;
+use super::sleep_set::SleepSet;
 use super::special::Special;
 use super::{EDGE, KernelSide};
 use crate::epoll::ctl::{as_set, item_of};
@@ -31,8 +33,9 @@ struct Link {
     slot: u32,
     /// Its kernel set.
     fd: RawFd,
-    /// Its source is watched from here, too.
-    has_source: bool,
+    /// The fd of its source, if that is watched from here, too. Several links may share one
+    /// registration, under the same fd.
+    source: Option<RawFd>,
 }
 
 /// Whether a source's interest must be registered anew even if it is registered.
@@ -45,6 +48,10 @@ pub(super) enum Renew {
 impl Links {
     pub(super) fn new() -> Self {
         Links(Vec::new())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -73,8 +80,9 @@ impl KernelSide {
         let Some(&first) = slots.first() else {
             if let Some(at) = known {
                 let link = links.0.swap_remove(at);
-                if let Some(rotation) = below.rotation.as_ref().filter(|_| link.has_source) {
+                if let (Some(rotation), Some(source)) = (&below.rotation, link.source) {
                     rotation.unwatch(&hub.fd);
+                    self.watch_again(hub, interests, &mut links, source);
                 }
                 return register(Op::Del, link.fd, Special::Nested(link.slot));
             }
@@ -89,7 +97,7 @@ impl KernelSide {
                     inner: address,
                     slot: first,
                     fd,
-                    has_source: false,
+                    source: None,
                 });
                 links.0.len() - 1
             }
@@ -110,15 +118,45 @@ impl KernelSide {
         let Some(rotation) = &below.rotation else {
             return Ok(());
         };
-        if link.has_source && renew == Renew::Source {
-            link.has_source = false;
+        if link.source.is_some() && renew == Renew::Source {
+            link.source = None;
             rotation.unwatch(&hub.fd);
         }
-        if !link.has_source {
+        if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
-            link.has_source = rotation.watch(&hub.fd, data)?;
+            link.source = rotation.watch(&hub.fd, data)?;
         }
         Ok(())
+    }
+
+    /// Watches the sources under the fd `source` again, whose registration went with another link.
+    fn watch_again(&self, hub: &SleepSet, interests: &Interests, links: &mut Links, source: RawFd) {
+        for link in links.0.iter_mut() {
+            if link.source == Some(source)
+                && let Some(rotation) = rotation_at(interests, link.slot)
+            {
+                let data = self.specials.encode(Special::Chosen(link.slot));
+                // If the kernel is out of memory the next change of the source registers it again.
+                link.source = rotation.watch(&hub.fd, data).unwrap_or(None);
+            }
+        }
+    }
+
+    /// Returns the slots whose sources have chosen this set, if that of `slot` has: those that share its
+    /// registration.
+    fn chosen_with(&self, slot: u32) -> SmallVec<[u32; 2]> {
+        let links = self.links.lock();
+        let source = links.0.iter().find(|link| link.slot == slot);
+        let Some(source) = source.and_then(|link| link.source) else {
+            return SmallVec::from_elem(slot, 1);
+        };
+        let shares = |link: &&Link| link.source == Some(source);
+        links
+            .0
+            .iter()
+            .filter(shares)
+            .map(|link| link.slot)
+            .collect()
     }
 
     /// Something happened below: has the core look there. Says whether it has anything new to
@@ -127,22 +165,41 @@ impl KernelSide {
         let interests = set.inner.lock();
         let mut queued = false;
         for &(special, events) in below {
-            let slot = match special {
-                Special::Nested(slot) | Special::Chosen(slot) => slot,
+            let slots = match special {
+                Special::Nested(slot) => SmallVec::from_elem(slot, 1),
+                Special::Chosen(slot) => self.chosen_with(slot),
                 Special::Changed(slot, direction) => {
                     queued |= self.hear(set, &interests, slot, direction);
                     continue;
                 }
                 Special::Bell | Special::Members => continue,
             };
+            for slot in slots {
+                queued |= self.kick_slot(set, &interests, slot, special, events);
+            }
+        }
+        queued
+    }
+
+    /// The part of [`kick`](Self::kick) for the item in one slot.
+    fn kick_slot(
+        &self,
+        set: &Set,
+        interests: &Interests,
+        slot: u32,
+        special: Special,
+        events: Events,
+    ) -> bool {
+        let mut queued = false;
+        {
             // A slot that means another item by now has that one looked at for nothing.
             let Some(item) = interests.at(slot) else {
-                continue;
+                return false;
             };
             // SAFETY: registered, and the set's lock is held.
             let node = unsafe { &*item };
             if node.state() & state::WATCHES_SET == 0 {
-                continue;
+                return false;
             }
             if let Special::Chosen(_) = special {
                 // SAFETY: registered, and the set's lock is held.
@@ -152,14 +209,10 @@ impl KernelSide {
                 node.entry
                     .owner_word
                     .fetch_or(state::CHOSEN, Ordering::Relaxed);
-                let mut chosen = self.chosen.lock();
-                if !chosen.contains(&slot) {
-                    chosen.push(slot);
-                }
-                self.has_chosen.store(true, Ordering::Release);
+                self.choose(slot);
             }
             // SAFETY: as above.
-            for slot in slots_that_watch(set, &interests, unsafe { node.file() }) {
+            for slot in slots_that_watch(set, interests, unsafe { node.file() }) {
                 let Some(item) = interests.at(slot).and_then(as_item) else {
                     continue;
                 };
@@ -173,6 +226,15 @@ impl KernelSide {
         queued
     }
 
+    /// Has the item in `slot` stand last in the kernel's line from the next sleep on.
+    pub(super) fn choose(&self, slot: u32) {
+        let mut chosen = self.chosen.lock();
+        if !chosen.contains(&slot) {
+            chosen.push(slot);
+        }
+        self.has_chosen.store(true, Ordering::Release);
+    }
+
     /// A report has gone out: the sources that chose this set have it stand last in line, from the
     /// next sleep on. If there was nothing to report the set keeps its place.
     pub(crate) fn settle_choice(&self, reported: bool) {
@@ -183,37 +245,54 @@ impl KernelSide {
     }
 
     /// Before a sleep: stands last in the kernel's line for the sources that chose this set before.
-    /// The core has counted its turn already.
-    pub(crate) fn stand_last(&self, set: &Set) {
+    /// Returns whether there were any, and the kernel has looked at all of them: if one is ready, the sleep
+    /// ends at once.
+    pub(crate) fn stand_last(&self, set: &Set) -> bool {
         if !self.has_chosen.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
-        let interests = set.inner.lock();
+        let mut interests = set.inner.lock();
         let chosen = std::mem::take(&mut *self.chosen.lock());
         self.has_chosen.store(false, Ordering::Relaxed);
+        let mut all_renewed = !chosen.is_empty();
         for slot in chosen {
-            self.stand_last_for(&interests, slot);
+            let renewed = self.stand_last_for(&interests, slot);
+            if renewed && let Some(item) = interests.at(slot).and_then(as_item) {
+                // The kernel has looked at the source just now: if it is ready, the hub says so.
+                // SAFETY: registered, and the set's lock is held.
+                unsafe { set.leave_to_kernel(&mut interests, item) };
+            }
+            all_renewed &= renewed;
         }
+        all_renewed
     }
 
-    fn stand_last_for(&self, interests: &Interests, slot: u32) {
-        let Some(hub) = self.hub() else { return };
+    /// Returns whether the source is registered anew.
+    fn stand_last_for(&self, interests: &Interests, slot: u32) -> bool {
+        let Some(hub) = self.hub() else { return false };
+        let Some(rotation) = rotation_at(interests, slot) else {
+            return false;
+        };
         let mut links = self.links.lock();
-        let Some(link) = links.0.iter_mut().find(|link| link.slot == slot) else {
-            return;
+        let Some(at) = links.0.iter().position(|link| link.slot == slot) else {
+            return false;
         };
-        let Some(item) = interests.at(slot) else {
-            return;
-        };
-        // SAFETY: registered, and the set's lock is held.
-        let below = as_set(unsafe { (*item).file() }).and_then(Set::companion);
-        let Some(rotation) = below.and_then(|side| side.rotation.as_ref()) else {
-            return;
-        };
+        let source = links.0[at].source;
+        let is_shared = links.0.iter().filter(|link| link.source == source).count() > 1;
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
-        link.has_source = rotation.renew(&hub.fd, data).unwrap_or(false);
+        let renewed = rotation.renew(&hub.fd, data, is_shared);
+        links.0[at].source = renewed.unwrap_or(None);
+        links.0[at].source.is_some()
     }
+}
+
+/// What is special to the rotating set with a kernel side that the item in `slot` watches.
+fn rotation_at(interests: &Interests, slot: u32) -> Option<&Rotation> {
+    let item = interests.at(slot)?;
+    // SAFETY: registered, and the set's lock is held for as long as `interests` is borrowed.
+    let file = unsafe { (*item).file() };
+    as_set(file)?.companion()?.rotation.as_ref()
 }
 
 pub(super) fn as_item(item: *const Item) -> Option<NonNull<Item>> {

@@ -4,12 +4,13 @@
 //! kernel wakes one worker that sleeps, the first in line, and passes over those that do not. A
 //! worker that was chosen registers anew before it sleeps again, which makes it the last in line.
 //!
-//! # The alias
-//! The user may close the source's number at any time, and the number may mean another file the
-//! next moment, perhaps one that a worker watches under that number. So the registrations go by a
-//! number of our own, the *alias*. It stands for the source only while a registration is changed;
-//! otherwise it stands for a placeholder, so the source closes when the user closes it.
-//! If the user's number means another file by then, that file is held open for that moment.
+//! # The source's number
+//! The user may close the source's number at any time, and the number may mean another file the next
+//! moment. The registrations go by that number, since one of the library's own would keep the source
+//! open. They are in kernel sets that hold nothing of the user's, so a registration of the user's under
+//! the same number is never met. A DEL that succeeds was the source's. After an ADD the number is
+//! checked: it still means the source if `members`, which has the source under that number, refuses it
+//! as a duplicate. Else what was added is deleted again.
 //! A source whose number was closed counts as gone, also while its file lives on under another one:
 //! a second source may then be added.
 
@@ -24,21 +25,20 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::sync::{Mutex, is_held_by_this_thread};
+use crate::sync::{AtomicBool, Mutex, Ordering, is_held_by_this_thread};
 
 /// What the kernel side of a rotating set has in addition.
 pub(super) struct Rotation {
     /// A kernel set with the source alone, and nobody sleeping in it: it keeps the interest, and
     /// says whether the source is ready by it.
     pub(super) members: Descriptor,
-    /// What the alias stands for while it does not stand for the source.
-    placeholder: Descriptor,
-    alias: Descriptor,
     /// A kernel set with `members` and the set that workers' sets nest, once somebody polls.
     for_pollers: OnceBox<Descriptor>,
-    /// Guards the alias and the registrations under it. Nests inside the workers' sets' locks and
+    /// Guards the registrations. Nests inside the workers' sets' locks and
     /// the lock of the rotating set.
     source: Mutex<Option<SourceFd>>,
+    /// The interest in the source is level-triggered. Written under `source`'s lock.
+    pub(super) is_level: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
@@ -52,13 +52,11 @@ struct SourceFd {
 
 impl Rotation {
     pub(super) fn new() -> Result<Self, Errno> {
-        let placeholder = Descriptor::idle()?;
         Ok(Rotation {
             members: kernel::epoll_create()?,
-            alias: Descriptor::idle()?,
-            placeholder,
             for_pollers: OnceBox::new(),
             source: Mutex::new(None),
+            is_level: AtomicBool::new(false),
         })
     }
 
@@ -92,75 +90,81 @@ impl Rotation {
         self.source.lock().map(|source| source.number)
     }
 
-    /// Runs `act` while the alias stands for the open file of `number`. `source` is locked.
-    ///
-    /// `EBADF`: `number` is not open.
-    fn as_alias<R>(&self, number: RawFd, act: impl FnOnce(RawFd) -> R) -> Result<R, Errno> {
-        kernel::duplicate_to(number, &self.alias)?;
-        let result = act(self.alias.as_raw_fd());
-        // Both are ours and open.
-        let _ = kernel::duplicate_to(self.placeholder.as_raw_fd(), &self.alias);
-        Ok(result)
-    }
-
     /// Whether the source still is what its number says. `source` is locked.
     fn is_current(&self, source: SourceFd) -> bool {
-        let current = self.as_alias(source.number, |alias| self.holds(alias));
-        current.unwrap_or(false)
-    }
-
-    /// Whether the alias stands for the source right now.
-    fn holds(&self, alias: RawFd) -> bool {
-        match kernel::epoll_ctl(&self.members, Op::Add, alias, &Event::default()) {
+        let number = source.number;
+        match kernel::epoll_ctl(&self.members, Op::Add, number, &Event::default()) {
             Err(errno) => errno == Errno::EXIST,
             Ok(()) => {
-                let _ = kernel::epoll_ctl(&self.members, Op::Del, alias, &Event::default());
+                let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
                 false
             }
         }
     }
 
-    /// Has the worker whose kernel set is `worker` watch the source; says whether there is one.
-    pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
+    /// Registers the source with a worker's kernel set, which may have it already for another rotating
+    /// set. Returns its number if that still stands for it. `source` is locked.
+    fn register(
+        &self,
+        worker: &Descriptor,
+        source: SourceFd,
+        data: u64,
+    ) -> Result<Option<RawFd>, Errno> {
+        let number = source.number;
+        let added = kernel::epoll_ctl(worker, Op::Add, number, &source.interest(data));
+        let is_current = self.is_current(source);
+        match added {
+            Ok(()) if !is_current => {
+                let _ = kernel::epoll_ctl(worker, Op::Del, number, &Event::default());
+                Ok(None)
+            }
+            Err(errno) if is_current && errno != Errno::EXIST => Err(errno),
+            _ => Ok(is_current.then_some(number)),
+        }
+    }
+
+    /// Has the worker whose kernel set is `worker` watch the source. Returns the source's fd, if there
+    /// is a source.
+    pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<Option<RawFd>, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
-            return Ok(false);
+            return Ok(None);
         };
-        let watched = self.as_alias(source.number, |alias| {
-            if !self.holds(alias) {
-                return Ok(false);
-            }
-            kernel::epoll_ctl(worker, Op::Add, alias, &source.interest(data)).map(|()| true)
-        });
-        watched.unwrap_or(Ok(false))
+        self.register(worker, source, data)
     }
 
     /// Has the worker forget the source. If it was closed the kernel has done so already.
     pub(super) fn unwatch(&self, worker: &Descriptor) {
         let source = self.source.lock();
-        if let Some(source) = *source {
-            let _ = self.as_alias(source.number, |alias| {
-                kernel::epoll_ctl(worker, Op::Del, alias, &Event::default())
-            });
+        if let Some(source) = source.filter(|&source| self.is_current(source)) {
+            let _ = kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default());
         }
     }
 
-    /// Makes the worker the last in line; says whether it watches the source still.
-    pub(super) fn renew(&self, worker: &Descriptor, data: u64) -> Result<bool, Errno> {
+    /// Makes the worker the last in line. Returns the source's fd, if the worker
+    /// still watches it.
+    ///
+    /// `is_ambiguous`: the worker's kernel set has another source under the same number.
+    pub(super) fn renew(
+        &self,
+        worker: &Descriptor,
+        data: u64,
+        is_ambiguous: bool,
+    ) -> Result<Option<RawFd>, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
-            return Ok(false);
+            return Ok(None);
         };
-        let renewed = self.as_alias(source.number, |alias| {
-            // If this fails the number means something else by now.
-            if kernel::epoll_ctl(worker, Op::Del, alias, &Event::default()).is_err() {
-                return Ok(false);
-            }
-            kernel::epoll_ctl(worker, Op::Add, alias, &source.interest(data)).map(|()| true)
-        });
-        // A number that is not open: the file may live on under another one, and its registration
-        // with it.
-        renewed.unwrap_or(Ok(true))
+        if is_ambiguous && !self.is_current(source) {
+            return Ok(None);
+        }
+        match kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default()) {
+            // The file may live on under another number, and its registration with it.
+            Err(Errno::BADF) => Ok(Some(source.number)),
+            // The number means something else by now.
+            Err(_) => Ok(None),
+            Ok(()) => self.register(worker, source, data),
+        }
     }
 
     /// `epoll_ctl` on a rotating set.
@@ -185,10 +189,9 @@ impl Rotation {
                     // Not registered under this number: the kernel finds the right error.
                     return kernel::epoll_ctl(&self.members, op, number, &interest);
                 };
-                self.as_alias(number, |alias| {
-                    kernel::epoll_ctl(&self.members, op, alias, &interest)
-                })??;
+                kernel::epoll_ctl(&self.members, op, number, &interest)?;
                 changed.wanted = interest.events();
+                self.is_level.store(changed.is_level(), Ordering::Relaxed);
                 *source = Some(changed);
                 drop(source);
                 self.tell_workers(epoll)
@@ -200,29 +203,23 @@ impl Rotation {
     fn add(&self, epoll: &Epoll, number: RawFd, interest: Event) -> Result<(), Errno> {
         let interests = epoll.set().inner.lock();
         let mut source = self.source.lock();
-        let added = self.as_alias(number, |alias| {
-            kernel::epoll_ctl(&self.members, Op::Add, alias, &interest)
-        })?;
+        let added = kernel::epoll_ctl(&self.members, Op::Add, number, &interest);
         let is_second = match (added, *source) {
-            (Err(Errno::EXIST), Some(old)) => old.number != number,
             (Err(errno), _) => return Err(errno),
             (Ok(()), Some(old)) => old.number != number && self.is_current(old),
             (Ok(()), None) => interests.len() > interests.nested,
         };
         if is_second {
-            if added.is_ok() {
-                let _ = self.as_alias(number, |alias| {
-                    kernel::epoll_ctl(&self.members, Op::Del, alias, &Event::default())
-                });
-            }
+            let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
             return Err(Errno::INVAL);
         }
-        added?;
-        *source = Some(SourceFd {
+        let new = SourceFd {
             number,
             wanted: interest.events(),
             leaving: false,
-        });
+        };
+        self.is_level.store(new.is_level(), Ordering::Relaxed);
+        *source = Some(new);
         Ok(())
     }
 
@@ -235,7 +232,7 @@ impl Rotation {
         leaving.leaving = true;
         *source = Some(leaving);
         drop(source);
-        // The workers first, while the alias can still be told from a stranger.
+        // The workers first, while `members` can tell the source from another file.
         self.tell_workers(epoll)?;
         let mut source = self.source.lock();
         if source.is_none_or(|source| !source.leaving) {
@@ -243,9 +240,7 @@ impl Rotation {
             return Err(Errno::NOENT);
         }
         *source = None;
-        self.as_alias(number, |alias| {
-            kernel::epoll_ctl(&self.members, Op::Del, alias, &Event::default())
-        })?
+        kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default())
     }
 
     /// The source came, changed or leaves: every worker's kernel set learns of it.
@@ -261,6 +256,12 @@ impl Rotation {
 }
 
 impl SourceFd {
+    /// Whether the set is ready whenever the source is, by an event that workers are woken for.
+    fn is_level(self) -> bool {
+        let as_asked = Events::IN | Events::OUT | Events::ALWAYS;
+        (self.wanted - as_asked).is_empty() && self.wanted.intersects(as_asked)
+    }
+
     /// What a worker's kernel set wants of the source.
     ///
     /// Beside `EXCLUSIVE` the kernel takes `IN` and `OUT` only. The finer bits never come without

@@ -187,11 +187,20 @@ const YIELD_FOR: Duration = Duration::from_millis(1);
 
 /// Harvests a set that does not rotate, for a wait that begins.
 fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
-    set.recheck_rotating();
-    match set.companion() {
-        None => set.harvest_as(events, Ask::Yielding, turns),
-        Some(side) => harvest_both_in_turn(set, side, events, Ask::Yielding, turns),
+    let Some(side) = set.companion() else {
+        set.recheck_rotating();
+        return set.harvest_as(events, Ask::Yielding, turns);
+    };
+    if set.watches_rotating() {
+        if !side.stand_last(set) {
+            set.recheck_rotating();
+        }
+        if !set.is_pending() {
+            // The sleep begins with a look at the kernel's side.
+            return 0;
+        }
     }
+    harvest_both_in_turn(set, side, events, Ask::Yielding, turns)
 }
 
 /// Harvests both sides of a set.
