@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, SocketFlags, Watch, socketpair,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, SocketFlags, Watch, socketpair,
 };
 
 use threads::asleep;
@@ -230,4 +230,68 @@ fn a_thread_that_comes_to_an_event_that_is_there_lets_nobody_run_first() {
         assert_eq!(wait(&sets[1], LONG), 1);
         assert_eq!(YIELDS.get(), before);
     });
+}
+
+#[test]
+fn a_thread_that_waits_in_a_rotating_set_is_no_level_of_nesting() {
+    let source = &Source::both()[1];
+    let rotating = source.rotating();
+    // As deep as sets may nest.
+    let below = [(); 4].map(|()| Epoll::new().unwrap());
+    for pair in below.windows(2) {
+        pair[0].add(&pair[1], IN).unwrap();
+    }
+    rotating.add(&below[0], IN).unwrap();
+    assert_eq!(wait(&rotating, Duration::from_millis(1)), 0);
+    source.put();
+    assert_eq!(wait(&rotating, LONG), 1);
+    assert!(source.take());
+    // Nor is it one for a set that comes above.
+    let top = Epoll::new().unwrap();
+    assert_eq!(top.add(&rotating, IN), Err(Errno::LOOP));
+    rotating.delete(&below[0]).unwrap();
+    rotating.add(&below[1], IN).unwrap();
+    top.add(&rotating, IN).unwrap();
+    source.put();
+    assert_eq!(wait(&rotating, LONG), 1);
+    // What is below wakes a thread that waits, also if it came later.
+    assert!(source.take());
+    let (reader, writer) = std::io::pipe().unwrap();
+    let set = rotating.clone();
+    let (waits, _) = asleep(move || wait(&set, 3 * LONG));
+    below[3].add(&reader, IN).unwrap();
+    (&writer).write_all(b"x").unwrap();
+    assert_eq!(waits.join().unwrap(), 1);
+}
+
+#[test]
+fn more_threads_than_paths_are_allowed_wait_in_a_rotating_set() {
+    const THREADS: usize = 520;
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is there to be filled, and read.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max.min(8192);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&reader, IN).unwrap();
+    let threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let set = rotating.clone();
+            let waits = move || set.wait(&mut [Event::default()], 3 * LONG);
+            let builder = std::thread::Builder::new().stack_size(256 << 10);
+            builder.spawn(waits).unwrap()
+        })
+        .collect();
+    // They end only if all are there, or none.
+    std::thread::sleep(Duration::from_millis(200));
+    drop(writer);
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), Ok(1));
+    }
 }

@@ -159,6 +159,8 @@ impl Epoll {
         }
         #[cfg(all(feature = "std", not(loom)))]
         if result.is_ok() && shared_count(file.description()).is_some() {
+            // A thread that is not told looks when its limit ends.
+            let _ = crate::host::tell_threads(self);
             // Added, now check for callbacks.
             let allowed = check_silent_member(self.description());
             if allowed.is_err() {
@@ -242,7 +244,9 @@ impl Epoll {
         let mut deferred = Deferred::new();
         let mut left = None;
         let nested_add = nesting::lock();
-        nesting::check_loops(self, target, file.identity())?;
+        if !self.set().is_hidden.load(Ordering::Relaxed) {
+            nesting::check_loops(self, target, file.identity())?;
+        }
         target.was_nested.store(true, Ordering::Relaxed);
         let mut result = {
             let mut inner = self.set().inner.lock();

@@ -90,6 +90,9 @@ pub(crate) struct Set {
     /// A set watches this one, or has. Written before the ADD that counts the paths up from here
     /// takes `inner`'s lock, so who adds to this set after that sees it.
     was_nested: AtomicBool,
+    /// The set is one that a thread waits through in a rotating set, known to nobody else: it counts as no
+    /// level of nesting and no path.
+    pub(crate) is_hidden: AtomicBool,
     /// The source of this rotating set hung up when it was last heard of: no worker can use that up.
     hung_up: AtomicBool,
     /// The source has told of a change without saying which: it may have hung up.
@@ -335,6 +338,7 @@ impl Epoll {
                 rotates,
                 watches_rotating: AtomicBool::new(false),
                 was_nested: AtomicBool::new(false),
+                is_hidden: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
                 may_have_hung_up: AtomicBool::new(false),
                 #[cfg(all(feature = "std", not(loom)))]

@@ -138,13 +138,20 @@ pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
         .collect()
 }
 
+/// The sets above that count: without those that threads wait through in rotating sets.
+fn counted_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
+    let mut above = sets_above(watchers);
+    above.retain(|set| !set.object().is_hidden.load(Ordering::Relaxed));
+    above
+}
+
 /// How many links lie above a set, given its watchers.
 fn height(watchers: &Mutex<Watchers>, level: usize, known: &mut Known) -> Result<usize, Errno> {
     if level > MAX_NESTS || watchers.lock().is_empty() {
         return Ok(0);
     }
     let mut highest = 0;
-    for above in sets_above(watchers) {
+    for above in counted_above(watchers) {
         step();
         let identity = Identity::of(&above);
         let height = match known.get(&identity) {
@@ -170,6 +177,9 @@ pub(super) fn check_paths(
     file: &Description,
     target: Option<&Set>,
 ) -> Result<(), Errno> {
+    if set.set().is_hidden.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let Some(target) = target else {
         // A file in a set that nobody watches has paths of no links, and those are not counted.
         if !set.set().was_nested.load(Ordering::Relaxed) {
@@ -220,9 +230,9 @@ fn count_paths(
     if links > MAX_NESTS {
         return Err(Errno::INVAL);
     }
-    for above in sets_above(watchers) {
+    for above in counted_above(watchers) {
         step();
-        if above.watchers().lock().is_empty() {
+        if counted_above(above.watchers()).is_empty() {
             counts[links] += 1;
             if counts[links] > PATH_LIMITS[links] {
                 return Err(Errno::INVAL);

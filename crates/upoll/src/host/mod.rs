@@ -85,6 +85,9 @@ pub(crate) struct KernelSide {
     /// Held while the bell of `first` is silenced to see who else is ready. Nests inside all other
     /// locks.
     hushing: Mutex<()>,
+    /// No member is registered in `first`, which has the part of the hub: the set rotates, or a thread
+    /// waits through it in a rotating set.
+    first_is_hub: bool,
     /// What only a rotating set has.
     rotation: Option<Rotation>,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
@@ -139,6 +142,7 @@ impl KernelSide {
             links: Mutex::new(Links::new()),
             known_above: AtomicI32::new(-1),
             hushing: Mutex::new(()),
+            first_is_hub: set.rotates() || set.is_hidden.load(Ordering::Relaxed),
             rotation: match set.rotates() {
                 true => Some(Rotation::new()?),
                 false => None,
@@ -201,9 +205,9 @@ impl KernelSide {
 
     /// The kernel set that has whatever is not the user's, once it is one of its own.
     fn hub(&self) -> Option<&SleepSet> {
-        match self.rotation {
-            Some(_) => Some(&self.first),
-            None => self.hub.get(),
+        match self.first_is_hub {
+            true => Some(&self.first),
+            false => self.hub.get(),
         }
     }
 
@@ -271,6 +275,23 @@ impl KernelSide {
             Some(hub) if self.rotation.is_none() || self.has_sets_below() => self.empty(hub, set),
             _ => Heard::default(),
         }
+    }
+
+    /// What is below a rotating set has come: the hidden sets of threads that wait there learn of it.
+    fn tell_hidden(rotating: &Description<Set>) -> Result<(), Errno> {
+        if !rotating.object().rotates() {
+            return Ok(());
+        }
+        for hidden in sets_above(rotating.watchers()) {
+            let set = hidden.object();
+            if set.is_hidden.load(Ordering::Relaxed)
+                && let Some(side) = set.companion()
+            {
+                let interests = set.inner.lock();
+                side.link(set, &interests, rotating, Renew::No)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is anything to hear of in the hub but wakes of threads that sleep there.
@@ -536,7 +557,9 @@ impl Companion for KernelSide {
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
         let above = KernelSide::ensure_hub(outer)?;
         let interests = outer.object().inner.lock();
-        above.link(outer.object(), &interests, inner, Renew::No)
+        above.link(outer.object(), &interests, inner, Renew::No)?;
+        drop(interests);
+        KernelSide::tell_hidden(outer)
     }
 
     fn nested_changed(&self, set: &Set, interests: &Interests, inner: &Description) {
@@ -597,6 +620,14 @@ pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedF
 /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
 pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
     KernelSide::ensure_hub(epoll.description()).map(drop)
+}
+
+/// A set has come to watch what changes outside this process: threads that wait in it learn of it, if it
+/// rotates.
+///
+/// `ENOMEM`, `ENOSPC`: from the kernel.
+pub(crate) fn tell_threads(epoll: &Epoll) -> Result<(), Errno> {
+    KernelSide::tell_hidden(epoll.description())
 }
 
 /// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.

@@ -31,8 +31,8 @@ struct Link {
     inner: usize,
     /// An item that watches it.
     slot: u32,
-    /// Its kernel set.
-    fd: RawFd,
+    /// Its kernel set; none while a thread's hidden set has nothing to hear from there.
+    fd: Option<RawFd>,
     /// The fd of its source, if that is watched from here, too. Several links may share one
     /// registration, under the same fd.
     source: Option<RawFd>,
@@ -75,6 +75,9 @@ impl KernelSide {
         let register = |op, fd, special| hub.register(&self.specials, op, fd, EDGE, special);
         let address = ptr::from_ref(inner).cast::<()>().addr();
         let slots = slots_that_watch(set, interests, inner);
+        // Each would be a path up from all that is below, and the kernel allows 500 of them.
+        let is_needed = !set.is_hidden.load(Ordering::Relaxed) || below.has_sets_below();
+        let fd = is_needed.then(|| below.sleep_set().fd.as_raw_fd());
         let mut links = self.links.lock();
         let known = links.0.iter().position(|link| link.inner == address);
         let Some(&first) = slots.first() else {
@@ -84,15 +87,19 @@ impl KernelSide {
                     rotation.unwatch(&hub.fd);
                     self.watch_again(hub, interests, &mut links, source);
                 }
-                return register(Op::Del, link.fd, Special::Nested(link.slot));
+                return match link.fd {
+                    Some(fd) => register(Op::Del, fd, Special::Nested(link.slot)),
+                    None => Ok(()),
+                };
             }
             return Ok(());
         };
-        let fd = below.sleep_set().fd.as_raw_fd();
         let at = match known {
             Some(at) => at,
             None => {
-                register(Op::Add, fd, Special::Nested(first))?;
+                if let Some(fd) = fd {
+                    register(Op::Add, fd, Special::Nested(first))?;
+                }
                 links.0.push(Link {
                     inner: address,
                     slot: first,
@@ -104,16 +111,22 @@ impl KernelSide {
         };
         let link = &mut links.0[at];
         if link.fd != fd {
-            // It has a hub by now.
-            register(Op::Add, fd, Special::Nested(link.slot))?;
-            let _ = register(Op::Del, link.fd, Special::Nested(link.slot));
+            // It has a hub, or sets below, by now.
+            if let Some(fd) = fd {
+                register(Op::Add, fd, Special::Nested(link.slot))?;
+            }
+            if let Some(fd) = link.fd {
+                let _ = register(Op::Del, fd, Special::Nested(link.slot));
+            }
             link.fd = fd;
         }
         let mut renew = renew;
         if !slots.contains(&link.slot) {
             link.slot = first;
             renew = Renew::Source;
-            register(Op::Mod, link.fd, Special::Nested(first))?;
+            if let Some(fd) = link.fd {
+                register(Op::Mod, fd, Special::Nested(first))?;
+            }
         }
         let Some(rotation) = &below.rotation else {
             return Ok(());

@@ -13,6 +13,7 @@ use crate::epoll::{Epoll, HANG_UP, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{KernelSide, SignalMask};
+use crate::sync::Ordering;
 use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
 
 impl Epoll {
@@ -388,6 +389,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
         return Ok(worker);
     }
     let worker = Epoll::new()?;
+    worker.set().is_hidden.store(true, Ordering::Relaxed);
     worker.add(rotating, Event::new(Events::IN, 0))?;
     KernelSide::ensure(worker.description())?;
     // A thread about to end has no place to keep it.
