@@ -360,7 +360,8 @@ unsafe fn pwait2_of_the_kernel(
 ) -> Result<usize, Errno> {
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     let found = unsafe { interruptible!(epoll_pwait2, epfd, events, room, limit, mask, size) };
-    if found != Err(Errno::from_raw(libc::ENOSYS)) {
+    // Filters of system calls may refuse with `EPERM` what they do not know; the call itself never does.
+    if found != Err(Errno::from_raw(libc::ENOSYS)) && found != Err(Errno::PERM) {
         return found;
     }
     // Before Linux 5.11, and under valgrind. No wait may end early, so it is rounded up.
