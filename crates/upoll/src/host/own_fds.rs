@@ -66,8 +66,12 @@ pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::time
 /// Where an own fd has its number. Entries are never freed: a program that has one moved away may look
 /// at an entry that is just given up.
 struct Entry {
+    /// [`NONE`] if it was closed, or another own fd has it.
     number: AtomicI32,
 }
+
+/// No fd; not -1, which a `BorrowedFd` cannot hold.
+const NONE: RawFd = RawFd::MIN;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -108,11 +112,20 @@ fn entry_at(number: RawFd) -> Option<&'static Entry> {
 }
 
 /// Records that a number is the library's own. Returns false if it is too high for that.
+///
+/// An own fd that had the number until now was closed by the program. It would be taken for the new one,
+/// which has the seal in it as well, so it loses its number here.
 fn record(number: RawFd, entry: &'static Entry) -> bool {
     let Some(place) = make_place(number) else {
         return false;
     };
-    place.store(ptr::from_ref(entry).cast_mut(), Ordering::Release);
+    let before = place.swap(ptr::from_ref(entry).cast_mut(), Ordering::AcqRel);
+    // SAFETY: null or a leaked entry.
+    if let Some(lost) = unsafe { before.as_ref() }.filter(|before| !ptr::eq(*before, entry)) {
+        let _ = lost
+            .number
+            .compare_exchange(number, NONE, Ordering::AcqRel, Ordering::Relaxed);
+    }
     LOWEST.fetch_min(number, Ordering::Release);
     true
 }
@@ -273,7 +286,7 @@ impl OwnFd {
         let unused = UNUSED.try_lock().ok().and_then(|mut unused| unused.pop());
         let entry = unused.unwrap_or_else(|| {
             Box::leak(Box::new(Entry {
-                number: AtomicI32::new(-1),
+                number: AtomicI32::new(NONE),
             }))
         });
         entry.number.store(number, Ordering::Release);
@@ -368,7 +381,7 @@ impl OwnFd {
     /// As [`is_intact`](Self::is_intact), by a check that may be [`FRESH_MS`] old.
     #[inline]
     pub(crate) fn was_intact(&self) -> bool {
-        if self.is_lost.load(Ordering::Relaxed) {
+        if self.is_lost.load(Ordering::Relaxed) || self.as_raw_fd() < 0 {
             return false;
         }
         is_protected()
@@ -487,7 +500,7 @@ impl Drop for OwnFd {
             kernel::close(number);
         }
         forget(number, self.entry);
-        self.entry.number.store(-1, Ordering::Relaxed);
+        self.entry.number.store(NONE, Ordering::Relaxed);
         give_back(self.entry);
     }
 }

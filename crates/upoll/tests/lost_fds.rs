@@ -1,0 +1,92 @@
+//! A program that closes fds which it did not open, and then others get their numbers: what was lost
+//! touches none of those.
+#![cfg(not(loom))]
+
+use std::io::Write;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use upoll::{CreateFlags, Epoll, Event, Events};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// Tests run one at a time: each counts on the numbers that it has closed being given out again.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open_numbers() -> Vec<RawFd> {
+    let is_open = |fd: &RawFd| {
+        // SAFETY: no pointers are involved.
+        unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 }
+    };
+    (3..1024).filter(is_open).collect()
+}
+
+/// The numbers that `open` opens beside what it returns.
+fn opened_by(open: impl FnOnce()) -> Vec<RawFd> {
+    let before = open_numbers();
+    open();
+    let after = open_numbers().into_iter();
+    after.filter(|fd| !before.contains(fd)).collect()
+}
+
+fn close_all(numbers: &[RawFd]) {
+    for &fd in numbers {
+        // SAFETY: only this test's sets use it.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+    }
+}
+
+fn wait(set: &Epoll, limit: Duration) -> Vec<u64> {
+    let events = &mut [Event::default(); 8];
+    let ready = set.wait(events, limit).unwrap();
+    events[..ready].iter().map(Event::data).collect()
+}
+
+#[test]
+fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_number_alone() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // The first one opens the socket that all sets have in them.
+    let warm_up = Epoll::new().unwrap();
+    warm_up.add(&reader, input(1)).unwrap();
+    let lost = Epoll::new().unwrap();
+    let own = opened_by(|| lost.add(&reader, input(2)).unwrap());
+    assert_eq!(own.len(), 1, "its kernel set: {own:?}");
+    close_all(&own);
+    let set = Epoll::new().unwrap();
+    let again = opened_by(|| set.add(&reader, input(3)).unwrap());
+    assert_eq!(own, again, "the number that was closed is given out again");
+    assert_eq!(wait(&set, Duration::ZERO), []);
+    drop(lost);
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&set, LONG), [3]);
+}
+
+#[test]
+fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let own = opened_by(|| rotating.add(&reader, input(1)).unwrap());
+    assert!(!own.is_empty());
+    close_all(&own);
+    let others: Vec<_> = own.iter().map(|_| std::io::pipe().unwrap()).collect();
+    for (&fd, (other, _)) in own.iter().zip(&others) {
+        // SAFETY: nobody else uses the number.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+    }
+    let _ = rotating.modify(&reader, input(2));
+    let _ = rotating.delete(&reader);
+    drop(rotating);
+    let file = |fd| std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    for (&fd, (other, _)) in own.iter().zip(&others) {
+        assert_eq!(file(fd).unwrap(), file(other.as_raw_fd()).unwrap());
+    }
+    close_all(&own);
+}
