@@ -478,12 +478,16 @@ impl Short {
     }
 }
 
+/// Returns why a write from memory that cannot be read fails: a broken object comes before the
+/// pointer, as in the kernel.
 #[cold]
 fn write_from_nothing(object: &Object) -> Result<usize, Errno> {
-    match object.as_file_ref(0).is_ready(Events::ERR) {
-        true => Err(Errno::PIPE),
-        false => Err(Errno::FAULT),
+    if let Object::Socket(socket) = object {
+        socket.try_write(&[])?;
+    } else if object.as_file_ref(0).is_ready(Events::ERR) {
+        return Err(Errno::PIPE);
     }
+    Err(Errno::FAULT)
 }
 
 unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
