@@ -2,6 +2,7 @@
  * reported as such, one that was replaced as what it stands for then. A call that a signal ended has
  * written what it found, which is nothing. More entries than RLIMIT_NOFILE are refused. */
 #include "check.h"
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 
@@ -16,6 +17,7 @@ static void on_signal(int signal)
 struct change {
 	pthread_t main, thread;
 	int fd, other, wakes, signals;
+	atomic_int is_over;
 };
 
 static void *change(void *argument)
@@ -29,24 +31,33 @@ static void *change(void *argument)
 	sleep_ms(50);
 	if (todo->wakes >= 0)
 		CHECK(eventfd_write(todo->wakes, 1) == 0);
-	/* A handler that runs just before the thread sleeps again would end no call of libupoll's. */
-	sleep_ms(todo->wakes >= 0 ? 200 : 0);
-	if (todo->signals)
+	/* More than once: one that comes before the thread sleeps ends no call. */
+	while (todo->signals && !todo->is_over) {
+		sleep_ms(100);
 		pthread_kill(todo->main, SIGUSR1);
+	}
 	return NULL;
 }
 
 static void begin(struct change *todo, int fd)
 {
+	todo->is_over = 0;
 	todo->main = pthread_self();
 	todo->fd = fd;
 	CHECK(pthread_create(&todo->thread, NULL, change, todo) == 0);
 }
 
-static void alarm_in(long ms)
+static void end(struct change *todo)
 {
-	struct itimerval once = {{0, 0}, {ms / 1000, ms % 1000 * 1000}};
-	CHECK(setitimer(ITIMER_REAL, &once, NULL) == 0);
+	todo->is_over = 1;
+	CHECK(pthread_join(todo->thread, NULL) == 0);
+}
+
+/* Every so often, as one that comes before the thread sleeps ends no call; 0 ends it. */
+static void alarm_each(long ms)
+{
+	struct itimerval each = {{0, ms * 1000}, {0, ms * 1000}};
+	CHECK(setitimer(ITIMER_REAL, &each, NULL) == 0);
 }
 
 static struct timeval after(long ms)
@@ -69,19 +80,20 @@ static void interrupted(void)
 		list[n].events = POLLIN;
 		list[n].revents = 0x55;
 	}
-	alarm_in(50);
+	alarm_each(50);
 	FAILS(poll(list, 3, -1), EINTR);
 	CHECK(!list[0].revents && !list[1].revents && !list[2].revents);
 	list[0].revents = 0x55;
-	alarm_in(50);
+	alarm_each(50);
 	FAILS(poll(list, 1, -1), EINTR);
 	CHECK(!list[0].revents);
 	/* select leaves its sets alone. */
 	FD_ZERO(&in);
 	FD_SET(counter, &in);
-	alarm_in(50);
+	alarm_each(50);
 	FAILS(select(counter + 1, &in, NULL, NULL, NULL), EINTR);
 	CHECK(FD_ISSET(counter, &in));
+	alarm_each(0);
 	CHECK(close(counter) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 }
 
@@ -97,7 +109,7 @@ static void closed_by_poll(int limit, int wakes, int signals, int with_pipe)
 	CHECK(poll(list, 3, limit) == 1 + wakes);
 	CHECK(list[0].revents == POLLNVAL);
 	CHECK(list[1].revents == (wakes ? POLLIN : 0) && !list[2].revents);
-	pthread_join(todo.thread, NULL);
+	end(&todo);
 	CHECK(close(waker) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 }
 
@@ -118,7 +130,7 @@ static void closed_by_select(int limit, int signals)
 	CHECK(select(idle + 1, &sets[0], &sets[1], &sets[2], &time) == 2);
 	CHECK(FD_ISSET(counter, &sets[0]) && FD_ISSET(counter, &sets[2]));
 	CHECK(!FD_ISSET(counter, &sets[1]) && !FD_ISSET(idle, &sets[0]));
-	pthread_join(todo.thread, NULL);
+	end(&todo);
 	CHECK(close(idle) == 0);
 }
 
@@ -132,7 +144,7 @@ static void replaced(void)
 	fd_set in;
 	begin(&todo, counter);
 	CHECK(poll(list, 2, LONG) == 1 && list[0].revents == POLLIN && !list[1].revents);
-	pthread_join(todo.thread, NULL);
+	end(&todo);
 	CHECK(close(counter) == 0);
 	counter = eventfd(0, 0);
 	FD_ZERO(&in);
@@ -141,7 +153,7 @@ static void replaced(void)
 	begin(&todo, counter);
 	CHECK(select(waker > counter ? waker + 1 : counter + 1, &in, NULL, NULL, &time) == 1);
 	CHECK(FD_ISSET(counter, &in) && !FD_ISSET(waker, &in));
-	pthread_join(todo.thread, NULL);
+	end(&todo);
 	CHECK(close(counter) == 0 && close(ready) == 0);
 
 	/* By one that is not: what the old one shows does not count any more. */
@@ -154,7 +166,7 @@ static void replaced(void)
 	begin(&todo, counter);
 	FAILS(poll(list, 2, LONG), EINTR);
 	CHECK(!list[0].revents && !list[1].revents);
-	pthread_join(todo.thread, NULL);
+	end(&todo);
 	CHECK(close(counter) == 0 && close(ready) == 0 && close(idle) == 0 && close(waker) == 0);
 }
 
