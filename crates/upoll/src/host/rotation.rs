@@ -152,7 +152,7 @@ impl Rotation {
         is_ambiguous: bool,
     ) -> Result<Option<RawFd>, Errno> {
         let source = self.source.lock();
-        let Some(source) = source.filter(|source| !source.leaving) else {
+        let Some(source) = *source else {
             return Ok(None);
         };
         if is_ambiguous && !self.is_current(source) {
@@ -163,6 +163,9 @@ impl Rotation {
             Err(Errno::BADF) => Ok(Some(source.number)),
             // The number means something else by now.
             Err(_) => Ok(None),
+            // A registration that stayed would make the next ADD of the source find it, and so tell
+            // the kernel's line nothing of what is ready then.
+            Ok(()) if source.leaving => Ok(None),
             Ok(()) => self.register(worker, source, data),
         }
     }

@@ -434,3 +434,43 @@ fn events_that_come_together_find_as_many_workers_that_take_one_each() {
         }
     }
 }
+
+#[test]
+fn a_source_that_is_added_anew_wakes_a_worker_that_falls_asleep_meanwhile() {
+    let _alone = alone();
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    let source = reader.try_clone().unwrap();
+    let rotating = rotating();
+    rotating.add(&source, input(0)).unwrap();
+    let received = Arc::new(AtomicUsize::new(0));
+    let (worker, count) = (worker_of(&rotating), received.clone());
+    const UNITS: usize = 3_000;
+    let thread = thread::spawn(move || {
+        while count.load(Ordering::SeqCst) < UNITS {
+            if !wait(&worker, 1, LONG).is_empty() {
+                let length = reader.read(&mut [0; 8]).unwrap();
+                count.fetch_add(length, Ordering::SeqCst);
+            }
+        }
+    });
+    for unit in 1..=UNITS {
+        // The worker is woken, reads and goes back to sleep while its source leaves and comes.
+        if unit % 2 == 0 {
+            writer.write_all(b"u").unwrap();
+        }
+        rotating.delete(&source).unwrap();
+        if unit % 2 != 0 {
+            writer.write_all(b"u").unwrap();
+        }
+        rotating.add(&source, input(0)).unwrap();
+        let start = Instant::now();
+        while received.load(Ordering::SeqCst) < unit {
+            assert!(
+                start.elapsed() < LONG,
+                "unit {unit} is there, and the worker sleeps"
+            );
+            thread::yield_now();
+        }
+    }
+    thread.join().unwrap();
+}
