@@ -52,6 +52,12 @@ pub(crate) trait Companion: Send + Sync {
     /// ready in the core.
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;
 
+    /// Makes anew what the companion has of the kernel's and the program has closed.
+    ///
+    /// # Errors
+    /// The kernel has nothing for it.
+    fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno>;
+
     /// Has `outer` learn of what becomes ready in this companion of `inner`, which it watches.
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno>;
 
@@ -109,6 +115,10 @@ impl Companion for Nothing {
     }
 
     fn harvest_both(&self, _: &Set, _: &mut [Event]) -> usize {
+        match *self {}
+    }
+
+    fn ensure_intact(&self, _: &Description<Set>) -> Result<(), Errno> {
         match *self {}
     }
 

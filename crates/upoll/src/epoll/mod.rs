@@ -440,7 +440,10 @@ impl Epoll {
         self.file.recheck_rotating();
         Ok(match self.file.companion() {
             None => self.file.harvest(events),
-            Some(companion) => companion.harvest_both(&self.file, events),
+            Some(companion) => {
+                companion.ensure_intact(self.description())?;
+                companion.harvest_both(&self.file, events)
+            }
         })
     }
 

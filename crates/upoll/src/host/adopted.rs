@@ -1,7 +1,7 @@
 //! A set of the kernel's as the kernel side of a set: so that its descriptor number can be the
 //! kernel's before and after.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::kernel;
 use super::{KernelSide, SleepSet};
@@ -36,6 +36,8 @@ impl Epoll {
         let adopted = self.set().companion_or_insert(|| {
             let side = KernelSide::around(self.set(), make)?;
             side.members.store(members, Ordering::Relaxed);
+            side.adopted_from
+                .store(kernel_set.as_raw_fd(), Ordering::Relaxed);
             side.adopted.store(members, Ordering::Relaxed);
             Ok(Box::new(side))
         });

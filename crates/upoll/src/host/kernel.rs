@@ -62,6 +62,17 @@ pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     Descriptor::sealed(set)
 }
 
+/// Another kernel set for one that was lost, under a number that it did not have: those who know it by
+/// number have to notice.
+pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {
+    let set = epoll_create()?;
+    if set.as_raw_fd() != lost.as_raw_fd() {
+        return Ok(set);
+    }
+    // While the first one has that number.
+    epoll_create()
+}
+
 /// A socket that is always writable, and that nothing ever happens to.
 pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -140,6 +151,29 @@ pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
 /// Whether `number` stands for the open file that is the `which`th member of `set` by this number
 /// (`kcmp(2)`). A kernel that does not tell is taken to say so.
 pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
+    match compare_member(set, number, number, which) {
+        Ok(difference) => difference == 0,
+        Err(errno) => errno != Errno::BADF && errno != Errno::NOENT,
+    }
+}
+
+/// Whether `set` has a `which`th member by this number, whatever the number stands for by now. None: the
+/// kernel does not tell.
+pub(super) fn has_member(set: &Descriptor, number: RawFd, which: u32) -> Option<bool> {
+    match compare_member(set, set.as_raw_fd(), number, which) {
+        Ok(_) => Some(true),
+        Err(Errno::NOENT) => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// `kcmp(2)` of what `file` stands for and the `which`th member of `set` by `number`.
+fn compare_member(
+    set: &Descriptor,
+    file: RawFd,
+    number: RawFd,
+    which: u32,
+) -> Result<usize, Errno> {
     /// `struct kcmp_epoll_slot`.
     #[repr(C)]
     struct Member {
@@ -154,24 +188,31 @@ pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
         which,
     };
     // SAFETY: the call has no effect, and `member` is live.
-    let told = check(unsafe {
+    check(unsafe {
         let this = syscall!(Sysno::getpid).unwrap_or(0);
         let member = &raw const member;
-        syscall!(Sysno::kcmp, this, this, KCMP_EPOLL_TFD, number, member)
-    });
-    match told {
-        Ok(difference) => difference == 0,
-        Err(errno) => errno != Errno::BADF && errno != Errno::NOENT,
-    }
+        syscall!(Sysno::kcmp, this, this, KCMP_EPOLL_TFD, file, member)
+    })
 }
 
 /// The inode of an open socket; None if the number stands for something else.
 pub(super) fn socket_inode(number: RawFd) -> Option<u64> {
+    let stat = stat(number)?;
+    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+}
+
+/// The inode of an open file. Eventfds, sets and their kin have one together.
+pub(super) fn inode(number: RawFd) -> Option<u64> {
+    stat(number).map(|stat| stat.st_ino)
+}
+
+/// `fstat(2)`.
+fn stat(number: RawFd) -> Option<libc::stat> {
     // SAFETY: a `stat` of zeros is one.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills the structure.
     check(unsafe { syscall!(Sysno::fstat, number, &raw mut stat) }).ok()?;
-    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+    Some(stat)
 }
 
 /// What a sleep lets through: the signals of `ppoll(2)`, or those that are let through anyway.

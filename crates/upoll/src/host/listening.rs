@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::nested::{as_item, slots_that_watch};
 use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
-use super::{EDGE, KernelSide, generation};
+use super::{EDGE, KernelSide, SleepSet, generation};
 use crate::epoll::interest::{Interests, state};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -102,6 +102,30 @@ impl KernelSide {
                     // Registered, now count; the caller looks after that.
                     heard: DIRECTIONS.map(|direction| shared.arm(direction)),
                 });
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`listen_to`](Self::listen_to) for all counters, with a hub that is new: it knows none.
+    /// `interests` is the set's, locked.
+    pub(super) fn listen_anew(&self, interests: &Interests, hub: &SleepSet) -> Result<(), Errno> {
+        for listened in &self.listening.lock().0 {
+            let Some(item) = interests.at(listened.slot) else {
+                continue;
+            };
+            // SAFETY: registered, and the set's lock is held.
+            let Some(shared) = SharedCounter::of(unsafe { (*item).file() }) else {
+                continue;
+            };
+            for direction in DIRECTIONS {
+                let bell = shared.bell(direction).as_raw_fd();
+                let special = Special::Changed(listened.slot, direction);
+                match hub.register(&self.specials, Op::Add, bell, EDGE, special) {
+                    // Closed as well: the set checks the counter after each sleep.
+                    Ok(()) | Err(Errno::EXIST | Errno::BADF | Errno::PERM) => {}
+                    Err(errno) => return Err(errno),
+                }
             }
         }
         Ok(())

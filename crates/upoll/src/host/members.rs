@@ -1,16 +1,17 @@
-//! Which members a kernel set has: what `/proc` says of it.
+//! Which members a kernel set has: what the library knows of it, and what `/proc` shows.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use super::interest_list::Listed;
 use super::rotation::Rotation;
 use super::{KernelSide, kernel};
 use crate::epoll::Epoll;
 use crate::events::{Event, Events};
-use crate::sync::is_held_by_this_thread;
+use crate::sync::{Ordering, is_held_by_this_thread};
 
 /// A line of fdinfo.
 struct Line<'a> {
@@ -42,8 +43,12 @@ impl<'a> Line<'a> {
 impl KernelSide {
     /// What `/proc` says of the kernel set that has the members.
     fn read_members(&self) -> String {
-        // Without /proc nothing is known of the kernel's members.
-        kernel::read_proc(&format!("/proc/self/fdinfo/{}", self.members().as_raw_fd()))
+        let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
+        let text = kernel::read_proc(&path);
+        match text.is_empty() {
+            true if self.rotation.is_none() => self.listed_lines(),
+            _ => text,
+        }
     }
 
     /// The members in such a text, less the specials.
@@ -58,8 +63,60 @@ impl KernelSide {
         lines.filter(move |line| !is_special(line))
     }
 
+    /// How many members there are, without a look into `/proc` wherever the library knows by itself.
     pub(super) fn count_members(&self) -> usize {
-        self.members_in(&self.read_members()).count()
+        if self.rotation.is_none() && self.adopted.load(Ordering::Relaxed) == 0 {
+            return self.listed.iter().map(|listed| self.count(listed)).sum();
+        }
+        let text = self.read_members();
+        match text.is_empty() {
+            false => self.members_in(&text).count(),
+            // An adopted set had members that only the kernel knows.
+            true => self.members.load(Ordering::Relaxed),
+        }
+    }
+
+    /// How many members there are by the number of `listed`: none if its file was closed, and more if it
+    /// lives on under another number.
+    fn count(&self, listed: Listed) -> usize {
+        // The kernel looks members up one after the other, which would take long for each of many
+        // connections. A socket is opened once.
+        if !listed.is_again && listed.inode != 0 {
+            let inode = kernel::socket_inode(listed.number);
+            if inode == Some(listed.inode) {
+                return 1;
+            }
+        }
+        let mut count = 0;
+        while let Ok(which) = u32::try_from(count) {
+            match kernel::has_member(self.members(), listed.number, which) {
+                Some(true) => count += 1,
+                Some(false) => break,
+                None => return usize::from(kernel::inode(listed.number).is_some()),
+            }
+        }
+        count
+    }
+
+    /// The lines of the members, by what the library knows: for where there is no `/proc`, or no fd to
+    /// read it.
+    fn listed_lines(&self) -> String {
+        let mut text = String::new();
+        for listed in self.listed.iter() {
+            if self.count(listed) == 0 {
+                continue;
+            }
+            let inode = kernel::inode(listed.number).unwrap_or(0);
+            let (events, data) = (listed.interest.events().bits(), listed.interest.data());
+            let number = listed.number;
+            // Linux asks for errors and hang-ups of every member.
+            let events = events | (Events::ERR | Events::HUP).bits();
+            let _ = writeln!(
+                text,
+                "tfd: {number:8} events: {events:8x} data: {data:16x}  pos:0 ino:{inode:x} sdev:0"
+            );
+        }
+        text
     }
 
     /// A line for each member.

@@ -23,6 +23,7 @@
 mod adopted;
 pub(crate) mod generation;
 pub use generation::{begin_in_child, watch_forks};
+mod interest_list;
 pub(crate) mod kernel;
 mod listening;
 mod members;
@@ -44,6 +45,7 @@ use std::ptr;
 use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
+use self::interest_list::InterestList;
 use self::kernel::Descriptor;
 use self::listening::Listening;
 use self::nested::{Links, Renew};
@@ -74,6 +76,12 @@ pub(crate) struct KernelSide {
     specials: Specials,
     /// At least as many as there are members: those that left by being closed are not missed.
     members: AtomicUsize,
+    /// The members, except those that an adopted kernel set had before, and a rotating set's source.
+    listed: InterestList,
+    /// Held while kernel sets are made anew whose numbers the program has closed. Outside all locks.
+    restoring: Mutex<()>,
+    /// The program's number of an adopted kernel set; -1 if there is none.
+    adopted_from: AtomicI32,
     /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
     adopted: AtomicUsize,
     /// Whose turn it is to fill a report first, so that neither side starves the other.
@@ -137,6 +145,9 @@ impl KernelSide {
             hub: OnceBox::new(),
             specials,
             members: AtomicUsize::new(0),
+            listed: InterestList::new(),
+            restoring: Mutex::new(()),
+            adopted_from: AtomicI32::new(-1),
             adopted: AtomicUsize::new(0),
             core_first: AtomicBool::new(false),
             links: Mutex::new(Links::new()),
@@ -340,11 +351,11 @@ impl KernelSide {
         let found = kernel::epoll_wait(&place.fd, events, limit_of_sleep(limit), mask);
         place.asleep.fetch_sub(1, Ordering::SeqCst);
         self.vacate();
-        let found = found.inspect_err(|&errno| {
-            if errno != Errno::INTR {
-                place.fd.set_lost();
-            }
-        })?;
+        let found = match found {
+            // The program has closed the set: the caller finds that out before the next sleep.
+            Err(Errno::BADF | Errno::INVAL) if place.fd.is_lost_after_failure() => 0,
+            found => found?,
+        };
         let (mut kept, heard) = self.sift(set, &mut events[..found]);
         if heard.members {
             kept = self.empty_members(set, out).0;
@@ -471,9 +482,117 @@ impl KernelSide {
         filled
     }
 
+    /// `epoll_ctl(2)` of a member.
+    #[inline]
+    fn ctl_listed(&self, op: Op, number: RawFd, interest: &Event) -> Result<(), Errno> {
+        kernel::epoll_ctl(&self.first.fd, op, number, interest)?;
+        match op {
+            Op::Add => {
+                // Of what the interest is, for whoever finds the number to mean another file.
+                let inode = match own_fds::may_be_lost() {
+                    true => kernel::inode(number).unwrap_or(0),
+                    false => 0,
+                };
+                self.listed.add(number, interest, inode);
+            }
+            Op::Mod => self.listed.modify(number, interest),
+            Op::Del => self.listed.remove(number),
+        }
+        Ok(())
+    }
+
+    /// Whether the numbers of the kernel sets stood for them a few milliseconds ago.
+    #[inline]
+    pub(crate) fn was_intact(&self) -> bool {
+        self.first.fd.was_intact() && self.hub.get().is_none_or(|hub| hub.fd.was_intact())
+    }
+
+    /// As [`was_intact`](Self::was_intact), right now.
+    fn is_intact(&self) -> bool {
+        self.first.fd.is_intact() && self.hub.get().is_none_or(|hub| hub.fd.is_intact())
+    }
+
+    /// See [`Companion::ensure_intact`].
+    #[cold]
+    fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
+        let mut below = Vec::new();
+        {
+            let _restoring = self.restoring.lock();
+            let set = description.object();
+            let interests = set.inner.lock();
+            if !self.first.fd.is_intact() {
+                self.restore_first()?;
+            }
+            if let Some(hub) = self.hub.get()
+                && !hub.fd.is_intact()
+            {
+                hub.fd
+                    .replace_lost(kernel::epoll_create_elsewhere(&hub.fd)?);
+            }
+            if let Some(hub) = self.hub() {
+                if self.rotation.is_none() {
+                    let members = self.first.fd.as_raw_fd();
+                    let special = Special::Members;
+                    exists(hub.register(&self.specials, Op::Add, members, Events::IN, special))?;
+                }
+                below = self.link_anew(&interests, hub)?;
+                self.listen_anew(&interests, hub)?;
+            }
+        }
+        for lost in below {
+            if let Some(side) = lost.object().companion() {
+                side.ensure_intact(&lost)?;
+            }
+        }
+        // Those above know the old ones, and may have been lost as well.
+        for above in sets_above(description.watchers()) {
+            if let Some(side) = above.object().companion()
+                && !side.is_intact()
+            {
+                side.restore(&above)?;
+            }
+        }
+        self.known_above.store(-1, Ordering::Release);
+        KernelSide::ensure(description)?;
+        description.object().wake_watchers();
+        Ok(())
+    }
+
+    fn restore_first(&self) -> Result<(), Errno> {
+        let adopted = self.adopted_from.load(Ordering::Relaxed);
+        if adopted >= 0 {
+            // SAFETY: only duplicated. If it means another file by now there is nothing to do it with.
+            let behind = unsafe { BorrowedFd::borrow_raw(adopted) };
+            if let Ok(fd) = kernel::duplicate_set(behind) {
+                self.first.fd.replace_lost(fd);
+                return Ok(());
+            }
+        }
+        let anew = kernel::epoll_create_elsewhere(&self.first.fd)?;
+        for listed in self.listed.iter() {
+            let inode = kernel::inode(listed.number);
+            if inode.is_none_or(|inode| listed.inode != 0 && inode != listed.inode) {
+                // It was closed, and may mean another file by now.
+                self.listed.remove(listed.number);
+                continue;
+            }
+            exists(kernel::epoll_ctl(
+                &anew,
+                Op::Add,
+                listed.number,
+                &listed.interest,
+            ))?;
+        }
+        self.first.fd.replace_lost(anew);
+        Ok(())
+    }
+
     /// Whether members are ready. Nothing is consumed.
     fn has_ready_members(&self, set: &Set) -> bool {
         let members = &self.first;
+        if !members.fd.was_intact() {
+            return false;
+        }
         let _hushing = self.hushing.lock();
         if !kernel::is_readable(&members.fd) {
             return false;
@@ -487,6 +606,14 @@ impl KernelSide {
         self.vacate();
         self.rouse_another(set);
         ready
+    }
+}
+
+/// That something is registered already is as good.
+fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
+    match added {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
     }
 }
 
@@ -528,7 +655,7 @@ impl Companion for KernelSide {
     #[inline]
     fn modify(&self, epoll: &Epoll, number: RawFd, interest: &Event) -> Result<(), Errno> {
         match &self.rotation {
-            None => kernel::epoll_ctl(&self.first.fd, Op::Mod, number, interest),
+            None => self.ctl_listed(Op::Mod, number, interest),
             Some(rotation) => rotation.ctl(epoll, Op::Mod, number, *interest),
         }
     }
@@ -554,8 +681,17 @@ impl Companion for KernelSide {
         self.harvest_with(set, out, |out| set.harvest(out))
     }
 
+    #[inline]
+    fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
+        match self.was_intact() {
+            true => Ok(()),
+            false => self.restore(description),
+        }
+    }
+
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
         let above = KernelSide::ensure_hub(outer)?;
+        above.ensure_intact(outer)?;
         let interests = outer.object().inner.lock();
         above.link(outer.object(), &interests, inner, Renew::No)?;
         drop(interests);
@@ -639,9 +775,23 @@ pub(crate) fn ctl(
     interest: &Event,
 ) -> Result<(), Errno> {
     // What is above the set has been told when the member came.
-    match epoll.set().companion() {
-        Some(companion) if op == Op::Mod => companion.modify(epoll, fd.as_raw_fd(), interest),
+    let changed = match epoll.set().companion() {
+        Some(companion) if op == Op::Mod && companion.was_intact() => {
+            companion.modify(epoll, fd.as_raw_fd(), interest)
+        }
         _ => ctl_as_member(epoll, op, fd, interest),
+    };
+    match changed {
+        // It may be the kernel set that is closed, not `fd`.
+        Err(Errno::BADF | Errno::INVAL | Errno::NOENT | Errno::PERM)
+            if epoll
+                .set()
+                .companion()
+                .is_some_and(|side| !side.is_intact()) =>
+        {
+            ctl_as_member(epoll, op, fd, interest)
+        }
+        changed => changed,
     }
 }
 
@@ -652,6 +802,7 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         Some(side) if side.is_known_above() => side,
         _ => KernelSide::ensure(description)?,
     };
+    side.ensure_intact(description)?;
     let number = fd.as_raw_fd();
     if op == Op::Add {
         // Counted first: as soon as it is there another thread may look for it, or delete it.
@@ -663,7 +814,7 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
     };
     let changed = allowed.and_then(|()| match &side.rotation {
         Some(rotation) => rotation.ctl(epoll, op, number, *interest),
-        None => kernel::epoll_ctl(&side.first.fd, op, number, interest),
+        None => side.ctl_listed(op, number, interest),
     });
     let left = match op {
         Op::Add => changed.is_err(),

@@ -14,13 +14,13 @@ use smallvec::SmallVec;
 use super::rotation::Rotation;
 use super::sleep_set::SleepSet;
 use super::special::Special;
-use super::{EDGE, KernelSide};
+use super::{EDGE, KernelSide, exists};
 use crate::epoll::ctl::{as_set, item_of};
 use crate::epoll::interest::{Interests, Item, state};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::Description;
+use crate::file::{Description, Held};
 use crate::sync::Ordering;
 
 /// The kernel sides below a set: one for each watched set that has one.
@@ -170,6 +170,44 @@ impl KernelSide {
             .filter(shares)
             .map(|link| link.slot)
             .collect()
+    }
+
+    /// Makes a hub that is new know all it has to of the sets below. Returns those whose kernel set was
+    /// lost as well: they tell this one when they have another. `interests` is the set's, locked.
+    pub(super) fn link_anew(
+        &self,
+        interests: &Interests,
+        hub: &SleepSet,
+    ) -> Result<Vec<Held<Set>>, Errno> {
+        let mut lost = Vec::new();
+        let mut links = self.links.lock();
+        for link in &mut links.0 {
+            let Some(item) = interests.at(link.slot) else {
+                continue;
+            };
+            // SAFETY: registered, and the set's lock is held.
+            let file: &Description = unsafe { (*item).file() };
+            let Some(below) = as_set(file).and_then(Set::companion) else {
+                continue;
+            };
+            if !below.is_intact() {
+                link.fd = None;
+                // SAFETY: the description is of a set, as `as_set` found, and the item keeps it alive.
+                lost.push(unsafe { Held::new(NonNull::from(file).cast::<Description<Set>>()) });
+                continue;
+            }
+            if link.fd.is_some() {
+                let fd = below.sleep_set().fd.as_raw_fd();
+                link.fd = Some(fd);
+                let special = Special::Nested(link.slot);
+                exists(hub.register(&self.specials, Op::Add, fd, EDGE, special))?;
+            }
+            if let Some(rotation) = &below.rotation {
+                let data = self.specials.encode(Special::Chosen(link.slot));
+                link.source = rotation.watch(&hub.fd, data)?;
+            }
+        }
+        Ok(lost)
     }
 
     /// Something happened below: has the core look there. Says whether it has anything new to

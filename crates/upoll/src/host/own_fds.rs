@@ -52,6 +52,12 @@ fn is_protected() -> bool {
     IS_PROTECTED.load(Ordering::Relaxed)
 }
 
+/// Whether the program can close the library's own fds unseen.
+#[inline]
+pub(crate) fn may_be_lost() -> bool {
+    !is_protected()
+}
+
 /// The limit of one sleep in the kernel of a thread that wakes must reach.
 #[inline]
 pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::timespec> {
@@ -363,10 +369,11 @@ impl OwnFd {
     pub(crate) fn is_intact(&self) -> bool {
         let is_intact = match &self.proof {
             Proof::Brief => true,
+            _ if !self.has_number() => false,
             _ if is_protected() => !self.is_lost.load(Ordering::Relaxed),
             Proof::Sealed { .. } => {
                 let seal = self.seal();
-                seal.is_some_and(|seal| seal.is_intact() && self.has_member(seal.number()))
+                seal.is_some_and(Seal::is_intact) && self.has_seal()
             }
             Proof::Seal(seal) => kernel::socket_cookie(self.as_raw_fd()) == Some(seal.cookie),
             Proof::MemberOf(set) => set.is_intact() && set.has_member(self.as_raw_fd()),
@@ -381,7 +388,7 @@ impl OwnFd {
     /// As [`is_intact`](Self::is_intact), by a check that may be [`FRESH_MS`] old.
     #[inline]
     pub(crate) fn was_intact(&self) -> bool {
-        if self.is_lost.load(Ordering::Relaxed) || self.as_raw_fd() < 0 {
+        if self.is_lost.load(Ordering::Relaxed) || !self.has_number() {
             return false;
         }
         is_protected()
@@ -389,13 +396,26 @@ impl OwnFd {
             || self.is_intact()
     }
 
-    /// Records that a use has failed in a way that an own file does not.
+    /// Returns whether a use failed since the number was lost, and records that.
     #[cold]
-    pub(crate) fn set_lost(&self) {
-        // The numbers may have changed hands under the call.
-        if is_protected() || !self.is_intact() {
-            self.is_lost.store(true, Ordering::Relaxed);
-        }
+    pub(crate) fn is_lost_after_failure(&self) -> bool {
+        let is_lost = match is_protected() {
+            true => !self.has_seal(),
+            false => !self.is_intact(),
+        };
+        self.is_lost.fetch_or(is_lost, Ordering::Relaxed);
+        is_lost
+    }
+
+    fn has_seal(&self) -> bool {
+        self.seal()
+            .is_some_and(|seal| self.has_member(seal.number()))
+    }
+
+    /// Whether the number has not come to be that of another own fd, after the program closed it.
+    #[inline]
+    fn has_number(&self) -> bool {
+        entry_at(self.as_raw_fd()).is_some_and(|entry| ptr::eq(entry, self.entry))
     }
 
     fn seal(&self) -> Option<&'static Seal> {
@@ -457,7 +477,7 @@ impl OwnFd {
                 return false;
             };
             let (set, member) = (self.as_raw_fd(), under.load(Ordering::Acquire));
-            if !is_protected() && !seal.is_intact() {
+            if !(is_protected() || self.has_number() && seal.is_intact()) {
                 break;
             }
             if kernel::epoll_ctl_by_number(set, Op::Mod, member, interest).is_ok() {
@@ -482,6 +502,35 @@ impl OwnFd {
         }
         self.is_lost.store(true, Ordering::Relaxed);
         false
+    }
+}
+
+impl OwnFd {
+    /// Puts the file of `anew` in the place of this one, which was lost. Both are sealed sets.
+    pub(super) fn replace_lost(&self, anew: OwnFd) {
+        let (
+            Proof::Sealed { seal, under },
+            Proof::Sealed {
+                seal: new_seal,
+                under: new_under,
+            },
+        ) = (&self.proof, &anew.proof)
+        else {
+            return;
+        };
+        let lost = self.as_raw_fd();
+        let number = anew.as_raw_fd();
+        seal.store(new_seal.load(Ordering::Relaxed), Ordering::Release);
+        under.store(new_under.load(Ordering::Relaxed), Ordering::Release);
+        record(number, self.entry);
+        self.entry.number.store(number, Ordering::Release);
+        forget(lost, self.entry);
+        self.checked.store(now(), Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Release);
+        // The number is this one's now.
+        anew.entry.number.store(-1, Ordering::Relaxed);
+        give_back(anew.entry);
+        std::mem::forget(anew);
     }
 }
 

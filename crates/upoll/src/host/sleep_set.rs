@@ -94,6 +94,12 @@ impl WakeableSet {
     pub(super) fn forget_wakes(&self) {
         self.fd.quiet(0);
     }
+
+    /// Puts `anew` in the place of a set that was lost.
+    pub(super) fn replace_lost(&self, anew: OwnFd) {
+        self.fd.replace_lost(anew);
+        self.fd.quiet(self.data);
+    }
 }
 
 fn wake_now(set: usize) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::sigset::Held;
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
+use crate::epoll::companion::Companion;
 use crate::epoll::handover::Handover;
 use crate::epoll::scan::Turns;
 use crate::epoll::{Epoll, HANG_UP, Set};
@@ -71,6 +72,9 @@ impl Epoll {
     ) -> Result<usize, Errno> {
         let set = self.set();
         if !set.rotates() {
+            if let Some(side) = set.companion() {
+                side.ensure_intact(self.description())?;
+            }
             // Before the clock is read, which takes longer than this.
             let ready = begin_wait(set, events, turns);
             if ready > 0 {
@@ -421,6 +425,7 @@ fn wait_in_kernel_set(
         None => KernelSide::ensure(epoll.description())?,
     };
     loop {
+        side.ensure_intact(epoll.description())?;
         if set.is_pending() {
             let ready = harvest_both_in_turn(set, side, events, Ask::Yielding, turns);
             if ready > 0 {

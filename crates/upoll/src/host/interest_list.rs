@@ -1,0 +1,158 @@
+//! Which fds of the kernel a set watches, as the library knows it.
+//!
+//! The kernel set has the same, but tells it through `/proc` alone, and is gone when the program closes
+//! its number. This list is exact but for interests whose file was closed: the kernel drops those
+//! unseen, so readers check each.
+
+use std::os::fd::RawFd;
+
+use once_cell::race::OnceBox;
+
+use crate::events::{Event, Events};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The interest in one number.
+#[derive(Default)]
+struct Slot {
+    /// 0, [`ONCE`] or [`AGAIN`].
+    is_watched: AtomicU32,
+    events: AtomicU32,
+    data: AtomicU64,
+    inode: AtomicU64,
+}
+
+/// Slots for numbers in buckets that double in size, so that a change is two loads and a few stores.
+pub(super) struct InterestList {
+    buckets: [OnceBox<Box<[Slot]>>; BUCKETS],
+}
+
+const ONCE: u32 = 1;
+const AGAIN: u32 = 2;
+
+const FIRST_BITS: u32 = 6;
+const BUCKETS: usize = (i32::BITS - FIRST_BITS) as usize;
+
+/// One interest.
+#[derive(Clone, Copy)]
+pub(super) struct Listed {
+    pub(super) number: RawFd,
+    pub(super) interest: Event,
+    /// There was an interest in the number before that had not left by itself.
+    pub(super) is_again: bool,
+    /// Of the file when the interest came; 0 if that is not known.
+    pub(super) inode: u64,
+}
+
+/// The bucket of a number, and its place there. Bucket `n` has `64 << n` slots.
+fn place(number: RawFd) -> Option<(usize, usize)> {
+    let number = u32::try_from(number).ok()?;
+    let shifted = number.checked_add(1 << FIRST_BITS)?;
+    let bucket = shifted.ilog2() - FIRST_BITS;
+    Some((
+        bucket as usize,
+        (shifted - (1 << (bucket + FIRST_BITS))) as usize,
+    ))
+}
+
+impl InterestList {
+    pub(super) fn new() -> Self {
+        InterestList {
+            buckets: [const { OnceBox::new() }; BUCKETS],
+        }
+    }
+
+    fn slot(&self, number: RawFd) -> Option<&Slot> {
+        let (bucket, at) = place(number)?;
+        self.buckets.get(bucket)?.get().map(|slots| &slots[at])
+    }
+
+    /// An interest came.
+    pub(super) fn add(&self, number: RawFd, interest: &Event, inode: u64) {
+        let Some((bucket, at)) = place(number) else {
+            return;
+        };
+        let slots = self.buckets[bucket].get_or_init(|| {
+            let slots = (0..1_usize << (bucket as u32 + FIRST_BITS)).map(|_| Slot::default());
+            Box::new(slots.collect())
+        });
+        let slot = &slots[at];
+        slot.inode.store(inode, Ordering::Relaxed);
+        slot.data.store(interest.data(), Ordering::Relaxed);
+        slot.events
+            .store(interest.events().bits(), Ordering::Relaxed);
+        let before = slot.is_watched.load(Ordering::Relaxed);
+        let now = if before == 0 { ONCE } else { AGAIN };
+        slot.is_watched.store(now, Ordering::Release);
+    }
+
+    /// An interest was changed.
+    #[inline]
+    pub(super) fn modify(&self, number: RawFd, interest: &Event) {
+        if let Some(slot) = self.slot(number) {
+            slot.data.store(interest.data(), Ordering::Relaxed);
+            slot.events
+                .store(interest.events().bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// An interest left.
+    pub(super) fn remove(&self, number: RawFd) {
+        if let Some(slot) = self.slot(number) {
+            slot.is_watched.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// All that came and did not leave, by number.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Listed> {
+        let buckets = self.buckets.iter().enumerate();
+        buckets.flat_map(|(bucket, slots)| {
+            let first = (1_i64 << (bucket as u32 + FIRST_BITS)) - (1 << FIRST_BITS);
+            let slots = slots.get().map_or(&[][..], |slots| &slots[..]);
+            slots.iter().enumerate().filter_map(move |(at, slot)| {
+                let is_watched = slot.is_watched.load(Ordering::Acquire) != 0;
+                let number = RawFd::try_from(first + at as i64).ok()?;
+                is_watched.then(|| Listed {
+                    number,
+                    is_again: slot.is_watched.load(Ordering::Relaxed) == AGAIN,
+                    interest: Event::new(
+                        Events::from_bits_retain(slot.events.load(Ordering::Relaxed)),
+                        slot.data.load(Ordering::Relaxed),
+                    ),
+                    inode: slot.inode.load(Ordering::Relaxed),
+                })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_has_a_place_of_its_own_and_is_listed_in_order() {
+        let list = InterestList::new();
+        let numbers = [0, 1, 63, 64, 65, 191, 192, 1000, 70_000];
+        for number in numbers {
+            list.add(number, &Event::new(Events::IN, number as u64), 1);
+        }
+        list.modify(64, &Event::new(Events::OUT, 7));
+        list.remove(1000);
+        let found: Vec<_> = list
+            .iter()
+            .map(|listed| (listed.number, listed.interest.data()))
+            .collect();
+        let expected = [
+            (0, 0),
+            (1, 1),
+            (63, 63),
+            (64, 7),
+            (65, 65),
+            (191, 191),
+            (192, 192),
+            (70_000, 70_000),
+        ];
+        assert_eq!(found, expected);
+        assert!(place(-1).is_none() && place(i32::MAX).is_some());
+    }
+}

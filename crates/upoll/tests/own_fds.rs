@@ -1,0 +1,314 @@
+//! What the library has open for itself may be closed and replaced by the program: nothing of the
+//! program's is touched then, and sets go on.
+#![cfg(not(loom))]
+
+#[expect(dead_code, reason = "other tests use all of it")]
+mod threads;
+
+use std::io::{PipeReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use threads::{tid, until_asleep};
+use upoll::{Epoll, Event, EventFd, EventFdFlags, Events, PollContext, PollFd};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// Runs `body` in a child process; it must not panic there.
+fn in_child(body: impl FnOnce()) {
+    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
+    // of, and ends without running anything of this process.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            libc::_exit(i32::from(outcome.is_err()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child failed");
+    }
+}
+
+/// Closes all fds but the standard ones and `kept`, as a program does that did not open them.
+fn close_all_but(kept: &[RawFd]) {
+    for fd in 3..1024 {
+        if !kept.contains(&fd) {
+            // SAFETY: what the test has open is kept.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Sockets under all numbers of which the program has closed the library's fds.
+fn open_everywhere(kept: &[RawFd]) -> (Vec<RawFd>, UnixStream) {
+    let (one, other) = UnixStream::pair().unwrap();
+    let mut others = vec![one.as_raw_fd()];
+    for fd in other.as_raw_fd() + 1..600 {
+        if !kept.contains(&fd) {
+            // SAFETY: nothing of the test's has this number.
+            assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
+            others.push(fd);
+        }
+    }
+    std::mem::forget(one);
+    (others, other)
+}
+
+fn check_untouched((others, mut other): (Vec<RawFd>, UnixStream)) {
+    other.set_nonblocking(true).unwrap();
+    let read = other.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
+    for fd in others {
+        // SAFETY: takes a number.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        assert!(flags >= 0, "{fd} was closed");
+    }
+}
+
+struct Watched {
+    set: Epoll,
+    counter: EventFd,
+    reader: PipeReader,
+    writer: std::io::PipeWriter,
+    above: Epoll,
+}
+
+impl Watched {
+    fn new() -> Self {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+        let counter = EventFd::new(0).unwrap();
+        set.add(&counter, Event::new(Events::IN, 1)).unwrap();
+        set.add(&reader.as_fd(), Event::new(Events::IN, 2)).unwrap();
+        above.add(&set, Event::new(Events::IN, 3)).unwrap();
+        Watched {
+            set,
+            counter,
+            reader,
+            writer,
+            above,
+        }
+    }
+
+    fn kept(&self) -> [RawFd; 2] {
+        [self.reader.as_raw_fd(), self.writer.as_raw_fd()]
+    }
+
+    fn wait(&self) -> u64 {
+        let mut events = [Event::default(); 4];
+        assert_eq!(self.set.wait(&mut events, LONG), Ok(1));
+        events[0].data()
+    }
+
+    fn wait_above(&self) -> u64 {
+        let mut events = [Event::default(); 4];
+        assert_eq!(self.above.wait(&mut events, LONG), Ok(1));
+        assert_eq!(events[0].data(), 3);
+        self.wait()
+    }
+
+    fn poll(&self, poll: impl FnOnce(&mut [PollFd<'_>]) -> Result<usize, upoll::Errno>) -> u64 {
+        let mut fds = [
+            PollFd::new(&self.counter, Events::IN),
+            PollFd::new(&self.reader, Events::IN),
+        ];
+        assert_eq!(poll(&mut fds), Ok(1));
+        fds.iter().position(|fd| !fd.revents().is_empty()).unwrap() as u64 + 1
+    }
+
+    /// A thread sleeps by `wait`; `meanwhile`; then each event in turn wakes it.
+    fn check(&self, wait: impl Fn(&Self) -> u64 + Sync, meanwhile: impl Fn()) {
+        for event in [1, 2, 1] {
+            thread::scope(|scope| {
+                let (send, receive) = std::sync::mpsc::channel();
+                let wait = &wait;
+                let sleeper = scope.spawn(move || {
+                    send.send(tid()).unwrap();
+                    wait(self)
+                });
+                until_asleep(receive.recv().unwrap());
+                meanwhile();
+                match event {
+                    1 => self.counter.write(1).unwrap(),
+                    _ => (&self.writer).write_all(b"x").unwrap(),
+                }
+                assert_eq!(sleeper.join().unwrap(), event);
+            });
+            match event {
+                1 => assert_eq!(self.counter.read(), Ok(1)),
+                _ => (&self.reader).read_exact(&mut [0]).unwrap(),
+            }
+        }
+    }
+
+    fn check_all(&self, meanwhile: impl Fn()) {
+        self.check(Self::wait, &meanwhile);
+        self.check(Self::wait_above, &meanwhile);
+        self.check(|this| this.poll(|fds| upoll::poll(fds, LONG)), &meanwhile);
+        let context = std::sync::Mutex::new(PollContext::new());
+        let by_context = |this: &Self| this.poll(|fds| context.lock().unwrap().poll(fds, LONG));
+        self.check(by_context, &meanwhile);
+    }
+}
+
+#[test]
+fn sets_and_polls_go_on_after_all_fds_were_closed_between_calls() {
+    in_child(|| {
+        let watched = Watched::new();
+        watched.check_all(|| ());
+        close_all_but(&watched.kept());
+        watched.check_all(|| ());
+    });
+}
+
+#[test]
+fn what_took_the_place_of_closed_fds_is_left_alone() {
+    in_child(|| {
+        let watched = Watched::new();
+        watched.check_all(|| ());
+        close_all_but(&watched.kept());
+        let others = open_everywhere(&watched.kept());
+        watched.check_all(|| ());
+        drop(watched.counter);
+        drop(watched.set);
+        drop(watched.above);
+        check_untouched(others);
+    });
+}
+
+#[test]
+fn threads_that_sleep_while_all_fds_are_closed_are_woken() {
+    in_child(|| {
+        let watched = Watched::new();
+        watched.check_all(|| close_all_but(&watched.kept()));
+        watched.check_all(|| ());
+    });
+}
+
+#[test]
+fn members_that_were_closed_with_the_rest_do_not_come_back_as_other_files() {
+    in_child(|| {
+        let watched = Watched::new();
+        let (gone, other) = UnixStream::pair().unwrap();
+        let number = gone.as_raw_fd();
+        watched
+            .set
+            .add(&gone.as_fd(), Event::new(Events::IN, 4))
+            .unwrap();
+        close_all_but(&watched.kept());
+        std::mem::forget((gone, other));
+        let (same, mut other) = UnixStream::pair().unwrap();
+        // SAFETY: the number is free.
+        assert_eq!(unsafe { libc::dup2(same.as_raw_fd(), number) }, number);
+        other.write_all(b"x").unwrap();
+        watched.check_all(|| ());
+        assert_eq!(watched.set.len(), 2);
+    });
+}
+
+#[test]
+fn a_child_that_closes_everything_leaves_its_parents_threads_to_be_woken() {
+    in_child(|| {
+        let watched = Watched::new();
+        watched.check_all(|| in_child(|| close_all_but(&[])));
+    });
+}
+
+#[test]
+fn changes_by_a_child_that_has_closed_everything_reach_its_parent() {
+    in_child(|| {
+        let shared = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&shared, Event::new(Events::IN, 1)).unwrap();
+        let change = || {
+            in_child(|| {
+                close_all_but(&[]);
+                let others = open_everywhere(&[]);
+                shared.try_write(1).unwrap();
+                check_untouched(others);
+            });
+        };
+        let wait = || {
+            let mut events = [Event::default(); 4];
+            set.wait(&mut events, LONG)
+        };
+        let poll = || {
+            let mut fds = [
+                PollFd::new(&shared, Events::IN),
+                PollFd::new(&reader, Events::IN),
+            ];
+            upoll::poll(&mut fds, LONG)
+        };
+        for wait in [&wait as &(dyn Fn() -> _ + Sync), &poll] {
+            thread::scope(|scope| {
+                let (send, receive) = std::sync::mpsc::channel();
+                let sleeper = scope.spawn(move || {
+                    send.send(tid()).unwrap();
+                    wait()
+                });
+                until_asleep(receive.recv().unwrap());
+                change();
+                assert_eq!(sleeper.join().unwrap(), Ok(1));
+            });
+            assert_eq!(shared.read(), Ok(1));
+        }
+    });
+}
+
+#[test]
+fn a_set_knows_its_members_without_a_free_fd() {
+    in_child(|| {
+        let watched = Watched::new();
+        let other = EventFd::new(0).unwrap();
+        let shown = watched.set.fdinfo();
+        let limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: it is a limit to read.
+        let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(limited, 0);
+        assert_eq!(watched.set.len(), 2);
+        assert!(!watched.set.is_empty());
+        let numbers = |shown: &str| -> Vec<String> {
+            let lines = shown.lines().filter_map(|line| line.split(" pos:").next());
+            lines.map(str::to_owned).collect()
+        };
+        assert_eq!(numbers(&watched.set.fdinfo()), numbers(&shown));
+        watched.set.delete(&watched.reader.as_fd()).unwrap();
+        watched.set.delete(&watched.counter).unwrap();
+        watched.set.add(&other, Event::default()).unwrap();
+        assert_eq!(watched.set.len(), 1);
+    });
+}
+
+#[test]
+fn the_number_of_members_is_the_kernels() {
+    in_child(|| {
+        let set = Epoll::new().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        for fd in [reader.as_fd(), writer.as_fd(), near.as_fd(), far.as_fd()] {
+            set.add(&fd, Event::new(Events::IN, 0)).unwrap();
+        }
+        assert_eq!(set.len(), 4);
+        drop(near);
+        drop(writer);
+        assert_eq!(set.len(), 2);
+        let again = reader.try_clone().unwrap();
+        let number = reader.as_raw_fd();
+        drop(reader);
+        // Its file lives on.
+        assert_eq!(set.len(), 2);
+        let (other, _writer) = std::io::pipe().unwrap();
+        assert_eq!(other.as_raw_fd(), number);
+        set.add(&other.as_fd(), Event::new(Events::IN, 0)).unwrap();
+        assert_eq!(set.len(), 3);
+        drop(again);
+        assert_eq!(set.len(), 2);
+    });
+}
