@@ -28,7 +28,7 @@ use self::group::How;
 use self::tally::Tally;
 
 /// How long a round may stand still before that is a fault. Far above what a busy machine causes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Rounds before the first footprint counts: caches are filled in them.
 const WARM_UP: usize = 8;
