@@ -5,24 +5,27 @@
 //! own file.
 //!
 //! # The seal
-//! One socket of the process, the *seal*, is a member of every kernel set that the library makes. It
+//! A socket of the process, a *seal*, is a member of every kernel set that the library makes. It
 //! is always writable, and asked for only while a wake is under way: `EPOLL_CTL_MOD` of a ready
 //! member triggers it anew. So a wake is one call that names both numbers, and that fails without
 //! any effect unless the first is a kernel set and the second one of its members. The socket's cookie
 //! tells it from every other socket ever made, and a set with the seal in it is the library's.
 //! `EPOLL_CTL_ADD` fails with `EEXIST` on such a set, which makes it a check that changes nothing.
 //!
+//! Where sets nest, each set that a seal is in is the start of a path up, and the kernel allows 10 to
+//! 500 of them from one file. So a seal is in few sets, and in those of one process.
+//!
 //! # Protected numbers
 //! A library that sees each close (`upoll-preload`) calls [`protect`] and keeps the program from these
 //! numbers ([`is_own`]). Then the checks are left out. Otherwise a check that would cost too much on a
-//! hot path is made when the last one is [`FRESH_MS`] old.
+//! hot path is made when the last one is `FRESH_MS` old.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::kernel;
+use super::{generation, kernel};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -317,7 +320,7 @@ impl OwnFd {
         let mut set = set;
         // A program that closes the seal again and again meets an error at last.
         for _ in 0..3 {
-            let seal = Seal::current()?;
+            let seal = Seal::take()?;
             let under = seal.number();
             match kernel::epoll_ctl(&set, Op::Add, under, &Event::default()) {
                 // An adopted set that was given up keeps the seal.
@@ -328,8 +331,13 @@ impl OwnFd {
                     };
                     return Ok(set);
                 }
-                Err(Errno::BADF | Errno::PERM) => seal.give_up(),
-                Err(errno) => return Err(errno),
+                Err(errno) => {
+                    seal.leave();
+                    if !matches!(errno, Errno::BADF | Errno::PERM) {
+                        return Err(errno);
+                    }
+                    seal.give_up();
+                }
             }
         }
         Err(Errno::MFILE)
@@ -353,7 +361,9 @@ impl OwnFd {
     /// `EMFILE`, `ENFILE`, `ENOMEM`: there is none.
     pub(crate) fn idle() -> Result<Self, Errno> {
         for _ in 0..3 {
-            let seal = Seal::current()?;
+            let seal = Seal::take()?;
+            // The number is of no set.
+            seal.leave();
             let mut fd = OwnFd::brief(kernel::duplicate_high(seal.number())?)?;
             if kernel::socket_cookie(fd.as_raw_fd()) == Some(seal.cookie) {
                 fd.proof = Proof::Seal(seal);
@@ -385,7 +395,7 @@ impl OwnFd {
         is_intact
     }
 
-    /// As [`is_intact`](Self::is_intact), by a check that may be [`FRESH_MS`] old.
+    /// As [`is_intact`](Self::is_intact), by a check that may be `FRESH_MS` old.
     #[inline]
     pub(crate) fn was_intact(&self) -> bool {
         if self.is_lost.load(Ordering::Relaxed) || !self.has_number() {
@@ -520,7 +530,11 @@ impl OwnFd {
         };
         let lost = self.as_raw_fd();
         let number = anew.as_raw_fd();
-        seal.store(new_seal.load(Ordering::Relaxed), Ordering::Release);
+        let old_seal = seal.swap(new_seal.load(Ordering::Relaxed), Ordering::AcqRel);
+        // SAFETY: seals are never freed.
+        if let Some(old_seal) = unsafe { old_seal.as_ref() } {
+            old_seal.leave();
+        }
         under.store(new_under.load(Ordering::Relaxed), Ordering::Release);
         record(number, self.entry);
         self.entry.number.store(number, Ordering::Release);
@@ -528,7 +542,7 @@ impl OwnFd {
         self.checked.store(now(), Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Release);
         // The number is this one's now.
-        anew.entry.number.store(-1, Ordering::Relaxed);
+        anew.entry.number.store(NONE, Ordering::Relaxed);
         give_back(anew.entry);
         std::mem::forget(anew);
     }
@@ -544,6 +558,9 @@ fn give_back(entry: &'static Entry) {
 impl Drop for OwnFd {
     fn drop(&mut self) {
         let is_intact = self.is_intact();
+        if let Some(seal) = self.seal() {
+            seal.leave();
+        }
         let number = self.as_raw_fd();
         if is_intact {
             kernel::close(number);
@@ -573,41 +590,91 @@ impl AsFd for AlwaysWritable {
     }
 }
 
-/// The member of all kernel sets of the library's: see the module. Never freed.
+/// A member of kernel sets of the library's: see the module. Never freed.
 #[derive(Debug)]
 struct Seal {
     entry: &'static Entry,
     cookie: u64,
+    /// How many sets it is in, at most [`SETS_OF_A_SEAL`].
+    sets: AtomicU32,
+    /// The process that made it: a child makes its own.
+    generation: u32,
+    /// The program has closed its number.
+    is_lost: AtomicBool,
+    /// The one made before.
+    next: Option<&'static Seal>,
 }
 
-static SEAL: AtomicPtr<Seal> = AtomicPtr::new(ptr::null_mut());
+/// How many sets a seal is in at most. Below the 10 paths of four links up that the kernel allows from
+/// one file.
+const SETS_OF_A_SEAL: u32 = 8;
+
+/// The seals, the newest first.
+static SEALS: AtomicPtr<Seal> = AtomicPtr::new(ptr::null_mut());
 
 impl Seal {
-    /// The process's, made if there is none.
-    fn current() -> Result<&'static Self, Errno> {
-        loop {
-            let current = SEAL.load(Ordering::Acquire);
-            // SAFETY: null, or leaked below.
-            if let Some(seal) = unsafe { current.as_ref() }
-                && seal.is_intact()
-            {
-                return Ok(seal);
+    fn newest() -> Option<&'static Self> {
+        // SAFETY: null, or leaked in `make`.
+        unsafe { SEALS.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Returns one for another set, which is counted. It is made if there is none.
+    fn take() -> Result<&'static Self, Errno> {
+        let mut next = Self::newest();
+        while let Some(seal) = next {
+            if seal.join() {
+                if seal.is_intact() {
+                    return Ok(seal);
+                }
+                seal.leave();
+                seal.give_up();
             }
-            let fd = kernel::idle_socket()?;
-            let cookie = kernel::socket_cookie(fd.as_raw_fd()).ok_or(Errno::NOMEM)?;
-            let entry = fd.entry;
-            let made = Box::into_raw(Box::new(Seal { entry, cookie }));
-            let published =
-                SEAL.compare_exchange(current, made, Ordering::AcqRel, Ordering::Acquire);
-            if published.is_ok() {
-                // It stays open.
-                std::mem::forget(fd);
-                continue;
-            }
-            // Another thread was faster; its own is closed by the drop of `fd`.
-            // SAFETY: made above, and known to nobody else.
-            drop(unsafe { Box::from_raw(made) });
+            next = seal.next;
         }
+        Self::make()
+    }
+
+    /// Makes one that is in one set.
+    fn make() -> Result<&'static Self, Errno> {
+        let fd = kernel::idle_socket()?;
+        let cookie = kernel::socket_cookie(fd.as_raw_fd()).ok_or(Errno::NOMEM)?;
+        let made = Box::into_raw(Box::new(Seal {
+            entry: fd.entry,
+            cookie,
+            sets: AtomicU32::new(1),
+            generation: generation::current(),
+            is_lost: AtomicBool::new(false),
+            next: None,
+        }));
+        // It stays open.
+        std::mem::forget(fd);
+        let mut newest = SEALS.load(Ordering::Acquire);
+        loop {
+            // SAFETY: `made` is known to nobody else before it is published; `newest` is null or was
+            // published here, and nothing published is freed.
+            unsafe { (*made).next = newest.as_ref() };
+            match SEALS.compare_exchange(newest, made, Ordering::AcqRel, Ordering::Acquire) {
+                // SAFETY: never freed, and not changed any more but for its atomics.
+                Ok(_) => return Ok(unsafe { &*made }),
+                Err(other) => newest = other,
+            }
+        }
+    }
+
+    /// Counts another set, if there is room and it is this process's.
+    fn join(&self) -> bool {
+        if self.is_lost.load(Ordering::Relaxed) || self.generation != generation::current() {
+            return false;
+        }
+        let more = |sets| (sets < SETS_OF_A_SEAL).then(|| sets + 1);
+        self.sets
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok()
+    }
+
+    /// A set that it was in has closed.
+    fn leave(&self) {
+        self.sets.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn number(&self) -> RawFd {
@@ -619,12 +686,10 @@ impl Seal {
         number >= 0 && (is_protected() || kernel::socket_cookie(number) == Some(self.cookie))
     }
 
-    /// The next set is sealed by another one.
-    fn give_up(&'static self) {
+    /// No set is sealed by it any more, if it is lost.
+    fn give_up(&self) {
         if !self.is_intact() || is_protected() {
-            let this = ptr::from_ref(self).cast_mut();
-            let _ =
-                SEAL.compare_exchange(this, ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+            self.is_lost.store(true, Ordering::Relaxed);
         }
     }
 }

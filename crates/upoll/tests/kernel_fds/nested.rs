@@ -1,5 +1,6 @@
 //! Sets that watch sets with descriptors in them, beside the kernel's own sets nested alike.
 
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
@@ -334,5 +335,28 @@ fn a_set_below_that_adopts_a_kernel_set_reports_its_members_above() {
         };
         assert_eq!(found, outer.theirs.harvest(4));
         assert_eq!(inner.harvest(), [(2, Events::IN)]);
+    }
+}
+
+#[test]
+fn many_chains_of_sets_with_descriptors_nest_as_deep_as_in_the_kernel() {
+    let _alone = alone();
+    let mut chains = Vec::new();
+    for _ in 0..12 {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let kernel: [Kernel; 5] = std::array::from_fn(|_| Kernel::new());
+        let ours: [Epoll; 5] = std::array::from_fn(|_| Epoll::new().unwrap());
+        kernel[0].add(&reader, input(0));
+        ours[0].add(&reader, input(0)).unwrap();
+        for level in 1..5 {
+            kernel[level].add(&kernel[level - 1].0, input(0));
+            ours[level].add(&ours[level - 1], input(0)).unwrap();
+        }
+        chains.push((reader, writer, kernel, ours));
+    }
+    for (_, writer, kernel, ours) in &mut chains {
+        writer.write_all(b"u").unwrap();
+        assert_eq!(data(&kernel[4].wait(1, LONG)), [0]);
+        assert_eq!(data(&wait(&ours[4], 1, LONG)), [0]);
     }
 }
