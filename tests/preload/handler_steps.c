@@ -135,7 +135,7 @@ int main(void)
 	counter = set = outer = -1;
 	anew();
 	/* Whoever waits for a lock of its own waits for ever. */
-	alarm(100);
+	alarm(350);
 	interrupt_each("read, write", reads_and_writes, 7);
 	interrupt_each("epoll_ctl", changes, 7);
 	interrupt_each("epoll_wait", waits, 7);
