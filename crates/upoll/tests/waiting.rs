@@ -177,8 +177,12 @@ fn workers_of_a_rotating_set_take_turns() {
             }
             order.push(worker);
         }
-        let expected: Vec<_> = (0..20).map(|turn| turn % 4).collect();
-        assert_eq!(order, expected);
+        let expected: Vec<_> = (0..16).map(|turn| turn % 4).collect();
+        assert_eq!(order[..16], expected);
+        // A thread that ends has another one look, so the order of the last turns is open.
+        let mut last = order[16..].to_vec();
+        last.sort_unstable();
+        assert_eq!(last, [0, 1, 2, 3]);
         for (worker, _) in workers {
             worker.join().unwrap();
         }
