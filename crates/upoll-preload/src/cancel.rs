@@ -7,9 +7,11 @@
 //! of upoll's is left in good order, and then the C library is asked whether to end the thread. What
 //! unwinds from there has only the frame of the exported function to pass.
 
+use std::alloc::{self, Layout};
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::{iter, ptr};
 
 use libc::{
     fd_set, iovec, mmsghdr, msghdr, nfds_t, pid_t, pollfd, pthread_t, sigset_t, size_t, sockaddr,
@@ -23,7 +25,7 @@ use crate::{files, polls, raw, sets, sockets};
 
 /// What a thread is doing.
 struct Record {
-    /// Its thread's; 0 if it is nobody's.
+    /// The id of the thread that has the record; 0 if no thread has it.
     owner: AtomicI32,
     /// How many calls there were, times two; the lowest bit says that one is under way.
     calls: AtomicU32,
@@ -33,30 +35,57 @@ struct Record {
     is_told: AtomicBool,
     /// The thread has disabled cancellation, as [`IS_DISABLED`] says of the calling thread.
     is_disabled: AtomicBool,
+    /// The next one in the list of all records; written before the record is in the list.
+    next: AtomicPtr<Record>,
 }
 
 const UNDER_WAY: u32 = 1;
 const ONE_CALL: u32 = 2;
 
-/// Threads beyond so many are not interrupted.
-const MOST: usize = 4096;
+/// The list of all records. Records are never freed, but change hands: there are as many as threads
+/// have made calls on objects at the same time.
+static ALL: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
 
-static RECORDS: [Record; MOST] = [const {
-    Record {
-        owner: AtomicI32::new(0),
-        calls: AtomicU32::new(0),
-        frame: AtomicUsize::new(0),
-        is_told: AtomicBool::new(false),
-        is_disabled: AtomicBool::new(false),
+/// Returns an iterator over all records.
+fn records() -> impl Iterator<Item = &'static Record> {
+    let mut at = ALL.load(Ordering::SeqCst);
+    iter::from_fn(move || {
+        // SAFETY: null, or a record that `new_record` has put into the list: those are never freed.
+        let record: &'static Record = unsafe { at.as_ref() }?;
+        at = record.next.load(Ordering::Relaxed);
+        Some(record)
+    })
+}
+
+/// Allocates a record for the thread `owner` and puts it into the list. Returns `None` if there is no
+/// memory. May be called by a signal handler: the library's heap has no locks.
+fn new_record(owner: pid_t) -> Option<&'static Record> {
+    let layout = Layout::new::<Record>();
+    // SAFETY: a record has a size.
+    let place = unsafe { alloc::alloc(layout) }.cast::<Record>();
+    if place.is_null() {
+        return None;
     }
-}; MOST];
-
-/// Records from this on were never taken: the others are looked through, and no memory is touched for
-/// them.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
-
-fn taken_records() -> impl Iterator<Item = &'static Record> {
-    RECORDS.iter().take(TAKEN.load(Ordering::SeqCst))
+    // SAFETY: the memory is new, of this size and alignment, and never freed.
+    let record: &'static Record = unsafe {
+        place.write(Record {
+            owner: AtomicI32::new(owner),
+            calls: AtomicU32::new(0),
+            frame: AtomicUsize::new(0),
+            is_told: AtomicBool::new(false),
+            is_disabled: AtomicBool::new(false),
+            next: AtomicPtr::new(ptr::null_mut()),
+        });
+        &*place
+    };
+    let mut head = ALL.load(Ordering::Relaxed);
+    loop {
+        record.next.store(head, Ordering::Relaxed);
+        match ALL.compare_exchange_weak(head, place, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => return Some(record),
+            Err(now) => head = now,
+        }
+    }
 }
 
 /// Some thread was cancelled, so that it is worth asking.
@@ -99,21 +128,21 @@ fn record() -> Option<&'static Record> {
 fn take_record() -> Option<&'static Record> {
     let key = KEY.load(Ordering::Relaxed).checked_sub(1)?;
     let me = thread_id();
-    let (at, record) = RECORDS.iter().enumerate().find(|(_, record)| {
+    let is_free = |record: &&Record| {
         record.owner.load(Ordering::Relaxed) == 0
             && record
                 .owner
                 .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
-    })?;
-    TAKEN.fetch_max(at + 1, Ordering::SeqCst);
+    };
+    let record = records().find(is_free).or_else(|| new_record(me))?;
     record.calls.store(0, Ordering::Relaxed);
     record.is_told.store(false, Ordering::Relaxed);
     record
         .is_disabled
         .store(IS_DISABLED.get(), Ordering::Relaxed);
     // SAFETY: the key is there; the value is only compared with null.
-    unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(record).cast()) };
+    unsafe { libc::pthread_setspecific(key, ptr::from_ref(record).cast()) };
     MINE.set(Some(record));
     Some(record)
 }
@@ -131,8 +160,8 @@ fn thread_id() -> pid_t {
 /// In a child of `fork` there is one thread, of another number.
 pub(crate) extern "C" fn forget_other_threads() {
     let mine = MINE.get();
-    for record in taken_records() {
-        let is_mine = mine.is_some_and(|mine| std::ptr::eq(mine, record));
+    for record in records() {
+        let is_mine = mine.is_some_and(|mine| ptr::eq(mine, record));
         if !is_mine && record.owner.load(Ordering::Relaxed) != 0 {
             record.owner.store(0, Ordering::Relaxed);
         }
@@ -251,9 +280,9 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
 
 /// How often a call is interrupted: the signal may come just before the system call.
 const TRIES: usize = 100;
-/// How often the calling thread sleeps after that, and for how long at first, each time twice as long: a
-/// thread that runs has left its call by then, or begun it anew. It does not let others run
-/// instead, which takes their whole turns where processors are busy.
+/// How often the calling thread sleeps after that, and for how long at first. Each sleep is twice as long as
+/// the one before. By their end a thread that runs has left its call, or begun it anew. The calling thread does
+/// not yield instead: where processors are busy that takes the whole time slices of others.
 const PATIENCE: u32 = 8;
 const MOMENT: c_long = 50_000;
 
@@ -263,7 +292,7 @@ fn interrupt(thread: pid_t) {
         record.owner.load(Ordering::Relaxed) == thread
             && record.calls.load(Ordering::SeqCst) & UNDER_WAY != 0
     };
-    let Some(record) = taken_records().find(of_thread) else {
+    let Some(record) = records().find(of_thread) else {
         return;
     };
     let call = record.calls.load(Ordering::SeqCst);
@@ -296,7 +325,7 @@ fn interrupt(thread: pid_t) {
     }
 }
 
-/// What the C library has for itself. Its handler does nothing to a thread that it does not cancel.
+/// The signal that the C library has for itself. Its handler does nothing to a thread that it does not cancel.
 const SIGCANCEL: c_int = 32;
 
 /// The C library has installed its handler so that calls start anew.
