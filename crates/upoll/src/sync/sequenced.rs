@@ -45,6 +45,10 @@ loom::thread_local! {
 loom::lazy_static! {
     /// The atomics of this run of the model.
     static ref ATOMICS: Mutex<Vec<Weak<Mutex<History>>>> = Mutex::new(Vec::new());
+    /// Written by each `SeqCst` fence. loom runs operations on one atomic in every order, but takes fences
+    /// for operations on none: without this it would run a thread on to its next fence before
+    /// another thread's load.
+    static ref FENCES: plain::AtomicUsize = plain::AtomicUsize::new(0);
 }
 
 std::thread_local! {
@@ -145,6 +149,9 @@ impl Stores {
 
 /// A fence of the standard's meaning.
 pub fn fence(order: Ordering) {
+    if order == Ordering::SeqCst {
+        FENCES.swap(0, Ordering::Relaxed);
+    }
     plain::fence(order);
     if order == Ordering::SeqCst {
         let now = tick();
