@@ -144,7 +144,7 @@ fn workers_of_a_rotating_set_take_turns() {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, interest(Events::IN)).unwrap();
         let (send, took) = mpsc::channel();
-        let workers: Vec<_> = (0..4)
+        let mut workers: Vec<_> = (0..4)
             .map(|worker| {
                 let set = if through_own_sets {
                     let set = Epoll::new().unwrap();
@@ -154,13 +154,14 @@ fn workers_of_a_rotating_set_take_turns() {
                     rotating.clone()
                 };
                 let (source, send) = (source.clone(), send.clone());
-                asleep(move || {
+                let (thread, id) = asleep(move || {
                     for _ in 0..5 {
                         assert_eq!(set.wait(&mut [Event::default()], LONG), Ok(1));
                         assert_eq!(source.try_read(), Ok(1));
                         send.send(worker).unwrap();
                     }
-                })
+                });
+                (Some(thread), id)
             })
             .collect();
         let mut order = Vec::new();
@@ -170,22 +171,13 @@ fn workers_of_a_rotating_set_take_turns() {
             if order.len() < 16 {
                 until_asleep(workers[worker].1);
             } else {
-                // One that leaves asks the next in line to look.
-                while !workers[worker].0.is_finished() {
-                    std::thread::yield_now();
-                }
+                // A thread that ends has another one look, if the source is ready by then.
+                workers[worker].0.take().unwrap().join().unwrap();
             }
             order.push(worker);
         }
-        let expected: Vec<_> = (0..16).map(|turn| turn % 4).collect();
-        assert_eq!(order[..16], expected);
-        // A thread that ends has another one look, so the order of the last turns is open.
-        let mut last = order[16..].to_vec();
-        last.sort_unstable();
-        assert_eq!(last, [0, 1, 2, 3]);
-        for (worker, _) in workers {
-            worker.join().unwrap();
-        }
+        let expected: Vec<_> = (0..20).map(|turn| turn % 4).collect();
+        assert_eq!(order, expected);
     }
 }
 
