@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, SocketFlags, Watch, socketpair,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollContext, PollFd,
+    SocketFlags, Watch, socketpair,
 };
 
 use threads::asleep;
@@ -179,6 +180,128 @@ fn a_worker_whose_thread_ends_leaves_its_job_to_the_next() {
         }
         assert!(source.take());
     });
+}
+
+/// Ends a thread that `chosen` has just told of a job, and that does not take it, while a second worker
+/// sleeps without a limit.
+fn ends_without_a_look(chosen: impl Fn(&Epoll) -> usize + Clone + Send + 'static) {
+    for source in Source::both() {
+        let rotating = source.rotating();
+        let sets = [(); 2].map(|()| workers_set(&rotating, false));
+        let (first, chosen) = (sets[0].clone(), chosen.clone());
+        let (ends, _) = asleep(move || chosen(&first));
+        let (served, has_served) = mpsc::channel();
+        let (waits, end) = serves_once(&sets[1], &served);
+        source.put();
+        assert_eq!(ends.join().unwrap(), 1);
+        has_served.recv_timeout(LONG).unwrap();
+        drop(end);
+        waits.join().unwrap();
+        assert!(source.take());
+    }
+}
+
+fn polls(set: &Epoll) -> usize {
+    upoll::poll(&mut [PollFd::new(set, Events::IN)], 3 * LONG).unwrap()
+}
+
+#[test]
+fn a_thread_that_was_chosen_in_poll_and_ends_leaves_its_job_to_the_next() {
+    ends_without_a_look(polls);
+}
+
+#[test]
+fn a_thread_that_was_chosen_in_a_poll_context_and_ends_leaves_its_job_to_the_next() {
+    ends_without_a_look(|set| {
+        let mut list = [PollFd::new(set, Events::IN)];
+        PollContext::new().poll(&mut list, 3 * LONG).unwrap()
+    });
+}
+
+#[test]
+fn a_thread_that_took_its_job_without_a_wait_and_ends_leaves_it_to_the_next() {
+    ends_without_a_look(|set| polls(set).min(wait(set, Duration::ZERO)));
+}
+
+#[test]
+fn a_thread_that_was_chosen_in_a_set_above_its_own_and_ends_leaves_its_job_to_the_next() {
+    ends_without_a_look(|set| {
+        let [middle, top] = [(); 2].map(|()| Epoll::new().unwrap());
+        middle.add(set, IN).unwrap();
+        top.add(&middle, IN).unwrap();
+        wait(&top, 3 * LONG)
+    });
+}
+
+#[test]
+fn a_poll_whose_limit_ends_keeps_no_job_that_it_was_chosen_for_just_then() {
+    let source = &Source::both()[0];
+    let rotating = source.rotating();
+    let [polled, waited] = [(); 2].map(|()| workers_set(&rotating, false));
+    for round in 0..3_000_u32 {
+        let (polled, rotating) = (polled.clone(), waited.clone());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(move || wait(&rotating, LONG));
+            let limit = Duration::from_micros(50);
+            let polls = scope.spawn(move || {
+                upoll::poll(&mut [PollFd::new(&polled, Events::IN)], limit).unwrap()
+            });
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_nanos(u64::from(50_000 + round % 200 * 1_000)) {
+                std::hint::spin_loop();
+            }
+            source.put();
+            let has_seen = polls.join().unwrap();
+            if has_seen > 0 {
+                // It leaves the job to the other one.
+                source.put();
+            }
+            assert_eq!(waits.join().unwrap(), 1, "{round}");
+        });
+        while source.take() {}
+    }
+}
+
+#[test]
+fn a_poll_that_begins_reports_a_job_that_a_busy_worker_has_left() {
+    for source in Source::both() {
+        let rotating = source.rotating();
+        let (served, has_served) = mpsc::channel();
+        let (busy, end) = serves_once(&workers_set(&rotating, false), &served);
+        let late = workers_set(&rotating, false);
+        let above = Epoll::new().unwrap();
+        above.add(&late, IN).unwrap();
+        let mut context = PollContext::new();
+        let mut list = [PollFd::new(&late, Events::IN)];
+        assert_eq!(context.poll(&mut list, Duration::ZERO), Ok(0));
+        source.put();
+        has_served.recv_timeout(LONG).unwrap();
+        // It was chosen, and takes nothing.
+        assert_eq!(context.poll(&mut list, LONG), Ok(1));
+        assert_eq!(upoll::poll(&mut list, LONG), Ok(1));
+        assert_eq!(wait(&above, LONG), 1);
+        drop(end);
+        busy.join().unwrap();
+    }
+}
+
+#[test]
+fn a_poll_reports_a_job_that_is_there_when_its_limit_ends() {
+    for source in Source::both() {
+        let rotating = source.rotating();
+        let (served, has_served) = mpsc::channel();
+        let (busy, end) = serves_once(&workers_set(&rotating, false), &served);
+        let second = workers_set(&rotating, false);
+        let (polls, _) = asleep(move || {
+            let mut list = [PollFd::new(&second, Events::IN)];
+            upoll::poll(&mut list, Duration::from_millis(300)).unwrap()
+        });
+        source.put();
+        has_served.recv_timeout(LONG).unwrap();
+        assert_eq!(polls.join().unwrap(), 1);
+        drop(end);
+        busy.join().unwrap();
+    }
 }
 
 #[test]

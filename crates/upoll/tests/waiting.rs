@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use upoll::{
-    Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollTable,
-    Pollable, Timeout, WaitQueue,
+    Clock, CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollContext,
+    PollFd, PollTable, Pollable, Timeout, WaitQueue,
 };
 
 use one_processor::run_on_one_processor;
@@ -224,6 +224,30 @@ fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
     let (thread, _) = asleep(move || manager.wait(&mut [Event::default()], LONG));
     source.write(1).unwrap();
     assert_eq!(thread.join().unwrap(), Ok(1));
+}
+
+#[test]
+fn a_worker_that_only_an_idle_poll_context_watches_is_passed_over() {
+    let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, interest(Events::IN)).unwrap();
+    let [polled, awaited] = [(); 2].map(|()| Epoll::new().unwrap());
+    for set in [&polled, &awaited] {
+        set.add(&rotating, interest(Events::IN)).unwrap();
+    }
+    let mut context = PollContext::new();
+    let mut list = [PollFd::new(&polled, Events::IN)];
+    for _ in 0..5 {
+        // What it registers stays registered.
+        assert_eq!(context.poll(&mut list, Duration::ZERO), Ok(0));
+        let waiter = awaited.clone();
+        let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
+        let begun = Instant::now();
+        source.write(1).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(1));
+        assert!(begun.elapsed() < LONG / 2, "it slept until its limit");
+        source.read().unwrap();
+    }
 }
 
 #[test]

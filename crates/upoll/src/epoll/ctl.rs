@@ -65,6 +65,23 @@ pub(super) struct Forgotten {
 }
 
 impl Forgotten {
+    /// Takes away the claim that an item has on an event of a rotating set, to be handed on.
+    ///
+    /// # Safety
+    /// The item is registered, and its set's lock is held.
+    pub(super) unsafe fn disclaim(item: &Item) -> Option<Self> {
+        // SAFETY: the caller's contract.
+        let file = unsafe { item.file() };
+        item.entry.disclaim().map(|queue| Forgotten {
+            file: file.clone(),
+            pass_on: Some(PassOn {
+                queue,
+                rotating: true,
+                interest: Events::IN,
+            }),
+        })
+    }
+
     /// Hands on the claim that the item had, then lets go of the file's memory.
     pub(super) fn finish(self) {
         if let Some(pass_on) = self.pass_on {
@@ -248,6 +265,9 @@ impl Epoll {
             nesting::check_loops(self, target, file.identity())?;
         }
         target.was_nested.store(true, Ordering::Relaxed);
+        if target.takes_turns() {
+            nesting::mark_above_rotating(self.description());
+        }
         let mut result = {
             let mut inner = self.set().inner.lock();
             self.add_locked(
@@ -317,8 +337,9 @@ impl Epoll {
                 let mut bits = state::WATCHES_SET;
                 if target.rotates {
                     bits |= state::ROTATING;
+                }
+                if target.takes_turns() {
                     inner.rotating.push(NonNull::from(node));
-                    set.watches_rotating.store(true, Ordering::Relaxed);
                 }
                 node.entry.owner_word.fetch_or(bits, Ordering::Relaxed);
                 if target.rotates {
@@ -516,15 +537,7 @@ impl Set {
         if ready.is_empty() && node.state() & state::ROTATING != 0 {
             // It may have been chosen for what it wants no more.
             // SAFETY: as above.
-            let file = unsafe { node.file() };
-            *left = node.entry.disclaim().map(|queue| Forgotten {
-                file: file.clone(),
-                pass_on: Some(PassOn {
-                    queue,
-                    rotating: true,
-                    interest: Events::IN,
-                }),
-            });
+            *left = unsafe { Forgotten::disclaim(node) };
         }
     }
 
@@ -575,10 +588,11 @@ impl Set {
                 if let Some(here) = self.companion() {
                     here.nested_changed(self, inner, file);
                 }
+                if !inner.rotating.is_empty() {
+                    let is_other = |&other: &NonNull<Item>| !core::ptr::eq(other.as_ptr(), item);
+                    inner.rotating.retain(is_other);
+                }
                 if bits & state::ROTATING != 0 {
-                    inner
-                        .rotating
-                        .retain(|&other| !core::ptr::eq(other.as_ptr(), item));
                     claim = claim.or_else(|| rotating_queue(file));
                 }
             }
@@ -667,9 +681,11 @@ pub(crate) fn as_set(file: &Description) -> Option<&Set> {
     object.downcast_ref()
 }
 
-/// Whether a description is of a set with members that wake nobody unless a thread awaits them.
-pub(crate) fn has_companion(file: &Description) -> bool {
-    as_set(file).is_some_and(|set| set.companion().is_some())
+/// Whether a description is of a set that may become ready without a wake: by members in the kernel, which
+/// wake nobody unless a thread awaits them, or by an event of a rotating set that was offered to another
+/// set.
+pub(crate) fn comes_unannounced(file: &Description) -> bool {
+    as_set(file).is_some_and(|set| set.companion().is_some() || set.is_above_rotating())
 }
 
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:

@@ -1,12 +1,17 @@
-//! What a thread that was served by a rotating set keeps of it, to hand its event on when it ends.
+//! The rotating sets whose events a thread may have: it hands them on when it ends.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cell::RefCell;
 use core::ptr::NonNull;
 
 use super::Set;
+use super::ctl::{Forgotten, as_set};
+use super::interest::state;
 use crate::events::Events;
 use crate::file::{Description, Held, PollTable, Pollable};
 use crate::sync::Mutex;
+use crate::wait::Scope;
 
 /// The way to a rotating set, for as long as that is open. It keeps nothing of the set alive.
 pub(crate) struct Handover(Mutex<Option<NonNull<Description<Set>>>>);
@@ -52,5 +57,88 @@ impl Handover {
         }
         set.sleepers.pass_on(Events::IN, true);
         set.watched_by.pass_on(Events::IN, true);
+    }
+}
+
+/// The rotating sets whose events this thread may have. Offers what is ready in them to the next worker
+/// when the thread ends.
+struct ServedBy(Vec<Arc<Handover>>);
+
+impl Drop for ServedBy {
+    fn drop(&mut self) {
+        for rotating in self.0.drain(..) {
+            rotating.run();
+        }
+    }
+}
+
+std::thread_local! {
+    static SERVED_BY: RefCell<ServedBy> = const { RefCell::new(ServedBy(Vec::new())) };
+}
+
+/// Notes that the calling thread may have an event of each rotating set at or below `set`, which has just
+/// shown it that it is ready.
+#[inline]
+pub(crate) fn remember(set: &Set) {
+    if set.takes_turns() {
+        remember_all(set);
+    }
+}
+
+#[inline(never)]
+fn remember_all(set: &Set) {
+    // A thread that is about to end has no place for it, nor has a signal handler that interrupts this.
+    let _ = SERVED_BY.try_with(|served_by| {
+        if let Ok(mut served_by) = served_by.try_borrow_mut() {
+            served_by.add(set);
+        }
+    });
+}
+
+impl ServedBy {
+    fn add(&mut self, set: &Set) {
+        if let Some(handover) = &set.handover {
+            let is_known = self.0.iter().any(|known| Arc::ptr_eq(known, handover));
+            if !is_known {
+                self.0.retain(|known| known.is_open());
+                self.0.push(handover.clone());
+            }
+        }
+        if set.is_above_rotating() {
+            for item in &set.inner.lock().rotating {
+                // SAFETY: items in the list are registered, and the set's lock is held.
+                if let Some(below) = as_set(unsafe { item.as_ref().file() }) {
+                    self.add(below);
+                }
+            }
+        }
+    }
+}
+
+/// Hands on the events of rotating sets at or below `set` that it was chosen for, and that the calling
+/// thread, whose poll of it has just ended, has not seen.
+#[inline]
+pub(crate) fn hand_on_unseen(set: &Set) {
+    if set.is_above_rotating() {
+        let _scope = Scope::enter();
+        let mut unseen = Vec::new();
+        disclaim_below(set, &mut unseen);
+        for claim in unseen {
+            claim.finish();
+        }
+    }
+}
+
+fn disclaim_below(set: &Set, unseen: &mut Vec<Forgotten>) {
+    for item in &set.inner.lock().rotating {
+        // SAFETY: items in the list are registered, and the set's lock is held.
+        unsafe {
+            let node = item.as_ref();
+            if node.state() & state::ROTATING != 0 {
+                unseen.extend(Forgotten::disclaim(node));
+            } else if let Some(below) = as_set(node.file()) {
+                disclaim_below(below, unseen);
+            }
+        }
     }
 }

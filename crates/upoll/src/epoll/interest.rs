@@ -211,7 +211,7 @@ pub(crate) struct Interests {
     pub(crate) ready: ReadyList,
     /// How many items watch sets.
     pub(crate) nested: usize,
-    /// The items that watch rotating sets.
+    /// The items that watch rotating sets, or sets above these.
     pub(crate) rotating: Vec<NonNull<Item>>,
     allowance: Allowance,
 }

@@ -39,7 +39,7 @@ pub(crate) mod scan;
 mod slab;
 
 pub use self::ctl::Op;
-pub(crate) use self::ctl::has_companion;
+pub(crate) use self::ctl::comes_unannounced;
 pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
@@ -85,8 +85,8 @@ pub(crate) struct Set {
     /// of the sets that it watches, of its files' watcher lists, and of their wait queues.
     pub(crate) inner: Mutex<Interests>,
     rotates: bool,
-    /// The set watches a rotating set, or has watched one.
-    watches_rotating: AtomicBool,
+    /// A rotating set is below, at any depth, or was.
+    is_above_rotating: AtomicBool,
     /// A set watches this one, or has. Written before the ADD that counts the paths up from here
     /// takes `inner`'s lock, so who adds to this set after that sees it.
     was_nested: AtomicBool,
@@ -97,7 +97,7 @@ pub(crate) struct Set {
     hung_up: AtomicBool,
     /// The source has told of a change without saying which: it may have hung up.
     may_have_hung_up: AtomicBool,
-    /// The way here for threads that this set has served, if it rotates.
+    /// The way here for threads that may have an event of this set's, if it rotates.
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) handover: Option<Arc<Handover>>,
     /// How many callbacks and tasks wait for it; see [`callbacks`].
@@ -113,6 +113,11 @@ impl Set {
     #[cfg(all(feature = "std", not(loom)))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
+    }
+
+    /// Whether waiters take turns with others: the set rotates, or is above one that does.
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.rotates || self.is_above_rotating()
     }
 
     /// Whether this poll is part of a call on this very set, or of too many calls within each other.
@@ -132,9 +137,9 @@ impl Set {
             || self.watched_by.is_awaited(deferred)
     }
 
-    /// Whether the set watches a rotating set, or has watched one.
-    pub(crate) fn watches_rotating(&self) -> bool {
-        self.watches_rotating.load(Ordering::Relaxed)
+    /// Whether a rotating set is below, at any depth, or was.
+    pub(crate) fn is_above_rotating(&self) -> bool {
+        self.is_above_rotating.load(Ordering::Relaxed)
     }
 
     /// Notes whether `events`, which the source of this rotating set has told, are its end. Empty
@@ -268,8 +273,10 @@ impl Pollable for Set {
 /// - A wait that sleeps never returns 0 while the source is ready: it looks at the source when it
 ///   begins and when its limit ends. A wait with a limit of zero leaves the event to a worker that
 ///   sleeps, if there is one. An edge-triggered interest is reported to the chosen worker alone.
-/// - A worker that was chosen and leaves (closes its set, deletes the rotating set from it, or ends
-///   its thread) hands on what is ready.
+///   Sleeping calls of `poll`, `select` and waits in a set further above do the same.
+/// - A worker that was chosen and leaves hands on what is ready: it closes its set, deletes the rotating
+///   set from it, ends its thread, or ends a `poll` or `select` that has not reported the event.
+/// - Other workers wait for one that was chosen and does not come once only, not at each event.
 /// - The end of a source (`HUP`, `RDHUP`) wakes every worker that waits, one after the other.
 /// - Threads that wait on the rotating set itself take turns by the same rules.
 /// - `poll` and `select` on the rotating set see every event, in addition.
@@ -336,7 +343,7 @@ impl Epoll {
                 watched_by: WaitQueue::new(),
                 inner: Mutex::new(Interests::new(Allowance::new(limit))),
                 rotates,
-                watches_rotating: AtomicBool::new(false),
+                is_above_rotating: AtomicBool::new(false),
                 was_nested: AtomicBool::new(false),
                 is_hidden: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
@@ -435,6 +442,16 @@ impl Epoll {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
+        let ready = self.harvest_unremembered(events)?;
+        #[cfg(all(feature = "std", not(loom)))]
+        if ready > 0 {
+            handover::remember(self.set());
+        }
+        Ok(ready)
+    }
+
+    /// [`harvest`](Self::harvest) for a thread that hands the event on by other means if it ends.
+    pub(crate) fn harvest_unremembered(&self, events: &mut [Event]) -> Result<usize, Errno> {
         // Models show that wakes alone bring what is there to a waiter.
         #[cfg(not(loom))]
         self.file.recheck_rotating();
@@ -447,12 +464,12 @@ impl Epoll {
         })
     }
 
-    /// Whether threads that wait in the set take turns with others: it rotates, or watches a set
+    /// Whether threads that wait in the set take turns with others: it rotates, or is above a set
     /// that does.
     #[doc(hidden)]
     #[must_use]
     pub fn takes_turns(&self) -> bool {
-        self.set().rotates || self.set().watches_rotating()
+        self.set().takes_turns()
     }
 
     /// What `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.

@@ -7,6 +7,7 @@
 //! else, so that two such ADDs cannot close a loop between them.
 
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
@@ -136,6 +137,27 @@ pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
         // SAFETY: linked items are registered while the list is locked.
         .map(|link| unsafe { (*item_of(link)).pin_set() })
         .collect()
+}
+
+/// A rotating set comes below `set`: the sets above learn that they are above one, too. The lock for ADDs
+/// of sets to sets is held.
+pub(super) fn mark_above_rotating(set: &Description<Set>) {
+    if set.object().is_above_rotating.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    for above in sets_above(set.watchers()) {
+        let mut inner = above.object().inner.lock();
+        let inner = &mut *inner;
+        let watching = inner.iter().filter(|&item| {
+            // SAFETY: registered, and its set's lock is held.
+            Identity::of(unsafe { (*item).file() }) == Identity::of(set)
+        });
+        let watching: Vec<_> = watching
+            .filter_map(|item| NonNull::new(item.cast_mut()))
+            .collect();
+        inner.rotating.extend(watching);
+        mark_above_rotating(&above);
+    }
 }
 
 /// The sets above that count: without those that threads wait through in rotating sets.

@@ -3,15 +3,11 @@
 use super::Set;
 use super::companion::Companion;
 use super::ctl::as_set;
-#[cfg(all(feature = "std", not(loom)))]
-use super::handover::Handover;
 use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
-#[cfg(all(feature = "std", not(loom)))]
-use alloc::sync::Arc;
 use core::ptr::NonNull;
 
 /// What there is to say of an idle item.
@@ -25,9 +21,6 @@ const CONSUMING: Events = Events::ET.union(Events::ONESHOT);
 pub(crate) struct Turns {
     /// An event of a rotating set was left to another worker.
     pub(crate) yielded: bool,
-    /// The rotating set whose event was reported last.
-    #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) served_by: Option<Arc<Handover>>,
 }
 
 /// A scan under way. Ends in `drop`, also when a foreign `poll` panics.
@@ -162,10 +155,6 @@ impl<'a> Scan<'a> {
                 && let Some(here) = self.set.companion()
             {
                 here.had_turn(&self.inner, item.as_ptr());
-            }
-            #[cfg(all(feature = "std", not(loom)))]
-            if let Some(rotating) = rotating {
-                self.turns.served_by.clone_from(&rotating.handover);
             }
             self.reported(item, interest, consumes);
             (events, node.data())
@@ -390,14 +379,15 @@ impl Set {
         false
     }
 
-    /// Queues items that watch a rotating set which is ready, whether or not this set was chosen.
+    /// Queues items that watch a rotating set which is ready, or a set above such a one, whether or not
+    /// this set was chosen.
     ///
     /// An event that the chosen worker has left in the source, or does not come for, wakes nobody
-    /// else. So a thread that begins a wait, or ends one, asks the rotating sets themselves.
+    /// else. So a thread that begins a wait, or ends one, polls the rotating sets themselves.
     /// Edge-triggered interests are left out: their edge was the chosen worker's.
     #[cfg(not(loom))]
     pub(crate) fn recheck_rotating(&self) {
-        if !self.watches_rotating() {
+        if !self.is_above_rotating() {
             return;
         }
         let _scope = Scope::enter();
@@ -407,8 +397,15 @@ impl Set {
             // SAFETY: registered items are alive, and the set's lock is held.
             unsafe {
                 let node = item.as_ref();
-                let is_level = !node.interest().contains(Events::ET);
-                if is_level && node.state() & state::QUEUED == 0 && !Set::look(node).is_empty() {
+                if node.interest().contains(Events::ET) || node.state() & state::QUEUED != 0 {
+                    continue;
+                }
+                if node.state() & state::ROTATING == 0
+                    && let Some(below) = as_set(node.file())
+                {
+                    below.recheck_rotating();
+                }
+                if !Set::look(node).is_empty() {
                     self.queue_locked(&mut inner.ready, item);
                 }
             }

@@ -61,6 +61,11 @@ impl Inbox {
         self.arrivals.lock().sleeper = None;
     }
 
+    /// Whether a thread is told of marks at once.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.arrivals.lock().sleeper.is_some()
+    }
+
     pub(super) fn mark(&self, slot: u32, rouses: bool, deferred: &mut Deferred) {
         let mut arrivals = self.arrivals.lock();
         let (word, bit) = (slot as usize / 64, 1 << (slot % 64));

@@ -33,14 +33,14 @@ pub(crate) use self::inbox::Inbox;
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) use self::inbox::Sleeper;
 
-use crate::epoll::has_companion;
+use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::poll::Seen;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
-use crate::wait::{Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// Who an entry is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -173,7 +173,13 @@ unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     // A look may find what no key has announced: a set wakes for `IN` and shows `RDNORM`, too. So
     // the mark is left in any case, but as in Linux nobody is roused for it.
     let concerns = wake.key.is_empty() || wake.key.intersects(wanted);
-    inbox.mark(hook.slot, concerns, wake.deferred);
+    if wake.mode != Mode::Tell && !(concerns && inbox.is_awaited()) {
+        // Between two calls nobody waits.
+        return Reply::Passed;
+    }
+    if wake.mode != Mode::Ask {
+        inbox.mark(hook.slot, concerns, wake.deferred);
+    }
     if concerns { Reply::Took } else { Reply::Passed }
 }
 
@@ -601,8 +607,7 @@ impl Kept {
             let mut stays = false;
             let found = match &slot.kind {
                 Kind::User(file) => {
-                    // What the kernel has to say comes without a wake.
-                    stays = has_companion(file);
+                    stays = comes_unannounced(file);
                     #[cfg(all(feature = "std", not(loom)))]
                     {
                         let is_shared = is_shared(file);
@@ -635,6 +640,19 @@ impl Kept {
             self.inbox.forget_marks(&mut self.inbox.arrivals.lock());
         }
         seen
+    }
+
+    /// Calls `visit` with each set that the next look looks at: with all that may become ready without a
+    /// wake, for those stay active.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn for_each_active_set(&self, visit: &mut dyn FnMut(&crate::epoll::Set)) {
+        for &index in &self.active {
+            if let Kind::User(file) = &self.slots[index as usize].kind
+                && let Some(set) = crate::epoll::ctl::as_set(file)
+            {
+                visit(set);
+            }
+        }
     }
 }
 

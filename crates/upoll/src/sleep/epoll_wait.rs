@@ -1,14 +1,13 @@
 //! `epoll_wait(2)`: harvest, or sleep until there is something to harvest.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::sigset::Held;
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::companion::Companion;
-use crate::epoll::handover::Handover;
+use crate::epoll::handover;
 use crate::epoll::scan::Turns;
 use crate::epoll::{Epoll, HANG_UP, Set};
 use crate::errno::Errno;
@@ -57,20 +56,17 @@ impl Epoll {
         if timeout.is_now() {
             return self.harvest(events);
         }
-        let mut turns = Turns::default();
-        let ended = self.wait_as(events, timeout, &mut turns);
-        remember(turns);
-        ended
+        let ready = self.wait_unremembered(events, timeout)?;
+        if ready > 0 {
+            remember(self.set());
+        }
+        Ok(ready)
     }
 
     #[inline]
-    fn wait_as(
-        &self,
-        events: &mut [Event],
-        timeout: Timeout,
-        turns: &mut Turns,
-    ) -> Result<usize, Errno> {
+    fn wait_unremembered(&self, events: &mut [Event], timeout: Timeout) -> Result<usize, Errno> {
         let set = self.set();
+        let turns = &mut Turns::default();
         if !set.rotates() {
             if let Some(side) = set.companion() {
                 side.ensure_intact(self.description())?;
@@ -84,7 +80,7 @@ impl Epoll {
         let deadline = timeout.deadline();
         if set.companion().is_none() {
             let ended = if set.rotates() {
-                wait_in_turn(set, events, deadline, turns)
+                wait_in_turn(set, events, deadline)
             } else {
                 wait_in_core(set, events, deadline, turns)
             };
@@ -134,53 +130,29 @@ impl Epoll {
         if !self.set().rotates() {
             let ready = begin_wait(self.set(), events, &mut turns);
             if ready > 0 {
-                remember(turns);
+                remember(self.set());
                 return Ok(ready);
             }
         }
         // Between two sleeps no handler may run unnoticed.
         let _held = Held::new();
         let mask = Some(mask.as_libc());
-        let ended = self.wait_in_kernel(events, timeout.deadline(), mask, &mut turns);
-        remember(turns);
-        ended
-    }
-}
-
-/// The rotating sets that have served this thread. Offers what is ready in them to the next worker
-/// when the thread ends.
-struct ServedBy(Vec<Arc<Handover>>);
-
-impl Drop for ServedBy {
-    fn drop(&mut self) {
-        for rotating in self.0.drain(..) {
-            rotating.run();
+        let ready = self.wait_in_kernel(events, timeout.deadline(), mask, &mut turns)?;
+        if ready > 0 {
+            remember(self.set());
         }
+        Ok(ready)
     }
 }
 
-std::thread_local! {
-    static SERVED_BY: RefCell<ServedBy> = const { RefCell::new(ServedBy(Vec::new())) };
-}
-
-/// Remembers which rotating set a report came from.
+/// Notes that this thread has an event of a rotating set at or below `set`, to hand it on if it ends.
 #[inline]
-fn remember(turns: Turns) {
-    if let Some(rotating) = turns.served_by {
-        remember_served_by(rotating);
+fn remember(set: &Set) {
+    // A thread that waits in a rotating set with a kernel side does so through a set of its own, which ends
+    // with the thread and hands the event on then.
+    if !(set.rotates() && set.companion().is_some()) {
+        handover::remember(set);
     }
-}
-
-#[inline(never)]
-fn remember_served_by(rotating: Arc<Handover>) {
-    // A thread about to end has no place to keep it.
-    let _ = SERVED_BY.try_with(|served_by| {
-        let sets = &mut served_by.borrow_mut().0;
-        if !sets.iter().any(|known| Arc::ptr_eq(known, &rotating)) {
-            sets.retain(|known| known.is_open());
-            sets.push(rotating);
-        }
-    });
 }
 
 /// How long a thread leaves an event of a rotating set to other workers, before it asks once more
@@ -196,7 +168,7 @@ fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
         set.recheck_rotating();
         return set.harvest_as(events, Ask::Yielding, turns);
     };
-    if set.watches_rotating() {
+    if set.is_above_rotating() {
         if !side.stand_last(set) {
             set.recheck_rotating();
         }
@@ -273,7 +245,6 @@ fn wait_in_turn(
     set: &Set,
     events: &mut [Event],
     deadline: Deadline,
-    turns: &mut Turns,
 ) -> Option<Result<usize, Errno>> {
     let mut chosen_for_nothing = false;
     loop {
@@ -323,7 +294,6 @@ fn wait_in_turn(
             unsafe { queue.as_ref() }.pass_on(Events::IN, true);
         }
         if ready > 0 {
-            turns.served_by.clone_from(&set.handover);
             return Some(Ok(ready));
         }
         match outcome {
@@ -351,7 +321,6 @@ impl Epoll {
         let worker = worker_of(self)?;
         loop {
             let chosen = &mut [Event::default()];
-            // Not remembered: the worker's set ends with the thread, and hands the event on then.
             let mut turns = Turns::default();
             let mut ended = Ok(begin_wait(worker.set(), chosen, &mut turns));
             if ended == Ok(0) {
@@ -365,7 +334,7 @@ impl Epoll {
             if ended? == 0 {
                 return Ok(0);
             }
-            let ready = self.harvest(events)?;
+            let ready = self.harvest_unremembered(events)?;
             if ready > 0 {
                 return Ok(ready);
             }

@@ -9,6 +9,7 @@ use super::poll::{UNCHECKED, check_count};
 use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::select::select_anew;
 use super::{SigSet, Timeout};
+use crate::epoll::Set;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::kept::Kept;
@@ -334,6 +335,10 @@ impl<F: Front> Call for ContextCall<'_, F> {
         visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         self.registered.kept.try_for_each_shared(visit)
+    }
+
+    fn for_each_set(&self, visit: &mut dyn FnMut(&Set)) {
+        self.registered.kept.for_each_active_set(visit);
     }
 
     fn ask(

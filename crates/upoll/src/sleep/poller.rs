@@ -13,6 +13,8 @@ use super::futex::{self, Scope};
 use super::sigset::Held;
 use super::timeout::{Clock, Deadline, Timeout};
 use super::{Outcome, SigSet};
+use crate::epoll::ctl::as_set;
+use crate::epoll::{Set, handover};
 use crate::errno::Errno;
 use crate::eventfd::shared_count;
 use crate::events::Events;
@@ -50,6 +52,19 @@ pub(super) trait Call {
         &self,
         visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
     ) -> Result<(), Errno>;
+
+    /// Calls `visit` with each user-level set that is waited for and may become ready without a wake.
+    fn for_each_set(&self, visit: &mut dyn FnMut(&Set)) {
+        // It does not fail, as the closure does not.
+        let _ = self.try_for_each_target(&mut |target, _| {
+            if let Target::File(file) = target
+                && let Some(set) = as_set(file.description())
+            {
+                visit(set);
+            }
+            Ok(())
+        });
+    }
 
     /// Waits until one of the kernel's descriptors is ready, until `limit` has passed, or until a
     /// handler ran of a signal that `mask` lets through. With `own` descriptors it ends, too, if one
@@ -345,18 +360,55 @@ pub(super) fn wait(
         })?;
     }
     let mut in_kernel = seen.kernel + seen.sides > 0 || mask.is_some();
+    call.for_each_set(&mut Set::recheck_rotating);
     loop {
         let ready = if in_kernel {
             let doorbell = Doorbell::of_this_thread()?;
-            wait_for_any(call, deadline, mask, Some(&doorbell), seen.shared)?
+            wait_for_any(call, deadline, mask, Some(&doorbell), seen.shared)
         } else {
-            wait_for_any(call, deadline, mask, None, 0)?
+            wait_for_any(call, deadline, mask, None, 0)
         };
         match ready {
-            Some(ready) => return Ok(ready),
-            None => in_kernel = true,
+            Ok(None) => in_kernel = true,
+            Ok(Some(ready)) if ready > 0 => {
+                // The thread may have been chosen for an event.
+                call.for_each_set(&mut handover::remember);
+                return Ok(ready);
+            }
+            Ok(Some(_)) => return look_once_more(call),
+            Err(errno) => {
+                // A wake may have chosen the thread after its last look.
+                call.for_each_set(&mut handover::hand_on_unseen);
+                return Err(errno);
+            }
         }
     }
+}
+
+/// The limit has passed, and nobody wakes this thread any more. It may have been chosen for an event of a
+/// rotating set after its last look, and takes what other workers have left.
+fn look_once_more(call: &mut impl Call) -> Result<usize, Errno> {
+    let mut takes_turns = false;
+    call.for_each_set(&mut |set| {
+        takes_turns |= set.takes_turns();
+        set.recheck_rotating();
+    });
+    if !takes_turns {
+        return Ok(0);
+    }
+    let poller = Poller {
+        state: AtomicU32::new(AWAKE),
+        doorbell: None,
+    };
+    // SAFETY: it stays in this frame.
+    let mut table = unsafe { WaitTable::new(&poller) };
+    table.registers = false;
+    let seen = call.look(&mut table);
+    if seen.ready == 0 {
+        return Ok(0);
+    }
+    call.for_each_set(&mut handover::remember);
+    with_kernel(call, seen)
 }
 
 /// Adds what is ready in the kernel to what is ready here. The mask of a call that finds something
