@@ -304,6 +304,33 @@ fn a_poll_reports_a_job_that_is_there_when_its_limit_ends() {
     }
 }
 
+/// Returns how long `set` takes to report a job that stays there, so many times.
+fn reports(set: &Epoll, times: u32) -> Duration {
+    let begun = Instant::now();
+    for _ in 0..times {
+        assert_eq!(wait(set, LONG), 1);
+    }
+    begun.elapsed()
+}
+
+#[test]
+fn a_chosen_worker_that_does_not_come_keeps_others_from_a_job_once_only() {
+    for direct in [false, true] {
+        let source = &Source::both()[0];
+        let rotating = source.rotating();
+        let [chosen, set] = [false, direct].map(|direct| workers_set(&rotating, direct));
+        let _awaiting = Watch::new(chosen.as_file_ref(), Events::IN, |_| {});
+        source.put();
+        reports(&set, 2);
+        // Each of them would wait for a millisecond.
+        let fastest = (0..5).map(|_| reports(&set, 100)).min().unwrap();
+        assert!(
+            fastest < Duration::from_millis(50),
+            "direct {direct}: {fastest:?}"
+        );
+    }
+}
+
 #[test]
 fn a_source_that_hangs_up_gets_every_waiting_worker_out() {
     const WORKERS: usize = 5;

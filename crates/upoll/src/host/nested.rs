@@ -311,7 +311,12 @@ impl KernelSide {
             if renewed && let Some(item) = interests.at(slot).and_then(as_item) {
                 // The kernel has looked at the source just now: if it is ready, the hub says so.
                 // SAFETY: registered, and the set's lock is held.
-                unsafe { set.leave_to_kernel(&mut interests, item) };
+                unsafe {
+                    // A harvest has to settle a claim.
+                    if !item.as_ref().entry.is_claimed() {
+                        set.leave_to_kernel(&mut interests, item);
+                    }
+                }
             }
             all_renewed &= renewed;
         }

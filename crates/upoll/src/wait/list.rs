@@ -9,7 +9,7 @@ use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 pub(super) struct List {
     pub(super) head: *mut WaitEntry,
     pub(super) tail: *mut WaitEntry,
-    /// Rotating wakes taken and not yet settled.
+    /// Rotating wakes taken and not yet settled, without those whose waiters are late.
     pub(super) claims: u32,
     /// Turns: who had fewer than this counts as having had this many.
     pub(super) floor: u32,
@@ -49,8 +49,11 @@ pub(super) const EXCLUSIVE: u32 = 2;
 pub(super) const CLAIMED: u32 = 4;
 /// The claim came from a rotating wake, which counted as a turn.
 pub(super) const RETIRED: u32 = 8;
+/// The entry has a claim and has not come in time: no other waiter waits for it, and no wake is offered
+/// to it.
+pub(super) const LATE: u32 = 16;
 /// One turn. Their number wraps around.
-pub(super) const TURN: u32 = 16;
+pub(super) const TURN: u32 = 32;
 
 /// By how many turns one entry may be ahead of another; what is more than that is forgotten.
 const REMEMBERED: u32 = 1024 * TURN;
@@ -391,10 +394,20 @@ impl List {
     pub(super) fn unclaim(&mut self, entry: &WaitEntry) -> bool {
         let claimed = entry.stands(CLAIMED);
         if claimed {
-            entry.set_standing(CLAIMED | RETIRED, false);
-            self.claims -= 1;
+            if !entry.stands(LATE) {
+                self.claims -= 1;
+            }
+            entry.set_standing(CLAIMED | RETIRED | LATE, false);
         }
         claimed
+    }
+
+    /// The entry has not come in time, if it has a claim.
+    pub(super) fn call_late(&mut self, entry: &WaitEntry) {
+        if entry.stands(CLAIMED) && !entry.stands(LATE) {
+            entry.set_standing(LATE, true);
+            self.claims -= 1;
+        }
     }
 
     pub(super) fn claim(&mut self, entry: &WaitEntry) {

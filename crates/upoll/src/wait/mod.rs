@@ -27,7 +27,7 @@ mod tasks;
 
 pub(crate) use self::deferred::Deferred;
 use self::deferred::Level;
-use self::list::{EXCLUSIVE, LINKED, List, RETIRED};
+use self::list::{EXCLUSIVE, LATE, LINKED, List, RETIRED};
 pub(crate) use self::list::{OnWake, WaitEntry};
 use self::locked::Kind;
 pub(crate) use self::tasks::{Scope, TaskSlot};
@@ -544,6 +544,9 @@ impl WaitQueue {
         {
             return false;
         }
+        if ask == Ask::Unconditional {
+            Self::call_all_late(list);
+        }
         // SAFETY: `me` is borrowed, and the list is locked.
         unsafe { list.count_turn(me) };
         true
@@ -616,6 +619,19 @@ impl WaitQueue {
         Arrival::InTurn
     }
 
+    /// The waiters that were chosen have not come in time. (A thread that was woken is not linked, and is
+    /// sure to come.)
+    fn call_all_late(list: &mut List) {
+        let mut at = list.first(true);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            unsafe {
+                at = list.next(entry);
+                list.call_late(entry.as_ref());
+            }
+        }
+    }
+
     /// Offers the wake to the exclusive entries in their order until one takes it; that one has
     /// a claim then, and one turn more.
     fn offer_in_turn(&self, list: &mut List, wake: &mut Wake<'_>, whom: Whom) -> bool {
@@ -627,6 +643,8 @@ impl WaitQueue {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
             match whom {
+                // SAFETY: a linked entry is alive under the lock.
+                _ if unsafe { entry.as_ref() }.stands(LATE) => continue,
                 Whom::Except(one) if ptr::eq(entry.as_ptr(), one) => continue,
                 Whom::Before(one) if ptr::eq(entry.as_ptr(), one) => break,
                 // SAFETY: as above. One with a claim has an event of its own to look for.
