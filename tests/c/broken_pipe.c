@@ -73,7 +73,7 @@ int main(void)
 {
 	struct sigaction action;
 	int pair[2];
-	alarm(60);
+	alarm(200);
 	memset(&action, 0, sizeof action);
 	action.sa_sigaction = handler, action.sa_flags = SA_SIGINFO;
 	CHECK(sigaction(SIGPIPE, &action, NULL) == 0);

@@ -100,7 +100,7 @@ static void child(int set, int above, int line, int counter)
 	struct epoll_event event;
 	int own = epoll_create1(0);
 	/* Whoever waits for what is not there fails. */
-	alarm(30);
+	alarm(200);
 	CHECK(write(line, "x", 1) == 1);
 	CHECK(epoll_wait(set, &event, 1, -1) == 1 && event.data.u64 == 1);
 	CHECK(epoll_wait(above, &event, 1, -1) == 1 && event.data.u64 == 3);

@@ -59,7 +59,7 @@ int main(void)
 	set = epoll_create1(0);
 	CHECK(ioctl(counter, EFD_IOC_SET_MAXIMUM, &maximum) == 0);
 	CHECK(add(set, counter, EPOLLIN, 1) == 0 && eventfd_write(counter, 1) == 0);
-	alarm(20);
+	alarm(200);
 	is_to_come = 1;
 	child = fork();
 	/* In the parent, its child, the handler's child, and the child of that. */

@@ -99,7 +99,7 @@ int main(void)
 	int (*const all[])(struct wait *, int) = {by_poll, by_ppoll, by_select, by_pselect};
 	struct rlimit limit;
 	unsigned at;
-	alarm(100);
+	alarm(200);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
 	/* The hard limit stays: valgrind lets nobody change it. */
 	limit.rlim_cur = NUMBERS;

@@ -257,7 +257,7 @@ static void all_are_called_in_order(void)
 
 int main(void)
 {
-	alarm(100);
+	alarm(200);
 	are_reported();
 	raw_ones_are_reported();
 	are_called_as_they_ask();

@@ -69,7 +69,7 @@ int main(void)
 {
 	sigset_t blocked;
 	char byte = 1;
-	alarm(60);
+	alarm(200);
 	CHECK(pipe(pipes) == 0 && signal(SIGUSR1, handler) != SIG_ERR);
 	/* There is something to serve in user space before. */
 	CHECK(add(epoll_create1(0), eventfd(0, 0), EPOLLIN, 1) == 0);

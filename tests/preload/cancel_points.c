@@ -126,7 +126,7 @@ static void is_not_taken_for_being_in_a_call(void)
 int main(void)
 {
 	int wait, how;
-	alarm(100);
+	alarm(200);
 	for (wait = 0; wait < 2; wait++)
 		for (how = SEND; how < HOWS; how++)
 			is_cancelled((enum how)how, wait);

@@ -71,7 +71,7 @@ int main(void)
 	void *result;
 	int limit = 1000;
 	double begun;
-	alarm(60);
+	alarm(200);
 	never = eventfd(0, 0), counter = eventfd(0, 0);
 	CHECK(pthread_create(&one, NULL, is_blocked, NULL) == 0);
 	while (!waits)

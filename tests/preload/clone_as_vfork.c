@@ -18,7 +18,7 @@ int main(void)
 	static char stack[1 << 18] __attribute__((aligned(16)));
 	uint64_t value = 1;
 	int round, status, child, zero, before;
-	alarm(60);
+	alarm(200);
 	for (round = 0; round < 2; round++) {
 		before = eventfd(1, 0);
 		CHECK(before >= 0);

@@ -27,7 +27,7 @@ static int uses(void *unused)
 	uint64_t value = 5;
 	int counter, set, copy;
 	(void)unused;
-	alarm(10);
+	alarm(100);
 	/* Whatever the others had open. */
 	for (int fd = 3; fd < 16; fd++)
 		close(fd);
@@ -54,7 +54,7 @@ int main(void)
 {
 	pthread_t threads[2];
 	int status;
-	alarm(120);
+	alarm(200);
 	for (int at = 0; at < 2; at++)
 		CHECK(pthread_create(&threads[at], NULL, churns, NULL) == 0);
 	for (int round = 0; round < ROUNDS; round++) {

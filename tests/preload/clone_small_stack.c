@@ -35,7 +35,7 @@ int main(void)
 	char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int status, flags;
 	pid_t child, parent_has = 0;
-	alarm(60);
+	alarm(200);
 	CHECK(pages != MAP_FAILED && mprotect(pages, PAGE, PROT_NONE) == 0);
 	for (flags = 0; flags < 2; flags++) {
 		counter = eventfd(9, 0);

@@ -13,7 +13,7 @@ static int makes(void *nothing)
 	eventfd_t value;
 	int counter = eventfd(5, EFD_NONBLOCK), other;
 	(void)nothing;
-	alarm(60);
+	alarm(200);
 	CHECK(counter >= 0);
 	CHECK(write(numbers[1], &counter, sizeof counter) == sizeof counter);
 	CHECK(read(begin[0], &other, sizeof other) == sizeof other);
@@ -39,7 +39,7 @@ static void in_a_child(void (*test)(void))
 	int status, child = fork();
 	if (child == 0) {
 		CHECK(pipe(numbers) == 0 && pipe(begin) == 0);
-		alarm(60);
+		alarm(100);
 		test();
 		_exit(0);
 	}

@@ -47,7 +47,7 @@ static int in_the_child(void *nothing)
 {
 	(void)nothing;
 	/* An alarm is not inherited. */
-	alarm(60);
+	alarm(200);
 	asks();
 	return 7;
 }
@@ -57,7 +57,7 @@ int main(void)
 	static char stack[1 << 18] __attribute__((aligned(16)));
 	struct pollfd entries[2];
 	int status, child;
-	alarm(60);
+	alarm(200);
 	CHECK(pipe(others) == 0);
 	/* The thread sleeps by something of its own from now on. */
 	there = eventfd(0, 0);

@@ -175,7 +175,7 @@ static void in_child(void (*body)(int), int how)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		alarm(60);
+		alarm(100);
 		make();
 		body(how);
 		_exit(0);

@@ -30,7 +30,7 @@ int main(void)
 	struct cmsghdr *header;
 	int counter = eventfd(3, 0);
 	uint64_t count;
-	alarm(60);
+	alarm(200);
 	CHECK(pages != MAP_FAILED && counter >= 0);
 	CHECK(mprotect(pages + 4096, 4096, PROT_NONE) == 0);
 	CHECK(socketpair(AF_INET6, SOCK_STREAM, 0, pair) == -1);

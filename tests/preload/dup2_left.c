@@ -72,7 +72,7 @@ int main(void)
 	int counter = eventfd(0, 0), null = open("/dev/null", O_RDWR), other;
 	long at;
 	CHECK(counter >= 0 && null >= 0);
-	alarm(100);
+	alarm(200);
 	action.sa_sigaction = traps, action.sa_flags = SA_SIGINFO;
 	CHECK(sigaction(SIGTRAP, &action, NULL) == 0);
 	action.sa_flags = 0, action.sa_handler = leaves;

@@ -22,7 +22,7 @@ static void handler(int signal)
 	(void)signal;
 	if (child == 0) {
 		/* What POSIX lets it call. */
-		alarm(20);
+		alarm(100);
 		copy = dup(counter);
 		if (copy < 0 || write(copy, &value, sizeof value) != sizeof value || close(copy) != 0)
 			_exit(1);
@@ -48,7 +48,7 @@ int main(void)
 	struct itimerval time = {{0, 3000}, {0, 3000}};
 	pthread_t thread;
 	uint64_t value;
-	alarm(60);
+	alarm(200);
 	*(void **)&fork_alone = dlsym(RTLD_DEFAULT, "_Fork");
 	if (fork_alone == NULL)
 		return 77;

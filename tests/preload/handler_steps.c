@@ -103,7 +103,7 @@ static void anew(void)
 static void interrupt_each(const char *name, void (*call)(void), long stride)
 {
 	long at;
-	for (at = 1;; at += stride) {
+	for (at = 1 + stride * part_of_today();; at += stride * PARTS) {
 		struct epoll_event event;
 		struct pollfd entry = {counter, POLLIN, 0};
 		uint64_t value;

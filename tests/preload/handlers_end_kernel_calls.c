@@ -204,7 +204,7 @@ int main(void)
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 	char path[32];
 	size_t at;
-	alarm(60);
+	alarm(200);
 	CHECK(signal(SIGUSR1, ends) != SIG_ERR);
 	CHECK(pipe(empty) == 0 && pipe(full) == 0);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);

@@ -87,7 +87,7 @@ int main(void)
 					      selects, reads, reads_a_pipe, receives};
 	struct epoll_event event;
 	int at;
-	alarm(60);
+	alarm(200);
 	CHECK(signal(SIGUSR1, ends) != SIG_ERR);
 	CHECK(pipe(pipes) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	counter = eventfd(0, 0), set = epoll_create1(0);

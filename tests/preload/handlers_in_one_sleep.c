@@ -69,7 +69,7 @@ int main(void)
 {
 	static const int FLAGS[] = {0, SA_RESTART, SA_NODEFER};
 	size_t at;
-	alarm(60);
+	alarm(200);
 	CHECK(pipe(pipes) == 0);
 	counter = eventfd(0, 0), set = epoll_create1(0);
 	CHECK(counter >= 0 && set >= 0 && add(set, counter, EPOLLIN, 1) == 0);

@@ -186,7 +186,7 @@ static void anew(void)
 static void interrupt_each(const char *name, void (*call)(void), long stride)
 {
 	long at;
-	for (at = 1;; at += stride) {
+	for (at = 1 + stride * part_of_today();; at += stride * PARTS) {
 		countdown = at, has_fired = handled = 0;
 		begin_steps();
 		call();
@@ -195,7 +195,7 @@ static void interrupt_each(const char *name, void (*call)(void), long stride)
 			break;
 		CHECK(handled == 1);
 	}
-	printf("%s: %s\n", name, at > 1 ? "interrupted" : "not interrupted"), fflush(stdout);
+	printf("%s: %s\n", name, at > stride * PARTS ? "interrupted" : "not interrupted"), fflush(stdout);
 }
 
 /* They stay in their order. */
@@ -209,7 +209,7 @@ static void queue_in_each(void)
 	sigaddset(&action.sa_mask, SIGRTMIN);
 	action.sa_sigaction = traps_to_queue;
 	CHECK(sigaction(SIGTRAP, &action, &before) == 0);
-	for (at = 1;; at += 41) {
+	for (at = 1 + 41 * part_of_today();; at += 41 * PARTS) {
 		countdown = at, has_fired = got_some = 0;
 		begin_steps();
 		changes();

@@ -170,7 +170,7 @@ static void close_all(void)
 int main(void)
 {
 	int flags;
-	alarm(100);
+	alarm(200);
 	for (flags = 0; flags != -1; flags = flags == 0 ? SA_RESTART : -1) {
 		anew();
 		leave("epoll_wait", waits, flags, ROUNDS);

@@ -81,7 +81,7 @@ static void in_a_child(int (*function)(void *))
 int main(void)
 {
 	struct sigaction action = once();
-	alarm(20);
+	alarm(200);
 	CHECK(signal(SIGUSR1, counts_first) != SIG_ERR);
 	CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
 	in_a_child(sets);

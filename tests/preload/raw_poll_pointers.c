@@ -21,7 +21,7 @@ int main(void)
 	struct { void *mask; size_t size; } bad = {NULL, 7}, none = {NULL, 8}, wild = {nowhere(), 8},
 		wild_size = {nowhere(), 4};
 	int counter = eventfd(0, 0), ready = eventfd(1, 0), round;
-	alarm(60);
+	alarm(200);
 	CHECK(counter >= 0 && ready >= 0 && read_only != MAP_FAILED);
 	read_only->tv_nsec = 1000000;
 	CHECK(mprotect(read_only, 4096, PROT_READ) == 0);

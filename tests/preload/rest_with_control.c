@@ -35,7 +35,7 @@ int main(void)
 	union control control;
 	struct msghdr message;
 	pthread_t receiver;
-	alarm(60);
+	alarm(200);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	CHECK(pthread_create(&receiver, NULL, receives, NULL) == 0);
 	CHECK(send(pair[1], "abcd", 4, 0) == 4);

@@ -45,7 +45,7 @@ int main(void)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
-	alarm(60);
+	alarm(200);
 	CHECK(pthread_attr_init(&attributes) == 0);
 	CHECK(pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
 	CHECK(pthread_create(&thread, &attributes, forks, NULL) == 0);

@@ -171,7 +171,7 @@ static void by_request(unsigned long request)
 
 int main(void)
 {
-	alarm(60);
+	alarm(200);
 	kernel_aio();
 	by_other_names();
 	by_the_c_library();

@@ -257,7 +257,7 @@ static void with_a_rotating_set(void)
 
 int main(void)
 {
-	alarm(60);
+	alarm(200);
 	CHECK(pthread_atfork(is_called, is_called, is_called) == 0);
 	/* What is made after a child is served as before it. */
 	for (int round = 0; round < 3; round++) {
