@@ -94,6 +94,8 @@ static IS_USED: AtomicBool = AtomicBool::new(false);
 std::thread_local! {
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
     static IS_DISABLED: Cell<bool> = const { Cell::new(false) };
+    /// The thread has asked to be cancelled at any instruction.
+    static IS_ASYNCHRONOUS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A thread's key whose destructor returns the record, and one more; 0 until there is one. Not a
@@ -180,9 +182,62 @@ fn end_if_cancelled() {
     unsafe { pthread_testcancel() };
 }
 
+/// Runs `call`, in whose midst the C library does not end the thread. A thread with the type
+/// `PTHREAD_CANCEL_ASYNCHRONOUS` could be unwound at any instruction, and leave locked or linked what it uses.
+#[inline]
+fn deferred<T>(call: impl FnOnce() -> T) -> T {
+    match IS_ASYNCHRONOUS.get() {
+        true => deferred_for_once(call),
+        false => call(),
+    }
+}
+
+#[cold]
+fn deferred_for_once<T>(call: impl FnOnce() -> T) -> T {
+    let nowhere = std::ptr::null_mut();
+    // SAFETY: there is no place to write to.
+    unsafe { set_type(PTHREAD_CANCEL_DEFERRED, nowhere) };
+    let result = call();
+    // SAFETY: as above. What it may unwind has nothing to be dropped.
+    unsafe { set_type(PTHREAD_CANCEL_ASYNCHRONOUS, nowhere) };
+    result
+}
+
+const PTHREAD_CANCEL_DEFERRED: c_int = 0;
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+
+/// Sets the thread's type of cancellation in the C library.
+///
+/// # Safety
+/// That of `pthread_setcanceltype`.
+unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
+    next!(
+        c"pthread_setcanceltype" as fn(c_int, *mut c_int) -> c_int,
+        (kind, old)
+    )
+}
+
+#[doc = "`pthread_setcanceltype(3)`"]
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+    // First: the C library's may end the thread.
+    let before = IS_ASYNCHRONOUS.replace(kind == PTHREAD_CANCEL_ASYNCHRONOUS);
+    // SAFETY: the caller's contract.
+    let answer = unsafe { set_type(kind, old) };
+    if answer != 0 {
+        IS_ASYNCHRONOUS.set(before);
+    }
+    answer
+}
+
 /// A call at which its thread can be cancelled. -1 is what it gives if it fails.
 #[inline]
 fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
+    deferred(|| interruptible(call))
+}
+
+#[inline]
+fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     let Some(record) = record() else {
         return call();
     };
@@ -240,7 +295,7 @@ fn cancellable_before<T>(call: impl FnOnce() -> T) -> T {
     if IS_USED.load(Ordering::SeqCst) {
         end_if_cancelled();
     }
-    call()
+    deferred(call)
 }
 
 /// `pthread_setcancelstate(3)`. A thread that has disabled cancellation is not interrupted: its call would
