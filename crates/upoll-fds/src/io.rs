@@ -108,16 +108,19 @@ fn check_writes(object: &Object) -> Result<(), Errno> {
 /// Up to here all of a buffer is looked at, whatever there is to read.
 const SMALL: usize = 4 << 12;
 
-/// How much of a buffer a read can fill: looking at a page takes memory for it. `nothing` is what to
-/// look at if there is nothing to read yet.
+/// Returns how much of a buffer a read can fill: a look at a page takes memory for it. `nothing` is how much
+/// to look at if there is nothing to read yet.
+///
+/// It is never less than the longest packet: another packet may be the first one by the time of the read, and
+/// the rest of a packet that does not fit is lost.
 #[inline]
 fn fillable(object: &Object, count: usize, nothing: usize) -> usize {
     if count <= SMALL {
         return count;
     }
     match object.available() {
-        Some(0) => count.min(nothing),
-        Some(available) => count.min(available),
+        Some(0) => count.min(nothing.max(PIPE_PIECE)),
+        Some(available) => count.min(available.max(PIPE_PIECE)),
         None => count,
     }
 }
