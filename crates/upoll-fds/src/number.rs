@@ -2,6 +2,7 @@
 //! `ioctl(2)` and their kin.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{Ordering, fence};
 
 use upoll::{Errno, own_fds};
 
@@ -204,6 +205,9 @@ fn leave_to_the_kernel(fd: RawFd) {
 
 /// Has the object take over the status flags of the kernel object behind it, which the caller has
 /// just changed.
+///
+/// The flags are read once more after they were stored: another thread may have changed them between the
+/// two, and stored its own first.
 fn follow_flags(fd: RawFd) -> Result<(), Errno> {
     if !table::is_user_level(fd) {
         return Ok(());
@@ -213,9 +217,18 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
         return Ok(());
     };
     // SAFETY: no pointers are involved.
-    let flags = number(unsafe { call!(fcntl, fd, libc::F_GETFL) })?;
-    object.follow_flags(flags);
-    Ok(())
+    let in_kernel = || number(unsafe { call!(fcntl, fd, libc::F_GETFL) });
+    let mut flags = in_kernel()?;
+    loop {
+        object.follow_flags(flags);
+        // The look at the kernel's flags comes after the store, for all threads.
+        fence(Ordering::SeqCst);
+        let now = in_kernel()?;
+        if now == flags {
+            return Ok(());
+        }
+        flags = now;
+    }
 }
 
 /// `ioctl(2)`: `FIONBIO`, `FIONREAD` and an eventfd's maximum act on user-level objects; what other
