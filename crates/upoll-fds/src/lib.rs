@@ -86,7 +86,7 @@ pub use crate::memory::{read as read_memory, write as write_memory};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
-pub use crate::poll::{poll, ppoll};
+pub use crate::poll::{number_of_entries, poll, ppoll};
 pub use crate::select::{UserSets, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};

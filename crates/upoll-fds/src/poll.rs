@@ -65,6 +65,7 @@ unsafe fn poll_masked(
     limit: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
+    let count = number_of_entries(count);
     if mask.is_none()
         // SAFETY: the caller's contract.
         && let Some(done) = unsafe { poll_at_once(fds, count, limit) }
@@ -93,6 +94,15 @@ unsafe fn poll_masked(
         }
         limit = running.rest();
     }
+}
+
+/// Returns how many entries a call has: the kernel takes an `unsigned int`, so the upper half of an
+/// `nfds_t` is ignored.
+#[expect(clippy::cast_possible_truncation, reason = "as the kernel does")]
+#[doc(hidden)]
+#[inline]
+pub fn number_of_entries(count: usize) -> usize {
+    count as u32 as usize
 }
 
 /// Demotes what a call names that lacks memory, or an fd to wake its thread by. Returns whether there was

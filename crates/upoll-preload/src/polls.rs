@@ -33,7 +33,7 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
 /// As [`upoll_fds::read_memory`].
 pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
     let is_ours = upoll_fds::has_any()
-        && (0..length(count))
+        && (0..upoll_fds::number_of_entries(length(count)))
             // SAFETY: the caller's contract.
             .map_while(|at| unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok())
             .any(|entry| upoll_fds::is_ours(entry.fd));
