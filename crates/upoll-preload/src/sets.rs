@@ -7,6 +7,7 @@ use upoll::{Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
 use crate::errno::{MASK_SIZE, give, set_errno};
+use crate::files;
 use crate::next::pass_on;
 use crate::raw;
 use crate::settings::{self, Kind};
@@ -21,7 +22,10 @@ pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
     );
     stats::count_as(Call::EventFd, made.is_some());
     match made {
-        Some(made) => give(made.inspect(|&fd| settings::look_again(fd))),
+        Some(made) => give(made.inspect(|&fd| {
+            files::leave_to_streams(fd);
+            settings::look_again(fd);
+        })),
         None => {
             pass_on!("eventfd", fn(c_uint, c_int) -> c_int, (initial, flags));
             give(raw::kernel!(SYS_eventfd2, initial, flags))
