@@ -3,19 +3,23 @@
 //! The word holds the owner's thread id. When a thread ends, the kernel looks at the *pending* lock of
 //! the thread's robust list (`set_robust_list(2)`), and at every lock that is linked into that list. A
 //! link would be a pointer in the shared memory, where other processes can change it. So a lock is never
-//! linked here: it is the pending one for as long as its owner holds it, and the only pointer to it is
-//! in memory of the owner's alone. A thread holds one such lock at a time.
+//! linked here: it is the pending one from just before its owner takes it until it is released, and the
+//! only pointer to it is in memory of the owner's alone. A thread holds one such lock at a time.
 //!
 //! If the word holds the thread's id when the thread ends, the kernel replaces it with
-//! [`OWNER_DIED`]; then, or if the word is 0, it wakes a waiter.
+//! [`OWNER_DIED`] and wakes a waiter. A waiter that is killed in turn wakes no other one, so waiters
+//! check the word every now and then.
 //!
 //! # What a hostile process can do
 //! The word is only compared, and the kernel checks that a dying thread owns what it releases. So a
 //! process that writes to the word can keep others from taking the lock, or let two take it.
 //!
-//! Two processes in different pid namespaces may have threads with the same id. If one is killed while
-//! it waits for the lock and the other one holds it, the kernel takes the lock away from its owner. The
-//! same holds for the robust mutexes of the C library.
+//! # Equal thread ids
+//! Two processes in different pid namespaces may have threads with the same id. The kernel would take the
+//! lock away from one of them if the other one ended with the lock pending. So a waiting thread has no
+//! lock pending, and does not try to take a lock whose word has its own id. What is left are the moments
+//! between the mark and the attempt, and between the release and the end of the mark: if a thread is
+//! killed there, and just then another one with its id takes the lock, the kernel releases it.
 
 use std::cell::Cell;
 use std::ffi::c_long;
@@ -54,62 +58,79 @@ impl RobustLock {
     /// Takes the lock, and waits for it if necessary.
     pub(super) fn lock(&self) -> Held<'_> {
         let thread = Thread::current();
-        let pending = thread.robust_list().set_pending(&self.0);
-        let owner_died = self.take(thread.id);
-        Held {
-            lock: self,
-            owner_died,
-            pending,
-        }
-    }
-
-    /// Returns whether the last owner died.
-    fn take(&self, own: u32) -> bool {
         // Set by each thread that has slept: others may still sleep.
         let mut waiters = 0;
-        let mut word = 0;
+        let mut word = self.0.load(Ordering::SeqCst);
         loop {
-            let is_free = word == 0 || word & OWNER_DIED != 0;
-            let next = match is_free {
-                true => own | waiters | word & WAITERS,
-                false => word | WAITERS,
-            };
-            let changed = self
-                .0
-                .compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst);
-            match changed {
-                Ok(_) if is_free => return word & OWNER_DIED != 0,
-                Ok(_) => {
-                    self.sleep(next);
-                    waiters = WAITERS;
-                    word = 0;
+            if is_free(word) {
+                let pending = thread.robust_list().set_pending(&self.0);
+                match self.change(word, thread.id | waiters | word & WAITERS) {
+                    Ok(_) => {
+                        return Held {
+                            lock: self,
+                            owner_died: word & OWNER_DIED != 0,
+                            pending,
+                        };
+                    }
+                    Err(now) => word = now,
                 }
-                Err(now) => word = now,
+                pending.restore();
+                continue;
             }
+            if let Err(now) = self.change(word, word | WAITERS) {
+                word = now;
+                continue;
+            }
+            self.sleep(word | WAITERS);
+            waiters = WAITERS;
+            word = self.0.load(Ordering::SeqCst);
         }
     }
 
-    /// Sleeps while the word is `expected`, at most until the lock is released or its owner dies.
+    fn change(&self, word: u32, next: u32) -> Result<u32, u32> {
+        self.0
+            .compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst)
+    }
+
+    /// Sleeps while the word is `expected`, at most until the lock is released or its owner dies; not for
+    /// longer than a moment, as the thread that was woken instead of this one may have died.
     fn sleep(&self, expected: u32) {
         let operation = libc::FUTEX_WAIT;
-        // SAFETY: the kernel only reads the word; there is no time limit.
-        let _ = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), operation, expected, 0) };
+        let limit = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 200_000_000,
+        };
+        // SAFETY: the kernel only reads the word and the limit.
+        let _ = unsafe {
+            syscall!(
+                Sysno::futex,
+                self.0.as_ptr(),
+                operation,
+                expected,
+                &raw const limit
+            )
+        };
     }
 
-    fn release(&self) {
-        if self.0.swap(0, Ordering::SeqCst) & WAITERS != 0 {
-            // All of them: a single one might be killed before it takes the lock, after another thread
-            // has taken it that does not know of the rest.
-            let operation = libc::FUTEX_WAKE;
-            // SAFETY: the kernel does not write to the word.
-            let _ = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), operation, i32::MAX) };
-        }
+    fn wake_all(&self) {
+        let operation = libc::FUTEX_WAKE;
+        // SAFETY: the kernel does not write to the word.
+        let _ = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), operation, i32::MAX) };
     }
+}
+
+fn is_free(word: u32) -> bool {
+    word & !WAITERS == 0 || word & OWNER_DIED != 0
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.lock.release();
+        if self.lock.0.swap(0, Ordering::SeqCst) & WAITERS != 0 {
+            // All of them: a single one might be killed before it takes the lock, after another thread has
+            // taken it that does not know of the rest.
+            self.lock.wake_all();
+        }
+        // After the wake: if this thread is killed before that, the kernel wakes a waiter.
         self.pending.restore();
     }
 }
@@ -229,4 +250,100 @@ fn register() -> *const RobustList {
         let _ = unsafe { syscall!(Sysno::set_robust_list, address, size_of::<RobustList>()) };
         address
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::kernel;
+
+    /// Forks `body` into a pid namespace of its own, whose first process it is: its thread id is 1. Returns
+    /// None without the right to do that.
+    fn in_a_namespace(body: impl FnOnce()) -> Option<libc::pid_t> {
+        // SAFETY: the child makes system calls and takes the lock, which need no memory, and ends without
+        // running anything of this process.
+        unsafe {
+            let outer = libc::fork();
+            if outer == 0 {
+                if libc::unshare(libc::CLONE_NEWPID) != 0 {
+                    libc::_exit(77);
+                }
+                let inner = libc::fork();
+                if inner == 0 {
+                    body();
+                    libc::_exit(0);
+                }
+                let mut status = 0;
+                libc::waitpid(inner, &raw mut status, 0);
+                libc::_exit(i32::from(status != 0));
+            }
+            // It has no right if it ends at once.
+            let mut status = 0;
+            for _ in 0..100 {
+                if libc::waitpid(outer, &raw mut status, libc::WNOHANG) == outer {
+                    return (libc::WEXITSTATUS(status) != 77).then_some(outer);
+                }
+                libc::usleep(1000);
+            }
+            Some(outer)
+        }
+    }
+
+    #[test]
+    fn a_waiter_with_the_owners_id_of_another_namespace_that_is_killed_leaves_the_lock() {
+        struct Shared {
+            lock: RobustLock,
+            waiter: AtomicU32,
+        }
+        generation::watch_forks().unwrap();
+        let shared = kernel::map_shared(size_of::<Shared>()).unwrap();
+        // SAFETY: a page of zeros, which is one, mapped until the process ends.
+        let shared = unsafe { shared.cast::<Shared>().as_ref() };
+        // As if it were held by a thread with the id 1.
+        shared.lock.0.store(1, Ordering::SeqCst);
+        let Some(outer) = in_a_namespace(|| {
+            shared.waiter.store(1, Ordering::SeqCst);
+            drop(shared.lock.lock());
+        }) else {
+            return;
+        };
+        while shared.lock.0.load(Ordering::SeqCst) & WAITERS == 0 {
+            std::thread::yield_now();
+        }
+        let children = format!("/proc/{outer}/task/{outer}/children");
+        let waiter: libc::pid_t = std::fs::read_to_string(children)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        // SAFETY: no pointers but to a live integer.
+        unsafe {
+            assert_eq!(libc::kill(waiter, libc::SIGKILL), 0);
+            let mut status = 0;
+            assert_eq!(libc::waitpid(outer, &raw mut status, 0), outer);
+        }
+        assert_eq!(shared.lock.0.load(Ordering::SeqCst), 1 | WAITERS);
+        shared.lock.0.store(0, Ordering::SeqCst);
+        assert!(!shared.lock.lock().owner_died);
+    }
+
+    #[test]
+    fn the_lock_of_a_killed_owner_is_free_and_says_so() {
+        generation::watch_forks().unwrap();
+        let shared = kernel::map_shared(size_of::<RobustLock>()).unwrap();
+        // SAFETY: as above.
+        let lock = unsafe { shared.cast::<RobustLock>().as_ref() };
+        // SAFETY: the child takes the lock, which needs no memory, and is killed.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                std::mem::forget(lock.lock());
+                libc::kill(libc::getpid(), libc::SIGKILL);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert!(lock.lock().owner_died);
+        assert!(!lock.lock().owner_died);
+    }
 }
