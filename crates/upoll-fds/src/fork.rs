@@ -151,7 +151,7 @@ pub fn end_unseen_fork() {
 #[doc(hidden)]
 pub unsafe fn end_unseen_fork_in_the_child() {
     // SAFETY: the caller's contract.
-    unsafe { upoll::begin_in_child() };
+    unsafe { upoll::begin_in_child(false) };
     in_the_child();
 }
 
@@ -163,7 +163,7 @@ pub unsafe fn end_unseen_fork_in_the_child() {
 #[doc(hidden)]
 pub unsafe fn end_unseen_fork_with_numbers() {
     // SAFETY: the caller's contract.
-    unsafe { upoll::begin_in_child() };
+    unsafe { upoll::begin_in_child(true) };
     forget_other_threads();
     keep(None);
     for fd in table::numbers(0, u32::MAX) {

@@ -196,23 +196,27 @@ fn is_either_ours(fd: c_int, new: c_int) -> bool {
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    let held = own_fds::hold_numbers(new);
     if !is_either_ours(fd, new) {
         pass_on!("dup2", fn(c_int, c_int) -> c_int, (fd, new));
     }
+    drop(held);
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
-    give(give_way(fd, new).and_then(|()| upoll_fds::dup2(fd, new)))
+    give(replace(fd, new, || upoll_fds::dup2(fd, new)))
 }
 
 #[doc = "`dup3(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    let held = own_fds::hold_numbers(new);
     if !is_either_ours(fd, new) {
         pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
     }
+    drop(held);
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
-    give(give_way(fd, new).and_then(|()| upoll_fds::dup3(fd, new, flags)))
+    give(replace(fd, new, || upoll_fds::dup3(fd, new, flags)))
 }
 
 /// `fcntl(2)`. It is variadic in C; on every ABI of 64 bits an integer or a pointer is passed there
@@ -325,14 +329,20 @@ fn before_redirection(fd: c_int, new: c_int) {
     }
 }
 
-/// Moves the library's own fd with the number `new` to another one, before the program takes the number.
-fn give_way(fd: c_int, new: c_int) -> Result<(), Errno> {
+/// Has `dup` put the file of `fd` under the number `new`. If the library has a fd of its own there, it moves
+/// to another number before.
+fn replace(
+    fd: c_int,
+    new: c_int,
+    dup: impl FnOnce() -> Result<c_int, Errno>,
+) -> Result<c_int, Errno> {
     // A child in its parent's memory has numbers of its own: those that are recorded are its parent's.
     if !own_fds::is_own(new) || own_fds::is_own(fd) || fd == new || handlers::is_others() {
-        return Ok(());
+        return dup();
     }
     raw::kernel!(SYS_fcntl, fd, libc::F_GETFD)?;
-    own_fds::move_away(new)
+    let _held = own_fds::hold_numbers(new);
+    own_fds::replace(new, dup)
 }
 
 /// Asynchronous reads and writes, which a thread of the C library makes.

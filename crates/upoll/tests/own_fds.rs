@@ -312,3 +312,22 @@ fn the_number_of_members_is_the_kernels() {
         assert_eq!(set.len(), 2);
     });
 }
+
+#[test]
+fn the_fds_behind_an_ancestors_sets_are_closed_in_each_child_of_a_chain() {
+    fn generation(left: u32, expected: Option<usize>) {
+        let watched = Watched::new();
+        watched.check(Watched::wait_above, || ());
+        watched.check(|this| this.poll(|fds| upoll::poll(fds, LONG)), || ());
+        // SAFETY: no pointers are involved.
+        let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0;
+        let kept = watched.kept();
+        let own = (256..1024).filter(|fd| !kept.contains(fd)).filter(is_open);
+        let count = own.count();
+        assert_eq!(expected.unwrap_or(count), count);
+        if left > 0 {
+            in_child(|| generation(left - 1, Some(count)));
+        }
+    }
+    in_child(|| generation(10, None));
+}

@@ -7,7 +7,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use super::kernel;
+use super::{kernel, own_fds};
 use crate::epoll::nesting;
 use crate::errno::Errno;
 use crate::forks;
@@ -21,6 +21,11 @@ static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// Runs in the child of a fork, where only async-signal-safe calls are allowed.
 extern "C" fn begin() {
+    begin_with_fds_of_the_parent();
+    own_fds::close_inherited();
+}
+
+fn begin_with_fds_of_the_parent() {
     match mark() {
         Some(mark) => forks::generation(&GENERATION, mark),
         None => GENERATION.fetch_add(1, Ordering::Relaxed),
@@ -31,13 +36,17 @@ extern "C" fn begin() {
 }
 
 /// Does what the handler of [`watch_forks`] does, in children for which the C library calls no handlers.
+/// `shares_fds`: the child's fds are its parent's (`CLONE_FILES`).
 ///
 /// # Safety
 /// The caller is the only thread of a process with a memory of its own that was just forked, and has
 /// called nothing else of this crate there. It frees the lock for adding sets to sets, whoever holds it.
 #[doc(hidden)]
-pub unsafe fn begin_in_child() {
-    begin();
+pub unsafe fn begin_in_child(shares_fds: bool) {
+    match shares_fds {
+        true => begin_with_fds_of_the_parent(),
+        false => begin(),
+    }
 }
 
 fn mark() -> Option<&'static AtomicU32> {

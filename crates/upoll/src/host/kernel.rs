@@ -19,7 +19,7 @@ fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
 }
 
 pub(crate) use super::own_fds::OwnFd as Descriptor;
-use super::own_fds::first_numbers;
+use super::own_fds::{first_numbers, hold_protected_numbers};
 
 /// `close(2)` of a number that is known to be the library's own.
 pub(super) fn close(number: RawFd) {
@@ -32,6 +32,7 @@ pub(super) fn close(number: RawFd) {
 /// something of the library's.
 fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
     let low = RawFd::try_from(check(result)?).expect("fds are ints");
+    let _held = hold_protected_numbers();
     match duplicate_high(low) {
         Ok(high) => {
             close(low);
@@ -53,6 +54,12 @@ pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
         }
     }
     result.map(|fd| RawFd::try_from(fd).expect("fds are ints"))
+}
+
+/// An own fd for the open file that `number` stands for.
+pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
+    let _held = hold_protected_numbers();
+    Descriptor::brief(duplicate_high(number)?)
 }
 
 /// `epoll_create1(EPOLL_CLOEXEC)`.
@@ -80,12 +87,39 @@ pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     opened(unsafe { syscall!(Sysno::socket, libc::AF_UNIX, kind, 0) })
 }
 
-/// A socket's number among all sockets that the kernel ever made (`SO_COOKIE`); None if the fd stands
-/// for something else.
-pub(super) fn socket_cookie(number: RawFd) -> Option<u64> {
+/// What tells a socket from all other open files.
+#[derive(Debug)]
+pub(super) struct Socket {
+    /// Its number among all sockets that the kernel ever made (`SO_COOKIE`).
+    cookie: Option<u64>,
+    /// Told instead where a filter of system calls refuses to tell the cookie. Another socket can come to
+    /// have the same one once this one is closed everywhere.
+    inode: u64,
+}
+
+impl Socket {
+    /// Returns None if the number stands for something else.
+    pub(super) fn of(number: RawFd) -> Option<Self> {
+        Some(Socket {
+            cookie: socket_cookie(number).ok(),
+            inode: socket_inode(number)?,
+        })
+    }
+
+    /// Whether the number stands for this socket.
+    pub(super) fn is(&self, number: RawFd) -> bool {
+        match (self.cookie, socket_cookie(number)) {
+            (Some(known), Ok(cookie)) => known == cookie,
+            (_, Err(errno)) if errno == Errno::BADF || errno.raw() == libc::ENOTSOCK => false,
+            _ => socket_inode(number) == Some(self.inode),
+        }
+    }
+}
+
+fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
     const SO_COOKIE: libc::c_int = 57;
     let mut cookie = 0_u64;
-    let mut length = libc::socklen_t::try_from(size_of::<u64>()).ok()?;
+    let mut length: libc::socklen_t = 8;
     // SAFETY: the call writes at most `length` bytes to `cookie`.
     let found = unsafe {
         syscall!(
@@ -97,7 +131,7 @@ pub(super) fn socket_cookie(number: RawFd) -> Option<u64> {
             &raw mut length
         )
     };
-    found.is_ok().then_some(cookie)
+    check(found).map(|_| cookie)
 }
 
 /// `epoll_ctl(2)`.
@@ -107,7 +141,13 @@ pub(crate) fn epoll_ctl(
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    epoll_ctl_by_number(set.as_raw_fd(), op, fd, interest)
+    loop {
+        let number = set.as_raw_fd();
+        let changed = epoll_ctl_by_number(number, op, fd, interest);
+        if changed.is_ok() || !set.has_moved_from(number) {
+            return changed;
+        }
+    }
 }
 
 /// `epoll_ctl(2)`.
@@ -228,12 +268,16 @@ fn room_in(events: &[Event]) -> usize {
 pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<usize, Errno> {
     // The oldest of its calls is the fastest; newer machines do not have it.
     #[cfg(target_arch = "x86_64")]
-    {
+    loop {
         let room = room_in(events);
         let buffer = events.as_mut_ptr();
+        let number = set.as_raw_fd();
         // SAFETY: `Event` has epoll_event's layout and takes any bits, and the buffer has at least
         // `room`.
-        check(unsafe { syscall!(Sysno::epoll_wait, set.as_raw_fd(), buffer, room, 0) })
+        let found = check(unsafe { syscall!(Sysno::epoll_wait, number, buffer, room, 0) });
+        if found.is_ok() || !set.has_moved_from(number) {
+            return found;
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     epoll_wait(set, events, AT_ONCE, None)
@@ -242,6 +286,23 @@ pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<us
 /// `epoll_pwait2(2)`; a `limit` of None is none.
 pub(crate) fn epoll_wait(
     set: &Descriptor,
+    events: &mut [Event],
+    limit: Option<libc::timespec>,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    loop {
+        let number = set.as_raw_fd();
+        let found = epoll_wait_by_number(number, events, limit, mask);
+        let is_no_set = matches!(found, Err(Errno::BADF | Errno::INVAL));
+        if !is_no_set || !set.has_moved_from(number) {
+            return found;
+        }
+    }
+}
+
+#[inline]
+fn epoll_wait_by_number(
+    set: RawFd,
     events: &mut [Event],
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
@@ -257,7 +318,7 @@ pub(crate) fn epoll_wait(
         check(unsafe {
             interruptible_call!(
                 epoll_pwait,
-                set.as_raw_fd(),
+                set,
                 buffer,
                 room,
                 limit,
@@ -273,15 +334,7 @@ pub(crate) fn epoll_wait(
             let size = size_of::<u64>();
             // SAFETY: as above. This one does not sleep, and gives no `EINTR`.
             return check(unsafe {
-                syscall!(
-                    Sysno::epoll_pwait,
-                    set.as_raw_fd(),
-                    buffer,
-                    room,
-                    0,
-                    mask,
-                    size
-                )
+                syscall!(Sysno::epoll_pwait, set, buffer, room, 0, mask, size)
             });
         }
         Some(_) => {}
@@ -290,7 +343,7 @@ pub(crate) fn epoll_wait(
     let found = check(unsafe {
         interruptible_call!(
             epoll_pwait2,
-            set.as_raw_fd(),
+            set,
             buffer,
             room,
             limit_ptr,
@@ -412,8 +465,7 @@ pub(crate) fn eventfd_write(fd: &Descriptor) {
 
 /// A new number for the kernel set that `fd` stands for.
 pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
-    let set = Descriptor::brief(duplicate_high(fd.as_raw_fd())?)?;
-    Descriptor::sealed(set)
+    Descriptor::sealed(duplicate(fd.as_raw_fd())?)
 }
 
 /// All of a file of `/proc`; nothing if it cannot be read.

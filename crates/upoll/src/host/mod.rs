@@ -15,10 +15,10 @@
 //! passed it, or the kernel has confirmed that it still means the same.
 //!
 //! # Fork
-//! A child shares the kernel sets and the bells with its parent, as it does inherited epoll
-//! descriptors, but not the core. What it waits for, changes or drops there the parent misses, so a
-//! child must leave such sets alone until it calls `exec` or `_exit`. Shared eventfds it may use and
-//! drop as it likes: the parent's sets hear of them as before ([`generation`]).
+//! A child shares no kernel sets with its parent: it closes its copies ([`own_fds`]) and leaves its
+//! parent's sets alone until it calls `exec` or `_exit`. A child that was made by a bare `clone(2)` has the
+//! copies open: what it waits for, changes or drops there the parent misses. Shared eventfds a child may
+//! use and drop as it likes: the parent's sets hear of them as before ([`generation`]).
 
 mod adopted;
 pub(crate) mod generation;

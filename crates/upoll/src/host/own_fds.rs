@@ -22,7 +22,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
 use std::sync::{Arc, Mutex};
 
 use super::{generation, kernel};
@@ -72,15 +74,103 @@ pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::time
     }
 }
 
-/// Where an own fd has its number. Entries are never freed: a program that has one moved away may look
-/// at an entry that is just given up.
+/// What is known of an own fd by its number. Entries are never freed: a thread that moves one away may read
+/// an entry that was just given up.
 struct Entry {
-    /// [`NONE`] if it was closed, or another own fd has it.
-    number: AtomicI32,
+    /// The number in the lower half: [`NONE`] if it was closed, or another own fd has it. The upper half
+    /// counts how often the entry was given out, so that a change that was begun for an earlier fd fails.
+    state: AtomicU64,
+    /// [`BRIEF`], [`SET`], [`SEAL`] or [`KEPT`].
+    kind: AtomicU8,
+    /// The seal that a set has in it; a seal's own. Null for other files.
+    seal: AtomicPtr<Seal>,
+    /// The number under which the seal is in the set.
+    under: AtomicI32,
+    /// The data of the event that wakes a thread in the set.
+    data: AtomicU64,
+    /// A wake was sent since the last [`quiet`](OwnFd::quiet).
+    is_rung: AtomicBool,
 }
 
 /// No fd; not -1, which a `BorrowedFd` cannot hold.
 const NONE: RawFd = RawFd::MIN;
+
+/// A file that the call that opened it closes. It keeps its number.
+const BRIEF: u8 = 0;
+/// A kernel set with a seal in it.
+const SET: u8 = 1;
+/// The number of a seal.
+const SEAL: u8 = 2;
+/// What a child of a fork goes on to use: the wake fds of shared eventfds, and the set that they are
+/// members of.
+const KEPT: u8 = 3;
+
+impl Entry {
+    const fn new() -> Self {
+        Entry {
+            state: AtomicU64::new(NONE.cast_unsigned() as u64),
+            kind: AtomicU8::new(BRIEF),
+            seal: AtomicPtr::new(ptr::null_mut()),
+            under: AtomicI32::new(NONE),
+            data: AtomicU64::new(0),
+            is_rung: AtomicBool::new(false),
+        }
+    }
+
+    #[inline]
+    fn number(&self) -> RawFd {
+        number_in(self.state.load(Ordering::SeqCst))
+    }
+
+    /// Gives the entry, which is in no use, to another fd.
+    fn begin(&self, number: RawFd) {
+        self.kind.store(BRIEF, Ordering::Relaxed);
+        self.seal.store(ptr::null_mut(), Ordering::Relaxed);
+        self.is_rung.store(false, Ordering::Relaxed);
+        let before = self.state.load(Ordering::Relaxed);
+        let next = (before >> 32).wrapping_add(1) << 32;
+        let state = next | u64::from(number.cast_unsigned());
+        self.state.store(state, Ordering::SeqCst);
+    }
+
+    /// Changes the number if the state is still `before`.
+    fn change(&self, before: u64, number: RawFd) -> Result<(), u64> {
+        let state = before >> 32 << 32 | u64::from(number.cast_unsigned());
+        let changed =
+            self.state
+                .compare_exchange(before, state, Ordering::SeqCst, Ordering::SeqCst);
+        changed.map(drop)
+    }
+
+    /// Takes the number away, if `is_taken` agrees, and returns it: nobody else closes the file then.
+    fn take_if(&self, is_taken: impl Fn(RawFd) -> bool) -> Option<RawFd> {
+        let mut state = self.state.load(Ordering::SeqCst);
+        loop {
+            let number = number_in(state);
+            if number == NONE || !is_taken(number) {
+                return None;
+            }
+            match self.change(state, NONE) {
+                Ok(()) => return Some(number),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    fn kind(&self) -> u8 {
+        self.kind.load(Ordering::Acquire)
+    }
+
+    fn seal(&self) -> Option<&'static Seal> {
+        // SAFETY: null or a seal, which is never freed.
+        unsafe { self.seal.load(Ordering::SeqCst).as_ref() }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+fn number_in(state: u64) -> RawFd {
+    (state as u32).cast_signed()
+}
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -131,9 +221,7 @@ fn record(number: RawFd, entry: &'static Entry) -> bool {
     let before = place.swap(ptr::from_ref(entry).cast_mut(), Ordering::AcqRel);
     // SAFETY: null or a leaked entry.
     if let Some(lost) = unsafe { before.as_ref() }.filter(|before| !ptr::eq(*before, entry)) {
-        let _ = lost
-            .number
-            .compare_exchange(number, NONE, Ordering::AcqRel, Ordering::Relaxed);
+        lost.take_if(|known| known == number);
     }
     LOWEST.fetch_min(number, Ordering::Release);
     true
@@ -158,56 +246,233 @@ pub fn is_own(number: RawFd) -> bool {
 
 #[cold]
 fn is_recorded(number: RawFd) -> bool {
-    is_protected() && entry_at(number).is_some()
+    is_protected() && settled_entry(number).is_some()
+}
+
+/// Returns the entry whose number this is. A number whose entry has another one is just being closed or
+/// replaced, and cannot be told from a number of the program's until that is done.
+fn settled_entry(number: RawFd) -> Option<&'static Entry> {
+    let mut entry = entry_at(number)?;
+    let mut turns = 0;
+    while entry.number() != number && turns < MOST_TURNS {
+        wait_a_turn(turns);
+        turns += 1;
+        entry = entry_at(number)?;
+    }
+    Some(entry)
+}
+
+/// About a second. The thread that is waited for may be the one that waits, if this is a signal handler.
+const MOST_TURNS: u32 = 1100;
+
+/// Waits for another thread that is in the midst of a few instructions and a system call.
+#[cold]
+fn wait_a_turn(turns: u32) {
+    if turns < 100 {
+        return std::hint::spin_loop();
+    }
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    // SAFETY: the time is live. A signal may end the sleep early.
+    let _ = unsafe { syscalls::syscall!(syscalls::Sysno::nanosleep, &raw const time, 0) };
+}
+
+/// Keeps other threads from opening own fds, and from putting files of the program's under their numbers,
+/// until it is dropped.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct NumbersHeld(());
+
+static IS_HELD: AtomicBool = AtomicBool::new(false);
+
+/// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
+/// that the library may take.
+#[doc(hidden)]
+#[inline]
+#[must_use]
+pub fn hold_numbers(number: RawFd) -> Option<NumbersHeld> {
+    // The first own fd of a process may be opened at this moment. With such a low number it is one of few.
+    const LOWEST_OF_THE_FIRST: RawFd = 64;
+    if number < LOWEST.load(Ordering::Relaxed).min(LOWEST_OF_THE_FIRST) {
+        return None;
+    }
+    hold_protected_numbers()
+}
+
+/// Holds the numbers while one is opened and recorded.
+#[cold]
+pub(super) fn hold_protected_numbers() -> Option<NumbersHeld> {
+    if !is_protected() {
+        return None;
+    }
+    for turns in 0..MOST_TURNS {
+        if !IS_HELD.swap(true, Ordering::Acquire) {
+            return Some(NumbersHeld(()));
+        }
+        wait_a_turn(turns);
+    }
+    // This is a signal handler, and the thread that it has interrupted holds them.
+    None
+}
+
+impl Drop for NumbersHeld {
+    fn drop(&mut self) {
+        IS_HELD.store(false, Ordering::Release);
+    }
 }
 
 /// The first own number from `first` to `last`, if they are protected.
 #[doc(hidden)]
 #[must_use]
 pub fn next_own(first: u32, last: u32) -> Option<RawFd> {
-    let lowest = LOWEST.load(Ordering::Relaxed).cast_unsigned();
-    let last = last.min((CHUNK * CHUNKS) as u32 - 1);
-    let mut number = first.max(lowest);
-    while number <= last {
-        let fd = number.cast_signed();
-        if place(fd).is_none() {
-            // Nothing in the whole chunk.
-            number = (number / CHUNK as u32 + 1) * CHUNK as u32;
-            continue;
-        }
-        if is_recorded(fd) {
-            return Some(fd);
-        }
-        number += 1;
+    match is_protected() {
+        true => recorded(first, last).find(|&fd| is_recorded(fd)),
+        false => None,
     }
-    None
 }
 
-/// Moves the own fd with this number to another one, so that the program may have the number. The file
-/// stays open under it until it is replaced.
+/// The numbers from `first` to `last` that have an entry.
+fn recorded(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
+    let lowest = LOWEST.load(Ordering::Relaxed).cast_unsigned();
+    let last = last.min((CHUNK * CHUNKS) as u32 - 1);
+    let mut next = first.max(lowest);
+    std::iter::from_fn(move || {
+        while next <= last {
+            let number = next.cast_signed();
+            if place(number).is_none() {
+                // Nothing in the whole chunk.
+                next = (next / CHUNK as u32 + 1) * CHUNK as u32;
+                continue;
+            }
+            next += 1;
+            if entry_at(number).is_some() {
+                return Some(number);
+            }
+        }
+        None
+    })
+}
+
+/// Has `replace` put another file under `number`. If the number is an own fd's, that fd moves to another
+/// number before. The caller [holds](hold_numbers) the numbers.
 ///
 /// # Errors
-/// `EBUSY`: there is no other number for it.
+/// Those of `replace`. `EBUSY`: there is no other number for the own fd, or it is just being closed.
 #[doc(hidden)]
-pub fn move_away(number: RawFd) -> Result<(), Errno> {
-    let Some(entry) = entry_at(number) else {
-        return Ok(());
-    };
-    let moved = kernel::duplicate_high(number).map_err(|_| Errno::BUSY)?;
-    if !record(moved, entry) {
-        kernel::close(moved);
-        return Err(Errno::BUSY);
+pub fn replace<R>(number: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
+    for turns in 0..MOST_TURNS {
+        let Some(entry) = entry_at(number) else {
+            return replace();
+        };
+        let state = entry.state.load(Ordering::SeqCst);
+        if number_in(state) == number && entry.kind() != BRIEF {
+            match duplicate_for(entry, number) {
+                Ok(moved) if entry.change(state, moved).is_ok() => {
+                    return replace_moved(number, entry, replace);
+                }
+                // It was closed, or moved, meanwhile.
+                Ok(moved) => {
+                    kernel::close(moved);
+                    forget(moved, entry);
+                }
+                Err(_) if entry.state.load(Ordering::SeqCst) == state => return Err(Errno::BUSY),
+                Err(_) => {}
+            }
+        }
+        // Another thread is in the midst of closing or replacing it.
+        wait_a_turn(turns);
     }
-    let changed = entry
-        .number
-        .compare_exchange(number, moved, Ordering::AcqRel, Ordering::Relaxed);
-    if changed.is_err() {
-        // It was closed, or moved, meanwhile.
-        kernel::close(moved);
-        forget(moved, entry);
+    Err(Errno::BUSY)
+}
+
+/// Another number for the own fd `number`.
+fn duplicate_for(entry: &'static Entry, number: RawFd) -> Result<RawFd, Errno> {
+    let moved = kernel::duplicate_high(number)?;
+    match record(moved, entry) {
+        true => Ok(moved),
+        false => {
+            kernel::close(moved);
+            Err(Errno::MFILE)
+        }
+    }
+}
+
+/// The own fd of `entry` has another number by now. Calls of the program on the old one wait until it is
+/// forgotten here.
+fn replace_moved<R>(
+    number: RawFd,
+    entry: &'static Entry,
+    replace: impl FnOnce() -> Result<R, Errno>,
+) -> Result<R, Errno> {
+    if let Some(seal) = entry.seal().filter(|_| entry.kind() == SEAL) {
+        seal.follow_from(number);
+    }
+    let replaced = replace();
+    if replaced.is_err() {
+        kernel::close(number);
     }
     forget(number, entry);
-    Ok(())
+    replaced
+}
+
+/// Closes the own fds that this process, which was just forked, has from its parent, but for those that it
+/// goes on to use. What belongs to them has lost its number then.
+///
+/// To be called before anything else of the library is, and by the only thread. Async-signal-safe.
+pub(super) fn close_inherited() {
+    // A set is known by its seal, so the seals come last.
+    for kind in [SET, SEAL] {
+        for number in recorded(0, u32::MAX) {
+            let Some(entry) = entry_at(number) else {
+                continue;
+            };
+            if entry.number() != number {
+                // A thread was in the midst of closing or moving it.
+                forget(number, entry);
+            } else if entry.kind() == kind && !entry.is_needed_in_children() {
+                entry.close_in_child(number);
+            }
+        }
+    }
+    SEALS.store(ptr::null_mut(), Ordering::Release);
+    IS_HELD.store(false, Ordering::Release);
+}
+
+impl Entry {
+    /// Whether it is a seal of a set that a child goes on to use.
+    fn is_needed_in_children(&self) -> bool {
+        let seal = self.seal.load(Ordering::Relaxed);
+        let needs_seal =
+            |entry: &Entry| entry.kind() == KEPT && entry.seal.load(Ordering::Relaxed) == seal;
+        self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
+    }
+
+    fn close_in_child(&'static self, number: RawFd) {
+        let Some(seal) = self.seal() else { return };
+        let is_own = || match self.kind() {
+            SEAL => seal.socket.is(number),
+            _ => seal.is_intact() && has_member(number, seal.number()),
+        };
+        if is_protected() || is_own() {
+            kernel::close(number);
+        }
+        self.take_if(|known| known == number);
+        forget(number, self);
+    }
+}
+
+/// Whether the set `set` has the file `number` as a member. Changes nothing in a set of the library's.
+fn has_member(set: RawFd, number: RawFd) -> bool {
+    // Asks for no events: the seal and wake fds never have an error or hang up.
+    match kernel::epoll_ctl_by_number(set, Op::Add, number, &Event::default()) {
+        Err(errno) => errno == Errno::EXIST,
+        Ok(()) => {
+            let _ = kernel::epoll_ctl_by_number(set, Op::Del, number, &Event::default());
+            false
+        }
+    }
 }
 
 /// The lowest number to ask the kernel for, and lower ones to try if all above it are taken.
@@ -246,13 +511,11 @@ pub(crate) struct OwnFd {
     is_lost: AtomicBool,
     /// When it was last found to be there, in milliseconds.
     checked: AtomicU32,
-    /// A wake was sent since the last [`quiet`](OwnFd::quiet).
-    is_rung: AtomicBool,
 }
 
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.number.load(Ordering::Relaxed).fmt(f)
+        self.number().fmt(f)
     }
 }
 
@@ -261,11 +524,8 @@ impl std::fmt::Debug for Entry {
 enum Proof {
     /// It is closed by the very call that opened it.
     Brief,
-    /// A kernel set that has the seal in it, under this number of the seal's.
-    Sealed {
-        seal: AtomicPtr<Seal>,
-        under: AtomicI32,
-    },
+    /// A kernel set that has the seal of its entry in it.
+    Sealed,
     /// Another number of a seal.
     Seal(&'static Seal),
     /// A member of this sealed set.
@@ -275,7 +535,7 @@ enum Proof {
 impl AsRawFd for OwnFd {
     #[inline]
     fn as_raw_fd(&self) -> RawFd {
-        self.entry.number.load(Ordering::Acquire)
+        self.entry.number()
     }
 }
 
@@ -293,12 +553,8 @@ impl OwnFd {
     /// `EMFILE`: it is too high a number.
     pub(super) fn brief(number: RawFd) -> Result<Self, Errno> {
         let unused = UNUSED.try_lock().ok().and_then(|mut unused| unused.pop());
-        let entry = unused.unwrap_or_else(|| {
-            Box::leak(Box::new(Entry {
-                number: AtomicI32::new(NONE),
-            }))
-        });
-        entry.number.store(number, Ordering::Release);
+        let entry = unused.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
+        entry.begin(number);
         if !record(number, entry) {
             kernel::close(number);
             return Err(Errno::MFILE);
@@ -308,7 +564,6 @@ impl OwnFd {
             proof: Proof::Brief,
             is_lost: AtomicBool::new(false),
             checked: AtomicU32::new(now()),
-            is_rung: AtomicBool::new(false),
         })
     }
 
@@ -318,33 +573,52 @@ impl OwnFd {
     /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd for the seal, or no memory.
     pub(super) fn sealed(set: OwnFd) -> Result<Self, Errno> {
         let mut set = set;
+        set.proof = Proof::Sealed;
+        let entry = set.entry;
+        entry.kind.store(SET, Ordering::Release);
         // A program that closes the seal again and again meets an error at last.
+        let mut error = Errno::MFILE;
         for _ in 0..3 {
-            let seal = Seal::take()?;
-            let under = seal.number();
-            match kernel::epoll_ctl(&set, Op::Add, under, &Event::default()) {
-                // An adopted set that was given up keeps the seal.
-                Ok(()) | Err(Errno::EXIST) => {
-                    set.proof = Proof::Sealed {
-                        seal: AtomicPtr::new(ptr::from_ref(seal).cast_mut()),
-                        under: AtomicI32::new(under),
-                    };
-                    return Ok(set);
-                }
+            let seal = match Seal::take() {
+                Ok(seal) => seal,
                 Err(errno) => {
+                    error = errno;
+                    break;
+                }
+            };
+            // Published, now look: a thread that moves the seal looks for sets after it has changed the number.
+            entry
+                .seal
+                .store(ptr::from_ref(seal).cast_mut(), Ordering::SeqCst);
+            let under = seal.number();
+            entry.under.store(under, Ordering::SeqCst);
+            let added = kernel::epoll_ctl(&set, Op::Add, under, &Event::default());
+            if is_protected() && seal.number() != under {
+                // The seal was moved meanwhile, and `under` may mean a file of the program's.
+                let _ = kernel::epoll_ctl(&set, Op::Del, under, &Event::default());
+                set.change_seal(&Event::default());
+                return Ok(set);
+            }
+            match added {
+                // An adopted set that was given up keeps the seal.
+                Ok(()) | Err(Errno::EXIST) => return Ok(set),
+                Err(errno) => {
+                    entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
                     seal.leave();
-                    if !matches!(errno, Errno::BADF | Errno::PERM) {
-                        return Err(errno);
-                    }
                     seal.give_up();
+                    error = errno;
                 }
             }
+            if !matches!(error, Errno::BADF | Errno::PERM) {
+                break;
+            }
         }
-        Err(Errno::MFILE)
+        set.proof = Proof::Brief;
+        Err(error)
     }
 
     /// A file that was just opened, known from now on as a member of `set`, which asks for no events
-    /// of it.
+    /// of it. A child of a fork goes on to use both.
     ///
     /// # Errors
     /// `ENOMEM`, `ENOSPC`: from the kernel.
@@ -352,7 +626,17 @@ impl OwnFd {
         let mut file = file;
         kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &Event::default())?;
         file.proof = Proof::MemberOf(Arc::clone(set));
+        file.entry.kind.store(KEPT, Ordering::Release);
+        set.entry.kind.store(KEPT, Ordering::Release);
         Ok(file)
+    }
+
+    /// Closes the set that the file is a member of, too.
+    pub(super) fn close_with_set(&self) {
+        self.close();
+        if let Proof::MemberOf(set) = &self.proof {
+            set.close();
+        }
     }
 
     /// Another number of the seal: a file that is never readable.
@@ -364,8 +648,8 @@ impl OwnFd {
             let seal = Seal::take()?;
             // The number is of no set.
             seal.leave();
-            let mut fd = OwnFd::brief(kernel::duplicate_high(seal.number())?)?;
-            if kernel::socket_cookie(fd.as_raw_fd()) == Some(seal.cookie) {
+            let mut fd = kernel::duplicate(seal.number())?;
+            if seal.socket.is(fd.as_raw_fd()) {
                 fd.proof = Proof::Seal(seal);
                 return Ok(fd);
             }
@@ -381,12 +665,14 @@ impl OwnFd {
             Proof::Brief => true,
             _ if !self.has_number() => false,
             _ if is_protected() => !self.is_lost.load(Ordering::Relaxed),
-            Proof::Sealed { .. } => {
+            Proof::Sealed => {
                 let seal = self.seal();
                 seal.is_some_and(Seal::is_intact) && self.has_seal()
             }
-            Proof::Seal(seal) => kernel::socket_cookie(self.as_raw_fd()) == Some(seal.cookie),
-            Proof::MemberOf(set) => set.is_intact() && set.has_member(self.as_raw_fd()),
+            Proof::Seal(seal) => seal.socket.is(self.as_raw_fd()),
+            Proof::MemberOf(set) => {
+                set.is_intact() && has_member(set.as_raw_fd(), self.as_raw_fd())
+            }
         };
         match is_intact {
             true => self.checked.store(now(), Ordering::Relaxed),
@@ -417,9 +703,17 @@ impl OwnFd {
         is_lost
     }
 
+    /// Returns whether the fd had the number `before` and has another one now, so that a call which has
+    /// failed is to be made again.
+    #[cold]
+    pub(super) fn has_moved_from(&self, before: RawFd) -> bool {
+        let number = self.as_raw_fd();
+        is_protected() && number != before && number != NONE
+    }
+
     fn has_seal(&self) -> bool {
         self.seal()
-            .is_some_and(|seal| self.has_member(seal.number()))
+            .is_some_and(|seal| has_member(self.as_raw_fd(), seal.number()))
     }
 
     /// Whether the number has not come to be that of another own fd, after the program closed it.
@@ -430,30 +724,15 @@ impl OwnFd {
 
     fn seal(&self) -> Option<&'static Seal> {
         match &self.proof {
-            // SAFETY: seals are never freed.
-            Proof::Sealed { seal, .. } => unsafe { seal.load(Ordering::Acquire).as_ref() },
+            Proof::Sealed => self.entry.seal(),
             _ => None,
         }
     }
 
-    /// The number under which the seal is a member, for whoever lists members.
+    /// The number under which the seal is a member, for callers that list members.
     pub(super) fn number_of_seal(&self) -> Option<RawFd> {
-        match &self.proof {
-            Proof::Sealed { under, .. } => Some(under.load(Ordering::Relaxed)),
-            _ => None,
-        }
-    }
-
-    /// Whether the set has the file `number` as a member. Changes nothing in a set of the library's.
-    fn has_member(&self, number: RawFd) -> bool {
-        // Asks for no events: the seal and wake fds never have an error or hang up.
-        match kernel::epoll_ctl(self, Op::Add, number, &Event::default()) {
-            Err(errno) => errno == Errno::EXIST,
-            Ok(()) => {
-                let _ = kernel::epoll_ctl(self, Op::Del, number, &Event::default());
-                false
-            }
-        }
+        self.seal()
+            .map(|_| self.entry.under.load(Ordering::Relaxed))
     }
 
     /// Wakes one thread that sleeps in the set, with an event that carries `data`; an edge for those
@@ -461,89 +740,104 @@ impl OwnFd {
     pub(crate) fn ring(&self, data: u64) -> bool {
         // Before, so that a thread that finds the set readable knows why; after, since such a thread
         // may have taken it back.
-        self.is_rung.store(true, Ordering::SeqCst);
+        self.entry.is_rung.store(true, Ordering::SeqCst);
         let is_done = self.change_seal(&Event::new(Events::OUT | Events::ET, data));
-        self.is_rung.store(true, Ordering::SeqCst);
+        self.entry.is_rung.store(true, Ordering::SeqCst);
         is_done
     }
 
     /// Takes back a wake that nobody has heard. Returns false, and does nothing, if the set was lost.
     pub(crate) fn quiet(&self, data: u64) -> bool {
-        self.is_rung.store(false, Ordering::SeqCst);
+        self.entry.is_rung.store(false, Ordering::SeqCst);
         self.change_seal(&Event::new(Events::empty(), data))
     }
 
     /// Whether a wake was sent since the last [`quiet`](Self::quiet).
     pub(crate) fn is_rung(&self) -> bool {
-        self.is_rung.load(Ordering::SeqCst)
+        self.entry.is_rung.load(Ordering::SeqCst)
     }
 
     fn change_seal(&self, interest: &Event) -> bool {
-        let Proof::Sealed { under, .. } = &self.proof else {
-            return false;
-        };
-        loop {
-            let Some(seal) = self.seal() else {
-                return false;
-            };
-            let (set, member) = (self.as_raw_fd(), under.load(Ordering::Acquire));
-            if !(is_protected() || self.has_number() && seal.is_intact()) {
+        let entry = self.entry;
+        entry.data.store(interest.data(), Ordering::SeqCst);
+        while let Some(seal) = self.seal() {
+            let set = self.as_raw_fd();
+            let under = entry.under.load(Ordering::SeqCst);
+            let number = seal.number();
+            if !(is_protected() || self.has_number() && seal.socket.is(number)) {
                 break;
             }
-            if kernel::epoll_ctl_by_number(set, Op::Mod, member, interest).is_ok() {
+            // Only protected numbers move. Under its old one the seal cannot be named any more.
+            let op = match number == under {
+                true => Op::Mod,
+                false => Op::Add,
+            };
+            let changed = kernel::epoll_ctl_by_number(set, op, number, interest);
+            if op == Op::Add && matches!(changed, Ok(()) | Err(Errno::EXIST)) {
+                entry.under.store(number, Ordering::SeqCst);
+            }
+            if changed.is_ok() {
                 if !is_protected() {
                     self.checked.store(now(), Ordering::Relaxed);
                 }
                 return true;
             }
-            if self.as_raw_fd() != set {
-                continue;
-            }
-            // Only protected numbers move.
-            let moved = seal.number();
-            if !is_protected() || moved == member {
+            let now = (self.as_raw_fd(), entry.under.load(Ordering::SeqCst));
+            if now == (set, under) && seal.number() == number {
                 break;
-            }
-            match kernel::epoll_ctl_by_number(set, Op::Add, moved, interest) {
-                Ok(()) | Err(Errno::EXIST) => under.store(moved, Ordering::Release),
-                Err(_) if self.as_raw_fd() != set => {}
-                Err(_) => break,
             }
         }
         self.is_lost.store(true, Ordering::Relaxed);
         false
+    }
+
+    /// Closes the file, if the number still stands for it. Uses that come later find it lost.
+    pub(super) fn close(&self) {
+        let is_intact = self.is_intact();
+        if let Some(seal) = self.seal() {
+            self.entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
+            seal.leave();
+        }
+        // A thread that moves the fd at this moment closes its own number, as the state has changed. One that
+        // replaces the file waits until the number is forgotten.
+        let number = self.entry.take_if(|_| true);
+        if is_intact && let Some(number) = number {
+            kernel::close(number);
+        }
+        if let Some(number) = number {
+            forget(number, self.entry);
+        }
     }
 }
 
 impl OwnFd {
     /// Puts the file of `anew` in the place of this one, which was lost. Both are sealed sets.
     pub(super) fn replace_lost(&self, anew: OwnFd) {
-        let (
-            Proof::Sealed { seal, under },
-            Proof::Sealed {
-                seal: new_seal,
-                under: new_under,
-            },
-        ) = (&self.proof, &anew.proof)
-        else {
+        let (Proof::Sealed, Proof::Sealed) = (&self.proof, &anew.proof) else {
             return;
         };
-        let lost = self.as_raw_fd();
-        let number = anew.as_raw_fd();
-        let old_seal = seal.swap(new_seal.load(Ordering::Relaxed), Ordering::AcqRel);
-        // SAFETY: seals are never freed.
-        if let Some(old_seal) = unsafe { old_seal.as_ref() } {
+        let (old, new) = (self.entry, anew.entry);
+        let lost = old.number();
+        let number = new.number();
+        let old_seal = old.seal();
+        old.seal
+            .store(new.seal.load(Ordering::SeqCst), Ordering::SeqCst);
+        if let Some(old_seal) = old_seal {
             old_seal.leave();
         }
-        under.store(new_under.load(Ordering::Relaxed), Ordering::Release);
-        record(number, self.entry);
-        self.entry.number.store(number, Ordering::Release);
-        forget(lost, self.entry);
+        old.under
+            .store(new.under.load(Ordering::SeqCst), Ordering::SeqCst);
+        record(number, old);
+        let mut state = old.state.load(Ordering::SeqCst);
+        while let Err(now) = old.change(state, number) {
+            state = now;
+        }
+        forget(lost, old);
         self.checked.store(now(), Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Release);
         // The number is this one's now.
-        anew.entry.number.store(NONE, Ordering::Relaxed);
-        give_back(anew.entry);
+        new.take_if(|_| true);
+        give_back(new);
         std::mem::forget(anew);
     }
 }
@@ -557,16 +851,7 @@ fn give_back(entry: &'static Entry) {
 
 impl Drop for OwnFd {
     fn drop(&mut self) {
-        let is_intact = self.is_intact();
-        if let Some(seal) = self.seal() {
-            seal.leave();
-        }
-        let number = self.as_raw_fd();
-        if is_intact {
-            kernel::close(number);
-        }
-        forget(number, self.entry);
-        self.entry.number.store(NONE, Ordering::Relaxed);
+        self.close();
         give_back(self.entry);
     }
 }
@@ -594,7 +879,7 @@ impl AsFd for AlwaysWritable {
 #[derive(Debug)]
 struct Seal {
     entry: &'static Entry,
-    cookie: u64,
+    socket: kernel::Socket,
     /// How many sets it is in, at most [`SETS_OF_A_SEAL`].
     sets: AtomicU32,
     /// The process that made it: a child makes its own.
@@ -636,16 +921,20 @@ impl Seal {
 
     /// Makes one that is in one set.
     fn make() -> Result<&'static Self, Errno> {
+        // A child closes what it inherits.
+        generation::watch_forks()?;
         let fd = kernel::idle_socket()?;
-        let cookie = kernel::socket_cookie(fd.as_raw_fd()).ok_or(Errno::NOMEM)?;
+        let socket = kernel::Socket::of(fd.as_raw_fd()).ok_or(Errno::NOMEM)?;
         let made = Box::into_raw(Box::new(Seal {
             entry: fd.entry,
-            cookie,
+            socket,
             sets: AtomicU32::new(1),
             generation: generation::current(),
             is_lost: AtomicBool::new(false),
             next: None,
         }));
+        fd.entry.seal.store(made, Ordering::SeqCst);
+        fd.entry.kind.store(SEAL, Ordering::Release);
         // It stays open.
         std::mem::forget(fd);
         let mut newest = SEALS.load(Ordering::Acquire);
@@ -678,12 +967,34 @@ impl Seal {
     }
 
     fn number(&self) -> RawFd {
-        self.entry.number.load(Ordering::Acquire)
+        self.entry.number()
     }
 
     fn is_intact(&self) -> bool {
         let number = self.number();
-        number >= 0 && (is_protected() || kernel::socket_cookie(number) == Some(self.cookie))
+        number >= 0 && (is_protected() || self.socket.is(number))
+    }
+
+    /// Has the sets that the seal is in know it by its new number alone, as long as the old one, `old`,
+    /// can be named: later, a wake that is under way would keep a set readable for ever.
+    fn follow_from(&'static self, old: RawFd) {
+        let number = self.number();
+        let is_in = |entry: &&Entry| {
+            entry.kind() != SEAL && ptr::eq(entry.seal.load(Ordering::SeqCst), self)
+        };
+        for entry in recorded(0, u32::MAX).filter_map(entry_at).filter(is_in) {
+            let set = entry.number();
+            let _ = kernel::epoll_ctl_by_number(set, Op::Del, old, &Event::default());
+            let events = match entry.is_rung.load(Ordering::SeqCst) {
+                // The wake may not have been heard.
+                true => Events::OUT | Events::ET,
+                false => Events::empty(),
+            };
+            let interest = Event::new(events, entry.data.load(Ordering::SeqCst));
+            // Another thread that wakes or quiets the set may have been faster.
+            let _ = kernel::epoll_ctl_by_number(set, Op::Add, number, &interest);
+            entry.under.store(number, Ordering::SeqCst);
+        }
     }
 
     /// No set is sealed by it any more, if it is lost.

@@ -77,6 +77,9 @@ pub(crate) struct SharedCounter {
     /// comes. One of an earlier generation is the parent's: it leads to the parent's threads, so it
     /// is left alone and never freed.
     queue: AtomicPtr<OwnQueue>,
+    /// Made by [`EventFd::reopened`]: the counter that it was made of keeps the share, too, and is never
+    /// dropped in this process.
+    is_reopened: bool,
 }
 
 struct OwnQueue {
@@ -164,7 +167,8 @@ impl EventFd {
     #[must_use]
     pub fn reopened(&self) -> Option<EventFd> {
         let counter = self.shared_counter()?;
-        let counter = SharedCounter::of_share(Arc::clone(&counter.share));
+        let mut counter = SharedCounter::of_share(Arc::clone(&counter.share));
+        counter.is_reopened = true;
         Some(Self::with_shared_count(Box::new(counter), self.flags()))
     }
 
@@ -206,6 +210,7 @@ impl SharedCounter {
         SharedCounter {
             share,
             queue: AtomicPtr::new(ptr::null_mut()),
+            is_reopened: false,
         }
     }
 
@@ -319,6 +324,10 @@ impl Drop for SharedCounter {
         if self.own_queue().is_some() {
             // SAFETY: from `Box::into_raw`; who borrows the queue borrows `self`.
             drop(unsafe { Box::from_raw(*self.queue.get_mut()) });
+        }
+        if self.is_reopened {
+            self.share.inward.close();
+            self.share.outward.close_with_set();
         }
     }
 }

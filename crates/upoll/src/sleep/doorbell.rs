@@ -11,8 +11,8 @@
 //! thread makes another wake fd when it next checks.
 //!
 //! # Fork
-//! A child has the parent's wake fds open and must neither use them nor be woken by them. Each knows the
-//! generation it was made in; `fork` begins a new one in the child.
+//! A child must neither use its parent's wake fds nor be woken by them, and after `fork(2)` it has closed
+//! its copies. Each knows the generation it was made in; `fork` begins a new one in the child.
 
 use alloc::sync::Arc;
 use core::cell::Cell;
