@@ -7,11 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::iter::{self, Peekable};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec::IntoIter;
 
-use upoll::{Errno, Event, EventFd, Op, Target};
+use upoll::{Errno, Event, EventFd, Op, SharedBox, Target};
 
 use crate::kernel::{call, check_open};
 use crate::object::Object;
@@ -307,7 +306,7 @@ struct Interest {
     /// The group of the object, by its first fd.
     group: RawFd,
     object: Object,
-    set: Arc<NumberedSet>,
+    set: SharedBox<NumberedSet>,
     /// A number of the set.
     epfd: RawFd,
     number: RawFd,
@@ -351,7 +350,7 @@ fn take_interests(held: &Held) -> Interests {
                 taken.push(Interest {
                     group,
                     object: object.clone(),
-                    set: Arc::clone(&set),
+                    set: SharedBox::clone(&set),
                     epfd,
                     number,
                     event,
@@ -366,9 +365,9 @@ fn take_interests(held: &Held) -> Interests {
 
 /// Returns all sets with user-level members, but for those that are held and cannot be looked up now. A set
 /// that comes to be later does not watch what is held.
-fn sets_beside(held: &Held) -> Vec<(RawFd, Arc<NumberedSet>)> {
+fn sets_beside(held: &Held) -> Vec<(RawFd, SharedBox<NumberedSet>)> {
     let set = |object: &Object| match object {
-        Object::Epoll(set) if !set.is_passive() => Some(Arc::clone(set)),
+        Object::Epoll(set) if !set.is_passive() => Some(SharedBox::clone(set)),
         _ => None,
     };
     table::numbers(0, u32::MAX)
@@ -395,7 +394,7 @@ impl Interest {
     /// in it. Fails if there are no fds or no memory for that.
     fn prepare(&self) -> Result<(), Errno> {
         let adopted = table::with(self.epfd, |object| match object {
-            Object::Epoll(set) if Arc::ptr_eq(set, &self.set) => set.adopt(self.epfd),
+            Object::Epoll(set) if SharedBox::ptr_eq(set, &self.set) => set.adopt(self.epfd),
             _ => Ok(()),
         });
         adopted.unwrap_or(Ok(()))

@@ -2,16 +2,16 @@
 
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, SigSet, Timeout};
+use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, SharedBox, SigSet, Timeout};
 
 use crate::kernel::{call, interruptible, number};
 use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
 use crate::signals::Section;
+use crate::slot::Entry;
 use crate::{change, memory, table, wall_clock};
 
 /// `epoll_create(2)`.
@@ -32,21 +32,28 @@ pub fn epoll_create(size: i32) -> Result<RawFd, Errno> {
 pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     let flags = CreateFlags::from_bits_retain(flags.cast_unsigned());
-    let set = Epoll::create(flags)?;
     let of_the_kernel = flags - CreateFlags::ROTATE;
     let rotates = flags.contains(CreateFlags::ROTATE);
+    let entry = Epoll::create(flags)
+        .and_then(|set| SharedBox::new(NumberedSet::new(set, rotates)))
+        .and_then(|set| Entry::new(Object::Epoll(set)));
+    let entry = match entry {
+        Ok(entry) => Some(entry),
+        // Without memory the set is the kernel's. The kernel has none that rotates.
+        Err(Errno::NOMEM) if !rotates => None,
+        Err(errno) => return Err(errno),
+    };
     let change = match rotates {
         true => Some(change::Change::begin()),
         false => change::Change::try_begin(),
     };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;
-    if change.is_none() || !rotates && !table::has_room(fd) {
-        // The child of a fork is to have it, too.
-        return Ok(fd);
+    match entry.filter(|_| change.is_some() && (rotates || table::has_room(fd))) {
+        Some(entry) => table::install(fd, entry),
+        // While a fork is under way the child is to have it, too.
+        None => Ok(fd),
     }
-    let set = NumberedSet::new(set, rotates);
-    table::install(fd, Object::Epoll(Arc::new(set)))
 }
 
 /// Has the set that `epfd` stands for be served here from now on. Without this it is so from its
@@ -593,7 +600,7 @@ unsafe fn wait_passively(
 /// How far a wait gets without sleeping.
 enum Look {
     Done(Result<usize, Errno>),
-    Sleep(Arc<NumberedSet>),
+    Sleep(SharedBox<NumberedSet>),
 }
 
 /// Waits in a set of ours. None if the number stands for nothing of ours.
@@ -636,7 +643,7 @@ unsafe fn wait_actively(
                 return Look::Done(set.as_epoll().harvest(events));
             }
         }
-        Look::Sleep(Arc::clone(set))
+        Look::Sleep(SharedBox::clone(set))
     });
     let set = match look {
         None => return Ok(None),

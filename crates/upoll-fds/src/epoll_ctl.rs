@@ -124,11 +124,15 @@ fn ctl_without_descriptors(
     fd: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
-    let lacks_something = matches!(errno.raw(), libc::EMFILE | libc::ENFILE | libc::ENOMEM);
-    if lacks_something && demote_unwatched(fd).is_ok() {
+    if lacks_something(errno) && demote_unwatched(fd).is_ok() {
         return ctl(epfd, op, fd, interest);
     }
     Err(errno)
+}
+
+/// Returns whether a call has failed for want of fds or of memory.
+fn lacks_something(errno: Errno) -> bool {
+    matches!(errno.raw(), libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
 /// A change of a set that is the kernel's.
@@ -204,7 +208,14 @@ fn ctl_kernel(
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    set.adopt(epfd)?;
+    match set.adopt(epfd) {
+        // The set has no such member, or the kernel set behind it would have been adopted with it. That one
+        // returns what is wrong.
+        Err(errno) if op != Op::Add && lacks_something(errno) => {
+            return pass_on_ctl(epfd, op as i32, fd, interest);
+        }
+        adopted => adopted?,
+    }
     // SAFETY: a number that is not open gives an error of the kernel's; it is not closed here.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     set.as_epoll().ctl(op, Target::Kernel(fd), interest.event())

@@ -7,6 +7,7 @@ use upoll::{Errno, EventFd, EventFdFlags};
 use crate::kernel::{self, call, number};
 use crate::object::Object;
 use crate::signals::Section;
+use crate::slot::Entry;
 use crate::{change, io, memory, table};
 
 /// `_IOW('J', 0, __u64)`: what writes keep the count below.
@@ -20,12 +21,18 @@ pub const EFD_IOC_GET_MAXIMUM: u32 = 0x8008_4a01;
 /// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
 pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
     let _section = Section::begin();
-    let object = EventFd::with_flags(
+    let counter = EventFd::with_flags(
         initial,
         EventFdFlags::from_bits_retain(flags.cast_unsigned()),
-    )?;
+    );
+    let entry = counter.and_then(|counter| Entry::new(Object::EventFd(counter)));
     // SAFETY: no pointers are involved.
     let by_the_kernel = || number(unsafe { call!(eventfd2, initial, flags) });
+    let entry = match entry {
+        // The kernel may have some.
+        Err(Errno::NOMEM) => return by_the_kernel(),
+        entry => entry?,
+    };
     let Some(_change) = change::Change::try_begin() else {
         // The child of a fork is to have it, too.
         return by_the_kernel();
@@ -36,7 +43,7 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
         kernel::close(fd)?;
         return by_the_kernel();
     }
-    table::install(fd, Object::EventFd(object))
+    table::install(fd, entry)
 }
 
 /// `eventfd_read(3)`.

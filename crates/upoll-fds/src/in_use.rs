@@ -98,9 +98,11 @@ pub(crate) use self::kernel::prepare;
 /// What the protocol needs of the kernel and the C library.
 #[cfg(not(loom))]
 mod kernel {
+    use std::cell::UnsafeCell;
     use std::ffi::c_void;
+    use std::mem::MaybeUninit;
     use std::ptr;
-    use std::sync::atomic::{AtomicU8, AtomicU32};
+    use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
 
     use super::{AtomicPtr, MINE, Mine, Ordering, Record, compiler_fence, fence, records};
     use crate::kernel::call;
@@ -214,7 +216,18 @@ mod kernel {
         let mut next = NEXT.load(Ordering::Relaxed);
         loop {
             let is_used_up = next.addr().is_multiple_of(PAGE);
-            let place = if is_used_up { new_page() } else { next };
+            let place = match is_used_up {
+                true => new_page(),
+                false => Some(next),
+            };
+            let Some(place) = place else {
+                let place = place_of_reserve();
+                // SAFETY: the place is this call's alone, and never freed.
+                return unsafe {
+                    place.write(Record::taken());
+                    &*place
+                };
+            };
             let after = place.wrapping_add(1);
             match NEXT.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
@@ -233,12 +246,30 @@ mod kernel {
         }
     }
 
-    fn new_page() -> *mut Record {
+    /// Places of records for threads that find no memory for a page.
+    struct Reserve(UnsafeCell<[MaybeUninit<Record>; RESERVED]>);
+
+    // SAFETY: each place is given to one thread, by the count of those that were given out.
+    unsafe impl Sync for Reserve {}
+
+    const RESERVED: usize = 64;
+    static RESERVE: Reserve = Reserve(UnsafeCell::new([const { MaybeUninit::uninit() }; RESERVED]));
+
+    /// # Panics
+    /// The reserve is used up: there has been no memory for the records of as many threads.
+    fn place_of_reserve() -> *mut Record {
+        static GIVEN: AtomicUsize = AtomicUsize::new(0);
+        let at = GIVEN.fetch_add(1, Ordering::Relaxed);
+        assert!(at < RESERVED, "there is memory for a page of records");
+        RESERVE.0.get().cast::<Record>().wrapping_add(at)
+    }
+
+    fn new_page() -> Option<*mut Record> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: new memory, in nobody's way.
         let page = unsafe { call!(mmap, 0, PAGE, access, kind, usize::MAX, 0) };
-        ptr::with_exposed_provenance_mut(page.expect("there is memory for a page"))
+        page.ok().map(ptr::with_exposed_provenance_mut)
     }
 }
 

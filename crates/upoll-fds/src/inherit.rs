@@ -16,17 +16,17 @@
 //! - Members that the child does not have are not in it: an embedder's objects.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Arc;
 
-use upoll::{CreateFlags, Epoll, Errno, Event, Op};
+use upoll::{CreateFlags, Epoll, Errno, Event, Op, SharedBox};
 
 use crate::kernel::{self, call, number};
 use crate::object::Object;
 use crate::set::NumberedSet;
 use crate::signals::HeldBack;
+use crate::slot::Entry;
 use crate::{epoll_ctl, table};
 
 /// The sets that a child is to have.
@@ -57,8 +57,8 @@ impl Inheritance {
                 continue;
             };
             match places.entry(object.as_file_ref(0).address()) {
-                Entry::Occupied(known) => members[*known.get()].numbers.push(fd),
-                Entry::Vacant(new) => {
+                hash_map::Entry::Occupied(known) => members[*known.get()].numbers.push(fd),
+                hash_map::Entry::Vacant(new) => {
                     new.insert(members.len());
                     members.push(Member {
                         object,
@@ -69,7 +69,7 @@ impl Inheritance {
         }
         let bequests = members.iter().filter_map(|member| match &member.object {
             Object::Epoll(set) => Some(Bequest {
-                of: Arc::as_ptr(set),
+                of: SharedBox::as_ptr(set),
                 numbers: member.numbers.clone(),
                 rotates: set.rotates(),
                 interests: interests(set.as_epoll(), &members, &places),
@@ -129,17 +129,19 @@ impl Bequest {
             false => CreateFlags::empty(),
         };
         let set = Epoll::create(flags)?;
-        let set = Object::Epoll(Arc::new(NumberedSet::new(set, self.rotates)));
+        let set = Object::Epoll(SharedBox::new(NumberedSet::new(set, self.rotates))?);
         // SAFETY: no pointers are involved.
         let behind = number(unsafe { call!(epoll_create1, libc::EPOLL_CLOEXEC) })?;
-        for &fd in numbers {
+        let taken = numbers.iter().try_for_each(|&fd| {
+            let entry = Entry::new(set.clone())?;
             kernel::replace(fd, behind);
             // What it stood for is the parent's; a call that was interrupted may use it still.
-            table::set_alone(fd, Some(set.clone()));
-        }
+            table::set_alone(fd, Some(entry));
+            Ok(())
+        });
         // It is ours alone.
         let _ = kernel::close(behind);
-        Ok(())
+        taken
     }
 }
 
@@ -162,13 +164,14 @@ pub(crate) fn reopen_shared() -> Vec<RawFd> {
             continue;
         };
         let new = match reopened.entry(counter.as_file_ref().address()) {
-            Entry::Occupied(known) => Object::clone(known.get()),
-            Entry::Vacant(place) => match counter.reopened() {
+            hash_map::Entry::Occupied(known) => Object::clone(known.get()),
+            hash_map::Entry::Vacant(place) => match counter.reopened() {
                 Some(new) => place.insert(Object::EventFd(new)).clone(),
                 None => continue,
             },
         };
-        table::set_alone(fd, Some(new));
+        let Ok(entry) = Entry::new(new) else { continue };
+        table::set_alone(fd, Some(entry));
         numbers.push(fd);
     }
     numbers

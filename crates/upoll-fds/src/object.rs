@@ -1,11 +1,10 @@
 //! What a number can stand for.
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
 use upoll::{
-    Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter, SocketFlags,
-    StreamSocket,
+    Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter, SharedBox,
+    SocketFlags, StreamSocket,
 };
 
 use crate::kernel::{call, number};
@@ -14,7 +13,7 @@ use crate::set::NumberedSet;
 /// A user-level object with a number. A clone is another reference to the same open file.
 #[derive(Clone, Debug)]
 pub(crate) enum Object {
-    Epoll(Arc<NumberedSet>),
+    Epoll(SharedBox<NumberedSet>),
     EventFd(EventFd),
     PipeReader(PipeReader),
     PipeWriter(PipeWriter),

@@ -7,6 +7,7 @@ use upoll::{Errno, File, Pollable};
 
 use crate::kernel::{call, number};
 use crate::object::Object;
+use crate::slot::Entry;
 use crate::{change, table};
 
 /// Gives an open file a number that `epoll_ctl`, `poll` and `select` of this crate accept.
@@ -19,9 +20,10 @@ use crate::{change, table};
 pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let flags = if cloexec { libc::EFD_CLOEXEC } else { 0 };
     let _change = change::Change::begin();
+    let entry = Entry::new(Object::Own(file.erase()))?;
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
-    table::install(fd, Object::Own(file.erase()))
+    table::install(fd, entry)
 }
 
 /// Has `call` use the object of type `T` that a number stands for. It must not block.

@@ -7,6 +7,7 @@ use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::signals::Section;
+use crate::slot::Entry;
 use crate::{change, memory, table};
 
 /// `pipe(2)`.
@@ -35,12 +36,13 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let change = change::Change::try_begin();
     // SAFETY: there is room for two numbers.
     unsafe { call!(pipe2, numbers.as_mut_ptr(), flags) }?;
-    let ends = match upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned())) {
-        Ok((reader, writer)) => Some([Object::PipeReader(reader), Object::PipeWriter(writer)]),
-        Err(_) => None,
-    };
-    // While a fork is under way it is the kernel's: the child is to have it, too.
-    let ends = ends.filter(|_| change.is_some());
+    let ends = upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned()));
+    let ends = ends.and_then(|(reader, writer)| {
+        let reader = Entry::new(Object::PipeReader(reader))?;
+        Ok([reader, Entry::new(Object::PipeWriter(writer))?])
+    });
+    // While a fork is under way it is the kernel's: the child is to have it, too. So it is without memory.
+    let ends = ends.ok().filter(|_| change.is_some());
     // SAFETY: the caller's contract.
     unsafe { give(fds, numbers, ends) }
 }
@@ -70,7 +72,10 @@ pub unsafe fn socketpair(
     // SAFETY: there is room for two numbers.
     unsafe { call!(socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
     let ends = upoll::socketpair(SocketFlags::from_bits_retain(flags.cast_unsigned()));
-    let ends = ends.map(|(one, other)| [Object::Socket(one), Object::Socket(other)]);
+    let ends = ends.and_then(|(one, other)| {
+        let one = Entry::new(Object::Socket(one))?;
+        Ok([one, Entry::new(Object::Socket(other))?])
+    });
     // As above.
     let ends = ends.ok().filter(|_| change.is_some());
     // SAFETY: the caller's contract.
@@ -84,7 +89,7 @@ pub unsafe fn socketpair(
 unsafe fn give(
     fds: *mut [RawFd; 2],
     numbers: [RawFd; 2],
-    objects: Option<[Object; 2]>,
+    entries: Option<[Box<Entry>; 2]>,
 ) -> Result<(), Errno> {
     let close_both = |errno| {
         for fd in numbers {
@@ -94,9 +99,9 @@ unsafe fn give(
         errno
     };
     // Without memory for the table they are the kernel's.
-    let objects = objects.filter(|_| numbers.into_iter().all(table::has_room));
-    for (fd, object) in numbers.into_iter().zip(objects.into_iter().flatten()) {
-        table::install(fd, object).map_err(close_both)?;
+    let entries = entries.filter(|_| numbers.into_iter().all(table::has_room));
+    for (fd, entry) in numbers.into_iter().zip(entries.into_iter().flatten()) {
+        table::install(fd, entry).map_err(close_both)?;
     }
     // SAFETY: the caller's contract.
     unsafe { memory::write(fds, numbers) }.map_err(close_both)

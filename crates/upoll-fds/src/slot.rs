@@ -10,6 +10,8 @@
 
 use std::ptr::{self, NonNull};
 
+use upoll::Errno;
+
 use crate::in_use::{self, Changing, InUse, Mark};
 use crate::object::Object;
 use crate::sync::{AtomicPtr, HeldBack, Ordering, Patience, Rule, broken};
@@ -22,7 +24,20 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn new(object: Object) -> *mut Entry {
+    /// Makes an entry for `object`.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn new(object: Object) -> Result<Box<Entry>, Errno> {
+        upoll::boxed(Entry {
+            object,
+            next_leaving: AtomicPtr::new(ptr::null_mut()),
+        })
+    }
+
+    /// Makes an entry for the object that goes on for another one. There is no way back from that, so
+    /// without memory the process ends.
+    fn of_successor(object: Object) -> *mut Entry {
         Box::into_raw(Box::new(Entry {
             object,
             next_leaving: AtomicPtr::new(ptr::null_mut()),
@@ -178,23 +193,23 @@ impl Slot {
         Some(result)
     }
 
-    /// Has it lead to `object`: the kernel has just given out the number. What it led to was closed
+    /// Has the slot lead to `entry`: the kernel has just given out the number. What it led to was closed
     /// behind our back, or is just being closed.
-    pub(crate) fn install(&self, object: Object) {
-        let old = self.0.swap(Entry::new(object), Ordering::SeqCst);
+    pub(crate) fn install(&self, entry: Box<Entry>) {
+        let old = self.0.swap(Box::into_raw(entry), Ordering::SeqCst);
         if is_at_rest(old) {
             in_use::release(old);
         }
     }
 
     /// Changes what the number means: in the kernel by `change`, and then, if that went well, here,
-    /// to what it gives. What it stood for is released.
+    /// to the entry that it returns. What it stood for is released.
     ///
-    /// Nothing is marked if the slot is empty and `may_fill` is not so: `change` gives no object.
+    /// Nothing is marked if the slot is empty and `may_fill` is not so: `change` returns no entry.
     pub(crate) fn change<R, E>(
         &self,
         may_fill: bool,
-        change: impl FnOnce() -> Result<(R, Option<Object>), E>,
+        change: impl FnOnce() -> Result<(R, Option<Box<Entry>>), E>,
     ) -> Result<R, E> {
         let own = 0_usize;
         let mark = mark_by(&raw const own);
@@ -217,7 +232,7 @@ impl Slot {
             }
             let (result, new) = match change() {
                 Ok((value, None)) => (Ok(value), ptr::null_mut()),
-                Ok((value, Some(object))) => (Ok(value), Entry::new(object)),
+                Ok((value, Some(entry))) => (Ok(value), Box::into_raw(entry)),
                 Err(errno) => (Err(errno), old),
             };
             let leaving = if new == old { ptr::null_mut() } else { old };
@@ -268,7 +283,7 @@ impl Slot {
 
     /// The number leads to `successor` from now on, or is the kernel's.
     pub(crate) fn give_up(&self, held: *mut Entry, successor: Option<Object>) {
-        let new = successor.map_or(ptr::null_mut(), Entry::new);
+        let new = successor.map_or(ptr::null_mut(), Entry::of_successor);
         in_use::release(self.put(mark_by(held), new));
         in_use::release(held);
     }
@@ -280,7 +295,7 @@ impl Slot {
     /// [`in_use::wait_until_all_unused`].
     #[cfg(not(loom))]
     pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry, successor: Option<Object>) {
-        let new = successor.map_or(ptr::null_mut(), Entry::new);
+        let new = successor.map_or(ptr::null_mut(), Entry::of_successor);
         in_use::release(self.put(mark_by(held), new));
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
         // contract.

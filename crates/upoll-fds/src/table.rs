@@ -235,16 +235,16 @@ pub fn prepare() -> Result<(), Errno> {
     fork::watch()
 }
 
-/// Has the number, which the kernel has just given out, stand for `object`.
+/// Has the number, which the kernel has just given out, stand for the object of `entry`.
 ///
 /// # Errors
 /// `EMFILE`: the number is beyond the table. It is closed then.
-pub(crate) fn install(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
+pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     in_use::prepare();
     HAS_ANY.store(true, Ordering::Relaxed);
-    let copy = object.clone();
-    let fd = fill(fd, object)?;
+    let copy = entry.object.clone();
+    let fd = fill(fd, entry)?;
     // Once more, for [`leave_all_to_the_kernel`] in another thread.
     fence(Ordering::SeqCst);
     HAS_ANY.store(true, Ordering::Relaxed);
@@ -261,12 +261,12 @@ pub(crate) fn has_room(fd: RawFd) -> bool {
     slot_to_fill(fd).is_some() && fork::watch().is_ok()
 }
 
-fn fill(fd: RawFd, object: Object) -> Result<RawFd, Errno> {
+fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let Some(slot) = slot_to_fill(fd).filter(|_| fork::watch().is_ok()) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };
-    slot.install(object);
+    slot.install(entry);
     Ok(fd)
 }
 
@@ -301,7 +301,11 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     loop {
         let held_back = HeldBack::begin();
         let copied = slot.kept(|object| match object {
-            Some(object) => fill(copy()?, object.clone()),
+            // First, as the copy is not to be made without it.
+            Some(object) => {
+                let entry = Entry::new(object.clone())?;
+                fill(copy()?, entry)
+            }
             None => copy(),
         });
         if let Some(copied) = copied {
@@ -342,11 +346,13 @@ pub(crate) fn replace(
     let result = loop {
         // A change waits for no other one.
         let changed = slot.change(true, || {
-            let (copied, object) = match slot_to_fill(fd) {
-                Some(from) => from.kept(|object| (copy(), object.cloned())).ok_or(None)?,
-                None => (copy(), None),
+            let copied = match slot_to_fill(fd) {
+                Some(from) => from
+                    .kept(|object| copy_with_entry(object, &copy))
+                    .ok_or(None)?,
+                None => copy().map(|copied| (copied, None)),
             };
-            Ok((copied.map_err(Some)?, object))
+            copied.map_err(Some)
         });
         match changed {
             Ok(new) => break Ok(new),
@@ -363,6 +369,16 @@ pub(crate) fn replace(
     drop(change);
     drop(section);
     result
+}
+
+/// Has `copy` copy a number that stands for `object`. Makes the entry for the copy first, as the copy is not
+/// to be made without it.
+fn copy_with_entry(
+    object: Option<&Object>,
+    copy: impl FnOnce() -> Result<RawFd, Errno>,
+) -> Result<(RawFd, Option<Box<Entry>>), Errno> {
+    let entry = object.cloned().map(Entry::new).transpose()?;
+    Ok((copy()?, entry))
 }
 
 /// Another number for a socket of the kernel's whose last close may block, to be closed when signals
@@ -573,13 +589,13 @@ pub(crate) fn alone(fd: RawFd) -> Option<&'static Object> {
     slot(fd).and_then(Slot::alone)
 }
 
-/// In the child of a fork: has a number stand for `object`, or for nothing of ours, without releasing
-/// what it stood for.
-pub(crate) fn set_alone(fd: RawFd, object: Option<Object>) {
+/// In the child of a fork: has a number stand for the object of `entry`, or for nothing of ours, without
+/// releasing what it stood for.
+pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
     if let Some(slot) = slot(fd) {
         slot.forget();
-        if let Some(object) = object {
-            slot.install(object);
+        if let Some(entry) = entry {
+            slot.install(entry);
         }
     }
 }

@@ -28,7 +28,7 @@ use loom::thread::{self, JoinHandle};
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::number::Number;
 use crate::object::Object;
-use crate::slot::Slot;
+use crate::slot::{Entry, Slot};
 use crate::sync::{Rule, break_rule};
 
 mod object {
@@ -147,7 +147,7 @@ fn must_hang_without(rule: Rule, model: fn()) {
 
 fn slot_of(object: &Object) -> Arc<Slot> {
     let slot = Slot::empty();
-    slot.install(object.clone());
+    slot.install(Entry::new(object.clone()).unwrap());
     Arc::new(slot)
 }
 
@@ -247,7 +247,7 @@ fn two_using_against_closing() {
         let object = Object::new();
         let slot = slot_of(&object);
         let using = [(); 2].map(|()| use_from_a_thread(&slot));
-        slot.install(Object::new());
+        slot.install(Entry::new(Object::new()).unwrap());
         for using in using {
             using.join().unwrap();
         }
@@ -282,7 +282,7 @@ fn copying_against_closing() {
                 });
             })
         };
-        slot.install(Object::new());
+        slot.install(Entry::new(Object::new()).unwrap());
         copying.join().unwrap();
         assert!(object.is_closed());
     });
@@ -301,7 +301,7 @@ fn using_several_against_closing() {
         let slots = objects.each_ref().map(slot_of);
         let using = use_several_from_a_thread(&slots);
         for slot in &slots {
-            slot.install(Object::new());
+            slot.install(Entry::new(Object::new()).unwrap());
         }
         using.join().unwrap();
         assert!(objects.iter().all(Object::is_closed));
@@ -362,7 +362,7 @@ fn using_two_against_closing() {
         let slots = objects.each_ref().map(slot_of);
         let using = use_two_from_a_thread(&slots);
         for slot in &slots {
-            slot.install(Object::new());
+            slot.install(Entry::new(Object::new()).unwrap());
         }
         using.join().unwrap();
         assert!(objects.iter().all(Object::is_closed));
@@ -436,8 +436,10 @@ fn using_against_replacing() {
         let slot = slot_of(&old);
         let using = use_from_a_thread(&slot);
         fail_to_change(&slot);
-        slot.change(true, || Ok::<_, ()>(((), Some(new.clone()))))
-            .unwrap();
+        slot.change(true, || {
+            Ok::<_, ()>(((), Some(Entry::new(new.clone()).unwrap())))
+        })
+        .unwrap();
         assert!(using.join().unwrap());
         assert!(old.is_closed() && !new.is_closed());
     });
@@ -501,7 +503,7 @@ fn taking_records_against_closing() {
         let slot = slot_of(&object);
         assert!(use_from_a_thread(&slot).join().unwrap());
         let using = [(); 2].map(|()| use_from_a_thread(&slot));
-        slot.install(Object::new());
+        slot.install(Entry::new(Object::new()).unwrap());
         for using in using {
             using.join().unwrap();
         }
@@ -529,7 +531,7 @@ fn closing_against_the_next_change() {
             let (slot, is_free, new) = (Arc::clone(&slot), Arc::clone(&is_free), new.clone());
             thread::spawn(move || {
                 if is_free.load(Ordering::Acquire) {
-                    slot.install(new);
+                    slot.install(Entry::new(new).unwrap());
                     fail_to_change(&slot);
                     assert!(slot.with(Object::be_used).is_some());
                 }

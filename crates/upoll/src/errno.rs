@@ -42,6 +42,7 @@ errnos! {
     PIPE = 32, "Broken pipe";
     LOOP = 40, "Too many levels of symbolic links";
     CONNRESET = 104, "Connection reset by peer";
+    NOBUFS = 105, "No buffer space available";
     STALE = 116, "Stale file handle";
 }
 

@@ -18,6 +18,7 @@ use once_cell::race::OnceBox;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, File, FileRef, PollTable, Pollable};
+use crate::memory::boxed;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
@@ -215,7 +216,7 @@ impl Counter {
         direction: Direction,
         step: Step<'_>,
     ) -> Result<Limited, Errno> {
-        match self.beyond() {
+        match self.beyond()? {
             Beyond::Shared(shared) => shared.change(direction, step),
             Beyond::Local(limited) => {
                 let mut limited = self.limit(limited);
@@ -226,9 +227,13 @@ impl Counter {
         }
     }
 
-    fn beyond(&self) -> &Beyond {
-        self.beyond
-            .get_or_init(|| Box::new(Beyond::Local(Mutex::new(Limited::without_maximum(0)))))
+    /// Returns what is beyond the word, making it if need be.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    fn beyond(&self) -> Result<&Beyond, Errno> {
+        let limited = || Beyond::Local(Mutex::new(Limited::without_maximum(0)));
+        self.beyond.get_or_try_init(|| boxed(limited()))
     }
 
     #[inline]
@@ -279,9 +284,11 @@ impl Counter {
     #[cold]
     #[inline(never)]
     fn look_beyond(&self) -> Limited {
-        let limited = match self.beyond() {
-            Beyond::Shared(shared) => return shared.look(),
-            Beyond::Local(limited) => limited,
+        let limited = match self.beyond.get() {
+            // The word is `LIMITED` only while there is something beyond it.
+            None => return Limited::without_maximum(LIMITED),
+            Some(Beyond::Shared(shared)) => return shared.look(),
+            Some(Beyond::Local(limited)) => limited,
         };
         let limited = limited.lock();
         match self.word.load(Ordering::SeqCst) {
@@ -293,7 +300,7 @@ impl Counter {
 
     /// Takes count and maximum, if `may_go` with that maximum.
     pub(crate) fn retire(&self, may_go: impl Fn(u64) -> bool) -> Option<Limited> {
-        let Beyond::Local(limited) = self.beyond() else {
+        let Ok(Beyond::Local(limited)) = self.beyond() else {
             return None;
         };
         let mut limited = self.limit(limited);
@@ -422,7 +429,7 @@ impl EventFd {
     /// `eventfd(initial, 0)`.
     ///
     /// # Errors
-    /// None today; it returns a `Result` as `eventfd` does.
+    /// `ENOMEM`: there is no memory for it.
     pub fn new(initial: u32) -> Result<Self, Errno> {
         Self::with_flags(initial, EventFdFlags::empty())
     }
@@ -430,31 +437,34 @@ impl EventFd {
     /// `eventfd(initial, flags)`.
     ///
     /// # Errors
-    /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name.
+    /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name. `ENOMEM`: there is no memory
+    /// for it.
     pub fn with_flags(initial: u32, flags: EventFdFlags) -> Result<Self, Errno> {
         flags.check()?;
-        Ok(Self::with_counter(
-            u64::from(initial),
-            OnceBox::new(),
-            flags,
-        ))
+        Self::with_counter(u64::from(initial), OnceBox::new(), flags)
     }
 
-    fn with_counter(word: u64, beyond: OnceBox<Beyond>, flags: EventFdFlags) -> Self {
-        EventFd {
-            file: File::new(Counter {
-                word: AtomicU64::new(word),
-                beyond,
-                queue: WaitQueue::new(),
-                flags: AtomicU32::new(flags.bits()),
-            }),
-        }
+    fn with_counter(
+        word: u64,
+        beyond: OnceBox<Beyond>,
+        flags: EventFdFlags,
+    ) -> Result<Self, Errno> {
+        let file = File::try_new(Counter {
+            word: AtomicU64::new(word),
+            beyond,
+            queue: WaitQueue::new(),
+            flags: AtomicU32::new(flags.bits()),
+        })?;
+        Ok(EventFd { file })
     }
 
     /// A counter whose count is where other processes have it, too.
     #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) fn with_shared_count(count: Box<dyn SharedCount>, flags: EventFdFlags) -> Self {
-        let beyond = OnceBox::with_value(Box::new(Beyond::Shared(count)));
+    pub(crate) fn with_shared_count(
+        count: Box<dyn SharedCount>,
+        flags: EventFdFlags,
+    ) -> Result<Self, Errno> {
+        let beyond = OnceBox::with_value(boxed(Beyond::Shared(count))?);
         Self::with_counter(LIMITED, beyond, flags)
     }
 

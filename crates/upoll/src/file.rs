@@ -18,7 +18,9 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 
+use crate::errno::Errno;
 use crate::events::Events;
+use crate::memory::boxed;
 use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
 use crate::wait::WaitQueue;
 
@@ -320,10 +322,24 @@ unsafe impl<T: Pollable + ?Sized> Send for File<T> {}
 unsafe impl<T: Pollable + ?Sized> Sync for File<T> {}
 
 impl<T: Pollable> File<T> {
-    /// Opens `object`: a new open file description.
+    /// Opens `object`: a new open file description. Without memory for it the process ends, as with `Box::new`;
+    /// see [`try_new`](Self::try_new).
     #[must_use]
     pub fn new(object: T) -> Self {
-        let description = Box::new(Description {
+        Self::from_box(Box::new(Self::describe(object)))
+    }
+
+    /// Opens `object` as [`new`](Self::new) does.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it. The object is dropped; its
+    /// [`release`](Pollable::release) is not called.
+    pub fn try_new(object: T) -> Result<Self, Errno> {
+        Ok(Self::from_box(boxed(Self::describe(object))?))
+    }
+
+    fn describe(object: T) -> Description<T> {
+        Description {
             open: AtomicUsize::new(1),
             held: AtomicUsize::new(1),
             watchers: Mutex::new(Watchers {
@@ -331,7 +347,10 @@ impl<T: Pollable> File<T> {
                 on_close: None,
             }),
             object,
-        });
+        }
+    }
+
+    fn from_box(description: Box<Description<T>>) -> Self {
         File(NonNull::from(Box::leak(description)))
     }
 

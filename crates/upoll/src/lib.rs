@@ -23,6 +23,7 @@ mod forks;
 #[cfg(all(feature = "std", not(loom)))]
 mod host;
 mod kept;
+mod memory;
 mod pages;
 mod pipe;
 mod poll;
@@ -58,6 +59,8 @@ pub use crate::forks::generation;
 pub use crate::host::own_fds;
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::host::{begin_in_child, watch_forks};
+#[doc(hidden)]
+pub use crate::memory::{SharedBox, boxed};
 pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;

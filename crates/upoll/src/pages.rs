@@ -12,6 +12,8 @@ use core::{mem, slice};
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
+use crate::memory::boxed;
+
 /// Bytes of a page, on every architecture: it is what decides how writes split and merge.
 pub(crate) const PAGE: usize = 4096;
 
@@ -91,29 +93,47 @@ impl Pages {
         }
     }
 
-    /// Appends a page with at most `count` bytes of what is left, as many as fit.
+    /// Appends a page with at most `count` bytes of what is left, as many as fit. Returns whether there
+    /// was memory for it; if not, nothing is moved.
     #[inline]
-    pub(crate) fn push(&mut self, from: &mut Gather<'_>, count: usize, packet: bool) {
-        let mut page = self.spare.pop().unwrap_or_default();
+    #[must_use]
+    pub(crate) fn push(&mut self, from: &mut Gather<'_>, count: usize, packet: bool) -> bool {
+        let Some(mut page) = self.new_page() else {
+            return false;
+        };
         from.move_to(&mut page, count);
         self.slots.push_back(Slot {
             page,
             read: 0,
             packet,
         });
+        true
     }
 
-    /// Appends `count` bytes, in whatever pages.
+    /// Returns an empty page, and makes room for it in the queue; `None` if there is no memory.
     #[inline]
-    pub(crate) fn append(&mut self, from: &mut Gather<'_>, mut count: usize) {
-        let merged = self.room_in_last().min(count);
-        self.merge(from, merged);
-        count -= merged;
-        while count > 0 {
-            let piece = count.min(PAGE);
-            self.push(from, piece, false);
-            count -= piece;
+    fn new_page(&mut self) -> Option<Page> {
+        self.slots.try_reserve(1).ok()?;
+        match self.spare.pop() {
+            Some(page) => Some(page),
+            None => boxed(ArrayVec::new_const()).ok(),
         }
+    }
+
+    /// Appends `count` bytes, in whatever pages. Returns how many it has appended: fewer if there is no
+    /// memory for the others.
+    #[inline]
+    pub(crate) fn append(&mut self, from: &mut Gather<'_>, count: usize) -> usize {
+        let mut appended = self.room_in_last().min(count);
+        self.merge(from, appended);
+        while appended < count {
+            let piece = (count - appended).min(PAGE);
+            if !self.push(from, piece, false) {
+                break;
+            }
+            appended += piece;
+        }
+        appended
     }
 
     /// Takes bytes from the front until `into` is full, nothing is left, or a packet ends.

@@ -1,6 +1,5 @@
 //! `pipe(7)`: bytes in at one end, out at the other.
 
-use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 
 use bitflags::bitflags;
@@ -8,6 +7,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::memory::SharedBox;
 use crate::pages::{Gather, PAGE, PageView, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use crate::target::{Source, Target};
@@ -110,6 +110,8 @@ pub(crate) struct Pass {
     pub(crate) is_broken: bool,
     /// The pipe is elsewhere now.
     pub(crate) is_retired: bool,
+    /// There was no memory for a page.
+    pub(crate) is_short: bool,
     /// There was nothing to read before.
     #[cfg(all(feature = "std", not(loom)))]
     was_empty: bool,
@@ -127,6 +129,7 @@ impl Pass {
         match written {
             0 if self.is_retired => Err(Errno::STALE),
             0 if self.is_broken => Err(Errno::PIPE),
+            0 if self.is_short => Err(Errno::NOMEM),
             0 => Err(Errno::AGAIN),
             written => Ok(written),
         }
@@ -162,19 +165,21 @@ impl Pipe {
         let mut ring = self.ring.lock();
         let users = self.users.load(Ordering::Relaxed);
         let was_empty = ring.pages.is_empty();
+        let mut is_short = false;
         if ring.has_reader {
             let odd = from.left() % PAGE;
             if is_first && odd > 0 && odd <= ring.pages.room_in_last() {
                 ring.pages.merge(from, odd);
             }
-            while from.left() > 0 && !ring.is_full() {
-                ring.pages.push(from, PAGE, is_packet);
+            while from.left() > 0 && !ring.is_full() && !is_short {
+                is_short = !ring.pages.push(from, PAGE, is_packet);
             }
             self.publish(&ring, was_empty && users != 0);
         }
         Pass {
             is_broken: !ring.has_reader,
             is_retired: ring.is_retired,
+            is_short,
             #[cfg(all(feature = "std", not(loom)))]
             was_empty,
             #[cfg(all(feature = "std", not(loom)))]
@@ -337,7 +342,7 @@ enum End {
 
 /// An open file description of a pipe.
 struct OpenEnd {
-    pipe: Arc<Pipe>,
+    pipe: SharedBox<Pipe>,
     end: End,
     /// [`PipeFlags::STATUS`].
     flags: AtomicU32,
@@ -409,7 +414,7 @@ pub fn pipe() -> Result<(PipeReader, PipeWriter), Errno> {
 ///
 /// # Errors
 /// `EINVAL`: `flags` holds a bit that [`PipeFlags`] does not name (notification pipes,
-/// `O_NOTIFICATION_PIPE`, are not there).
+/// `O_NOTIFICATION_PIPE`, are not there). `ENOMEM`: there is no memory for it.
 pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
     if !(flags - (PipeFlags::STATUS | PipeFlags::CLOEXEC)).is_empty() {
         return Err(Errno::INVAL);
@@ -421,25 +426,25 @@ pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
         has_writer: true,
         is_retired: false,
     };
-    let pipe = Arc::new(Pipe {
+    let pipe = SharedBox::new(Pipe {
         state: AtomicU32::new(ring.state()),
         ring: Mutex::new(ring),
         users: AtomicU32::new(0),
         readers: WaitQueue::new(),
         writers: WaitQueue::new(),
-    });
+    })?;
     let open = |end, flags: PipeFlags| {
-        File::new(OpenEnd {
+        File::try_new(OpenEnd {
             pipe: pipe.clone(),
             end,
             flags: AtomicU32::new((flags & PipeFlags::STATUS).bits()),
         })
     };
     let reader = PipeReader {
-        file: open(End::Reading, flags - PipeFlags::DIRECT),
+        file: open(End::Reading, flags - PipeFlags::DIRECT)?,
     };
     let writer = PipeWriter {
-        file: open(End::Writing, flags),
+        file: open(End::Writing, flags)?,
     };
     Ok((reader, writer))
 }
@@ -487,7 +492,7 @@ impl PipeReader {
     #[doc(hidden)]
     #[must_use]
     pub fn connection(&self) -> usize {
-        Arc::as_ptr(&self.file.pipe).addr()
+        SharedBox::as_ptr(&self.file.pipe).addr()
     }
 
     /// Takes what there is, up to the size of `buffer`, without waiting.
@@ -521,7 +526,7 @@ impl PipeWriter {
     #[doc(hidden)]
     #[must_use]
     pub fn connection(&self) -> usize {
-        Arc::as_ptr(&self.file.pipe).addr()
+        SharedBox::as_ptr(&self.file.pipe).addr()
     }
 
     /// Writes what fits of `bytes` without waiting, and says how many that were.
@@ -529,7 +534,8 @@ impl PipeWriter {
     /// Up to [`PIPE_BUF`] bytes are written whole or not at all. An empty write gives 0 always.
     ///
     /// # Errors
-    /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits, see [`PipeWriter`].
+    /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits, see [`PipeWriter`]. `ENOMEM`: there is no
+    /// memory for the first byte.
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         self.try_write_slices(&[bytes])

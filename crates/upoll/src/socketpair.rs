@@ -1,7 +1,6 @@
 //! `socketpair(2)`: two connected stream sockets, as of `unix(7)`.
 
 use alloc::collections::VecDeque;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
 use core::ops::{Deref, DerefMut};
@@ -11,6 +10,7 @@ use bitflags::bitflags;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::memory::SharedBox;
 use crate::pages::{Gather, PAGE, Pages, Scatter, slices, slices_mut};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering};
 use crate::target::{Source, Target};
@@ -293,9 +293,17 @@ impl Pair {
             Ok(())
         };
         let before = from.left();
-        while ended.is_ok() && from.left() > 0 && mine.charged < mine.send_buffer {
-            let size = from.left().min(mine.send_buffer / 2 - 64).min(MAX_MESSAGE);
-            peer.bytes.append(from, size);
+        let mut is_short = false;
+        while ended.is_ok() && from.left() > 0 && mine.charged < mine.send_buffer && !is_short {
+            let asked = from.left().min(mine.send_buffer / 2 - 64).min(MAX_MESSAGE);
+            let size = match peer.messages.try_reserve(1) {
+                Ok(()) => peer.bytes.append(from, asked),
+                Err(_) => 0,
+            };
+            is_short = size < asked;
+            if size == 0 {
+                break;
+            }
             let charge = charge(size);
             peer.messages.push_back(Message {
                 unread: size,
@@ -308,7 +316,11 @@ impl Pair {
             self.wake(1 - me, DATA);
         }
         if ended.is_ok() && from.left() > 0 {
-            return Err(Errno::AGAIN);
+            return Err(if is_short {
+                Errno::NOBUFS
+            } else {
+                Errno::AGAIN
+            });
         }
         ended
     }
@@ -475,7 +487,7 @@ impl Pair {
 
 /// An open file description of a socket.
 struct OpenSocket {
-    pair: Arc<Pair>,
+    pair: SharedBox<Pair>,
     me: Me,
     /// `NONBLOCK` or nothing.
     flags: AtomicU32,
@@ -498,7 +510,7 @@ impl Pollable for OpenSocket {
 /// come.
 ///
 /// # Errors
-/// `EINVAL`: `flags` holds a bit that [`SocketFlags`] does not name.
+/// `EINVAL`: `flags` holds a bit that [`SocketFlags`] does not name. `ENOMEM`: there is no memory for it.
 ///
 /// # Example
 /// ```
@@ -523,22 +535,21 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
         queue: WaitQueue::new(),
     };
     let sides = [side(&endpoints[0]), side(&endpoints[1])];
-    let pair = Arc::new(Pair {
+    let pair = SharedBox::new(Pair {
         endpoints: Mutex::new(endpoints),
         sides,
         is_retired: AtomicBool::new(false),
-    });
+    })?;
     let open = |me| {
         let flags = flags & SocketFlags::NONBLOCK;
-        StreamSocket {
-            file: File::new(OpenSocket {
-                pair: pair.clone(),
-                me,
-                flags: AtomicU32::new(flags.bits()),
-            }),
-        }
+        let file = File::try_new(OpenSocket {
+            pair: pair.clone(),
+            me,
+            flags: AtomicU32::new(flags.bits()),
+        })?;
+        Ok(StreamSocket { file })
     };
-    Ok((open(0), open(1)))
+    Ok((open(0)?, open(1)?))
 }
 
 /// One of two connected sockets, for a stream of bytes in each direction.
@@ -641,7 +652,7 @@ impl StreamSocket {
     #[doc(hidden)]
     #[must_use]
     pub fn connection(&self) -> usize {
-        Arc::as_ptr(&self.file.pair).addr()
+        SharedBox::as_ptr(&self.file.pair).addr()
     }
 
     /// Gives what both sockets hold, this one's first, to `pour`, for whoever goes on with the pair

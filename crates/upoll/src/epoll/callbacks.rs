@@ -84,7 +84,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> bool {
 /// `EBUSY`: one does.
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
-    if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default()) {
+    if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default())? {
         return Err(Errno::BUSY);
     }
     Ok(())
@@ -94,17 +94,26 @@ pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
 pub(super) fn check_nested(set: &Description<Set>, below: &Set) -> Result<(), Errno> {
     if CALLBACKS.load(Ordering::SeqCst) > 0
         && has_silent_members(below, &mut Visited::default())
-        && has_callback(set, &mut Visited::default())
+        && has_callback(set, &mut Visited::default())?
     {
         return Err(Errno::BUSY);
     }
     Ok(())
 }
 
-/// Whether a callback waits for `set` or for a set above.
-fn has_callback(set: &Description<Set>, visited: &mut Visited) -> bool {
-    set.object().callbacks.load(Ordering::SeqCst) > 0
-        || sets_above(set.watchers())
-            .iter()
-            .any(|above| visited.insert(Identity::of(above)) && has_callback(above, visited))
+/// Returns whether a callback waits for `set` or for a set above.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory to walk the sets above.
+fn has_callback(set: &Description<Set>, visited: &mut Visited) -> Result<bool, Errno> {
+    if set.object().callbacks.load(Ordering::SeqCst) > 0 {
+        return Ok(true);
+    }
+    for above in sets_above(set.watchers())? {
+        visited.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        if visited.insert(Identity::of(&above)) && has_callback(&above, visited)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

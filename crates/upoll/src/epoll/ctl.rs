@@ -266,7 +266,7 @@ impl Epoll {
         }
         target.was_nested.store(true, Ordering::Relaxed);
         if target.takes_turns() {
-            nesting::mark_above_rotating(self.description());
+            nesting::mark_above_rotating(self.description())?;
         }
         let mut result = {
             let mut inner = self.set().inner.lock();
@@ -315,6 +315,9 @@ impl Epoll {
         }
         if set.rotates && target.is_none() && set.has_source(inner) {
             return Err(Errno::INVAL);
+        }
+        if target.is_some_and(Set::takes_turns) {
+            inner.rotating.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         }
         let item = inner.insert(self.as_set_ptr(), file, wanted, event.data())?;
         // SAFETY: the item is in the table and the set's lock is held until it is hooked up.

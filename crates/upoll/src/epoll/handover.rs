@@ -1,6 +1,5 @@
 //! The rotating sets whose events a thread may have: it hands them on when it ends.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -8,8 +7,10 @@ use core::ptr::NonNull;
 use super::Set;
 use super::ctl::{Forgotten, as_set};
 use super::interest::state;
+use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, Held, PollTable, Pollable};
+use crate::memory::SharedBox;
 use crate::sync::Mutex;
 use crate::wait::Scope;
 
@@ -23,8 +24,10 @@ unsafe impl Send for Handover {}
 unsafe impl Sync for Handover {}
 
 impl Handover {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Handover(Mutex::new(None)))
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(super) fn new() -> Result<SharedBox<Self>, Errno> {
+        SharedBox::new(Handover(Mutex::new(None)))
     }
 
     /// Leads to `set` from now on. The set calls [`close`](Self::close) before its memory goes.
@@ -62,7 +65,7 @@ impl Handover {
 
 /// The rotating sets whose events this thread may have. Offers what is ready in them to the next worker
 /// when the thread ends.
-struct ServedBy(Vec<Arc<Handover>>);
+struct ServedBy(Vec<SharedBox<Handover>>);
 
 impl Drop for ServedBy {
     fn drop(&mut self) {
@@ -98,10 +101,16 @@ fn remember_all(set: &Set) {
 impl ServedBy {
     fn add(&mut self, set: &Set) {
         if let Some(handover) = &set.handover {
-            let is_known = self.0.iter().any(|known| Arc::ptr_eq(known, handover));
+            let is_known = self
+                .0
+                .iter()
+                .any(|known| SharedBox::ptr_eq(known, handover));
             if !is_known {
                 self.0.retain(|known| known.is_open());
-                self.0.push(handover.clone());
+                // Without memory for it the event is not handed on when the thread ends.
+                if self.0.try_reserve(1).is_ok() {
+                    self.0.push(SharedBox::clone(handover));
+                }
             }
         }
         if set.is_above_rotating() {

@@ -1,6 +1,7 @@
 //! `max_user_watches`: how many interests all sets of one account may hold together.
 
 use alloc::sync::Arc;
+use core::ops::Deref;
 
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -30,10 +31,14 @@ impl WatchLimit {
     /// An account with room for `max` watches.
     #[must_use]
     pub fn new(max: usize) -> Arc<Self> {
-        Arc::new(WatchLimit {
+        Arc::new(Self::with_room(max))
+    }
+
+    pub(super) fn with_room(max: usize) -> Self {
+        WatchLimit {
             max,
             used: AtomicUsize::new(0),
-        })
+        }
     }
 
     /// How many watches the account allows.
@@ -78,16 +83,36 @@ impl WatchLimit {
     }
 }
 
+/// The account that a set draws on.
+pub(crate) enum Account {
+    Given(Arc<WatchLimit>),
+    /// The one for all sets that were given none.
+    #[cfg(not(loom))]
+    OfTheProcess(&'static WatchLimit),
+}
+
+impl Deref for Account {
+    type Target = WatchLimit;
+
+    fn deref(&self) -> &WatchLimit {
+        match self {
+            Account::Given(limit) => limit,
+            #[cfg(not(loom))]
+            Account::OfTheProcess(limit) => limit,
+        }
+    }
+}
+
 /// A set's share of the account.
 pub(crate) struct Allowance {
-    account: Arc<WatchLimit>,
+    account: Account,
     used: usize,
     /// Drawn and not used.
     spare: usize,
 }
 
 impl Allowance {
-    pub(crate) fn new(account: Arc<WatchLimit>) -> Self {
+    pub(crate) fn new(account: Account) -> Self {
         Allowance {
             account,
             used: 0,

@@ -47,10 +47,14 @@ use self::companion::{Companion, Companionship};
 #[cfg(all(feature = "std", not(loom)))]
 use self::handover::Handover;
 use self::interest::{Interests, Item};
-use self::limit::Allowance;
+use self::limit::{Account, Allowance};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
+#[cfg(all(feature = "std", not(loom)))]
+use crate::memory::SharedBox;
+#[cfg(not(loom))]
+use crate::memory::boxed;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
@@ -99,7 +103,7 @@ pub(crate) struct Set {
     may_have_hung_up: AtomicBool,
     /// The way here for threads that may have an event of this set's, if it rotates.
     #[cfg(all(feature = "std", not(loom)))]
-    pub(crate) handover: Option<Arc<Handover>>,
+    pub(crate) handover: Option<SharedBox<Handover>>,
     /// How many callbacks and tasks wait for it; see [`callbacks`].
     callbacks: AtomicUsize,
     /// The part of the set that lives outside the core, once it has one.
@@ -310,7 +314,7 @@ impl Epoll {
     /// `epoll_create1(0)`: an empty set.
     ///
     /// # Errors
-    /// None today; it returns a `Result` as `epoll_create1` does.
+    /// `ENOMEM`: there is no memory for it.
     pub fn new() -> Result<Self, Errno> {
         Self::create(CreateFlags::empty())
     }
@@ -319,9 +323,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `flags` holds bits other than [`CreateFlags::ROTATE`] and
-    /// [`CreateFlags::CLOEXEC`].
+    /// [`CreateFlags::CLOEXEC`]. `ENOMEM`: there is no memory for it.
     pub fn create(flags: CreateFlags) -> Result<Self, Errno> {
-        Self::create_within(flags, default_limit())
+        Self::create_on(flags, default_limit()?)
     }
 
     /// [`create`](Self::create) on an account of one's own: an ADD beyond it gives `ENOSPC`.
@@ -329,6 +333,10 @@ impl Epoll {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_within(flags: CreateFlags, limit: Arc<WatchLimit>) -> Result<Self, Errno> {
+        Self::create_on(flags, Account::Given(limit))
+    }
+
+    fn create_on(flags: CreateFlags, account: Account) -> Result<Self, Errno> {
         if !(flags - (CreateFlags::ROTATE | CreateFlags::CLOEXEC)).is_empty() {
             return Err(Errno::INVAL);
         }
@@ -336,12 +344,12 @@ impl Epoll {
         crate::sync::prepare();
         let rotates = flags.contains(CreateFlags::ROTATE);
         let epoll = Epoll {
-            file: File::new(Set {
+            file: File::try_new(Set {
                 pending: AtomicPtr::new(core::ptr::null_mut()),
                 lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
                 watched_by: WaitQueue::new(),
-                inner: Mutex::new(Interests::new(Allowance::new(limit))),
+                inner: Mutex::new(Interests::new(Allowance::new(account))),
                 rotates,
                 is_above_rotating: AtomicBool::new(false),
                 was_nested: AtomicBool::new(false),
@@ -349,10 +357,10 @@ impl Epoll {
                 hung_up: AtomicBool::new(false),
                 may_have_hung_up: AtomicBool::new(false),
                 #[cfg(all(feature = "std", not(loom)))]
-                handover: rotates.then(Handover::new),
+                handover: rotates.then(Handover::new).transpose()?,
                 callbacks: AtomicUsize::new(0),
                 companion: Companionship::new(),
-            }),
+            })?,
         };
         #[cfg(all(feature = "std", not(loom)))]
         if let Some(handover) = &epoll.file.handover {
@@ -544,18 +552,16 @@ impl Source for Epoll {
 
 /// The account for sets that were given none.
 #[cfg(not(loom))]
-fn default_limit() -> Arc<WatchLimit> {
-    use alloc::boxed::Box;
+fn default_limit() -> Result<Account, Errno> {
     use once_cell::race::OnceBox;
 
-    static LIMIT: OnceBox<Arc<WatchLimit>> = OnceBox::new();
-    LIMIT
-        .get_or_init(|| Box::new(WatchLimit::new(limit::of_the_system())))
-        .clone()
+    static LIMIT: OnceBox<WatchLimit> = OnceBox::new();
+    let limit = LIMIT.get_or_try_init(|| boxed(WatchLimit::with_room(limit::of_the_system())))?;
+    Ok(Account::OfTheProcess(limit))
 }
 
 /// loom's atomics do not outlive one run of a model.
 #[cfg(loom)]
-fn default_limit() -> Arc<WatchLimit> {
-    WatchLimit::new(usize::MAX)
+fn default_limit() -> Result<Account, Errno> {
+    Ok(Account::Given(WatchLimit::new(usize::MAX)))
 }

@@ -129,42 +129,61 @@ impl Below {
     }
 }
 
-/// The sets that watch a file, one entry for each item. They are kept alive, and no lock is held.
-pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
+/// Returns the sets that watch a file, one entry for each item. They are kept alive, and no lock is held.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the list.
+pub(crate) fn sets_above(watchers: &Mutex<Watchers>) -> Result<Vec<Held<Set>>, Errno> {
+    let mut above = Vec::new();
     let watchers = watchers.lock();
-    watchers
-        .iter()
+    for link in watchers.iter() {
+        // If it fails the list is dropped after the lock is free, as sets that end take it.
+        above.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         // SAFETY: linked items are registered while the list is locked.
-        .map(|link| unsafe { (*item_of(link)).pin_set() })
-        .collect()
+        above.push(unsafe { (*item_of(link)).pin_set() });
+    }
+    Ok(above)
 }
 
 /// A rotating set comes below `set`: the sets above learn that they are above one, too. The lock for ADDs
 /// of sets to sets is held.
-pub(super) fn mark_above_rotating(set: &Description<Set>) {
-    if set.object().is_above_rotating.swap(true, Ordering::Relaxed) {
-        return;
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it. The next call goes on where this one has ended.
+pub(super) fn mark_above_rotating(set: &Description<Set>) -> Result<(), Errno> {
+    if set.object().is_above_rotating.load(Ordering::Relaxed) {
+        return Ok(());
     }
-    for above in sets_above(set.watchers()) {
+    for above in sets_above(set.watchers())? {
+        mark_above_rotating(&above)?;
         let mut inner = above.object().inner.lock();
         let inner = &mut *inner;
-        let watching = inner.iter().filter(|&item| {
+        let mut watching = Vec::new();
+        for item in inner.iter() {
             // SAFETY: registered, and its set's lock is held.
-            Identity::of(unsafe { (*item).file() }) == Identity::of(set)
-        });
-        let watching: Vec<_> = watching
-            .filter_map(|item| NonNull::new(item.cast_mut()))
-            .collect();
+            let watched = Identity::of(unsafe { (*item).file() });
+            if watched == Identity::of(set)
+                && let Some(item) = NonNull::new(item.cast_mut())
+                && !inner.rotating.contains(&item)
+            {
+                watching.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+                watching.push(item);
+            }
+        }
+        let more = watching.len();
+        inner.rotating.try_reserve(more).map_err(|_| Errno::NOMEM)?;
         inner.rotating.extend(watching);
-        mark_above_rotating(&above);
     }
+    let marks = &set.object().is_above_rotating;
+    marks.store(true, Ordering::Relaxed);
+    Ok(())
 }
 
 /// The sets above that count: without those that threads wait through in rotating sets.
-fn counted_above(watchers: &Mutex<Watchers>) -> Vec<Held<Set>> {
-    let mut above = sets_above(watchers);
+fn counted_above(watchers: &Mutex<Watchers>) -> Result<Vec<Held<Set>>, Errno> {
+    let mut above = sets_above(watchers)?;
     above.retain(|set| !set.object().is_hidden.load(Ordering::Relaxed));
-    above
+    Ok(above)
 }
 
 /// How many links lie above a set, given its watchers.
@@ -173,7 +192,7 @@ fn height(watchers: &Mutex<Watchers>, level: usize, known: &mut Known) -> Result
         return Ok(0);
     }
     let mut highest = 0;
-    for above in counted_above(watchers) {
+    for above in counted_above(watchers)? {
         step();
         let identity = Identity::of(&above);
         let height = match known.get(&identity) {
@@ -252,9 +271,9 @@ fn count_paths(
     if links > MAX_NESTS {
         return Err(Errno::INVAL);
     }
-    for above in counted_above(watchers) {
+    for above in counted_above(watchers)? {
         step();
-        if counted_above(above.watchers()).is_empty() {
+        if counted_above(above.watchers())?.is_empty() {
             counts[links] += 1;
             if counts[links] > PATH_LIMITS[links] {
                 return Err(Errno::INVAL);

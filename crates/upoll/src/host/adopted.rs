@@ -7,6 +7,7 @@ use super::kernel;
 use super::{KernelSide, SleepSet};
 use crate::epoll::Epoll;
 use crate::errno::Errno;
+use crate::memory::boxed;
 use crate::sync::Ordering;
 
 impl Epoll {
@@ -27,19 +28,14 @@ impl Epoll {
         if self.set().rotates() {
             return Err(Errno::INVAL);
         }
-        let make = |specials: &_| {
-            Ok(SleepSet::around(
-                kernel::duplicate_set(kernel_set)?,
-                specials,
-            ))
-        };
+        let make = |specials: &_| SleepSet::around(kernel::duplicate_set(kernel_set)?, specials);
         let adopted = self.set().companion_or_insert(|| {
             let side = KernelSide::around(self.set(), make)?;
             side.members.store(members, Ordering::Relaxed);
             side.adopted_from
                 .store(kernel_set.as_raw_fd(), Ordering::Relaxed);
             side.adopted.store(members, Ordering::Relaxed);
-            Ok(Box::new(side))
+            boxed(side)
         });
         adopted?;
         // Sets that watch this one already have to hear of the members.

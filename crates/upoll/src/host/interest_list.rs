@@ -8,7 +8,9 @@ use std::os::fd::RawFd;
 
 use once_cell::race::OnceBox;
 
+use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::memory::boxed;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The interest in one number.
@@ -66,16 +68,29 @@ impl InterestList {
         self.buckets.get(bucket)?.get().map(|slots| &slots[at])
     }
 
-    /// An interest came.
+    /// Makes room for an interest in `number`.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(super) fn prepare(&self, number: RawFd) -> Result<(), Errno> {
+        let Some((bucket, _)) = place(number) else {
+            return Ok(());
+        };
+        self.buckets[bucket].get_or_try_init(|| {
+            let count = 1_usize << (bucket as u32 + FIRST_BITS);
+            let mut slots = Vec::new();
+            slots.try_reserve_exact(count).map_err(|_| Errno::NOMEM)?;
+            slots.extend((0..count).map(|_| Slot::default()));
+            boxed(slots.into_boxed_slice())
+        })?;
+        Ok(())
+    }
+
+    /// Records an interest, for which room has been [made](Self::prepare).
     pub(super) fn add(&self, number: RawFd, interest: &Event, inode: u64) {
-        let Some((bucket, at)) = place(number) else {
+        let Some(slot) = self.slot(number) else {
             return;
         };
-        let slots = self.buckets[bucket].get_or_init(|| {
-            let slots = (0..1_usize << (bucket as u32 + FIRST_BITS)).map(|_| Slot::default());
-            Box::new(slots.collect())
-        });
-        let slot = &slots[at];
         slot.inode.store(inode, Ordering::Relaxed);
         slot.data.store(interest.data(), Ordering::Relaxed);
         slot.events
@@ -134,6 +149,7 @@ mod tests {
         let list = InterestList::new();
         let numbers = [0, 1, 63, 64, 65, 191, 192, 1000, 70_000];
         for number in numbers {
+            list.prepare(number).unwrap();
             list.add(number, &Event::new(Events::IN, number as u64), 1);
         }
         list.modify(64, &Event::new(Events::OUT, 7));

@@ -92,6 +92,7 @@ impl KernelSide {
                 }
             }
             (None, Some(&first)) => {
+                listening.0.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 if let Err(errno) = register(Op::Add, first) {
                     let _ = register(Op::Del, first);
                     return Err(errno);

@@ -62,6 +62,7 @@ use crate::epoll::{CtlCommand, Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef};
+use crate::memory::boxed;
 use crate::sync::{AtomicBool, AtomicI32, AtomicUsize, Mutex, Ordering, fence};
 use crate::wait::Deferred;
 
@@ -170,11 +171,11 @@ impl KernelSide {
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
     pub(crate) fn ensure(description: &Description<Set>) -> Result<&Self, Errno> {
         let set = description.object();
-        let side = set.companion_or_insert(|| Ok(Box::new(KernelSide::new(set)?)))?;
+        let side = set.companion_or_insert(|| boxed(KernelSide::new(set)?))?;
         if !side.is_known_above() {
             let current = side.sleep_set().fd.as_raw_fd();
             // Whoever is linked above but not found here finds the companion itself.
-            for above in sets_above(description.watchers()) {
+            for above in sets_above(description.watchers())? {
                 side.nest_in(description, &above)?;
             }
             side.known_above.store(current, Ordering::Release);
@@ -204,7 +205,7 @@ impl KernelSide {
                 Events::IN,
                 Special::Members,
             )?;
-            Ok(Box::new(hub))
+            boxed(hub)
         })?;
         // The hub is there, now look: whoever counts itself in `first` later finds the hub.
         fence(Ordering::SeqCst);
@@ -293,7 +294,7 @@ impl KernelSide {
         if !rotating.object().rotates() {
             return Ok(());
         }
-        for hidden in sets_above(rotating.watchers()) {
+        for hidden in sets_above(rotating.watchers())? {
             let set = hidden.object();
             if set.is_hidden.load(Ordering::Relaxed)
                 && let Some(side) = set.companion()
@@ -485,6 +486,9 @@ impl KernelSide {
     /// `epoll_ctl(2)` of a member.
     #[inline]
     fn ctl_listed(&self, op: Op, number: RawFd, interest: &Event) -> Result<(), Errno> {
+        if op == Op::Add {
+            self.listed.prepare(number)?;
+        }
         kernel::epoll_ctl(&self.first.fd, op, number, interest)?;
         match op {
             Op::Add => {
@@ -545,7 +549,7 @@ impl KernelSide {
             }
         }
         // Those above know the old ones, and may have been lost as well.
-        for above in sets_above(description.watchers()) {
+        for above in sets_above(description.watchers())? {
             if let Some(side) = above.object().companion()
                 && !side.is_intact()
             {
@@ -627,7 +631,7 @@ impl Companion for KernelSide {
     }
 
     fn ring(&self, deferred: &mut Deferred) {
-        self.sleep_set().fd.wake_later(deferred);
+        sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
     }
 
     fn is_ready(&self, set: &Set) -> bool {

@@ -97,6 +97,7 @@ impl KernelSide {
         let at = match known {
             Some(at) => at,
             None => {
+                links.0.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 if let Some(fd) = fd {
                     register(Op::Add, fd, Special::Nested(first))?;
                 }

@@ -22,15 +22,16 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
+use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
 };
-use std::sync::{Arc, Mutex};
 
 use super::{generation, kernel};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::memory::{SharedBox, boxed};
 
 /// How long a check on a hot path is good for.
 const FRESH_MS: u32 = 10;
@@ -195,7 +196,8 @@ fn make_place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
         return Some(place);
     }
     let chunk = NUMBERS.get(usize::try_from(number).ok()? / CHUNK)?;
-    let made = Box::into_raw(Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]));
+    let made = boxed([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]).ok()?;
+    let made = Box::into_raw(made);
     let published =
         chunk.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
     if published.is_err() {
@@ -529,7 +531,7 @@ enum Proof {
     /// Another number of a seal.
     Seal(&'static Seal),
     /// A member of this sealed set.
-    MemberOf(Arc<OwnFd>),
+    MemberOf(SharedBox<OwnFd>),
 }
 
 impl AsRawFd for OwnFd {
@@ -550,10 +552,17 @@ impl OwnFd {
     /// Takes over a number that was just opened.
     ///
     /// # Errors
-    /// `EMFILE`: it is too high a number.
+    /// `EMFILE`: it is too high a number, or there is no memory to record it. `ENOMEM`.
     pub(super) fn brief(number: RawFd) -> Result<Self, Errno> {
         let unused = UNUSED.try_lock().ok().and_then(|mut unused| unused.pop());
-        let entry = unused.unwrap_or_else(|| Box::leak(Box::new(Entry::new())));
+        let new = || boxed(Entry::new()).map(|entry| &*Box::leak(entry));
+        let entry = match unused.map_or_else(new, Ok) {
+            Ok(entry) => entry,
+            Err(errno) => {
+                kernel::close(number);
+                return Err(errno);
+            }
+        };
         entry.begin(number);
         if !record(number, entry) {
             kernel::close(number);
@@ -622,10 +631,10 @@ impl OwnFd {
     ///
     /// # Errors
     /// `ENOMEM`, `ENOSPC`: from the kernel.
-    pub(super) fn member_of(set: &Arc<OwnFd>, file: OwnFd) -> Result<Self, Errno> {
+    pub(super) fn member_of(set: &SharedBox<OwnFd>, file: OwnFd) -> Result<Self, Errno> {
         let mut file = file;
         kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &Event::default())?;
-        file.proof = Proof::MemberOf(Arc::clone(set));
+        file.proof = Proof::MemberOf(SharedBox::clone(set));
         file.entry.kind.store(KEPT, Ordering::Release);
         set.entry.kind.store(KEPT, Ordering::Release);
         Ok(file)
@@ -843,8 +852,10 @@ impl OwnFd {
 }
 
 fn give_back(entry: &'static Entry) {
-    // Where the lock is taken the entry is lost: a fork may have left it so.
-    if let Ok(mut unused) = UNUSED.try_lock() {
+    // Where the lock is taken the entry is lost: a fork may have left it so. So it is without memory.
+    if let Ok(mut unused) = UNUSED.try_lock()
+        && unused.try_reserve(1).is_ok()
+    {
         unused.push(entry);
     }
 }
@@ -925,14 +936,15 @@ impl Seal {
         generation::watch_forks()?;
         let fd = kernel::idle_socket()?;
         let socket = kernel::Socket::of(fd.as_raw_fd()).ok_or(Errno::NOMEM)?;
-        let made = Box::into_raw(Box::new(Seal {
+        let made = boxed(Seal {
             entry: fd.entry,
             socket,
             sets: AtomicU32::new(1),
             generation: generation::current(),
             is_lost: AtomicBool::new(false),
             next: None,
-        }));
+        })?;
+        let made = Box::into_raw(made);
         fd.entry.seal.store(made, Ordering::SeqCst);
         fd.entry.kind.store(SEAL, Ordering::Release);
         // It stays open.

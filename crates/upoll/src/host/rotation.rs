@@ -25,6 +25,7 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::memory::boxed;
 use crate::sync::{AtomicBool, Mutex, Ordering, is_held_by_this_thread};
 
 /// What the kernel side of a rotating set has in addition.
@@ -69,7 +70,7 @@ impl Rotation {
                 let interest = Event::new(Events::IN, 0);
                 kernel::epoll_ctl(&both, Op::Add, fd.as_raw_fd(), &interest)?;
             }
-            Ok::<_, Errno>(Box::new(both))
+            boxed(both)
         });
         made.unwrap_or(&self.members)
     }
@@ -249,7 +250,7 @@ impl Rotation {
     /// The source came, changed or leaves: every worker's kernel set learns of it.
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
-        for worker in sets_above(rotating.watchers()) {
+        for worker in sets_above(rotating.watchers())? {
             let side = KernelSide::ensure_hub(&worker)?;
             let interests = worker.object().inner.lock();
             side.link(worker.object(), &interests, rotating, Renew::Source)?;

@@ -24,7 +24,6 @@
 use std::any::Any;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 
 use syscalls::{Sysno, syscall};
 
@@ -37,6 +36,7 @@ use crate::eventfd::listeners::{Shared, Voice};
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step, shared_count};
 use crate::events::{Event, Events};
 use crate::file::Description;
+use crate::memory::{SharedBox, boxed};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use crate::target::Target;
 use crate::wait::WaitQueue;
@@ -72,7 +72,7 @@ impl Drop for Share {
 
 /// A process's view of a counter that it shares with others.
 pub(crate) struct SharedCounter {
-    share: Arc<Share>,
+    share: SharedBox<Share>,
     /// Waiters of this process that are hooked into a queue: those of embedders. Made when the first
     /// comes. One of an earlier generation is the parent's: it leads to the parent's threads, so it
     /// is left alone and never freed.
@@ -136,7 +136,7 @@ impl EventFd {
         flags.check()?;
         generation::watch_forks()?;
         let counter = SharedCounter::new(u64::from(initial))?;
-        Ok(Self::with_shared_count(Box::new(counter), flags))
+        Self::with_shared_count(boxed(counter)?, flags)
     }
 
     /// Moves count and maximum to a counter that [is shared](Self::shared) with children, for whoever
@@ -159,7 +159,8 @@ impl EventFd {
         Ok(Some(shared))
     }
 
-    /// Another open file with the same count, maximum and flags, if it is [shared](Self::shared).
+    /// Another open file with the same count, maximum and flags, if it is [shared](Self::shared) and there is
+    /// memory for it.
     ///
     /// That is for the child of a fork: other threads of its parent may have been in the midst of
     /// whatever this file knows of those who wait for it, and have left it locked. No lock of this
@@ -167,9 +168,9 @@ impl EventFd {
     #[must_use]
     pub fn reopened(&self) -> Option<EventFd> {
         let counter = self.shared_counter()?;
-        let mut counter = SharedCounter::of_share(Arc::clone(&counter.share));
+        let mut counter = SharedCounter::of_share(SharedBox::clone(&counter.share));
         counter.is_reopened = true;
-        Some(Self::with_shared_count(Box::new(counter), self.flags()))
+        Self::with_shared_count(boxed(counter).ok()?, self.flags()).ok()
     }
 
     /// Whether it was made to be [shared](Self::shared).
@@ -188,15 +189,16 @@ impl SharedCounter {
     fn new(initial: u64) -> Result<Self, Errno> {
         // The bells are members of a kernel set that asks for nothing: so they can be told from what the
         // program may have opened under their numbers.
-        let set = Arc::new(kernel::epoll_create()?);
+        let set = SharedBox::new(kernel::epoll_create()?)?;
         let inward = Descriptor::member_of(&set, kernel::eventfd()?)?;
         let outward = Descriptor::member_of(&set, kernel::eventfd()?)?;
         let page = kernel::map_shared(size_of::<Page>())?.cast::<Page>();
-        let counter = Self::of_share(Arc::new(Share {
+        // Without memory for it, it is dropped, and the page is unmapped.
+        let counter = Self::of_share(SharedBox::new(Share {
             page,
             inward,
             outward,
-        }));
+        })?);
         let contents = Page {
             lock: RobustLock::new(),
             shared: Shared::new(initial),
@@ -206,7 +208,7 @@ impl SharedCounter {
         Ok(counter)
     }
 
-    fn of_share(share: Arc<Share>) -> Self {
+    fn of_share(share: SharedBox<Share>) -> Self {
         SharedCounter {
             share,
             queue: AtomicPtr::new(ptr::null_mut()),

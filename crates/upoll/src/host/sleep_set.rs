@@ -1,8 +1,7 @@
 //! A kernel set that threads sleep in; a wake of one of them is an edge-triggered event of its own.
 
 use std::os::fd::RawFd;
-use std::ptr;
-use std::sync::Arc;
+use std::ptr::{self, NonNull};
 
 use super::kernel;
 use super::own_fds::OwnFd;
@@ -10,11 +9,12 @@ use super::special::{Special, Specials};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::memory::SharedBox;
 use crate::sync::{AtomicUsize, Ordering};
 use crate::wait::Deferred;
 
 pub(super) struct SleepSet {
-    pub(super) fd: Arc<WakeableSet>,
+    pub(super) fd: SharedBox<WakeableSet>,
     /// Threads that sleep in it, or are about to. Pairs with the core's `pending`: a thread counts
     /// itself, then looks at `pending`; a wake queues an item, then looks here.
     pub(super) asleep: AtomicUsize,
@@ -22,18 +22,21 @@ pub(super) struct SleepSet {
 
 impl SleepSet {
     pub(super) fn new(specials: &Specials) -> Result<Self, Errno> {
-        Ok(Self::around(kernel::epoll_create()?, specials))
+        Self::around(kernel::epoll_create()?, specials)
     }
 
     /// One that exists, and may have members.
-    pub(super) fn around(fd: OwnFd, specials: &Specials) -> Self {
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(super) fn around(fd: OwnFd, specials: &Specials) -> Result<Self, Errno> {
         let data = specials.encode(Special::Bell);
         // From now on the event is known as one that is not for the user.
         fd.quiet(data);
-        SleepSet {
-            fd: Arc::new(WakeableSet { fd, data }),
+        Ok(SleepSet {
+            fd: SharedBox::new(WakeableSet { fd, data })?,
             asleep: AtomicUsize::new(0),
-        }
+        })
     }
 
     /// Registers one of the library's own fds.
@@ -85,9 +88,9 @@ impl WakeableSet {
 
     /// [`wake`](Self::wake) once the locks of a wake are free. The set may be gone by then: the action
     /// holds it, so its number means nothing else.
-    pub(super) fn wake_later(self: &Arc<Self>, deferred: &mut Deferred) {
-        let set = Arc::into_raw(Arc::clone(self));
-        deferred.push(wake_now, set.expose_provenance());
+    pub(super) fn wake_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
+        let set = SharedBox::into_raw(SharedBox::clone(this));
+        deferred.push(wake_now, set.as_ptr().expose_provenance());
     }
 
     /// Has the set keep nothing for wakes but a member that is never asked for anything.
@@ -103,8 +106,11 @@ impl WakeableSet {
 }
 
 fn wake_now(set: usize) {
-    // SAFETY: the address is of `Arc::into_raw` in `wake_later`, whose count is taken over here,
+    let Some(set) = NonNull::new(ptr::with_exposed_provenance_mut(set)) else {
+        return;
+    };
+    // SAFETY: the address is of `SharedBox::into_raw` in `wake_later`, whose count is taken over here,
     // once: a deferred action runs once.
-    let set = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<WakeableSet>(set)) };
+    let set = unsafe { SharedBox::<WakeableSet>::from_raw(set) };
     set.wake();
 }

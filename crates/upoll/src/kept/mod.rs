@@ -37,6 +37,7 @@ use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
+use crate::memory::boxed;
 use crate::poll::Seen;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
@@ -206,6 +207,12 @@ pub(crate) struct Kept {
 /// The part of the registrations that is with the kernel.
 #[cfg(all(feature = "std", not(loom)))]
 pub(crate) trait Outside {
+    /// Makes room to [ask](Self::ask) about slots below `count`.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    fn reserve(&mut self, count: usize) -> Result<(), Errno>;
+
     /// Takes note of a number in `slot` that may mean another file in the next call.
     fn ask(&mut self, slot: u32) -> Registration;
 
@@ -479,6 +486,13 @@ impl Kept {
     ) -> Result<(), Errno> {
         let key = Key::of(Some(target));
         let index = self.vacate()?;
+        #[cfg(all(feature = "std", not(loom)))]
+        if !matches!(target, Target::File(_))
+            && let Err(errno) = outside.reserve(self.slots.len())
+        {
+            self.free.push(index);
+            return Err(errno);
+        }
         let slot = &mut self.slots[index as usize];
         slot.key = key;
         slot.wanted = wanted;
@@ -486,7 +500,7 @@ impl Kept {
             Target::File(file) => {
                 slot.kind = Kind::User(file.keep());
                 self.users += 1;
-                self.hook_up(index, file, outside);
+                self.hook_up(index, file, outside)?;
             }
             #[cfg(all(feature = "std", not(loom)))]
             Target::Kernel(_) => slot.kind = Kind::Kernel(outside.ask(index)),
@@ -512,7 +526,15 @@ impl Kept {
     }
 
     /// Hooks an entry into every queue that its object registers.
-    fn hook_up(&mut self, index: u32, file: FileRef<'_>, outside: &mut impl Outside) {
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it. The entry is released.
+    fn hook_up(
+        &mut self,
+        index: u32,
+        file: FileRef<'_>,
+        outside: &mut impl Outside,
+    ) -> Result<(), Errno> {
         let registering = Registering {
             kept: self,
             index,
@@ -521,13 +543,19 @@ impl Kept {
         let kept = &mut *registering.kept;
         let inbox = NonNull::from(&*kept.inbox);
         let slot = &mut kept.slots[index as usize];
+        let mut is_short = false;
         let mut on_register = |queue: &WaitQueue| {
             if slot.hooked == slot.hooks.len() {
-                slot.hooks.push(Box::new(Hook {
+                let hook = boxed(Hook {
                     entry: WaitEntry::new(on_wake_kept),
                     slot: index,
                     inbox,
-                }));
+                });
+                let (Ok(hook), Ok(())) = (hook, slot.hooks.try_reserve(1)) else {
+                    is_short = true;
+                    return;
+                };
+                slot.hooks.push(hook);
             }
             let entry = &slot.hooks[slot.hooked].entry;
             slot.hooked += 1;
@@ -541,7 +569,12 @@ impl Kept {
         file.description()
             .object()
             .poll(&mut PollTable::new(&mut on_register));
+        if is_short {
+            // What was registered is released as after a panic.
+            return Err(Errno::NOMEM);
+        }
         core::mem::forget(registering);
+        Ok(())
     }
 
     /// Takes an entry out of everything it is registered with.

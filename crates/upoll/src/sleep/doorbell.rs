@@ -14,17 +14,17 @@
 //! A child must neither use its parent's wake fds nor be woken by them, and after `fork(2)` it has closed
 //! its copies. Each knows the generation it was made in; `fork` begins a new one in the child.
 
-use alloc::sync::Arc;
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
-use core::ptr;
+use core::ptr::{self, NonNull};
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::thread_end;
 use crate::errno::Errno;
 use crate::host::own_fds::OwnFd;
 use crate::host::{generation, kernel};
+use crate::memory::SharedBox;
 use crate::wait::Deferred;
 
 /// A kernel set that wakes a thread from a sleep in the kernel.
@@ -36,7 +36,7 @@ pub(super) struct Doorbell {
 
 std::thread_local! {
     /// Taken out while it is in use: a call within the call makes its own. Dropped at the thread's end.
-    static OF_THIS_THREAD: Cell<Option<ManuallyDrop<Arc<Doorbell>>>> = const { Cell::new(None) };
+    static OF_THIS_THREAD: Cell<Option<ManuallyDrop<SharedBox<Doorbell>>>> = const { Cell::new(None) };
 }
 
 /// Drops the ending thread's doorbell.
@@ -54,7 +54,7 @@ impl Doorbell {
         let kept = OF_THIS_THREAD.take().map(ManuallyDrop::into_inner);
         let doorbell = match kept.filter(|doorbell| doorbell.quiet()) {
             Some(doorbell) => doorbell,
-            None => Arc::new(Self::make()?),
+            None => SharedBox::new(Self::make()?)?,
         };
         Ok(Loan(ManuallyDrop::new(doorbell)))
     }
@@ -83,9 +83,9 @@ impl Doorbell {
     }
 
     /// Sends a wake once the waker has released its locks.
-    pub(super) fn ring_later(self: &Arc<Self>, deferred: &mut Deferred) {
-        let kept = Arc::into_raw(self.clone());
-        deferred.push(ring_and_drop, kept.expose_provenance());
+    pub(super) fn ring_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
+        let kept = SharedBox::into_raw(SharedBox::clone(this));
+        deferred.push(ring_and_drop, kept.as_ptr().expose_provenance());
     }
 
     /// Makes it unreadable. Returns false if it was lost, or is another process's.
@@ -95,20 +95,23 @@ impl Doorbell {
 }
 
 fn ring_and_drop(kept: usize) {
+    let Some(kept) = NonNull::new(ptr::with_exposed_provenance_mut(kept)) else {
+        return;
+    };
     // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
-    let doorbell = unsafe { Arc::from_raw(ptr::with_exposed_provenance::<Doorbell>(kept)) };
+    let doorbell = unsafe { SharedBox::<Doorbell>::from_raw(kept) };
     if doorbell.is_of_this_process() {
         doorbell.set.ring(0);
     }
 }
 
 /// A thread's doorbell while it is in use.
-pub(super) struct Loan(ManuallyDrop<Arc<Doorbell>>);
+pub(super) struct Loan(ManuallyDrop<SharedBox<Doorbell>>);
 
 impl Deref for Loan {
-    type Target = Arc<Doorbell>;
+    type Target = SharedBox<Doorbell>;
 
-    fn deref(&self) -> &Arc<Doorbell> {
+    fn deref(&self) -> &SharedBox<Doorbell> {
         &self.0
     }
 }

@@ -283,6 +283,13 @@ impl KernelPart {
 }
 
 impl Outside for KernelPart {
+    fn reserve(&mut self, count: usize) -> Result<(), Errno> {
+        let more = count.saturating_sub(self.asked_at.len());
+        self.asked_at.try_reserve(more).map_err(|_| Errno::NOMEM)?;
+        let more = count.saturating_sub(self.asked.len());
+        self.asked.try_reserve(more).map_err(|_| Errno::NOMEM)
+    }
+
     fn ask(&mut self, slot: u32) -> Registration {
         let place = slot as usize;
         if place >= self.asked_at.len() {

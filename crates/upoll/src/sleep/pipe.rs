@@ -101,7 +101,11 @@ impl PipeWriter {
             return Ok(0);
         }
         let pass = pipe.fill(&mut from, true, is_packet);
-        if from.left() == 0 || pass.is_broken || flags.contains(PipeFlags::NONBLOCK) {
+        if from.left() == 0
+            || pass.is_broken
+            || pass.is_short
+            || flags.contains(PipeFlags::NONBLOCK)
+        {
             pipe.wake_readers_after(&pass);
             return pass.outcome(asked - from.left());
         }
@@ -124,7 +128,7 @@ impl PipeWriter {
             if pass.is_retired {
                 return Err(Errno::STALE);
             }
-            if from.left() == 0 || pass.is_broken {
+            if from.left() == 0 || pass.is_broken || pass.is_short {
                 return Ok(());
             }
             pipe.wake_readers_before_sleep(&pass);

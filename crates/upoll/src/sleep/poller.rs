@@ -1,7 +1,6 @@
 //! The wait that `poll` and `select` share: entries in the objects' wait queues, and a thread that
 //! sleeps until one of them, or the kernel, has news.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -22,6 +21,7 @@ use crate::file::{FileRef, PollTable};
 use crate::host::Ears;
 use crate::host::own_fds::limit_of_sleep;
 use crate::kept::{self, Inbox};
+use crate::memory::SharedBox;
 use crate::poll::{Seen, Viewer, on_stack};
 use crate::sync::fence_after_rmw;
 use crate::target::Target;
@@ -105,7 +105,7 @@ pub(super) struct Heard {
 struct Poller<'d> {
     state: AtomicU32,
     /// What to ring; none if the thread sleeps on `state`.
-    doorbell: Option<&'d Arc<Doorbell>>,
+    doorbell: Option<&'d SharedBox<Doorbell>>,
 }
 
 /// It will look once more before it sleeps.
@@ -137,7 +137,7 @@ impl Poller<'_> {
         match self.doorbell {
             // The word may be gone by the time this runs; see `super::rouse`.
             None => deferred.push(futex::wake_one, self.state.as_ptr().addr()),
-            Some(doorbell) => doorbell.ring_later(deferred),
+            Some(doorbell) => Doorbell::ring_later(doorbell, deferred),
         }
     }
 
@@ -464,7 +464,7 @@ fn wait_for_any(
     call: &mut impl Call,
     deadline: Deadline,
     mask: Option<&SigSet>,
-    doorbell: Option<&Arc<Doorbell>>,
+    doorbell: Option<&SharedBox<Doorbell>>,
     shared: usize,
 ) -> Result<Option<usize>, Errno> {
     let poller = Poller {

@@ -1,0 +1,123 @@
+//! Allocations that fail with `ENOMEM`. Those of [`alloc`] end the process instead.
+
+use alloc::alloc::{Layout, alloc};
+use alloc::boxed::Box;
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+use crate::errno::Errno;
+use crate::sync::{AtomicUsize, Ordering, fence};
+
+/// Moves `value` to the heap.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it. The value is dropped.
+#[doc(hidden)]
+#[inline]
+pub fn boxed<T>(value: T) -> Result<Box<T>, Errno> {
+    const { assert!(size_of::<T>() != 0) };
+    // SAFETY: the layout has a size, as is asserted above.
+    let place = unsafe { alloc(Layout::new::<T>()) }.cast::<T>();
+    if place.is_null() {
+        return Err(Errno::NOMEM);
+    }
+    // SAFETY: the memory is new and has the layout of a `T`; it comes from the allocator that `Box` uses.
+    unsafe {
+        place.write(value);
+        Ok(Box::from_raw(place))
+    }
+}
+
+/// A value on the heap with several owners, as `Arc`, whose making can fail.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct SharedBox<T>(NonNull<Counted<T>>);
+
+#[derive(Debug)]
+struct Counted<T> {
+    owners: AtomicUsize,
+    value: T,
+}
+
+// SAFETY: owners share the value, and any of them may be the one that drops it. The count is atomic.
+unsafe impl<T: Send + Sync> Send for SharedBox<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Send + Sync> Sync for SharedBox<T> {}
+
+impl<T> SharedBox<T> {
+    /// Moves `value` to the heap.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it. The value is dropped.
+    pub fn new(value: T) -> Result<Self, Errno> {
+        let counted = boxed(Counted {
+            owners: AtomicUsize::new(1),
+            value,
+        })?;
+        Ok(SharedBox(NonNull::from(Box::leak(counted))))
+    }
+
+    /// Returns the address of the value, which differs for any two that exist at the same time.
+    #[inline]
+    pub fn as_ptr(this: &Self) -> *const T {
+        &raw const **this
+    }
+
+    /// Returns whether both own the same value.
+    #[inline]
+    pub fn ptr_eq(one: &Self, other: &Self) -> bool {
+        one.0 == other.0
+    }
+
+    /// Returns the place on the heap, with this owner's part of the count.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) fn into_raw(this: Self) -> NonNull<()> {
+        core::mem::ManuallyDrop::new(this).0.cast()
+    }
+
+    /// Takes over the part of the count that [`into_raw`](Self::into_raw) has given up.
+    ///
+    /// # Safety
+    /// `place` is from `into_raw` of a `SharedBox<T>`, and is taken over once.
+    #[cfg(all(feature = "std", not(loom)))]
+    pub(crate) unsafe fn from_raw(place: NonNull<()>) -> Self {
+        SharedBox(place.cast())
+    }
+
+    fn counted(&self) -> &Counted<T> {
+        // SAFETY: this is one of the owners that are counted, so the value has not been dropped.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> Deref for SharedBox<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.counted().value
+    }
+}
+
+impl<T> Clone for SharedBox<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        let before = self.counted().owners.fetch_add(1, Ordering::Relaxed);
+        // As many owners as fit into memory are far fewer; forgotten ones could be more.
+        assert!(before <= usize::MAX / 2, "too many owners");
+        SharedBox(self.0)
+    }
+}
+
+impl<T> Drop for SharedBox<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.counted().owners.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        // What other owners did with the value comes before its drop.
+        fence(Ordering::Acquire);
+        // SAFETY: from `Box::leak` in `new`, and this was the last owner.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
