@@ -1,6 +1,7 @@
 // Calls that name no user-level object are passed on as the same system calls: a filter that allows those
 // of the program, and ends it for any other, lets it go on. A second thread and handlers of signals are
-// part of it. The filter compares numbers alone; what the calls do is checked by the program.
+// part of it, and so are sets of kernel fds. Most filters compare numbers alone, and the program checks what
+// the calls do; one compares arguments.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -49,6 +50,47 @@ static void allow_only(const int *numbers, size_t count) {
             BPF_JMP | BPF_JEQ | BPF_K, (unsigned)numbers[each], 0, 1);
         filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     }
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    struct sock_fprog program = {(unsigned short)at, filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        _exit(77);
+}
+
+// One call, with its arguments.
+struct exact {
+    int number;
+    unsigned count;
+    unsigned long arguments[6];
+};
+
+// Each of these calls is allowed with its arguments alone, and the end.
+static void allow_exactly(const struct exact *calls, size_t count) {
+    struct sock_filter filter[128];
+    size_t at = 0, load = offsetof(struct seccomp_data, nr);
+    for (size_t each = 0; each < count; each++) {
+        const struct exact *call = &calls[each];
+        unsigned char left = (unsigned char)(4 * call->count + 1);
+        filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)load);
+        filter[at++] = (struct sock_filter)BPF_JUMP(
+            BPF_JMP | BPF_JEQ | BPF_K, (unsigned)call->number, 0, left);
+        for (unsigned which = 0; which < call->count; which++)
+            for (unsigned half = 0; half < 2; half++) {
+                size_t place = offsetof(struct seccomp_data, args) + 8 * which + 4 * half;
+                left = (unsigned char)(left - 2);
+                filter[at++] =
+                    (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)place);
+                // Of an int the kernel looks at the lower half, and the upper one may be anything.
+                unsigned word = (unsigned)(call->arguments[which] >> 32 * half);
+                filter[at++] = (struct sock_filter)BPF_JUMP(
+                    BPF_JMP | BPF_JEQ | BPF_K, word, 0, half && !word ? 0 : left);
+            }
+        filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    }
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)load);
+    filter[at++] =
+        (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1);
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     struct sock_fprog program = {(unsigned short)at, filter};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
@@ -157,9 +199,115 @@ static void makes(void) {
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 }
 
+static void sets(void) {
+    const int allowed[] = {SYS_epoll_create1, SYS_epoll_ctl, SYS_dup, SYS_dup3, SYS_fcntl, SYS_ppoll,
+        SYS_close, SYS_read, SYS_write, SYS_exit_group,
+#ifdef SYS_epoll_wait
+        SYS_epoll_create, SYS_epoll_wait, SYS_dup2, SYS_poll,
+#else
+        SYS_epoll_pwait,
+#endif
+    };
+    allow_only(allowed, sizeof allowed / sizeof *allowed);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = 7}, found[2];
+    int set = epoll_create1(EPOLL_CLOEXEC), outer = epoll_create(1), copy = dup(set);
+    CHECK(set >= 0 && outer >= 0 && copy >= 0);
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipe_fds[0], &event) == 0);
+    CHECK(epoll_ctl(outer, EPOLL_CTL_ADD, set, &event) == 0);
+    CHECK(epoll_wait(set, found, 2, 0) == 0 && epoll_wait(copy, found, 2, 1) == 0);
+    CHECK(write(pipe_fds[1], "x", 1) == 1 && epoll_wait(outer, found, 2, -1) == 1);
+    CHECK(epoll_wait(copy, found, 2, -1) == 1 && epoll_wait(set, found, 2, 0) == 0);
+    struct pollfd entry = {set, POLLIN, 0};
+    char byte;
+    CHECK(poll(&entry, 1, 0) == 0);
+    CHECK(epoll_ctl(set, EPOLL_CTL_MOD, pipe_fds[0], &event) == 0 && poll(&entry, 1, -1) == 1);
+    CHECK(epoll_ctl(copy, EPOLL_CTL_DEL, pipe_fds[0], NULL) == 0);
+    CHECK(read(pipe_fds[0], &byte, 1) == 1);
+    CHECK(dup2(set, 60) == 60 && dup3(set, 61, O_CLOEXEC) == 61);
+    CHECK(fcntl(set, F_DUPFD_CLOEXEC, 70) == 70);
+    CHECK(close(60) == 0 && close(copy) == 0 && close(set) == 0 && close(outer) == 0);
+}
+
+static void sets_with_a_mask(void) {
+    const int allowed[] = {SYS_epoll_create1, SYS_epoll_pwait,
+#ifdef SYS_epoll_pwait2
+        SYS_epoll_pwait2,
+#endif
+        SYS_exit_group};
+    allow_only(allowed, sizeof allowed / sizeof *allowed);
+    struct timespec moment = {0, 1000};
+    struct epoll_event found[2];
+    sigset_t none;
+    sigemptyset(&none);
+    int set = epoll_create1(0);
+    CHECK(epoll_pwait(set, found, 2, 1, &none) == 0);
+    CHECK(epoll_pwait2(set, found, 2, &moment, &none) == 0);
+}
+
+static void sets_by_their_arguments(void) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7}, found[3];
+    int set = epoll_create1(0);
+    unsigned long fd = (unsigned)set, member = (unsigned)pipe_fds[0];
+    const struct exact calls[] = {
+        {SYS_epoll_ctl, 4, {fd, EPOLL_CTL_ADD, member, (unsigned long)&event}},
+        {SYS_epoll_ctl, 4, {fd, EPOLL_CTL_MOD, member, (unsigned long)&event}},
+        {SYS_epoll_ctl, 4, {fd, EPOLL_CTL_DEL, member, 0}},
+#ifdef SYS_epoll_wait
+        {SYS_epoll_wait, 4, {fd, (unsigned long)found, 3, 11}},
+#else
+        {SYS_epoll_pwait, 5, {fd, (unsigned long)found, 3, 11, 0}},
+#endif
+        {SYS_dup, 1, {fd}},
+        {SYS_dup3, 3, {fd, 77, O_CLOEXEC}},
+        {SYS_fcntl, 3, {fd, F_DUPFD_CLOEXEC, 50}},
+        {SYS_close, 1, {77}},
+    };
+    CHECK(set >= 0);
+    allow_exactly(calls, sizeof calls / sizeof *calls);
+    for (int round = 0; round < 2; round++) {
+        CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipe_fds[0], &event) == 0);
+        CHECK(epoll_wait(set, found, 3, 11) == 0);
+        CHECK(epoll_ctl(set, EPOLL_CTL_MOD, pipe_fds[0], &event) == 0);
+        CHECK(epoll_ctl(set, EPOLL_CTL_DEL, pipe_fds[0], NULL) == 0);
+        CHECK(dup(set) >= 0 && dup3(set, 77, O_CLOEXEC) == 77 && close(77) == 0);
+        CHECK(fcntl(set, F_DUPFD_CLOEXEC, 50) == 50 + round);
+    }
+}
+
+// Returns the handler that the kernel has, which a function of the C library may not say.
+static unsigned long kernels_handler(int number) {
+    struct { unsigned long handler, flags, restorer, mask; } action = {0, 0, 0, 0};
+#ifdef __x86_64__
+    register unsigned long size __asm__("r10") = 8;
+    long result = SYS_rt_sigaction;
+    __asm__ volatile("syscall"
+                     : "+a"(result)
+                     : "D"((long)number), "S"(0L), "d"(&action), "r"(size)
+                     : "rcx", "r11", "memory");
+    CHECK(result == 0);
+    return action.handler;
+#else
+    (void)number, (void)action;
+    return (unsigned long)on_signal;
+#endif
+}
+
+// A set of kernel fds is no reason to call the program's handlers by another one.
+static void handlers_of_programs_with_sets(void) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7};
+    struct sigaction action = {.sa_handler = on_signal};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    int set = epoll_create1(0);
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipe_fds[0], &event) == 0);
+    CHECK(epoll_wait(set, &event, 1, 0) == 0);
+    CHECK(sigaction(SIGUSR2, &action, NULL) == 0 && close(set) == 0);
+    CHECK(kernels_handler(SIGUSR1) == (unsigned long)on_signal);
+    CHECK(kernels_handler(SIGUSR2) == (unsigned long)on_signal);
+}
+
 // The objects that are served here by default, and sets of them, are none of these.
-static void (*const parts[])(void) = {
-    reads_and_writes, numbers, polls, polls_with_a_mask, messages, signals, makes};
+static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, messages, signals,
+    makes, sets, sets_with_a_mask, sets_by_their_arguments, handlers_of_programs_with_sets};
 
 int main(void) {
     const char *kinds = getenv("UPOLL_USER");

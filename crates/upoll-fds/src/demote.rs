@@ -15,6 +15,7 @@ use upoll::{Errno, Event, EventFd, Op, SharedBox, Target};
 use crate::kernel::{call, check_open};
 use crate::object::Object;
 use crate::patience::Patience;
+use crate::plain_sets;
 use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
@@ -80,6 +81,7 @@ fn is_set(object: &Object) -> bool {
 /// Hands over whatever can be; the rest stays user-level.
 pub fn demote_all() {
     let _section = Section::begin();
+    plain_sets::forget_all();
     // Sets come last: until then other threads may add members.
     demote_where(|object| !is_set(object) && can_go(object));
     // Those without user-level members first, and then those whose last members these were.

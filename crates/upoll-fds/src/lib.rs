@@ -56,6 +56,8 @@ mod object;
 mod own;
 mod patience;
 mod pipe;
+#[doc(hidden)]
+pub mod plain_sets;
 mod poll;
 mod pour;
 mod select;

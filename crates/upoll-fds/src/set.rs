@@ -7,6 +7,9 @@
 //! kernel set as the place of its members that are the kernel's. So nothing moves, and when the
 //! last member of ours has been handed over the kernel can have the set back.
 //!
+//! The preload library leaves sets out of the table until then instead, so that calls on them are passed on
+//! untouched ([`plain_sets`](crate::plain_sets)).
+//!
 //! # The named pair
 //! A thread that waits in a passive set marks that, then looks whether the set is passive still. Who
 //! makes it active says so, then looks for marks; it rouses the threads, by an eventfd that it puts
@@ -28,6 +31,9 @@ const PASSIVE: u8 = 0;
 const ACTIVE: u8 = 1;
 /// The kernel has it.
 const RETIRED: u8 = 2;
+
+/// How many members a kernel set has that were not counted: more than there can be.
+const UNKNOWN: usize = usize::MAX / 2;
 
 /// A set, and what becomes of the kernel set behind it.
 #[derive(Debug)]
@@ -52,6 +58,23 @@ impl NumberedSet {
             rotates,
             is_mixed: AtomicBool::new(false),
         }
+    }
+
+    /// Makes `set` the set behind `epfd` from its start: the kernel set there keeps the members that it has,
+    /// if it `has_members`. No thread waits in it.
+    ///
+    /// # Errors
+    /// As [`adopt`](Self::adopt).
+    pub(crate) fn around(set: Epoll, epfd: RawFd, has_members: bool) -> Result<Self, Errno> {
+        let set = NumberedSet {
+            set,
+            state: AtomicU8::new(ACTIVE),
+            members: AtomicUsize::new(if has_members { UNKNOWN } else { 0 }),
+            rotates: false,
+            is_mixed: AtomicBool::new(false),
+        };
+        set.adopt_if_used(epfd)?;
+        Ok(set)
     }
 
     /// Whether a look at the set may take a system call.

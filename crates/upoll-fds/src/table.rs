@@ -19,6 +19,7 @@ use crate::in_use::{self, Changing};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::patience::{Patience, wait_until};
+use crate::plain_sets;
 use crate::signals::{HeldBack, Section};
 use crate::slot::{Entry, Slot};
 
@@ -266,6 +267,7 @@ fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };
+    plain_sets::forget_closed(fd);
     slot.install(entry);
     Ok(fd)
 }

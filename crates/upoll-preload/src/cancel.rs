@@ -18,9 +18,11 @@ use libc::{
     socklen_t, ssize_t, timespec, timeval,
 };
 use upoll::Event;
+use upoll_fds::plain_sets;
 
+use crate::errno::give;
 use crate::next::{next, pass_on};
-use crate::stats::{Call, is_ours};
+use crate::stats::{self, Call, is_ours};
 use crate::{files, polls, raw, sets, sockets};
 
 /// What a thread is doing.
@@ -418,6 +420,7 @@ macro_rules! closes {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub extern "C-unwind" fn $name(fd: c_int) -> c_int {
+            plain_sets::close(fd);
             if !is_ours(Call::Close, fd) {
                 pass_on!($symbol, fn(c_int) -> c_int, (fd));
             }
@@ -437,10 +440,14 @@ macro_rules! controls {
         #[doc = concat!("`", $symbol, "`")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
+            let copy = files::begin_copy_by(fd, command);
             if !is_ours(Call::Control, fd) {
-                pass_on!(
-                    $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
-                );
+                return files::copied(copy, || {
+                    pass_on!(
+                        $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
+                    );
+                    give(raw::kernel!(SYS_fcntl, fd, command, argument))
+                });
             }
             // SAFETY: the caller's contract.
             let call = || unsafe { files::fcntl(fd, command, argument) };
@@ -456,6 +463,48 @@ controls! {
     "fcntl" fcntl;
     "fcntl64" fcntl64;
     "__fcntl" __fcntl;
+}
+
+/// Waits in sets. A wait in a plain set is passed on, too, and the set is not taken over meanwhile.
+macro_rules! set_waits {
+    ($($symbol:literal $name:ident(
+        $epfd:ident: c_int, $($argument:ident: $kind:ty),*
+    ) = $call:path;)*) => { $(
+        #[doc = concat!("`", $symbol, "`, a cancellation point")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C-unwind" fn $name($epfd: c_int, $($argument: $kind),*) -> c_int {
+            // Not ended by a destructor: the thread may be cancelled in the midst of it.
+            let waits = plain_sets::begin_wait($epfd);
+            if waits.is_none() && is_ours(Call::EpollWait, $epfd) {
+                // SAFETY: the caller's contract.
+                return cancellable(|| unsafe { $call($epfd, $($argument),*) });
+            }
+            let by_the_kernel = || {
+                pass_on!($symbol, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
+                // SAFETY: the caller's contract.
+                cancellable(|| unsafe { $call($epfd, $($argument),*) })
+            };
+            let Some(before) = waits else {
+                return by_the_kernel();
+            };
+            stats::count_as(Call::EpollWait, false);
+            let found = by_the_kernel();
+            plain_sets::end_wait($epfd, before);
+            found
+        }
+    )* };
+}
+
+set_waits! {
+    "epoll_wait" epoll_wait(epfd: c_int, events: *mut Event, room: c_int, timeout: c_int)
+        = sets::epoll_wait;
+    "epoll_pwait" epoll_pwait(
+        epfd: c_int, events: *mut Event, room: c_int, timeout: c_int, mask: *const sigset_t
+    ) = sets::epoll_pwait;
+    "epoll_pwait2" epoll_pwait2(
+        epfd: c_int, events: *mut Event, room: c_int, timeout: *const timespec,
+        mask: *const sigset_t
+    ) = sets::epoll_pwait2;
 }
 
 cancellation_points! {
@@ -566,18 +615,6 @@ cancellation_points! {
         timeout: *const timespec, mask: *const sigset_t
     ) -> c_int = polls::pselect,
         if polls::selects_ours(n, [read, write, except]);
-    "epoll_wait" epoll_wait(epfd: c_int, events: *mut Event, room: c_int, timeout: c_int) -> c_int
-        = sets::epoll_wait,
-        if is_ours(Call::EpollWait, epfd);
-    "epoll_pwait" epoll_pwait(
-        epfd: c_int, events: *mut Event, room: c_int, timeout: c_int, mask: *const sigset_t
-    ) -> c_int = sets::epoll_pwait,
-        if is_ours(Call::EpollWait, epfd);
-    "epoll_pwait2" epoll_pwait2(
-        epfd: c_int, events: *mut Event, room: c_int, timeout: *const timespec,
-        mask: *const sigset_t
-    ) -> c_int = sets::epoll_pwait2,
-        if is_ours(Call::EpollWait, epfd);
     "eventfd_read" eventfd_read(fd: c_int, value: *mut u64) -> c_int = sets::eventfd_read,
         if is_ours(Call::Read, fd);
     "eventfd_write" eventfd_write(fd: c_int, value: u64) -> c_int = sets::eventfd_write,

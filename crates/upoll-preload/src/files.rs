@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, size_t, ssize_t};
 use upoll::{Errno, own_fds};
+use upoll_fds::plain_sets;
 
 use crate::errno::{give, give_size};
 use crate::next::pass_on;
@@ -26,6 +27,9 @@ pub extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
         before_numbers_part();
+    }
+    if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 {
+        plain_sets::close_between(first, last);
     }
     give(upoll_fds::close_range(first, last, flags))
 }
@@ -62,6 +66,7 @@ pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn closefrom(first: c_int) {
     let first = first.max(0).cast_unsigned();
+    plain_sets::close_between(first, c_uint::MAX);
     // As the C library's, it cannot say that it failed; the kernel has had the call since 5.9.
     let _ = upoll_fds::close_range(first, c_uint::MAX, 0);
 }
@@ -182,25 +187,69 @@ also_called! {
 #[doc = "`dup(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    let copy = plain_sets::begin_copy(fd);
     if !is_ours(Call::Dup, fd) {
-        pass_on!("dup", fn(c_int) -> c_int, (fd));
+        return copied(copy, || {
+            pass_on!("dup", fn(c_int) -> c_int, (fd));
+            give(raw::kernel!(SYS_dup, fd))
+        });
     }
     stats::count(Call::Dup, fd);
     give(upoll_fds::dup(fd).inspect(|&new| leave_copy_to_streams(new)))
+}
+
+/// Makes a copy `by_the_kernel`, which is of a plain set if there is a `copy` that has begun.
+#[inline]
+pub(crate) fn copied(copy: Option<usize>, by_the_kernel: impl FnOnce() -> c_int) -> c_int {
+    let new = by_the_kernel();
+    if let Some(copy) = copy {
+        plain_sets::end_copy(copy, new);
+    }
+    new
+}
+
+/// Leaves plain sets to the kernel before `dup2` by number, and returns whether it is not for the kernel alone.
+pub(crate) fn duplicates_ours(fd: c_int, new: c_int) -> bool {
+    plain_sets::forget(fd);
+    plain_sets::forget(new);
+    is_either_ours(fd, new)
 }
 
 fn is_either_ours(fd: c_int, new: c_int) -> bool {
     upoll_fds::is_ours(new) || is_ours(Call::Dup, fd)
 }
 
+/// Begins a copy to the number `new`. A plain set that has that number is left to the kernel: it may keep it.
+#[inline]
+fn begin_copy_to(fd: c_int, new: c_int) -> Option<usize> {
+    if fd == new {
+        return None;
+    }
+    plain_sets::forget(new);
+    plain_sets::begin_copy(fd)
+}
+
+/// Ends the copy of a plain set to the number of a user-level object: the set is left to the kernel.
+fn abandon(fd: c_int, copy: Option<usize>) {
+    if let Some(copy) = copy {
+        plain_sets::forget(fd);
+        plain_sets::end_copy(copy, -1);
+    }
+}
+
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    let copy = begin_copy_to(fd, new);
     let held = own_fds::hold_numbers(new);
     if !is_either_ours(fd, new) {
-        pass_on!("dup2", fn(c_int, c_int) -> c_int, (fd, new));
+        return copied(copy, || {
+            pass_on!("dup2", fn(c_int, c_int) -> c_int, (fd, new));
+            give(raw::kernel!(SYS_dup3, fd, new, 0))
+        });
     }
     drop(held);
+    abandon(fd, copy);
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(replace(fd, new, || upoll_fds::dup2(fd, new)))
@@ -209,14 +258,28 @@ pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
 #[doc = "`dup3(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    let copy = begin_copy_to(fd, new);
     let held = own_fds::hold_numbers(new);
     if !is_either_ours(fd, new) {
-        pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
+        return copied(copy, || {
+            pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
+            give(raw::kernel!(SYS_dup3, fd, new, flags))
+        });
     }
     drop(held);
+    abandon(fd, copy);
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(replace(fd, new, || upoll_fds::dup3(fd, new, flags)))
+}
+
+/// Begins a copy of a plain set, if the command of `fcntl(2)` makes one.
+#[inline]
+pub(crate) fn begin_copy_by(fd: c_int, command: c_int) -> Option<usize> {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => plain_sets::begin_copy(fd),
+        _ => None,
+    }
 }
 
 /// `fcntl(2)`. It is variadic in C; on every ABI of 64 bits an integer or a pointer is passed there
@@ -297,6 +360,7 @@ macro_rules! by_the_kernel {
 
 /// Has the kernel serve a number. What cannot be handed over the kernel's call does not find ready.
 pub(crate) fn hand_over(fd: c_int) {
+    plain_sets::forget(fd);
     if upoll_fds::is_user_level(fd) {
         let _ = upoll_fds::demote(fd);
     }
@@ -385,7 +449,7 @@ pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
     const EVENTFD: usize = 60;
     const IOCB_FLAG_RESFD: c_int = 1;
     if !upoll_fds::has_any() {
-        return;
+        return plain_sets::forget_noted();
     }
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's contract.

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_long};
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use upoll_fds::UserSets;
+use upoll_fds::{UserSets, plain_sets};
 
 use crate::errno::{MASK_SIZE, give};
 use crate::files::chk_fail;
@@ -32,15 +32,38 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
 /// # Safety
 /// As [`upoll_fds::read_memory`].
 pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
-    let is_ours = upoll_fds::has_any()
-        && (0..upoll_fds::number_of_entries(length(count)))
-            // SAFETY: the caller's contract.
-            .map_while(|at| unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok())
-            .any(|entry| upoll_fds::is_ours(entry.fd));
+    // SAFETY: the caller's contract.
+    let is_ours = looks_for_ours() && unsafe { any_polled(fds, count) };
     if !is_ours {
         stats::count_as(Call::Poll, false);
     }
     is_ours
+}
+
+/// Returns whether a call may name user-level objects. If not, nothing is read of what it names, which may take
+/// system calls; so it may name any plain set.
+#[inline]
+fn looks_for_ours() -> bool {
+    let has_any = upoll_fds::has_any();
+    if !has_any {
+        plain_sets::forget_noted();
+    }
+    has_any
+}
+
+/// Returns whether the number that is polled stands for a user-level object. A plain set is left to the kernel.
+fn is_polled_here(fd: c_int) -> bool {
+    plain_sets::forget(fd);
+    upoll_fds::is_ours(fd)
+}
+
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
+    (0..upoll_fds::number_of_entries(length(count)))
+        // SAFETY: the caller's contract.
+        .map_while(|at| unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok())
+        .fold(false, |any, entry| is_polled_here(entry.fd) | any)
 }
 
 /// The same for the numbers below `n` in three sets, each of which may be null.
@@ -48,27 +71,32 @@ pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
 /// # Safety
 /// As [`upoll_fds::read_memory`].
 pub(crate) unsafe fn selects_ours(n: c_int, sets: UserSets) -> bool {
-    let is_ours = upoll_fds::has_any() && {
-        let sets = sets.map(<*mut fd_set>::cast::<u64>);
-        (0..n.max(0)).step_by(64).any(|first| {
-            let at = first.unsigned_abs() as usize / 64;
-            let words = sets.iter().filter(|set| !set.is_null());
-            // SAFETY: the caller's contract.
-            let words = words.map(|set| unsafe { upoll_fds::read_memory(set.wrapping_add(at)) });
-            let mut asked = words.fold(0, |asked, word| asked | word.unwrap_or(0));
-            let mut is_any = false;
-            while asked != 0 && !is_any {
-                let fd = first + asked.trailing_zeros().cast_signed();
-                asked &= asked - 1;
-                is_any = fd < n && upoll_fds::is_ours(fd);
-            }
-            is_any
-        })
-    };
+    // SAFETY: the caller's contract.
+    let is_ours = looks_for_ours() && unsafe { any_selected(n, sets) };
     if !is_ours {
         stats::count_as(Call::Select, false);
     }
     is_ours
+}
+
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+unsafe fn any_selected(n: c_int, sets: UserSets) -> bool {
+    let sets = sets.map(<*mut fd_set>::cast::<u64>);
+    let mut is_any = false;
+    for first in (0..n.max(0)).step_by(64) {
+        let at = first.unsigned_abs() as usize / 64;
+        let words = sets.iter().filter(|set| !set.is_null());
+        // SAFETY: the caller's contract.
+        let words = words.map(|set| unsafe { upoll_fds::read_memory(set.wrapping_add(at)) });
+        let mut asked = words.fold(0, |asked, word| asked | word.unwrap_or(0));
+        while asked != 0 {
+            let fd = first + asked.trailing_zeros().cast_signed();
+            asked &= asked - 1;
+            is_any |= fd < n && is_polled_here(fd);
+        }
+    }
+    is_any
 }
 
 #[doc = "`poll(2)`"]

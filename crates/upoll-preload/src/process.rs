@@ -7,6 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use upoll::Errno;
+use upoll_fds::plain_sets;
 
 use crate::errno::give;
 use crate::next::{Next, next};
@@ -17,6 +18,7 @@ type Strings = *const *mut c_char;
 
 /// Hands over what a program that is executed inherits.
 pub(crate) fn demote_inherited() {
+    plain_sets::forget_all();
     for fd in upoll_fds::user_level_numbers() {
         let flags = raw::kernel!(SYS_fcntl, fd, libc::F_GETFD);
         if flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize == 0) {

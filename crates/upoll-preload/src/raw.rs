@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_long, c_uint};
 
 use upoll::Errno;
+use upoll_fds::plain_sets;
 
 use crate::errno::{give_word, set_errno};
 use crate::stats::Call;
@@ -107,12 +108,45 @@ pub unsafe extern "C-unwind" fn syscall(
                 stats::report();
                 give_word(call(number, arguments))
             }
+            _ if is_wait(number) => wait(number, arguments),
             _ if !concerns_objects(number, arguments) => give_word(call(number, arguments)),
             _ => match on_objects(number, arguments) {
                 Some(result) => result,
                 None => give_word(call(number, arguments)),
             },
         }
+    }
+}
+
+fn is_wait(number: c_long) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_epoll_wait {
+        return true;
+    }
+    matches!(number, libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2)
+}
+
+/// A wait in a set, as `cancel.rs` has it by name.
+///
+/// # Safety
+/// That of the call.
+unsafe fn wait(number: c_long, arguments: [usize; 6]) -> c_long {
+    let epfd = arguments[0].int();
+    let waits = plain_sets::begin_wait(epfd);
+    // SAFETY: the caller's contract.
+    unsafe {
+        if waits.is_none()
+            && stats::is_ours(Call::EpollWait, epfd)
+            && let Some(result) = on_objects(number, arguments)
+        {
+            return result;
+        }
+        let result = give_word(call(number, arguments));
+        if let Some(before) = waits {
+            stats::count_as(Call::EpollWait, false);
+            plain_sets::end_wait(epfd, before);
+        }
+        result
     }
 }
 
@@ -158,15 +192,32 @@ impl Word for usize {
 unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bool {
     let is_ours = |fd: usize| upoll_fds::is_ours(fd.int());
     match number {
-        libc::SYS_close => is_ours_counted(Call::Close, a),
+        libc::SYS_close => {
+            plain_sets::close(a.int());
+            is_ours_counted(Call::Close, a)
+        }
         libc::SYS_read | libc::SYS_readv => is_ours_counted(Call::Read, a),
         libc::SYS_write | libc::SYS_writev => is_ours_counted(Call::Write, a),
-        libc::SYS_dup => is_ours_counted(Call::Dup, a),
-        libc::SYS_dup3 => is_ours(b) || is_ours_counted(Call::Dup, a),
+        libc::SYS_dup => {
+            plain_sets::forget(a.int());
+            is_ours_counted(Call::Dup, a)
+        }
+        libc::SYS_dup3 => files::duplicates_ours(a.int(), b.int()),
         libc::SYS_ioctl if files::may_name_eventfds(b as _) => true,
-        libc::SYS_fcntl | libc::SYS_ioctl => is_ours_counted(Call::Control, a),
-        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => is_ours_counted(Call::EpollWait, a),
-        libc::SYS_epoll_ctl => is_ours(c) || is_ours_counted(Call::EpollCtl, a),
+        libc::SYS_fcntl => {
+            if matches!(b.int(), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+                plain_sets::forget(a.int());
+            }
+            is_ours_counted(Call::Control, a)
+        }
+        libc::SYS_ioctl => is_ours_counted(Call::Control, a),
+        libc::SYS_epoll_ctl => {
+            let is_ours = sets::changes_ours(a.int(), b.int(), c.int());
+            if !is_ours {
+                stats::count_as(Call::EpollCtl, false);
+            }
+            is_ours
+        }
         // SAFETY: the caller's contract.
         libc::SYS_ppoll => unsafe { polls::names_ours(a.ptr(), b as _) },
         libc::SYS_pselect6 => {
@@ -192,9 +243,7 @@ unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bo
         | libc::SYS_getsockopt
         | libc::SYS_setsockopt => is_ours(a),
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_dup2 => is_ours(b) || is_ours_counted(Call::Dup, a),
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_epoll_wait => is_ours_counted(Call::EpollWait, a),
+        libc::SYS_dup2 => files::duplicates_ours(a.int(), b.int()),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         libc::SYS_poll => unsafe { polls::names_ours(a.ptr(), b as _) },

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_uint};
 
 use libc::{sigset_t, timespec};
-use upoll::{Errno, Event};
-use upoll_fds::{EpollCtlCmd, EpollWaitParams};
+use upoll::{CreateFlags, Errno, Event};
+use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets};
 
 use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::files;
@@ -53,24 +53,42 @@ pub extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
         set_errno(Errno::INVAL);
         return -1;
     }
-    epoll_create1(0)
+    make_set(0, || {
+        pass_on!("epoll_create", fn(c_int) -> c_int, (size));
+        give(raw::kernel!(SYS_epoll_create1, 0))
+    })
 }
 
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
-    let made = settings::make_here(
-        || !settings::is_nothing_new_served(),
-        || upoll_fds::epoll_create1(flags).inspect(|&epfd| serve(epfd)),
-    );
+    make_set(flags, || {
+        pass_on!("epoll_create1", fn(c_int) -> c_int, (flags));
+        give(raw::kernel!(SYS_epoll_create1, flags))
+    })
+}
+
+/// Makes a set: a plain one `by_the_kernel`, unless sets are to be user-level from their start, or it is to
+/// rotate.
+pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c_int {
+    const ROTATE: c_int = CreateFlags::ROTATE.bits().cast_signed();
+    let is_wanted = || match flags & ROTATE {
+        0 => settings::is_user_level(Kind::Epoll),
+        _ => !settings::is_nothing_new_served(),
+    };
+    let made = settings::make_here(is_wanted, || {
+        upoll_fds::epoll_create1(flags).inspect(|&epfd| serve(epfd))
+    });
     stats::count_as(Call::EpollCreate, made.is_some());
-    match made {
-        Some(made) => give(made.inspect(|&epfd| settings::look_again(epfd))),
-        None => {
-            pass_on!("epoll_create1", fn(c_int) -> c_int, (flags));
-            give(raw::kernel!(SYS_epoll_create1, flags))
-        }
+    if let Some(made) = made {
+        return give(made.inspect(|&epfd| settings::look_again(epfd)));
     }
+    let generation = plain_sets::generation();
+    let epfd = by_the_kernel();
+    if epfd >= 0 && !settings::is_nothing_new_served() {
+        plain_sets::note(epfd, generation);
+    }
+    epfd
 }
 
 fn serve(epfd: c_int) {
@@ -78,6 +96,36 @@ fn serve(epfd: c_int) {
         // What cannot be yet will be once it has to be.
         let _ = upoll_fds::serve_here(epfd);
     }
+}
+
+/// Makes a plain set user-level, if that is possible: it is about to have a user-level member, or to become one
+/// of a user-level set.
+fn take_over(epfd: c_int) {
+    if !plain_sets::is_plain(epfd) {
+        return;
+    }
+    let is_wanted = || !settings::is_nothing_new_served();
+    match settings::make_here(is_wanted, || plain_sets::take_over(epfd)) {
+        Some(()) => settings::look_again(epfd),
+        None => plain_sets::forget(epfd),
+    }
+}
+
+/// Returns whether a change of a set is not for the kernel alone: one of the two is user-level, or becomes so.
+pub(crate) fn changes_ours(epfd: c_int, op: c_int, fd: c_int) -> bool {
+    if op == libc::EPOLL_CTL_ADD {
+        if plain_sets::is_plain(fd) {
+            match upoll_fds::is_ours(epfd) {
+                true => take_over(fd),
+                false => plain_sets::forget(fd),
+            }
+        }
+        match upoll_fds::is_ours(fd) {
+            true => take_over(epfd),
+            false => plain_sets::note_member(epfd),
+        }
+    }
+    upoll_fds::is_ours(epfd) || upoll_fds::is_ours(fd)
 }
 
 #[doc = "`epoll_ctl(2)`"]
@@ -88,8 +136,9 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *const Event,
 ) -> c_int {
+    let is_ours = changes_ours(epfd, op, fd);
     stats::count_ctl(epfd, fd);
-    if !upoll_fds::is_ours(epfd) && !upoll_fds::is_ours(fd) {
+    if !is_ours {
         pass_on!(
             "epoll_ctl",
             fn(c_int, c_int, c_int, *const Event) -> c_int,
@@ -108,6 +157,14 @@ pub unsafe extern "C-unwind" fn epoll_ctl_batch(
     count: c_int,
     commands: *mut EpollCtlCmd,
 ) -> c_int {
+    take_over(epfd);
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the caller's contract.
+        match unsafe { upoll_fds::read_memory(commands.wrapping_add(at)) } {
+            Ok(command) => drop(changes_ours(epfd, command.op, command.fd)),
+            Err(_) => break,
+        }
+    }
     stats::count(Call::EpollCtl, epfd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::epoll_ctl_batch(epfd, flags, count, commands) })
@@ -186,6 +243,8 @@ pub unsafe extern "C-unwind" fn epoll_pwait1(
     room: c_int,
     params: *const EpollWaitParams,
 ) -> c_int {
+    // The kernel has no such call.
+    take_over(epfd);
     stats::count(Call::EpollWait, epfd);
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::epoll_pwait1(epfd, flags, events, room, params) })

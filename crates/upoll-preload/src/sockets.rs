@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use upoll_fds::plain_sets;
 
 use crate::errno::{give, give_size};
 use crate::files::{chk_fail, hand_over, leave_to_streams};
@@ -202,7 +203,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
 /// Memory that `message` leads to is not being written.
 unsafe fn hand_over_rights(message: *const msghdr) {
     if !upoll_fds::has_any() {
-        return;
+        // It may carry one, and a look is a system call of its own.
+        return plain_sets::forget_noted();
     }
     // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
     let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
@@ -256,7 +258,7 @@ pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
 /// As [`sends_ours`].
 pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: c_uint) -> bool {
     let is_ours = upoll_fds::is_ours(fd);
-    if !is_ours && upoll_fds::has_any() {
+    if !is_ours {
         // SAFETY: the caller's contract.
         unsafe { hand_over_rights_of(messages, count) };
     }
@@ -268,6 +270,9 @@ pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: 
 /// # Safety
 /// As [`sends_ours`].
 unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) {
+    if !upoll_fds::has_any() {
+        return plain_sets::forget_noted();
+    }
     for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize {
         let message = messages.wrapping_add(at);
         let header = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_hdr));
