@@ -271,12 +271,23 @@ fn wait_in_turn(
             Arrival::Idle => sleeper.sleep(deadline),
         };
         let mut ready = 0;
-        // One that was not woken takes what is there: the worker that was chosen may not come.
-        if arrival == Arrival::InTurn || outcome != Outcome::Woken || sleeper.entry.is_claimed() {
-            ready = set.harvest(events);
+        let hangs_up = |events: &[Event]| {
             let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
-            if events[..ready].iter().any(hangs_up) {
+            events.iter().any(hangs_up)
+        };
+        if outcome != Outcome::Woken {
+            // Out of the line before the look: the event of a wake that chooses this thread after it
+            // would be lost.
+            sleeper.entry.unhook();
+            // One that was not woken takes what is there: the worker that was chosen may not come.
+            ready = set.harvest(events);
+            if hangs_up(&events[..ready]) {
                 // No thread can use that up.
+                set.sleepers.pass_on(Events::IN, true);
+            }
+        } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
+            ready = set.harvest(events);
+            if hangs_up(&events[..ready]) {
                 sleeper.entry.owe_another();
             }
             let mut deferred = Deferred::new();
