@@ -63,7 +63,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef};
 use crate::memory::boxed;
-use crate::sync::{AtomicBool, AtomicI32, AtomicUsize, Mutex, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicI32, AtomicUsize, Mutex, Ordering, fence, fence_after_rmw};
 use crate::wait::Deferred;
 
 /// The part of a set that the kernel keeps.
@@ -338,8 +338,9 @@ impl KernelSide {
     ) -> Result<usize, Errno> {
         let place = self.sleep_set();
         place.asleep.fetch_add(1, Ordering::SeqCst);
-        // Counted, now look: whoever queued something before that did not ring, nor did whoever
-        // made the hub.
+        fence_after_rmw();
+        // Counted, now look: a thread that queued something, or made the hub, before that did not see
+        // this one.
         let moved = !ptr::eq(place, self.sleep_set());
         let limit = if moved || set.is_pending() {
             kernel::AT_ONCE
