@@ -101,7 +101,7 @@ pub(crate) enum Direction {
     Out,
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 impl Direction {
     /// What a wake for such a change says.
     pub(crate) fn key(self) -> Events {
@@ -595,7 +595,7 @@ impl EventFd {
         }
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.file.flags().contains(EventFdFlags::NONBLOCK)
     }
@@ -605,7 +605,7 @@ impl EventFd {
         &self.file
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn wait_queue(&self) -> &WaitQueue {
         &self.file.queue
     }

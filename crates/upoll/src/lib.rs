@@ -20,7 +20,8 @@ mod events;
 mod file;
 #[cfg(any(feature = "std", loom))]
 mod forks;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
+#[cfg_attr(loom, allow(dead_code, reason = "models leave parts out"))]
 mod host;
 mod kept;
 mod memory;
@@ -29,7 +30,8 @@ mod pipe;
 mod poll;
 mod poll_context;
 mod select;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
+#[cfg_attr(loom, allow(dead_code, reason = "models leave parts out"))]
 mod sleep;
 mod socketpair;
 mod sync;
@@ -38,9 +40,9 @@ mod wait;
 mod watch;
 
 /// What sets have outside the core.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 use crate::epoll::companion::Nothing as Outside;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use crate::host::KernelSide as Outside;
 
 #[cfg(all(feature = "std", not(loom)))]
@@ -54,6 +56,8 @@ pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
 #[cfg(loom)]
 pub use crate::forks::generation;
+#[cfg(loom)]
+pub use crate::host::kernel as kernel_model;
 #[cfg(all(feature = "std", not(loom)))]
 #[doc(hidden)]
 pub use crate::host::own_fds;
@@ -69,6 +73,8 @@ pub use crate::select::FdSet;
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
+#[cfg(loom)]
+pub use crate::sleep::{Clock, SigSet, Timeout, end_thread, poll, ppoll};
 #[cfg(all(feature = "std", not(loom)))]
 #[doc(hidden)]
 pub use crate::sleep::{interruptible, prepare_thread_ends};

@@ -70,7 +70,7 @@ impl<T> SharedBox<T> {
     }
 
     /// Returns the place on the heap, with this owner's part of the count.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn into_raw(this: Self) -> NonNull<()> {
         core::mem::ManuallyDrop::new(this).0.cast()
     }
@@ -79,7 +79,7 @@ impl<T> SharedBox<T> {
     ///
     /// # Safety
     /// `place` is from `into_raw` of a `SharedBox<T>`, and is taken over once.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) unsafe fn from_raw(place: NonNull<()>) -> Self {
         SharedBox(place.cast())
     }

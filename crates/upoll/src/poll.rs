@@ -152,13 +152,13 @@ pub(crate) struct Seen {
     /// User-level objects that were looked at.
     pub(crate) objects: usize,
     /// Descriptors of the kernel, which were not looked at.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) kernel: usize,
     /// User-level objects that the kernel has to be asked about too, before the thread sleeps.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) sides: usize,
     /// Those of them that are shared counters.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) shared: usize,
 }
 
@@ -173,7 +173,7 @@ impl Seen {
     }
 
     /// What [`count`](Self::count) leaves out, as only a thread that is going to sleep has to know.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn count_sides(&mut self, target: Target<'_>, wanted: Events) {
         let is_shared = target.shared_counter().is_some();
         self.shared += usize::from(is_shared);
@@ -185,7 +185,7 @@ impl Seen {
 pub(crate) trait Viewer {
     /// Whether the thread is going to sleep by what it sees.
     #[cfg_attr(
-        any(not(feature = "std"), loom),
+        all(not(feature = "std"), not(loom)),
         expect(dead_code, reason = "there are no threads that sleep")
     )]
     const SLEEPS: bool = true;
@@ -222,7 +222,7 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
             Subject::NotOpen => Events::NVAL,
             Subject::Open(target) => {
                 seen.count(target);
-                #[cfg(all(feature = "std", not(loom)))]
+                #[cfg(any(feature = "std", loom))]
                 if V::SLEEPS {
                     seen.count_sides(target, wanted);
                 }

@@ -1,11 +1,13 @@
 //! What a call may be aimed at.
 
 #[cfg(all(feature = "std", not(loom)))]
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
+#[cfg(any(feature = "std", loom))]
+use std::os::fd::BorrowedFd;
 
 #[cfg(all(feature = "std", not(loom)))]
 use crate::descriptor::DescriptorRef;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
 
@@ -35,13 +37,15 @@ impl Target<'_> {
     }
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 impl<'a> Target<'a> {
     /// The descriptor, if it is the kernel's.
     #[inline]
     pub(crate) fn kernel(self) -> Option<BorrowedFd<'a>> {
         match self {
+            #[cfg(not(loom))]
             Target::Kernel(fd) => Some(fd),
+            #[cfg(not(loom))]
             Target::Descriptor(descriptor) => Some(descriptor.fd()),
             Target::File(_) => None,
         }
@@ -52,6 +56,7 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn shared_counter(self) -> Option<&'a crate::host::SharedCounter> {
         match self {
+            #[cfg(not(loom))]
             Target::Kernel(_) | Target::Descriptor(_) => None,
             Target::File(file) => crate::host::SharedCounter::of(file.description()),
         }
@@ -67,12 +72,13 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn kernel_side(self, wanted: Events) -> Option<BorrowedFd<'a>> {
         match self {
+            #[cfg(not(loom))]
             Target::Kernel(_) | Target::Descriptor(_) => None,
-            #[cfg(test)]
+            #[cfg(all(test, not(loom)))]
             Target::File(file) => {
                 crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file, wanted))
             }
-            #[cfg(not(test))]
+            #[cfg(not(all(test, not(loom))))]
             Target::File(file) => crate::host::kernel_side(file, wanted),
         }
     }

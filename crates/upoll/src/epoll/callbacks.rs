@@ -82,7 +82,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> bool {
 ///
 /// # Errors
 /// `EBUSY`: one does.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
     if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default())? {
         return Err(Errno::BUSY);

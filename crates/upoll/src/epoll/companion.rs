@@ -5,21 +5,22 @@
 //! them; from then on the core asks it what is ready there, and rings it for threads that sleep
 //! there. A companion stays for the set's life.
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use alloc::boxed::Box;
 use core::fmt;
 
-use once_cell::race::OnceBox;
-
+#[cfg(all(feature = "std", not(loom)))]
+use super::CtlCommand;
+#[cfg(any(feature = "std", loom))]
+use super::Epoll;
 use super::Set;
 use super::interest::{Interests, Item};
-#[cfg(all(feature = "std", not(loom)))]
-use super::{CtlCommand, Epoll};
 use crate::errno::Errno;
 use crate::events::Event;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use crate::events::Events;
 use crate::file::Description;
+use crate::sync::OnceBox;
 use crate::wait::Deferred;
 
 /// What the core asks of the outside part of a set.
@@ -34,7 +35,7 @@ pub(crate) trait Companion: Send + Sync {
     fn is_ready(&self, set: &Set) -> bool;
 
     /// `EPOLL_CTL_MOD` of a member by its number.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     fn modify(&self, epoll: &Epoll, number: i32, interest: &Event) -> Result<(), Errno>;
 
     /// The same for all commands at the head that [modify a descriptor](CtlCommand::modified_descriptor),
@@ -97,10 +98,10 @@ pub(crate) trait Companion: Send + Sync {
 pub(crate) type Companionship = OnceBox<crate::Outside>;
 
 /// For sets that have nothing outside the core.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) enum Nothing {}
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 impl Companion for Nothing {
     fn is_awaited(&self) -> bool {
         match *self {}
@@ -168,7 +169,7 @@ impl Set {
 
     /// Gives the set a companion, unless it has one already, and rouses the threads that sleep
     /// without one, in the set or in a poll of it, so that they look again.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn companion_or_insert(
         &self,
         make: impl FnOnce() -> Result<Box<crate::Outside>, Errno>,
@@ -184,7 +185,7 @@ impl Set {
     }
 
     /// Has everyone who watches this set look at it: its companion has queued something.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn wake_watchers(&self) {
         if self.rotates {
             self.watched_by.wake_rotate(crate::events::Events::IN);

@@ -8,7 +8,7 @@ use core::any::Any;
 use core::ptr::NonNull;
 
 use super::callbacks::check_nested;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use super::callbacks::check_silent_member;
 use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
@@ -159,7 +159,7 @@ impl Epoll {
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         if shared_count(file.description()).is_some() {
             crate::host::prepare(self)?;
         }
@@ -174,7 +174,7 @@ impl Epoll {
         if let Some(left) = left {
             left.finish();
         }
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         if result.is_ok() && shared_count(file.description()).is_some() {
             // A thread that is not told looks when its limit ends.
             let _ = crate::host::tell_threads(self);
@@ -625,7 +625,7 @@ impl Set {
 
     /// The last reference to the set is gone.
     pub(super) fn close(&self) {
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         if let Some(handover) = &self.handover {
             handover.close();
         }

@@ -75,8 +75,14 @@ impl Drop for ServedBy {
     }
 }
 
-std::thread_local! {
+crate::sync::thread_locals! {
     static SERVED_BY: RefCell<ServedBy> = const { RefCell::new(ServedBy(Vec::new())) };
+}
+
+/// Hands on what an ending thread of a model has.
+#[cfg(loom)]
+pub(crate) fn end_thread() {
+    drop(SERVED_BY.with(|served_by| served_by.replace(ServedBy(Vec::new()))));
 }
 
 /// Notes that the calling thread may have an event of each rotating set at or below `set`, which has just

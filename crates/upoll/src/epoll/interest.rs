@@ -375,7 +375,7 @@ impl Interests {
     }
 
     /// The item in `slot`, if one is registered there.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn at(&self, slot: u32) -> Option<*const Item> {
         self.next_from(slot)
             .filter(|&(_, next)| next == slot + 1)

@@ -17,7 +17,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use core::ptr::NonNull;
 
 use bitflags::bitflags;
@@ -27,7 +27,7 @@ pub(crate) mod companion;
 pub(crate) mod ctl;
 mod ctl_batch;
 mod fdinfo;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 pub(crate) mod handover;
 pub(crate) mod interest;
 mod limit;
@@ -44,14 +44,14 @@ pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
 use self::companion::{Companion, Companionship};
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use self::handover::Handover;
 use self::interest::{Interests, Item};
 use self::limit::{Account, Allowance};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use crate::memory::SharedBox;
 #[cfg(not(loom))]
 use crate::memory::boxed;
@@ -102,7 +102,7 @@ pub(crate) struct Set {
     /// The source has told of a change without saying which: it may have hung up.
     may_have_hung_up: AtomicBool,
     /// The way here for threads that may have an event of this set's, if it rotates.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) handover: Option<SharedBox<Handover>>,
     /// How many callbacks and tasks wait for it; see [`callbacks`].
     callbacks: AtomicUsize,
@@ -114,7 +114,7 @@ impl Set {
     /// All that a set ever shows to those who watch it.
     pub(crate) const SHOWN: Events = Events::IN.union(Events::RDNORM);
 
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
     }
@@ -127,7 +127,7 @@ impl Set {
     /// Whether this poll is part of a call on this very set, or of too many calls within each other.
     /// Objects that answer as a set does can close a circle, or a chain, that ADD does not see.
     fn is_polled_from_within(&self) -> bool {
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         if crate::sync::is_held_by_this_thread(&self.inner) {
             return true;
         }
@@ -356,13 +356,13 @@ impl Epoll {
                 is_hidden: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
                 may_have_hung_up: AtomicBool::new(false),
-                #[cfg(all(feature = "std", not(loom)))]
+                #[cfg(any(feature = "std", loom))]
                 handover: rotates.then(Handover::new).transpose()?,
                 callbacks: AtomicUsize::new(0),
                 companion: Companionship::new(),
             })?,
         };
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         if let Some(handover) = &epoll.file.handover {
             handover.open(NonNull::from(epoll.description()));
         }

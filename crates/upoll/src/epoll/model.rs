@@ -1,10 +1,14 @@
 //! What comes from outside of the core, for models.
 
-use super::Epoll;
+use std::os::fd::AsFd;
+
 use super::interest::{Item, state};
 use super::scan::Turns;
+use super::{Epoll, Op};
+use crate::errno::Errno;
 use crate::events::Event;
 use crate::file::Identity;
+use crate::host::kernel::Source;
 use crate::sync::Ordering;
 use crate::wait::Ask;
 use core::ptr::NonNull;
@@ -13,6 +17,11 @@ impl Epoll {
     /// Whether somebody has locked the set.
     pub fn is_locked(&self) -> bool {
         self.set().inner.try_lock().is_none()
+    }
+
+    /// `epoll_ctl(2)` for a user's fd.
+    pub fn ctl_kernel(&self, op: Op, source: &Source, interest: Event) -> Result<(), Errno> {
+        crate::host::ctl(self, op, source.as_fd(), &interest)
     }
 
     /// Harvests as a wait that may sleep does at its start: events of rotating sets are left to

@@ -385,7 +385,6 @@ impl Set {
     /// An event that the chosen worker has left in the source, or does not come for, wakes nobody
     /// else. So a thread that begins a wait, or ends one, polls the rotating sets themselves.
     /// Edge-triggered interests are left out: their edge was the chosen worker's.
-    #[cfg(not(loom))]
     pub(crate) fn recheck_rotating(&self) {
         if !self.is_above_rotating() {
             return;
@@ -416,7 +415,7 @@ impl Set {
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held; `inner` is the set's.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) unsafe fn leave_to_kernel(&self, inner: &mut Interests, item: NonNull<Item>) {
         // SAFETY: the caller's contract.
         unsafe {

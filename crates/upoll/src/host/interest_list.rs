@@ -14,13 +14,23 @@ use crate::memory::boxed;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The interest in one number.
-#[derive(Default)]
 struct Slot {
     /// 0, [`ONCE`] or [`AGAIN`].
     is_watched: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
     inode: AtomicU64,
+}
+
+impl Slot {
+    fn new() -> Self {
+        Slot {
+            is_watched: AtomicU32::new(0),
+            events: AtomicU32::new(0),
+            data: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+        }
+    }
 }
 
 /// Slots for numbers in buckets that double in size, so that a change is two loads and a few stores.
@@ -31,7 +41,8 @@ pub(super) struct InterestList {
 const ONCE: u32 = 1;
 const AGAIN: u32 = 2;
 
-const FIRST_BITS: u32 = 6;
+/// loom has room for few atomics.
+const FIRST_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
 const BUCKETS: usize = (i32::BITS - FIRST_BITS) as usize;
 
 /// One interest.
@@ -80,7 +91,7 @@ impl InterestList {
             let count = 1_usize << (bucket as u32 + FIRST_BITS);
             let mut slots = Vec::new();
             slots.try_reserve_exact(count).map_err(|_| Errno::NOMEM)?;
-            slots.extend((0..count).map(|_| Slot::default()));
+            slots.extend((0..count).map(|_| Slot::new()));
             boxed(slots.into_boxed_slice())
         })?;
         Ok(())

@@ -20,20 +20,46 @@
 //! copies open: what it waits for, changes or drops there the parent misses. Shared eventfds a child may
 //! use and drop as it likes: the parent's sets hear of them as before ([`generation`]).
 
+#[cfg(not(loom))]
 mod adopted;
+#[cfg(not(loom))]
 pub(crate) mod generation;
+#[cfg(not(loom))]
 pub use generation::{begin_in_child, watch_forks};
 mod interest_list;
+#[cfg(not(loom))]
 pub(crate) mod kernel;
+#[cfg(loom)]
+#[path = "kernel_model.rs"]
+pub mod kernel;
 mod listening;
+#[cfg(not(loom))]
 mod members;
 mod nested;
+#[cfg_attr(loom, path = "own_fds_model.rs")]
 pub mod own_fds;
+mod ring;
+#[cfg(not(loom))]
 mod robust_lock;
 mod rotation;
+#[cfg_attr(loom, path = "shared_model.rs")]
 mod shared;
 mod sleep_set;
 mod special;
+
+/// Models have one process.
+#[cfg(loom)]
+pub(crate) mod generation {
+    use crate::errno::Errno;
+
+    pub(crate) const fn current() -> u32 {
+        0
+    }
+
+    pub(crate) const fn watch_forks() -> Result<(), Errno> {
+        Ok(())
+    }
+}
 
 pub(crate) use self::kernel::SignalMask;
 pub(crate) use self::shared::{Ears, SharedCounter};
@@ -42,7 +68,6 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
-use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
 use self::interest_list::InterestList;
@@ -53,17 +78,21 @@ use self::own_fds::limit_of_sleep;
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
+#[cfg(not(loom))]
+use crate::epoll::CtlCommand;
 use crate::epoll::callbacks::check_silent_member;
 use crate::epoll::companion::Companion;
 use crate::epoll::ctl::as_set;
 use crate::epoll::interest::{Interests, Item};
 use crate::epoll::nesting::sets_above;
-use crate::epoll::{CtlCommand, Epoll, Op, Set};
+use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef};
 use crate::memory::boxed;
-use crate::sync::{AtomicBool, AtomicI32, AtomicUsize, Mutex, Ordering, fence, fence_after_rmw};
+use crate::sync::{
+    AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, fence, fence_after_rmw,
+};
 use crate::wait::Deferred;
 
 /// The part of a set that the kernel keeps.
@@ -665,6 +694,7 @@ impl Companion for KernelSide {
         }
     }
 
+    #[cfg(not(loom))]
     fn modify_several(
         &self,
         epoll: &Epoll,
@@ -730,9 +760,18 @@ impl Companion for KernelSide {
     }
 
     fn len(&self) -> usize {
-        self.count_members()
+        #[cfg(not(loom))]
+        return self.count_members();
+        #[cfg(loom)]
+        self.members.load(Ordering::Relaxed)
     }
 
+    #[cfg(loom)]
+    fn show_fdinfo(&self, _: &mut dyn fmt::Write) -> fmt::Result {
+        Ok(())
+    }
+
+    #[cfg(not(loom))]
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         self.show_members(out)
     }

@@ -744,29 +744,12 @@ impl OwnFd {
             .map(|_| self.entry.under.load(Ordering::Relaxed))
     }
 
-    /// Wakes one thread that sleeps in the set, with an event that carries `data`; an edge for those
-    /// who poll the set. Returns false, and does nothing, if the set was lost.
-    pub(crate) fn ring(&self, data: u64) -> bool {
-        // Before, so that a thread that finds the set readable knows why; after, since such a thread
-        // may have taken it back.
-        self.entry.is_rung.store(true, Ordering::SeqCst);
-        let is_done = self.change_seal(&Event::new(Events::OUT | Events::ET, data));
-        self.entry.is_rung.store(true, Ordering::SeqCst);
-        is_done
-    }
-
-    /// Takes back a wake that nobody has heard. Returns false, and does nothing, if the set was lost.
-    pub(crate) fn quiet(&self, data: u64) -> bool {
-        self.entry.is_rung.store(false, Ordering::SeqCst);
-        self.change_seal(&Event::new(Events::empty(), data))
-    }
-
     /// Whether a wake was sent since the last [`quiet`](Self::quiet).
-    pub(crate) fn is_rung(&self) -> bool {
-        self.entry.is_rung.load(Ordering::SeqCst)
+    pub(super) fn rung(&self) -> &AtomicBool {
+        &self.entry.is_rung
     }
 
-    fn change_seal(&self, interest: &Event) -> bool {
+    pub(super) fn change_seal(&self, interest: &Event) -> bool {
         let entry = self.entry;
         entry.data.store(interest.data(), Ordering::SeqCst);
         while let Some(seal) = self.seal() {

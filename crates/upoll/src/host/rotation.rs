@@ -16,8 +16,6 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use once_cell::race::OnceBox;
-
 use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{KernelSide, kernel};
@@ -26,7 +24,7 @@ use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::boxed;
-use crate::sync::{AtomicBool, Mutex, Ordering, is_held_by_this_thread};
+use crate::sync::{AtomicBool, Mutex, OnceBox, Ordering, is_held_by_this_thread};
 
 /// What the kernel side of a rotating set has in addition.
 pub(super) struct Rotation {

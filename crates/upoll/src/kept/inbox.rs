@@ -50,13 +50,13 @@ impl Inbox {
     ///
     /// # Safety
     /// `sleeper` may be roused by any thread until it is detached.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) unsafe fn attach(&self, sleeper: Sleeper) {
         self.arrivals.lock().sleeper = Some(sleeper);
     }
 
     /// Nobody is told any more.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn detach(&self) {
         self.arrivals.lock().sleeper = None;
     }

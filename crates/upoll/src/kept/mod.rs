@@ -30,7 +30,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 pub(crate) use self::inbox::Inbox;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 pub(crate) use self::inbox::Sleeper;
 
 use crate::epoll::comes_unannounced;
@@ -629,9 +629,11 @@ impl Kept {
             objects: self.users,
             #[cfg(all(feature = "std", not(loom)))]
             kernel: self.kernels,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(loom)]
+            kernel: 0,
+            #[cfg(any(feature = "std", loom))]
             sides: 0,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             shared: 0,
         };
         let mut at = 0;

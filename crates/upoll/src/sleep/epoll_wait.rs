@@ -145,6 +145,13 @@ impl Epoll {
     }
 }
 
+/// Does what the end of a thread does: in a model thread-local variables end in any order.
+#[cfg(loom)]
+pub fn end_thread() {
+    handover::end_thread();
+    drop(WORKERS.with(|workers| workers.replace(Vec::new())));
+}
+
 /// Notes that this thread has an event of a rotating set at or below `set`, to hand it on if it ends.
 #[inline]
 fn remember(set: &Set) {
@@ -353,7 +360,7 @@ impl Epoll {
     }
 }
 
-std::thread_local! {
+crate::sync::thread_locals! {
     /// The sets through which this thread waits in rotating sets with a kernel side: it takes
     /// turns with workers that way, and keeps its place in line between two waits.
     static WORKERS: RefCell<Vec<(usize, Epoll)>> = const { RefCell::new(Vec::new()) };

@@ -3,13 +3,19 @@
 //! No calls of the C library, as in `host::kernel`, and for its reasons.
 
 use core::ptr;
-use core::sync::atomic::AtomicU32;
 
+#[cfg(not(loom))]
 use syscalls::{Errno, Sysno, syscall};
 
 use super::Outcome;
-use super::timeout::{Clock, Deadline};
+#[cfg(not(loom))]
+use super::timeout::Clock;
+use super::timeout::Deadline;
+#[cfg(loom)]
+use crate::host::kernel;
+#[cfg(not(loom))]
 use crate::interruptible_call;
+use crate::sync::AtomicU32;
 
 /// Who may rouse a sleeper.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,7 +26,13 @@ pub(super) enum Scope {
     Shared,
 }
 
+/// Where the kernel knows a word by.
+pub(super) fn address(word: &AtomicU32) -> usize {
+    ptr::from_ref(word).addr()
+}
+
 /// Sleeps while `word` holds `expected`. May return early with [`Outcome::Woken`].
+#[cfg(not(loom))]
 pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: Scope) -> Outcome {
     let mut operation = libc::FUTEX_WAIT_BITSET;
     if scope == Scope::Private {
@@ -67,7 +79,31 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
     }
 }
 
+/// As above, in a model.
+#[cfg(loom)]
+pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, _: Scope) -> Outcome {
+    let limit = match deadline {
+        Deadline::Never | Deadline::NeverRestart => None,
+        Deadline::At(_, at) => Some(at),
+    };
+    let is_expected = || word.load(crate::sync::Ordering::Relaxed) == expected;
+    match kernel::futex_wait(address(word), is_expected, limit) {
+        kernel::Ended { woken: true, .. } => Outcome::Woken,
+        kernel::Ended {
+            timed_out: true, ..
+        } => Outcome::TimedOut,
+        _ => Outcome::Interrupted,
+    }
+}
+
+/// As below, in a model.
+#[cfg(loom)]
+pub(super) fn wake_one(address: usize) {
+    kernel::futex_wake(address);
+}
+
 /// Rouses one thread that sleeps on the word at `address`, which need not exist any more.
+#[cfg(not(loom))]
 pub(super) fn wake_one(address: usize) {
     // SAFETY: the kernel takes the address as a key and does not write to it; a stale one gives
     // an error or a spurious wake.

@@ -7,36 +7,50 @@
 
 mod blocking;
 mod doorbell;
+#[cfg(not(loom))]
 mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
 mod futex;
+#[cfg(not(loom))]
 pub mod interruptible;
+#[cfg(not(loom))]
 mod kernel_part;
+#[cfg(not(loom))]
 mod pipe;
 mod poll;
+#[cfg(not(loom))]
 mod poll_context;
 mod poller;
+#[cfg(not(loom))]
 mod select;
 mod sigset;
+#[cfg(not(loom))]
 mod socketpair;
+#[cfg(not(loom))]
 mod thread_end;
 mod timeout;
 
+#[cfg(not(loom))]
 pub use self::epoll_pwait1::{Timespec, WaitParams};
+#[cfg(loom)]
+pub use self::epoll_wait::end_thread;
 pub use self::poll::{poll, ppoll};
+#[cfg(not(loom))]
 pub use self::poll_context::PollContext;
+#[cfg(not(loom))]
 pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;
+#[cfg(not(loom))]
 pub use self::thread_end::prepare as prepare_thread_ends;
 pub use self::timeout::{Clock, Timeout};
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use self::futex::Scope;
 use self::timeout::Deadline;
 use crate::events::Events;
+use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
 /// How a sleep ended.
@@ -105,10 +119,10 @@ unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     word.store(ROUSED, Ordering::Release);
     // The word may be gone by the time this runs. The kernel only looks the address up: at worst
     // it rouses another futex for nothing, which every futex user must bear.
-    wake.deferred.push(futex::wake_one, word.as_ptr().addr());
+    wake.deferred.push(futex::wake_one, futex::address(word));
     Reply::TookAndLeft
 }
 
 /// Gives the objects of this crate's own tests a kernel side.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) use self::poller::tests::side as test_side;

@@ -4,7 +4,6 @@
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
 use std::os::fd::RawFd;
 
 use super::doorbell::Doorbell;
@@ -23,7 +22,7 @@ use crate::host::own_fds::limit_of_sleep;
 use crate::kept::{self, Inbox};
 use crate::memory::SharedBox;
 use crate::poll::{Seen, Viewer, on_stack};
-use crate::sync::fence_after_rmw;
+use crate::sync::{AtomicU32, Ordering, fence_after_rmw};
 use crate::target::Target;
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
@@ -39,6 +38,7 @@ const INLINE: usize = 9;
 /// Entries in each further allocation.
 const CHUNK: usize = 64;
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEntry>() <= QUEUES);
 
 /// A call of `poll` or `select` under way.
@@ -136,7 +136,7 @@ impl Poller<'_> {
         }
         match self.doorbell {
             // The word may be gone by the time this runs; see `super::rouse`.
-            None => deferred.push(futex::wake_one, self.state.as_ptr().addr()),
+            None => deferred.push(futex::wake_one, futex::address(&self.state)),
             Some(doorbell) => Doorbell::ring_later(doorbell, deferred),
         }
     }
@@ -552,7 +552,7 @@ fn wait_for_any(
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
     use std::io::{PipeReader, Read, Write};
     use std::os::fd::{AsFd, BorrowedFd};

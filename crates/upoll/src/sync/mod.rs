@@ -16,7 +16,7 @@ use self::sequenced as atomics;
 use core::sync::atomic as atomics;
 
 #[cfg(loom)]
-pub(crate) use self::sequenced::{AtomicU16, Ordering, compiler_fence};
+pub(crate) use self::sequenced::{AtomicI32, AtomicU16, Ordering, compiler_fence};
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::Ordering;
 #[cfg(all(feature = "std", not(loom)))]
@@ -34,9 +34,11 @@ pub(crate) use spin::{Mutex, MutexGuard};
 #[cfg(loom)]
 pub use self::lock::Lock;
 #[cfg(loom)]
-pub(crate) use self::model::Mutex;
+pub(crate) use self::model::{Mutex, OnceBox, is_held_by_this_thread};
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
+#[cfg(not(loom))]
+pub(crate) use once_cell::race::OnceBox;
 
 #[cfg(loom)]
 pub(crate) use loom::cell::UnsafeCell;
@@ -68,8 +70,85 @@ mod plain {
     }
 }
 
+/// Thread-local variables, with a constant for the first value.
+#[cfg(any(feature = "std", loom))]
+macro_rules! thread_locals {
+    ($($(#[$attribute:meta])* static $name:ident: $of:ty = const { $first:expr };)+) => {
+        #[cfg(not(loom))]
+        std::thread_local! {
+            $($(#[$attribute])* static $name: $of = const { $first };)+
+        }
+        #[cfg(loom)]
+        loom::thread_local! {
+            $($(#[$attribute])* static $name: $of = $first;)+
+        }
+    };
+}
+#[cfg(any(feature = "std", loom))]
+pub(crate) use thread_locals;
+
 #[cfg(loom)]
 mod model {
+    use core::ptr;
+
+    use super::{AtomicPtr, Ordering};
+
+    /// `once_cell`'s cell, with its orderings.
+    #[derive(Debug)]
+    pub(crate) struct OnceBox<T>(AtomicPtr<T>);
+
+    impl<T> OnceBox<T> {
+        pub(crate) fn new() -> Self {
+            OnceBox(AtomicPtr::new(ptr::null_mut()))
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            // SAFETY: null, or from `Box::into_raw` below and freed by the drop.
+            unsafe { self.0.load(Ordering::Acquire).as_ref() }
+        }
+
+        pub(crate) fn get_or_try_init<E>(
+            &self,
+            make: impl FnOnce() -> Result<Box<T>, E>,
+        ) -> Result<&T, E> {
+            if let Some(there) = self.get() {
+                return Ok(there);
+            }
+            let made = Box::into_raw(make()?);
+            let set = self.0.compare_exchange(
+                ptr::null_mut(),
+                made,
+                Ordering::Release,
+                Ordering::Acquire,
+            );
+            let there = match set {
+                Ok(_) => made,
+                Err(there) => {
+                    // SAFETY: made above, and nobody else knows it.
+                    drop(unsafe { Box::from_raw(made) });
+                    there
+                }
+            };
+            // SAFETY: as in `get`.
+            Ok(unsafe { &*there })
+        }
+    }
+
+    impl<T> Drop for OnceBox<T> {
+        fn drop(&mut self) {
+            let there = self.0.load(Ordering::Acquire);
+            if !there.is_null() {
+                // SAFETY: from `Box::into_raw`, and nobody borrows it any more.
+                drop(unsafe { Box::from_raw(there) });
+            }
+        }
+    }
+
+    /// Models have no signal handlers.
+    pub(crate) fn is_held_by_this_thread<T>(_: &Mutex<T>) -> bool {
+        false
+    }
+
     /// loom's lock behind `parking_lot`'s interface: no poison.
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);

@@ -87,7 +87,7 @@ impl Deferred {
     }
 
     #[cfg_attr(
-        any(not(feature = "std"), loom),
+        all(not(feature = "std"), not(loom)),
         expect(dead_code, reason = "only sleeping threads need it")
     )]
     pub(crate) fn push(&mut self, action: fn(usize), word: usize) {

@@ -75,7 +75,7 @@ pub(crate) enum Place {
     ExclusiveTail,
     /// Like `ExclusiveTail` but at the head: last come, first served, as threads in `epoll_wait`.
     #[cfg_attr(
-        any(not(feature = "std"), loom),
+        all(not(feature = "std"), not(loom)),
         expect(dead_code, reason = "only sleeping threads need it")
     )]
     ExclusiveHead,
@@ -323,7 +323,7 @@ impl WaitQueue {
     }
 
     /// Whether more than one entry is linked.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn has_several(&self) -> bool {
         self.linked.load(Ordering::SeqCst) > 1
     }
@@ -560,7 +560,7 @@ impl WaitQueue {
     /// # Safety
     /// As [`WaitEntry::hook`].
     #[cfg_attr(
-        any(not(feature = "std"), loom),
+        all(not(feature = "std"), not(loom)),
         expect(dead_code, reason = "only sleeping threads need it")
     )]
     pub(crate) unsafe fn turn_or_hook(

@@ -3,11 +3,13 @@
 #![cfg(loom)]
 
 mod forks;
+mod kernel_fds;
 mod missed;
 mod poll_context;
 mod rotation;
 mod sets;
 mod shared;
+mod sleeping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -115,17 +115,22 @@ fn an_exclusive_wake_is_with_the_set_that_stays() {
 }
 
 /// An object of an embedder's, which orders its state no more than it must.
-struct Flag {
-    queue: WaitQueue,
+pub(super) struct Flag {
+    pub(super) queue: WaitQueue,
     is_up: AtomicBool,
 }
 
 impl Flag {
-    fn new() -> File<Flag> {
+    pub(super) fn new() -> File<Flag> {
         File::new(Flag {
             queue: WaitQueue::new(),
             is_up: AtomicBool::new(false),
         })
+    }
+
+    pub(super) fn set(&self, is_up: bool) {
+        self.is_up.store(is_up, Ordering::Release);
+        self.queue.wake(Events::IN);
     }
 }
 

@@ -1,0 +1,115 @@
+//! Sets that watch kernel fds, and threads that sleep in the kernel. The kernel's epoll sets are a model
+//! (`src/host/kernel_model.rs`).
+
+use loom::thread;
+use upoll::kernel_model::Source;
+use upoll::{Epoll, EventFd, Events, Op, PollFd, poll};
+
+use super::sleeping::{FOREVER, LIMIT, time_passes_then_one_is_written, wait};
+use super::{EDGE, IN, model};
+
+/// A set with a kernel fd, which is not readable.
+fn set_with_source() -> (Epoll, Source) {
+    let source = Source::new();
+    let set = Epoll::new().unwrap();
+    set.ctl_kernel(Op::Add, &source, IN).unwrap();
+    (set, source)
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_arrival() {
+    for interest in [IN, EDGE] {
+        model(3, move || {
+            let (set, _source) = set_with_source();
+            let counter = EventFd::new(0).unwrap();
+            set.add(&counter, interest).unwrap();
+            let writer = counter.clone();
+            let writing = thread::spawn(move || writer.try_write(1).unwrap());
+            assert_eq!(wait(&set, FOREVER), Ok(1));
+            writing.join().unwrap();
+        });
+    }
+}
+
+/// Of two threads that sleep in one kernel set one is woken, as its limit ends.
+#[test]
+fn a_wake_is_not_lost_with_a_sleep_in_the_kernel_that_times_out() {
+    model(2, || {
+        let (set, _source) = set_with_source();
+        let counter = EventFd::new(0).unwrap();
+        set.add(&counter, EDGE).unwrap();
+        let second = set.clone();
+        let staying = thread::spawn(move || wait(&second, FOREVER));
+        let writing = time_passes_then_one_is_written(&counter);
+        let taken = wait(&set, LIMIT).unwrap();
+        writing.join().unwrap();
+        if taken == 1 {
+            counter.try_write(1).unwrap();
+        }
+        assert_eq!(staying.join().unwrap(), Ok(1));
+    });
+}
+
+/// A thread goes to sleep in a set as that gets its nesting fd, and where to sleep changes with it.
+#[test]
+fn a_thread_that_goes_to_sleep_learns_of_a_set_below_with_kernel_fds() {
+    for by_counter in [false, true] {
+        model(2, move || {
+            let (outer, _source) = set_with_source();
+            let (inner, source) = set_with_source();
+            let counter = EventFd::new(0).unwrap();
+            inner.add(&counter, IN).unwrap();
+            let adder = outer.clone();
+            let adding = thread::spawn(move || {
+                adder.add(&inner, IN).unwrap();
+                match by_counter {
+                    true => counter.try_write(1).unwrap(),
+                    false => source.set_readable(true),
+                }
+                (inner, source, counter)
+            });
+            assert_eq!(wait(&outer, FOREVER), Ok(1));
+            drop(adding.join().unwrap());
+        });
+    }
+}
+
+/// A look from above takes a wake back to see whether a kernel fd is ready as well.
+#[test]
+fn a_look_from_above_takes_no_wake_from_a_thread_that_sleeps() {
+    model(2, || {
+        let (set, _source) = set_with_source();
+        let counter = EventFd::new(0).unwrap();
+        set.add(&counter, IN).unwrap();
+        let sleeper = set.clone();
+        let sleeping = thread::spawn(move || wait(&sleeper, FOREVER));
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let _ = set.as_file_ref().is_ready(Events::IN);
+        writing.join().unwrap();
+        assert_eq!(sleeping.join().unwrap(), Ok(1));
+    });
+}
+
+/// A thread in `poll` of a set with both kinds of members sleeps in the kernel's `ppoll`, with its wake fd.
+#[test]
+fn a_thread_in_poll_hears_of_both_kinds_of_members() {
+    for by_counter in [false, true] {
+        model(2, move || {
+            let (set, source) = set_with_source();
+            let counter = EventFd::new(0).unwrap();
+            set.add(&counter, IN).unwrap();
+            let changed = counter.clone();
+            let changing = thread::spawn(move || {
+                match by_counter {
+                    true => changed.try_write(1).unwrap(),
+                    false => source.set_readable(true),
+                }
+                source
+            });
+            let mut fds = [PollFd::new(&set, Events::IN)];
+            assert_eq!(poll(&mut fds, FOREVER), Ok(1));
+            changing.join().unwrap();
+        });
+    }
+}

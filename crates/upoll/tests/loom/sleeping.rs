@@ -1,0 +1,216 @@
+//! Threads that sleep, against wakes, limits and signals. The kernel's part, its futexes and its time, is
+//! a model (`src/host/kernel_model.rs`). A wake that is lost is a deadlock.
+
+use std::time::Duration;
+
+use loom::thread;
+use upoll::kernel_model::{Source, interrupt, pass_time};
+use upoll::{
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollFd, end_thread, poll,
+};
+
+use super::sets::Flag;
+use super::{EDGE, IN, harvest, model};
+
+pub(super) const LIMIT: Option<Duration> = Some(Duration::from_secs(1));
+pub(super) const FOREVER: Option<Duration> = None;
+
+pub(super) fn wait(set: &Epoll, limit: Option<Duration>) -> Result<usize, Errno> {
+    set.wait(&mut [Event::default(); 2], limit)
+}
+
+/// As [`wait`], by a thread that ends then.
+fn wait_and_end(set: &Epoll, limit: Option<Duration>) -> Result<usize, Errno> {
+    let ended = wait(set, limit);
+    end_thread();
+    ended
+}
+
+/// The limits of sleeps end at about the time of a write.
+pub(super) fn time_passes_then_one_is_written(counter: &EventFd) -> thread::JoinHandle<()> {
+    let counter = counter.clone();
+    thread::spawn(move || {
+        pass_time();
+        counter.try_write(1).unwrap();
+    })
+}
+
+fn poll_file(file: &File<Flag>, limit: Option<Duration>) -> Result<usize, Errno> {
+    poll(&mut [PollFd::new(file, Events::IN)], limit)
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_a_set_misses_no_arrival() {
+    for interest in [IN, EDGE] {
+        model(3, move || {
+            let counter = EventFd::new(0).unwrap();
+            let set = Epoll::new().unwrap();
+            set.add(&counter, interest).unwrap();
+            let writing = thread::spawn(move || {
+                counter.try_write(1).unwrap();
+                counter
+            });
+            assert_eq!(wait(&set, FOREVER), Ok(1));
+            writing.join().unwrap();
+        });
+    }
+}
+
+/// Of two threads that sleep in one set one is woken, as its limit ends.
+#[test]
+fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
+    model(2, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, EDGE).unwrap();
+        let second = set.clone();
+        let staying = thread::spawn(move || wait(&second, FOREVER));
+        let writing = time_passes_then_one_is_written(&counter);
+        let taken = wait(&set, LIMIT).unwrap();
+        writing.join().unwrap();
+        if taken == 1 {
+            counter.try_write(1).unwrap();
+        }
+        assert_eq!(staying.join().unwrap(), Ok(1));
+    });
+}
+
+/// Of two threads that sleep in one set one is woken, as a signal comes for it.
+#[test]
+fn a_wake_is_not_lost_with_a_sleep_that_a_signal_ends() {
+    model(2, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, EDGE).unwrap();
+        let first = set.clone();
+        let sleeping = thread::spawn(move || wait(&first, LIMIT));
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        interrupt();
+        writing.join().unwrap();
+        match sleeping.join().unwrap() {
+            Ok(1) => {}
+            ended => {
+                assert_eq!(ended, Err(Errno::INTR));
+                assert_eq!(harvest(&set), 1);
+            }
+        }
+    });
+}
+
+/// Two sets watch one file exclusively, and a thread sleeps in each: one of them is woken, as its limit
+/// ends.
+#[test]
+fn an_exclusive_wake_is_not_lost_with_a_sleep_that_times_out() {
+    model(2, || {
+        let exclusive = Event::new(Events::IN | Events::EXCLUSIVE, 0);
+        let counter = EventFd::new(0).unwrap();
+        let sets = [(); 2].map(|()| Epoll::new().unwrap());
+        for set in &sets {
+            set.add(&counter, exclusive).unwrap();
+        }
+        let [first, second] = sets;
+        let staying = thread::spawn(move || wait(&second, FOREVER));
+        let writing = time_passes_then_one_is_written(&counter);
+        let taken = wait(&first, LIMIT).unwrap();
+        writing.join().unwrap();
+        if taken == 1 {
+            // Nobody waits in the first set any more.
+            counter.try_write(1).unwrap();
+        }
+        assert_eq!(staying.join().unwrap(), Ok(1));
+    });
+}
+
+/// A thread that sleeps where only user-level members are seen, as the set gets its first kernel fd.
+#[test]
+fn a_thread_that_goes_to_sleep_in_a_set_learns_of_its_first_kernel_fd() {
+    model(3, || {
+        let source = Source::new();
+        let set = Epoll::new().unwrap();
+        let adder = set.clone();
+        let adding = thread::spawn(move || {
+            adder.ctl_kernel(upoll::Op::Add, &source, IN).unwrap();
+            source.set_readable(true);
+        });
+        assert_eq!(wait(&set, FOREVER), Ok(1));
+        adding.join().unwrap();
+    });
+}
+
+/// A thread in `poll`, of an object that orders its state no more than it must.
+#[test]
+fn a_thread_that_goes_to_sleep_in_poll_misses_no_change() {
+    model(3, || {
+        let flag = Flag::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || changed.set(true));
+        assert_eq!(poll_file(&flag, FOREVER), Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+/// The same for one that was woken for nothing, and looks again.
+#[test]
+fn a_thread_in_poll_that_is_woken_for_nothing_misses_no_change() {
+    model(3, || {
+        let flag = Flag::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || {
+            changed.queue.wake(Events::IN);
+            changed.set(true);
+        });
+        assert_eq!(poll_file(&flag, FOREVER), Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_ready_when_a_poll_times_out_is_reported() {
+    model(3, || {
+        let flag = Flag::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || {
+            changed.set(true);
+            pass_time();
+        });
+        assert_eq!(poll_file(&flag, LIMIT), Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+/// A read that blocks, against a write; and of two reads each has one.
+#[test]
+fn a_thread_that_goes_to_sleep_in_read_misses_no_write() {
+    model(2, || {
+        let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let reading = [(); 2].map(|()| {
+            let reader = counter.clone();
+            thread::spawn(move || reader.read())
+        });
+        counter.try_write(1).unwrap();
+        counter.try_write(1).unwrap();
+        for reading in reading {
+            assert_eq!(reading.join().unwrap(), Ok(1));
+        }
+    });
+}
+
+/// Two threads sleep in a rotating set: the one that an event chooses leaves, as its limit ends.
+#[test]
+fn a_turn_is_not_lost_with_a_sleep_that_times_out() {
+    model(2, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+        set.add(&counter, EDGE).unwrap();
+        let second = set.clone();
+        let staying = thread::spawn(move || wait_and_end(&second, FOREVER));
+        let writing = time_passes_then_one_is_written(&counter);
+        let taken = wait_and_end(&set, LIMIT).unwrap();
+        writing.join().unwrap();
+        if taken == 1 {
+            counter.try_write(1).unwrap();
+        }
+        assert_eq!(staying.join().unwrap(), Ok(1));
+    });
+}
