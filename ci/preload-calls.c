@@ -1,0 +1,169 @@
+/* Makes one call many times and prints the processor time that each takes, in nanoseconds, and the page faults
+ * of each child. Usage: preload-calls ROW COUNT [eventfd], the last to have an eventfd open meanwhile. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                         \
+	do {                                                                     \
+		if (!(condition)) {                                              \
+			fprintf(stderr, "line %d: %s\n", __LINE__, #condition);  \
+			exit(1);                                                 \
+		}                                                                \
+	} while (0)
+
+enum { FILL = 4096 };
+static int line[2], ready[2], set, counter;
+static long faults;
+static char bytes[FILL];
+
+static void reads(long at)
+{
+	if (at % FILL == 0)
+		CHECK(write(line[1], bytes, FILL) == FILL);
+	CHECK(read(line[0], bytes, 1) == 1);
+}
+
+static void writes(long at)
+{
+	CHECK(write(line[1], bytes, 1) == 1);
+	if (at % FILL == FILL - 1)
+		CHECK(read(line[0], bytes, FILL) == FILL);
+}
+
+static void polls(int count)
+{
+	struct pollfd entries[10];
+	int at;
+	for (at = 0; at < count; at++)
+		entries[at] = (struct pollfd){line[0], POLLIN, 0};
+	CHECK(poll(entries, (nfds_t)count, 0) == 0);
+}
+
+static void polls_one(long at) { (void)at, polls(1); }
+static void polls_ten(long at) { (void)at, polls(10); }
+
+static void polls_eventfd(long at)
+{
+	struct pollfd entries[] = {{counter, POLLIN, 0}, {ready[0], POLLIN, 0}};
+	(void)at;
+	CHECK(poll(entries, 2, -1) == 1 && entries[1].revents == POLLIN);
+}
+
+static void selects(long at)
+{
+	struct timeval limit = {0, 0};
+	fd_set readable;
+	(void)at;
+	FD_ZERO(&readable);
+	FD_SET(line[0], &readable);
+	CHECK(select(line[0] + 1, &readable, NULL, NULL, &limit) == 0);
+}
+
+static void add(int fd)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	CHECK((set = epoll_create1(0)) >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+}
+
+static void waits_empty(long at)
+{
+	struct epoll_event events[8];
+	if (at == 0)
+		add(line[0]);
+	CHECK(epoll_wait(set, events, 8, 0) == 0);
+}
+
+static void waits_ready(long at)
+{
+	struct epoll_event events[8];
+	if (at == 0)
+		add(ready[0]);
+	CHECK(epoll_wait(set, events, 8, -1) == 1);
+}
+
+static void changes(long at)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = (unsigned long)at};
+	if (at == 0)
+		add(line[0]);
+	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, line[0], &event) == 0);
+}
+
+static void dups_and_closes(long at)
+{
+	int copy = dup(line[0]);
+	(void)at;
+	CHECK(copy >= 0 && close(copy) == 0);
+}
+
+static void dups_to(long at)
+{
+	(void)at;
+	CHECK(dup2(line[0], 50) == 50);
+}
+
+static void forks(long at)
+{
+	struct rusage used;
+	int status;
+	pid_t child = fork();
+	(void)at;
+	if (child == 0)
+		_exit(0);
+	CHECK(child > 0 && wait4(child, &status, 0, &used) == child && status == 0);
+	faults += used.ru_minflt;
+}
+
+static const struct {
+	const char *name;
+	void (*call)(long);
+} rows[] = {
+	{"read", reads}, {"write", writes}, {"poll-1", polls_one}, {"poll-10", polls_ten},
+	{"select", selects}, {"epoll_wait-empty", waits_empty}, {"epoll_wait-ready", waits_ready},
+	{"epoll_ctl-mod", changes}, {"dup+close", dups_and_closes}, {"dup2", dups_to},
+	{"fork+wait", forks}, {"poll-eventfd-socket", polls_eventfd},
+};
+
+static double used(int whose)
+{
+	struct rusage used;
+	CHECK(getrusage(whose, &used) == 0);
+	return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e9 +
+		(double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e3;
+}
+
+int main(int arguments, char **argument)
+{
+	size_t row = 0;
+	long at, count;
+	double before;
+	CHECK(arguments >= 3);
+	while (strcmp(rows[row].name, argument[1]) != 0)
+		CHECK(++row < sizeof rows / sizeof *rows);
+	count = atol(argument[2]);
+	CHECK(pipe(line) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, ready) == 0);
+	CHECK(write(ready[1], "x", 1) == 1);
+	if (arguments > 3 || rows[row].call == polls_eventfd)
+		CHECK((counter = eventfd(0, EFD_NONBLOCK)) >= 0);
+	/* Names are found, and pages are there. Both are multiples of what a pipe is filled with. */
+	for (at = 0; at < (rows[row].call == forks ? 1 : FILL); at++)
+		rows[row].call(at);
+	faults = 0;
+	before = used(RUSAGE_SELF) + used(RUSAGE_CHILDREN);
+	for (at = FILL; at < FILL + count; at++)
+		rows[row].call(at);
+	printf("%.2f %.2f\n", (used(RUSAGE_SELF) + used(RUSAGE_CHILDREN) - before) / (double)count,
+		(double)faults / (double)count);
+	return 0;
+}
