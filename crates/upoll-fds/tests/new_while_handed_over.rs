@@ -83,15 +83,13 @@ fn both_ends_change_hands_wherever_in_their_making_it_happens() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     for (make, is_socket) in [(pipe as fn() -> Ends, false), (sockets, true)] {
         let mut met = 0;
-        let mut were_the_kernels = 0;
         loop {
             UNTIL.set(met + 1);
             let [read, write] = make();
             let is_over = UNTIL.replace(0) > 0;
             let are_ours = [read, write].map(upoll_fds::is_user_level);
             assert_eq!(are_ours[0], are_ours[1], "at allocation {met}");
-            assert!(!is_over || are_ours[0]);
-            were_the_kernels += usize::from(!are_ours[0]);
+            assert!(are_ours[0]);
             pass_on(read, write, is_socket, 7);
             for fd in [read, write] {
                 upoll_fds::close(fd).unwrap();
@@ -101,8 +99,9 @@ fn both_ends_change_hands_wherever_in_their_making_it_happens() {
             }
             met += 1;
         }
-        // Between the one end and the other.
-        assert!(were_the_kernels > 0);
+        // All memory is taken before the first end is in the table; that something is handed over between
+        // the one end and the other takes another thread, as in the next test.
+        assert!(met > 0);
     }
 }
 
