@@ -1,8 +1,10 @@
-//! `upoll run`: starts a program with `libupoll_preload.so` before its C library.
+//! `upoll run`: starts a program with `libupoll_preload.so` before its C library, or with
+//! `libupoll_fair.so`.
 //!
 //! The program takes this process's place, so standard input, signals and the exit status are its
 //! own.
 
+mod fair;
 mod program;
 
 use std::ffi::{CStr, CString, OsString};
@@ -24,6 +26,18 @@ pub(crate) struct Options {
         value_delimiter = ','
     )]
     user: Vec<Kind>,
+    /// Lets workers that share a listening socket take turns, and does nothing else: with POLICY `every`
+    /// after each wakeup, with a number after as many, with `adaptive` after each one if another worker
+    /// is asleep, with `exclusive` never (each connection wakes one worker, in the kernel's order).
+    #[arg(
+        long,
+        value_name = "POLICY",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "adaptive",
+        conflicts_with = "user"
+    )]
+    fair: Option<fair::Policy>,
     /// Says what was served in user space and what by the kernel when a process ends by `exit` or
     /// `_exit`, on standard error or at the end of FILE.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
@@ -69,7 +83,11 @@ const NOT_FOUND: u8 = 127;
 
 /// Becomes the program; returns only if that fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let library = library()?;
+    let library = library(if options.fair.is_some() {
+        fair::LIBRARY
+    } else {
+        LIBRARY
+    })?;
     let Some((name, arguments)) = options.command.split_first() else {
         bail!("no program to run");
     };
@@ -87,15 +105,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
     command.env("LD_PRELOAD", preloaded(&library));
-    let kinds: Vec<_> = options.user.iter().map(|kind| kind.name()).collect();
-    command.env("UPOLL_USER", kinds.join(","));
+    let statistics = if let Some(policy) = options.fair {
+        fair::prepare(&mut command, policy)?;
+        fair::STATISTICS
+    } else {
+        let kinds: Vec<_> = options.user.iter().map(|kind| kind.name()).collect();
+        command.env("UPOLL_USER", kinds.join(","));
+        "UPOLL_STATS"
+    };
     match &options.stats {
-        Some(path) if path.as_os_str() == "-" => command.env("UPOLL_STATS", ""),
+        Some(path) if path.as_os_str() == "-" => command.env(statistics, ""),
         Some(path) => {
             let path = std::path::absolute(path).context("the file for statistics")?;
-            command.env("UPOLL_STATS", path)
+            command.env(statistics, path)
         }
-        None => command.env_remove("UPOLL_STATS"),
+        None => command.env_remove(statistics),
     };
     let error = command.exec();
     eprintln!("upoll run: {}: {error}", path.display());
@@ -147,15 +171,15 @@ fn is_expanded(prefix: &str) -> bool {
     own.to_bytes().starts_with(b"/") && !loaded.is_null()
 }
 
-/// The library stands next to this program, or in the `lib` beside its folder.
-fn library() -> Result<PathBuf> {
+/// Finds a library next to this program, or in the `lib` beside its folder.
+fn library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("where this program is")?;
     let folder = own.parent().context("this program is in no folder")?;
-    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+    let places = [folder.join(name), folder.join("../lib").join(name)];
     let found = places.iter().find(|place| place.is_file());
     let found = found.with_context(|| {
         format!(
-            "{LIBRARY} is neither in {} nor in ../lib from there",
+            "{name} is neither in {} nor in ../lib from there",
             folder.display()
         )
     })?;

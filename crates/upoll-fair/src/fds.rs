@@ -1,0 +1,73 @@
+//! One byte for each fd: what the library knows about it.
+//!
+//! The table is a hint. An fd that is wrongly taken for an ordinary one keeps the kernel's behaviour;
+//! an fd that is wrongly taken for a listening socket is checked before anything is done with it.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::raw;
+
+/// Nothing is known yet.
+pub(crate) const UNKNOWN: u8 = 0;
+/// Calls on this fd are handed straight on.
+pub(crate) const ORDINARY: u8 = 1;
+/// The fd was a listening socket when the library last looked.
+pub(crate) const LISTENER: u8 = 2;
+/// The fd is the epoll set with the index `kind - FIRST_SET`.
+pub(crate) const FIRST_SET: u8 = 16;
+
+const SIZE: usize = 1 << 16;
+static KINDS: [AtomicU8; SIZE] = [const { AtomicU8::new(UNKNOWN) }; SIZE];
+
+/// Returns what is known about an fd. Negative fds and those beyond the table are ordinary.
+#[inline]
+pub(crate) fn kind(fd: c_int) -> u8 {
+    let entry = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
+    entry.map_or(ORDINARY, |kind| kind.load(Ordering::Relaxed))
+}
+
+#[inline]
+pub(crate) fn set_kind(fd: c_int, kind: u8) {
+    let entry = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
+    if let Some(entry) = entry
+        && entry.load(Ordering::Relaxed) != kind
+    {
+        entry.store(kind, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether an fd is a listening socket, and asks the kernel about it unless it is known to be an
+/// ordinary fd.
+#[inline]
+pub(crate) fn is_listener(fd: c_int) -> bool {
+    match kind(fd) {
+        UNKNOWN | LISTENER => check(fd),
+        _ => false,
+    }
+}
+
+/// Returns whether an fd is or may be a listening socket; asks the kernel only about an fd of which nothing is
+/// known.
+#[inline]
+pub(crate) fn may_be_listener(fd: c_int) -> bool {
+    match kind(fd) {
+        LISTENER => true,
+        UNKNOWN => check(fd),
+        _ => false,
+    }
+}
+
+#[cold]
+fn check(fd: c_int) -> bool {
+    match raw::socket_option::<c_int>(fd, libc::SO_ACCEPTCONN) {
+        Ok(0) => set_kind(fd, ORDINARY),
+        Ok(_) => {
+            set_kind(fd, LISTENER);
+            return true;
+        }
+        Err(error) if error == -libc::ENOTSOCK as isize => set_kind(fd, ORDINARY),
+        Err(_) => {}
+    }
+    false
+}

@@ -1,0 +1,503 @@
+//! `poll` and `select` on a listening socket.
+//!
+//! A call that finds something at once is the kernel's own. A call that would sleep does so in an epoll set. The
+//! set holds the listening sockets with `EPOLLEXCLUSIVE` and the other fds as they are. Afterwards the
+//! kernel's `poll` or `select` returns what is ready. The set lives as long as the call: nothing has to be kept
+//! right over closes, forks and other threads, and a worker that falls asleep is always the last in line.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec};
+
+use crate::fds::{self, FIRST_SET};
+use crate::raw::{self, kernel};
+use crate::sets::{self, EXCLUSIVE, cookie, is_due};
+use crate::shared::{self, Group};
+use crate::wait::{Limit, Sleep};
+
+/// A call with more fds is the kernel's.
+const MOST: usize = 32;
+/// A call of `select` with more is the kernel's.
+const LAST_SELECTED: usize = 4096;
+const EVENTS: usize = 16;
+const NONE: c_int = -1;
+const NOT_USED: pollfd = pollfd {
+    fd: NONE,
+    events: 0,
+    revents: 0,
+};
+
+/// The sets of sleeping threads, for a child of `fork` to close.
+static SLEEPING: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
+
+/// Closes the sets of the parent's threads. Called in the child.
+pub(crate) fn after_fork() {
+    for place in &SLEEPING {
+        let epfd = place.swap(NONE, Ordering::Relaxed);
+        if epfd != NONE {
+            kernel!(SYS_close, epfd);
+        }
+    }
+}
+
+/// The fds of a call, some of which are listening sockets.
+struct Watched {
+    entries: [pollfd; MOST],
+    count: usize,
+}
+
+impl Watched {
+    const fn new() -> Self {
+        Watched {
+            entries: [NOT_USED; MOST],
+            count: 0,
+        }
+    }
+
+    fn add(&mut self, entry: pollfd) {
+        if let Some(place) = self.entries.get_mut(self.count) {
+            *place = entry;
+        }
+        self.count += 1;
+    }
+
+    /// Returns the fds if they are not too many to wait for.
+    fn few(&self) -> Option<&Self> {
+        (self.count <= MOST).then_some(self)
+    }
+
+    fn entries(&self) -> &[pollfd] {
+        &self.entries[..self.count]
+    }
+}
+
+/// Takes note of an fd in a call, and returns whether it is a listening socket.
+#[inline]
+fn look_at(fd: c_int) -> bool {
+    let kind = fds::kind(fd);
+    if kind == fds::ORDINARY {
+        return false;
+    }
+    if kind >= FIRST_SET {
+        sets::polled(fd);
+    }
+    fds::may_be_listener(fd)
+}
+
+/// Returns the entries of a `poll`; none if the list is not valid or too long to look at.
+///
+/// # Safety
+/// `list` must point to `count` entries, if it is not null.
+#[inline]
+unsafe fn entries<'a>(list: *const pollfd, count: libc::nfds_t) -> &'a [pollfd] {
+    match usize::try_from(count) {
+        // SAFETY: the caller's contract.
+        Ok(count @ 1..=LAST_SELECTED) if !list.is_null() => unsafe {
+            std::slice::from_raw_parts(list, count)
+        },
+        _ => &[],
+    }
+}
+
+/// Returns whether a `poll` holds a listening socket.
+///
+/// # Safety
+/// `list` must point to `count` entries, if it is not null.
+#[inline]
+pub(crate) unsafe fn has_listener(list: *const pollfd, count: libc::nfds_t) -> bool {
+    let mut found = false;
+    // SAFETY: the caller's contract.
+    for entry in unsafe { entries(list, count) } {
+        found |= entry.events & libc::POLLIN != 0 && look_at(entry.fd);
+    }
+    found
+}
+
+/// `ppoll(2)` with a listening socket. Returns `None` if the call is the kernel's.
+///
+/// # Safety
+/// That of `ppoll`.
+#[cold]
+pub(crate) unsafe fn poll(
+    list: *const pollfd,
+    count: libc::nfds_t,
+    limit: Limit,
+    mask: *const sigset_t,
+    kernels: &Kernels,
+) -> Option<c_int> {
+    let mut watched = Watched::new();
+    // SAFETY: the caller's contract.
+    for entry in unsafe { entries(list, count) }
+        .iter()
+        .filter(|entry| entry.fd >= 0)
+    {
+        watched.add(*entry);
+    }
+    // SAFETY: the caller's contract.
+    unsafe { wait(watched.few()?, limit, mask, kernels) }
+}
+
+/// The bits of `select`'s sets, `count` of them. A null set is empty.
+#[derive(Clone, Copy)]
+pub(crate) struct Sets {
+    pub(crate) count: c_int,
+    pub(crate) sets: [*mut fd_set; 3],
+}
+
+const WORD: usize = u64::BITS as usize;
+type Words = [u64; LAST_SELECTED / WORD];
+
+/// Returns the fds that a word of a set stands for.
+#[inline]
+fn fds_in(word: usize, mut bits: u64) -> impl Iterator<Item = c_int> {
+    let first = c_int::try_from(word * WORD).unwrap_or(0);
+    std::iter::from_fn(move || {
+        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some(first + bit.cast_signed())
+    })
+}
+
+impl Sets {
+    #[inline]
+    fn words(self) -> usize {
+        usize::try_from(self.count).unwrap_or(0).div_ceil(WORD)
+    }
+
+    /// # Safety
+    /// Each set must be null or have `count` bits, rounded up to a word.
+    #[inline]
+    unsafe fn read(self, which: usize, word: usize) -> u64 {
+        let set = self.sets[which].cast::<u64>();
+        if set.is_null() {
+            return 0;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { set.add(word).read() }
+    }
+
+    /// Returns whether a `select` holds a listening socket.
+    ///
+    /// # Safety
+    /// That of `read`.
+    #[inline]
+    pub(crate) unsafe fn have_listener(self) -> bool {
+        if self.sets[0].is_null() || !(1..=LAST_SELECTED as c_int).contains(&self.count) {
+            return false;
+        }
+        let mut found = false;
+        for word in 0..self.words() {
+            // SAFETY: the caller's contract, and `word` is below their number.
+            for fd in fds_in(word, unsafe { self.read(0, word) }) {
+                found |= fd < self.count && look_at(fd);
+            }
+        }
+        found
+    }
+
+    /// # Safety
+    /// That of `read`.
+    unsafe fn watched(self) -> Watched {
+        let mut watched = Watched::new();
+        for word in 0..self.words() {
+            // SAFETY: the caller's contract, and `word` is below their number.
+            let [read, write, except] = [0, 1, 2].map(|which| unsafe { self.read(which, word) });
+            for fd in fds_in(word, read | write | except).filter(|&fd| fd < self.count) {
+                let bit = fd.cast_unsigned() % u64::BITS;
+                let mut events = 0;
+                for (set, event) in [
+                    (read, libc::POLLIN),
+                    (write, libc::POLLOUT),
+                    (except, libc::POLLPRI),
+                ] {
+                    if set >> bit & 1 != 0 {
+                        events |= event;
+                    }
+                }
+                watched.add(pollfd {
+                    fd,
+                    events,
+                    revents: 0,
+                });
+            }
+        }
+        watched
+    }
+
+    /// # Safety
+    /// That of `read`.
+    unsafe fn save(self) -> [Words; 3] {
+        let mut saved = [[0; LAST_SELECTED / WORD]; 3];
+        for (which, words) in saved.iter_mut().enumerate() {
+            for (word, saved) in words.iter_mut().enumerate().take(self.words()) {
+                // SAFETY: the caller's contract.
+                *saved = unsafe { self.read(which, word) };
+            }
+        }
+        saved
+    }
+
+    /// # Safety
+    /// That of `read`.
+    unsafe fn restore(self, saved: &[Words; 3]) {
+        for (set, words) in self.sets.iter().zip(saved) {
+            if !set.is_null() {
+                // SAFETY: the caller's contract; `save` read as many words.
+                unsafe {
+                    set.cast::<u64>()
+                        .copy_from_nonoverlapping(words.as_ptr(), self.words())
+                };
+            }
+        }
+    }
+
+    /// `pselect(2)` with a listening socket. Returns `None` if the call is the kernel's.
+    ///
+    /// # Safety
+    /// That of `read`, and of `wait`.
+    #[cold]
+    pub(crate) unsafe fn select(
+        self,
+        limit: Limit,
+        mask: *const sigset_t,
+        kernels: &Kernels,
+    ) -> Option<c_int> {
+        // SAFETY: the caller's contract.
+        let (watched, saved) = unsafe { (self.watched(), self.save()) };
+        let again = |time: *const timespec, mask: *const sigset_t| {
+            // SAFETY: the caller's contract.
+            unsafe { self.restore(&saved) };
+            kernels(time, mask)
+        };
+        // SAFETY: the caller's contract.
+        let result = unsafe { wait(watched.few()?, limit, mask, &again) };
+        if result.is_none_or(|result| result < 0) {
+            // SAFETY: the caller's contract.
+            unsafe { self.restore(&saved) };
+        }
+        result
+    }
+}
+
+/// `struct _pthread_cleanup_buffer`
+#[repr(C)]
+struct Cleanup {
+    routine: usize,
+    argument: usize,
+    cancel_type: c_int,
+    previous: usize,
+}
+
+unsafe extern "C" {
+    fn _pthread_cleanup_push(
+        buffer: *mut Cleanup,
+        routine: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+    fn _pthread_cleanup_pop(buffer: *mut Cleanup, execute: c_int);
+}
+
+/// A set for the time of one call.
+struct Private {
+    epfd: c_int,
+    place: Option<&'static AtomicI32>,
+    signals: u64,
+}
+
+extern "C" fn close_private(private: *mut c_void) {
+    // SAFETY: `wait` registered its own live `Private`.
+    let private = unsafe { &*private.cast::<Private>() };
+    if let Some(place) = private.place {
+        place.store(NONE, Ordering::Relaxed);
+    }
+    kernel!(SYS_close, private.epfd);
+    raw::restore_signals(private.signals);
+}
+
+/// The program's call, with a time to wait and a signal mask (null: the thread's own).
+pub(crate) type Kernels<'a> = dyn Fn(*const timespec, *const sigset_t) -> c_int + 'a;
+
+static NO_TIME: timespec = timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// Waits for fds, and calls `kernels` for what is ready. Returns what it does, or -1 after a signal; `None` if
+/// the library cannot wait for them.
+///
+/// # Safety
+/// `mask` must be null or a live signal mask.
+unsafe fn wait(
+    watched: &Watched,
+    limit: Limit,
+    mask: *const sigset_t,
+    kernels: &Kernels,
+) -> Option<c_int> {
+    let ready = kernels(&raw const NO_TIME, std::ptr::null());
+    if ready != 0 {
+        return Some(ready);
+    }
+    let end = limit.end();
+    // A signal that comes from here on is delivered within the sleep, and ends it.
+    let signals = raw::block_signals();
+    let epfd = raw::give(kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC));
+    if epfd < 0 {
+        raw::restore_signals(signals);
+        return None;
+    }
+    let free = |place: &&AtomicI32| {
+        place
+            .compare_exchange(NONE, epfd, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    };
+    let mut private = Private {
+        epfd,
+        place: SLEEPING.iter().find(free),
+        signals,
+    };
+    let mut cleanup = Cleanup {
+        routine: 0,
+        argument: 0,
+        cancel_type: 0,
+        previous: 0,
+    };
+    // SAFETY: the buffer and the argument live until the pop below, and the calls are a pair in one function.
+    unsafe { _pthread_cleanup_push(&raw mut cleanup, close_private, (&raw mut private).cast()) };
+    let mask = if mask.is_null() {
+        (&raw const signals).cast()
+    } else {
+        mask
+    };
+    let result = match key(watched, epfd) {
+        // SAFETY: the caller's contract.
+        Some(key) => unsafe { wait_in(epfd, watched, key, limit, end, mask, kernels) },
+        None => None,
+    };
+    // SAFETY: this is the pair of the push above.
+    unsafe { _pthread_cleanup_pop(&raw mut cleanup, 1) };
+    result
+}
+
+/// Adds the fds to the set. Returns the key of the group; `None` if the set cannot stand in for `poll`.
+fn key(watched: &Watched, epfd: c_int) -> Option<u64> {
+    let mut key = 0_u64;
+    for (index, entry) in watched.entries().iter().enumerate() {
+        let is_listener = is_exclusive(entry);
+        if is_listener {
+            key = key.wrapping_add(cookie(entry.fd));
+        }
+        if add(epfd, entry, index, is_listener) < 0 {
+            return None;
+        }
+    }
+    // Without a listening socket the number meant another file meanwhile.
+    (key != 0).then_some(key)
+}
+
+fn is_exclusive(entry: &pollfd) -> bool {
+    entry.events & libc::POLLOUT == 0
+        && entry.events & libc::POLLIN != 0
+        && fds::is_listener(entry.fd)
+}
+
+fn add(epfd: c_int, entry: &pollfd, index: usize, is_listener: bool) -> isize {
+    let events = if is_listener {
+        libc::EPOLLIN as u32 | EXCLUSIVE
+    } else {
+        // POLLNVAL is never asked for; the other bits mean the same in both.
+        u32::from((entry.events & !libc::POLLNVAL).cast_unsigned())
+    };
+    let event = epoll_event {
+        events,
+        u64: index as u64,
+    };
+    kernel!(
+        SYS_epoll_ctl,
+        epfd,
+        libc::EPOLL_CTL_ADD,
+        entry.fd,
+        &raw const event
+    )
+}
+
+/// Goes to the end of the line.
+fn rotate(epfd: c_int, watched: &Watched, only_ready: bool) -> bool {
+    let mut rotated = false;
+    for (index, entry) in watched.entries().iter().enumerate() {
+        if is_exclusive(entry) && (!only_ready || raw::is_ready(entry.fd)) {
+            kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_DEL, entry.fd, 0);
+            add(epfd, entry, index, true);
+            rotated = true;
+        }
+    }
+    rotated
+}
+
+/// # Safety
+/// `mask` must be a live signal mask. The program's signals are blocked.
+unsafe fn wait_in(
+    epfd: c_int,
+    watched: &Watched,
+    key: u64,
+    limit: Limit,
+    end: u64,
+    mask: *const sigset_t,
+    kernels: &Kernels,
+) -> Option<c_int> {
+    const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
+    let group = Group::of(key);
+    let wakeups = AtomicU32::new(1);
+    let mut events = [NOTHING; EVENTS];
+    loop {
+        let sleep = Sleep {
+            epfd,
+            events: events.as_mut_ptr(),
+            capacity: EVENTS as c_int,
+            limit,
+            mask,
+        };
+        let check = || {
+            if rotate(epfd, watched, true) {
+                shared::count_rescue();
+            }
+        };
+        // SAFETY: the caller's contract, and `events` has room for as many.
+        let count = unsafe { sleep.sleep(end, group, &check) };
+        let Ok(count) = usize::try_from(count) else {
+            return Some(-1);
+        };
+        let mut woken = events[..count].iter().map(|event| {
+            let index = usize::try_from(event.u64).unwrap_or(MOST);
+            watched
+                .entries()
+                .get(index)
+                .is_some_and(|entry| fds::kind(entry.fd) == fds::LISTENER)
+        });
+        let (by_listener, by_others) = (woken.clone().any(|is| is), woken.any(|is| !is));
+        if by_listener {
+            shared::count_wakeup();
+            if let Some(group) = group {
+                group.woken(raw::now());
+            }
+        }
+        let ready = kernels(&raw const NO_TIME, std::ptr::null());
+        if ready != 0 || count == 0 {
+            return Some(ready);
+        }
+        if by_others {
+            // `select` does not ask for this event. The kernel's own wait knows which ones count.
+            let left = limit.left(end);
+            return Some(kernels(
+                left.as_ref().map_or(std::ptr::null(), |left| left),
+                mask,
+            ));
+        }
+        // Another worker was quicker.
+        shared::count_accept(false);
+        if is_due(&wakeups, group) {
+            rotate(epfd, watched, false);
+            shared::count_rotation();
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! System calls without the C library: they are no cancellation points, leave `errno` alone, and cannot
+//! reach a function that the program defines under the same name.
+
+use std::ffi::{c_int, c_long, c_short};
+
+/// The size of the kernel's signal set.
+const MASK_SIZE: usize = size_of::<u64>();
+
+/// Makes a system call. Returns the result, or the negative error number.
+///
+/// # Safety
+/// The arguments must fulfil the contract of the call `number`.
+#[inline]
+pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: this is the kernel's calling convention; the caller answers for the call itself.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: this is the kernel's calling convention; the caller answers for the call itself.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Makes a system call whose pointers the kernel checks, or which has none.
+macro_rules! kernel {
+    ($number:ident $(, $argument:expr)* $(,)?) => {{
+        let given = [$($argument as usize),*];
+        let mut arguments = [0; 6];
+        arguments[..given.len()].copy_from_slice(&given);
+        // SAFETY: the kernel checks each pointer; each one is live, or the program's own.
+        unsafe { $crate::raw::call(libc::$number, arguments) }
+    }};
+}
+
+pub(crate) use kernel;
+
+/// Sets `errno` and returns -1 if `result` is an error; otherwise returns the result.
+#[expect(clippy::cast_possible_truncation, reason = "these calls return an int")]
+pub(crate) fn give(result: isize) -> c_int {
+    if result < 0 {
+        set_errno(-result as c_int);
+        return -1;
+    }
+    result as c_int
+}
+
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the C library gives each thread a live errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the C library gives each thread a live errno.
+    unsafe { *libc::__errno_location() }
+}
+
+/// The signals that glibc never blocks: 32 ends threads that are cancelled, and a thread that is being cancelled in
+/// a call waits for it; 33 changes the user in all threads.
+const INTERNAL: u64 = 1 << 31 | 1 << 32;
+
+/// Blocks the program's signals for the thread and returns the mask that held before.
+pub(crate) fn block_signals() -> u64 {
+    let (all, mut before) = (!INTERNAL, 0_u64);
+    kernel!(
+        SYS_rt_sigprocmask,
+        libc::SIG_SETMASK,
+        &raw const all,
+        &raw mut before,
+        MASK_SIZE
+    );
+    before
+}
+
+pub(crate) fn restore_signals(mask: u64) {
+    kernel!(
+        SYS_rt_sigprocmask,
+        libc::SIG_SETMASK,
+        &raw const mask,
+        0,
+        MASK_SIZE
+    );
+}
+
+/// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.
+pub(crate) fn now() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    kernel!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time);
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+/// Returns a socket option that has the type `T`, or the negative error number.
+pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, isize> {
+    let mut value = T::default();
+    let mut size = size_of::<T>();
+    let result = kernel!(
+        SYS_getsockopt,
+        fd,
+        libc::SOL_SOCKET,
+        option,
+        &raw mut value,
+        &raw mut size
+    );
+    if result < 0 { Err(result) } else { Ok(value) }
+}
+
+/// Returns which of `events` an fd is ready for.
+pub(crate) fn readiness(fd: c_int, events: u32) -> u32 {
+    let mut entry = libc::pollfd {
+        fd,
+        events: c_short::try_from(events).unwrap_or(0),
+        revents: 0,
+    };
+    let now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    kernel!(SYS_ppoll, &raw mut entry, 1, &raw const now, 0, MASK_SIZE);
+    u32::from(entry.revents.cast_unsigned()) & events
+}
+
+/// Returns whether a socket has a connection to accept.
+pub(crate) fn is_ready(fd: c_int) -> bool {
+    readiness(fd, libc::EPOLLIN as u32) != 0
+}

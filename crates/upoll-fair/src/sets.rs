@@ -1,0 +1,622 @@
+//! Epoll sets that hold a listening socket: what the program registered, and how it stands in the kernel.
+//!
+//! The program's own `EPOLL_CTL_ADD` is handed on as it is and only recorded. The first `epoll_wait` on the same
+//! fd that is about to sleep registers the socket again, with `EPOLLEXCLUSIVE`. So a set that is waited
+//! for by other means (another fd of the set, another set, a raw system call) keeps the kernel's behaviour.
+//!
+//! The kernel adds an exclusive waiter at the tail of the socket's wait queue and wakes the first one whose set
+//! has a thread in `epoll_wait`. Deleting and adding the socket is therefore a rotation. `EPOLL_CTL_ADD`
+//! polls the socket, so an event that arrives in between is not lost.
+//!
+//! Locking: changes hold `LOCK`, with the program's signals blocked. Fields are atomics, as a thread that returns from
+//! `epoll_wait` compares events with members without the lock; it takes what it finds as a hint.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use libc::epoll_event;
+
+use crate::fds::{self, FIRST_SET, LISTENER, UNKNOWN};
+use crate::raw::{self, give, kernel};
+use crate::settings::{self, Policy};
+use crate::shared::{self, Group};
+
+const SETS: usize = 128;
+/// Further listening sockets of a set stay as the program registered them.
+const MEMBERS: usize = 8;
+const NONE: c_int = -1;
+
+const IN: u32 = libc::EPOLLIN as u32;
+const HUP: u32 = libc::EPOLLHUP as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+pub(crate) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// The events that the kernel accepts beside `EPOLLEXCLUSIVE`.
+const ACCEPTED: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32
+    | libc::EPOLLWAKEUP as u32
+    | EDGE
+    | EXCLUSIVE;
+/// Events that a listening socket never reports, or only together with `EPOLLHUP`: the library adds them itself.
+const DISPENSABLE: u32 = (libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
+
+/// `kcmp(2)`: whether two fds are of one open file.
+const KCMP_FILE: usize = 0;
+
+/// Registered as the program asked, to be made exclusive.
+const PENDING: u8 = 0;
+/// Registered as the program asked, and to stay so.
+const PLAIN: u8 = 1;
+/// Registered with `EPOLLEXCLUSIVE`, which the program does not know.
+const MADE_EXCLUSIVE: u8 = 2;
+/// The program asked for `EPOLLEXCLUSIVE`.
+const ASKED_EXCLUSIVE: u8 = 3;
+/// The kernel had no memory to register the socket again. The next wait tries once more.
+const LOST: u8 = 4;
+
+/// A listening socket in a set.
+struct Member {
+    fd: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+    state: AtomicU8,
+    /// `accept` was called since the last event, so an edge-triggered one may be reported again.
+    answered: AtomicBool,
+}
+
+pub(crate) struct Set {
+    epfd: AtomicI32,
+    members: [Member; MEMBERS],
+    /// Wakeups since the last rotation.
+    wakeups: AtomicU32,
+    /// The set was made before a `fork`, by the parent: it stays as it is registered.
+    inherited: AtomicBool,
+    /// The sum of the cookies of exclusive members.
+    key: AtomicU64,
+}
+
+static TABLE: [Set; SETS] = [const {
+    Set {
+        epfd: AtomicI32::new(NONE),
+        members: [const {
+            Member {
+                fd: AtomicI32::new(NONE),
+                events: AtomicU32::new(0),
+                data: AtomicU64::new(0),
+                state: AtomicU8::new(PENDING),
+                answered: AtomicBool::new(true),
+            }
+        }; MEMBERS],
+        wakeups: AtomicU32::new(0),
+        inherited: AtomicBool::new(false),
+        key: AtomicU64::new(0),
+    }
+}; SETS];
+
+/// A member is or was edge-triggered.
+static HAS_EDGES: AtomicBool = AtomicBool::new(false);
+static LOCK: AtomicBool = AtomicBool::new(false);
+/// The process whose fds the table is about. A child of `vfork` has the same memory, and fds of its own.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The right to change the table. The program's signals are blocked as long as it lives, so that no handler finds the lock
+/// held by its own thread.
+pub(crate) struct Locked {
+    signals: u64,
+}
+
+pub(crate) fn lock() -> Locked {
+    let signals = raw::block_signals();
+    while LOCK.swap(true, Ordering::Acquire) {
+        kernel!(SYS_sched_yield);
+    }
+    Locked { signals }
+}
+
+impl Locked {
+    /// Unlocks the table and leaves the signals blocked. Returns the mask to restore.
+    pub(crate) fn unlock_blocked(self) -> u64 {
+        let signals = self.keep();
+        LOCK.store(false, Ordering::Release);
+        signals
+    }
+
+    /// Leaves the table locked, for `unlock`. Returns the mask to restore.
+    pub(crate) fn keep(self) -> u64 {
+        let signals = self.signals;
+        std::mem::forget(self);
+        signals
+    }
+}
+
+/// Unlocks a table that `keep` left locked.
+pub(crate) fn unlock(signals: u64) {
+    drop(Locked { signals });
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        LOCK.store(false, Ordering::Release);
+        raw::restore_signals(self.signals);
+    }
+}
+
+pub(crate) fn start() {
+    OWNER.store(shared::process(), Ordering::Relaxed);
+}
+
+/// Returns whether the calling process has the fds that the table is about.
+pub(crate) fn is_owner() -> bool {
+    OWNER.load(Ordering::Relaxed) == shared::process()
+}
+
+/// Marks the sets of the parent, in the child. Called with the table locked.
+pub(crate) fn after_fork() {
+    OWNER.store(shared::process(), Ordering::Relaxed);
+    for set in TABLE
+        .iter()
+        .filter(|set| set.epfd.load(Ordering::Relaxed) != NONE)
+    {
+        set.inherited.store(true, Ordering::Relaxed);
+    }
+}
+
+fn at(epfd: c_int) -> Option<&'static Set> {
+    let index = fds::kind(epfd).checked_sub(FIRST_SET)?;
+    let set = TABLE.get(usize::from(index))?;
+    (set.epfd.load(Ordering::Relaxed) == epfd).then_some(set)
+}
+
+/// Returns the set of an fd, if it has members to look after.
+pub(crate) fn find(epfd: c_int) -> Option<&'static Set> {
+    at(epfd).filter(|set| !set.inherited.load(Ordering::Relaxed))
+}
+
+/// Returns the mask to register exclusively in place of `events`; `None` if that would mean something else.
+fn exclusive_mask(events: u32) -> Option<u32> {
+    let is_possible = events & IN != 0 && events & !(ACCEPTED | DISPENSABLE) == 0;
+    is_possible.then_some(events & ACCEPTED | EXCLUSIVE)
+}
+
+fn state_of(events: u32) -> u8 {
+    if events & EXCLUSIVE != 0 {
+        ASKED_EXCLUSIVE
+    } else if exclusive_mask(events).is_some() {
+        PENDING
+    } else {
+        PLAIN
+    }
+}
+
+impl Member {
+    fn fd(&self) -> c_int {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    fn events(&self) -> u32 {
+        self.events.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> u8 {
+        self.state.load(Ordering::Relaxed)
+    }
+
+    fn is_exclusive(&self) -> bool {
+        matches!(self.state(), MADE_EXCLUSIVE | ASKED_EXCLUSIVE)
+    }
+
+    fn record(&self, event: epoll_event) {
+        self.events.store(event.events, Ordering::Relaxed);
+        self.data.store(event.u64, Ordering::Relaxed);
+        self.state.store(state_of(event.events), Ordering::Relaxed);
+    }
+
+    fn forget(&self) {
+        self.fd.store(NONE, Ordering::Relaxed);
+    }
+
+    /// Returns whether registering the member again reports nothing that the kernel would not report.
+    fn can_rotate(&self) -> bool {
+        self.events() & EDGE == 0 || self.answered.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, epfd: c_int, is_exclusive: bool) -> isize {
+        let events = self.events();
+        let mask = exclusive_mask(events)
+            .filter(|_| is_exclusive)
+            .unwrap_or(events);
+        let event = epoll_event {
+            events: mask,
+            u64: self.data.load(Ordering::Relaxed),
+        };
+        let result = kernel!(
+            SYS_epoll_ctl,
+            epfd,
+            libc::EPOLL_CTL_ADD,
+            self.fd(),
+            &raw const event
+        );
+        let state = match (result, mask & EXCLUSIVE, events & EXCLUSIVE) {
+            (..0, ..) => LOST,
+            (_, 0, _) => state_of(events),
+            (_, _, 0) => MADE_EXCLUSIVE,
+            _ => ASKED_EXCLUSIVE,
+        };
+        self.state.store(state, Ordering::Relaxed);
+        result
+    }
+
+    /// Registers the member again: a deleted one is not in the kernel, so that only a lack of memory makes the
+    /// second call fail. Returns the error of the first call, after which the member is forgotten.
+    fn register_again(&self, epfd: c_int, is_exclusive: bool) -> isize {
+        if self.state() != LOST {
+            let result = kernel!(SYS_epoll_ctl, epfd, libc::EPOLL_CTL_DEL, self.fd(), 0);
+            if result < 0 {
+                // Another process, or another thread by a raw system call, closed or deleted it.
+                self.forget();
+                return result;
+            }
+        }
+        self.add(epfd, is_exclusive);
+        0
+    }
+}
+
+impl Set {
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.fd() != NONE)
+    }
+
+    fn member(&self, fd: c_int) -> Option<&Member> {
+        self.members().find(|member| member.fd() == fd)
+    }
+
+    fn epfd(&self) -> c_int {
+        self.epfd.load(Ordering::Relaxed)
+    }
+
+    fn forget(&self, kind: u8) {
+        for member in &self.members {
+            member.forget();
+        }
+        fds::set_kind(self.epfd(), kind);
+        self.epfd.store(NONE, Ordering::Relaxed);
+    }
+
+    /// Returns the group of workers that wait for the same sockets; `None` if no member is exclusive.
+    pub(crate) fn group(&self) -> Option<&'static Group> {
+        match self.key.load(Ordering::Relaxed) {
+            0 => None,
+            key => Group::of(key),
+        }
+    }
+
+    /// Returns whether a wait has to look after members from time to time.
+    pub(crate) fn needs_naps(&self) -> bool {
+        self.members()
+            .any(|member| member.is_exclusive() || member.state() == LOST)
+    }
+
+    /// Prepares a wait that is about to sleep: makes new members exclusive, and moves the others to the end of
+    /// the line if it is time.
+    pub(crate) fn prepare(&self, _: &Locked) {
+        let is_due = is_due(&self.wakeups, self.group());
+        let mut changed = false;
+        let mut rotated = false;
+        for member in self.members() {
+            match member.state() {
+                LOST => {
+                    member.register_again(self.epfd(), true);
+                    changed = true;
+                }
+                PENDING if member.can_rotate() => {
+                    member.register_again(self.epfd(), true);
+                    changed = true;
+                }
+                MADE_EXCLUSIVE | ASKED_EXCLUSIVE if is_due && member.can_rotate() => {
+                    changed |= member.register_again(self.epfd(), true) < 0;
+                    rotated = true;
+                }
+                _ => {}
+            }
+        }
+        if rotated {
+            self.wakeups.store(0, Ordering::Relaxed);
+            shared::count_rotation();
+        }
+        if changed {
+            let exclusive = self.members().filter(|member| member.is_exclusive());
+            let key = exclusive.fold(0, |key: u64, member| key.wrapping_add(cookie(member.fd())));
+            self.key.store(key, Ordering::Relaxed);
+        }
+    }
+
+    /// Registers members again whose socket is ready: no worker accepted in time. Returns whether there are any.
+    pub(crate) fn rescue(&self, _: &Locked) -> bool {
+        let late = self.members().filter(|member| {
+            let is_late =
+                member.is_exclusive() && member.can_rotate() && raw::is_ready(member.fd());
+            is_late || member.state() == LOST
+        });
+        late.filter(|member| member.register_again(self.epfd(), true) >= 0)
+            .count()
+            > 0
+    }
+
+    /// Takes note of the wakeups among `events`, which the kernel returned, and completes them.
+    pub(crate) fn harvest(&self, events: &mut [epoll_event]) {
+        let mut woken = false;
+        for event in events {
+            let data = event.u64;
+            let mut members = self.members();
+            let Some(member) = members.find(|member| member.data.load(Ordering::Relaxed) == data)
+            else {
+                continue;
+            };
+            woken |= event.events & IN != 0;
+            member.answered.store(false, Ordering::Relaxed);
+            let asked = member.events();
+            if event.events & HUP != 0 && member.state() == MADE_EXCLUSIVE {
+                // The kernel was not asked for these.
+                event.events |= raw::readiness(member.fd(), asked & DISPENSABLE);
+            }
+        }
+        if woken {
+            self.wakeups.fetch_add(1, Ordering::Relaxed);
+            shared::count_wakeup();
+            if let Some(group) = self.group() {
+                group.woken(raw::now());
+            }
+        }
+    }
+
+    /// Registers every member as the program asked, for good.
+    fn give_back(&self, kind: u8) {
+        for member in self
+            .members()
+            .filter(|member| matches!(member.state(), MADE_EXCLUSIVE | LOST))
+        {
+            member.register_again(self.epfd(), false);
+        }
+        self.forget(kind);
+    }
+}
+
+/// Returns whether a worker with so many wakeups is to go to the end of the line.
+pub(crate) fn is_due(wakeups: &AtomicU32, group: Option<&Group>) -> bool {
+    let wakeups = wakeups.load(Ordering::Relaxed);
+    match settings::policy() {
+        Policy::Every(count) => wakeups >= count,
+        Policy::Adaptive => wakeups > 0 && group.is_none_or(|group| group.sleeping() > 0),
+        Policy::Exclusive => false,
+    }
+}
+
+/// Returns the kernel's unique number of a socket.
+pub(crate) fn cookie(fd: c_int) -> u64 {
+    raw::socket_option(fd, libc::SO_COOKIE).unwrap_or(1)
+}
+
+/// Takes note of a new epoll fd: what was known about the number belonged to another file.
+pub(crate) fn created(epfd: c_int) -> c_int {
+    if epfd >= 0 && fds::kind(epfd) != UNKNOWN {
+        let _lock = lock();
+        if let Some(set) = at(epfd) {
+            set.forget(UNKNOWN);
+        }
+        fds::set_kind(epfd, UNKNOWN);
+    }
+    epfd
+}
+
+/// `epoll_ctl(2)` with an `fd` that may be a listening socket, or is a set that holds one.
+///
+/// # Safety
+/// That of `epoll_ctl`.
+#[cold]
+pub(crate) unsafe fn control(
+    epfd: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    let straight = || kernel!(SYS_epoll_ctl, epfd, operation, fd, event);
+    if !is_owner() {
+        return give(straight());
+    }
+    let locked = lock();
+    if let Some(inner) = at(fd) {
+        // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
+        if operation == libc::EPOLL_CTL_ADD {
+            leave_alone(&locked, inner);
+        }
+        return give(straight());
+    }
+    if operation == libc::EPOLL_CTL_ADD && !fds::is_listener(fd) {
+        forget_listener(&locked, fd);
+        return give(straight());
+    }
+    let known = at(epfd)
+        .and_then(|set| Some((set, set.member(fd)?)))
+        .or_else(|| find_alias(epfd, fd));
+    let result = match (operation, known) {
+        (libc::EPOLL_CTL_ADD, Some((set, member)))
+            if member.state() == LOST && member.add(set.epfd(), true) >= 0 =>
+        {
+            -libc::EEXIST as isize
+        }
+        (libc::EPOLL_CTL_ADD, _) => {
+            let result = straight();
+            if let Some((_, stale)) = known.filter(|_| result >= 0) {
+                stale.forget();
+            }
+            if result >= 0 {
+                // SAFETY: the kernel has just read it.
+                record(&locked, epfd, fd, unsafe { event.read_unaligned() });
+            }
+            result
+        }
+        (libc::EPOLL_CTL_DEL, Some((_, member))) => {
+            let result = if member.state() == LOST {
+                0
+            } else {
+                straight()
+            };
+            // After an error there is nothing to look after, either.
+            member.forget();
+            result
+        }
+        // SAFETY: the caller's contract.
+        (libc::EPOLL_CTL_MOD, Some((set, member))) => unsafe {
+            modify(set, member, event, straight)
+        },
+        _ => straight(),
+    };
+    give(result)
+}
+
+/// `EPOLL_CTL_MOD` of a member. The kernel refuses it for an exclusive one.
+///
+/// # Safety
+/// That of `epoll_ctl`, which is `straight`.
+unsafe fn modify(
+    set: &Set,
+    member: &Member,
+    event: *mut epoll_event,
+    straight: impl Fn() -> isize,
+) -> isize {
+    let result = straight();
+    let refused = -libc::EINVAL as isize;
+    let not_there = -libc::ENOENT as isize;
+    match member.state() {
+        // Refused as the program asked for it, or as what it asks for now is wrong in any case.
+        MADE_EXCLUSIVE if result == refused => {}
+        LOST if result == not_there => {}
+        _ => {
+            if result >= 0 {
+                // SAFETY: the kernel has just read it.
+                member.record(unsafe { event.read_unaligned() });
+            }
+            return result;
+        }
+    }
+    // SAFETY: the kernel reads it before it looks at anything else; otherwise the call failed with EFAULT.
+    let event = unsafe { event.read_unaligned() };
+    if event.events & EXCLUSIVE != 0 {
+        return refused;
+    }
+    let (events, data) = (member.events(), member.data.load(Ordering::Relaxed));
+    let state = member.state();
+    member.record(event);
+    let inherited = set.inherited.load(Ordering::Relaxed);
+    member.state.store(state, Ordering::Relaxed);
+    let result = member.register_again(set.epfd(), !inherited);
+    if result >= 0 && member.state() == LOST {
+        // As it was before, which may need no more memory than the kernel freed.
+        member.record(epoll_event { events, u64: data });
+        member.state.store(LOST, Ordering::Relaxed);
+        return -libc::ENOMEM as isize;
+    }
+    result
+}
+
+/// Returns the member of a set that `epfd` is another fd of.
+fn find_alias(epfd: c_int, fd: c_int) -> Option<(&'static Set, &'static Member)> {
+    let process = shared::process();
+    let is_same = |other: c_int| kernel!(SYS_kcmp, process, process, KCMP_FILE, epfd, other) == 0;
+    let found = TABLE.iter().filter_map(|set| Some((set, set.member(fd)?)));
+    let mut found = found.filter(|(set, _)| set.epfd() != epfd);
+    found.find(|(set, _)| is_same(set.epfd()))
+}
+
+fn record(_: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
+    let set = match at(epfd) {
+        Some(set) => set,
+        None if fds::kind(epfd) == UNKNOWN => {
+            let Some(index) = TABLE
+                .iter()
+                .position(|set| set.epfd.load(Ordering::Relaxed) == NONE)
+            else {
+                return;
+            };
+            let set = &TABLE[index];
+            set.wakeups.store(0, Ordering::Relaxed);
+            set.key.store(0, Ordering::Relaxed);
+            set.inherited.store(false, Ordering::Relaxed);
+            set.epfd.store(epfd, Ordering::Relaxed);
+            let kind = u8::try_from(index).map_or(UNKNOWN, |index| FIRST_SET + index);
+            fds::set_kind(epfd, kind);
+            set
+        }
+        // The set is a member of another one, or was polled.
+        None => return,
+    };
+    if set.inherited.load(Ordering::Relaxed) {
+        return;
+    }
+    let free = set.members.iter().find(|member| member.fd() == NONE);
+    if let Some(member) = set.member(fd).or(free) {
+        member.record(event);
+        member.answered.store(true, Ordering::Relaxed);
+        HAS_EDGES.fetch_or(event.events & EDGE != 0, Ordering::Relaxed);
+        member.fd.store(fd, Ordering::Relaxed);
+    }
+}
+
+/// Forgets an fd that is no listening socket any more.
+fn forget_listener(_: &Locked, fd: c_int) {
+    for member in TABLE.iter().filter_map(|set| set.member(fd)) {
+        member.forget();
+    }
+}
+
+fn leave_alone(_: &Locked, set: &Set) {
+    if set.inherited.load(Ordering::Relaxed) {
+        set.forget(fds::ORDINARY);
+    } else {
+        set.give_back(fds::ORDINARY);
+    }
+}
+
+/// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
+#[cold]
+pub(crate) fn polled(epfd: c_int) {
+    if is_owner() {
+        let locked = lock();
+        if let Some(set) = at(epfd) {
+            leave_alone(&locked, set);
+        }
+    }
+}
+
+/// Takes note that an fd with something to remember is about to be closed.
+#[cold]
+pub(crate) fn closing(fd: c_int) {
+    if !is_owner() {
+        return;
+    }
+    let _lock = lock();
+    if let Some(set) = at(fd) {
+        set.forget(UNKNOWN);
+    } else if fds::kind(fd) == LISTENER {
+        // The socket may have other fds, and then its registration outlives this one.
+        for set in &TABLE {
+            if let Some(member) = set.member(fd) {
+                if matches!(member.state(), MADE_EXCLUSIVE)
+                    && !set.inherited.load(Ordering::Relaxed)
+                {
+                    member.register_again(set.epfd(), false);
+                }
+                member.forget();
+            }
+        }
+        fds::set_kind(fd, UNKNOWN);
+    }
+}
+
+/// Takes note that `accept` was called on a socket.
+pub(crate) fn answered(fd: c_int) {
+    if HAS_EDGES.load(Ordering::Relaxed) {
+        for member in TABLE.iter().filter_map(|set| set.member(fd)) {
+            member.answered.store(true, Ordering::Relaxed);
+        }
+    }
+}

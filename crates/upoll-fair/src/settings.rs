@@ -1,0 +1,93 @@
+//! The settings, from the environment.
+//!
+//! `UPOLL_FAIR` is the policy, `UPOLL_FAIR_STATS` the place for statistics (empty: standard error),
+//! `UPOLL_FAIR_SHARED` the file that the processes of one run share.
+
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// When a worker that has taken a wakeup goes to the end of the line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// After each so many wakeups.
+    Every(u32),
+    /// After each wakeup, if another worker is asleep.
+    Adaptive,
+    /// Never: the kernel's order for `EPOLLEXCLUSIVE`.
+    Exclusive,
+}
+
+const ADAPTIVE: u32 = 0;
+const EXCLUSIVE: u32 = u32::MAX;
+
+static POLICY: AtomicU32 = AtomicU32::new(ADAPTIVE);
+static STATS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+static SHARED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+pub(crate) fn policy() -> Policy {
+    match POLICY.load(Ordering::Relaxed) {
+        ADAPTIVE => Policy::Adaptive,
+        EXCLUSIVE => Policy::Exclusive,
+        wakeups => Policy::Every(wakeups),
+    }
+}
+
+/// Returns the file for statistics, if they are asked for; empty for standard error.
+pub(crate) fn stats() -> Option<&'static CStr> {
+    text(&STATS)
+}
+
+/// Returns the file that the processes of the run share, if there is one.
+pub(crate) fn shared() -> Option<&'static CStr> {
+    text(&SHARED).filter(|path| !path.is_empty())
+}
+
+fn text(variable: &AtomicPtr<c_char>) -> Option<&'static CStr> {
+    let text = variable.load(Ordering::Relaxed);
+    // SAFETY: `read` stored a C string that is never freed.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}
+
+/// Reads the settings. Called once, by the constructor.
+///
+/// # Safety
+/// `environment` must be the environment of the process.
+pub(crate) unsafe fn read(environment: *const *const c_char) {
+    let mut entry = environment;
+    // SAFETY: the environment is an array of C strings that ends with a null pointer.
+    while !entry.is_null() && !unsafe { *entry }.is_null() {
+        // SAFETY: the entry is not the last one, so it is a C string.
+        let text = unsafe { CStr::from_ptr(*entry) };
+        if let Some(value) = text.to_bytes().strip_prefix(b"UPOLL_FAIR=") {
+            POLICY.store(parse(value), Ordering::Relaxed);
+        }
+        for (name, variable) in [
+            (c"UPOLL_FAIR_STATS=", &STATS),
+            (c"UPOLL_FAIR_SHARED=", &SHARED),
+        ] {
+            if text.to_bytes().starts_with(name.to_bytes()) {
+                // The program may change its environment later. This copy is never freed.
+                // SAFETY: the rest of a C string is one.
+                let copy = unsafe { libc::strdup(text.as_ptr().add(name.count_bytes())) };
+                variable.store(copy, Ordering::Relaxed);
+            }
+        }
+        // SAFETY: the array goes on after an entry that is not the last one.
+        entry = unsafe { entry.add(1) };
+    }
+}
+
+fn parse(value: &[u8]) -> u32 {
+    match value {
+        b"every" => 1,
+        b"exclusive" => EXCLUSIVE,
+        _ => {
+            let number = std::str::from_utf8(value)
+                .ok()
+                .and_then(|text| text.parse().ok());
+            number
+                .filter(|&wakeups| wakeups < EXCLUSIVE)
+                .unwrap_or(ADAPTIVE)
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Waits in sets that hold a listening socket.
+//!
+//! A wait that finds an event at once is the kernel's own. A wait that is about to sleep goes to the end of the
+//! line first, and sleeps in naps. The kernel gives a wakeup to one worker only, which may be killed, be
+//! stopped or not accept. So a worker whose nap ends checks whether a connection waits.
+//!
+//! The program's signals are blocked from before the first nap until after the last one, except within the kernel's wait,
+//! which has the program's mask. So a handler runs within a nap and ends the wait with `EINTR`, as
+//! it does without the library; none can run between two naps, unseen.
+
+use std::ffi::c_int;
+
+use libc::{epoll_event, sigset_t, timespec};
+
+use crate::next::next;
+use crate::raw;
+use crate::sets::{self, Set};
+use crate::shared::{self, Group};
+
+/// How long a call is to wait at most.
+#[derive(Clone, Copy)]
+pub(crate) enum Limit {
+    Never,
+    /// Until the deadline, in milliseconds from the start.
+    Millis(c_int),
+    /// Until the deadline, in nanoseconds from the start.
+    Nanos(u64),
+}
+
+const MILLI: u64 = 1_000_000;
+
+impl Limit {
+    pub(crate) fn of_millis(timeout: c_int) -> Limit {
+        if timeout < 0 {
+            Limit::Never
+        } else {
+            Limit::Millis(timeout)
+        }
+    }
+
+    /// Returns the limit of a valid time; `None` for one that the kernel refuses.
+    pub(crate) fn of_timespec(time: &timespec) -> Option<Limit> {
+        let seconds = u64::try_from(time.tv_sec).ok()?;
+        let nanos = u64::try_from(time.tv_nsec)
+            .ok()
+            .filter(|&nanos| nanos < 1_000_000_000)?;
+        Some(Limit::Nanos(
+            seconds.saturating_mul(1_000_000_000).saturating_add(nanos),
+        ))
+    }
+
+    pub(crate) fn is_zero(self) -> bool {
+        matches!(self, Limit::Millis(0) | Limit::Nanos(0))
+    }
+
+    /// Returns the deadline of a wait that starts now.
+    pub(crate) fn end(self) -> u64 {
+        raw::now().saturating_add(self.nanos())
+    }
+
+    /// Returns the time until the deadline; `None` without one.
+    pub(crate) fn left(self, end: u64) -> Option<timespec> {
+        if let Limit::Never = self {
+            return None;
+        }
+        Some(to_timespec(end.saturating_sub(raw::now())))
+    }
+
+    fn nanos(self) -> u64 {
+        match self {
+            Limit::Never => u64::MAX,
+            Limit::Millis(millis) => u64::try_from(millis).unwrap_or(0) * MILLI,
+            Limit::Nanos(nanos) => nanos,
+        }
+    }
+}
+
+fn to_timespec(nanos: u64) -> timespec {
+    timespec {
+        tv_sec: (nanos / 1_000_000_000).cast_signed(),
+        tv_nsec: (nanos % 1_000_000_000).cast_signed(),
+    }
+}
+
+/// A set in which the calling thread sleeps.
+pub(crate) struct Sleep {
+    pub(crate) epfd: c_int,
+    pub(crate) events: *mut epoll_event,
+    pub(crate) capacity: c_int,
+    /// The unit in which to sleep.
+    pub(crate) limit: Limit,
+    /// The signal mask to sleep with.
+    pub(crate) mask: *const sigset_t,
+}
+
+impl Sleep {
+    /// Sleeps until an event, `end` or a signal; after each nap calls `check`. Returns what `epoll_pwait`
+    /// does. The program's signals must be blocked.
+    ///
+    /// A thread may be cancelled in here, so that no caller up to the exported function has a destructor to run.
+    ///
+    /// # Safety
+    /// `events` must have room for `capacity` events, and `mask` be a live signal mask.
+    pub(crate) unsafe fn sleep(&self, end: u64, group: Option<&Group>, check: &dyn Fn()) -> c_int {
+        let mut now = raw::now();
+        if let Some(group) = group {
+            group.fall_asleep();
+        }
+        let count = loop {
+            let (nap, place) = Group::nap(group, now);
+            let left = end.saturating_sub(now);
+            // SAFETY: the caller's contract.
+            let count = unsafe { self.nap(left.min(nap)) };
+            Group::leave(group, place);
+            if count != 0 || left <= nap {
+                break count;
+            }
+            check();
+            now = raw::now();
+        };
+        if let Some(group) = group {
+            group.awake();
+        }
+        count
+    }
+
+    /// # Safety
+    /// That of `sleep`.
+    unsafe fn nap(&self, nanos: u64) -> c_int {
+        if let Limit::Nanos(_) = self.limit {
+            let time = to_timespec(nanos);
+            return next!(
+                c"epoll_pwait2",
+                fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
+                (
+                    self.epfd,
+                    self.events,
+                    self.capacity,
+                    &raw const time,
+                    self.mask
+                )
+            );
+        }
+        let millis = match nanos {
+            u64::MAX => -1,
+            nanos => c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(c_int::MAX),
+        };
+        next!(
+            c"epoll_pwait",
+            fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int,
+            (self.epfd, self.events, self.capacity, millis, self.mask)
+        )
+    }
+}
+
+/// `epoll_wait(2)` and its like, on a set with members to look after. `mask` is null for the thread's own mask.
+///
+/// # Safety
+/// That of `epoll_pwait`.
+#[cold]
+pub(crate) unsafe fn wait(
+    set: &Set,
+    epfd: c_int,
+    events: *mut epoll_event,
+    capacity: c_int,
+    limit: Limit,
+    mask: *const sigset_t,
+) -> c_int {
+    let mut count = next!(
+        c"epoll_wait",
+        fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
+        (epfd, events, capacity, 0)
+    );
+    if count == 0 && !limit.is_zero() {
+        let locked = sets::lock();
+        if sets::is_owner() {
+            set.prepare(&locked);
+        }
+        let group = set.group();
+        let before = locked.unlock_blocked();
+        let sleep = Sleep {
+            epfd,
+            events,
+            capacity,
+            limit,
+            mask: if mask.is_null() {
+                (&raw const before).cast()
+            } else {
+                mask
+            },
+        };
+        if set.needs_naps() {
+            // SAFETY: the caller's contract, and `before` is live.
+            count = unsafe {
+                sleep.sleep(limit.end(), group, &|| {
+                    let locked = sets::lock();
+                    if set.rescue(&locked) {
+                        shared::count_rescue();
+                    }
+                })
+            };
+        } else {
+            // SAFETY: the caller's contract, and `before` is live.
+            count = unsafe { sleep.nap(limit.nanos()) };
+        }
+        raw::restore_signals(before);
+    }
+    if let Ok(count @ 1..) = usize::try_from(count) {
+        // SAFETY: the kernel has written as many.
+        set.harvest(unsafe { std::slice::from_raw_parts_mut(events, count) });
+    }
+    count
+}

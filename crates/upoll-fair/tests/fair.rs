@@ -1,0 +1,336 @@
+//! Servers in C with the library before their C library. The results without it are the expected ones.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Builds the library, which cargo does not do for tests of a crate that is not linked to them.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--locked", "--lib", "--manifest-path"]);
+        cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        let own = std::env::current_exe().expect("there is a test program");
+        // It is in `deps` in the folder of its profile.
+        let target = own.ancestors().nth(3).expect("it is in a target folder");
+        cargo.arg("--target-dir").arg(target);
+        assert!(cargo.status().expect("there is cargo").success());
+        let library = target.join("debug/libupoll_fair.so");
+        assert!(library.is_file(), "{} is not there", library.display());
+        library
+    })
+}
+
+/// Compiles a program of `tests/fair`.
+fn compile(name: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fair");
+    // Tests run at the same time, each in its own file.
+    let program = std::env::temp_dir().join(format!(
+        "upoll-fair-{name}-{}-{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let mut compiler = Command::new(std::env::var_os("CC").unwrap_or("cc".into()));
+    compiler.args([
+        "-O1",
+        "-Wall",
+        "-Werror",
+        "-Wno-unused-result",
+        "-pthread",
+        "-o",
+    ]);
+    let status = compiler
+        .arg(&program)
+        .arg(sources.join(name).with_extension("c"))
+        .status();
+    assert!(status.expect("there is a C compiler").success());
+    program
+}
+
+fn command(program: &Path, policy: Option<&str>) -> Command {
+    let mut command = Command::new(program);
+    if let Some(policy) = policy {
+        command
+            .env("LD_PRELOAD", library())
+            .env("UPOLL_FAIR", policy);
+    }
+    command
+}
+
+fn output(program: &Path, policy: Option<&str>) -> String {
+    let output = command(program, policy)
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("the program runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{policy:?}: {}\n{text}",
+        output.status
+    );
+    text
+}
+
+#[test]
+fn calls_on_listening_sockets_do_what_the_kernel_does() {
+    let program = compile("semantics");
+    std::thread::scope(|scope| {
+        let native = scope.spawn(|| output(&program, None));
+        let policies = ["every", "3", "adaptive", "exclusive"];
+        let fair = policies.map(|policy| scope.spawn(|| output(&program, Some(policy))));
+        let native = native.join().expect("the program passes");
+        for (policy, found) in policies.iter().zip(fair) {
+            let found = found.join().expect("the program passes");
+            for (line, (native, fair)) in native.lines().zip(found.lines()).enumerate() {
+                assert_eq!(native, fair, "{policy}, line {}", line + 1);
+            }
+            assert_eq!(native.lines().count(), found.lines().count(), "{policy}");
+        }
+    });
+    std::fs::remove_file(program).expect("the program was there");
+}
+
+#[test]
+fn a_wakeup_that_a_worker_does_not_use_is_passed_on() {
+    let program = compile("pass_on");
+    assert_eq!(output(&program, None), output(&program, Some("adaptive")));
+    std::fs::remove_file(program).expect("the program was there");
+}
+
+/// A running server of `server.c`.
+struct Server {
+    process: Child,
+    program: PathBuf,
+    port: u16,
+    _output: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(arguments: &[&str], policy: Option<&str>) -> Server {
+        let program = compile("server");
+        let mut command = command(&program, policy);
+        let mut process = command
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut output = BufReader::new(process.stdout.take().expect("it has an output"));
+        let mut port = String::new();
+        output.read_line(&mut port).expect("it prints its port");
+        let port = port.trim().parse().expect("the port is a number");
+        Server {
+            process,
+            program,
+            port,
+            _output: output,
+        }
+    }
+
+    /// Returns the worker that answers a connection; `None` if it dies before.
+    fn ask(&self) -> Option<u32> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens");
+        // Longer than any delay that is not a loss.
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .expect("the time is valid");
+        let mut answer = String::new();
+        match stream.read_to_string(&mut answer) {
+            Ok(_) => answer.trim().parse().ok(),
+            Err(error) => {
+                assert_eq!(
+                    error.kind(),
+                    std::io::ErrorKind::ConnectionReset,
+                    "a connection was lost"
+                );
+                None
+            }
+        }
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        send(self.process.id(), signal);
+    }
+
+    fn workers(&self) -> Vec<u32> {
+        let id = self.process.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let children = children.unwrap_or_default();
+        children
+            .split_whitespace()
+            .filter_map(|child| child.parse().ok())
+            .collect()
+    }
+}
+
+fn send(process: u32, signal: libc::c_int) {
+    let process = process.try_into().expect("process IDs are small");
+    // SAFETY: a signal to a child, or to a child of it that is not waited for yet or has just been.
+    unsafe { libc::kill(process, signal) };
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal(libc::SIGTERM);
+        self.process.wait().expect("it is a child");
+        let _ = std::fs::remove_file(&self.program);
+    }
+}
+
+/// Waits until a thread sleeps: it has finished with its connection and is in line for the next one.
+fn await_sleep(thread: u32) {
+    let is_asleep = || {
+        let state =
+            std::fs::read_to_string(format!("/proc/{thread}/stat")).expect("the worker lives");
+        state
+            .rsplit_once(") ")
+            .is_some_and(|(_, state)| state.starts_with('S'))
+    };
+    let start = Instant::now();
+    while !is_asleep() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the worker does not sleep"
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// Returns Jain's index of how often each of 8 workers answered, with one connection at a time.
+fn fairness(mode: &str, policy: &str, connections: u32) -> f64 {
+    let server = Server::start(&[mode, "8"], Some(policy));
+    std::thread::sleep(Duration::from_millis(300));
+    let mut answers = HashMap::<u32, f64>::new();
+    for _ in 0..connections {
+        let worker = server.ask().expect("no worker dies");
+        *answers.entry(worker).or_default() += 1.0;
+        await_sleep(worker);
+    }
+    let sum: f64 = answers.values().sum();
+    let squares: f64 = answers.values().map(|answers| answers * answers).sum();
+    println!("{mode}, {policy}: {:.3}", sum * sum / (8.0 * squares));
+    sum * sum / (8.0 * squares)
+}
+
+#[test]
+fn workers_take_turns() {
+    for mode in [
+        "epoll",
+        "edge",
+        "exclusive",
+        "threads",
+        "poll",
+        "ppoll",
+        "select",
+        "pselect",
+    ] {
+        let fairness = fairness(mode, "every", 2000);
+        assert!(fairness >= 0.99, "{mode}: {fairness}");
+    }
+    assert!(fairness("epoll", "adaptive", 2000) >= 0.99);
+    assert!(fairness("epoll", "16", 2048) >= 0.9);
+}
+
+#[test]
+fn without_rotation_one_worker_is_first_in_line() {
+    assert!(fairness("epoll", "exclusive", 500) < 0.3);
+}
+
+/// Connects from several threads while workers are killed, stopped and replaced.
+fn disturb(mode: &str, time: Duration) {
+    let server = Server::start(&[mode, "6", "many"], Some("adaptive"));
+    let is_over = AtomicBool::new(false);
+    let (answered, cut) = std::thread::scope(|scope| {
+        let client = || {
+            let (mut answered, mut cut) = (0_u32, 0_u32);
+            while !is_over.load(Ordering::Relaxed) {
+                match server.ask() {
+                    Some(_) => answered += 1,
+                    None => cut += 1,
+                }
+            }
+            (answered, cut)
+        };
+        let clients = [(); 3].map(|()| scope.spawn(client));
+        let start = Instant::now();
+        let mut step = 0;
+        while start.elapsed() < time
+            && !clients
+                .iter()
+                .any(std::thread::ScopedJoinHandle::is_finished)
+        {
+            std::thread::sleep(Duration::from_millis(30));
+            step += 1;
+            let workers = server.workers();
+            let Some(&worker) = workers.get(step * 7 % workers.len().max(1)) else {
+                continue;
+            };
+            match step % 4 {
+                0 => server.signal(libc::SIGHUP),
+                1 => {
+                    send(worker, libc::SIGSTOP);
+                    std::thread::sleep(Duration::from_millis(30));
+                    send(worker, libc::SIGCONT);
+                }
+                _ => send(worker, libc::SIGKILL),
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let counts = clients.map(|client| client.join().expect("no connection is lost"));
+        counts
+            .iter()
+            .fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))
+    });
+    println!("{mode}: {answered} answered, {cut} accepted by a worker that was killed");
+    assert!(answered > cut);
+}
+
+/// How long to disturb each server; `UPOLL_FAIR_SECONDS` makes it longer.
+fn seconds() -> Duration {
+    let seconds = std::env::var("UPOLL_FAIR_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(5))
+}
+
+#[test]
+fn no_connection_is_lost_while_workers_of_a_set_come_and_go() {
+    disturb("epoll", seconds());
+}
+
+#[test]
+fn no_connection_is_lost_while_polling_workers_come_and_go() {
+    disturb("ppoll", seconds());
+}
+
+#[test]
+fn statistics_name_each_worker() {
+    let program = compile("server");
+    let stats = program.with_extension("stats");
+    let mut command = command(&program, Some("every"));
+    command
+        .args(["epoll", "4"])
+        .env("UPOLL_FAIR_STATS", &stats)
+        .stdout(Stdio::piped());
+    let mut process = command.spawn().expect("it runs");
+    let mut port = String::new();
+    let mut output = BufReader::new(process.stdout.take().expect("it has an output"));
+    output.read_line(&mut port).expect("it prints its port");
+    let port: u16 = port.trim().parse().expect("the port is a number");
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        stream.read_to_end(&mut Vec::new()).expect("it answers");
+    }
+    send(process.id(), libc::SIGTERM);
+    assert!(process.wait().expect("it is a child").success());
+    let text = std::fs::read_to_string(&stats).expect("there are statistics");
+    println!("{text}");
+    assert!(text.contains("40 connections"), "{text}");
+    std::fs::remove_file(stats).expect("it was there");
+    std::fs::remove_file(program).expect("it was there");
+}

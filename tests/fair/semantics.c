@@ -1,0 +1,753 @@
+/* Calls of epoll, poll and select on a listening socket. Prints a line for each check: the output without the library
+ * is the expected one. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct sockaddr_storage address;
+static socklen_t size;
+
+static int listen_at(int family)
+{
+	int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	memset(&address, 0, sizeof address);
+	address.ss_family = family;
+	size = family == AF_UNIX ? sizeof(sa_family_t) : family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	if (family == AF_INET)
+		((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	else if (family == AF_INET6)
+		((struct sockaddr_in6 *)&address)->sin6_addr = in6addr_loopback;
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) || listen(fd, 64)) {
+		perror("listen");
+		exit(77);
+	}
+	size = sizeof address;
+	getsockname(fd, (struct sockaddr *)&address, &size);
+	return fd;
+}
+
+static int connect_one(void)
+{
+	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (connect(fd, (struct sockaddr *)&address, size)) {
+		perror("connect");
+		exit(1);
+	}
+	return fd;
+}
+
+static void say(const char *what, long result)
+{
+	if (result == -1)
+		printf("%s: %s\n", what, strerrorname_np(errno));
+	else
+		printf("%s: %ld\n", what, result);
+	fflush(stdout);
+}
+
+static int control(int set, int operation, int fd, uint32_t events, uint64_t data)
+{
+	struct epoll_event event = {.events = events, .data.u64 = data};
+
+	return epoll_ctl(set, operation, fd, &event);
+}
+
+/* Prints the events of a wait: mask and data. */
+static void wait_in(const char *what, int set, int timeout)
+{
+	struct epoll_event events[4];
+	int count = epoll_wait(set, events, 4, timeout);
+
+	printf("%s:", what);
+	if (count < 0)
+		printf(" %s", strerrorname_np(errno));
+	else if (count == 0)
+		printf(" nothing");
+	for (int i = 0; i < count; i++)
+		printf(" %x/%llx", events[i].events, (unsigned long long)events[i].data.u64);
+	printf("\n");
+	fflush(stdout);
+}
+
+static void accept_one(int fd)
+{
+	int connection = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+
+	say("accept", connection < 0 ? -1 : 0);
+	if (connection >= 0)
+		close(connection);
+}
+
+/* Not valid: the compiler is not to know. */
+static struct epoll_event *volatile nowhere = (struct epoll_event *)16;
+
+static long since(const struct timespec *start)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (now.tv_sec - start->tv_sec) * 1000 + (now.tv_nsec - start->tv_nsec) / 1000000;
+}
+
+static void nothing(int number)
+{
+	(void)number;
+}
+
+/* A wait that is about to sleep is where the library changes the registration. */
+static void settle(int set)
+{
+	struct epoll_event event;
+
+	if (epoll_wait(set, &event, 1, 10) != 0)
+		printf("not idle\n");
+}
+
+static void changes(int family)
+{
+	int fd = listen_at(family), set = epoll_create1(EPOLL_CLOEXEC), client;
+
+	printf("family %d\n", family);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	say("add again", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 2));
+	settle(set);
+	say("add after a wait", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 2));
+	client = connect_one();
+	wait_in("connection", set, -1);
+	wait_in("still there", set, -1);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 3));
+	wait_in("new data", set, 1000);
+	say("pause", control(set, EPOLL_CTL_MOD, fd, 0, 4));
+	wait_in("paused", set, 30);
+	say("resume", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 5));
+	wait_in("resumed", set, 1000);
+	accept_one(fd);
+	accept_one(fd);
+	wait_in("accepted", set, 30);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 6));
+	say("modify exclusively", control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLEXCLUSIVE, 6));
+	close(client);
+	client = connect_one();
+	wait_in("next", set, -1);
+	say("delete", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+	wait_in("deleted", set, 30);
+	say("delete again", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 6));
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 7));
+	wait_in("added", set, -1);
+	accept_one(fd);
+	close(client);
+	settle(set);
+	say("no memory to modify", epoll_ctl(set, EPOLL_CTL_MOD, fd, nowhere));
+	say("none to add", epoll_ctl(set, EPOLL_CTL_ADD, fd, NULL));
+	say("no such operation", control(set, 9, fd, EPOLLIN, 1));
+	say("room for none", epoll_wait(set, (struct epoll_event *)&client, 0, 10));
+	client = connect_one();
+	say("nowhere to put it", epoll_wait(set, nowhere, 1, 1000));
+	accept_one(fd);
+	close(client);
+	close(set);
+	close(fd);
+}
+
+static void edge(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), first, second;
+
+	printf("edge-triggered\n");
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET, 1));
+	settle(set);
+	first = connect_one();
+	wait_in("first", set, -1);
+	wait_in("again", set, 1300);
+	second = connect_one();
+	wait_in("second", set, -1);
+	wait_in("again", set, 100);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET, 2));
+	wait_in("modified", set, 1000);
+	accept_one(fd);
+	accept_one(fd);
+	accept_one(fd);
+	wait_in("drained", set, 100);
+	close(first);
+	close(second);
+	first = connect_one();
+	wait_in("third", set, -1);
+	accept_one(fd);
+	close(first);
+	close(set);
+	close(fd);
+}
+
+static void oneshot(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), client;
+
+	printf("one-shot\n");
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT, 1));
+	settle(set);
+	client = connect_one();
+	wait_in("once", set, -1);
+	wait_in("again", set, 30);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT, 2));
+	wait_in("modified", set, 1000);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 3));
+	wait_in("modified", set, 1000);
+	accept_one(fd);
+	close(client);
+	settle(set);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT, 4));
+	client = connect_one();
+	wait_in("once", set, -1);
+	wait_in("again", set, 30);
+	close(client);
+	close(set);
+	close(fd);
+}
+
+static void hang_up(void)
+{
+	uint32_t masks[] = {EPOLLIN, EPOLLIN | EPOLLRDHUP, EPOLLIN | EPOLLRDHUP | EPOLLET, EPOLLIN | EPOLLRDNORM | EPOLLPRI};
+
+	printf("hang-up\n");
+	for (int i = 0; i < 4; i++) {
+		int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), client;
+
+		say("add", control(set, EPOLL_CTL_ADD, fd, masks[i], 1));
+		settle(set);
+		client = connect_one();
+		wait_in("connection", set, -1);
+		accept_one(fd);
+		settle(set);
+		shutdown(fd, SHUT_RDWR);
+		wait_in("shut down", set, -1);
+		close(client);
+		close(set);
+		close(fd);
+	}
+}
+
+static void exclusive(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), client;
+
+	printf("exclusive\n");
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLEXCLUSIVE, 1));
+	say("with what is refused", control(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT, 1));
+	settle(set);
+	client = connect_one();
+	wait_in("connection", set, -1);
+	accept_one(fd);
+	settle(set);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 2));
+	say("delete", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+	say("delete again", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+	close(client);
+	close(set);
+	close(fd);
+}
+
+static void several_sets(void)
+{
+	int fd = listen_at(AF_INET), sets[3], client;
+
+	printf("several sets\n");
+	for (int i = 0; i < 3; i++) {
+		sets[i] = epoll_create1(EPOLL_CLOEXEC);
+		say("add", control(sets[i], EPOLL_CTL_ADD, fd, EPOLLIN, i));
+		settle(sets[i]);
+	}
+	client = connect_one();
+	for (int i = 0; i < 3; i++)
+		wait_in("connection", sets[i], 2000);
+	accept_one(fd);
+	for (int i = 0; i < 3; i++) {
+		wait_in("accepted", sets[i], 10);
+		close(sets[i]);
+	}
+	close(client);
+	close(fd);
+}
+
+static void nested(int is_waited_for)
+{
+	int fd = listen_at(AF_INET), inner = epoll_create1(EPOLL_CLOEXEC), outer = epoll_create1(EPOLL_CLOEXEC), client;
+	struct pollfd entry = {.fd = inner, .events = POLLIN};
+
+	printf("nested\n");
+	if (!is_waited_for)
+		say("add inner", control(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 1));
+	say("add", control(inner, EPOLL_CTL_ADD, fd, EPOLLIN, 2));
+	if (is_waited_for) {
+		settle(inner);
+		say("add inner exclusively", control(outer, EPOLL_CTL_ADD, inner, EPOLLIN | EPOLLEXCLUSIVE, 1));
+		say("add inner", control(outer, EPOLL_CTL_ADD, inner, EPOLLIN, 1));
+	}
+	settle(outer);
+	client = connect_one();
+	wait_in("outer", outer, -1);
+	say("poll", poll(&entry, 1, -1));
+	wait_in("inner", inner, -1);
+	accept_one(fd);
+	close(client);
+	settle(outer);
+	say("modify", control(inner, EPOLL_CTL_MOD, fd, EPOLLIN, 3));
+	settle(inner);
+	client = connect_one();
+	wait_in("outer", outer, -1);
+	wait_in("inner", inner, -1);
+	accept_one(fd);
+	close(client);
+	close(inner);
+	close(outer);
+	close(fd);
+}
+
+static void numbers(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), copy, client, pipes[2];
+
+	printf("numbers\n");
+	copy = dup(fd);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	settle(set);
+	close(fd);
+	client = connect_one();
+	wait_in("closed, and open as another", set, -1);
+	accept_one(copy);
+	say("delete", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+	settle(set);
+	say("the number", pipe2(pipes, O_CLOEXEC) == 0 && pipes[0] == fd);
+	say("add the pipe", control(set, EPOLL_CTL_ADD, pipes[0], EPOLLIN, 2));
+	settle(set);
+	say("write", write(pipes[1], "x", 1));
+	wait_in("pipe", set, -1);
+	wait_in("pipe", set, -1);
+	close(client);
+	close(copy);
+	close(pipes[0]);
+	close(pipes[1]);
+	close(set);
+
+	/* The same with closes that the library does not see. */
+	fd = listen_at(AF_INET);
+	set = epoll_create1(EPOLL_CLOEXEC);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	settle(set);
+	pipe2(pipes, O_CLOEXEC);
+	copy = dup(fd);
+	say("replace", dup2(pipes[0], fd) == fd);
+	say("add the pipe", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 2));
+	settle(set);
+	client = connect_one();
+	wait_in("the other fd", set, -1);
+	say("write", write(pipes[1], "x", 1));
+	wait_in("pipe, too", set, -1);
+	wait_in("pipe, too", set, -1);
+	close(client);
+	close(fd);
+	close(copy);
+	close(set);
+	close(pipes[0]);
+	close(pipes[1]);
+
+	/* A set with two fds. */
+	fd = listen_at(AF_INET);
+	set = epoll_create1(EPOLL_CLOEXEC);
+	copy = fcntl(set, F_DUPFD_CLOEXEC, 0);
+	say("add by another fd", control(copy, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	settle(set);
+	settle(copy);
+	settle(set);
+	client = connect_one();
+	wait_in("one", set, -1);
+	wait_in("other", copy, -1);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 2));
+	wait_in("modified", copy, -1);
+	close(copy);
+	wait_in("one is left", set, -1);
+	accept_one(fd);
+	say("delete", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+	close(client);
+	close(set);
+	close(fd);
+}
+
+static void forks(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), client;
+
+	printf("forks\n");
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	settle(set);
+	fflush(stdout);
+	if (fork() == 0) {
+		settle(set);
+		client = connect_one();
+		wait_in("child", set, -1);
+		say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 2));
+		wait_in("child", set, -1);
+		accept_one(fd);
+		close(client);
+		fflush(stdout);
+		_exit(0);
+	}
+	wait(NULL);
+	settle(set);
+	client = connect_one();
+	wait_in("parent", set, -1);
+	say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 3));
+	wait_in("parent", set, -1);
+	accept_one(fd);
+	close(client);
+	settle(set);
+	if (fork() == 0) {
+		say("delete", control(set, EPOLL_CTL_DEL, fd, 0, 0));
+		_exit(0);
+	}
+	wait(NULL);
+	client = connect_one();
+	wait_in("deleted by the child", set, 50);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 4));
+	wait_in("added", set, -1);
+	/* The child of a vfork has fds of its own, and the parent's memory. */
+	accept_one(fd);
+	close(client);
+	settle(set);
+	if (vfork() == 0) {
+		close(fd);
+		close(set);
+		_exit(0);
+	}
+	client = connect_one();
+	wait_in("after vfork", set, -1);
+	accept_one(fd);
+	close(client);
+	close(set);
+	close(fd);
+}
+
+static void times_and_signals(void)
+{
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC);
+	struct sigaction action = {.sa_handler = nothing, .sa_flags = SA_RESTART};
+	struct timespec start, second = {1, 200000000}, wrong = {0, 1000000000};
+	struct epoll_event event;
+	struct pollfd entry = {.fd = fd, .events = POLLIN};
+	struct timeval time = {0, 300000};
+	sigset_t mask, before, after;
+	fd_set read;
+
+	printf("times and signals\n");
+	sigaction(SIGALRM, &action, NULL);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	say("wait", epoll_wait(set, &event, 1, 1200));
+	say("not early", since(&start) >= 1199);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	say("wait", epoll_pwait2(set, &event, 1, &second, NULL));
+	say("not early", since(&start) >= 1199);
+	say("wrong time", epoll_pwait2(set, &event, 1, &wrong, NULL));
+	say("wait", epoll_wait(set, &event, 1, 0));
+	ualarm(50000, 0);
+	say("signal", epoll_wait(set, &event, 1, -1));
+	ualarm(50000, 0);
+	say("signal", epoll_wait(set, &event, 1, 5000));
+	ualarm(50000, 0);
+	say("signal", epoll_pwait2(set, &event, 1, NULL, NULL));
+	alarm(2);
+	say("late signal", epoll_wait(set, &event, 1, -1));
+	ualarm(50000, 0);
+	say("signal", poll(&entry, 1, -1));
+	ualarm(50000, 0);
+	FD_ZERO(&read);
+	FD_SET(fd, &read);
+	say("signal", select(fd + 1, &read, NULL, NULL, NULL));
+	say("set", FD_ISSET(fd, &read) != 0);
+	sigprocmask(SIG_SETMASK, NULL, &before);
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGALRM);
+	sigprocmask(SIG_BLOCK, &mask, NULL);
+	sigemptyset(&mask);
+	ualarm(1000, 0);
+	usleep(20000);
+	say("pending", epoll_pwait(set, &event, 1, -1, &mask));
+	ualarm(1000, 0);
+	usleep(20000);
+	say("pending, blocked", epoll_wait(set, &event, 1, 30));
+	say("pending", ppoll(&entry, 1, NULL, &mask));
+	ualarm(1000, 0);
+	usleep(20000);
+	say("pending, blocked", poll(&entry, 1, 30));
+	FD_ZERO(&read);
+	FD_SET(fd, &read);
+	say("pending", pselect(fd + 1, &read, NULL, NULL, NULL, &mask));
+	sigprocmask(SIG_SETMASK, &before, &after);
+	say("mask", sigismember(&after, SIGALRM) && !sigismember(&after, SIGTERM));
+	FD_ZERO(&read);
+	FD_SET(fd, &read);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	say("select", select(fd + 1, &read, NULL, NULL, &time));
+	say("not early", since(&start) >= 299);
+	say("set", FD_ISSET(fd, &read) != 0);
+	say("time left", time.tv_sec * 1000000 + time.tv_usec);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	say("poll", poll(&entry, 1, 1200));
+	say("not early", since(&start) >= 1199);
+	close(set);
+	close(fd);
+}
+
+static void polls(void)
+{
+	int fd = listen_at(AF_INET), pipes[2], client, file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	struct pollfd list[4];
+	fd_set read, write_set, except;
+	struct timeval time = {5, 0};
+
+	printf("poll and select\n");
+	pipe2(pipes, O_CLOEXEC);
+	list[0] = (struct pollfd){.fd = -1, .events = POLLIN};
+	list[1] = (struct pollfd){.fd = fd, .events = POLLIN};
+	list[2] = (struct pollfd){.fd = pipes[0], .events = POLLIN};
+	list[3] = (struct pollfd){.fd = fd, .events = POLLOUT};
+#define POLL(what, count, timeout) do { \
+		say(what, poll(list, count, timeout)); \
+		printf(" %x %x %x %x\n", list[0].revents, list[1].revents, list[2].revents, list[3].revents); \
+	} while (0)
+	POLL("idle", 3, 30);
+	POLL("twice", 4, 30);
+	client = connect_one();
+	POLL("connection", 3, -1);
+	accept_one(fd);
+	close(client);
+	say("write", write(pipes[1], "x", 1));
+	POLL("pipe", 3, -1);
+	close(pipes[1]);
+	POLL("end", 3, -1);
+	list[2].fd = file;
+	POLL("file", 3, 1000);
+	list[2].fd = 999;
+	POLL("closed", 3, 1000);
+	list[2].fd = -1;
+	if (fork() == 0) {
+		usleep(100000);
+		client = connect_one();
+		usleep(100000);
+		_exit(0);
+	}
+	POLL("later", 3, -1);
+	accept_one(fd);
+	wait(NULL);
+	shutdown(fd, SHUT_RDWR);
+	POLL("shut down", 3, -1);
+	close(fd);
+	close(pipes[0]);
+
+	fd = listen_at(AF_INET);
+	pipe2(pipes, O_CLOEXEC);
+	FD_ZERO(&read);
+	FD_ZERO(&write_set);
+	FD_ZERO(&except);
+	FD_SET(fd, &read);
+	FD_SET(pipes[0], &read);
+	FD_SET(pipes[0], &except);
+	if (fork() == 0) {
+		usleep(100000);
+		client = connect_one();
+		usleep(100000);
+		_exit(0);
+	}
+	say("select", select(pipes[1] + 1, &read, &write_set, &except, &time));
+	say("time went", time.tv_sec == 4);
+	say("socket", FD_ISSET(fd, &read) != 0);
+	say("pipe", FD_ISSET(pipes[0], &read) != 0);
+	accept_one(fd);
+	wait(NULL);
+	FD_ZERO(&read);
+	FD_SET(fd, &read);
+	FD_SET(pipes[1], &write_set);
+	say("writable", select(pipes[1] + 1, &read, &write_set, NULL, NULL));
+	FD_ZERO(&except);
+	FD_SET(fd, &read);
+	FD_SET(pipes[0], &except);
+	close(pipes[1]);
+	time = (struct timeval){0, 100000};
+	say("hang-up only", select(pipes[0] + 1, &read, NULL, &except, &time));
+	FD_SET(fd, &read);
+	FD_SET(pipes[1], &read);
+	say("closed", select(pipes[1] + 1, &read, NULL, NULL, NULL));
+	say("no time", select(fd + 1, &read, NULL, NULL, &(struct timeval){-1, 0}));
+	close(fd);
+	close(pipes[0]);
+	close(file);
+}
+
+static int shared_set, shared_fd;
+static int served;
+
+static void *serve(void *unused)
+{
+	struct epoll_event event;
+
+	(void)unused;
+	while (epoll_wait(shared_set, &event, 1, -1) == 1) {
+		int connection;
+
+		if (event.data.u64 == 2)
+			break;
+		connection = accept4(shared_fd, NULL, NULL, SOCK_CLOEXEC);
+		if (connection >= 0) {
+			__atomic_fetch_add(&served, 1, __ATOMIC_RELAXED);
+			close(connection);
+		}
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	int end = eventfd(0, EFD_CLOEXEC);
+	pthread_t threads[4];
+	char byte;
+
+	printf("threads\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
+	control(shared_set, EPOLL_CTL_ADD, end, EPOLLIN, 2);
+	for (int i = 0; i < 4; i++)
+		pthread_create(&threads[i], NULL, serve, NULL);
+	for (int i = 0; i < 300; i++) {
+		int client = connect_one();
+
+		if (i % 7 == 0)
+			control(shared_set, EPOLL_CTL_MOD, shared_fd, EPOLLIN, 1);
+		if (read(client, &byte, 1) != 0)
+			printf("not closed\n");
+		close(client);
+	}
+	say("served", served);
+	eventfd_write(end, 1);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	close(end);
+	close(shared_set);
+	close(shared_fd);
+}
+
+static int blocking_listener;
+
+static void *accept_blocking(void *unused)
+{
+	int connection = accept(blocking_listener, NULL, NULL);
+
+	(void)unused;
+	say("blocking accept", connection < 0 ? -1 : 0);
+	close(connection);
+	return NULL;
+}
+
+static void blocking(void)
+{
+	pthread_t thread;
+	int client;
+
+	printf("blocking\n");
+	blocking_listener = listen_at(AF_INET);
+	fcntl(blocking_listener, F_SETFL, 0);
+	pthread_create(&thread, NULL, accept_blocking, NULL);
+	usleep(20000);
+	client = connect_one();
+	pthread_join(thread, NULL);
+	close(client);
+	close(blocking_listener);
+}
+
+static void *cancelled(void *mode)
+{
+	struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
+	struct epoll_event event;
+
+	if (mode)
+		poll(&entry, 1, -1);
+	else
+		epoll_wait(shared_set, &event, 1, -1);
+	return NULL;
+}
+
+static void cancellation(void)
+{
+	printf("cancellation\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
+	for (int i = 0; i < 2; i++) {
+		pthread_t thread;
+		void *result;
+
+		pthread_create(&thread, NULL, cancelled, i ? &thread : NULL);
+		usleep(100000);
+		pthread_cancel(thread);
+		pthread_join(thread, &result);
+		say("cancelled", result == PTHREAD_CANCELED);
+	}
+	close(shared_set);
+	close(shared_fd);
+}
+
+static int open_fds(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+int main(void)
+{
+	int before = open_fds();
+
+	signal(SIGPIPE, SIG_IGN);
+	changes(AF_INET);
+	changes(AF_INET6);
+	changes(AF_UNIX);
+	edge();
+	oneshot();
+	hang_up();
+	exclusive();
+	several_sets();
+	nested(0);
+	nested(1);
+	numbers();
+	forks();
+	times_and_signals();
+	polls();
+	threads();
+	blocking();
+	cancellation();
+	say("fds left open", open_fds() - before);
+	return 0;
+}
