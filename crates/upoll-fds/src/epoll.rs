@@ -7,6 +7,7 @@ use std::time::Duration;
 use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, SharedBox, SigSet, Timeout};
 
 use crate::kernel::{call, interruptible, number};
+use crate::number::programs;
 use crate::object::Object;
 use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
@@ -365,6 +366,7 @@ unsafe fn pwait2_of_the_kernel(
     limit: *const libc::timespec,
     (mask, size): Mask,
 ) -> Result<usize, Errno> {
+    let epfd = programs(epfd);
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     let found = unsafe { interruptible!(epoll_pwait2, epfd, events, room, limit, mask, size) };
     // Filters of system calls may refuse with `EPERM` what they do not know; the call itself never does.
@@ -402,6 +404,7 @@ unsafe fn pwait_of_the_kernel(
     timeout: i32,
     (mask, size): Mask,
 ) -> Result<usize, Errno> {
+    let epfd = programs(epfd);
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     unsafe {
         match timeout {

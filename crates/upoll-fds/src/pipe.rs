@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 
 use crate::kernel::call;
+use crate::number::programs;
 use crate::object::Object;
 use crate::signals::Section;
 use crate::slot::Entry;
@@ -128,7 +129,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     match ours {
         Some(result) => result,
         // SAFETY: no pointers are involved.
-        None => unsafe { call!(shutdown, fd, how) }.map(drop),
+        None => unsafe { call!(shutdown, programs(fd), how) }.map(drop),
     }
 }
 

@@ -294,6 +294,37 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
     give(result)
 }
 
+/// Names of `fstat(2)`: fds of the library's own are not open for the program.
+macro_rules! stats_of_files {
+    ($($symbol:literal $name:ident($($version:ident)?);)*) => { $(
+        #[doc = concat!("`", $symbol, "`: `fstat(2)`.")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C-unwind" fn $name(
+            $($version: c_int,)?
+            fd: c_int,
+            found: *mut libc::stat,
+        ) -> c_int {
+            if own_fds::is_own(fd) {
+                return give(Err::<c_int, _>(Errno::BADF));
+            }
+            pass_on!(
+                $symbol,
+                fn($(stats_of_files!(@kind $version),)? c_int, *mut libc::stat) -> c_int,
+                ($($version,)? fd, found)
+            );
+            give(raw::kernel!(SYS_fstat, fd, found))
+        }
+    )* };
+    (@kind $version:ident) => { c_int };
+}
+
+stats_of_files! {
+    "fstat" fstat();
+    "fstat64" fstat64();
+    "__fxstat" fxstat(version);
+    "__fxstat64" fxstat64(version);
+}
+
 /// `ioctl(2)`, variadic as `fcntl`.
 #[unsafe(no_mangle)]
 #[expect(

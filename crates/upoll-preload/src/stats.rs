@@ -5,7 +5,10 @@
 
 use std::ffi::CStr;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use upoll::own_fds::{self, KeptFile};
 
 use crate::raw;
 use crate::settings::{self, variable};
@@ -48,10 +51,10 @@ static SHARDS_OF_ALL: [Shard; SHARDS] =
     [const { Shard([const { [const { AtomicU64::new(0) }; 2] }; CALLS]) }; SHARDS];
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-/// The file that the report goes to, opened when the library is loaded; negative if there is none.
-static REPORT: AtomicI32 = AtomicI32::new(-1);
-/// What the file is (`st_dev`, `st_ino`, `st_rdev`): the program may close the number, and open something
-/// else by it.
+/// The file that the report goes to, opened when the library is loaded.
+static REPORT: OnceLock<KeptFile> = OnceLock::new();
+/// What the file is (`st_dev`, `st_ino`, `st_rdev`): a program that makes system calls by itself may close
+/// the number, and open something else by it.
 static REPORT_IS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 #[inline]
@@ -62,7 +65,7 @@ pub(crate) fn is_on() -> bool {
 extern "C" fn at_start() {
     // Where nothing is served, nothing is registered either.
     if settings::is_any_kind_served() {
-        upoll::own_fds::protect();
+        own_fds::protect();
         // Without memory for it, what is made fails later.
         let _ = upoll_fds::prepare();
         crate::cancel::prepare();
@@ -72,6 +75,7 @@ extern "C" fn at_start() {
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
+    own_fds::protect();
     open_report(path);
     IS_ON.store(true, Ordering::Relaxed);
     // SAFETY: the handler is never unloaded, as this library is not. Without memory for it a
@@ -152,15 +156,17 @@ pub(crate) fn report() {
     let Some(text) = text() else {
         return;
     };
-    let to = REPORT.load(Ordering::Relaxed);
-    if to >= 0 && identity(to) == Some(known_identity()) {
+    let Some(to) = REPORT.get().map(|file| file.number()) else {
+        return;
+    };
+    if identity(to) == Some(known_identity()) {
         // There is nobody to tell if it cannot be written.
         let _ = raw::write_all(to, &text.bytes[..text.len]);
     }
 }
 
-/// Opens the file that the report is added to: what is standard error now, if `path` is empty. Its number is
-/// out of the way of the program's. A symbolic link is not followed: a program may run with other rights
+/// Opens the file that the report is added to: what is standard error now, if `path` is empty. The program
+/// cannot reach its number. A symbolic link is not followed: a program may run with other rights
 /// than whoever can write to a folder.
 fn open_report(path: &CStr) {
     let flags =
@@ -175,37 +181,24 @@ fn open_report(path: &CStr) {
             }
         }
     };
-    let high = raw::kernel!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, high_number());
-    let to = match (high, is_ours) {
-        (Ok(high), true) => {
-            let _ = raw::kernel!(SYS_close, low);
-            number(high)
-        }
-        (Ok(high), false) => number(high),
-        (Err(_), true) => low,
-        (Err(_), false) => return,
+    let kept = KeptFile::of(low);
+    if is_ours {
+        let _ = raw::kernel!(SYS_close, low);
+    }
+    let Ok(kept) = kept else {
+        return;
     };
-    let Some(found) = identity(to) else {
+    let Some(found) = identity(kept.number()) else {
         return;
     };
     for (known, part) in REPORT_IS.iter().zip(found) {
         known.store(part, Ordering::Relaxed);
     }
-    REPORT.store(to, Ordering::Relaxed);
+    let _ = REPORT.set(kept);
 }
 
 fn number(fd: usize) -> i32 {
     i32::try_from(fd).expect("fds are ints")
-}
-
-/// A number that most programs have no file at.
-fn high_number() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let _ = raw::kernel!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit);
-    limit.rlim_cur.min(1 << 16) / 4 * 3
 }
 
 fn known_identity() -> [u64; 3] {

@@ -331,3 +331,61 @@ fn the_fds_behind_an_ancestors_sets_are_closed_in_each_child_of_a_chain() {
     }
     in_child(|| generation(10, None));
 }
+
+/// Has `getsockopt(2)` fail with `EPERM` from now on, as a filter of system calls may.
+fn refuse_getsockopt() {
+    let step = |code: u32, jt, jf, k| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt,
+        jf,
+        k,
+    };
+    let number = u32::try_from(libc::SYS_getsockopt).unwrap();
+    let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
+    let mut steps = [
+        // The number of the call is the first word.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, refusal),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: u16::try_from(steps.len()).unwrap(),
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: the filter is live, and the kernel copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        );
+        assert_eq!(set, 0);
+    }
+}
+
+#[test]
+fn sets_and_polls_go_on_where_no_socket_tells_its_cookie() {
+    in_child(|| {
+        refuse_getsockopt();
+        let watched = Watched::new();
+        watched.check_all(|| ());
+        close_all_but(&watched.kept());
+        let others = open_everywhere(&watched.kept());
+        watched.check_all(|| ());
+        check_untouched(others);
+    });
+}
+
+#[test]
+fn sets_and_polls_go_on_when_sockets_do_not_tell_their_cookies_any_more() {
+    in_child(|| {
+        let watched = Watched::new();
+        watched.check_all(|| ());
+        refuse_getsockopt();
+        watched.check_all(|| ());
+        close_all_but(&watched.kept());
+        watched.check_all(|| ());
+    });
+}

@@ -102,8 +102,8 @@ const BRIEF: u8 = 0;
 const SET: u8 = 1;
 /// The number of a seal.
 const SEAL: u8 = 2;
-/// What a child of a fork goes on to use: the wake fds of shared eventfds, and the set that they are
-/// members of.
+/// What a child of a fork goes on to use: the wake fds of shared eventfds, the set that they are members
+/// of, and files of embedders.
 const KEPT: u8 = 3;
 
 impl Entry {
@@ -847,6 +847,33 @@ impl Drop for OwnFd {
     fn drop(&mut self) {
         self.close();
         give_back(self.entry);
+    }
+}
+
+/// The number of a file of an embedder's that the program cannot reach, as the library's own. It stays open
+/// in children of forks.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct KeptFile(&'static Entry);
+
+impl KeptFile {
+    /// A number for the file that `number` stands for.
+    ///
+    /// # Errors
+    /// `EBADF`: it is not open. `EMFILE`: there is no other number.
+    pub fn of(number: RawFd) -> Result<Self, Errno> {
+        let fd = kernel::duplicate(number)?;
+        fd.entry.kind.store(KEPT, Ordering::Release);
+        let kept = KeptFile(fd.entry);
+        // It stays open.
+        std::mem::forget(fd);
+        Ok(kept)
+    }
+
+    /// The number that it has now.
+    #[must_use]
+    pub fn number(self) -> RawFd {
+        self.0.number()
     }
 }
 

@@ -1,0 +1,98 @@
+/* The fds that a program did not open are not there for it: calls on them fail as on numbers that are not
+ * open. Natively there is no such fd but a closed one. */
+#include "../c/check.h"
+#include <dirent.h>
+#include <sys/stat.h>
+#include <sys/sendfile.h>
+
+enum { CLOSED = 700 };
+
+static int set, counter, ends[2];
+
+static void *write_later(void *nothing)
+{
+	uint64_t one = 1;
+	sleep_ms(50);
+	CHECK(write(counter, &one, 8) == 8);
+	return nothing;
+}
+
+static void is_not_there(int fd)
+{
+	char byte[16] = {0};
+	struct iovec part = {byte, 1};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	struct epoll_event event = {.events = EPOLLIN};
+	struct stat found;
+	socklen_t size = sizeof byte;
+	int value;
+
+	FAILS(close(fd), EBADF);
+	FAILS(dup(fd), EBADF);
+	FAILS(dup2(fd, 650), EBADF);
+	FAILS(dup2(fd, fd), EBADF);
+	FAILS(dup3(fd, 650, O_CLOEXEC), EBADF);
+	FAILS(fcntl(fd, F_DUPFD, 10), EBADF);
+	FAILS(fcntl(fd, F_DUPFD_CLOEXEC, 10), EBADF);
+	FAILS(fcntl(fd, F_GETFD), EBADF);
+	FAILS(fcntl(fd, F_GETFL), EBADF);
+	FAILS(fcntl(fd, F_SETFL, O_NONBLOCK), EBADF);
+	FAILS(read(fd, byte, 8), EBADF);
+	FAILS(write(fd, byte, 8), EBADF);
+	FAILS(readv(fd, &part, 1), EBADF);
+	FAILS(writev(fd, &part, 1), EBADF);
+	FAILS(ioctl(fd, FIONREAD, &value), EBADF);
+	FAILS(fstat(fd, &found), EBADF);
+	FAILS(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), EBADF);
+	FAILS(epoll_ctl(fd, EPOLL_CTL_ADD, ends[0], &event), EBADF);
+	FAILS(epoll_wait(fd, &event, 1, 0), EBADF);
+	FAILS(shutdown(fd, SHUT_RDWR), EBADF);
+	FAILS(send(fd, byte, 1, MSG_DONTWAIT), EBADF);
+	FAILS(sendto(fd, byte, 1, MSG_DONTWAIT, NULL, 0), EBADF);
+	FAILS(sendmsg(fd, &message, MSG_DONTWAIT), EBADF);
+	FAILS(recv(fd, byte, 1, MSG_DONTWAIT), EBADF);
+	FAILS(recvmsg(fd, &message, MSG_DONTWAIT), EBADF);
+	FAILS(getsockopt(fd, SOL_SOCKET, SO_TYPE, byte, &size), EBADF);
+	FAILS(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, byte, 4), EBADF);
+}
+
+int main(void)
+{
+	struct epoll_event event;
+	struct pollfd fds[2];
+	uint64_t value;
+	pthread_t thread;
+	int own[256], found = 0, folder_fd;
+	struct dirent *entry;
+	DIR *folder;
+
+	alarm(60);
+	/* What was inherited. */
+	CHECK(close_range(3, ~0u, 0) == 0);
+	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
+	CHECK(pipe(ends) == 0);
+	CHECK(add(set, counter, EPOLLIN, 1) == 0 && add(set, ends[0], EPOLLIN, 2) == 0);
+	CHECK(epoll_wait(set, &event, 1, 0) == 0);
+	fds[0] = (struct pollfd){counter, POLLIN, 0};
+	fds[1] = (struct pollfd){ends[0], POLLIN, 0};
+	CHECK(pthread_create(&thread, NULL, write_later, NULL) == 0);
+	CHECK(poll(fds, 2, 20000) == 1 && fds[0].revents == POLLIN);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(read(counter, &value, 8) == 8);
+
+	CHECK((folder = opendir("/proc/self/fd")) != NULL);
+	folder_fd = dirfd(folder);
+	while ((entry = readdir(folder)) && found < 256) {
+		int fd = atoi(entry->d_name);
+		if (fd > 100 && fd != folder_fd)
+			own[found++] = fd;
+	}
+	closedir(folder);
+	is_not_there(CLOSED);
+	for (int at = 0; at < found; at++)
+		is_not_there(own[at]);
+	/* Nothing has changed. */
+	CHECK(write(counter, &value, 8) == 8);
+	CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 1);
+	return 0;
+}
