@@ -16,11 +16,11 @@ use self::sequenced as atomics;
 use core::sync::atomic as atomics;
 
 #[cfg(loom)]
-pub(crate) use self::sequenced::{AtomicI32, AtomicU16, Ordering, compiler_fence};
+pub(crate) use self::sequenced::{AtomicI32, Ordering, compiler_fence};
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::Ordering;
 #[cfg(all(feature = "std", not(loom)))]
-pub(crate) use core::sync::atomic::{AtomicI32, AtomicU16, compiler_fence};
+pub(crate) use core::sync::atomic::{AtomicI32, compiler_fence};
 
 pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 

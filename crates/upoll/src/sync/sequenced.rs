@@ -329,7 +329,6 @@ macro_rules! atomic_number {
 }
 
 atomic_number!(AtomicI32, i32);
-atomic_number!(AtomicU16, u16);
 atomic_number!(AtomicU32, u32);
 atomic_number!(AtomicU64, u64);
 atomic_number!(AtomicUsize, usize);

@@ -88,12 +88,15 @@ mod missed {
     use crate::events::Events;
     use crate::sync::{Ordering, Rule, broken, fence, fence_after_rmw};
 
-    /// Something was missed. The bits below are those of the key, as far as it has no others; else the
-    /// key is empty, which means "look for yourself".
-    const MISSED: u16 = 1 << 15;
-    const ROTATING: u16 = 1 << 14;
-    const NOTES_LAST: u16 = 1 << 12;
-    const KEY: u16 = !(MISSED | ROTATING | NOTES_LAST);
+    /// One wake. Above this bit is how many there were: each is for another exclusive waiter. The bits
+    /// below are those of all keys, as far as they have no others; else the key is empty, which means
+    /// "look for yourself".
+    const MISSED: u32 = 1 << 16;
+    const ROTATING: u32 = 1 << 15;
+    const NOTES_LAST: u32 = 1 << 14;
+    const KEY: u32 = NOTES_LAST - 1;
+    /// More are as many.
+    const MOST: u32 = 1 << 8;
 
     /// How often a wake tries for the lock before it leaves its key. A wake that is delivered by
     /// another thread cannot tell its caller who took it, and exclusive waiters of other queues are
@@ -138,13 +141,12 @@ mod missed {
                 Kind::Rotating { notes_last: true } => ROTATING | NOTES_LAST,
                 Kind::Question => return None,
             };
-            let key = u16::try_from(wake.key.bits())
-                .ok()
-                .filter(|key| key & !KEY == 0);
-            // An empty key is not to be lost among others that are not.
-            let key = key.filter(|&key| key != 0).unwrap_or(KEY);
-            self.missed.fetch_or(MISSED | kind | key, Ordering::SeqCst);
-            fence_after_rmw();
+            let key = match wake.key.bits() {
+                key if key != 0 && key & !KEY == 0 => key,
+                // Not to be lost among others that are not empty.
+                _ => KEY,
+            };
+            self.leave(kind | key);
             // The holder may have read `missed` before that: then the lock is free, or the next holder
             // reads it.
             if !broken(Rule::TryAgainAfterMarking)
@@ -153,6 +155,25 @@ mod missed {
                 drop(list);
             }
             None
+        }
+
+        /// Leaves a wake to the holder of the lock.
+        fn leave(&self, wake: u32) {
+            let mut missed = self.missed.load(Ordering::Relaxed);
+            loop {
+                let count = (missed / MISSED + 1).min(MOST);
+                let more = count * MISSED | missed % MISSED | wake;
+                match self.missed.compare_exchange_weak(
+                    missed,
+                    more,
+                    Ordering::SeqCst,
+                    Ordering::Relaxed,
+                ) {
+                    Ok(_) => break,
+                    Err(now) => missed = now,
+                }
+            }
+            fence_after_rmw();
         }
 
         /// Delivers the wakes that found the lock held, which has just been released.
@@ -177,10 +198,10 @@ mod missed {
             // If another thread has the lock by now, it delivers.
             while let Some(mut list) = self.list.try_lock() {
                 let missed = self.missed.swap(0, Ordering::SeqCst);
-                if missed & MISSED != 0 {
+                for _ in 0..missed / MISSED {
                     let key = match missed & KEY {
                         KEY => Events::empty(),
-                        key => Events::from_bits_retain(key.into()),
+                        key => Events::from_bits_retain(key),
                     };
                     let mut wake = Wake {
                         key,

@@ -60,7 +60,7 @@ pub struct WaitQueue {
     owed: AtomicBool,
     /// Wakes that did not get `list`'s lock.
     #[cfg(any(feature = "std", loom))]
-    missed: crate::sync::AtomicU16,
+    missed: AtomicU32,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
     list: Mutex<List>,
@@ -210,7 +210,7 @@ impl WaitQueue {
             noted: AtomicBool::new(false),
             owed: AtomicBool::new(false),
             #[cfg(any(feature = "std", loom))]
-            missed: crate::sync::AtomicU16::new(0),
+            missed: AtomicU32::new(0),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),

@@ -77,6 +77,26 @@ fn a_rotating_wake_that_does_not_try_again_after_its_mark_is_lost() {
     );
 }
 
+/// Two events come while another thread comes and goes in the source's queue, which may keep both wakes
+/// from the lock: two workers learn of them.
+#[test]
+fn two_wakes_that_do_not_get_the_lock_are_both_made_by_its_holder() {
+    model(2, || {
+        let source = EventFd::new(0).unwrap();
+        let (_rotating, [first, second]) = workers(&source);
+        let waiting = [&first, &second].map(Waiter::in_set);
+        let (holding, writing) = (source.clone(), source.clone());
+        let coming = thread::spawn(move || {
+            drop(Waiter::at(holding.as_file_ref(), Events::IN));
+        });
+        let writer = thread::spawn(move || writing.try_write(1).unwrap());
+        source.try_write(1).unwrap();
+        coming.join().unwrap();
+        writer.join().unwrap();
+        assert!(waiting.iter().all(Waiter::was_told));
+    });
+}
+
 /// A task that notes, when another thread than its own wakes it, whether the set is locked.
 struct Task {
     set: Epoll,
