@@ -223,6 +223,40 @@ fn a_write_returns_though_two_callbacks_write_to_each_others_counters() {
     });
 }
 
+/// Whichever of the calls it is that wakes the task, the last one included.
+#[test]
+fn a_task_that_is_woken_at_the_end_of_such_a_circle_is_woken() {
+    returns(|| {
+        let mut at = 0;
+        loop {
+            let counter = EventFd::new(0).unwrap();
+            let is_woken = Arc::new(AtomicBool::new(false));
+            let woken = is_woken.clone();
+            let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
+            let waker = waker(move || woken.store(true, Ordering::SeqCst));
+            assert_eq!(polled(ready.as_mut(), &waker), Poll::Pending);
+
+            let circle = EventFd::new(0).unwrap();
+            let calls = Arc::new(AtomicUsize::new(0));
+            let (again, written, count) = (circle.clone(), counter.clone(), calls.clone());
+            let (_watch, _) = Watch::new(circle.as_file_ref(), Events::IN, move |_| {
+                if count.fetch_add(1, Ordering::SeqCst) == at {
+                    written.try_write(1).unwrap();
+                }
+                again.try_write(1).unwrap();
+            })
+            .unwrap();
+            circle.try_write(1).unwrap();
+            if calls.load(Ordering::SeqCst) <= at {
+                break;
+            }
+            assert!(is_woken.load(Ordering::SeqCst), "woken by call {at}");
+            at += 1;
+        }
+        assert!(at > 1);
+    });
+}
+
 #[test]
 fn writes_of_two_threads_return_though_callbacks_write_to_each_others_counters() {
     returns(|| {

@@ -11,7 +11,7 @@
 //! # Circles
 //! Two callbacks may write to each other's counter. A callback is called by one thread at a time: a wake
 //! that comes meanwhile is noted in the slot, and the calling thread calls once more. A scope does so at
-//! most [`ROUNDS`] times. What is left after that stays noted, and is delivered with the next wake.
+//! most [`ROUNDS`] times. Callbacks that are left after that are called with the next wake; tasks are woken.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -169,6 +169,16 @@ impl TaskSlot {
         }
     }
 
+    fn is_callback(&self) -> bool {
+        matches!(self.whom, Whom::Callback { .. })
+    }
+
+    /// Leaves the slot without a call for the wakes that are noted in it: they go with the next one. The
+    /// caller owns the slot.
+    fn give_up(&self) {
+        self.state.fetch_and(!OWNED, Ordering::SeqCst);
+    }
+
     /// None also in a signal handler that interrupts [`set`](Self::set) or this: the caller of `set`
     /// looks at the object afterwards, and the caller of this wakes the task.
     fn take(place: &Mutex<Option<Waker>>) -> Option<Waker> {
@@ -185,7 +195,7 @@ struct Owned<'a>(&'a TaskSlot);
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
-        self.0.state.fetch_and(!OWNED, Ordering::SeqCst);
+        self.0.give_up();
     }
 }
 
@@ -222,7 +232,7 @@ impl Drop for Stack {
     /// What was not run is given up; its wakes go with the next one.
     fn drop(&mut self) {
         while let Some(slot) = self.pop() {
-            slot.state.fetch_and(!OWNED, Ordering::SeqCst);
+            slot.give_up();
         }
     }
 }
@@ -262,13 +272,16 @@ impl Scope {
     #[inline(never)]
     fn run_all(&mut self) -> Panicked {
         let mut panicked = Panicked::default();
-        for _ in 0..ROUNDS {
+        for round in 0..2 * ROUNDS {
             let mut slots = self.0.take().reversed();
             if slots.0.is_null() {
                 break;
             }
             while let Some(slot) = slots.pop() {
-                if panicked.catch(|| self.0.run(&slot)) {
+                if round >= ROUNDS && slot.is_callback() {
+                    // The circle ends here. A task is woken nevertheless: its wake may be the only one.
+                    slot.give_up();
+                } else if panicked.catch(|| self.0.run(&slot)) {
                     self.0.push(slot);
                 }
             }
@@ -421,7 +434,7 @@ mod here {
         /// What a callback wakes comes after it, instead of running within it; a waker may run for
         /// long, and what that wakes must not wait for its end.
         pub(super) fn run(&self, slot: &TaskSlot) -> bool {
-            if matches!(slot.whom, super::Whom::Task(_)) {
+            if !slot.is_callback() {
                 return slot.run();
             }
             let within = Within(Self::enter());
