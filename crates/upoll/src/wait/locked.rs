@@ -162,7 +162,7 @@ mod missed {
             let mut missed = self.missed.load(Ordering::Relaxed);
             loop {
                 let count = (missed / MISSED + 1).min(MOST);
-                let more = count * MISSED | missed % MISSED | wake;
+                let more = (count * MISSED) | (missed % MISSED) | wake;
                 match self.missed.compare_exchange_weak(
                     missed,
                     more,
