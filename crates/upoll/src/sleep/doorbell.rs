@@ -67,7 +67,7 @@ impl Doorbell {
     /// `ENOMEM`: it has to be made, and there is no memory or no fd left for it.
     pub(super) fn of_this_thread() -> Result<Loan, Errno> {
         let kept = take_kept();
-        let doorbell = match kept.filter(|doorbell| doorbell.quiet()) {
+        let doorbell = match kept.filter(|doorbell| doorbell.is_quiet() || doorbell.quiet()) {
             Some(doorbell) => doorbell,
             None => SharedBox::new(Self::make()?)?,
         };
@@ -101,6 +101,12 @@ impl Doorbell {
     pub(super) fn ring_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
         let kept = SharedBox::into_raw(SharedBox::clone(this));
         deferred.push(ring_and_drop, kept.as_ptr().expose_provenance());
+    }
+
+    /// Whether it is usable and unreadable as it is, without a system call. A wake that is just being sent may
+    /// make it readable yet, and then ends a sleep early.
+    fn is_quiet(&self) -> bool {
+        self.is_of_this_process() && !self.set.is_rung() && self.was_intact()
     }
 
     /// Makes it unreadable. Returns false if it was lost, or is another process's.
