@@ -162,10 +162,28 @@ fn kernels_poll(
 /// That of the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    if timeout != 0
+    // SAFETY: the caller's contract.
+    if timeout != 0 && unsafe { polls::is_any_special(list, count) } {
         // SAFETY: the caller's contract.
-        && unsafe { polls::has_listener(list, count) }
-    {
+        return unsafe { poll_special(list, count, timeout) };
+    }
+    next!(
+        c"poll",
+        fn(*mut pollfd, nfds_t, c_int) -> c_int,
+        (list, count, timeout)
+    )
+}
+
+/// `poll(2)` with an fd that is not known to be an ordinary one. A function of its own leaves the registers of `poll`
+/// alone.
+///
+/// # Safety
+/// That of `poll`, with a time to wait.
+#[cold]
+#[inline(never)]
+unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    if unsafe { polls::has_listener(list, count) } {
         let limit = Limit::of_millis(timeout);
         // SAFETY: no mask is given.
         let result = unsafe {
@@ -298,6 +316,25 @@ pub unsafe extern "C-unwind" fn select(
         sets: [read, write, except],
     };
     // SAFETY: the caller's contract.
+    if unsafe { sets.is_any_special() } {
+        // SAFETY: the caller's contract.
+        return unsafe { select_special(sets, timeout) };
+    }
+    next!(
+        c"select",
+        fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int,
+        (count, read, write, except, timeout)
+    )
+}
+
+/// `select(2)` with an fd that is not known to be an ordinary one.
+///
+/// # Safety
+/// That of `select`.
+#[cold]
+#[inline(never)]
+unsafe fn select_special(sets: Sets, timeout: *mut timeval) -> c_int {
+    // SAFETY: the caller's contract.
     let limit = match unsafe { timeout.as_ref() } {
         Some(time) if !(0..1_000_000).contains(&time.tv_usec) => None,
         Some(time) => Limit::of_timespec(&timespec {
@@ -325,10 +362,11 @@ pub unsafe extern "C-unwind" fn select(
             return result;
         }
     }
+    let [read, write, except] = sets.sets;
     next!(
         c"select",
         fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int,
-        (count, read, write, except, timeout)
+        (sets.count, read, write, except, timeout)
     )
 }
 

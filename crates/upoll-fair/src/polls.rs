@@ -100,6 +100,19 @@ unsafe fn entries<'a>(list: *const pollfd, count: libc::nfds_t) -> &'a [pollfd] 
     }
 }
 
+/// Returns whether a `poll` holds an fd that is not known to be an ordinary one.
+///
+/// # Safety
+/// `list` must point to `count` entries, if it is not null.
+#[inline]
+pub(crate) unsafe fn is_any_special(list: *const pollfd, count: libc::nfds_t) -> bool {
+    // SAFETY: the caller's contract.
+    let entries = unsafe { entries(list, count) };
+    entries
+        .iter()
+        .any(|entry| fds::kind(entry.fd) != fds::ORDINARY)
+}
+
 /// Returns whether a `poll` holds a listening socket.
 ///
 /// # Safety
@@ -109,7 +122,8 @@ pub(crate) unsafe fn has_listener(list: *const pollfd, count: libc::nfds_t) -> b
     let mut found = false;
     // SAFETY: the caller's contract.
     for entry in unsafe { entries(list, count) } {
-        found |= entry.events & libc::POLLIN != 0 && look_at(entry.fd);
+        // Also without POLLIN: afterwards the fd is known.
+        found |= look_at(entry.fd) && entry.events & libc::POLLIN != 0;
     }
     found
 }
@@ -175,6 +189,22 @@ impl Sets {
         }
         // SAFETY: the caller's contract.
         unsafe { set.add(word).read() }
+    }
+
+    /// Returns whether a `select` reads an fd that is not known to be an ordinary one.
+    ///
+    /// # Safety
+    /// That of `read`.
+    #[inline]
+    pub(crate) unsafe fn is_any_special(self) -> bool {
+        if self.sets[0].is_null() || !(1..=LAST_SELECTED as c_int).contains(&self.count) {
+            return false;
+        }
+        (0..self.words()).any(|word| {
+            // SAFETY: the caller's contract, and `word` is below their number.
+            fds_in(word, unsafe { self.read(0, word) })
+                .any(|fd| fd < self.count && fds::kind(fd) != fds::ORDINARY)
+        })
     }
 
     /// Returns whether a `select` holds a listening socket.

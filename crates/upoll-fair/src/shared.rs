@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::raw::kernel;
 
-const MAGIC: u32 = 0x7570_6661;
 const WORKERS: usize = 1024;
 const GROUPS: usize = 64;
 /// How many workers of a group nap shortly. If one of them is the worker that does not accept, the other one
@@ -27,7 +26,6 @@ const LONG: u64 = 1_000_000_000;
 /// The layout of the shared file. All zeros is the initial state.
 #[repr(C)]
 pub(crate) struct Shared {
-    magic: AtomicU32,
     /// The process that `upoll run` became: the one that prints statistics for all and removes the file.
     pub(crate) root: AtomicU32,
     groups: [Group; GROUPS],
@@ -97,7 +95,6 @@ pub(crate) fn map(path: Option<&CStr>) {
         let _ = shared
             .root
             .compare_exchange(0, process(), Ordering::Relaxed, Ordering::Relaxed);
-        shared.magic.store(MAGIC, Ordering::Relaxed);
     }
 }
 
