@@ -3,8 +3,8 @@
 
 mod kernel;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use upoll::{
     CreateFlags, Epoll, Errno, Event, EventFd, Events, File, PollTable, Pollable, WaitQueue, Watch,
@@ -426,12 +426,20 @@ fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above()
 #[test]
 fn with_rotation_an_event_wakes_one_of_the_threads_that_wait_above_their_workers() {
     let (source, _rotating, workers) = rotating(3, IN);
+    // A thread that ends hands the event on, so none ends before all have been counted.
+    let counted = Arc::new(Mutex::new(()));
+    let counting = counted.lock().unwrap();
     let sleepers: Vec<_> = workers
         .iter()
         .map(|worker| {
             let above = Epoll::new().unwrap();
             above.add(worker, Event::new(IN, 0)).unwrap();
-            Sleeper::start(move || above.wait(&mut [Event::default()], None))
+            let counted = counted.clone();
+            Sleeper::start(move || {
+                let ready = above.wait(&mut [Event::default()], None);
+                drop(counted.lock());
+                ready
+            })
         })
         .collect();
     for next in 0..3 {
@@ -439,6 +447,7 @@ fn with_rotation_an_event_wakes_one_of_the_threads_that_wait_above_their_workers
         let woken = sleepers.iter().filter(|sleeper| !sleeper.undisturbed());
         assert_eq!(woken.count(), next + 1);
     }
+    drop(counting);
     for sleeper in sleepers {
         assert_eq!(sleeper.join(), Ok(1));
     }
