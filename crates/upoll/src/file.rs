@@ -88,6 +88,8 @@ pub trait Pollable: Any + Send + Sync {
 /// Collects the wait queues that a [`Pollable`] registers (`poll_table`).
 pub struct PollTable<'q> {
     on_register: Option<&'q mut dyn FnMut(&'q WaitQueue)>,
+    /// The caller is an item in the object's wait queue: it need not be woken for what it learns here.
+    for_item: bool,
 }
 
 impl<'q> PollTable<'q> {
@@ -95,7 +97,23 @@ impl<'q> PollTable<'q> {
     #[must_use]
     #[inline]
     pub const fn look_only() -> Self {
-        PollTable { on_register: None }
+        PollTable {
+            on_register: None,
+            for_item: false,
+        }
+    }
+
+    /// The same table for a set that polls the object of one of its items.
+    #[inline]
+    pub(crate) const fn for_item(mut self) -> Self {
+        self.for_item = true;
+        self
+    }
+
+    /// Whether a set polls the object of one of its items.
+    #[inline]
+    pub(crate) const fn is_for_item(&self) -> bool {
+        self.for_item
     }
 
     /// A table that hands each queue to `on_register`. For objects that wrap other objects.
@@ -103,6 +121,7 @@ impl<'q> PollTable<'q> {
     pub fn new(on_register: &'q mut dyn FnMut(&'q WaitQueue)) -> Self {
         PollTable {
             on_register: Some(on_register),
+            for_item: false,
         }
     }
 

@@ -31,8 +31,8 @@ pub(crate) trait Companion: Send + Sync {
     /// Rouses one thread that sleeps there, once all locks are free.
     fn ring(&self, deferred: &mut Deferred);
 
-    /// Whether anything is ready there. Nothing is consumed.
-    fn is_ready(&self, set: &Set) -> bool;
+    /// Whether anything is ready there. Nothing is consumed. `for_item`: a set above asks, for its item.
+    fn is_ready(&self, set: &Set, for_item: bool) -> bool;
 
     /// `EPOLL_CTL_MOD` of a member by its number.
     #[cfg(any(feature = "std", loom))]
@@ -111,7 +111,7 @@ impl Companion for Nothing {
         match *self {}
     }
 
-    fn is_ready(&self, _: &Set) -> bool {
+    fn is_ready(&self, _: &Set, _: bool) -> bool {
         match *self {}
     }
 

@@ -440,7 +440,7 @@ impl Set {
         let events = file
             .description()
             .object()
-            .poll(&mut PollTable::new(&mut on_register));
+            .poll(&mut PollTable::new(&mut on_register).for_item());
         let extras = core::mem::take(extras);
         core::mem::forget(hooking);
         if !extras.is_empty() {

@@ -219,7 +219,12 @@ impl Pollable for Set {
         if self.is_polled_from_within() {
             return Events::ERR;
         }
-        if self.has_ready() || self.companion().is_some_and(|there| there.is_ready(self)) {
+        let for_item = table.is_for_item();
+        let is_ready_there = || {
+            self.companion()
+                .is_some_and(|there| there.is_ready(self, for_item))
+        };
+        if self.has_ready() || is_ready_there() {
             Self::SHOWN
         } else {
             Events::empty()

@@ -22,6 +22,7 @@ use core::ptr::{self, NonNull};
 use super::Set;
 use super::interest::{ExtraEntry, Interests, Item, state};
 use crate::events::Events;
+use crate::file::PollTable;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::wait::{Mode, Reply, WaitEntry, Wake};
 
@@ -342,7 +343,7 @@ impl Set {
         if !file.is_open() {
             return Events::empty();
         }
-        let ready = file.object().poll(&mut crate::file::PollTable::look_only());
+        let ready = file.object().poll(&mut PollTable::look_only().for_item());
         ready & item.interest()
     }
 

@@ -664,7 +664,7 @@ impl Companion for KernelSide {
         sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
     }
 
-    fn is_ready(&self, set: &Set) -> bool {
+    fn is_ready(&self, set: &Set, for_item: bool) -> bool {
         if let Some(rotation) = &self.rotation
             && kernel::is_readable(&rotation.members)
         {
@@ -676,8 +676,9 @@ impl Companion for KernelSide {
             let heard = self.empty_hub(set);
             if heard.core && set.has_ready() {
                 self.rouse_another(set);
-                if heard.queued && set.watched_by.has_several() {
-                    // Whoever asks knows now; the others may look too late to hear of it.
+                if heard.queued && (!for_item || set.watched_by.has_several()) {
+                    // The sets above may check too late for the kernel to tell them. An item that asks
+                    // needs no wake.
                     set.wake_watchers();
                 }
                 return true;

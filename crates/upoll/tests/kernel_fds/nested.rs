@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use upoll::{Epoll, Event, EventFd, Events, Op, Source, Target};
+use upoll::{Epoll, Event, EventFd, Events, Op, PollFd, Source, Target};
 
 use super::host::alone;
 use crate::host::{
@@ -83,6 +83,22 @@ fn an_edge_triggered_interest_in_a_set_sees_each_event_below() {
         assert_eq!(outer.harvest(), []);
         eventfd_read(&first);
     }
+}
+
+#[test]
+fn a_poll_of_a_set_in_between_hides_nothing_from_the_set_above() {
+    let _alone = alone();
+    let [outer, middle, inner] = [(); 3].map(|()| Both::new());
+    let below = eventfd();
+    nest(&middle, &inner, input(1));
+    nest(&outer, &middle, input(2));
+    inner.add(&below, input(3));
+    assert_eq!(outer.harvest(), []);
+    eventfd_write(&below);
+    let mut list = [PollFd::new(&middle.ours, Events::IN)];
+    assert_eq!(upoll::poll(&mut list, Duration::ZERO), Ok(1));
+    assert_eq!(inner.harvest(), [(3, Events::IN)]);
+    assert_eq!(outer.harvest(), [(2, Events::IN)]);
 }
 
 #[test]
