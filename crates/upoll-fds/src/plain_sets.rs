@@ -16,11 +16,11 @@
 //!
 //! # The named pairs
 //! - A thread that waits claims the set, and whoever takes it over does: one of the two claims fails
-//!   ([`Record::begin_wait`], [`Record::take`]).
+//!   (`Record::begin_wait`, `Record::take`).
 //! - A thread that adds a kernel member says so, then looks whether the set is being taken over; a thread that
-//!   takes it over says so, then looks for members ([`Record::note_member`]).
+//!   takes it over says so, then looks for members (`Record::note_member`).
 //! - A thread that copies the number counts itself, then looks whether the set is being taken over; a thread
-//!   that takes it over says so, then looks at the count ([`Record::begin_copy`]).
+//!   that takes it over says so, then looks at the count (`Record::begin_copy`).
 //! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
 
@@ -347,7 +347,7 @@ mod numbers {
         record.end_copy();
     }
 
-    /// As [`Record::begin_wait`]. To be called before the number is looked up in the table.
+    /// As `Record::begin_wait`. To be called before the number is looked up in the table.
     #[inline]
     pub fn begin_wait(epfd: RawFd) -> Option<bool> {
         record(epfd)?.begin_wait(this_thread())
@@ -361,7 +361,7 @@ mod numbers {
         }
     }
 
-    /// As [`Record::note_member`]. To be called before the number is looked up in the table.
+    /// As `Record::note_member`. To be called before the number is looked up in the table.
     #[inline]
     pub fn note_member(epfd: RawFd) {
         if let Some(record) = record(epfd) {
