@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use upoll::{CreateFlags, Epoll, Event, Events};
+use upoll::{CreateFlags, Epoll, Event, Events, PollFd, poll};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -89,4 +89,43 @@ fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
         assert_eq!(file(fd).unwrap(), file(other.as_raw_fd()).unwrap());
     }
     close_all(&own);
+}
+
+#[test]
+fn a_look_without_a_limit_right_after_all_was_closed_finds_what_is_ready() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    let inner = Epoll::new().unwrap();
+    let own = opened_by(|| {
+        inner.add(&reader, input(1)).unwrap();
+        assert_eq!(wait(&inner, Duration::ZERO), [1]);
+    });
+    close_all(&own);
+    assert_eq!(wait(&inner, Duration::ZERO), [1]);
+
+    let outer = Epoll::new().unwrap();
+    let own = opened_by(|| {
+        outer.add(&inner, input(2)).unwrap();
+        outer.add(&reader, input(3)).unwrap();
+        assert_eq!(wait(&outer, Duration::ZERO).len(), 2);
+    });
+    close_all(&own);
+    // The first look may be filled with what needs no kernel set.
+    let found = [0; 2].map(|_| wait(&outer, Duration::ZERO)).concat();
+    assert!(found.contains(&2) && found.contains(&3), "{found:?}");
+}
+
+#[test]
+fn a_look_at_a_set_right_after_all_was_closed_finds_it_ready() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    let set = Epoll::new().unwrap();
+    let own = opened_by(|| set.add(&reader, Event::new(Events::IN, 1)).unwrap());
+    assert_eq!(wait(&set, Duration::ZERO), [1]);
+    close_all(&own);
+    let fds = &mut [PollFd::new(&set, Events::IN)];
+    assert_eq!(poll(fds, Duration::ZERO), Ok(1));
 }

@@ -59,6 +59,9 @@ pub(crate) trait Companion: Send + Sync {
     /// The kernel has nothing for it.
     fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno>;
 
+    /// Returns whether a call has met a file that the program has closed, and that was not made anew yet.
+    fn is_found_lost(&self) -> bool;
+
     /// Has `outer` learn of what becomes ready in this companion of `inner`, which it watches.
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno>;
 
@@ -120,6 +123,10 @@ impl Companion for Nothing {
     }
 
     fn ensure_intact(&self, _: &Description<Set>) -> Result<(), Errno> {
+        match *self {}
+    }
+
+    fn is_found_lost(&self) -> bool {
         match *self {}
     }
 

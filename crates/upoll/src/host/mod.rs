@@ -292,9 +292,7 @@ impl KernelSide {
     fn empty_members(&self, set: &Set, out: &mut [Event]) -> (usize, Heard) {
         let mut heard = Heard::default();
         loop {
-            // `out` is memory of ours and the limit is zero, so there is nothing to fail.
-            let found = kernel::epoll_harvest(self.members(), out);
-            let found = found.unwrap_or(0);
+            let found = harvest_of(self.members(), out);
             if self.rotation.is_some() {
                 return (found, heard);
             }
@@ -344,8 +342,7 @@ impl KernelSide {
         let mut heard = Heard::default();
         let mut events = [Event::default(); HUB_ROOM];
         loop {
-            let found = kernel::epoll_harvest(&hub.fd, &mut events);
-            let found = found.unwrap_or(0);
+            let found = harvest_of(&hub.fd, &mut events);
             let (_, also) = self.sift(set, &mut events[..found]);
             heard.add(also);
             if found < events.len() {
@@ -449,7 +446,7 @@ impl KernelSide {
             return self.harvest_all(set, out, &mut core);
         }
         // Only members can be ready, unless their set says otherwise.
-        let found = kernel::epoll_harvest(&self.first.fd, out).unwrap_or(0);
+        let found = harvest_of(&self.first.fd, out);
         let is_ours = |event: &Event| self.specials.has(event.data());
         if !out[..found].iter().any(is_ours) {
             return found;
@@ -643,6 +640,16 @@ impl KernelSide {
     }
 }
 
+/// Returns how many events of a kernel set were found. The limit is zero and the memory the library's, so
+/// the kernel's call fails only if the program has closed the set: that is noted.
+#[inline]
+fn harvest_of(set: &Descriptor, events: &mut [Event]) -> usize {
+    kernel::epoll_harvest(set, events).unwrap_or_else(|_| {
+        set.is_lost_after_failure();
+        0
+    })
+}
+
 /// That something is registered already is as good.
 fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
     match added {
@@ -723,6 +730,11 @@ impl Companion for KernelSide {
             true => Ok(()),
             false => self.restore(description),
         }
+    }
+
+    #[inline]
+    fn is_found_lost(&self) -> bool {
+        self.first.fd.is_found_lost() || self.hub.get().is_some_and(|hub| hub.fd.is_found_lost())
     }
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {

@@ -712,6 +712,12 @@ impl OwnFd {
         is_lost
     }
 
+    /// Returns whether a use or a check has failed since the file was last put there. Takes no system call.
+    #[inline]
+    pub(super) fn is_found_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
     /// Returns whether the fd had the number `before` and has another one now, so that a call which has
     /// failed is to be made again.
     #[cold]

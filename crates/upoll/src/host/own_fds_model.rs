@@ -42,6 +42,10 @@ impl OwnFd {
         false
     }
 
+    pub(super) const fn is_found_lost(&self) -> bool {
+        false
+    }
+
     pub(super) fn rung(&self) -> &AtomicBool {
         &self.is_rung
     }
