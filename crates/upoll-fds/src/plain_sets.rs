@@ -24,17 +24,26 @@
 //! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
 
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, compiler_fence, wait_until};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, Patience, Rule, broken, compiler_fence};
 
-/// States of a [`Record`]; any other is the thread that waits in the set now and then.
+/// States of a [`Record`]. Any other even one is the thread that waits in the set now and then, and any other
+/// odd one the thread that takes the set over: threads are even numbers.
 const NOT_PLAIN: usize = 0;
 const UNUSED: usize = 1;
-const TAKING: usize = 2;
+
+const fn taken_by(thread: usize) -> usize {
+    thread | 1
+}
+
+const fn is_being_taken(state: usize) -> bool {
+    state > UNUSED && state & 1 == 1
+}
 
 /// What is known of a plain set.
 pub(crate) struct Record {
     state: AtomicUsize,
     /// How many numbers the set has, of those that the library knows.
+    #[cfg_attr(loom, expect(dead_code, reason = "models have no numbers"))]
     numbers: AtomicUsize,
     /// How many threads are making another one.
     copies: AtomicUsize,
@@ -46,7 +55,31 @@ pub(crate) struct Record {
     has_members: AtomicBool,
 }
 
+/// Atomics can be made in constants only outside of models.
+macro_rules! new_record {
+    () => {
+        Record {
+            state: AtomicUsize::new(NOT_PLAIN),
+            numbers: AtomicUsize::new(0),
+            copies: AtomicUsize::new(0),
+            generation: AtomicUsize::new(0),
+            is_waiting: AtomicBool::new(false),
+            has_members: AtomicBool::new(false),
+        }
+    };
+}
+
 impl Record {
+    #[cfg(not(loom))]
+    const fn new() -> Self {
+        new_record!()
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        new_record!()
+    }
+
     fn state(&self) -> usize {
         self.state.load(Ordering::Acquire)
     }
@@ -68,18 +101,24 @@ impl Record {
 
     /// Leaves the set to the kernel for good, unless it is user-level once this returns.
     #[inline]
-    pub(crate) fn forget(&self) {
+    pub(crate) fn forget(&self, me: usize) {
         if self.state() != NOT_PLAIN {
-            self.forget_plain();
+            self.forget_plain(me);
         }
     }
 
     #[cold]
-    fn forget_plain(&self) {
-        wait_until(|| {
-            let state = self.state();
-            state == NOT_PLAIN || state != TAKING && self.exchange(state, NOT_PLAIN)
-        });
+    fn forget_plain(&self, me: usize) {
+        loop {
+            let is_over = match self.state.load(Ordering::SeqCst) {
+                NOT_PLAIN => true,
+                taken if is_being_taken(taken) => self.outlast_take(me),
+                plain => self.exchange(plain, NOT_PLAIN),
+            };
+            if is_over {
+                return;
+            }
+        }
     }
 
     /// Begins a wait of the thread `me`, to be ended with what this returns. None if the set is not plain: then
@@ -97,7 +136,7 @@ impl Record {
             return Some(before);
         }
         // A second thread, or the set is being taken over.
-        self.forget_plain();
+        self.forget_plain(me);
         None
     }
 
@@ -112,21 +151,21 @@ impl Record {
     /// Notes that a kernel member is about to be added. It is added by the kernel unless the set is
     /// user-level once this returns.
     #[inline]
-    pub(crate) fn note_member(&self) {
+    pub(crate) fn note_member(&self, me: usize) {
         if self.state() == NOT_PLAIN || self.has_members.load(Ordering::Relaxed) {
             return;
         }
         self.has_members.store(true, Ordering::SeqCst);
         // `take` reads it after it has set the state.
-        self.outlast_take();
+        self.outlast_take(me);
     }
 
     /// Begins to make another number for the set, and returns whether that is to be [ended](Self::end_copy):
     /// it is not if the set is user-level once this returns, or the kernel's for good.
-    pub(crate) fn begin_copy(&self) -> bool {
+    pub(crate) fn begin_copy(&self, me: usize) -> bool {
         self.copies.fetch_add(1, Ordering::SeqCst);
         // `take` reads it after it has set the state.
-        self.outlast_take();
+        self.outlast_take(me);
         if self.state() != NOT_PLAIN {
             return true;
         }
@@ -138,27 +177,47 @@ impl Record {
         self.copies.fetch_sub(1, Ordering::Release);
     }
 
-    /// Waits for the end of a takeover that is under way.
-    fn outlast_take(&self) {
-        wait_until(|| self.state.load(Ordering::SeqCst) != TAKING);
+    /// Waits for the end of a takeover that is under way, however long it takes: a thread that did not wait
+    /// would use the kernel set while user-level members join the set. The thread that takes it over waits
+    /// for no other one meanwhile.
+    ///
+    /// Returns true without a wait if the calling thread itself takes the set over. This is a signal handler
+    /// then that the library does not know of, and the takeover goes on once it has returned.
+    fn outlast_take(&self, me: usize) -> bool {
+        let mut patience = Patience::new();
+        loop {
+            let state = self.state.load(Ordering::SeqCst);
+            if state == taken_by(me) || broken(Rule::OutlastTake) {
+                return true;
+            }
+            if !is_being_taken(state) {
+                return false;
+            }
+            patience.wait();
+        }
     }
 
     /// Claims the set for the thread `me`, which takes it over. Returns whether it may have members; none if it
-    /// cannot be taken over.
-    pub(crate) fn take(&self, me: usize, generation: usize) -> Option<bool> {
+    /// cannot be taken over, as its `generation` has ended, for one.
+    pub(crate) fn take(&self, me: usize, generation: impl FnOnce() -> usize) -> Option<bool> {
+        let look = || {
+            let is_copied = self.copies.load(Ordering::SeqCst) != 0;
+            (is_copied, self.has_members.load(Ordering::SeqCst))
+        };
+        let early = broken(Rule::ClaimThenLook).then(look);
         let state = self.state();
         let is_claimed = (state == UNUSED || state == me)
             && !self.is_waiting.load(Ordering::Relaxed)
-            && self.exchange(state, TAKING);
+            && self.exchange(state, taken_by(me));
         if !is_claimed {
             return None;
         }
-        let is_copied = self.copies.load(Ordering::SeqCst) != 0;
-        if is_copied || self.generation.load(Ordering::Relaxed) != generation {
+        let (is_copied, has_members) = early.unwrap_or_else(look);
+        if is_copied || self.generation.load(Ordering::Relaxed) != generation() {
             self.end_take();
             return None;
         }
-        Some(self.has_members.load(Ordering::SeqCst))
+        Some(has_members)
     }
 
     /// Ends the claim: the set is user-level now, or the kernel's for good.
@@ -172,7 +231,7 @@ pub(crate) use self::numbers::forget_closed;
 #[cfg(not(loom))]
 pub use self::numbers::{
     begin_copy, begin_wait, close, close_between, end_copy, end_wait, forget, forget_all,
-    forget_noted, generation, is_plain, note, note_member, take_over,
+    generation, is_plain, may_name_any, note, note_member, take_over,
 };
 
 #[cfg(not(loom))]
@@ -181,29 +240,20 @@ mod numbers {
 
     use upoll::{CreateFlags, Epoll, Errno, SharedBox};
 
-    use super::{NOT_PLAIN, Record};
+    use super::{NOT_PLAIN, Record, is_being_taken};
     use crate::change::Change;
     use crate::object::Object;
     use crate::set::NumberedSet;
     use crate::signals::Section;
     use crate::slot::Entry;
-    use crate::sync::{AtomicBool, AtomicUsize, Ordering};
+    use crate::sync::{AtomicUsize, Ordering, Patience, fence};
     use crate::{fork, table};
 
     /// A number from this on never stands for a plain set.
     const NUMBERS: usize = 1024;
 
     /// The records, each at the number that its set had first.
-    static RECORDS: [Record; NUMBERS] = [const {
-        Record {
-            state: AtomicUsize::new(NOT_PLAIN),
-            numbers: AtomicUsize::new(0),
-            copies: AtomicUsize::new(0),
-            generation: AtomicUsize::new(0),
-            is_waiting: AtomicBool::new(false),
-            has_members: AtomicBool::new(false),
-        }
-    }; NUMBERS];
+    static RECORDS: [Record; NUMBERS] = [const { Record::new() }; NUMBERS];
 
     /// Which record a number has, and one more; 0 if it has none.
     static PLACES: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
@@ -226,13 +276,13 @@ mod numbers {
     fn clear(place: &AtomicUsize) {
         let record = RECORDS.get(place.swap(0, Ordering::SeqCst).wrapping_sub(1));
         let Some(record) = record else { return };
-        record.outlast_take();
+        record.outlast_take(this_thread());
         if record.numbers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            record.forget();
+            record.forget(this_thread());
         }
     }
 
-    /// An address that no other live thread has.
+    /// The address of the thread's record in the C library, which no other live thread has. It is even.
     #[inline]
     fn this_thread() -> usize {
         // SAFETY: it needs nothing.
@@ -277,14 +327,14 @@ mod numbers {
     #[inline]
     pub fn forget(fd: RawFd) {
         if let Some(record) = record(fd) {
-            record.forget();
+            record.forget(this_thread());
         }
     }
 
     /// Forgets a set whose number was closed unseen: the number stands for a user-level object now.
     pub(crate) fn forget_closed(fd: RawFd) {
         if let Some(record) = record(fd)
-            && record.state() != super::TAKING
+            && !is_being_taken(record.state())
             && let Some(place) = place(fd)
         {
             clear(place);
@@ -294,14 +344,24 @@ mod numbers {
     /// As [`forget`], for all plain sets there are, those as well that are not noted yet.
     pub fn forget_all() {
         GENERATION.fetch_add(1, Ordering::SeqCst);
+        // A thread that takes one over says so, then looks at the generation.
+        outlast_taker();
     }
 
-    /// As [`forget`], for all plain sets that a call can name which nobody looks into.
+    /// Returns whether a call has to look for user-level objects in what it names. If not, all plain sets that
+    /// the call can name are the kernel's from now on.
     #[inline]
-    pub fn forget_noted() {
-        if NOTED_IN.load(Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed) {
-            forget_all();
+    pub fn may_name_any() -> bool {
+        if table::has_any() {
+            return true;
         }
+        if NOTED_IN.load(Ordering::Relaxed) != GENERATION.load(Ordering::Relaxed) {
+            return false;
+        }
+        forget_all();
+        // A set was taken over at this moment, perhaps: its first user-level member is in the table.
+        fence(Ordering::SeqCst);
+        table::has_any()
     }
 
     /// Before a number is closed. To be called before it is looked up in the table.
@@ -328,7 +388,7 @@ mod numbers {
     #[inline]
     pub fn begin_copy(fd: RawFd) -> Option<usize> {
         let at = place(fd)?.load(Ordering::Acquire).checked_sub(1)?;
-        RECORDS[at].begin_copy().then_some(at)
+        RECORDS[at].begin_copy(this_thread()).then_some(at)
     }
 
     /// The kernel has made the number `new`, or none if that is negative.
@@ -341,7 +401,7 @@ mod numbers {
                 place.store(copy + 1, Ordering::Release);
             }
             // The library keeps no record of so high a number.
-            None if new >= 0 => record.forget(),
+            None if new >= 0 => record.forget(this_thread()),
             None => {}
         }
         record.end_copy();
@@ -365,7 +425,30 @@ mod numbers {
     #[inline]
     pub fn note_member(epfd: RawFd) {
         if let Some(record) = record(epfd) {
-            record.note_member();
+            record.note_member(this_thread());
+        }
+    }
+
+    /// The thread that takes a set over; 0 if none does.
+    static TAKER: AtomicUsize = AtomicUsize::new(0);
+
+    /// Waits until no other thread takes a set over.
+    fn outlast_taker() {
+        let mut patience = Patience::new();
+        while ![0, this_thread()].contains(&TAKER.load(Ordering::SeqCst)) {
+            patience.wait();
+        }
+    }
+
+    /// Has the calling thread be the one that takes a set over. Returns false if it is in the midst of that.
+    fn become_taker(me: usize) -> bool {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        loop {
+            match TAKER.compare_exchange(0, me, success, failure) {
+                Ok(_) => return true,
+                Err(taker) if taker == me => return false,
+                Err(_) => outlast_taker(),
+            }
         }
     }
 
@@ -376,21 +459,28 @@ mod numbers {
             return;
         };
         let record = &RECORDS[at];
+        let me = this_thread();
         let _section = Section::begin();
         // A child that another thread is just making is to have the kernel's set.
         let Some(_change) = Change::try_begin() else {
-            return record.forget();
+            return record.forget(me);
         };
-        let Some(has_members) = record.take(this_thread(), generation()) else {
-            return record.forget();
-        };
-        if let Ok(entries) = entries(epfd, at, has_members) {
-            for (number, entry) in entries {
-                // There is room for it.
-                let _ = table::install(number, entry);
-            }
+        if !become_taker(me) {
+            return record.forget(me);
         }
-        record.end_take();
+        match record.take(me, generation) {
+            Some(has_members) => {
+                if let Ok(entries) = entries(epfd, at, has_members) {
+                    for (number, entry) in entries {
+                        // There is room for it.
+                        let _ = table::install(number, entry);
+                    }
+                }
+                record.end_take();
+            }
+            None => record.forget(me),
+        }
+        TAKER.store(0, Ordering::SeqCst);
     }
 
     /// Makes the entries of all numbers of a set that is being taken over.

@@ -147,6 +147,10 @@ pub enum Rule {
     ChangeWithinAFork,
     /// A fork in the midst of a change of the same thread does not wait for that.
     ForkWithinAChange,
+    /// A call on a plain set waits for the end of its takeover.
+    OutlastTake,
+    /// A takeover claims the set, then looks whether it has members and is copied.
+    ClaimThenLook,
 }
 
 #[cfg(loom)]

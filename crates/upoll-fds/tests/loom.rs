@@ -10,6 +10,8 @@ mod change;
 #[path = "../src/in_use.rs"]
 #[expect(dead_code, reason = "only the library blocks in calls")]
 mod in_use;
+#[path = "../src/plain_sets.rs"]
+mod plain_sets;
 #[path = "../../upoll/src/sync/sequenced.rs"]
 mod sequenced;
 #[path = "../src/slot.rs"]
@@ -22,12 +24,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle};
 
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::number::Number;
 use crate::object::Object;
+use crate::plain_sets::Record;
 use crate::slot::{Entry, Slot};
 use crate::sync::{Rule, break_rule};
 
@@ -785,4 +788,189 @@ fn changes_and_forks_go_on_in_the_child_of_a_fork_within_them() {
         fork(slice::from_ref(&number));
         assert_eq!(number.changes(), 3);
     });
+}
+
+/// What threads do with a plain set, in the model: its numbers, the table and the kernel set.
+struct PlainSet {
+    record: Record,
+    /// The table has it.
+    is_user_level: AtomicBool,
+    /// Calls under way that use the kernel set, which no set that is user-level may be used as.
+    in_kernel: AtomicUsize,
+}
+
+/// Threads are even numbers.
+const ONE: usize = 2;
+const OTHER: usize = 4;
+const TAKER: usize = 6;
+
+impl PlainSet {
+    fn new() -> Arc<Self> {
+        let record = Record::new();
+        record.begin(0);
+        Arc::new(PlainSet {
+            record,
+            is_user_level: AtomicBool::new(false),
+            in_kernel: AtomicUsize::new(0),
+        })
+    }
+
+    /// Returns whether a call that has looked at the record is for the kernel.
+    fn is_kernels(&self) -> bool {
+        !self.is_user_level.load(Ordering::Acquire)
+    }
+
+    /// A call that uses the kernel set.
+    fn use_kernel_set(&self) {
+        self.in_kernel.fetch_add(1, Ordering::SeqCst);
+        assert!(
+            self.is_kernels(),
+            "a user-level set is used as the kernel's"
+        );
+        self.in_kernel.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wait(&self, me: usize) {
+        match self.record.begin_wait(me) {
+            Some(before) => {
+                self.use_kernel_set();
+                self.record.end_wait(me, before);
+            }
+            None if self.is_kernels() => self.use_kernel_set(),
+            None => {}
+        }
+    }
+
+    /// Returns whether the set was taken over, and if so whether it may have members.
+    fn take_over(&self, me: usize) -> Option<bool> {
+        let has_members = self.record.take(me, || 0);
+        match has_members {
+            Some(_) => {
+                assert_eq!(
+                    self.in_kernel.load(Ordering::SeqCst),
+                    0,
+                    "a thread waits in it"
+                );
+                self.is_user_level.store(true, Ordering::Release);
+                self.record.end_take();
+            }
+            None => self.record.forget(me),
+        }
+        has_members
+    }
+}
+
+/// A thread waits in a set that another one takes over. Before that `earlier` has waited there.
+fn waiting_after(earlier: Option<usize>) {
+    model(4, move || {
+        let set = PlainSet::new();
+        if let Some(earlier) = earlier {
+            set.wait(earlier);
+        }
+        let other = Arc::clone(&set);
+        let waiting = thread::spawn(move || {
+            other.wait(ONE);
+            other.wait(ONE);
+        });
+        let taken = set.take_over(TAKER);
+        assert!(
+            taken.is_none() || earlier != Some(OTHER),
+            "two threads wait in it"
+        );
+        waiting.join().unwrap();
+    });
+}
+
+fn waiting_against_taking_over() {
+    waiting_after(None);
+}
+
+#[test]
+fn no_thread_waits_in_the_kernel_set_of_a_set_that_was_taken_over() {
+    waiting_against_taking_over();
+}
+
+#[test]
+fn a_wait_that_does_not_outlast_a_takeover_uses_the_kernel_set() {
+    must_fail_without(Rule::OutlastTake, waiting_against_taking_over);
+}
+
+#[test]
+fn a_thread_takes_over_the_set_that_it_has_waited_in() {
+    waiting_after(Some(TAKER));
+}
+
+#[test]
+fn a_set_that_two_threads_have_waited_in_is_not_taken_over() {
+    waiting_after(Some(OTHER));
+}
+
+/// A thread adds a kernel member to a set that another one takes over.
+fn adding_against_taking_over() {
+    model(4, || {
+        let set = PlainSet::new();
+        let adding = {
+            let set = Arc::clone(&set);
+            thread::spawn(move || {
+                set.record.note_member(ONE);
+                set.is_kernels()
+            })
+        };
+        let has_members = set.take_over(TAKER);
+        let is_in_kernel_set = adding.join().unwrap();
+        if is_in_kernel_set && has_members.is_some() {
+            assert_eq!(has_members, Some(true), "the kernel set is not adopted");
+        }
+    });
+}
+
+#[test]
+fn a_kernel_set_that_gets_a_member_is_adopted() {
+    adding_against_taking_over();
+}
+
+#[test]
+fn a_member_that_does_not_outlast_a_takeover_is_lost() {
+    must_fail_without(Rule::OutlastTake, adding_against_taking_over);
+}
+
+#[test]
+fn a_takeover_that_looks_for_members_before_its_claim_loses_one() {
+    must_fail_without(Rule::ClaimThenLook, adding_against_taking_over);
+}
+
+/// A thread copies the number of a set that another one takes over.
+fn copying_against_taking_over() {
+    model(4, || {
+        let set = PlainSet::new();
+        let copying = {
+            let set = Arc::clone(&set);
+            thread::spawn(move || {
+                if set.record.begin_copy(ONE) {
+                    // The kernel makes the number, which only a takeover after this one finds.
+                    set.use_kernel_set();
+                    set.record.end_copy();
+                } else if set.is_kernels() {
+                    set.use_kernel_set();
+                }
+            })
+        };
+        set.take_over(TAKER);
+        copying.join().unwrap();
+    });
+}
+
+#[test]
+fn a_set_whose_number_is_being_copied_is_not_taken_over() {
+    copying_against_taking_over();
+}
+
+#[test]
+fn a_copy_that_does_not_outlast_a_takeover_is_not_in_the_table() {
+    must_fail_without(Rule::OutlastTake, copying_against_taking_over);
+}
+
+#[test]
+fn a_takeover_that_looks_for_copies_before_its_claim_misses_one() {
+    must_fail_without(Rule::ClaimThenLook, copying_against_taking_over);
 }

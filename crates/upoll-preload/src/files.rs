@@ -479,8 +479,8 @@ pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
     const FLAGS: usize = 56;
     const EVENTFD: usize = 60;
     const IOCB_FLAG_RESFD: c_int = 1;
-    if !upoll_fds::has_any() {
-        return plain_sets::forget_noted();
+    if !plain_sets::may_name_any() {
+        return;
     }
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's contract.

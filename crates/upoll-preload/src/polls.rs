@@ -33,22 +33,11 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
 /// As [`upoll_fds::read_memory`].
 pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
     // SAFETY: the caller's contract.
-    let is_ours = looks_for_ours() && unsafe { any_polled(fds, count) };
+    let is_ours = plain_sets::may_name_any() && unsafe { any_polled(fds, count) };
     if !is_ours {
         stats::count_as(Call::Poll, false);
     }
     is_ours
-}
-
-/// Returns whether a call may name user-level objects. If not, nothing is read of what it names, which may take
-/// system calls; so it may name any plain set.
-#[inline]
-fn looks_for_ours() -> bool {
-    let has_any = upoll_fds::has_any();
-    if !has_any {
-        plain_sets::forget_noted();
-    }
-    has_any
 }
 
 /// Returns whether the number that is polled stands for a user-level object. A plain set is left to the kernel.
@@ -72,7 +61,7 @@ unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
 /// As [`upoll_fds::read_memory`].
 pub(crate) unsafe fn selects_ours(n: c_int, sets: UserSets) -> bool {
     // SAFETY: the caller's contract.
-    let is_ours = looks_for_ours() && unsafe { any_selected(n, sets) };
+    let is_ours = plain_sets::may_name_any() && unsafe { any_selected(n, sets) };
     if !is_ours {
         stats::count_as(Call::Select, false);
     }

@@ -202,9 +202,9 @@ pub unsafe extern "C-unwind" fn setsockopt(
 /// # Safety
 /// Memory that `message` leads to is not being written.
 unsafe fn hand_over_rights(message: *const msghdr) {
-    if !upoll_fds::has_any() {
+    if !plain_sets::may_name_any() {
         // It may carry one, and a look is a system call of its own.
-        return plain_sets::forget_noted();
+        return;
     }
     // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
     let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
@@ -270,8 +270,8 @@ pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: 
 /// # Safety
 /// As [`sends_ours`].
 unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) {
-    if !upoll_fds::has_any() {
-        return plain_sets::forget_noted();
+    if !plain_sets::may_name_any() {
+        return;
     }
     for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize {
         let message = messages.wrapping_add(at);
