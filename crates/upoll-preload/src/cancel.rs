@@ -35,6 +35,8 @@ struct Record {
     frame: AtomicUsize,
     /// The call under way was interrupted to have the thread look whether it is cancelled.
     is_told: AtomicBool,
+    /// The thread may have been cancelled: it asks the C library at the beginning of each call.
+    may_be_cancelled: AtomicBool,
     /// The thread has disabled cancellation, as [`IS_DISABLED`] says of the calling thread.
     is_disabled: AtomicBool,
     /// The next one in the list of all records; written before the record is in the list.
@@ -75,6 +77,7 @@ fn new_record(owner: pid_t) -> Option<&'static Record> {
             calls: AtomicU32::new(0),
             frame: AtomicUsize::new(0),
             is_told: AtomicBool::new(false),
+            may_be_cancelled: AtomicBool::new(false),
             is_disabled: AtomicBool::new(false),
             next: AtomicPtr::new(ptr::null_mut()),
         });
@@ -119,7 +122,15 @@ pub(crate) fn prepare() {
 /// Gives the thread's record to others when it ends.
 extern "C" fn return_record(_: *mut c_void) {
     if let Some(record) = MINE.take() {
-        record.owner.store(0, Ordering::Release);
+        record.give_back();
+    }
+}
+
+impl Record {
+    fn give_back(&self) {
+        // Before another thread has it, whose cancellation must not be forgotten.
+        self.may_be_cancelled.store(false, Ordering::SeqCst);
+        self.owner.store(0, Ordering::Release);
     }
 }
 
@@ -136,12 +147,16 @@ fn take_record() -> Option<&'static Record> {
         record.owner.load(Ordering::Relaxed) == 0
             && record
                 .owner
-                .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
+                .compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok()
     };
     let record = records().find(is_free).or_else(|| new_record(me))?;
     record.calls.store(0, Ordering::Relaxed);
     record.is_told.store(false, Ordering::Relaxed);
+    // The thread has the record, now look: a thread that has cancelled this one before that did not find it.
+    if IS_USED.load(Ordering::SeqCst) {
+        record.may_be_cancelled.store(true, Ordering::Relaxed);
+    }
     record
         .is_disabled
         .store(IS_DISABLED.get(), Ordering::Relaxed);
@@ -167,7 +182,7 @@ pub(crate) extern "C" fn forget_other_threads() {
     for record in records() {
         let is_mine = mine.is_some_and(|mine| ptr::eq(mine, record));
         if !is_mine && record.owner.load(Ordering::Relaxed) != 0 {
-            record.owner.store(0, Ordering::Relaxed);
+            record.give_back();
         }
     }
     if let Some(mine) = mine {
@@ -254,10 +269,20 @@ fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
             before &= !UNDER_WAY;
             record.frame.store(frame, Ordering::Relaxed);
         }
-        record
-            .calls
-            .store(before.wrapping_add(ONE_CALL) | UNDER_WAY, Ordering::SeqCst);
-        if IS_USED.load(Ordering::SeqCst) {
+        let mut has_asked = false;
+        loop {
+            let call = before.wrapping_add(ONE_CALL) | UNDER_WAY;
+            record.calls.store(call, Ordering::SeqCst);
+            // The call is under way, now look: a thread that has cancelled this one before that does not
+            // interrupt the call.
+            let asked = &record.may_be_cancelled;
+            if !(asked.load(Ordering::SeqCst) && asked.swap(false, Ordering::SeqCst)) {
+                break;
+            }
+            has_asked = true;
+            // A thread that ends here is not in a call, and is not interrupted while it cleans up.
+            before = before.wrapping_add(ONE_CALL);
+            record.calls.store(before, Ordering::SeqCst);
             end_if_cancelled();
         }
         let result = call();
@@ -266,6 +291,10 @@ fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
         record
             .calls
             .store(before.wrapping_add(ONE_CALL), Ordering::SeqCst);
+        if has_asked {
+            // It may have been cancelled, and have forbidden that only for this call.
+            record.may_be_cancelled.store(true, Ordering::SeqCst);
+        }
         if !was_told {
             return result;
         }
@@ -343,15 +372,15 @@ const TRIES: usize = 100;
 const PATIENCE: u32 = 8;
 const MOMENT: c_long = 50_000;
 
-/// Interrupts the call in which a thread may be blocked.
+/// Interrupts the call in which a thread that was just cancelled may be blocked.
 fn interrupt(thread: pid_t) {
-    let of_thread = |record: &&Record| {
-        record.owner.load(Ordering::Relaxed) == thread
-            && record.calls.load(Ordering::SeqCst) & UNDER_WAY != 0
-    };
+    let of_thread = |record: &&Record| record.owner.load(Ordering::SeqCst) == thread;
     let Some(record) = records().find(of_thread) else {
+        // It looks when it has one.
         return;
     };
+    // Said, now look for a call: one that begins later asks the C library first.
+    record.may_be_cancelled.store(true, Ordering::SeqCst);
     let call = record.calls.load(Ordering::SeqCst);
     if call & UNDER_WAY == 0 || thread == thread_id() {
         return;
@@ -369,7 +398,8 @@ fn interrupt(thread: pid_t) {
         // A thread that has ended is none to interrupt.
         let _ = raw::kernel!(SYS_tgkill, process, thread, SIGCANCEL);
         for time in 0..PATIENCE {
-            if record.calls.load(Ordering::SeqCst) != call {
+            let has_ended = record.owner.load(Ordering::Relaxed) != thread;
+            if has_ended || record.calls.load(Ordering::SeqCst) != call {
                 return;
             }
             // Not the C library's sleep, in which this thread could be cancelled.
