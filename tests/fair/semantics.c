@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -602,6 +603,88 @@ static void polls(void)
 	close(file);
 }
 
+static struct {
+	fd_set set;
+	char after[512 - sizeof(fd_set)];
+} sized;
+
+static void *write_after(void *unused)
+{
+	usleep(50000);
+	memset(sized.after, 'x', sizeof sized.after);
+	return unused;
+}
+
+/* Memory that cannot be read or written, and a number of fds that is larger than the sets. */
+static void pointers(void)
+{
+	int fd = listen_at(AF_INET);
+	struct timespec short_time = {0, 30000000};
+	struct pollfd *volatile bad_list = (void *)16;
+	char *pages = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct pollfd *end = (struct pollfd *)(pages + 4096) - 1;
+	fd_set *odd = (fd_set *)(pages + 4096 - 8), *constant = (fd_set *)(pages + 2 * 4096);
+	fd_set *volatile bad = (void *)16, read;
+	struct timeval time;
+	pthread_t thread;
+
+	printf("pointers\n");
+	mprotect(pages + 4096, 4096, PROT_NONE);
+	*end = (struct pollfd){.fd = fd, .events = POLLIN};
+	FD_ZERO(constant);
+	FD_SET(fd, constant);
+	mprotect(pages + 2 * 4096, 4096, PROT_READ);
+	say("poll", poll(bad_list, 1, 30));
+	say("ppoll", ppoll(bad_list, 1, &short_time, NULL));
+	say("poll of none", poll(bad_list, 0, 30));
+	say("poll of the last", poll(end, 1, 30));
+	say("poll beyond the end", poll(end, 2, 30));
+	say("too many", poll(end, 1ul << 40, 30));
+#define SELECT(what, count, a, b, c) do { \
+		time = (struct timeval){0, 30000}; \
+		say(what, select(count, a, b, c, &time)); \
+		say(what, pselect(count, a, b, c, &short_time, NULL)); \
+	} while (0)
+	FD_ZERO(&read);
+	FD_SET(fd, &read);
+	SELECT("read from nowhere", fd + 1, bad, NULL, NULL);
+	SELECT("write to nowhere", fd + 1, &read, bad, NULL);
+	SELECT("nowhere", fd + 1, &read, NULL, bad);
+	say("set", FD_ISSET(fd, &read) != 0);
+	SELECT("half a set", 65, odd, NULL, NULL);
+	SELECT("set that cannot be written", fd + 1, constant, NULL, NULL);
+	SELECT("wrong number", -1, &read, NULL, NULL);
+
+	/* The kernel reads as many bits as the process may have fds. */
+	FD_ZERO(&sized.set);
+	FD_SET(fd, &sized.set);
+	pthread_create(&thread, NULL, write_after, NULL);
+	time = (struct timeval){0, 300000};
+	say("select of more than there are", select(4096, &sized.set, NULL, NULL, &time));
+	pthread_join(thread, NULL);
+	for (size_t i = 0; i < sizeof sized.after; i++)
+		if (sized.after[i] != 'x') {
+			printf("overwritten at %zu\n", i);
+			break;
+		}
+	munmap(pages, 3 * 4096);
+	close(fd);
+}
+
+/* A program that uses a ring goes on doing so. */
+static void ring(void)
+{
+	unsigned parameters[64] = {0};
+	long fd = syscall(SYS_io_uring_setup, 4, parameters);
+
+	say("ring", fd < 0 ? -1 : 0);
+	if (fd >= 0) {
+		say("no-op", syscall(SYS_io_uring_enter, fd, 0, 0, 0, NULL, 0));
+		close(fd);
+	}
+	say("nowhere for its parameters", syscall(SYS_io_uring_setup, 4, nowhere));
+}
+
 static int shared_set, shared_fd;
 static int served;
 
@@ -745,6 +828,8 @@ int main(void)
 	forks();
 	times_and_signals();
 	polls();
+	pointers();
+	ring();
 	threads();
 	blocking();
 	cancellation();

@@ -4,7 +4,7 @@
 //! an fd that is wrongly taken for a listening socket is checked before anything is done with it.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::raw;
 
@@ -19,6 +19,22 @@ pub(crate) const FIRST_SET: u8 = 16;
 
 const SIZE: usize = 1 << 16;
 static KINDS: [AtomicU8; SIZE] = [const { AtomicU8::new(UNKNOWN) }; SIZE];
+
+/// The process has, or had, a listening socket that the library knows.
+static HAS_LISTENER: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether the library has seen a listening socket in this process. Until then `poll` and `select` are
+/// the C library's. A socket that came by `exec` or in a message is seen at the first `epoll_ctl` or `accept`.
+#[inline]
+pub(crate) fn has_listener() -> bool {
+    HAS_LISTENER.load(Ordering::Relaxed)
+}
+
+/// Takes note of a listening socket.
+pub(crate) fn set_listener(fd: c_int) {
+    set_kind(fd, LISTENER);
+    HAS_LISTENER.store(true, Ordering::Relaxed);
+}
 
 /// Returns what is known about an fd. Negative fds and those beyond the table are ordinary.
 #[inline]
@@ -63,7 +79,7 @@ fn check(fd: c_int) -> bool {
     match raw::socket_option::<c_int>(fd, libc::SO_ACCEPTCONN) {
         Ok(0) => set_kind(fd, ORDINARY),
         Ok(_) => {
-            set_kind(fd, LISTENER);
+            set_listener(fd);
             return true;
         }
         Err(error) if error == -libc::ENOTSOCK as isize => set_kind(fd, ORDINARY),

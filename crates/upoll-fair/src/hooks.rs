@@ -7,9 +7,9 @@ use std::ffi::{c_int, c_long};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
-use crate::fds::{self, LISTENER, ORDINARY, UNKNOWN};
+use crate::fds::{self, ORDINARY, UNKNOWN};
 use crate::next::next;
-use crate::polls::{self, Sets};
+use crate::polls::{self, NO_TIME, Sets};
 use crate::raw;
 use crate::sets;
 use crate::shared;
@@ -162,8 +162,7 @@ fn kernels_poll(
 /// That of the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    if timeout != 0 && unsafe { polls::is_any_special(list, count) } {
+    if timeout != 0 && fds::has_listener() {
         // SAFETY: the caller's contract.
         return unsafe { poll_special(list, count, timeout) };
     }
@@ -174,14 +173,22 @@ pub unsafe extern "C-unwind" fn poll(list: *mut pollfd, count: nfds_t, timeout: 
     )
 }
 
-/// `poll(2)` with an fd that is not known to be an ordinary one. A function of its own leaves the registers of `poll`
-/// alone.
+/// `poll(2)` in a process with a listening socket. A function of its own leaves the registers of `poll` alone.
 ///
 /// # Safety
 /// That of `poll`, with a time to wait.
 #[cold]
 #[inline(never)]
 unsafe fn poll_special(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // The kernel refuses a list that it cannot read. Without this look the library would crash there.
+    let ready = next!(
+        c"poll",
+        fn(*mut pollfd, nfds_t, c_int) -> c_int,
+        (list, count, 0)
+    );
+    if ready != 0 {
+        return ready;
+    }
     // SAFETY: the caller's contract.
     if unsafe { polls::has_listener(list, count) } {
         let limit = Limit::of_millis(timeout);
@@ -217,15 +224,22 @@ pub unsafe extern "C-unwind" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's contract.
-    if let Some(limit) = unsafe { timespec_limit(timeout) }
+    if fds::has_listener()
+        // SAFETY: the caller's contract; the C library reads the time, too.
+        && let Some(limit) = unsafe { timespec_limit(timeout) }
         && !limit.is_zero()
-        // SAFETY: the caller's contract.
-        && unsafe { polls::has_listener(list, count) }
     {
-        // SAFETY: the caller's contract.
-        let result = unsafe { polls::poll(list, count, limit, mask, &kernels_poll(list, count)) };
-        if let Some(result) = result {
+        let kernels = kernels_poll(list, count);
+        // See `poll_special`.
+        let ready = kernels(&raw const NO_TIME, std::ptr::null());
+        if ready != 0 {
+            return ready;
+        }
+        // SAFETY: the caller's contract; the kernel has just read the list.
+        if unsafe { polls::has_listener(list, count) }
+            // SAFETY: as above.
+            && let Some(result) = unsafe { polls::poll(list, count, limit, mask, &kernels) }
+        {
             return result;
         }
     }
@@ -316,7 +330,7 @@ pub unsafe extern "C-unwind" fn select(
         sets: [read, write, except],
     };
     // SAFETY: the caller's contract.
-    if unsafe { sets.is_any_special() } {
+    if fds::has_listener() && unsafe { sets.is_any_special() } {
         // SAFETY: the caller's contract.
         return unsafe { select_special(sets, timeout) };
     }
@@ -334,7 +348,7 @@ pub unsafe extern "C-unwind" fn select(
 #[cold]
 #[inline(never)]
 unsafe fn select_special(sets: Sets, timeout: *mut timeval) -> c_int {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller's contract; the C library reads the time, too.
     let limit = match unsafe { timeout.as_ref() } {
         Some(time) if !(0..1_000_000).contains(&time.tv_usec) => None,
         Some(time) => Limit::of_timespec(&timespec {
@@ -387,8 +401,9 @@ pub unsafe extern "C-unwind" fn pselect(
         count,
         sets: [read, write, except],
     };
-    // SAFETY: the caller's contract.
-    if let Some(limit) = unsafe { timespec_limit(timeout) }
+    if fds::has_listener()
+        // SAFETY: the caller's contract; the C library reads the time, too.
+        && let Some(limit) = unsafe { timespec_limit(timeout) }
         && !limit.is_zero()
         // SAFETY: the caller's contract.
         && unsafe { sets.have_listener() }
@@ -413,8 +428,8 @@ pub unsafe extern "C-unwind" fn pselect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let result = next!(c"listen", fn(c_int, c_int) -> c_int, (fd, backlog));
-    if result == 0 && fds::kind(fd) <= ORDINARY {
-        fds::set_kind(fd, LISTENER);
+    if result == 0 {
+        see_listener(fd);
     }
     result
 }
@@ -458,6 +473,12 @@ pub unsafe extern "C-unwind" fn accept4(
     result
 }
 
+fn see_listener(fd: c_int) {
+    if fds::kind(fd) <= ORDINARY {
+        fds::set_listener(fd);
+    }
+}
+
 /// Takes note of a connection, or of the lack of one.
 fn accepted(fd: c_int, connection: c_int) {
     if connection >= 0 {
@@ -466,11 +487,10 @@ fn accepted(fd: c_int, connection: c_int) {
             sets::closing(connection);
         }
         fds::set_kind(connection, ORDINARY);
-        if fds::kind(fd) <= ORDINARY {
-            fds::set_kind(fd, LISTENER);
-        }
+        see_listener(fd);
         shared::count_accept(true);
-    } else if fds::kind(fd) == LISTENER && raw::errno() == libc::EAGAIN {
+    } else if raw::errno() == libc::EAGAIN {
+        see_listener(fd);
         shared::count_accept(false);
     }
     sets::answered(fd);
@@ -488,8 +508,24 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     next!(c"close", fn(c_int) -> c_int, (fd))
 }
 
-/// `syscall(2)`: libuv closes with it, and changes its sets through an io_uring that the library cannot see; told
-/// that there is none, it uses `epoll_ctl`.
+/// Clears `IORING_FEAT_RSRC_TAGS` in the answer of `io_uring_setup`.
+///
+/// libuv changes its sets through a ring, which the library cannot see. It does so only with this feature, which it
+/// takes for the sign of a new kernel, and otherwise calls `epoll_ctl`. For other programs the ring is as it was.
+///
+/// # Safety
+/// `parameters` must be a live `struct io_uring_params`.
+unsafe fn hide_feature(parameters: *mut u32) {
+    const FEATURES: usize = 5;
+    const RESOURCE_TAGS: u32 = 1 << 10;
+    // SAFETY: the features are the sixth number of the structure.
+    unsafe {
+        let features = parameters.add(FEATURES);
+        features.write_unaligned(features.read_unaligned() & !RESOURCE_TAGS);
+    }
+}
+
+/// `syscall(2)`: libuv closes with it.
 ///
 /// It is variadic in C. An argument that is not given has an arbitrary value, which the kernel does not look at.
 ///
@@ -521,8 +557,16 @@ pub unsafe extern "C-unwind" fn syscall(
             return unsafe { sets::control(a as c_int, b as c_int, c as c_int, event) }.into();
         }
         libc::SYS_io_uring_setup => {
-            raw::set_errno(libc::ENOSYS);
-            return -1;
+            let result = next!(
+                c"syscall",
+                fn(c_long, usize, usize) -> c_long,
+                (number, a, b)
+            );
+            if result >= 0 {
+                // SAFETY: the kernel has just written a `struct io_uring_params` there.
+                unsafe { hide_feature(std::ptr::with_exposed_provenance_mut(b)) };
+            }
+            return result;
         }
         _ => {}
     }

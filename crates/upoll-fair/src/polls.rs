@@ -18,8 +18,11 @@ use crate::wait::{Limit, Sleep};
 
 /// A call with more fds is the kernel's.
 const MOST: usize = 32;
-/// A call of `select` with more is the kernel's.
-const LAST_SELECTED: usize = 4096;
+/// A call of `poll` with more entries is not looked at.
+const LONGEST_LIST: usize = 4096;
+/// A call of `select` with more is the kernel's. It reads no bits beyond the process's fds, so that a larger number
+/// does not mean that the sets are as long.
+const LAST_SELECTED: usize = libc::FD_SETSIZE;
 const EVENTS: usize = 16;
 const NONE: c_int = -1;
 const NOT_USED: pollfd = pollfd {
@@ -93,24 +96,11 @@ fn look_at(fd: c_int) -> bool {
 unsafe fn entries<'a>(list: *const pollfd, count: libc::nfds_t) -> &'a [pollfd] {
     match usize::try_from(count) {
         // SAFETY: the caller's contract.
-        Ok(count @ 1..=LAST_SELECTED) if !list.is_null() => unsafe {
+        Ok(count @ 1..=LONGEST_LIST) if !list.is_null() => unsafe {
             std::slice::from_raw_parts(list, count)
         },
         _ => &[],
     }
-}
-
-/// Returns whether a `poll` holds an fd that is not known to be an ordinary one.
-///
-/// # Safety
-/// `list` must point to `count` entries, if it is not null.
-#[inline]
-pub(crate) unsafe fn is_any_special(list: *const pollfd, count: libc::nfds_t) -> bool {
-    // SAFETY: the caller's contract.
-    let entries = unsafe { entries(list, count) };
-    entries
-        .iter()
-        .any(|entry| fds::kind(entry.fd) != fds::ORDINARY)
 }
 
 /// Returns whether a `poll` holds a listening socket.
@@ -128,7 +118,7 @@ pub(crate) unsafe fn has_listener(list: *const pollfd, count: libc::nfds_t) -> b
     found
 }
 
-/// `ppoll(2)` with a listening socket. Returns `None` if the call is the kernel's.
+/// `ppoll(2)` with a listening socket, after a look that found nothing ready. Returns `None` if the call is the kernel's.
 ///
 /// # Safety
 /// That of `ppoll`.
@@ -179,6 +169,12 @@ impl Sets {
         usize::try_from(self.count).unwrap_or(0).div_ceil(WORD)
     }
 
+    /// Returns whether a set is null or can be read; the kernel refuses other ones.
+    fn is_readable(self, which: usize) -> bool {
+        let set = self.sets[which];
+        set.is_null() || raw::is_readable(set.addr(), self.words() * size_of::<u64>())
+    }
+
     /// # Safety
     /// Each set must be null or have `count` bits, rounded up to a word.
     #[inline]
@@ -188,16 +184,20 @@ impl Sets {
             return 0;
         }
         // SAFETY: the caller's contract.
-        unsafe { set.add(word).read() }
+        unsafe { set.add(word).read_unaligned() }
     }
 
-    /// Returns whether a `select` reads an fd that is not known to be an ordinary one.
+    /// Returns whether a `select` reads an fd that is not known to be an ordinary one. False if the set cannot be
+    /// read: the kernel refuses the call.
     ///
     /// # Safety
     /// That of `read`.
     #[inline]
     pub(crate) unsafe fn is_any_special(self) -> bool {
-        if self.sets[0].is_null() || !(1..=LAST_SELECTED as c_int).contains(&self.count) {
+        if self.sets[0].is_null()
+            || !(1..=LAST_SELECTED as c_int).contains(&self.count)
+            || !self.is_readable(0)
+        {
             return false;
         }
         (0..self.words()).any(|word| {
@@ -213,7 +213,8 @@ impl Sets {
     /// That of `read`.
     #[inline]
     pub(crate) unsafe fn have_listener(self) -> bool {
-        if self.sets[0].is_null() || !(1..=LAST_SELECTED as c_int).contains(&self.count) {
+        // SAFETY: the caller's contract.
+        if !unsafe { self.is_any_special() } {
             return false;
         }
         let mut found = false;
@@ -275,8 +276,10 @@ impl Sets {
             if !set.is_null() {
                 // SAFETY: the caller's contract; `save` read as many words.
                 unsafe {
-                    set.cast::<u64>()
-                        .copy_from_nonoverlapping(words.as_ptr(), self.words())
+                    set.cast::<u8>().copy_from_nonoverlapping(
+                        words.as_ptr().cast(),
+                        self.words() * size_of::<u64>(),
+                    )
                 };
             }
         }
@@ -293,8 +296,16 @@ impl Sets {
         mask: *const sigset_t,
         kernels: &Kernels,
     ) -> Option<c_int> {
+        if !self.is_readable(1) || !self.is_readable(2) {
+            return None;
+        }
         // SAFETY: the caller's contract.
         let (watched, saved) = unsafe { (self.watched(), self.save()) };
+        // After a failure the sets are as they were, and perhaps cannot be written.
+        let ready = kernels(&raw const NO_TIME, std::ptr::null());
+        if ready != 0 {
+            return Some(ready);
+        }
         let again = |time: *const timespec, mask: *const sigset_t| {
             // SAFETY: the caller's contract.
             unsafe { self.restore(&saved) };
@@ -338,22 +349,23 @@ struct Private {
 extern "C" fn close_private(private: *mut c_void) {
     // SAFETY: `wait` registered its own live `Private`.
     let private = unsafe { &*private.cast::<Private>() };
-    if let Some(place) = private.place {
-        place.store(NONE, Ordering::Relaxed);
+    let is_closed = |place: &AtomicI32| place.swap(NONE, Ordering::Relaxed) != private.epfd;
+    // A child that a signal handler forked within this call has closed its copy.
+    if !private.place.is_some_and(is_closed) {
+        kernel!(SYS_close, private.epfd);
     }
-    kernel!(SYS_close, private.epfd);
     raw::restore_signals(private.signals);
 }
 
 /// The program's call, with a time to wait and a signal mask (null: the thread's own).
 pub(crate) type Kernels<'a> = dyn Fn(*const timespec, *const sigset_t) -> c_int + 'a;
 
-static NO_TIME: timespec = timespec {
+pub(crate) static NO_TIME: timespec = timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
-/// Waits for fds, and calls `kernels` for what is ready. Returns what it does, or -1 after a signal; `None` if
+/// Waits for fds of which none is ready, and then calls `kernels` for what is. Returns what it does, or -1 after a signal; `None` if
 /// the library cannot wait for them.
 ///
 /// # Safety
@@ -364,10 +376,6 @@ unsafe fn wait(
     mask: *const sigset_t,
     kernels: &Kernels,
 ) -> Option<c_int> {
-    let ready = kernels(&raw const NO_TIME, std::ptr::null());
-    if ready != 0 {
-        return Some(ready);
-    }
     let end = limit.end();
     // A signal that comes from here on is delivered within the sleep, and ends it.
     let signals = raw::block_signals();

@@ -109,6 +109,29 @@ pub(crate) fn now() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
+const PAGE: usize = 4096;
+
+/// Returns whether at least eight bytes can be read.
+#[inline]
+pub(crate) fn is_readable(start: usize, size: usize) -> bool {
+    let here = 0_u8;
+    let own_page = (&raw const here).addr() / PAGE;
+    let last = start.saturating_add(size - 1);
+    // The page of a local variable is readable.
+    start / PAGE == own_page && last / PAGE == own_page || are_readable(start, last)
+}
+
+/// The kernel reads a signal mask from each page, and then refuses the call.
+#[cold]
+fn are_readable(start: usize, last: usize) -> bool {
+    const NO_CHANGE: c_int = -1;
+    (start / PAGE..=last / PAGE).all(|page| {
+        let place = start.max(page * PAGE);
+        let result = kernel!(SYS_rt_sigprocmask, NO_CHANGE, place, 0, MASK_SIZE);
+        result != -libc::EFAULT as isize
+    })
+}
+
 /// Returns a socket option that has the type `T`, or the negative error number.
 pub(crate) fn socket_option<T: Default>(fd: c_int, option: c_int) -> Result<T, isize> {
     let mut value = T::default();
