@@ -10,13 +10,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t, sigset_t};
 use upoll::Errno;
 
 use crate::errno::{MASK_SIZE, give, set_errno};
-use crate::next::{next, pass_on};
+use crate::next::next;
 use crate::raw;
 
 /// The program's handler of each signal, with these three bits that no address has. What the kernel has for
@@ -65,17 +66,26 @@ pub(crate) fn begin_to_wrap() {
 
 #[cold]
 fn wrap_all() {
+    wrap_from(NOT_BEGUN, 1..=SIGNALS.cast_signed() as c_int);
+}
+
+/// Sees to the handlers of `signals`, once no other thread does, if the state is `before` then.
+fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
     // A handler in the midst of this could wait for the thread that it has interrupted.
-    let (all, mut before) = (u64::MAX, 0_u64);
-    let (new, old) = (&raw const all, &raw mut before);
+    let (all, mut mask) = (u64::MAX, 0_u64);
+    let (new, old) = (&raw const all, &raw mut mask);
     let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, MASK_SIZE);
-    while STATE.compare_exchange(NOT_BEGUN, BEGUN, Ordering::AcqRel, Ordering::Acquire)
-        == Err(BEGUN)
-    {
-        let _ = raw::kernel!(SYS_sched_yield);
-    }
-    if STATE.load(Ordering::Acquire) == BEGUN {
-        for signal in 1..=SIGNALS.cast_signed() as c_int {
+    let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+    let begun = loop {
+        match STATE.compare_exchange(before, BEGUN, success, failure) {
+            Err(BEGUN) => {
+                let _ = raw::kernel!(SYS_sched_yield);
+            }
+            begun => break begun.is_ok(),
+        }
+    };
+    if begun {
+        for signal in signals {
             if !CALLED_BY_THE_KERNEL.contains(&signal) && !OF_THE_C_LIBRARY.contains(&signal) {
                 wrap(signal);
             }
@@ -83,6 +93,19 @@ fn wrap_all() {
         STATE.store(WRAPS, Ordering::Release);
     }
     let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, old, 0, MASK_SIZE);
+}
+
+/// Sets a handler by `call`, of the C library or the kernel, before handlers are put off.
+#[inline]
+fn passed_on<T>(signal: c_int, call: impl FnOnce() -> T) -> T {
+    let result = call();
+    // Set, now look: a thread that has handlers be put off from now on says so, then looks what is set.
+    fence(Ordering::SeqCst);
+    // What a child that has actions of its own sets stays its own.
+    if STATE.load(Ordering::SeqCst) != NOT_BEGUN && wraps() && !is_others() {
+        wrap_from(WRAPS, signal..=signal);
+    }
+    result
 }
 
 /// Has the program's handler of a signal, if there is one, called by this library's.
@@ -288,11 +311,12 @@ pub unsafe extern "C-unwind" fn sigaction(
     old: *mut libc::sigaction,
 ) -> c_int {
     if !wraps() {
-        pass_on!(
-            "sigaction",
-            fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
-            (signal, new, old)
-        );
+        return passed_on(signal, || {
+            next!(
+                c"sigaction" as fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
+                (signal, new, old)
+            )
+        });
     }
     // SAFETY: the caller's contract.
     let wanted = (!new.is_null()).then(|| unsafe { *new });
@@ -351,7 +375,9 @@ pub(crate) unsafe fn raw_sigaction(
     size: usize,
 ) -> c_int {
     if !wraps() {
-        return give(raw::kernel!(SYS_rt_sigaction, signal, new, old, size).map(drop));
+        return passed_on(signal, || {
+            give(raw::kernel!(SYS_rt_sigaction, signal, new, old, size).map(drop))
+        });
     }
     let wanted = match new.is_null() {
         true => Ok(None),
@@ -427,11 +453,12 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if !wraps() {
-        pass_on!(
-            "signal",
-            fn(c_int, sighandler_t) -> sighandler_t,
-            (signal, handler)
-        );
+        return passed_on(signal, || {
+            next!(
+                c"signal" as fn(c_int, sighandler_t) -> sighandler_t,
+                (signal, handler)
+            )
+        });
     }
     if handler == SIG_ERR || bit(signal) == 0 {
         set_errno(Errno::INVAL);
@@ -451,11 +478,12 @@ pub unsafe extern "C-unwind" fn __sysv_signal(
     handler: sighandler_t,
 ) -> sighandler_t {
     if !wraps() {
-        pass_on!(
-            "__sysv_signal",
-            fn(c_int, sighandler_t) -> sighandler_t,
-            (signal, handler)
-        );
+        return passed_on(signal, || {
+            next!(
+                c"__sysv_signal" as fn(c_int, sighandler_t) -> sighandler_t,
+                (signal, handler)
+            )
+        });
     }
     const INTERRUPTS: c_int = 0x2000_0000;
     if handler == SIG_ERR || bit(signal) == 0 {
@@ -470,11 +498,12 @@ pub unsafe extern "C-unwind" fn __sysv_signal(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if !wraps() {
-        pass_on!(
-            "sigset",
-            fn(c_int, sighandler_t) -> sighandler_t,
-            (signal, handler)
-        );
+        return passed_on(signal, || {
+            next!(
+                c"sigset" as fn(c_int, sighandler_t) -> sighandler_t,
+                (signal, handler)
+            )
+        });
     }
     const HOLD: sighandler_t = 2;
     if handler == HOLD {
