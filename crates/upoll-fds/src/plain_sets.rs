@@ -309,8 +309,11 @@ mod numbers {
         };
         // Its number was closed unseen.
         clear(place);
-        // A set that had this number first may live on under another one.
+        // A set that had this number first may live on under another one, or is just about to.
         let is_free = || {
+            if record.copies.load(Ordering::SeqCst) != 0 {
+                return false;
+            }
             let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
             let counted = record.numbers.compare_exchange(0, 1, success, failure);
             counted.is_ok()
