@@ -70,13 +70,13 @@ fn create(ops: &ObjectOps, context: *mut c_void, flags: c_int) -> Result<c_int, 
     let Some(poll) = ops.poll.filter(|_| is_known) else {
         return Err(Errno::INVAL);
     };
-    let file = File::new(Object {
+    let file = File::try_new(Object {
         poll,
         release: ops.release,
         context,
         is_created: AtomicBool::new(false),
         queue: WaitQueue::new(),
-    });
+    })?;
     let fd = upoll_fds::open(&file, flags != 0)?;
     file.is_created.store(true, Ordering::Relaxed);
     Ok(fd)
