@@ -28,11 +28,12 @@ fn rows<'a>(report: &'a Value, table: &str) -> &'a [Value] {
     report[table].as_array().unwrap()
 }
 
-/// All five figures of a spread, finite and above zero, and in their order.
+/// All five figures of a spread, finite and in their order. On a busy machine a short round may end before
+/// its threads have run, so the lowest may be zero.
 fn assert_spread(spread: &Value) {
     let figure = |key: &str| spread[key].as_f64().unwrap_or(f64::NAN);
     let [p10, median, p90] = ["p10", "median", "p90"].map(figure);
-    assert!(p10 > 0.0 && p90.is_finite(), "{spread}");
+    assert!(p10 >= 0.0 && p90 > 0.0 && p90.is_finite(), "{spread}");
     assert!(p10 <= median && median <= p90, "{spread}");
     assert!(figure("median_low") <= median && median <= figure("median_high"));
 }
