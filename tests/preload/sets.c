@@ -1,21 +1,26 @@
 /* A set changes hands while threads wait in it: first it has only descriptors of the kernel, then an
  * eventfd, then a child of fork shares it. */
 #include "../c/check.h"
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { THREADS = 4 };
 static int set, inner;
+/* How many threads have left their wait, for a child to see. */
+static int *left;
 
 static void *waits(void *timeout)
 {
 	struct epoll_event events[4];
 	CHECK(epoll_wait(set, events, 4, *(int *)timeout) == 1);
+	__atomic_add_fetch(left, 1, __ATOMIC_SEQ_CST);
 	return (void *)(uintptr_t)events[0].data.u64;
 }
 
 static void start(pthread_t *threads, int *timeout)
 {
 	int at;
+	__atomic_store_n(left, 0, __ATOMIC_SEQ_CST);
 	for (at = 0; at < THREADS; at++)
 		CHECK(pthread_create(&threads[at], NULL, waits, timeout) == 0);
 	sleep_ms(50);
@@ -75,7 +80,9 @@ static void fork_comes(int timeout)
 		CHECK(epoll_wait(set, events, 4, 0) == 0);
 		CHECK(eventfd_write(counter, 6) == 0);
 		CHECK(epoll_wait(copy, events, 4, 0) == 1 && events[0].data.u64 == 5);
-		sleep_ms(100);
+		/* A thread that comes after the read would find nothing. */
+		while (__atomic_load_n(left, __ATOMIC_SEQ_CST) < THREADS)
+			sleep_ms(5);
 		CHECK(eventfd_read(counter, &value) == 0 && value == 6);
 		CHECK(write(fds[1], "x", 1) == 1);
 		CHECK(epoll_wait(set, events, 4, 1000) == 1 && events[0].data.u64 == 4);
@@ -125,6 +132,8 @@ static void set_is_watched(void)
 int main(void)
 {
 	int round;
+	left = mmap(NULL, sizeof *left, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(left != MAP_FAILED);
 	set_is_watched();
 	for (round = 0; round < 5; round++) {
 		eventfd_comes(0, -1), eventfd_comes(0, 30000);
