@@ -1,10 +1,13 @@
 //! `upoll run --fair`: workers that share a listening socket take turns.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 pub(super) const LIBRARY: &str = "libupoll_fair.so";
 /// The variable that names the place for statistics.
@@ -48,6 +51,29 @@ pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
     Ok(())
 }
 
+const PREFIX: &str = "upoll-fair-";
+
+/// Removes the files of runs whose first process was killed, and so did not. A run in another PID namespace may lose
+/// its file, too: programs that it executes from then on share state with their own children alone.
+fn remove_stale(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let ended = |process| test_kill_process(process) == Err(Errno::SRCH);
+        if first_process(&entry.file_name()).is_some_and(ended) {
+            // Another user's file stays.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Returns the first process of the run that a file is of.
+fn first_process(name: &OsStr) -> Option<Pid> {
+    let (process, _) = name.to_str()?.strip_prefix(PREFIX)?.split_once('-')?;
+    Pid::from_raw(process.parse().ok()?)
+}
+
 /// Creates the file through which the processes of the run see each other, of which the library removes the
 /// name when the first process ends.
 fn shared_file() -> Result<PathBuf> {
@@ -59,9 +85,10 @@ fn shared_file() -> Result<PathBuf> {
     } else {
         std::env::temp_dir()
     };
+    remove_stale(&folder);
     // The process becomes the program, so its number is that of the first process of the run.
     let path = folder.join(format!(
-        "upoll-fair-{}-{:x}",
+        "{PREFIX}{}-{:x}",
         std::process::id(),
         fastrand::u64(..)
     ));
@@ -72,4 +99,27 @@ fn shared_file() -> Result<PathBuf> {
     file.set_len(SIZE)
         .with_context(|| format!("cannot extend {}", path.display()))?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_file_of_a_run_that_has_ended_is_removed() {
+        let folder = std::env::temp_dir().join(format!("upoll-stale-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("the name is unique");
+        let mut ended = Command::new("true").spawn().expect("it starts");
+        ended.wait().expect("it is a child");
+        let place = |process: u32, rest: &str| folder.join(format!("{PREFIX}{process}{rest}"));
+        let stale = place(ended.id(), "-1f");
+        let others = [place(std::process::id(), "-1f"), place(ended.id(), "")];
+        for path in others.iter().chain([&stale]) {
+            std::fs::write(path, "").expect("the folder is there");
+        }
+        remove_stale(&folder);
+        assert!(!stale.exists());
+        assert!(others.iter().all(|path| path.exists()));
+        std::fs::remove_dir_all(folder).expect("it was there");
+    }
 }
