@@ -738,6 +738,44 @@ static void threads(void)
 	close(shared_fd);
 }
 
+static void *modify(void *stop)
+{
+	while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED))
+		control(shared_set, EPOLL_CTL_MOD, shared_fd, EPOLLIN, 1);
+	return NULL;
+}
+
+/* Children without the handlers of fork, while threads of the parent change the set. */
+static void raw_forks(void)
+{
+	pthread_t threads[2];
+	int stop = 0, ended = 0, status;
+
+	printf("raw forks\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
+	for (int i = 0; i < 2; i++)
+		pthread_create(&threads[i], NULL, modify, &stop);
+	for (int i = 0; i < 30; i++) {
+		pid_t child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+
+		if (child == 0) {
+			struct epoll_event event;
+
+			alarm(10);
+			_exit(epoll_wait(shared_set, &event, 1, 5));
+		}
+		ended += waitpid(child, &status, 0) == child && status == 0;
+	}
+	say("ended", ended);
+	__atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	close(shared_set);
+	close(shared_fd);
+}
+
 static int blocking_listener;
 
 static void *accept_blocking(void *unused)
@@ -831,6 +869,7 @@ int main(void)
 	pointers();
 	ring();
 	threads();
+	raw_forks();
 	blocking();
 	cancellation();
 	say("fds left open", open_fds() - before);

@@ -397,7 +397,7 @@ pub(crate) fn cookie(fd: c_int) -> u64 {
 
 /// Takes note of a new epoll fd: what was known about the number belonged to another file.
 pub(crate) fn created(epfd: c_int) -> c_int {
-    if epfd >= 0 && fds::kind(epfd) != UNKNOWN {
+    if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
         let _lock = lock();
         if let Some(set) = at(epfd) {
             set.forget(UNKNOWN);

@@ -89,7 +89,7 @@ pub(crate) struct Sleep {
     pub(crate) capacity: c_int,
     /// The unit in which to sleep.
     pub(crate) limit: Limit,
-    /// The signal mask to sleep with.
+    /// The signal mask to sleep with; null for the thread's own.
     pub(crate) mask: *const sigset_t,
 }
 
@@ -125,7 +125,7 @@ impl Sleep {
     }
 
     /// # Safety
-    /// That of `sleep`.
+    /// That of `sleep`; the mask may be null.
     unsafe fn nap(&self, nanos: u64) -> c_int {
         if let Limit::Nanos(_) = self.limit {
             let time = to_timespec(nanos);
@@ -171,11 +171,21 @@ pub(crate) unsafe fn wait(
         fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
         (epfd, events, capacity, 0)
     );
+    if count == 0 && !limit.is_zero() && !sets::is_owner() {
+        // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
+        let sleep = Sleep {
+            epfd,
+            events,
+            capacity,
+            limit,
+            mask,
+        };
+        // SAFETY: the caller's contract; a null mask is the thread's own.
+        return unsafe { sleep.nap(limit.nanos()) };
+    }
     if count == 0 && !limit.is_zero() {
         let locked = sets::lock();
-        if sets::is_owner() {
-            set.prepare(&locked);
-        }
+        set.prepare(&locked);
         let group = set.group();
         let before = locked.unlock_blocked();
         let sleep = Sleep {
