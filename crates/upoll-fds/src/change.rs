@@ -135,6 +135,12 @@ pub(crate) fn end_fork_in_the_child() {
     CHANGES.store(own(), Ordering::SeqCst);
 }
 
+/// Returns whether a fork is under way.
+#[cfg(not(loom))]
+pub(crate) fn is_fork_under_way() -> bool {
+    FORKS.load(Ordering::SeqCst) != 0
+}
+
 /// How the step is ordered that `rule` is about.
 fn order(rule: Rule) -> Ordering {
     match broken(rule) {

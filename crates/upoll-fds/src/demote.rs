@@ -258,7 +258,9 @@ impl Drop for UnderWay {
 
 /// In the child of a fork: what another thread was doing is not under way here.
 pub(crate) fn forget_other_threads() {
-    IS_UNDER_WAY.store(false, Ordering::Relaxed);
+    if IS_UNDER_WAY.load(Ordering::Relaxed) {
+        IS_UNDER_WAY.store(false, Ordering::Relaxed);
+    }
 }
 
 fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {

@@ -9,6 +9,12 @@
 //! `EBADF`, and it can close them or put others in their place.
 //!
 //! No other thread is in the midst of changing a number meanwhile ([`change`]).
+//!
+//! # Cost without user-level objects
+//! Each page that is written between a fork and the end of the child is copied, or costs a page fault at least,
+//! in the parent as in the child. So nothing is written that has the right value already, and without a
+//! user-level fd nothing is done but to count the fork. The handlers of the child, here and elsewhere, are in one
+//! section, `upoll_fork`, as a child maps the pages of code that it runs anew.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -21,7 +27,7 @@ use crate::inherit::Inheritance;
 use crate::kernel::{self, call, number};
 use crate::patience::wait_until;
 use crate::set::NumberedSet;
-use crate::{change, demote, in_use, inherit, table};
+use crate::{change, demote, in_use, inherit, plain_sets, table};
 
 /// Whether forks are noticed; one of the following.
 static WATCH: AtomicU8 = AtomicU8::new(NOT_BEGUN);
@@ -120,7 +126,9 @@ fn outer(will: Will) -> Option<Will> {
 
 extern "C" fn before() {
     // If the thread that sees to it has not come to say so, the child would see to it once more.
-    WATCH.store(WATCHES, Ordering::Release);
+    if WATCH.load(Ordering::Relaxed) != WATCHES {
+        WATCH.store(WATCHES, Ordering::Release);
+    }
     begin_unseen_fork();
 }
 
@@ -134,15 +142,22 @@ extern "C" fn after() {
 #[doc(hidden)]
 pub fn begin_unseen_fork() {
     change::begin_fork();
+    plain_sets::forget_before_fork();
+    let outer = take_will();
+    if table::has_none_now() && outer.is_none() {
+        return;
+    }
     demote::demote_all();
     demote::share_all();
-    keep(Some(Will::make(take_will())));
+    keep(Some(Will::make(outer)));
 }
 
 #[doc(hidden)]
 pub fn end_unseen_fork() {
     change::end_fork();
-    keep(take_will().and_then(outer));
+    if let Some(will) = take_will() {
+        keep(outer(will));
+    }
 }
 
 /// # Safety
@@ -179,10 +194,18 @@ fn forget_other_threads() {
 
 /// Nothing here takes a lock that another thread of the parent may have had. Memory is allocated where
 /// there are sets to make: the C library's `fork` keeps its own in order.
+#[unsafe(link_section = "upoll_fork")]
 extern "C" fn in_the_child() {
     forget_other_threads();
-    let mut taken = inherit::reopen_shared();
     let will = take_will();
+    if will.is_some() || !table::has_none_now() {
+        take_over(will);
+    }
+}
+
+/// In a child with user-level fds: has each stand for what the child has.
+fn take_over(will: Option<Will>) {
+    let mut taken = inherit::reopen_shared();
     let (inheritance, outer) = will.map(|will| (will.inheritance, will.outer)).unzip();
     if let Some(inheritance) = &inheritance {
         taken.extend(inheritance.take_numbers());

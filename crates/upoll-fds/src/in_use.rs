@@ -643,7 +643,13 @@ fn next_record() -> (&'static Record, *const Mine) {
 /// they may have been in the midst of using it.
 #[cfg(not(loom))]
 pub(crate) fn forget_other_threads() {
-    LEAVING.store(ptr::null_mut(), Ordering::Relaxed);
+    // Nothing is left to calls without a record, and then no page is read that the parent never had.
+    if ALL.load(Ordering::Relaxed).is_null() {
+        return;
+    }
+    if !LEAVING.load(Ordering::Relaxed).is_null() {
+        LEAVING.store(ptr::null_mut(), Ordering::Relaxed);
+    }
     for record in records().filter(|record| !is_mine(record)) {
         record.entry.store(ptr::null_mut(), Ordering::Relaxed);
         record.another.store(ptr::null_mut(), Ordering::Relaxed);

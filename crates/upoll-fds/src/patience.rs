@@ -45,6 +45,9 @@ const FIRST_NAP: c_long = 62_500;
 /// Waits for others until it `is_so`, though not for ever.
 pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
     const LONGEST: Duration = Duration::from_secs(1);
+    if is_so() {
+        return;
+    }
     let begun = Instant::now();
     let mut patience = Patience::new();
     while !is_so() && begun.elapsed() < LONGEST {

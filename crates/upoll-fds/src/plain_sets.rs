@@ -227,11 +227,11 @@ impl Record {
 }
 
 #[cfg(not(loom))]
-pub(crate) use self::numbers::forget_closed;
+pub(crate) use self::numbers::{forget_before_fork, forget_closed};
 #[cfg(not(loom))]
 pub use self::numbers::{
-    begin_copy, begin_wait, close, close_between, end_copy, end_wait, forget, forget_all,
-    generation, is_plain, may_name_any, note, note_member, take_over,
+    begin_copy, begin_to_make, begin_wait, close, close_between, end_copy, end_wait, forget,
+    forget_all, is_plain, may_name_any, note, note_member, take_over,
 };
 
 #[cfg(not(loom))]
@@ -247,7 +247,7 @@ mod numbers {
     use crate::signals::Section;
     use crate::slot::Entry;
     use crate::sync::{AtomicUsize, Ordering, Patience, fence};
-    use crate::{fork, table};
+    use crate::{change, fork, table};
 
     /// A number from this on never stands for a plain set.
     const NUMBERS: usize = 1024;
@@ -259,8 +259,11 @@ mod numbers {
     static PLACES: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
     static GENERATION: AtomicUsize = AtomicUsize::new(0);
-    /// The generation of the last set that was noted.
-    static NOTED_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
+    /// The last generation in which a set was made that may be noted.
+    static MADE_IN: AtomicUsize = AtomicUsize::new(NONE);
+
+    /// No generation.
+    const NONE: usize = usize::MAX;
 
     #[inline]
     fn place(fd: RawFd) -> Option<&'static AtomicUsize> {
@@ -295,9 +298,23 @@ mod numbers {
         record(fd).is_some_and(|record| record.state() != NOT_PLAIN)
     }
 
-    /// Returns the generation of sets, to be asked before a set is made.
+    /// Returns the generation of a set that is about to be made, none while a fork is under way: the child may
+    /// have the set, too.
+    ///
+    /// A thread that makes a set stores `MADE_IN`, then looks for forks; a thread that forks counts the fork, then
+    /// looks at `MADE_IN` ([`forget_before_fork`]).
     #[inline]
-    pub fn generation() -> usize {
+    pub fn begin_to_make() -> usize {
+        let generation = generation();
+        MADE_IN.store(generation, Ordering::SeqCst);
+        match change::is_fork_under_way() {
+            true => NONE,
+            false => generation,
+        }
+    }
+
+    #[inline]
+    fn generation() -> usize {
         GENERATION.load(Ordering::SeqCst)
     }
 
@@ -318,8 +335,7 @@ mod numbers {
             let counted = record.numbers.compare_exchange(0, 1, success, failure);
             counted.is_ok()
         };
-        if fork::watch().is_ok() && is_free() {
-            NOTED_IN.store(generation, Ordering::SeqCst);
+        if generation != NONE && fork::watch().is_ok() && is_free() {
             record.begin(generation);
             place.store(at + 1, Ordering::Release);
         }
@@ -358,13 +374,20 @@ mod numbers {
         if table::has_any() {
             return true;
         }
-        if NOTED_IN.load(Ordering::Relaxed) != GENERATION.load(Ordering::Relaxed) {
+        if MADE_IN.load(Ordering::Relaxed) != GENERATION.load(Ordering::Relaxed) {
             return false;
         }
         forget_all();
         // A set was taken over at this moment, perhaps: its first user-level member is in the table.
         fence(Ordering::SeqCst);
         table::has_any()
+    }
+
+    /// As [`forget_all`], once the fork is counted. Nothing is written if there are none.
+    pub(crate) fn forget_before_fork() {
+        if MADE_IN.load(Ordering::SeqCst) == generation() {
+            forget_all();
+        }
     }
 
     /// Before a number is closed. To be called before it is looked up in the table.
@@ -382,7 +405,7 @@ mod numbers {
         let last = (last as usize).min(NUMBERS - 1);
         let places = PLACES
             .get(first as usize..=last)
-            .filter(|_| NOTED_IN.load(Ordering::Relaxed) != usize::MAX);
+            .filter(|_| MADE_IN.load(Ordering::Relaxed) != NONE);
         places.into_iter().flatten().for_each(clear);
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 
 use upoll::{Errno, own_fds};
 
@@ -34,6 +34,9 @@ type Part = [Slot; PART];
 /// memory, which a program may lock, for the numbers that are in use. Parts are never unmapped.
 static PARTS: [AtomicPtr<Part>; NUMBERS / PART] =
     [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS / PART];
+
+/// The parts from this on are not there.
+static PARTS_END: AtomicUsize = AtomicUsize::new(0);
 
 #[inline]
 fn part(index: usize) -> Option<&'static Part> {
@@ -68,6 +71,8 @@ fn make_part(index: usize) -> Option<()> {
     // SAFETY: new memory, in nobody's way.
     let address = unsafe { call!(mmap, 0, size, access, kind, usize::MAX, 0) }.ok()?;
     let part: *mut Part = ptr::with_exposed_provenance_mut(address);
+    // Before the part can be found.
+    PARTS_END.fetch_max(index + 1, Ordering::SeqCst);
     // New memory is zero, which every slot of a part begins as: a null pointer.
     let made = place.compare_exchange(ptr::null_mut(), part, Ordering::SeqCst, Ordering::Relaxed);
     if made.is_err() {
@@ -181,6 +186,11 @@ pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
 
+/// Returns whether no fd is user-level now.
+pub(crate) fn has_none_now() -> bool {
+    PARTS_END.load(Ordering::SeqCst) == 0 || user_level_numbers().next().is_none()
+}
+
 /// Some number stands for one of ours, or did, unless [all was left to the
 /// kernel](leave_all_to_the_kernel) since.
 static HAS_ANY: AtomicBool = AtomicBool::new(false);
@@ -210,14 +220,13 @@ pub fn leave_all_to_the_kernel() -> bool {
 
 /// Whether no number is a user-level one. If so, it is known from now on.
 fn is_none_left() -> bool {
-    let is_none = || user_level_numbers().next().is_none();
-    if !is_none() {
+    if !has_none_now() {
         return false;
     }
     HAS_ANY.store(false, Ordering::Relaxed);
     // Either this sees what another thread has just installed, or that thread says so after this.
     fence(Ordering::SeqCst);
-    let is_none = is_none();
+    let is_none = has_none_now();
     if !is_none {
         HAS_ANY.store(true, Ordering::Relaxed);
     }
@@ -606,7 +615,8 @@ pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
 pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let first = first as usize;
     let last = (last as usize).min(NUMBERS - 1);
-    (first / PART..=last / PART)
+    let parts = PARTS_END.load(Ordering::SeqCst);
+    (first / PART..parts.min(last / PART + 1))
         .filter(|&index| part(index).is_some())
         .flat_map(move |index| (index * PART).max(first)..=(index * PART + PART - 1).min(last))
         .filter_map(|number| RawFd::try_from(number).ok())

@@ -177,6 +177,7 @@ fn thread_id() -> pid_t {
 }
 
 /// In a child of `fork` there is one thread, of another number.
+#[unsafe(link_section = "upoll_fork")]
 pub(crate) extern "C" fn forget_other_threads() {
     let mine = MINE.get();
     for record in records() {

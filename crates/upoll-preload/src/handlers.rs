@@ -155,10 +155,16 @@ pub(crate) fn prepare() {
 }
 
 /// The child of a fork has a memory of its own.
+#[unsafe(link_section = "upoll_fork")]
 pub(crate) extern "C" fn own_again() {
-    OWNER.store(0, Ordering::Relaxed);
+    // A page is not to be copied for what is right already.
+    if OWNER.load(Ordering::Relaxed) != 0 {
+        OWNER.store(0, Ordering::Relaxed);
+    }
     // The thread that was seeing to handlers is not there; it has done so for some signals.
-    let _ = STATE.compare_exchange(BEGUN, NOT_BEGUN, Ordering::Relaxed, Ordering::Relaxed);
+    if STATE.load(Ordering::Relaxed) == BEGUN {
+        STATE.store(NOT_BEGUN, Ordering::Relaxed);
+    }
 }
 
 /// Whether this is such a child.

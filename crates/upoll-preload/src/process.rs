@@ -335,8 +335,11 @@ pub(crate) unsafe fn raw_clone(
 
 #[doc = "`_exit(2)`: statistics come first."]
 #[unsafe(no_mangle)]
+#[unsafe(link_section = "upoll_fork")]
 pub extern "C-unwind" fn _exit(status: c_int) -> ! {
-    stats::report();
+    if stats::is_on() {
+        stats::report();
+    }
     loop {
         let _ = raw::kernel!(SYS_exit_group, status);
     }

@@ -150,11 +150,16 @@ pub(crate) fn serve_again() {
 }
 
 /// In the child of a fork: it has no other thread that would wait for a child, or make anything.
+#[unsafe(link_section = "upoll_fork")]
 pub(crate) extern "C" fn forget_other_threads() {
-    MAKING.store(0, Ordering::Relaxed);
+    // A page is not to be copied for what is right already.
+    if MAKING.load(Ordering::Relaxed) != 0 {
+        MAKING.store(0, Ordering::Relaxed);
+    }
     let own = WAIT * WAITS.get();
     let _ = KINDS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kinds| {
-        Some(kinds % WAIT + own)
+        let known = kinds % WAIT + own;
+        (known != kinds).then_some(known)
     });
 }
 

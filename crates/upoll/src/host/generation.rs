@@ -20,16 +20,17 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// Runs in the child of a fork, where only async-signal-safe calls are allowed.
+#[unsafe(link_section = "upoll_fork")]
 extern "C" fn begin() {
     begin_with_fds_of_the_parent();
     own_fds::close_inherited();
 }
 
 fn begin_with_fds_of_the_parent() {
-    match mark() {
-        Some(mark) => forks::generation(&GENERATION, mark),
-        None => GENERATION.fetch_add(1, Ordering::Relaxed),
-    };
+    // With a mark the child counts itself when it first asks: a write here would cost it two copies of pages.
+    if mark().is_none() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
     // SAFETY: `fork` calls its handlers before it returns in the child, on the child's only thread. The
     // callers of `begin_in_child` promise the same.
     unsafe { nesting::begin_in_child() };

@@ -438,8 +438,13 @@ pub(super) fn close_inherited() {
             }
         }
     }
-    SEALS.store(ptr::null_mut(), Ordering::Release);
-    IS_HELD.store(false, Ordering::Release);
+    // A page is not to be copied for what is right already.
+    if !SEALS.load(Ordering::Relaxed).is_null() {
+        SEALS.store(ptr::null_mut(), Ordering::Release);
+    }
+    if IS_HELD.load(Ordering::Relaxed) {
+        IS_HELD.store(false, Ordering::Release);
+    }
 }
 
 impl Entry {

@@ -102,4 +102,8 @@ unsafe impl RawMutex for Lock {
         // SAFETY: the caller holds this one, and so the lock within.
         unsafe { self.lock.unlock() };
     }
+
+    fn is_locked(&self) -> bool {
+        self.lock.is_locked()
+    }
 }
