@@ -34,7 +34,7 @@ pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result
 /// # Errors
 /// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
 /// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE` (not checked
-///   for up to eight entries with a user-level object if the call does not sleep).
+///   for up to eight entries that are all user-level if the call does not sleep).
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
 ///   [demoted](crate::demote). Others are demoted then.

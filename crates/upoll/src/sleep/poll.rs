@@ -42,7 +42,7 @@ const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::F
 ///
 /// # Errors
 /// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows. Of up to eight entries this is not
-///   checked if a user-level object is ready at once, or if they are all user-level and the limit is zero.
+///   checked if they are all user-level and one of them is ready at once or the limit is zero.
 /// - `EINTR`: a signal handler ran while the thread slept, and nothing was ready; the call is never
 ///   restarted, whatever `SA_RESTART` says. A handler that runs in the moment between a wake for
 ///   nothing and the next sleep does not end the call: whoever depends on the signal uses [`ppoll`],
@@ -110,7 +110,8 @@ fn poll_masked(
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
     }
-    if seen.ready == 0 && fds.len() <= UNCHECKED {
+    // With descriptors of its own the kernel checks the number: `PollCall::ask` gives it as many entries.
+    if seen.kernel == 0 && fds.len() <= UNCHECKED {
         check_count(fds.len())?;
     }
     let mut call = PollCall {
@@ -124,8 +125,8 @@ fn poll_masked(
     poller::wait(&mut call, seen, timeout, mask)
 }
 
-/// Up to this many entries the limit is checked only if nothing is ready in user space: the system call
-/// takes several times as long as checking so few objects.
+/// Up to this many entries the limit is checked only where the call asks the kernel or sleeps: the system
+/// call takes several times as long as checking so few objects.
 pub(super) const UNCHECKED: usize = 8;
 
 /// Checks the number of entries against `RLIMIT_NOFILE`.
@@ -166,6 +167,9 @@ impl PollCall<'_, '_> {
         Ok(())
     }
 }
+
+/// The number of an entry that the kernel ignores, but counts.
+const IGNORED: RawFd = -1;
 
 /// What the kernel is asked about a descriptor.
 #[inline]
@@ -217,6 +221,14 @@ impl Call for PollCall<'_, '_> {
             if let Some(ears) = own.ears {
                 self.push(ears, Events::IN)?;
             }
+        }
+        if self.fds.len() <= UNCHECKED {
+            let own = usize::from(own.is_some());
+            while self.asked.len() + own < self.fds.len() {
+                self.push(IGNORED, Events::empty())?;
+            }
+        }
+        if let Some(own) = own {
             self.push(own.doorbell, Events::IN)?;
         }
         let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
