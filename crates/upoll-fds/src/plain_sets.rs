@@ -40,6 +40,7 @@ const fn is_being_taken(state: usize) -> bool {
 }
 
 /// What is known of a plain set.
+#[cfg_attr(not(loom), derive(Debug))]
 pub(crate) struct Record {
     state: AtomicUsize,
     /// How many numbers the set has, of those that the library knows.
@@ -142,7 +143,7 @@ impl Record {
 
     #[inline]
     pub(crate) fn end_wait(&self, me: usize, before: bool) {
-        // The number may be another set's by now.
+        // The record may be another set's by now.
         if self.state.load(Ordering::Relaxed) == me {
             self.is_waiting.store(before, Ordering::Relaxed);
         }
@@ -227,12 +228,12 @@ impl Record {
 }
 
 #[cfg(not(loom))]
-pub(crate) use self::numbers::{forget_before_fork, forget_closed};
-#[cfg(not(loom))]
 pub use self::numbers::{
-    begin_copy, begin_to_make, begin_wait, close, close_between, end_copy, end_wait, forget,
-    forget_all, is_plain, may_name_any, note, note_member, take_over,
+    begin_copy, begin_to_make, begin_wait, close, close_between, end_copy, forget, forget_all,
+    is_plain, may_name_any, note, note_member, take_over,
 };
+#[cfg(not(loom))]
+pub(crate) use self::numbers::{forget_before_fork, forget_closed};
 
 #[cfg(not(loom))]
 mod numbers {
@@ -276,6 +277,7 @@ mod numbers {
     }
 
     /// Has a number have no record any more.
+    #[cold]
     fn clear(place: &AtomicUsize) {
         let record = RECORDS.get(place.swap(0, Ordering::SeqCst).wrapping_sub(1));
         let Some(record) = record else { return };
@@ -414,10 +416,16 @@ mod numbers {
     #[inline]
     pub fn begin_copy(fd: RawFd) -> Option<usize> {
         let at = place(fd)?.load(Ordering::Acquire).checked_sub(1)?;
+        begin_copy_of(at)
+    }
+
+    #[cold]
+    fn begin_copy_of(at: usize) -> Option<usize> {
         RECORDS[at].begin_copy(this_thread()).then_some(at)
     }
 
     /// The kernel has made the number `new`, or none if that is negative.
+    #[cold]
     pub fn end_copy(copy: usize, new: RawFd) {
         let record = &RECORDS[copy];
         match place(new) {
@@ -433,17 +441,29 @@ mod numbers {
         record.end_copy();
     }
 
-    /// As `Record::begin_wait`. To be called before the number is looked up in the table.
-    #[inline]
-    pub fn begin_wait(epfd: RawFd) -> Option<bool> {
-        record(epfd)?.begin_wait(this_thread())
+    /// A wait in a plain set that is under way. It has no destructor, as the thread may be cancelled meanwhile.
+    #[derive(Debug)]
+    pub struct Wait {
+        record: &'static Record,
+        me: usize,
+        /// Whether the thread was in a wait before.
+        before: bool,
     }
 
-    /// Ends a wait with what its [beginning](begin_wait) has returned.
+    /// As `Record::begin_wait`. To be called before the number is looked up in the table.
     #[inline]
-    pub fn end_wait(epfd: RawFd, before: bool) {
-        if let Some(record) = record(epfd) {
-            record.end_wait(this_thread(), before);
+    pub fn begin_wait(epfd: RawFd) -> Option<Wait> {
+        let record = record(epfd)?;
+        let me = this_thread();
+        let before = record.begin_wait(me)?;
+        Some(Wait { record, me, before })
+    }
+
+    impl Wait {
+        /// Ends the wait.
+        #[inline]
+        pub fn end(self) {
+            self.record.end_wait(self.me, self.before);
         }
     }
 

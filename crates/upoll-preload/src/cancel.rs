@@ -504,23 +504,28 @@ macro_rules! set_waits {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($epfd: c_int, $($argument: $kind),*) -> c_int {
-            // Not ended by a destructor: the thread may be cancelled in the midst of it.
-            let waits = plain_sets::begin_wait($epfd);
-            if waits.is_none() && is_ours(Call::EpollWait, $epfd) {
+            /// Waits in a set that is not plain.
+            #[inline(never)]
+            unsafe fn wait($epfd: c_int, $($argument: $kind),*) -> c_int {
+                if !is_ours(Call::EpollWait, $epfd) {
+                    pass_on!($symbol, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
+                }
                 // SAFETY: the caller's contract.
-                return cancellable(|| unsafe { $call($epfd, $($argument),*) });
+                cancellable(|| unsafe { $call($epfd, $($argument),*) })
             }
+
+            let Some(begun) = plain_sets::begin_wait($epfd) else {
+                // SAFETY: the caller's contract.
+                return unsafe { wait($epfd, $($argument),*) };
+            };
+            stats::count_as(Call::EpollWait, false);
             let by_the_kernel = || {
                 pass_on!($symbol, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
                 // SAFETY: the caller's contract.
-                cancellable(|| unsafe { $call($epfd, $($argument),*) })
+                unsafe { wait($epfd, $($argument),*) }
             };
-            let Some(before) = waits else {
-                return by_the_kernel();
-            };
-            stats::count_as(Call::EpollWait, false);
             let found = by_the_kernel();
-            plain_sets::end_wait($epfd, before);
+            begun.end();
             found
         }
     )* };

@@ -188,11 +188,17 @@ also_called! {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
     let copy = plain_sets::begin_copy(fd);
-    if !is_ours(Call::Dup, fd) {
-        return copied(copy, || {
-            pass_on!("dup", fn(c_int) -> c_int, (fd));
-            give(raw::kernel!(SYS_dup, fd))
-        });
+    if copy.is_none() && !is_ours(Call::Dup, fd) {
+        pass_on!("dup", fn(c_int) -> c_int, (fd));
+    }
+    dup_set_or_object(fd, copy)
+}
+
+/// Copies a plain set, or an fd that is not for the kernel alone.
+#[inline(never)]
+fn dup_set_or_object(fd: c_int, copy: Option<usize>) -> c_int {
+    if copy.is_some() && !is_ours(Call::Dup, fd) {
+        return copied(copy, || give(raw::kernel!(SYS_dup, fd)));
     }
     stats::count(Call::Dup, fd);
     give(upoll_fds::dup(fd).inspect(|&new| leave_copy_to_streams(new)))

@@ -142,9 +142,9 @@ unsafe fn wait(number: c_long, arguments: [usize; 6]) -> c_long {
             return result;
         }
         let result = give_word(call(number, arguments));
-        if let Some(before) = waits {
+        if let Some(wait) = waits {
             stats::count_as(Call::EpollWait, false);
-            plain_sets::end_wait(epfd, before);
+            wait.end();
         }
         result
     }
