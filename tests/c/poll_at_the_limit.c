@@ -6,7 +6,7 @@
 enum { NUMBERS = 60 };
 
 struct wait {
-	int counter, socket, is_other;
+	int counter, socket, is_other, has_waited;
 	int (*waits)(struct wait *, int milliseconds);
 };
 
@@ -62,13 +62,14 @@ static void *waits(void *argument)
 {
 	struct wait *wait = argument;
 	CHECK(wait->waits(wait, 10) == 0);
+	__atomic_store_n(&wait->has_waited, 1, __ATOMIC_SEQ_CST);
 	CHECK(wait->waits(wait, 60000) == 1);
 	return NULL;
 }
 
 static void at_the_limit(int (*by)(struct wait *, int), int is_other)
 {
-	struct wait wait = {eventfd(0, 0), -1, is_other, by};
+	struct wait wait = {eventfd(0, 0), -1, is_other, 0, by};
 	int used[NUMBERS], count = 0, sockets[2];
 	uint64_t value;
 	char byte;
@@ -79,6 +80,8 @@ static void at_the_limit(int (*by)(struct wait *, int), int is_other)
 		count++;
 	CHECK(errno == EMFILE && count > 0);
 	CHECK(pthread_create(&thread, NULL, waits, &wait) == 0);
+	while (!__atomic_load_n(&wait.has_waited, __ATOMIC_SEQ_CST))
+		sleep_ms(5);
 	sleep_ms(50);
 	if (is_other)
 		CHECK(write(sockets[1], "x", 1) == 1);

@@ -2,7 +2,6 @@
 
 use std::ffi::c_long;
 use std::hint;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::kernel::call;
@@ -31,7 +30,9 @@ impl Patience {
         if waits < Self::SPINS {
             hint::spin_loop();
         } else if waits < Self::SPINS + Self::YIELDS {
-            thread::yield_now();
+            // Not by the C library's name, which the program may have taken over.
+            // SAFETY: the call has no arguments and changes no memory.
+            let _ = unsafe { call!(sched_yield) };
         } else {
             let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
             sleep(FIRST_NAP << doubled);

@@ -304,7 +304,7 @@ mod numbers {
     /// have the set, too.
     ///
     /// A thread that makes a set stores `MADE_IN`, then looks for forks; a thread that forks counts the fork, then
-    /// looks at `MADE_IN` ([`forget_before_fork`]).
+    /// looks at `MADE_IN` (`forget_before_fork`).
     #[inline]
     pub fn begin_to_make() -> usize {
         let generation = generation();
