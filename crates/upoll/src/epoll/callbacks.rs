@@ -21,7 +21,14 @@ use crate::file::{Description, FileRef, Held, Identity};
 use crate::sync::Ordering;
 
 /// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
+#[cfg(not(loom))]
 static CALLBACKS: StaticCount = StaticCount::new(0);
+
+#[cfg(loom)]
+loom::lazy_static! {
+    /// Each run of a model has its own: those of other models come and go meanwhile.
+    static ref CALLBACKS: StaticCount = StaticCount::new(0);
+}
 
 /// Sets that a walk has visited.
 type Visited = HashSet<Identity, FxBuildHasher>;
