@@ -1,5 +1,5 @@
-//! When a thread that wakes others gives up its processor. Of what is shown here Linux has nothing: it
-//! has no rotating sets.
+//! The moment at which a thread that wakes others gives up its processor. Linux has no rotating sets, so
+//! there is nothing to compare with.
 #![cfg(not(loom))]
 
 mod one_processor;
@@ -7,7 +7,9 @@ mod threads;
 
 use std::cell::Cell;
 use std::future::Future;
+use std::mem;
 use std::pin::pin;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -29,9 +31,11 @@ std::thread_local! {
 static YIELDS: AtomicUsize = AtomicUsize::new(0);
 static YIELDS_BEFORE_THE_TASK: AtomicUsize = AtomicUsize::new(0);
 
-/// In the place of the C library's.
-#[unsafe(no_mangle)]
-extern "C" fn sched_yield() -> libc::c_int {
+/// The first argument of a `sched_yield` that the filter lets through.
+const REAL: libc::c_ulong = 0x7569_656c;
+
+/// Runs instead of the system call: `SIGSYS` is raised by the filter.
+extern "C" fn on_yield(_: libc::c_int) {
     let task = WRITING.try_with(Cell::take);
     if let Ok(Some(task)) = task {
         YIELDS.fetch_add(1, Ordering::SeqCst);
@@ -39,9 +43,48 @@ extern "C" fn sched_yield() -> libc::c_int {
             YIELDS_BEFORE_THE_TASK.fetch_add(1, Ordering::SeqCst);
         }
     }
-    // SAFETY: no arguments, no memory.
-    unsafe { libc::syscall(libc::SYS_sched_yield) };
-    0
+    // SAFETY: the kernel ignores the argument and changes no memory.
+    unsafe { libc::syscall(libc::SYS_sched_yield, REAL) };
+}
+
+/// Sends each `sched_yield(2)` of this thread and of those it creates through [`on_yield`].
+fn watch_yields() {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    const MODE: libc::c_ulong = libc::SECCOMP_MODE_FILTER as libc::c_ulong;
+    const ON: libc::c_ulong = 1;
+    const UNUSED: libc::c_ulong = 0;
+    let argument =
+        mem::offset_of!(libc::seccomp_data, args) + if cfg!(target_endian = "big") { 4 } else { 0 };
+    // SAFETY: the two only fill in a structure.
+    let mut filter = unsafe {
+        [
+            libc::BPF_STMT(LOAD, mem::offset_of!(libc::seccomp_data, nr) as u32),
+            libc::BPF_JUMP(EQUAL, libc::SYS_sched_yield as u32, 0, 3),
+            libc::BPF_STMT(LOAD, argument as u32),
+            libc::BPF_JUMP(EQUAL, REAL as u32, 1, 0),
+            libc::BPF_STMT(RETURN, libc::SECCOMP_RET_TRAP),
+            libc::BPF_STMT(RETURN, libc::SECCOMP_RET_ALLOW),
+        ]
+    };
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: `on_yield` is async-signal-safe where it runs, at a system call of Rust code; the kernel
+    // copies the action and the program during the calls.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        action.sa_sigaction = on_yield as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        assert_eq!(libc::sigaction(libc::SIGSYS, &action, ptr::null_mut()), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, ON, UNUSED, UNUSED, UNUSED),
+            0
+        );
+        let set = libc::prctl(libc::PR_SET_SECCOMP, MODE, &program);
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    }
 }
 
 struct Task(AtomicBool);
@@ -57,6 +100,7 @@ fn a_thread_wakes_tasks_before_it_lets_workers_run() {
     let input = Event::new(Events::IN, 0);
     let writer = thread::spawn(move || {
         run_on_one_processor();
+        watch_yields();
         let source = EventFd::new(0).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&source, input).unwrap();
@@ -102,6 +146,6 @@ fn a_thread_wakes_tasks_before_it_lets_workers_run() {
     });
     writer.join().unwrap();
     // Others may take the processor from all of them now and then.
-    assert!(YIELDS.load(Ordering::SeqCst) > 10, "{YIELDS:?}");
+    assert!(YIELDS.load(Ordering::SeqCst) > 10, "{YIELDS:?} yields");
     assert_eq!(YIELDS_BEFORE_THE_TASK.load(Ordering::SeqCst), 0);
 }
