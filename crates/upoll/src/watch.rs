@@ -93,9 +93,10 @@ impl Watch {
     /// A wake is a hint: look at the object, for instance with
     /// [`Epoll::harvest`](crate::Epoll::harvest).
     ///
-    /// Without `std` there are no threads to tell apart: if an object's [`poll`](crate::Pollable::poll)
-    /// itself makes a wake, or looks at a set that hands a turn on, callbacks run within that `poll`;
-    /// a callback must not drop its own `Watch`; and a panic keeps the wake from those behind it.
+    /// Without `std` there are no threads to tell apart. If another thread is in a call of this library at
+    /// the end of the wake, the callback may run at the end of that call instead. The callbacks that a
+    /// callback wakes run within it. A callback must not drop its own `Watch`, and a panic of it keeps the
+    /// wake from those behind it.
     ///
     /// `ERR` and `HUP` always concern it.
     ///

@@ -6,7 +6,8 @@
 //! before it takes the lock. So a scope within another one (a wake that an object's `poll` makes, a
 //! look at a set below) leaves its slots to the outer one, as does a signal handler.
 //!
-//! Without `std` there is no place to keep what belongs to a thread, so each scope runs its own slots.
+//! Without `std` there is no place to keep what belongs to a thread. The scopes of all threads share one
+//! list then, and a slot's code runs when all scopes have ended that were open when it was put off.
 //!
 //! # Circles
 //! Two callbacks may write to each other's counter. A callback is called by one thread at a time: a wake
@@ -24,7 +25,7 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broke
 #[cfg(any(feature = "std", loom))]
 use self::here as list;
 #[cfg(not(any(feature = "std", loom)))]
-use self::own as list;
+use self::shared as list;
 
 /// How often a scope calls what its own callbacks wake.
 const ROUNDS: u32 = 256;
@@ -201,6 +202,36 @@ impl Drop for Owned<'_> {
 
 /// Slots that a scope owns, linked by their `next`: a wake allocates nothing.
 struct Stack(*mut TaskSlot);
+
+// SAFETY: it owns a reference to each of its slots, and a slot is `Send` and `Sync`.
+#[cfg(not(any(feature = "std", loom)))]
+unsafe impl Send for Stack {}
+
+#[cfg(not(any(feature = "std", loom)))]
+impl Default for Stack {
+    fn default() -> Self {
+        Stack::new()
+    }
+}
+
+#[cfg(not(any(feature = "std", loom)))]
+impl Stack {
+    const fn new() -> Self {
+        Stack(ptr::null_mut())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Adds slots that are newer than those here.
+    fn append(&mut self, newer: Stack) {
+        let mut newer = newer.reversed();
+        while let Some(slot) = newer.pop() {
+            self.push(slot);
+        }
+    }
+}
 
 impl Stack {
     fn pop(&mut self) -> Option<Arc<TaskSlot>> {
@@ -454,20 +485,79 @@ mod here {
     }
 }
 
-/// A list for each scope.
+/// One list for all threads.
+///
+/// A scope does not know which of the open scopes are its own thread's, so its slots wait for all of them.
+/// They do not wait for those that begin later, or threads that come and go would hold them up for ever.
+/// For that, scopes count themselves in one of two epochs. The newer epoch becomes the older one, and
+/// takes no more scopes, as soon as slots wait in it and no older scope is left.
 #[cfg(not(any(feature = "std", loom)))]
-mod own {
+mod shared {
     use alloc::sync::Arc;
-    use core::ptr;
+    use core::mem;
 
     use super::{Stack, TaskSlot};
+    use crate::sync::Mutex;
 
-    pub(super) struct List(Stack);
+    static EPOCHS: Mutex<Epochs> = Mutex::new(Epochs::new());
+
+    struct Epochs {
+        /// The epoch of scopes that begin now.
+        newer: usize,
+        /// How many scopes of each epoch are open.
+        open: [usize; 2],
+        /// The slots that were put off by scopes of each epoch.
+        slots: [Stack; 2],
+    }
+
+    impl Epochs {
+        const fn new() -> Self {
+            Epochs {
+                newer: 0,
+                open: [0; 2],
+                slots: [Stack::new(), Stack::new()],
+            }
+        }
+
+        /// Returns the epoch of a scope that begins.
+        fn enter(&mut self) -> usize {
+            self.open[self.newer] += 1;
+            self.newer
+        }
+
+        /// Ends a scope. Returns the slots that wait for no other: then the scope was the last one that was
+        /// open when they were put off, and so the outermost one of its thread.
+        fn leave(&mut self, epoch: usize) -> Stack {
+            self.open[epoch] -= 1;
+            let mut ended = Stack::new();
+            loop {
+                let older = 1 - self.newer;
+                if self.open[older] > 0 {
+                    return ended;
+                }
+                ended.append(mem::take(&mut self.slots[older]));
+                if self.slots[self.newer].is_empty() {
+                    return ended;
+                }
+                self.newer = older;
+            }
+        }
+    }
+
+    pub(super) struct List {
+        /// None once the scope has been left.
+        epoch: Option<usize>,
+        /// The slots that the scope has to run.
+        ended: Stack,
+    }
 
     impl List {
         #[inline]
         pub(super) fn enter() -> Self {
-            List(Stack(ptr::null_mut()))
+            List {
+                epoch: Some(EPOCHS.lock().enter()),
+                ended: Stack::new(),
+            }
         }
 
         /// Not known here.
@@ -475,22 +565,77 @@ mod own {
             0
         }
 
+        /// Leaves the scope. Returns whether it has slots to run.
         #[inline]
-        pub(super) fn leave(&self) -> bool {
-            !self.0.0.is_null()
+        pub(super) fn leave(&mut self) -> bool {
+            if let Some(epoch) = self.epoch.take() {
+                self.ended.append(EPOCHS.lock().leave(epoch));
+            }
+            !self.ended.is_empty()
         }
 
         pub(super) fn push(&mut self, slot: Arc<TaskSlot>) {
-            self.0.push(slot);
+            match self.epoch {
+                Some(epoch) => EPOCHS.lock().slots[epoch].push(slot),
+                None => self.ended.push(slot),
+            }
         }
 
         pub(super) fn take(&mut self) -> Stack {
-            core::mem::replace(&mut self.0, Stack(ptr::null_mut()))
+            mem::take(&mut self.ended)
         }
 
+        /// What a callback wakes runs within it: a scope around it, which may run for long, would hold up
+        /// the slots of other threads.
         #[expect(clippy::unused_self, reason = "it is of use where threads have lists")]
         pub(super) fn run(&self, slot: &TaskSlot) -> bool {
             slot.run()
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use alloc::boxed::Box;
+
+        use super::{Epochs, TaskSlot};
+
+        fn put_off(epochs: &mut Epochs, epoch: usize) {
+            epochs.slots[epoch].push(TaskSlot::for_callback(Box::new(|_| {})));
+        }
+
+        fn leave(epochs: &mut Epochs, epoch: usize) -> usize {
+            let mut ended = epochs.leave(epoch);
+            core::iter::from_fn(|| ended.pop()).count()
+        }
+
+        #[test]
+        fn a_slot_waits_for_the_scopes_around_its_own() {
+            let mut epochs = Epochs::new();
+            let outer = epochs.enter();
+            for _ in 0..3 {
+                // The second one and the third one begin when slots wait already.
+                let inner = epochs.enter();
+                put_off(&mut epochs, inner);
+                assert_eq!(leave(&mut epochs, inner), 0);
+            }
+            assert_eq!(leave(&mut epochs, outer), 3);
+            let next = epochs.enter();
+            assert_eq!(leave(&mut epochs, next), 0);
+        }
+
+        #[test]
+        fn a_slot_does_not_wait_for_scopes_that_begin_later() {
+            let mut epochs = Epochs::new();
+            let mut open = epochs.enter();
+            for _ in 0..5 {
+                let own = epochs.enter();
+                put_off(&mut epochs, own);
+                assert_eq!(leave(&mut epochs, own), 0);
+                // At no time is no scope open.
+                let later = epochs.enter();
+                assert_eq!(leave(&mut epochs, open), 1);
+                open = later;
+            }
         }
     }
 }
