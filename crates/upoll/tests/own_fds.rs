@@ -9,10 +9,13 @@ use std::io::{PipeReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use threads::{tid, until_asleep};
-use upoll::{Epoll, Event, EventFd, EventFdFlags, Events, PollContext, PollFd};
+use upoll::{
+    CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollContext, PollFd, Source,
+    Timeout,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -388,4 +391,290 @@ fn sets_and_polls_go_on_when_sockets_do_not_tell_their_cookies_any_more() {
         close_all_but(&watched.kept());
         watched.check_all(|| ());
     });
+}
+
+/// A rotating set with a source of the kernel's, and all that may wait for it.
+struct Rotating {
+    set: Epoll,
+    worker: Epoll,
+    reader: PipeReader,
+    writer: std::io::PipeWriter,
+}
+
+impl Rotating {
+    fn new() -> Self {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+        set.add(&reader.as_fd(), Event::new(Events::IN, 1)).unwrap();
+        let worker = Epoll::new().unwrap();
+        worker.add(&set, Event::new(Events::IN, 2)).unwrap();
+        Rotating {
+            set,
+            worker,
+            reader,
+            writer,
+        }
+    }
+
+    fn kept(&self) -> [RawFd; 2] {
+        [self.reader.as_raw_fd(), self.writer.as_raw_fd()]
+    }
+
+    fn wait(&self) {
+        let mut events = [Event::default(); 4];
+        assert_eq!(self.set.wait(&mut events, LONG), Ok(1));
+        assert_eq!(events[0].data(), 1);
+    }
+
+    fn wait_as_worker(&self) {
+        let mut events = [Event::default(); 4];
+        loop {
+            assert_eq!(self.worker.wait(&mut events, LONG), Ok(1));
+            assert_eq!(events[0].data(), 2);
+            if self.set.wait(&mut events, Duration::ZERO) == Ok(1) {
+                return;
+            }
+        }
+    }
+
+    fn poll(&self) {
+        let mut fds = [PollFd::new(&self.set, Events::IN)];
+        assert_eq!(upoll::poll(&mut fds, LONG), Ok(1));
+    }
+
+    /// Looks without a limit until the event is found.
+    fn look(&self) {
+        let end = Instant::now() + LONG;
+        let mut events = [Event::default(); 4];
+        while self.set.wait(&mut events, Duration::ZERO) != Ok(1) {
+            assert!(Instant::now() < end);
+        }
+    }
+
+    /// Looks by `poll` without a limit until the event is found.
+    fn poll_now(&self) {
+        let end = Instant::now() + LONG;
+        let mut fds = [PollFd::new(&self.set, Events::IN)];
+        while upoll::poll(&mut fds, Duration::ZERO) != Ok(1) {
+            assert!(Instant::now() < end);
+        }
+    }
+
+    const WAITS: [fn(&Self); 3] = [Self::wait, Self::wait_as_worker, Self::poll];
+    const LOOKS: [fn(&Self); 2] = [Self::look, Self::poll_now];
+
+    /// A thread sleeps in each way to wait by turns; `meanwhile`; then an event wakes it.
+    fn check_sleepers(&self, meanwhile: impl Fn()) {
+        for wait in Self::WAITS {
+            thread::scope(|scope| {
+                let (send, receive) = std::sync::mpsc::channel();
+                let sleeper = scope.spawn(move || {
+                    send.send(tid()).unwrap();
+                    wait(self);
+                });
+                until_asleep(receive.recv().unwrap());
+                meanwhile();
+                (&self.writer).write_all(b"x").unwrap();
+                sleeper.join().unwrap();
+            });
+            (&self.reader).read_exact(&mut [0]).unwrap();
+        }
+    }
+
+    /// After `before` there is an event, which is found in each way by turns.
+    fn check_all(&self, before: impl Fn()) {
+        for wait in Self::WAITS.into_iter().chain(Self::LOOKS) {
+            before();
+            (&self.writer).write_all(b"x").unwrap();
+            wait(self);
+            (&self.reader).read_exact(&mut [0]).unwrap();
+        }
+        self.check_sleepers(before);
+    }
+}
+
+#[test]
+fn a_rotating_set_goes_on_after_all_fds_were_closed() {
+    in_child(|| {
+        let rotating = Rotating::new();
+        rotating.check_all(|| ());
+        rotating.check_all(|| close_all_but(&rotating.kept()));
+        rotating.check_all(|| ());
+    });
+}
+
+#[test]
+fn a_rotating_set_leaves_alone_what_took_the_place_of_closed_fds() {
+    in_child(|| {
+        let rotating = Rotating::new();
+        rotating.check_all(|| ());
+        close_all_but(&rotating.kept());
+        let others = open_everywhere(&rotating.kept());
+        rotating.check_all(|| ());
+        assert_eq!(rotating.set.len(), 1);
+        drop(rotating);
+        check_untouched(others);
+    });
+}
+
+/// A kernel set of the program's that watches `fd`, once for each event.
+fn other_set(fd: RawFd) -> RawFd {
+    let mut interest = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLET).cast_unsigned(),
+        u64: 7,
+    };
+    // SAFETY: the interest is live.
+    unsafe {
+        let set = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        assert!(set >= 0);
+        let added = libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut interest);
+        assert_eq!(added, 0);
+        set
+    }
+}
+
+#[test]
+fn each_fd_of_a_rotating_set_that_is_replaced_alone_is_made_anew() {
+    in_child(|| {
+        let mut at = 0;
+        loop {
+            let rotating = Rotating::new();
+            rotating.check_all(|| ());
+            // SAFETY: no pointers are involved.
+            let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
+            let Some(own) = (256..600).filter(is_open).nth(at) else {
+                assert!(at > 3, "only {at} fds of the library's own");
+                break;
+            };
+            let other = other_set(rotating.reader.as_raw_fd());
+            // SAFETY: the number is nobody's but the library's.
+            assert_eq!(unsafe { libc::dup2(other, own) }, own);
+            // A check is good for some milliseconds.
+            thread::sleep(Duration::from_millis(30));
+            rotating.check_all(|| ());
+            (&rotating.writer).write_all(b"x").unwrap();
+            drop(rotating.set);
+            drop(rotating.worker);
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
+            // SAFETY: there is room for two events.
+            unsafe {
+                assert_eq!(libc::epoll_wait(own, events.as_mut_ptr(), 2, 0), 1);
+                assert_eq!({ events[0].u64 }, 7);
+                assert_eq!(libc::close(own), 0);
+                assert_eq!(libc::close(other), 0);
+            }
+            at += 1;
+        }
+    });
+}
+
+#[test]
+fn a_rotating_set_with_a_user_level_source_goes_on_after_all_fds_were_closed() {
+    in_child(|| {
+        let counter = EventFd::new(0).unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&counter, Event::new(Events::IN, 1)).unwrap();
+        // Its thread sleeps in the kernel.
+        let worker = Epoll::new().unwrap();
+        worker.add(&rotating, Event::new(Events::IN, 2)).unwrap();
+        worker
+            .add(&reader.as_fd(), Event::new(Events::IN, 3))
+            .unwrap();
+        for _ in 0..3 {
+            thread::scope(|scope| {
+                let (send, receive) = std::sync::mpsc::channel();
+                let worker = &worker;
+                let sleeper = scope.spawn(move || {
+                    send.send(tid()).unwrap();
+                    let mut events = [Event::default(); 4];
+                    assert_eq!(worker.wait(&mut events, LONG), Ok(1));
+                    assert_eq!(events[0].data(), 2);
+                });
+                until_asleep(receive.recv().unwrap());
+                close_all_but(&[reader.as_raw_fd(), writer.as_raw_fd()]);
+                counter.write(1).unwrap();
+                sleeper.join().unwrap();
+            });
+            let mut events = [Event::default(); 4];
+            assert_eq!(rotating.wait(&mut events, LONG), Ok(1));
+            assert_eq!(counter.read(), Ok(1));
+        }
+    });
+}
+
+/// Looks at `set` without a limit until an event is found.
+fn look(set: &Epoll) {
+    let end = Instant::now() + LONG;
+    let mut events = [Event::default(); 4];
+    while set.wait(&mut events, Duration::ZERO) == Ok(0) {
+        assert!(Instant::now() < end);
+    }
+}
+
+/// Looks at `set` by `poll` without a limit until it is ready.
+fn poll_now(set: &Epoll) {
+    let end = Instant::now() + LONG;
+    let mut fds = [PollFd::new(set, Events::IN)];
+    while upoll::poll(&mut fds, Duration::ZERO) == Ok(0) {
+        assert!(Instant::now() < end);
+    }
+}
+
+fn wait(set: &Epoll) {
+    let mut events = [Event::default(); 4];
+    assert_eq!(set.wait(&mut events, LONG), Ok(1));
+}
+
+fn poll_long(set: &Epoll) {
+    let mut fds = [PollFd::new(set, Events::IN)];
+    assert_eq!(upoll::poll(&mut fds, LONG), Ok(1));
+}
+
+fn select_now(set: &Epoll) {
+    let end = Instant::now() + LONG;
+    loop {
+        let mut readable = FdSet::from_iter([0]);
+        let timeout = &mut Timeout::from(Duration::ZERO);
+        let resolve = |_| Some(set.target());
+        if upoll::select(1, Some(&mut readable), None, None, timeout, resolve) == Ok(1) {
+            return;
+        }
+        assert!(Instant::now() < end);
+    }
+}
+
+#[test]
+fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
+    for find in [look, poll_now, select_now, wait, poll_long] {
+        in_child(|| {
+            let (one, mut other) = UnixStream::pair().unwrap();
+            let watched = Watched::new();
+            let find_each = || {
+                for set in [&watched.above, &watched.set] {
+                    (&watched.writer).write_all(b"x").unwrap();
+                    find(set);
+                    (&watched.reader).read_exact(&mut [0]).unwrap();
+                    watched.counter.write(1).unwrap();
+                    find(set);
+                    assert_eq!(watched.counter.read(), Ok(1));
+                }
+            };
+            find_each();
+            // SAFETY: no pointers are involved.
+            let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
+            let own: Vec<RawFd> = (256..600).filter(is_open).collect();
+            assert!(own.len() > 3, "{own:?}");
+            for fd in own {
+                // SAFETY: the number is nobody's but the library's.
+                assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
+                // A check is good for some milliseconds.
+                thread::sleep(Duration::from_millis(30));
+                find_each();
+            }
+            other.set_nonblocking(true).unwrap();
+            let read = other.read(&mut [0; 8]).unwrap_err();
+            assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
+        });
+    }
 }

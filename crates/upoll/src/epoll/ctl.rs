@@ -684,6 +684,14 @@ pub(crate) fn as_set(file: &Description) -> Option<&Set> {
     object.downcast_ref()
 }
 
+/// The same as a description of a set.
+#[cfg(any(feature = "std", loom))]
+pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
+    as_set(file)?;
+    // SAFETY: the object in the description is a `Set`, as was just found.
+    Some(unsafe { NonNull::from(file).cast().as_ref() })
+}
+
 /// Whether a description is of a set that may become ready without a wake: by members in the kernel, which
 /// wake nobody unless a thread awaits them, or by an event of a rotating set that was offered to another
 /// set.

@@ -378,17 +378,28 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
     tv_nsec: 0,
 });
 
-/// `poll(2)` of one descriptor for `POLLIN`, without waiting.
+/// `poll(2)` of one own fd for `POLLIN`, without waiting. One that the program has closed is not readable,
+/// and is recorded as lost.
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    let mut entry = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut limit = AT_ONCE;
-    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
-    unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) == Ok(1) }
+    loop {
+        let number = fd.as_raw_fd();
+        let mut entry = libc::pollfd {
+            fd: number,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut limit = AT_ONCE;
+        let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
+        let found = unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) };
+        if entry.revents & libc::POLLNVAL == 0 {
+            return found == Ok(1);
+        }
+        if !fd.has_moved_from(number) {
+            fd.is_lost_after_failure();
+            return false;
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

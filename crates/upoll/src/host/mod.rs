@@ -74,7 +74,7 @@ use self::interest_list::InterestList;
 use self::kernel::Descriptor;
 use self::listening::Listening;
 use self::nested::{Links, Renew};
-use self::own_fds::limit_of_sleep;
+use self::own_fds::{LastCheck, limit_of_sleep};
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
@@ -82,17 +82,18 @@ use self::special::{Special, Specials};
 use crate::epoll::CtlCommand;
 use crate::epoll::callbacks::check_silent_member;
 use crate::epoll::companion::Companion;
-use crate::epoll::ctl::as_set;
+use crate::epoll::ctl::set_of;
 use crate::epoll::interest::{Interests, Item};
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileRef};
+use crate::file::{Description, FileRef, Held};
 use crate::memory::boxed;
 use crate::sync::{
     AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, fence, fence_after_rmw,
 };
+use crate::target::Target;
 use crate::wait::Deferred;
 
 /// The part of a set that the kernel keeps.
@@ -106,10 +107,12 @@ pub(crate) struct KernelSide {
     specials: Specials,
     /// At least as many as there are members: those that left by being closed are not missed.
     members: AtomicUsize,
-    /// The members, except those that an adopted kernel set had before, and a rotating set's source.
+    /// The members, except those that an adopted kernel set had before.
     listed: InterestList,
     /// Held while kernel sets are made anew whose numbers the program has closed. Outside all locks.
     restoring: Mutex<()>,
+    /// Of the sets below.
+    last_check: LastCheck,
     /// The program's number of an adopted kernel set; -1 if there is none.
     adopted_from: AtomicI32,
     /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
@@ -177,6 +180,7 @@ impl KernelSide {
             members: AtomicUsize::new(0),
             listed: InterestList::new(),
             restoring: Mutex::new(()),
+            last_check: LastCheck::new(),
             adopted_from: AtomicI32::new(-1),
             adopted: AtomicUsize::new(0),
             core_first: AtomicBool::new(false),
@@ -512,11 +516,20 @@ impl KernelSide {
 
     /// `epoll_ctl(2)` of a member.
     #[inline]
-    fn ctl_listed(&self, op: Op, number: RawFd, interest: &Event) -> Result<(), Errno> {
+    fn ctl_listed(
+        &self,
+        epoll: &Epoll,
+        op: Op,
+        number: RawFd,
+        interest: &Event,
+    ) -> Result<(), Errno> {
         if op == Op::Add {
             self.listed.prepare(number)?;
         }
-        kernel::epoll_ctl(&self.first.fd, op, number, interest)?;
+        match &self.rotation {
+            None => kernel::epoll_ctl(&self.first.fd, op, number, interest)?,
+            Some(rotation) => rotation.ctl(epoll, op, number, *interest)?,
+        }
         match op {
             Op::Add => {
                 // Of what the interest is, for whoever finds the number to mean another file.
@@ -535,12 +548,23 @@ impl KernelSide {
     /// Whether the numbers of the kernel sets stood for them a few milliseconds ago.
     #[inline]
     pub(crate) fn was_intact(&self) -> bool {
-        self.first.fd.was_intact() && self.hub.get().is_none_or(|hub| hub.fd.was_intact())
+        self.first.fd.was_intact()
+            && self.hub.get().is_none_or(|hub| hub.fd.was_intact())
+            && self.rotation.as_ref().is_none_or(Rotation::was_intact)
     }
 
     /// As [`was_intact`](Self::was_intact), right now.
     fn is_intact(&self) -> bool {
-        self.first.fd.is_intact() && self.hub.get().is_none_or(|hub| hub.fd.is_intact())
+        self.first.fd.is_intact()
+            && self.hub.get().is_none_or(|hub| hub.fd.is_intact())
+            && self.rotation.as_ref().is_none_or(Rotation::is_intact)
+    }
+
+    /// Makes anew what the sets below have lost, which this one cannot notice by itself.
+    #[cold]
+    fn restore_below(&self, set: &Set) -> Result<(), Errno> {
+        let below = self.sets_below(&set.inner.lock());
+        below.iter().try_for_each(ensure_intact)
     }
 
     /// See [`Companion::ensure_intact`].
@@ -560,8 +584,11 @@ impl KernelSide {
                 hub.fd
                     .replace_lost(kernel::epoll_create_elsewhere(&hub.fd)?);
             }
+            if let Some(rotation) = &self.rotation {
+                rotation.restore(&self.first.fd, |anew| self.add_listed(anew))?;
+            }
             if let Some(hub) = self.hub() {
-                if self.rotation.is_none() {
+                if !self.first_is_hub {
                     let members = self.first.fd.as_raw_fd();
                     let special = Special::Members;
                     exists(hub.register(&self.specials, Op::Add, members, Events::IN, special))?;
@@ -570,11 +597,7 @@ impl KernelSide {
                 self.listen_anew(&interests, hub)?;
             }
         }
-        for lost in below {
-            if let Some(side) = lost.object().companion() {
-                side.ensure_intact(&lost)?;
-            }
-        }
+        below.iter().try_for_each(ensure_intact)?;
         // Those above know the old ones, and may have been lost as well.
         for above in sets_above(description.watchers())? {
             if let Some(side) = above.object().companion()
@@ -600,6 +623,15 @@ impl KernelSide {
             }
         }
         let anew = kernel::epoll_create_elsewhere(&self.first.fd)?;
+        if self.rotation.is_none() {
+            self.add_listed(&anew)?;
+        }
+        self.first.fd.replace_lost(anew);
+        Ok(())
+    }
+
+    /// Adds all members to a kernel set that is new.
+    fn add_listed(&self, anew: &Descriptor) -> Result<(), Errno> {
         for listed in self.listed.iter() {
             let inode = kernel::inode(listed.number);
             if inode.is_none_or(|inode| listed.inode != 0 && inode != listed.inode) {
@@ -607,14 +639,9 @@ impl KernelSide {
                 self.listed.remove(listed.number);
                 continue;
             }
-            exists(kernel::epoll_ctl(
-                &anew,
-                Op::Add,
-                listed.number,
-                &listed.interest,
-            ))?;
+            let interest = &listed.interest;
+            exists(kernel::epoll_ctl(anew, Op::Add, listed.number, interest))?;
         }
-        self.first.fd.replace_lost(anew);
         Ok(())
     }
 
@@ -650,6 +677,14 @@ fn harvest_of(set: &Descriptor, events: &mut [Event]) -> usize {
     })
 }
 
+/// See [`Companion::ensure_intact`].
+fn ensure_intact(set: &Held<Set>) -> Result<(), Errno> {
+    match set.object().companion() {
+        Some(side) => side.ensure_intact(set),
+        None => Ok(()),
+    }
+}
+
 /// That something is registered already is as good.
 fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
     match added {
@@ -672,9 +707,7 @@ impl Companion for KernelSide {
     }
 
     fn is_ready(&self, set: &Set, for_item: bool) -> bool {
-        if let Some(rotation) = &self.rotation
-            && kernel::is_readable(&rotation.members)
-        {
+        if self.rotation.as_ref().is_some_and(Rotation::is_ready) {
             return true;
         }
         if let Some(hub) = self.hub()
@@ -696,10 +729,7 @@ impl Companion for KernelSide {
 
     #[inline]
     fn modify(&self, epoll: &Epoll, number: RawFd, interest: &Event) -> Result<(), Errno> {
-        match &self.rotation {
-            None => self.ctl_listed(Op::Mod, number, interest),
-            Some(rotation) => rotation.ctl(epoll, Op::Mod, number, *interest),
-        }
+        self.ctl_listed(epoll, Op::Mod, number, interest)
     }
 
     #[cfg(not(loom))]
@@ -726,15 +756,20 @@ impl Companion for KernelSide {
 
     #[inline]
     fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
-        match self.was_intact() {
-            true => Ok(()),
-            false => self.restore(description),
+        if !self.was_intact() {
+            self.restore(description)?;
+        }
+        match self.hub().is_some() && self.last_check.is_due() {
+            true => self.restore_below(description.object()),
+            false => Ok(()),
         }
     }
 
     #[inline]
     fn is_found_lost(&self) -> bool {
-        self.first.fd.is_found_lost() || self.hub.get().is_some_and(|hub| hub.fd.is_found_lost())
+        self.first.fd.is_found_lost()
+            || self.hub.get().is_some_and(|hub| hub.fd.is_found_lost())
+            || self.rotation.as_ref().is_some_and(Rotation::is_found_lost)
     }
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
@@ -800,12 +835,25 @@ pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedF
     if !wanted.intersects(Set::SHOWN) {
         return None;
     }
-    let side = as_set(file.description())?.companion()?;
+    let set = set_of(file.description())?;
+    let side = set.object().companion()?;
+    // If that fails a poller awaits what there is, for as long as a thread sleeps at most.
+    let _ = side.ensure_intact(set);
     let fd = match &side.rotation {
         Some(rotation) => rotation.for_pollers(&side.first.fd),
         None => &side.sleep_set().fd,
     };
     Some(fd.as_fd())
+}
+
+/// Makes anew what a set has lost. If that fails the next call on the set tries again.
+pub(crate) fn restore_lost(target: Target<'_>) {
+    if let Target::File(file) = target
+        && let Some(set) = set_of(file.description())
+        && let Some(side) = set.object().companion()
+    {
+        let _ = side.ensure_intact(set);
+    }
 }
 
 /// Makes a set ready to watch what changes outside this process.
@@ -869,10 +917,7 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         Op::Add => check_silent_member(description),
         Op::Del | Op::Mod => Ok(()),
     };
-    let changed = allowed.and_then(|()| match &side.rotation {
-        Some(rotation) => rotation.ctl(epoll, op, number, *interest),
-        None => side.ctl_listed(op, number, interest),
-    });
+    let changed = allowed.and_then(|()| side.ctl_listed(epoll, op, number, interest));
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),

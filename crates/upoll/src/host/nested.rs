@@ -15,7 +15,7 @@ use super::rotation::Rotation;
 use super::sleep_set::SleepSet;
 use super::special::Special;
 use super::{EDGE, KernelSide, exists};
-use crate::epoll::ctl::{as_set, item_of};
+use crate::epoll::ctl::{as_set, item_of, set_of};
 use crate::epoll::interest::{Interests, Item, state};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -173,6 +173,13 @@ impl KernelSide {
             .collect()
     }
 
+    /// The sets below that have a kernel side. `interests` is the set's, locked.
+    pub(super) fn sets_below(&self, interests: &Interests) -> Vec<Held<Set>> {
+        let links = self.links.lock();
+        let slots = links.0.iter().map(|link| link.slot);
+        slots.filter_map(|slot| held_at(interests, slot)).collect()
+    }
+
     /// Makes a hub that is new know all it has to of the sets below. Returns those whose kernel set was
     /// lost as well: they tell this one when they have another. `interests` is the set's, locked.
     pub(super) fn link_anew(
@@ -183,18 +190,16 @@ impl KernelSide {
         let mut lost = Vec::new();
         let mut links = self.links.lock();
         for link in &mut links.0 {
-            let Some(item) = interests.at(link.slot) else {
+            let Some(held) = held_at(interests, link.slot) else {
                 continue;
             };
-            // SAFETY: registered, and the set's lock is held.
-            let file: &Description = unsafe { (*item).file() };
-            let Some(below) = as_set(file).and_then(Set::companion) else {
+            let Some(below) = held.object().companion() else {
                 continue;
             };
             if !below.is_intact() {
                 link.fd = None;
-                // SAFETY: the description is of a set, as `as_set` found, and the item keeps it alive.
-                lost.push(unsafe { Held::new(NonNull::from(file).cast::<Description<Set>>()) });
+                link.source = None;
+                lost.push(held);
                 continue;
             }
             if link.fd.is_some() {
@@ -342,6 +347,15 @@ impl KernelSide {
         links.0[at].source = renewed.unwrap_or(None);
         links.0[at].source.is_some()
     }
+}
+
+/// The set that the item in `slot` watches, if it watches one.
+fn held_at(interests: &Interests, slot: u32) -> Option<Held<Set>> {
+    let item = interests.at(slot)?;
+    // SAFETY: registered, and the set's lock is held for as long as `interests` is borrowed.
+    let set = set_of(unsafe { (*item).file() })?;
+    // SAFETY: the item keeps it.
+    Some(unsafe { Held::new(NonNull::from(set)) })
 }
 
 /// What is special to the rotating set with a kernel side that the item in `slot` watches.

@@ -75,6 +75,46 @@ pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::time
     }
 }
 
+/// How often a check or a use has met a lost own fd.
+static LOSSES: AtomicU32 = AtomicU32::new(0);
+
+/// Returns how often a check or a use has met a lost own fd: if that has changed, what a look has found may
+/// not be all.
+#[inline]
+pub(crate) fn losses() -> u32 {
+    LOSSES.load(Ordering::Relaxed)
+}
+
+/// When a set has last checked the fds of the sets below it, which it does not use itself.
+pub(super) struct LastCheck {
+    milliseconds: AtomicU32,
+    losses: AtomicU32,
+}
+
+impl LastCheck {
+    pub(super) fn new() -> Self {
+        LastCheck {
+            milliseconds: AtomicU32::new(now()),
+            losses: AtomicU32::new(losses()),
+        }
+    }
+
+    /// Returns whether another check is due, which the caller makes then: half as long after the last one as
+    /// a thread sleeps at most, or if a lost fd was met since.
+    pub(super) fn is_due(&self) -> bool {
+        const PERIOD_MS: u32 = 500;
+        let (now, losses) = (now(), losses());
+        let is_due = !is_protected()
+            && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= PERIOD_MS
+                || losses != self.losses.load(Ordering::Relaxed));
+        if is_due {
+            self.milliseconds.store(now, Ordering::Relaxed);
+            self.losses.store(losses, Ordering::Relaxed);
+        }
+        is_due
+    }
+}
+
 /// What is known of an own fd by its number. Entries are never freed: a thread that moves one away may read
 /// an entry that was just given up.
 struct Entry {
@@ -690,15 +730,23 @@ impl OwnFd {
         };
         match is_intact {
             true => self.checked.store(now(), Ordering::Relaxed),
-            false => self.is_lost.store(true, Ordering::Relaxed),
+            false => self.meet_loss(),
         }
         is_intact
+    }
+
+    /// Records that the fd was found lost.
+    #[cold]
+    fn meet_loss(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+        LOSSES.fetch_add(1, Ordering::Relaxed);
     }
 
     /// As [`is_intact`](Self::is_intact), by a check that may be `FRESH_MS` old.
     #[inline]
     pub(crate) fn was_intact(&self) -> bool {
         if self.is_lost.load(Ordering::Relaxed) || !self.has_number() {
+            self.meet_loss();
             return false;
         }
         is_protected()
@@ -713,7 +761,9 @@ impl OwnFd {
             true => !self.has_seal(),
             false => !self.is_intact(),
         };
-        self.is_lost.fetch_or(is_lost, Ordering::Relaxed);
+        if is_lost {
+            self.meet_loss();
+        }
         is_lost
     }
 
@@ -790,7 +840,7 @@ impl OwnFd {
                 break;
             }
         }
-        self.is_lost.store(true, Ordering::Relaxed);
+        self.meet_loss();
         false
     }
 

@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel::Descriptor;
 use super::nested::Renew;
-use super::{KernelSide, kernel};
+use super::{KernelSide, exists, kernel};
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
@@ -73,6 +73,56 @@ impl Rotation {
         made.unwrap_or(&self.members)
     }
 
+    /// As [`KernelSide::was_intact`].
+    pub(super) fn was_intact(&self) -> bool {
+        self.members.was_intact() && self.for_pollers.get().is_none_or(Descriptor::was_intact)
+    }
+
+    /// As [`KernelSide::is_intact`].
+    pub(super) fn is_intact(&self) -> bool {
+        self.members.is_intact() && self.for_pollers.get().is_none_or(Descriptor::is_intact)
+    }
+
+    /// As [`Companion::is_found_lost`](crate::epoll::companion::Companion::is_found_lost).
+    pub(super) fn is_found_lost(&self) -> bool {
+        self.members.is_found_lost()
+            || self
+                .for_pollers
+                .get()
+                .is_some_and(Descriptor::is_found_lost)
+    }
+
+    /// Makes lost kernel sets anew. `add_members` adds the source to the new one in the place of `members`.
+    /// `nested` is as in [`for_pollers`](Self::for_pollers), and may be new as well.
+    pub(super) fn restore(
+        &self,
+        nested: &Descriptor,
+        add_members: impl FnOnce(&Descriptor) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let _source = self.source.lock();
+        if !self.members.is_intact() {
+            let anew = kernel::epoll_create_elsewhere(&self.members)?;
+            add_members(&anew)?;
+            self.members.replace_lost(anew);
+        }
+        let Some(both) = self.for_pollers.get() else {
+            return Ok(());
+        };
+        if !both.is_intact() {
+            both.replace_lost(kernel::epoll_create_elsewhere(both)?);
+        }
+        for fd in [&self.members, nested] {
+            let interest = Event::new(Events::IN, 0);
+            exists(kernel::epoll_ctl(both, Op::Add, fd.as_raw_fd(), &interest))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the source is ready by its interest. Nothing is consumed.
+    pub(super) fn is_ready(&self) -> bool {
+        self.members.was_intact() && kernel::is_readable(&self.members)
+    }
+
     /// Whether there is a source that its number still stands for.
     pub(super) fn has_source(&self) -> bool {
         let source = self.source.lock();
@@ -93,7 +143,12 @@ impl Rotation {
     fn is_current(&self, source: SourceFd) -> bool {
         let number = source.number;
         match kernel::epoll_ctl(&self.members, Op::Add, number, &Event::default()) {
-            Err(errno) => errno == Errno::EXIST,
+            Err(Errno::EXIST) => true,
+            Err(_) => {
+                // The program may have closed either number.
+                self.members.is_lost_after_failure();
+                false
+            }
             Ok(()) => {
                 let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
                 false

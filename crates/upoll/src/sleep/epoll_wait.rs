@@ -336,6 +336,9 @@ impl Epoll {
         if !self.set().rotates() {
             return wait_in_kernel_set(self, events, deadline, mask, turns);
         }
+        if let Some(side) = self.set().companion() {
+            side.ensure_intact(self.description())?;
+        }
         let worker = worker_of(self)?;
         loop {
             let chosen = &mut [Event::default()];

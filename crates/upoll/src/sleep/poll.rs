@@ -8,7 +8,7 @@ use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::host::kernel;
+use crate::host::{kernel, own_fds, restore_lost};
 use crate::poll::{LookOnly, PollFd, Seen, on_stack, pass};
 use crate::target::Target;
 
@@ -106,7 +106,12 @@ fn poll_masked(
     if fds.len() > UNCHECKED {
         check_count(fds.len())?;
     }
-    let seen = pass(fds, &mut LookOnly);
+    let losses = own_fds::losses();
+    let mut seen = pass(fds, &mut LookOnly);
+    if seen.ready == 0 && losses != own_fds::losses() {
+        fds.iter().filter_map(PollFd::target).for_each(restore_lost);
+        seen = pass(fds, &mut LookOnly);
+    }
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
     }

@@ -11,7 +11,7 @@ use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout, thread_end};
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::host::kernel;
+use crate::host::{kernel, own_fds, restore_lost};
 use crate::poll::{LookOnly, Seen};
 use crate::select::{Bitmaps, FdSet, INLINE, REPORTED, Selection, WORD};
 use crate::target::Target;
@@ -114,7 +114,15 @@ pub(super) fn select_anew<'a>(
     resolve: &impl Fn(i32) -> Option<Target<'a>>,
 ) -> Result<usize, Errno> {
     selection.check(resolve)?;
-    let seen = selection.pass(resolve, &mut LookOnly);
+    let losses = own_fds::losses();
+    let mut seen = selection.pass(resolve, &mut LookOnly);
+    if seen.ready == 0 && losses != own_fds::losses() {
+        selection.try_for_each(|member| {
+            resolve(member.number()).into_iter().for_each(restore_lost);
+            Ok(())
+        })?;
+        seen = selection.pass(resolve, &mut LookOnly);
+    }
     if poller::is_final(seen, timeout, mask) {
         selection.finish();
         return Ok(seen.ready);
