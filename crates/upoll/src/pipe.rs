@@ -113,10 +113,10 @@ pub(crate) struct Pass {
     /// There was no memory for a page.
     pub(crate) is_short: bool,
     /// There was nothing to read before.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     was_empty: bool,
     /// There is no room left.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) is_full: bool,
     /// It is news for readers.
     is_news: bool,
@@ -180,9 +180,9 @@ impl Pipe {
             is_broken: !ring.has_reader,
             is_retired: ring.is_retired,
             is_short,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             was_empty,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             is_full: ring.is_full(),
             is_news: was_empty && users != 0 || users & POLLED != 0,
         }
@@ -199,7 +199,7 @@ impl Pipe {
     }
 
     /// The wake of a writer that has filled the pipe and is about to wait for room.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn wake_readers_before_sleep(&self, pass: &Pass) {
         if pass.was_empty {
             self.wake_readers();
@@ -259,20 +259,20 @@ impl Pipe {
     }
 
     /// Whether a read would find bytes.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
     }
 
     /// Where a reader waits.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn readers(&self) -> &WaitQueue {
         self.announce(AWAITED);
         &self.readers
     }
 
     /// Where a writer waits.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn writers(&self) -> &WaitQueue {
         self.announce(AWAITED);
         &self.writers
@@ -619,7 +619,7 @@ macro_rules! both_ends {
                 self.file.pipe.state.load(Ordering::SeqCst) & RETIRED != 0
             }
 
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             pub(crate) fn shared(&self) -> &Pipe {
                 &self.file.pipe
             }

@@ -479,7 +479,7 @@ impl Pair {
         }
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn queue(&self, me: Me) -> &WaitQueue {
         &self.sides[me].queue
     }
@@ -708,7 +708,7 @@ impl StreamSocket {
         self.file.flags.store(flags.bits(), Ordering::Relaxed);
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn shared(&self) -> (&Pair, Me) {
         (&self.file.pair, self.file.me)
     }

@@ -16,7 +16,6 @@ mod futex;
 pub mod interruptible;
 #[cfg(not(loom))]
 mod kernel_part;
-#[cfg(not(loom))]
 mod pipe;
 mod poll;
 #[cfg(not(loom))]
@@ -25,7 +24,6 @@ mod poller;
 #[cfg(not(loom))]
 mod select;
 mod sigset;
-#[cfg(not(loom))]
 mod socketpair;
 #[cfg(not(loom))]
 mod thread_end;

@@ -5,6 +5,7 @@
 mod forks;
 mod kernel_fds;
 mod missed;
+mod pipes;
 mod poll_context;
 mod rotation;
 mod sets;
