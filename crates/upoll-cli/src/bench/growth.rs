@@ -12,7 +12,9 @@ use super::measure::{Effort, Series, Side, Spread, interleave, side};
 
 pub(super) const WAIT: &str = "growth-wait";
 pub(super) const ADD_DEL: &str = "growth-add-del";
-pub(super) const NAMES: [&str; 2] = [WAIT, ADD_DEL];
+pub(super) const LOOK: &str = "growth-look";
+/// The last one makes all counters ready.
+pub(super) const NAMES: [&str; 3] = [WAIT, ADD_DEL, LOOK];
 
 /// How much more than in the smallest set a call may cost to count as the same cost.
 const TOLERATED: f64 = 1.1;
@@ -157,6 +159,35 @@ impl Sets {
         }
         Ok(sides)
     }
+
+    /// A poll of a set in which all counters are ready, and which watches another set, too.
+    fn looks(&self) -> Result<Vec<Side>> {
+        for counter in &self.their_counters {
+            counter.write_count(1)?;
+        }
+        for counter in &self.our_counters {
+            counter.write(1)?;
+        }
+        let mut sides = Vec::new();
+        for (theirs, ours) in self.theirs.iter().zip(&self.ours) {
+            let nested = Fd::epoll()?;
+            theirs.add(&nested, libc::EPOLLIN, 0)?;
+            let theirs = theirs.clone();
+            sides.push(side(move || {
+                let _kept = &nested;
+                let mut list = [kernel::readable(&theirs)];
+                assert_eq!(kernel::poll(&mut list).expect("poll"), 1);
+            }));
+            let nested = Epoll::new()?;
+            ours.add(&nested, Event::new(Events::IN, 0))?;
+            let ours = ours.clone();
+            sides.push(side(move || {
+                let _kept = &nested;
+                assert!(black_box(&ours).as_file_ref().is_ready(Events::IN));
+            }));
+        }
+        Ok(sides)
+    }
 }
 
 fn counters<T>(sizes: &[usize], make: impl FnMut() -> Result<T>) -> Result<Vec<T>> {
@@ -176,7 +207,8 @@ pub(super) fn measure(
     for &name in names {
         let (what, sides) = match name {
             WAIT => ("wait(0), 1 ready, others idle", sets.waits()?),
-            _ => ("ADD + DEL of one more", sets.adds_and_deletes()?),
+            ADD_DEL => ("ADD + DEL of one more", sets.adds_and_deletes()?),
+            _ => ("poll of the set itself, all ready", sets.looks()?),
         };
         rows.extend(sets.measure(name, what, sides, effort));
     }
