@@ -5,6 +5,10 @@
 //! loads `libgcc_s` only when a thread is cancelled or ends by `pthread_exit`.
 //!
 //! The names are hidden: programs that unwind have the functions of their own.
+//!
+//! A thread of the type `PTHREAD_CANCEL_ASYNCHRONOUS` is unwound from any instruction of an exported function. So
+//! all code has unwind tables, the assembly below as well. A linker may leave them out for the entries of its
+//! procedure linkage table (LLD does), so no exported function calls through an entry.
 
 use std::arch::global_asm;
 use std::ffi::{CStr, c_void};
@@ -49,12 +53,22 @@ macro_rules! forward {
                 concat!(".hidden ", $name),
                 concat!(".type ", $name, ", @function"),
                 concat!($name, ":"),
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                ".cfi_startproc",
+                "sub rsp, 56",
+                ".cfi_adjust_cfa_offset 56",
+                "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx",
+                "mov [rsp + 24], rcx", "mov [rsp + 32], r8", "mov [rsp + 40], r9",
+                "mov [rsp + 48], rax",
                 concat!("mov edi, ", $index),
                 "call {find}",
                 "mov r11, rax",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "mov rdi, [rsp]", "mov rsi, [rsp + 8]", "mov rdx, [rsp + 16]",
+                "mov rcx, [rsp + 24]", "mov r8, [rsp + 32]", "mov r9, [rsp + 40]",
+                "mov rax, [rsp + 48]",
+                "add rsp, 56",
+                ".cfi_adjust_cfa_offset -56",
                 "jmp r11",
+                ".cfi_endproc",
                 concat!(".size ", $name, ", . - ", $name),
                 ".popsection",
                 find = sym find,
@@ -67,7 +81,11 @@ macro_rules! forward {
                 concat!(".hidden ", $name),
                 concat!(".type ", $name, ", @function"),
                 concat!($name, ":"),
+                ".cfi_startproc",
                 "stp x29, x30, [sp, #-80]!",
+                ".cfi_adjust_cfa_offset 80",
+                ".cfi_rel_offset x29, 0",
+                ".cfi_rel_offset x30, 8",
                 "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
                 "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
                 concat!("mov x0, #", $index),
@@ -76,7 +94,11 @@ macro_rules! forward {
                 "ldp x6, x7, [sp, #64]", "ldp x4, x5, [sp, #48]",
                 "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
                 "ldp x29, x30, [sp], #80",
+                ".cfi_adjust_cfa_offset -80",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
                 "br x16",
+                ".cfi_endproc",
                 concat!(".size ", $name, ", . - ", $name),
                 ".popsection",
                 find = sym find,
@@ -101,3 +123,21 @@ forward! {
     "_Unwind_DeleteException" = 12;
     "_Unwind_FindEnclosingFunction" = 13;
 }
+
+// The function by which thread-local variables are found, in place of the entry of the procedure linkage table:
+// an exported function reads such a variable before it puts cancellation off. Only calls refer to
+// this name, and it is local to the library; the other name is the C library's function.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".pushsection .text",
+    ".symver upoll_tls_get_addr, __tls_get_addr@GLIBC_2.3",
+    ".globl __tls_get_addr",
+    ".hidden __tls_get_addr",
+    ".type __tls_get_addr, @function",
+    "__tls_get_addr:",
+    ".cfi_startproc",
+    "jmp qword ptr [rip + upoll_tls_get_addr@GOTPCREL]",
+    ".cfi_endproc",
+    ".size __tls_get_addr, . - __tls_get_addr",
+    ".popsection",
+);

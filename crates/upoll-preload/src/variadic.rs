@@ -38,8 +38,12 @@ macro_rules! pass_on {
         #[cfg(target_arch = "x86_64")]
         pub unsafe extern "C" fn $name() {
             std::arch::naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "sub rsp, 128",
+                ".cfi_startproc",
+                "sub rsp, 184",
+                ".cfi_adjust_cfa_offset 184",
+                "mov [rsp + 128], rdi", "mov [rsp + 136], rsi", "mov [rsp + 144], rdx",
+                "mov [rsp + 152], rcx", "mov [rsp + 160], r8", "mov [rsp + 168], r9",
+                "mov [rsp + 176], rax",
                 "movups [rsp], xmm0", "movups [rsp + 16], xmm1",
                 "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
                 "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5",
@@ -52,9 +56,13 @@ macro_rules! pass_on {
                 "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
                 "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]",
                 "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
-                "add rsp, 128",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "mov rdi, [rsp + 128]", "mov rsi, [rsp + 136]", "mov rdx, [rsp + 144]",
+                "mov rcx, [rsp + 152]", "mov r8, [rsp + 160]", "mov r9, [rsp + 168]",
+                "mov rax, [rsp + 176]",
+                "add rsp, 184",
+                ".cfi_adjust_cfa_offset -184",
                 "jmp r11",
+                ".cfi_endproc",
                 before = sym $before,
             );
         }
@@ -65,7 +73,11 @@ macro_rules! pass_on {
         #[cfg(target_arch = "aarch64")]
         pub unsafe extern "C" fn $name() {
             std::arch::naked_asm!(
+                ".cfi_startproc",
                 "stp x29, x30, [sp, #-208]!",
+                ".cfi_adjust_cfa_offset 208",
+                ".cfi_rel_offset x29, 0",
+                ".cfi_rel_offset x30, 8",
                 "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
                 "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
                 "stp q0, q1, [sp, #80]", "stp q2, q3, [sp, #112]",
@@ -79,7 +91,11 @@ macro_rules! pass_on {
                 "ldp x6, x7, [sp, #64]", "ldp x4, x5, [sp, #48]",
                 "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
                 "ldp x29, x30, [sp], #208",
+                ".cfi_adjust_cfa_offset -208",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
                 "br x16",
+                ".cfi_endproc",
                 before = sym $before,
             );
         }
