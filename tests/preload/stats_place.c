@@ -1,45 +1,68 @@
-// The report of statistics goes to the file that was opened at the start: not into what number 2, or the
-// report's own number, stands for when the process ends.
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
+/* The report of statistics goes to the file that was opened at the start: not into what number 2, or the report's own
+ * number, stands for when the process ends. Natively there is no report. */
+#include "../c/check.h"
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-int main(void) {
-    char path[] = "/tmp/upoll-stats-XXXXXX";
-    int file = mkstemp(path);
-    if (file < 0)
-        return 1;
-    pid_t child = fork();
-    if (child == 0) {
-        int fd = eventfd(0, 0);
-        // A file of the program's at every number there is.
-        dup2(file, 2);
-        for (int number = 3; number < 1024; number++)
-            if (number != file && number != fd)
-                dup2(file, number);
-        // One above all that are reserved.
-        struct rlimit limit;
-        if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-            int top = (int)(limit.rlim_cur < 65536 ? limit.rlim_cur : 65536) / 4 * 3;
-            for (int number = top - 64; number < top + 64; number++)
-                if (number > 2 && number != file)
-                    dup2(file, number);
-        }
-        exit(0);
-    }
-    int status;
-    if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
-        return 1;
-    struct stat found;
-    int is_empty = fstat(file, &found) == 0 && found.st_size == 0;
-    unlink(path);
-    if (!is_empty)
-        fprintf(stderr, "stats_place: the report is in a file of the program's\n");
-    return is_empty ? 0 : 1;
+/* Has a file of the program's at every number there is. */
+static void fill(int file)
+{
+	struct rlimit limit;
+	int number, counter = eventfd(0, 0);
+	dup2(file, 2);
+	for (number = 3; number < 1024; number++)
+		if (number != file && number != counter)
+			dup2(file, number);
+	/* One above all that are reserved. */
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		int top = (int)(limit.rlim_cur < 65536 ? limit.rlim_cur : 65536) / 4 * 3;
+		for (number = top - 64; number < top + 64; number++)
+			if (number > 2 && number != file)
+				dup2(file, number);
+	}
+}
+
+static off_t size_of(int file)
+{
+	struct stat found;
+	CHECK(fstat(file, &found) == 0);
+	return found.st_size;
+}
+
+/* Runs this program anew with statistics to a file, by its name or as standard error. */
+static int is_in_its_place(int is_named)
+{
+	char program_place[] = "/tmp/upoll-stats-XXXXXX", report_place[] = "/tmp/upoll-stats-XXXXXX";
+	const char *preloaded = getenv("LD_PRELOAD");
+	int program = mkstemp(program_place), report = mkstemp(report_place);
+	int is_there = preloaded != NULL && strstr(preloaded, "libupoll_preload") != NULL;
+	int status, is_right;
+	pid_t child;
+	CHECK(program >= 0 && report >= 0 && unlink(program_place) == 0);
+	child = fork();
+	if (child == 0) {
+		char number[20];
+		snprintf(number, sizeof number, "%d", program);
+		CHECK(setenv("UPOLL_STATS", is_named ? report_place : "", 1) == 0);
+		CHECK(is_named || dup2(report, 2) == 2);
+		execl("/proc/self/exe", "stats_place", number, NULL);
+		_exit(1);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	is_right = size_of(program) == 0 && (size_of(report) > 0) == is_there;
+	if (!is_right)
+		fprintf(stderr, "%ld bytes in the program's file, %ld in the report (named: %d)\n",
+			(long)size_of(program), (long)size_of(report), is_named);
+	CHECK(unlink(report_place) == 0 && close(program) == 0 && close(report) == 0);
+	return is_right;
+}
+
+int main(int count, char **arguments)
+{
+	if (count == 2) {
+		fill(atoi(arguments[1]));
+		return 0;
+	}
+	return is_in_its_place(0) & is_in_its_place(1) ? 0 : 1;
 }
