@@ -1,0 +1,91 @@
+/* In secure-execution mode (AT_SECURE, as of a set-group-ID program) the library ignores UPOLL_USER and UPOLL_STATS.
+ * The loader preloads nothing there; a program that is linked to the library has it all the same. */
+#include "../c/check.h"
+#include <dlfcn.h>
+#include <limits.h>
+#include <sys/auxv.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+enum { NOT_SECURE = 3, IGNORES = 4, OBEYS = 5, NOTHING_TO_TEST = 77 };
+
+/* Returns whether the pipes that the library makes are its own: the kernel, which this program calls by itself, knows
+ * nothing of what is in them. */
+static int makes_pipes(void *library)
+{
+	int (*make)(int *) = (int (*)(int *))dlsym(library, "pipe");
+	ssize_t (*write_to)(int, const void *, size_t) =
+		(ssize_t(*)(int, const void *, size_t))dlsym(library, "write");
+	int ends[2], bytes = -1;
+	CHECK(make != NULL && write_to != NULL && make(ends) == 0 && write_to(ends[1], "x", 1) == 1);
+	CHECK(ioctl(ends[0], FIONREAD, &bytes) == 0);
+	return bytes == 0;
+}
+
+static int with_library(const char *path, int is_secure)
+{
+	void *library;
+	if ((getauxval(AT_SECURE) != 0) != is_secure)
+		return NOT_SECURE;
+	library = dlopen(path, RTLD_NOW);
+	CHECK(library != NULL && getenv("UPOLL_USER") != NULL && getenv("UPOLL_STATS") != NULL);
+	return makes_pipes(library) ? OBEYS : IGNORES;
+}
+
+/* Runs this program anew, and returns the status that it exits with. */
+static int run(const char *path, int is_secure)
+{
+	pid_t child = fork();
+	int status;
+	CHECK(child >= 0);
+	if (child == 0) {
+		/* The effective group is not the real one. */
+		if (is_secure && setresgid((gid_t)-1, getgid() + 1, (gid_t)-1) != 0)
+			_exit(NOT_SECURE);
+		execl("/proc/self/exe", "secure_execution", path, is_secure ? "secure" : "", NULL);
+		_exit(1);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+/* Finds the library among what this process has loaded. */
+static int find_library(char path[PATH_MAX])
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	char line[PATH_MAX + 200], *name;
+	int is_found = 0;
+	CHECK(maps != NULL);
+	while (!is_found && fgets(line, sizeof line, maps) != NULL)
+		if ((name = strchr(line, '/')) != NULL && strstr(name, "/libupoll_preload.so") != NULL) {
+			name[strcspn(name, "\n")] = 0;
+			snprintf(path, PATH_MAX, "%s", name);
+			is_found = 1;
+		}
+	fclose(maps);
+	return is_found;
+}
+
+int main(int count, char **arguments)
+{
+	char path[PATH_MAX], place[] = "/tmp/upoll-secure-XXXXXX";
+	struct stat found;
+	int status;
+	if (count == 3)
+		return with_library(arguments[1], arguments[2][0] != 0);
+	if (!find_library(path))
+		return NOTHING_TO_TEST;
+	CHECK(close(mkstemp(place)) == 0 && unsetenv("LD_PRELOAD") == 0);
+	CHECK(setenv("UPOLL_USER", "all", 1) == 0 && setenv("UPOLL_STATS", place, 1) == 0);
+	status = run(path, 1);
+	CHECK(stat(place, &found) == 0);
+	if (status == NOT_SECURE) {
+		CHECK(unlink(place) == 0);
+		return NOTHING_TO_TEST;
+	}
+	CHECK(status == IGNORES && found.st_size == 0);
+	/* Otherwise the library does what they say. */
+	CHECK(run(path, 0) == OBEYS && stat(place, &found) == 0 && found.st_size > 0);
+	return unlink(place) == 0 ? 0 : 1;
+}
