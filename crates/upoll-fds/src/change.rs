@@ -136,7 +136,6 @@ pub(crate) fn end_fork_in_the_child() {
 }
 
 /// Returns whether a fork is under way.
-#[cfg(not(loom))]
 pub(crate) fn is_fork_under_way() -> bool {
     FORKS.load(Ordering::SeqCst) != 0
 }

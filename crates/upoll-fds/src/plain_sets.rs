@@ -23,7 +23,10 @@
 //!   that takes it over says so, then looks at the count (`Record::begin_copy`).
 //! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
+//! - A thread that makes a set notes the generation, then looks whether a fork is under way; a thread that forks
+//!   counts the fork, then looks at what was noted (`Generations::begin_to_make`).
 
+use crate::change;
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, Patience, Rule, broken, compiler_fence};
 
 /// States of a [`Record`]. Any other even one is the thread that waits in the set now and then, and any other
@@ -227,6 +230,89 @@ impl Record {
     }
 }
 
+/// Generations of plain sets. One ends when another process may come to have the sets there are, or the kernel
+/// polls them; then all of its sets are the kernel's for good.
+pub(crate) struct Generations {
+    now: AtomicUsize,
+    /// The newest generation in which a set was made.
+    made_in: AtomicUsize,
+}
+
+/// That of a set which is the kernel's from its start.
+const NO_GENERATION: usize = 0;
+
+/// Atomics can be made in constants only outside of models.
+macro_rules! new_generations {
+    () => {
+        Generations {
+            now: AtomicUsize::new(NO_GENERATION + 1),
+            made_in: AtomicUsize::new(NO_GENERATION),
+        }
+    };
+}
+
+impl Generations {
+    #[cfg(not(loom))]
+    const fn new() -> Self {
+        new_generations!()
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        new_generations!()
+    }
+
+    #[inline]
+    pub(crate) fn now(&self) -> usize {
+        self.now.load(Ordering::SeqCst)
+    }
+
+    /// Ends the generation.
+    pub(crate) fn end(&self) {
+        self.now.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns the generation of a set that is about to be made, [`NO_GENERATION`] while a fork is under way: the
+    /// child may have the set, too.
+    #[inline]
+    pub(crate) fn begin_to_make(&self) -> usize {
+        let early = broken(Rule::NoteThenLook).then(change::is_fork_under_way);
+        let generation = self.now();
+        match broken(Rule::NoteTheNewest) {
+            true => self.made_in.store(generation, Ordering::SeqCst),
+            // Another thread may have noted a newer one since.
+            false => drop(self.made_in.fetch_max(generation, Ordering::SeqCst)),
+        }
+        match early.unwrap_or_else(change::is_fork_under_way) {
+            true => NO_GENERATION,
+            false => generation,
+        }
+    }
+
+    /// Returns whether a set may have been made in this generation. A set that the calling thread was given by
+    /// another one counts.
+    #[inline]
+    pub(crate) fn may_have_sets(&self) -> bool {
+        self.made_in.load(Ordering::Relaxed) == self.now.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a set was ever made.
+    #[cfg(not(loom))]
+    fn has_had_sets(&self) -> bool {
+        self.made_in.load(Ordering::Relaxed) != NO_GENERATION
+    }
+
+    /// Ends the generation once a fork is [counted](change::begin_fork), unless no set was made in it. Returns
+    /// whether it did.
+    pub(crate) fn end_before_fork(&self) -> bool {
+        let has_sets = self.made_in.load(Ordering::SeqCst) == self.now();
+        if has_sets {
+            self.end();
+        }
+        has_sets
+    }
+}
+
 #[cfg(not(loom))]
 pub use self::numbers::{
     begin_copy, begin_to_make, begin_wait, close, close_between, end_copy, forget, forget_all,
@@ -241,14 +327,14 @@ mod numbers {
 
     use upoll::{CreateFlags, Epoll, Errno, SharedBox};
 
-    use super::{NOT_PLAIN, Record, is_being_taken};
+    use super::{Generations, NO_GENERATION, NOT_PLAIN, Record, is_being_taken};
     use crate::change::Change;
     use crate::object::Object;
     use crate::set::NumberedSet;
     use crate::signals::Section;
     use crate::slot::Entry;
     use crate::sync::{AtomicUsize, Ordering, Patience, fence};
-    use crate::{change, fork, table};
+    use crate::{fork, table};
 
     /// A number from this on never stands for a plain set.
     const NUMBERS: usize = 1024;
@@ -259,12 +345,7 @@ mod numbers {
     /// Which record a number has, and one more; 0 if it has none.
     static PLACES: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
-    static GENERATION: AtomicUsize = AtomicUsize::new(0);
-    /// The last generation in which a set was made that may be noted.
-    static MADE_IN: AtomicUsize = AtomicUsize::new(NONE);
-
-    /// No generation.
-    const NONE: usize = usize::MAX;
+    static GENERATIONS: Generations = Generations::new();
 
     #[inline]
     fn place(fd: RawFd) -> Option<&'static AtomicUsize> {
@@ -300,24 +381,10 @@ mod numbers {
         record(fd).is_some_and(|record| record.state() != NOT_PLAIN)
     }
 
-    /// Returns the generation of a set that is about to be made, none while a fork is under way: the child may
-    /// have the set, too.
-    ///
-    /// A thread that makes a set stores `MADE_IN`, then looks for forks; a thread that forks counts the fork, then
-    /// looks at `MADE_IN` (`forget_before_fork`).
+    /// Begins to make a set, and returns what it is to be [noted](note) with.
     #[inline]
     pub fn begin_to_make() -> usize {
-        let generation = generation();
-        MADE_IN.store(generation, Ordering::SeqCst);
-        match change::is_fork_under_way() {
-            true => NONE,
-            false => generation,
-        }
-    }
-
-    #[inline]
-    fn generation() -> usize {
-        GENERATION.load(Ordering::SeqCst)
+        GENERATIONS.begin_to_make()
     }
 
     /// Notes a plain set that the kernel has just made.
@@ -337,7 +404,7 @@ mod numbers {
             let counted = record.numbers.compare_exchange(0, 1, success, failure);
             counted.is_ok()
         };
-        if generation != NONE && fork::watch().is_ok() && is_free() {
+        if generation != NO_GENERATION && fork::watch().is_ok() && is_free() {
             record.begin(generation);
             place.store(at + 1, Ordering::Release);
         }
@@ -364,7 +431,7 @@ mod numbers {
 
     /// As [`forget`], for all plain sets there are, those as well that are not noted yet.
     pub fn forget_all() {
-        GENERATION.fetch_add(1, Ordering::SeqCst);
+        GENERATIONS.end();
         // A thread that takes one over says so, then looks at the generation.
         outlast_taker();
     }
@@ -376,7 +443,7 @@ mod numbers {
         if table::has_any() {
             return true;
         }
-        if MADE_IN.load(Ordering::Relaxed) != GENERATION.load(Ordering::Relaxed) {
+        if !GENERATIONS.may_have_sets() {
             return false;
         }
         forget_all();
@@ -387,8 +454,8 @@ mod numbers {
 
     /// As [`forget_all`], once the fork is counted. Nothing is written if there are none.
     pub(crate) fn forget_before_fork() {
-        if MADE_IN.load(Ordering::SeqCst) == generation() {
-            forget_all();
+        if GENERATIONS.end_before_fork() {
+            outlast_taker();
         }
     }
 
@@ -405,10 +472,10 @@ mod numbers {
     /// As [`close`], for all numbers from `first` to `last`.
     pub fn close_between(first: u32, last: u32) {
         let last = (last as usize).min(NUMBERS - 1);
-        let places = PLACES
-            .get(first as usize..=last)
-            .filter(|_| MADE_IN.load(Ordering::Relaxed) != NONE);
-        places.into_iter().flatten().for_each(clear);
+        if GENERATIONS.has_had_sets() {
+            let places = PLACES.get(first as usize..=last);
+            places.into_iter().flatten().for_each(clear);
+        }
     }
 
     /// Before the number of a set is copied: returns what the copy is to be [ended](end_copy) with, if it is a
@@ -514,7 +581,7 @@ mod numbers {
         if !become_taker(me) {
             return record.forget(me);
         }
-        match record.take(me, generation) {
+        match record.take(me, || GENERATIONS.now()) {
             Some(has_members) => {
                 if let Ok(entries) = entries(epfd, at, has_members) {
                     for (number, entry) in entries {

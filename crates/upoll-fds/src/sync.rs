@@ -151,6 +151,10 @@ pub enum Rule {
     OutlastTake,
     /// A takeover claims the set, then looks whether it has members and is copied.
     ClaimThenLook,
+    /// A thread that makes a set notes its generation, then looks whether a fork is under way.
+    NoteThenLook,
+    /// Of two generations in which sets are made the newer one stays noted.
+    NoteTheNewest,
 }
 
 #[cfg(loom)]

@@ -30,7 +30,7 @@ use loom::thread::{self, JoinHandle};
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::number::Number;
 use crate::object::Object;
-use crate::plain_sets::Record;
+use crate::plain_sets::{Generations, Record};
 use crate::slot::{Entry, Slot};
 use crate::sync::{Rule, break_rule};
 
@@ -788,6 +788,68 @@ fn changes_and_forks_go_on_in_the_child_of_a_fork_within_them() {
         fork(slice::from_ref(&number));
         assert_eq!(number.changes(), 3);
     });
+}
+
+/// A thread makes a plain set while another one forks: a set that the child has is of a generation that has
+/// ended.
+fn making_a_set_against_forking() {
+    model(4, || {
+        let generations = Arc::new(Generations::new());
+        let is_made = Arc::new(AtomicBool::new(false));
+        let making = {
+            let (generations, is_made) = (generations.clone(), is_made.clone());
+            thread::spawn(move || {
+                let generation = generations.begin_to_make();
+                is_made.store(true, Ordering::Release);
+                generation
+            })
+        };
+        begin_fork();
+        generations.end_before_fork();
+        let is_inherited = is_made.load(Ordering::Acquire);
+        end_fork();
+        let generation = making.join().unwrap();
+        assert!(!is_inherited || generation != generations.now());
+    });
+}
+
+#[test]
+fn a_set_that_a_child_has_is_of_a_past_generation() {
+    making_a_set_against_forking();
+}
+
+#[test]
+fn a_set_whose_maker_looks_first_is_met_by_a_fork() {
+    must_fail_without(Rule::NoteThenLook, making_a_set_against_forking);
+}
+
+/// Two threads make sets while a generation ends.
+fn making_sets_in_two_generations() {
+    model(4, || {
+        let generations = Arc::new(Generations::new());
+        let making = {
+            let generations = generations.clone();
+            thread::spawn(move || generations.begin_to_make())
+        };
+        generations.end();
+        let generation = generations.begin_to_make();
+        making.join().unwrap();
+        assert!(generation == generations.now() && generations.may_have_sets());
+        begin_fork();
+        generations.end_before_fork();
+        assert!(generation != generations.now());
+        end_fork();
+    });
+}
+
+#[test]
+fn a_set_of_the_newest_generation_is_known_before_a_fork() {
+    making_sets_in_two_generations();
+}
+
+#[test]
+fn a_set_is_forgotten_for_one_of_an_older_generation() {
+    must_fail_without(Rule::NoteTheNewest, making_sets_in_two_generations);
 }
 
 /// What threads do with a plain set, in the model: its numbers, the table and the kernel set.
