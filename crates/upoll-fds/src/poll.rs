@@ -117,8 +117,12 @@ unsafe fn demote_named(fds: *mut libc::pollfd, count: usize) -> bool {
     demote::demote_any((0..count).map_while(|at| Some(entry(at).ok()?.fd)))
 }
 
-/// A poll that is over at once, of a few objects of ours: one of them is ready, or it is not to last.
-/// None if it is another one.
+/// Polls a few entries without a wait queue: returns what is ready, or that nothing is if the call has a limit
+/// of zero. None if the call has to be served otherwise: nothing is ready and it is to wait, an object was
+/// demoted meanwhile, or no entry is user-level.
+///
+/// The kernel is asked about its entries by one call, in which the user-level ones are left out. Nothing of
+/// this library is in use meanwhile, so a signal handler runs as in any system call of the program.
 ///
 /// # Safety
 /// As [`ppoll`].
@@ -137,31 +141,86 @@ unsafe fn poll_at_once(
         return None;
     }
     let mut found = [0_u16; FEW];
+    let mut asked = [LEFT_OUT; FEW];
+    let mut user_level = 0;
     let mut ready = 0;
-    for (asked, found) in fds.iter().zip(&mut found) {
-        let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
-        *found = table::with(asked.fd, |object| {
-            if matches!(object, Object::Epoll(set) if set.is_passive()) {
-                return None;
+    for ((entry, found), asked) in fds.iter().zip(&mut found).zip(&mut asked) {
+        match table::with(entry.fd, |object| state_at_once(object, entry)) {
+            Some(state) => {
+                *found = state?;
+                user_level += 1;
+                ready += usize::from(*found != 0);
             }
-            let wanted = events | Events::ERR | Events::HUP;
-            let ready = object.as_file_ref(asked.fd).ready();
-            // That is how one that has been handed over shows; of a pipe's two ends the one that is written
-            // to by the error.
-            if ready.intersects(Events::HUP | Events::ERR) && object.is_retired() {
-                return None;
-            }
-            Some(low(ready & wanted))
-        })??;
-        ready += usize::from(*found != 0);
+            None => (asked.fd, asked.events) = (entry.fd, entry.events),
+        }
     }
-    if ready == 0 && limit != Timeout::NOW {
+    if user_level == 0 {
         return None;
     }
-    for (entry, found) in fds.iter_mut().zip(found) {
-        entry.revents = found.cast_signed();
+    let mut ended = Ok(());
+    if user_level < count {
+        match ask_at_once(&mut asked[..count]) {
+            Ok(more) => ready += more,
+            Err(Errno::INTR) if ready > 0 => {}
+            Err(Errno::INTR) => ended = Err(Errno::INTR),
+            Err(errno) => return Some(Err(errno)),
+        }
     }
-    Some(Ok(ready))
+    if ready == 0 && ended.is_ok() && limit != Timeout::NOW {
+        return None;
+    }
+    for ((entry, found), asked) in fds.iter_mut().zip(found).zip(asked) {
+        entry.revents = found.cast_signed() | asked.revents;
+    }
+    Some(ended.map(|()| ready))
+}
+
+/// An entry that the kernel ignores, but counts.
+const LEFT_OUT: libc::pollfd = libc::pollfd {
+    fd: -1,
+    events: 0,
+    revents: 0,
+};
+
+/// Returns what is ready now of what an entry asks for. None if the object is the kernel's to serve.
+#[inline]
+fn state_at_once(object: &Object, entry: &libc::pollfd) -> Option<u16> {
+    if matches!(object, Object::Epoll(set) if set.is_passive()) {
+        return None;
+    }
+    let events = Events::from_bits_retain(u32::from(entry.events.cast_unsigned()));
+    let ready = object.as_file_ref(entry.fd).ready();
+    // A demoted object shows HUP; of a pipe's two ends the writing one shows ERR.
+    if ready.intersects(Events::HUP | Events::ERR) && object.is_retired() {
+        return None;
+    }
+    Some(low(ready & (events | Events::ERR | Events::HUP)))
+}
+
+/// `poll(2)` with a limit of zero.
+#[inline]
+fn ask_at_once(asked: &mut [libc::pollfd]) -> Result<usize, Errno> {
+    // SAFETY: the list is as long as the kernel is told.
+    #[cfg(target_arch = "x86_64")]
+    return unsafe { call!(poll, asked.as_mut_ptr(), asked.len(), 0) };
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let mut limit = timespec(Timeout::NOW);
+        let limit = limit
+            .as_mut()
+            .map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        // SAFETY: as above; the limit is live, and without a mask its size is not looked at.
+        unsafe {
+            call!(
+                ppoll,
+                asked.as_mut_ptr(),
+                asked.len(),
+                limit,
+                0,
+                size_of::<u64>()
+            )
+        }
+    }
 }
 
 /// Tells the caller what was found.
