@@ -290,6 +290,31 @@ fn a_set_knows_its_members_without_a_free_fd() {
 }
 
 #[test]
+fn a_rotating_set_knows_its_source_without_a_free_fd() {
+    in_child(|| {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+        assert!(set.is_empty());
+        set.add(&reader.as_fd(), Event::new(Events::IN, 7)).unwrap();
+        let shown = set.fdinfo();
+        let limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: it is a limit to read.
+        let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(limited, 0);
+        assert_eq!(set.len(), 1);
+        let before_pos = |shown: &str| shown.split(" pos:").next().map(str::to_owned);
+        assert!(shown.contains("data:                7"), "{shown}");
+        assert_eq!(before_pos(&set.fdinfo()), before_pos(&shown));
+        drop(reader);
+        assert!(set.is_empty());
+        assert_eq!(set.fdinfo(), "");
+    });
+}
+
+#[test]
 fn the_number_of_members_is_the_kernels() {
     in_child(|| {
         let set = Epoll::new().unwrap();

@@ -17,6 +17,10 @@ impl Epoll {
     /// `kernel_set` may be closed afterwards. If this set has a place for such members already, the
     /// place that it got first stays; `members` that the last such call was not told of are counted.
     ///
+    /// From then on [`len`](Self::len), [`is_empty`](Self::is_empty) and [`fdinfo`](Self::fdinfo) read
+    /// `/proc`, which alone shows these members. Without it, or without a free fd to read it, `len` counts
+    /// members on that were closed, and `fdinfo` leaves out those that the kernel set had before.
+    ///
     /// # Errors
     /// `EINVAL`: a rotating set, which keeps no members in one place. `EMFILE`, `ENFILE`, `ENOMEM`:
     /// the kernel gives no descriptors for it. `EBADF`, `EINVAL`: `kernel_set` is not a set.

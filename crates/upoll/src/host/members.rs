@@ -41,13 +41,16 @@ impl<'a> Line<'a> {
 }
 
 impl KernelSide {
-    /// What `/proc` says of the kernel set that has the members.
+    /// What `/proc` says of the kernel set that has the members, or else what the library knows.
     fn read_members(&self) -> String {
-        let path = format!("/proc/self/fdinfo/{}", self.members().as_raw_fd());
-        let text = kernel::read_proc(&path);
+        let members = self.members();
+        let text = match members.is_intact() {
+            true => kernel::read_proc(&format!("/proc/self/fdinfo/{}", members.as_raw_fd())),
+            false => String::new(),
+        };
         match text.is_empty() {
-            true if self.rotation.is_none() => self.listed_lines(),
-            _ => text,
+            true => self.listed_lines(),
+            false => text,
         }
     }
 
@@ -65,7 +68,7 @@ impl KernelSide {
 
     /// How many members there are, without a look into `/proc` wherever the library knows by itself.
     pub(super) fn count_members(&self) -> usize {
-        if self.rotation.is_none() && self.adopted.load(Ordering::Relaxed) == 0 {
+        if self.adopted.load(Ordering::Relaxed) == 0 {
             return self.listed.iter().map(|listed| self.count(listed)).sum();
         }
         let text = self.read_members();
@@ -86,6 +89,9 @@ impl KernelSide {
             if inode == Some(listed.inode) {
                 return 1;
             }
+        }
+        if !self.members().is_intact() {
+            return usize::from(kernel::inode(listed.number).is_some());
         }
         let mut count = 0;
         while let Ok(which) = u32::try_from(count) {
