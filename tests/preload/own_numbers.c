@@ -3,6 +3,7 @@
 #include "../c/check.h"
 #include <dirent.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sendfile.h>
 
 enum { CLOSED = 700 };
@@ -23,7 +24,10 @@ static void is_not_there(int fd)
 	struct iovec part = {byte, 1};
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 	struct epoll_event event = {.events = EPOLLIN};
+	struct pollfd polled[2] = {{fd, POLLIN, 0}, {counter, POLLIN, 0}};
+	struct timeval now = {0, 0};
 	struct stat found;
+	fd_set asked;
 	socklen_t size = sizeof byte;
 	int value;
 
@@ -52,6 +56,17 @@ static void is_not_there(int fd)
 	FAILS(sendmsg(fd, &message, MSG_DONTWAIT), EBADF);
 	FAILS(recv(fd, byte, 1, MSG_DONTWAIT), EBADF);
 	FAILS(recvmsg(fd, &message, MSG_DONTWAIT), EBADF);
+	for (int count = 1; count <= 2; count++) {
+		polled[0].revents = 0;
+		CHECK(poll(polled, count, 20000) == 1 && polled[0].revents == POLLNVAL);
+		CHECK(syscall(SYS_ppoll, polled, count, NULL, NULL, 8) == 1 && polled[0].revents == POLLNVAL);
+	}
+	FD_ZERO(&asked);
+	FD_SET(fd, &asked);
+	FAILS(select(fd + 1, &asked, NULL, NULL, &now), EBADF);
+	FD_SET(counter, &asked);
+	FAILS(select(fd + 1, &asked, NULL, NULL, NULL), EBADF);
+	FAILS(syscall(SYS_dup3, fd, 650, 0), EBADF);
 	FAILS(getsockopt(fd, SOL_SOCKET, SO_TYPE, byte, &size), EBADF);
 	FAILS(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, byte, 4), EBADF);
 }

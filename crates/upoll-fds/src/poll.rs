@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
+use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout, own_fds};
 
 use crate::kernel::{call, interruptible};
 use crate::object::Object;
@@ -279,15 +279,18 @@ unsafe fn poll_once(
         unsafe { memory::read(fds.wrapping_add(at)) }
     };
     let mut objects = SmallVec::<[Option<Object>; INLINE]>::new();
+    let mut is_the_kernels = true;
     for at in 0..count {
         let fd = entry(at)?.fd;
         let object = table::get(fd);
-        if let Some(object) = &object {
-            object.prepare_to_be_watched(fd)?;
+        match &object {
+            Some(object) => object.prepare_to_be_watched(fd)?,
+            None => is_the_kernels &= !own_fds::is_own(fd),
         }
+        is_the_kernels &= object.is_none();
         objects.push(object);
     }
-    if objects.iter().all(Option::is_none) {
+    if is_the_kernels {
         // SAFETY: as above.
         return unsafe { pass_on(fds, count, limit, mask) }.map(Some);
     }
@@ -298,6 +301,7 @@ unsafe fn poll_once(
         entries.push(match object {
             Some(object) => PollFd::from_target(Target::File(object.as_file_ref(asked.fd)), events),
             None if asked.fd < 0 => PollFd::ignored(),
+            None if own_fds::is_own(asked.fd) => PollFd::not_open(),
             None => {
                 // SAFETY: a number that is not open shows as such; it is not closed here.
                 let fd = unsafe { BorrowedFd::borrow_raw(asked.fd) };
@@ -359,6 +363,9 @@ pub(crate) fn is_same(fd: RawFd, object: Option<&Object>) -> bool {
 pub(crate) fn state_now(fd: RawFd, events: Events) -> Result<Events, Errno> {
     if fd < 0 {
         return Ok(Events::empty());
+    }
+    if own_fds::is_own(fd) {
+        return Ok(Events::NVAL);
     }
     loop {
         let object = table::get(fd);

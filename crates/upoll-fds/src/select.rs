@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
+use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout, own_fds};
 
 use crate::demote::demote_any;
 use crate::kernel::{self, interruptible};
@@ -264,6 +264,8 @@ unsafe fn select_once(
             if let Some(object) = table::get(number) {
                 object.prepare_to_be_watched(number)?;
                 objects.insert(at, (number, object));
+            } else if own_fds::is_own(number) {
+                return Err(Errno::BADF);
             }
         }
     }

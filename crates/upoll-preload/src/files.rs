@@ -214,11 +214,17 @@ pub(crate) fn copied(copy: Option<usize>, by_the_kernel: impl FnOnce() -> c_int)
     new
 }
 
-/// Leaves plain sets to the kernel before `dup2` by number, and returns whether it is not for the kernel alone.
-pub(crate) fn duplicates_ours(fd: c_int, new: c_int) -> bool {
+/// `dup2(2)` or `dup3(2)` by `syscall(2)`: `by_the_kernel` makes the same system call. Returns None if it is
+/// not for the kernel alone.
+pub(crate) fn duplicate_to(
+    fd: c_int,
+    new: c_int,
+    by_the_kernel: impl FnOnce() -> c_long,
+) -> Option<c_long> {
     plain_sets::forget(fd);
     plain_sets::forget(new);
-    is_either_ours(fd, new)
+    let _held = own_fds::hold_numbers(new);
+    (!is_either_ours(fd, new)).then(by_the_kernel)
 }
 
 fn is_either_ours(fd: c_int, new: c_int) -> bool {

@@ -109,6 +109,12 @@ pub unsafe extern "C-unwind" fn syscall(
                 give_word(call(number, arguments))
             }
             _ if is_wait(number) => wait(number, arguments),
+            _ if is_copy_to_number(number) => {
+                let in_kernel = || give_word(call(number, arguments));
+                files::duplicate_to(a.int(), b.int(), in_kernel)
+                    .or_else(|| on_objects(number, arguments))
+                    .unwrap_or_else(in_kernel)
+            }
             _ if !concerns_objects(number, arguments) => give_word(call(number, arguments)),
             _ => match on_objects(number, arguments) {
                 Some(result) => result,
@@ -124,6 +130,14 @@ fn is_wait(number: c_long) -> bool {
         return true;
     }
     matches!(number, libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2)
+}
+
+fn is_copy_to_number(number: c_long) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_dup2 {
+        return true;
+    }
+    number == libc::SYS_dup3
 }
 
 /// A wait in a set, as `cancel.rs` has it by name.
@@ -202,7 +216,6 @@ unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bo
             plain_sets::forget(a.int());
             is_ours_counted(Call::Dup, a)
         }
-        libc::SYS_dup3 => files::duplicates_ours(a.int(), b.int()),
         libc::SYS_ioctl if files::may_name_eventfds(b as _) => true,
         libc::SYS_fcntl => {
             if matches!(b.int(), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
@@ -242,8 +255,6 @@ unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bo
         | libc::SYS_recvmmsg
         | libc::SYS_getsockopt
         | libc::SYS_setsockopt => is_ours(a),
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_dup2 => files::duplicates_ours(a.int(), b.int()),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         libc::SYS_poll => unsafe { polls::names_ours(a.ptr(), b as _) },
