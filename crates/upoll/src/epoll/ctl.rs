@@ -53,7 +53,12 @@ impl PassOn {
             return;
         }
         // SAFETY: `file` keeps the object alive that the queue is part of.
-        unsafe { self.queue.as_ref() }.pass_on(key, self.rotating);
+        let queue = unsafe { self.queue.as_ref() };
+        if self.rotating {
+            queue.pass_on_in_turn(key);
+        } else {
+            queue.pass_on(key);
+        }
     }
 }
 

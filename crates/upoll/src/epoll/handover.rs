@@ -58,8 +58,8 @@ impl Handover {
         if set.poll(&mut PollTable::look_only()).is_empty() {
             return;
         }
-        set.sleepers.pass_on(Events::IN, true);
-        set.watched_by.pass_on(Events::IN, true);
+        set.sleepers.pass_on_in_turn(Events::IN);
+        set.watched_by.pass_on_in_turn(Events::IN);
     }
 }
 

@@ -290,7 +290,7 @@ fn wait_in_turn(
             ready = set.harvest(events);
             if hangs_up(&events[..ready]) {
                 // No thread can use that up.
-                set.sleepers.pass_on(Events::IN, true);
+                set.sleepers.pass_on_in_turn(Events::IN);
             }
         } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
             ready = set.harvest(events);
@@ -309,7 +309,7 @@ fn wait_in_turn(
         if let Some(queue) = sleeper.entry.unhook() {
             // Chosen between the end of the sleep and now.
             // SAFETY: as above.
-            unsafe { queue.as_ref() }.pass_on(Events::IN, true);
+            unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
         }
         if ready > 0 {
             return Some(Ok(ready));

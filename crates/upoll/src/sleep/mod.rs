@@ -98,7 +98,7 @@ impl Drop for Sleeper {
         // rotating sets only.
         if let Some(queue) = self.entry.unhook() {
             // SAFETY: whoever hooked the entry borrows the queue for longer than the sleeper.
-            unsafe { queue.as_ref() }.pass_on(Events::IN, true);
+            unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! A queue's list of entries, and the entries: who stands where, and how many turns they had.
+//! A queue's list of entries, and the entries.
 
 use core::marker::PhantomPinned;
 use core::ptr::{self, NonNull};
 
-use super::{Deferred, Notes, Place, Reply, WaitQueue, Wake};
+use super::rotation::{LATE, RETIRED};
+use super::{Place, Reply, WaitQueue, Wake};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 
 pub(super) struct List {
@@ -30,14 +31,14 @@ pub(crate) type OnWake = unsafe fn(NonNull<WaitEntry>, &mut Wake<'_>) -> Reply;
 #[repr(C)]
 pub(crate) struct WaitEntry {
     /// Neighbours; guarded by the lock of the queue that the entry is linked into.
-    node: UnsafeCell<Node>,
+    pub(super) node: UnsafeCell<Node>,
     /// The queue hooked into, null when none. Written by the entry's owner alone.
     pub(super) queue: AtomicPtr<WaitQueue>,
     pub(super) on_wake: OnWake,
     /// A word for the owner; it fills what would be padding.
     pub(crate) owner_word: AtomicU32,
-    /// How the entry stands in its queue: the bits below, and above them how many rotating wakes
-    /// were its own. Written under the queue's lock.
+    /// How the entry stands in its queue: the bits below and those of `rotation.rs`, and above them how
+    /// many rotating wakes were its own. Written under the queue's lock.
     pub(super) standing: AtomicU32,
     _pinned: PhantomPinned,
 }
@@ -47,20 +48,10 @@ pub(super) const LINKED: u32 = 1;
 pub(super) const EXCLUSIVE: u32 = 2;
 /// The entry took a wake and has not settled it.
 pub(super) const CLAIMED: u32 = 4;
-/// The claim came from a rotating wake, which counted as a turn.
-pub(super) const RETIRED: u32 = 8;
-/// The entry has a claim and has not come in time: no other waiter waits for it, and no wake is offered
-/// to it.
-pub(super) const LATE: u32 = 16;
-/// One turn. Their number wraps around.
-pub(super) const TURN: u32 = 32;
 
-/// By how many turns one entry may be ahead of another; what is more than that is forgotten.
-const REMEMBERED: u32 = 1024 * TURN;
-
-struct Node {
-    next: *mut WaitEntry,
-    prev: *mut WaitEntry,
+pub(super) struct Node {
+    pub(super) next: *mut WaitEntry,
+    pub(super) prev: *mut WaitEntry,
 }
 
 // SAFETY: `node` is touched only under the lock of the queue that the entry is linked into, or by
@@ -139,17 +130,6 @@ impl WaitEntry {
         }
     }
 
-    /// The queue has an event more than the one that this entry's claim is for: settling that hands
-    /// it on.
-    pub(crate) fn owe_another(&self) {
-        if let Some(queue) = self.queue() {
-            // SAFETY: the queue outlives the hook (`hook`'s contract).
-            unsafe { queue.as_ref() }
-                .owed
-                .store(true, Ordering::Relaxed);
-        }
-    }
-
     /// Whether a wake was taken and not yet settled.
     #[inline]
     pub(crate) fn is_claimed(&self) -> bool {
@@ -181,43 +161,6 @@ impl WaitEntry {
         drop(list);
         claimed.then_some(queue)
     }
-
-    /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
-    /// found nobody, the next waiter is offered one now; if none waits, whoever comes next will look.
-    ///
-    /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
-    /// or what that wake left owing would be forgotten.
-    ///
-    /// # Safety
-    /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.
-    pub(crate) unsafe fn settle(
-        &self,
-        still_ready: impl FnOnce() -> bool,
-        uses: Notes,
-        deferred: &mut Deferred,
-    ) {
-        let Some(queue) = self.queue() else { return };
-        // SAFETY: the caller vouches for the queue.
-        let queue = unsafe { queue.as_ref() };
-        let mut list = queue.lock();
-        let retired = self.stands(RETIRED);
-        let claimed = queue.unclaim(&mut list, self);
-        if !still_ready() {
-            queue.owed.store(false, Ordering::Relaxed);
-            if claimed && retired && self.stands(LINKED) {
-                // Chosen for nothing: that was no turn, so the next one is its again.
-                // SAFETY: the entry is linked here and the list locked.
-                unsafe {
-                    list.unlink(self);
-                    let lead = list.lead(self).saturating_sub(TURN);
-                    list.push_in_turn(self, lead, true);
-                }
-            }
-        } else if queue.owed.load(Ordering::Relaxed) {
-            queue.hand_on(&mut list, self, uses, deferred);
-        }
-        drop(list);
-    }
 }
 
 impl List {
@@ -243,107 +186,6 @@ impl List {
         }
         self.head = this;
         entry.set_standing(LINKED, true);
-    }
-
-    /// By how many turns the entry is ahead of those that count as having had the fewest. One that
-    /// was away for long is not behind them.
-    pub(super) fn lead(&self, entry: &WaitEntry) -> u32 {
-        let turns = entry.standing.load(Ordering::Relaxed) & !(TURN - 1);
-        let lead = turns.wrapping_sub(self.floor);
-        if lead > REMEMBERED { 0 } else { lead }
-    }
-
-    /// Links an exclusive entry that is ahead by `lead` behind those ahead by as much or less, or
-    /// before those ahead by as much or more.
-    ///
-    /// # Safety
-    /// The entry is in no list, and this list is locked.
-    pub(super) unsafe fn push_in_turn(
-        &mut self,
-        entry: &WaitEntry,
-        lead: u32,
-        before_equals: bool,
-    ) {
-        self.set_lead(entry, lead);
-        let goes_before = |other: &WaitEntry| {
-            let theirs = self.lead(other);
-            other.stands(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
-        };
-        let (mut prev, mut next) = (self.tail, ptr::null_mut());
-        while let Some(at) = NonNull::new(prev) {
-            // SAFETY: a linked entry is alive, and the lock is held.
-            let at = unsafe { at.as_ref() };
-            if !goes_before(at) {
-                break;
-            }
-            next = prev;
-            // SAFETY: as above.
-            prev = at.node.with(|node| unsafe { (*node).prev });
-        }
-        let this = ptr::from_ref(entry).cast_mut();
-        // SAFETY: as above; the entry is unlinked.
-        unsafe {
-            entry.node.with_mut(|node| *node = Node { next, prev });
-            match NonNull::new(prev) {
-                None => self.head = this,
-                Some(prev) => prev.as_ref().node.with_mut(|node| (*node).next = this),
-            }
-            match NonNull::new(next) {
-                None => self.tail = this,
-                Some(next) => next.as_ref().node.with_mut(|node| (*node).prev = this),
-            }
-        }
-        entry.set_standing(LINKED, true);
-    }
-
-    /// Links an exclusive entry that is new here behind all others.
-    ///
-    /// # Safety
-    /// As [`push_in_turn`](Self::push_in_turn).
-    pub(super) unsafe fn push_last(&mut self, entry: &WaitEntry) {
-        // SAFETY: a linked entry is alive, and the lock is held.
-        let last = NonNull::new(self.tail).map(|last| unsafe { last.as_ref() });
-        let lead = last.map_or(0, |last| self.lead(last));
-        // SAFETY: passed on to the caller.
-        unsafe { self.push_in_turn(entry, lead, false) };
-    }
-
-    /// Links an exclusive entry that is new here before all others.
-    ///
-    /// # Safety
-    /// As [`push_in_turn`](Self::push_in_turn).
-    pub(super) unsafe fn push_first(&mut self, entry: &WaitEntry) {
-        // SAFETY: a linked entry is alive, and the lock is held.
-        let first = self.first(true).map(|first| unsafe { first.as_ref() });
-        let lead = first.map_or(0, |first| self.lead(first));
-        // SAFETY: passed on to the caller.
-        unsafe { self.push_in_turn(entry, lead, true) };
-    }
-
-    /// The entry has one turn more: it stands behind all that have had as many or fewer.
-    ///
-    /// # Safety
-    /// The entry is alive, and this list is locked.
-    pub(super) unsafe fn count_turn(&mut self, entry: &WaitEntry) {
-        let mut lead = self.lead(entry) + TURN;
-        if lead > REMEMBERED {
-            self.floor = self.floor.wrapping_add(TURN);
-            lead -= TURN;
-        }
-        self.set_lead(entry, lead);
-        if entry.stands(LINKED) {
-            // SAFETY: the entry is linked here and the list locked.
-            unsafe {
-                self.unlink(entry);
-                self.push_in_turn(entry, lead, false);
-            }
-        }
-    }
-
-    pub(super) fn set_lead(&self, entry: &WaitEntry, lead: u32) {
-        let bits = entry.standing.load(Ordering::Relaxed) & (TURN - 1);
-        let turns = self.floor.wrapping_add(lead);
-        entry.standing.store(turns | bits, Ordering::Relaxed);
     }
 
     /// # Safety
@@ -400,14 +242,6 @@ impl List {
             entry.set_standing(CLAIMED | RETIRED | LATE, false);
         }
         claimed
-    }
-
-    /// The entry has not come in time, if it has a claim.
-    pub(super) fn call_late(&mut self, entry: &WaitEntry) {
-        if entry.stands(CLAIMED) && !entry.stands(LATE) {
-            entry.set_standing(LATE, true);
-            self.claims -= 1;
-        }
     }
 
     pub(super) fn claim(&mut self, entry: &WaitEntry) {

@@ -1,0 +1,596 @@
+//! Rotation: exclusive waiters of a queue take turns. A policy over the wait queue, which needs none of it
+//! for other wakes.
+//!
+//! # The line
+//! Exclusive entries stand in the order of the turns that they had, those with as many in the order in
+//! which they came. A rotating wake chooses the first one that waits, which counts as a turn; a lead of up
+//! to [`REMEMBERED`] is caught up with. An entry that was chosen for nothing gets its turn back
+//! ([`WaitEntry::settle`]).
+//!
+//! # Claims
+//! The chosen waiter has a claim until it has polled the object. A waiter without a claim that finds the
+//! object ready asks for its turn ([`WaitQueue::turn`]): waiters with claims and those in line come first.
+//!
+//! # More events than waiters
+//! A wake that finds no waiter leaves a note with each entry, so that the first one to come polls the
+//! object (`noted`), and has the next claim that is settled hand on one event more (`owed`).
+
+use core::ptr::{self, NonNull};
+
+use super::list::{CLAIMED, EXCLUSIVE, LINKED, List, Node};
+use super::locked::Kind;
+use super::{Deferred, Mode, Reply, WaitEntry, WaitQueue, Wake};
+use crate::events::Events;
+use crate::sync::{AtomicBool, Ordering, Rule, broken, fence, fence_after_rmw};
+
+/// What a queue keeps for rotation.
+pub(super) struct Rotation {
+    /// A rotating wake found no waiter, and all exclusive entries have the note to poll before they
+    /// sleep. Until one of them uses it up no further note is needed, and no entry is in line. Set under
+    /// the list's lock.
+    pub(super) noted: AtomicBool,
+    /// A rotating wake found no waiter: the next claim that is settled hands on one event more. Guarded
+    /// by the list's lock.
+    pub(super) owed: AtomicBool,
+}
+
+impl Rotation {
+    pub(super) fn new() -> Self {
+        Rotation {
+            noted: AtomicBool::new(false),
+            owed: AtomicBool::new(false),
+        }
+    }
+}
+
+/// The claim came from a rotating wake, which counted as a turn.
+pub(super) const RETIRED: u32 = 8;
+/// The entry has a claim and has not come in time: no other waiter waits for it, and no wake is offered
+/// to it.
+pub(super) const LATE: u32 = 16;
+/// One turn. Their number wraps around.
+pub(super) const TURN: u32 = 32;
+/// By how many turns one entry may be ahead of another; what is more than that is forgotten.
+const REMEMBERED: u32 = 1024 * TURN;
+
+/// How a waiter without a claim asks for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Waiters that were chosen, and those in line, come first; the caller asks again before long.
+    #[cfg_attr(
+        all(not(feature = "std"), not(loom)),
+        expect(dead_code, reason = "only a thread that sleeps can ask again")
+    )]
+    Yielding,
+    /// Those in line come first, unless waiters that were chosen are on their way already.
+    AtOnce,
+    /// Nobody comes first.
+    Unconditional,
+    /// Something outside chose it, as the first in line by its own book: only those who wait and
+    /// stand before it here come first.
+    Chosen,
+}
+
+/// What a thread finds that is about to sleep in a rotating set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// The object is ready, and it is the thread's turn. Its entry is not linked.
+    InTurn,
+    /// The object is ready, and others come first. The entry is linked.
+    BehindOthers,
+    /// The object is not ready. The entry is linked.
+    Idle,
+}
+
+/// Whether those who wait in a queue say when they have [used up](WaitQueue::use_up_notes) their
+/// notes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Notes {
+    /// As who watches a rotating set does.
+    AreUsedUp,
+    Stay,
+}
+
+/// Which exclusive waiters are offered a wake.
+#[derive(Clone, Copy)]
+enum Whom {
+    All,
+    Except(*const WaitEntry),
+    /// Those before this one that have no claim yet.
+    Before(*const WaitEntry),
+}
+
+impl WaitQueue {
+    /// Like [`wake`](Self::wake), but exclusive waiters take turns: the one that took the event
+    /// has had a turn, and stands behind those that had as many or fewer; one that nobody waits on
+    /// is passed over.
+    ///
+    /// If nobody takes it every exclusive waiter is left a note, so that the first to come looks.
+    ///
+    /// A wake that chooses a waiter while three others that were chosen have not come yet ends with a
+    /// `sched_yield(2)`, as does the eighth, the sixteenth and so on: hold no lock that they need.
+    pub fn wake_rotate(&self, key: Events) -> usize {
+        fence(Ordering::SeqCst);
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        };
+        // Waiters here do not say when they have used up their notes.
+        self.wake_in_turn(&mut wake, false)
+    }
+
+    /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets:
+    /// whoever waits there uses up notes, and all wakes there have the same key.
+    pub(crate) fn wake_rotate_within(&self, wake: &mut Wake<'_>) -> usize {
+        self.wake_in_turn(wake, true)
+    }
+
+    /// With `notes_last` a wake that finds nobody leaves notes only if the last ones have been used
+    /// up.
+    fn wake_in_turn(&self, wake: &mut Wake<'_>, notes_last: bool) -> usize {
+        if !self.is_watched() {
+            return 0;
+        }
+        let took = wake.through(self, |wake| {
+            let mut list = self.lock_to_wake(Kind::Rotating { notes_last }, wake)?;
+            let took = self.wake_in_turn_locked(&mut list, wake, notes_last);
+            drop(list);
+            Some(took)
+        });
+        took.unwrap_or(0)
+    }
+
+    /// [`wake_in_turn`](Self::wake_in_turn) with the lock held.
+    pub(super) fn wake_in_turn_locked(
+        &self,
+        list: &mut List,
+        wake: &mut Wake<'_>,
+        notes_last: bool,
+    ) -> usize {
+        let mut took = 0;
+        let mut at = list.first(false);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            if unsafe { entry.as_ref() }.stands(EXCLUSIVE) {
+                break;
+            }
+            // SAFETY: as above, and `entry` is still linked.
+            at = unsafe { list.next(entry) };
+            let reply = self.call(list, entry, wake);
+            self.uncount(reply);
+            took += usize::from(reply != Reply::Passed);
+        }
+        wake.mode = Mode::Offer;
+        if self.offer_in_turn(list, wake, Whom::All) {
+            #[cfg(all(feature = "std", not(loom)))]
+            wake.deferred.let_run(list.claims);
+            took += 1;
+        } else {
+            self.rotation.owed.store(true, Ordering::Relaxed);
+            took += usize::from(self.leave_notes(list, wake, notes_last));
+        }
+        took
+    }
+
+    /// Nobody waits: leaves a note with all exclusive entries, so that whoever comes first will look.
+    /// Says whether one was waiting after all, and took it.
+    fn leave_notes(&self, list: &mut List, wake: &mut Wake<'_>, notes_last: bool) -> bool {
+        if self.rotation.noted.load(Ordering::SeqCst) {
+            return false;
+        }
+        wake.mode = Mode::Tell;
+        if notes_last {
+            self.rotation.noted.store(true, Ordering::SeqCst);
+        }
+        let mut at = list.first(true);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            if self.call(list, entry, wake) != Reply::Passed {
+                // The rest goes without a note.
+                self.use_up_notes();
+                self.retire(list, entry);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// An exclusive entry of this queue has no note any more, or never had one: call this before
+    /// the last look at the object. Pairs with a rotating wake that publishes, then reads `noted`.
+    #[inline]
+    pub(crate) fn use_up_notes(&self) {
+        if self.rotation.noted.load(Ordering::Relaxed) {
+            self.rotation.noted.swap(false, Ordering::SeqCst);
+            fence_after_rmw();
+        }
+    }
+
+    /// Asks whether `me`, an exclusive waiter without a claim that found the object still ready, may
+    /// take it: the rule that makes workers take turns at a source that stays ready.
+    ///
+    /// The next waiter in line is offered it first, and so is each waiter that holds a claim. How
+    /// far that goes depends on `ask`. If `me` may not take it, `refused` runs under the queue's
+    /// lock, so that what it undoes does not race with a wake, and the result is false.
+    ///
+    /// # Safety
+    /// `me` is hooked into this queue.
+    pub(crate) unsafe fn turn(
+        &self,
+        me: &WaitEntry,
+        ask: Ask,
+        refused: impl FnOnce(),
+        deferred: &mut Deferred,
+    ) -> bool {
+        let mut list = self.lock();
+        // SAFETY: passed on to the caller.
+        let is_mine = unsafe { self.turn_locked(&mut list, me, ask, deferred) };
+        if !is_mine {
+            refused();
+        }
+        drop(list);
+        is_mine
+    }
+
+    /// # Safety
+    /// As [`turn`](Self::turn), and `list` is this queue's.
+    unsafe fn turn_locked(
+        &self,
+        list: &mut List,
+        me: &WaitEntry,
+        ask: Ask,
+        deferred: &mut Deferred,
+    ) -> bool {
+        let chosen = ask == Ask::Chosen;
+        if self.unclaim(list, me) {
+            // A wake chose `me` just now.
+            if chosen {
+                self.hand_on(list, me, Notes::AreUsedUp, deferred);
+            }
+            return true;
+        }
+        if broken(Rule::HandOnTurn) {
+            return false;
+        }
+        let others_are_chosen = list.claims > 0;
+        let whom = match ask {
+            Ask::Yielding if others_are_chosen => return false,
+            Ask::AtOnce if others_are_chosen => None,
+            Ask::Unconditional => None,
+            Ask::Chosen => Some(Whom::Before(me)),
+            Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
+        };
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Offer,
+            deferred,
+        };
+        if let Some(whom) = whom
+            && self.offer_in_turn(list, &mut wake, whom)
+        {
+            return false;
+        }
+        if ask == Ask::Unconditional {
+            Self::call_all_late(list);
+        }
+        // SAFETY: `me` is borrowed, and the list is locked.
+        unsafe { list.count_turn(me) };
+        true
+    }
+
+    /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to look first.
+    ///
+    /// It is its turn if nobody holds a claim and nobody else waits. With `first`, for one that was
+    /// chosen for nothing, it is linked before all others.
+    ///
+    /// # Safety
+    /// As [`WaitEntry::hook`].
+    #[cfg_attr(
+        all(not(feature = "std"), not(loom)),
+        expect(dead_code, reason = "only sleeping threads need it")
+    )]
+    pub(crate) unsafe fn turn_or_hook(
+        &self,
+        me: &WaitEntry,
+        first: bool,
+        ready: impl FnOnce() -> bool,
+        deferred: &mut Deferred,
+    ) -> Arrival {
+        let mut list = self.lock();
+        // SAFETY: passed on to the caller.
+        let arrival = unsafe { self.turn_or_link(&mut list, me, first, ready, deferred) };
+        drop(list);
+        arrival
+    }
+
+    /// # Safety
+    /// As [`turn_or_hook`](Self::turn_or_hook), and `list` is this queue's.
+    unsafe fn turn_or_link(
+        &self,
+        list: &mut List,
+        me: &WaitEntry,
+        first: bool,
+        ready: impl FnOnce() -> bool,
+        deferred: &mut Deferred,
+    ) -> Arrival {
+        me.queue
+            .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
+        me.set_standing(EXCLUSIVE, true);
+        // SAFETY: `me` is unlinked and the list locked.
+        unsafe {
+            if first {
+                list.push_first(me);
+            } else {
+                list.push_last(me);
+            }
+        }
+        self.linked.fetch_add(1, Ordering::SeqCst);
+        self.use_up_notes();
+        fence_after_rmw();
+        if !ready() {
+            return Arrival::Idle;
+        }
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Offer,
+            deferred,
+        };
+        if list.claims > 0 || self.offer_in_turn(list, &mut wake, Whom::Except(me)) {
+            return Arrival::BehindOthers;
+        }
+        // SAFETY: `me` was linked above and the list is still locked.
+        unsafe { list.unlink(me) };
+        self.count_unlinked();
+        me.queue.store(ptr::null_mut(), Ordering::Relaxed);
+        Arrival::InTurn
+    }
+
+    /// The waiters that were chosen have not come in time. (A thread that was woken is not linked, and is
+    /// sure to come.)
+    fn call_all_late(list: &mut List) {
+        let mut at = list.first(true);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            unsafe {
+                at = list.next(entry);
+                list.call_late(entry.as_ref());
+            }
+        }
+    }
+
+    /// Offers the wake to the exclusive entries in their order until one takes it; that one has
+    /// a claim then, and one turn more.
+    fn offer_in_turn(&self, list: &mut List, wake: &mut Wake<'_>, whom: Whom) -> bool {
+        if self.rotation.noted.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut at = list.first(true);
+        while let Some(entry) = at {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            match whom {
+                // SAFETY: a linked entry is alive under the lock.
+                _ if unsafe { entry.as_ref() }.stands(LATE) => continue,
+                Whom::Except(one) if ptr::eq(entry.as_ptr(), one) => continue,
+                Whom::Before(one) if ptr::eq(entry.as_ptr(), one) => break,
+                // SAFETY: as above. One with a claim has an event of its own to look for.
+                Whom::Before(_) if unsafe { entry.as_ref() }.is_claimed() => continue,
+                _ => {}
+            }
+            if self.call(list, entry, wake) != Reply::Passed {
+                self.retire(list, entry);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Hands the wake that a leaving waiter took to the next one.
+    pub(crate) fn pass_on_in_turn(&self, key: Events) {
+        let mut deferred = Deferred::new();
+        let mut wake = Wake {
+            key,
+            mode: Mode::Offer,
+            deferred: &mut deferred,
+        };
+        let mut list = self.lock();
+        if !self.offer_in_turn(&mut list, &mut wake, Whom::All) {
+            self.rotation.owed.store(true, Ordering::Relaxed);
+            wake.mode = Mode::Tell;
+            self.walk(&mut list, &mut wake, true);
+        }
+        drop(list);
+    }
+
+    /// There is an event more than the one that `me` has: the next in line is offered it. If nobody
+    /// waits, all are left notes where those are used up: some may be about to wait, as others have
+    /// the event as far as they know.
+    fn hand_on(&self, list: &mut List, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
+        let mut wake = Wake {
+            key: Events::IN,
+            mode: Mode::Offer,
+            deferred,
+        };
+        if broken(Rule::HandOnSecondEvent) {
+            return;
+        }
+        if !self.offer_in_turn(list, &mut wake, Whom::Except(me)) && uses == Notes::AreUsedUp {
+            self.rotation.owed.store(true, Ordering::Relaxed);
+            self.leave_notes(list, &mut wake, true);
+        }
+    }
+
+    /// The entry took a rotating wake: it has a claim, and has had its turn.
+    fn retire(&self, list: &mut List, entry: NonNull<WaitEntry>) {
+        // SAFETY: an entry that a wake reached is alive under the lock, linked or just unlinked.
+        let entry = unsafe { entry.as_ref() };
+        list.claim(entry);
+        entry.set_standing(RETIRED, true);
+        // SAFETY: as above.
+        unsafe { list.count_turn(entry) };
+    }
+}
+
+impl WaitEntry {
+    /// The queue has an event more than the one that this entry's claim is for: settling that hands
+    /// it on.
+    pub(crate) fn owe_another(&self) {
+        if let Some(queue) = self.queue() {
+            // SAFETY: the queue outlives the hook (`hook`'s contract).
+            unsafe { queue.as_ref() }
+                .rotation
+                .owed
+                .store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
+    /// found nobody, the next waiter is offered one now; if none waits, whoever comes next will look.
+    ///
+    /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
+    /// or what that wake left owing would be forgotten.
+    ///
+    /// # Safety
+    /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.
+    pub(crate) unsafe fn settle(
+        &self,
+        still_ready: impl FnOnce() -> bool,
+        uses: Notes,
+        deferred: &mut Deferred,
+    ) {
+        let Some(queue) = self.queue() else { return };
+        // SAFETY: the caller vouches for the queue.
+        let queue = unsafe { queue.as_ref() };
+        let mut list = queue.lock();
+        let retired = self.stands(RETIRED);
+        let claimed = queue.unclaim(&mut list, self);
+        if !still_ready() {
+            queue.rotation.owed.store(false, Ordering::Relaxed);
+            if claimed && retired && self.stands(LINKED) {
+                // Chosen for nothing: that was no turn, so the next one is its again.
+                // SAFETY: the entry is linked here and the list locked.
+                unsafe {
+                    list.unlink(self);
+                    let lead = list.lead(self).saturating_sub(TURN);
+                    list.push_in_turn(self, lead, true);
+                }
+            }
+        } else if queue.rotation.owed.load(Ordering::Relaxed) {
+            queue.hand_on(&mut list, self, uses, deferred);
+        }
+        drop(list);
+    }
+}
+
+impl List {
+    /// By how many turns the entry is ahead of those that count as having had the fewest. One that
+    /// was away for long is not behind them.
+    pub(super) fn lead(&self, entry: &WaitEntry) -> u32 {
+        let turns = entry.standing.load(Ordering::Relaxed) & !(TURN - 1);
+        let lead = turns.wrapping_sub(self.floor);
+        if lead > REMEMBERED { 0 } else { lead }
+    }
+
+    /// Links an exclusive entry that is ahead by `lead` behind those ahead by as much or less, or
+    /// before those ahead by as much or more.
+    ///
+    /// # Safety
+    /// The entry is in no list, and this list is locked.
+    pub(super) unsafe fn push_in_turn(
+        &mut self,
+        entry: &WaitEntry,
+        lead: u32,
+        before_equals: bool,
+    ) {
+        self.set_lead(entry, lead);
+        let goes_before = |other: &WaitEntry| {
+            let theirs = self.lead(other);
+            other.stands(EXCLUSIVE) && (theirs > lead || before_equals && theirs == lead)
+        };
+        let (mut prev, mut next) = (self.tail, ptr::null_mut());
+        while let Some(at) = NonNull::new(prev) {
+            // SAFETY: a linked entry is alive, and the lock is held.
+            let at = unsafe { at.as_ref() };
+            if !goes_before(at) {
+                break;
+            }
+            next = prev;
+            // SAFETY: as above.
+            prev = at.node.with(|node| unsafe { (*node).prev });
+        }
+        let this = ptr::from_ref(entry).cast_mut();
+        // SAFETY: as above; the entry is unlinked.
+        unsafe {
+            entry.node.with_mut(|node| *node = Node { next, prev });
+            match NonNull::new(prev) {
+                None => self.head = this,
+                Some(prev) => prev.as_ref().node.with_mut(|node| (*node).next = this),
+            }
+            match NonNull::new(next) {
+                None => self.tail = this,
+                Some(next) => next.as_ref().node.with_mut(|node| (*node).prev = this),
+            }
+        }
+        entry.set_standing(LINKED, true);
+    }
+
+    /// Links an exclusive entry that is new here behind all others.
+    ///
+    /// # Safety
+    /// As [`push_in_turn`](Self::push_in_turn).
+    pub(super) unsafe fn push_last(&mut self, entry: &WaitEntry) {
+        // SAFETY: a linked entry is alive, and the lock is held.
+        let last = NonNull::new(self.tail).map(|last| unsafe { last.as_ref() });
+        let lead = last.map_or(0, |last| self.lead(last));
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_in_turn(entry, lead, false) };
+    }
+
+    /// Links an exclusive entry that is new here before all others.
+    ///
+    /// # Safety
+    /// As [`push_in_turn`](Self::push_in_turn).
+    pub(super) unsafe fn push_first(&mut self, entry: &WaitEntry) {
+        // SAFETY: a linked entry is alive, and the lock is held.
+        let first = self.first(true).map(|first| unsafe { first.as_ref() });
+        let lead = first.map_or(0, |first| self.lead(first));
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_in_turn(entry, lead, true) };
+    }
+
+    /// The entry has one turn more: it stands behind all that have had as many or fewer.
+    ///
+    /// # Safety
+    /// The entry is alive, and this list is locked.
+    pub(super) unsafe fn count_turn(&mut self, entry: &WaitEntry) {
+        let mut lead = self.lead(entry) + TURN;
+        if lead > REMEMBERED {
+            self.floor = self.floor.wrapping_add(TURN);
+            lead -= TURN;
+        }
+        self.set_lead(entry, lead);
+        if entry.stands(LINKED) {
+            // SAFETY: the entry is linked here and the list locked.
+            unsafe {
+                self.unlink(entry);
+                self.push_in_turn(entry, lead, false);
+            }
+        }
+    }
+
+    pub(super) fn set_lead(&self, entry: &WaitEntry, lead: u32) {
+        let bits = entry.standing.load(Ordering::Relaxed) & (TURN - 1);
+        let turns = self.floor.wrapping_add(lead);
+        entry.standing.store(turns | bits, Ordering::Relaxed);
+    }
+
+    /// The entry has not come in time, if it has a claim.
+    pub(super) fn call_late(&mut self, entry: &WaitEntry) {
+        if entry.stands(CLAIMED) && !entry.stands(LATE) {
+            entry.set_standing(LATE, true);
+            self.claims -= 1;
+        }
+    }
+}
