@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -9,8 +10,8 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketFlags as KernelSocketFlags, SocketType};
 use rustix::pipe::PipeFlags as KernelPipeFlags;
 use upoll::{
-    Errno, EventFd, EventFdFlags, Events, PipeFlags, PipeReader, PipeWriter, SocketFlags, Source,
-    StreamSocket, Target, pipe2, socketpair,
+    Errno, EventFd, EventFdFlags, Events, File, PipeFlags, PipeReader, PipeWriter, PollTable,
+    Pollable, SocketFlags, Source, StreamSocket, Target, WaitQueue, pipe2, socketpair,
 };
 
 /// Highest count of a bounded counter, exclusive.
@@ -28,19 +29,21 @@ pub(super) enum Kind {
     Shared,
     Pipe,
     Socket,
+    Mailbox,
     KernelCounter,
     KernelPipe,
     KernelSocket,
 }
 
 impl Kind {
-    const ALL: [Kind; 9] = [
+    const ALL: [Kind; 10] = [
         Kind::Counter,
         Kind::Semaphore,
         Kind::Bounded,
-        Kind::Shared,
         Kind::Pipe,
         Kind::Socket,
+        Kind::Shared,
+        Kind::Mailbox,
         Kind::KernelCounter,
         Kind::KernelPipe,
         Kind::KernelSocket,
@@ -48,6 +51,12 @@ impl Kind {
 
     pub(super) fn any(rng: &mut Rng) -> Self {
         rng.choice(Self::ALL).unwrap_or(Kind::Counter)
+    }
+
+    /// A user-level kind that one process has for itself.
+    pub(super) fn any_private(rng: &mut Rng) -> Self {
+        let kinds = [&Self::ALL[..5], &[Kind::Mailbox]].concat();
+        rng.choice(kinds).unwrap_or(Kind::Counter)
     }
 
     /// A kind with a blocking read of upoll's own.
@@ -63,8 +72,46 @@ pub(super) enum Channel {
     Counter(EventFd),
     Pipe(PipeReader, PipeWriter),
     Socket(StreamSocket, StreamSocket),
+    Mailbox(File<Mailbox>),
     KernelCounter(OwnedFd),
     KernelStream(OwnedFd, OwnedFd),
+}
+
+/// An object of this program's own, which publishes with the weakest order that is allowed.
+pub(super) struct Mailbox {
+    units: AtomicU64,
+    is_filled: AtomicBool,
+    arrived: WaitQueue,
+}
+
+impl Mailbox {
+    fn send(&self, units: u64) {
+        let before = self.units.fetch_add(units, Ordering::Relaxed);
+        self.is_filled.store(true, Ordering::Release);
+        match before % 3 {
+            0 => self.arrived.wake(Events::IN),
+            1 => self.arrived.wake_all(Events::IN),
+            _ => self.arrived.wake_rotate(Events::IN),
+        };
+    }
+
+    fn receive(&self) -> u64 {
+        if !self.is_filled.swap(false, Ordering::SeqCst) {
+            return 0;
+        }
+        self.units.swap(0, Ordering::SeqCst)
+    }
+}
+
+impl Pollable for Mailbox {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.arrived);
+        if self.is_filled.load(Ordering::Acquire) {
+            Events::IN
+        } else {
+            Events::empty()
+        }
+    }
 }
 
 impl fmt::Debug for Channel {
@@ -76,6 +123,7 @@ impl fmt::Debug for Channel {
             Channel::Counter(_) => "eventfd",
             Channel::Pipe(..) => "pipe",
             Channel::Socket(..) => "socketpair",
+            Channel::Mailbox(_) => "object of the program's own",
             Channel::KernelCounter(_) => "kernel eventfd",
             Channel::KernelStream(..) => "kernel pipe or socketpair",
         })
@@ -102,6 +150,11 @@ impl Channel {
                 let (reader, writer) = socketpair(SocketFlags::empty())?;
                 Channel::Socket(reader, writer)
             }
+            Kind::Mailbox => Channel::Mailbox(File::new(Mailbox {
+                units: AtomicU64::new(0),
+                is_filled: AtomicBool::new(false),
+                arrived: WaitQueue::new(),
+            })),
             Kind::KernelCounter => {
                 let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
                 Channel::KernelCounter(rustix::event::eventfd(0, flags)?)
@@ -127,6 +180,10 @@ impl Channel {
             Channel::Counter(counter) => all_or_none(counter.try_write(units).is_ok(), units),
             Channel::Pipe(_, writer) => length(writer.try_write(bytes)),
             Channel::Socket(_, writer) => length(writer.try_write(bytes)),
+            Channel::Mailbox(mailbox) => {
+                mailbox.send(units);
+                units
+            }
             Channel::KernelCounter(counter) => all_or_none(
                 rustix::io::write(counter, &units.to_ne_bytes()).is_ok(),
                 units,
@@ -151,6 +208,7 @@ impl Channel {
             Channel::Counter(counter) => counter.try_read().unwrap_or(0),
             Channel::Pipe(reader, _) => length(reader.try_read(&mut bytes)),
             Channel::Socket(reader, _) => length(reader.try_read(&mut bytes)),
+            Channel::Mailbox(mailbox) => mailbox.receive(),
             Channel::KernelCounter(counter) => {
                 let mut count = [0; 8];
                 match rustix::io::read(counter, &mut count) {
@@ -169,7 +227,9 @@ impl Channel {
             Channel::Counter(counter) => counter.read().unwrap_or(0),
             Channel::Pipe(reader, _) => length(reader.read(&mut bytes)),
             Channel::Socket(reader, _) => length(reader.read(&mut bytes)),
-            Channel::KernelCounter(_) | Channel::KernelStream(..) => self.receive(),
+            Channel::Mailbox(_) | Channel::KernelCounter(_) | Channel::KernelStream(..) => {
+                self.receive()
+            }
         }
     }
 
@@ -199,6 +259,7 @@ impl Source for Channel {
             Channel::Counter(counter) => counter.target(),
             Channel::Pipe(reader, _) => reader.target(),
             Channel::Socket(reader, _) => reader.target(),
+            Channel::Mailbox(mailbox) => mailbox.target(),
             Channel::KernelCounter(fd) | Channel::KernelStream(fd, _) => fd.target(),
         }
     }

@@ -1,6 +1,6 @@
 //! Producers: threads that send units, and meanwhile change, close, poll, signal and fork.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::Duration;
 use std::{ptr, thread};
 
@@ -21,6 +21,10 @@ pub(super) struct World {
     pub(super) groups: Vec<Group>,
     /// Written by signal handlers and children of forks, read by a consumer of its own.
     pub(super) outside: Lane,
+    /// The id of the thread that reads the outside lane, once it runs.
+    outside_thread: AtomicI32,
+    /// The ids of the producers, once they run.
+    producers: Vec<AtomicI32>,
     pub(super) is_over: AtomicBool,
     pub(super) with_signals: bool,
     pub(super) with_forks: bool,
@@ -47,9 +51,14 @@ pub(super) fn install_handler() -> Result<()> {
 }
 
 impl World {
-    /// Makes a random world whose groups wait in some of the ways `hows`.
-    pub(super) fn new(hows: &[How], rng: &mut Rng) -> Result<Self> {
-        let groups = (0..rng.usize(1..=3))
+    /// Makes a random world of some groups that wait in some of the ways `hows`.
+    pub(super) fn new(
+        hows: &[How],
+        groups: usize,
+        producers: usize,
+        rng: &mut Rng,
+    ) -> Result<Self> {
+        let groups = (0..groups)
             .map(|_| Group::new(hows, rng))
             .collect::<Result<_>>()?;
         let with_forks = rng.usize(..4) == 0;
@@ -61,6 +70,8 @@ impl World {
         Ok(World {
             groups,
             outside: Lane::new(kind)?,
+            outside_thread: AtomicI32::new(0),
+            producers: (0..producers).map(|_| AtomicI32::new(0)).collect(),
             is_over: AtomicBool::new(false),
             with_signals: rng.bool(),
             with_forks,
@@ -78,6 +89,9 @@ impl World {
 
     /// Reads the outside lane by a blocking read until the world ends.
     pub(super) fn consume_outside(&self) {
+        // SAFETY: no memory is involved.
+        let thread = unsafe { libc::gettid() };
+        self.outside_thread.store(thread, Ordering::SeqCst);
         while !self.is_over.load(Ordering::SeqCst) {
             self.outside.receive_blocking();
         }
@@ -122,32 +136,81 @@ impl World {
     pub(super) fn produce(&self, steps: usize, rng: &mut Rng, tally: &Tally) -> Result<()> {
         let mut kept = Kept::default();
         for _ in 0..steps {
-            let group = &self.groups[rng.usize(..self.groups.len())];
             match rng.usize(..100) {
-                0..50 => send(group, rng),
-                50..56 => {
-                    let lane = &group.lanes[rng.usize(..group.lanes.len())];
-                    lane.send_blocking(rng.u64(1..=MOST));
-                }
-                56..68 => {
-                    count(&tally.changes);
-                    group.change(rng)?;
-                }
-                68..74 => pass_through(group, rng, tally)?,
-                74..78 => watch_from_above(group, rng)?,
-                78..82 => request(rng).context("a request of one thread")?,
-                82..86 => look(group, rng, tally)?,
-                86..90 => {
-                    let limit = Duration::from_micros(rng.u64(..200));
-                    let index = rng.usize(..group.threads.len());
-                    group.step(index, Timeout::from(limit), &mut kept, tally)?;
-                }
-                90..94 if self.with_signals => self.signal(group, rng, tally),
-                94 if self.with_forks && rng.usize(..10) == 0 => self.fork(tally)?,
+                0..13 => self.send_and_linger(rng),
+                13..95 => self.act(rng, &mut kept, tally)?,
+                95 if self.with_forks && rng.usize(..10) == 0 => self.fork(tally)?,
                 _ => thread::sleep(Duration::from_micros(rng.u64(..300))),
             }
         }
         Ok(())
+    }
+
+    /// Does one thing that is over soon.
+    pub(super) fn act(&self, rng: &mut Rng, kept: &mut Kept, tally: &Tally) -> Result<()> {
+        let group = self.any_group(rng);
+        match rng.usize(..80) {
+            0..36 => {
+                group.any_lane(rng).send(rng.u64(1..=MOST));
+            }
+            36..42 => group.any_lane(rng).send_blocking(rng.u64(1..=MOST)),
+            42..54 => {
+                count(&tally.changes);
+                group.change(rng)?;
+            }
+            54..60 => pass_through(group, rng, tally)?,
+            60..64 => watch_from_above(group, rng)?,
+            64..68 => request(rng).context("a request of one thread")?,
+            68..72 => look(group, rng, tally)?,
+            72..76 => {
+                let limit = Duration::from_micros(rng.u64(..200));
+                let index = rng.usize(..group.threads.len());
+                group.step(index, Timeout::from(limit), kept, tally)?;
+            }
+            _ if self.with_signals => self.signal(group, rng, tally),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Sends units to one lane, and lets the consumers fall asleep.
+    fn send_and_linger(&self, rng: &mut Rng) {
+        let lane = self.any_group(rng).any_lane(rng);
+        lane.send(rng.u64(1..=MOST));
+        for _ in 0..rng.usize(..20) {
+            if lane.unread() <= 0 {
+                break;
+            }
+            thread::yield_now();
+        }
+    }
+
+    pub(super) fn any_group(&self, rng: &mut Rng) -> &Group {
+        &self.groups[rng.usize(..self.groups.len())]
+    }
+
+    /// The ids of the consumers that run.
+    pub(super) fn consumers(&self) -> Vec<i32> {
+        let groups = self.groups.iter().flat_map(|group| &group.threads);
+        let all = groups.chain([&self.outside_thread]);
+        all.map(|thread| thread.load(Ordering::SeqCst)).collect()
+    }
+
+    /// The ids of all threads that run or have run. One is 0 if a producer may sleep until a child
+    /// has run, whose turn on a busy machine may come late.
+    pub(super) fn threads(&self) -> Vec<i32> {
+        if self.with_forks {
+            return vec![0];
+        }
+        let producers = self.producers.iter();
+        let producers = producers.map(|thread| thread.load(Ordering::SeqCst));
+        producers.chain(self.consumers()).collect()
+    }
+
+    /// Makes the id of this thread known as that of a producer.
+    pub(super) fn enter(&self, producer: usize) {
+        // SAFETY: no memory is involved.
+        self.producers[producer].store(unsafe { libc::gettid() }, Ordering::SeqCst);
     }
 
     /// Sends a signal to a consumer, whose handler writes a unit.
@@ -192,20 +255,6 @@ impl World {
         );
         self.outside.count_sent(libc::WEXITSTATUS(status) as u64);
         Ok(())
-    }
-}
-
-/// Sends units to one lane, or one unit at a time until the consumers had time to fall asleep.
-fn send(group: &Group, rng: &mut Rng) {
-    let lane = &group.lanes[rng.usize(..group.lanes.len())];
-    lane.send(rng.u64(1..=MOST));
-    if rng.usize(..4) == 0 {
-        for _ in 0..rng.usize(..20) {
-            if lane.unread() <= 0 {
-                break;
-            }
-            thread::yield_now();
-        }
     }
 }
 
@@ -292,6 +341,16 @@ fn request(rng: &mut Rng) -> Result<()> {
     ensure!(
         set.harvest(&mut events)? == 0,
         "{channel:?}: an event after all was received"
+    );
+    let both = [EventFd::new(0)?, EventFd::new(0)?];
+    for (data, counter) in (2..).zip(&both) {
+        set.add(counter, Event::new(Events::IN, data))?;
+        counter.try_write(1)?;
+    }
+    ensure!(set.harvest(&mut events)? == 2, "not both events of two");
+    ensure!(
+        events.map(|event| event.data()) == [2, 3],
+        "two events in the wrong order"
     );
     drop(channel);
     let stranger = EventFd::new(0)?;

@@ -1,12 +1,14 @@
 //! Consumers of one topology: lanes, the sets that watch them, and how threads wait.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use fastrand::Rng;
 use upoll::{
-    CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Source, Timeout,
-    WaitParams, poll, select,
+    CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Source, Target,
+    Timeout, WaitParams, Watch, poll, select,
 };
 
 use super::channel::{Channel, Kind, is_race};
@@ -42,11 +44,18 @@ pub(crate) enum How {
     Context,
     /// A blocking read of the only lane.
     Read,
+    /// By a `Watch` of the only lane that unparks the thread.
+    Watch,
 }
 
 impl How {
     fn rotates(self) -> bool {
         matches!(self, How::Rotating | How::RotatingDirectly)
+    }
+
+    /// Whether the only lane, and no stop signal beside it, ends a wait.
+    fn waits_for_lane(self) -> bool {
+        matches!(self, How::Read | How::Watch | How::RotatingDirectly)
     }
 }
 
@@ -145,10 +154,11 @@ impl Group {
     /// Makes a random group whose consumers wait in one of the ways `hows`.
     pub(super) fn new(hows: &[How], rng: &mut Rng) -> Result<Self> {
         let how = rng.choice(hows).copied().unwrap_or(How::SharedSet);
-        let single = how.rotates() || how == How::Read;
+        let single = how.rotates() || how.waits_for_lane();
         let lanes = if single { 1 } else { rng.usize(1..=6) };
         let kind = |rng: &mut Rng| match how {
             How::Read => Kind::any_blocking(rng),
+            How::Watch => Kind::any_private(rng),
             _ => Kind::any(rng),
         };
         let lanes = (0..lanes)
@@ -245,6 +255,7 @@ impl Group {
                     lane.receive(false);
                 }
             }
+            How::Watch => self.watch(timeout)?,
             How::Poll | How::Context => {
                 let mut list: Vec<_> = self
                     .lanes
@@ -305,10 +316,29 @@ impl Group {
                 match found {
                     Ok(found) => self.take(index, &events[..found])?,
                     Err(upoll::Errno::INTR) => {}
-                    Err(error) => anyhow::bail!("a wait failed with {error}"),
+                    Err(error) => bail!("a wait failed with {error}"),
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Sleeps until a callback wakes this thread, unless the lane is ready, and receives.
+    fn watch(&self, timeout: Timeout) -> Result<()> {
+        let lane = &self.lanes[0];
+        let Target::File(file) = lane.channel.target() else {
+            bail!("only user-level objects have callbacks");
+        };
+        let waiting = thread::current();
+        let (watch, ready) = Watch::new(file, Events::IN, move |_| waiting.unpark())?;
+        if ready.is_empty() {
+            match timeout.limit() {
+                None => thread::park(),
+                Some(_) => thread::park_timeout(Duration::from_micros(50)),
+            }
+        }
+        drop(watch);
+        lane.receive(false);
         Ok(())
     }
 
@@ -380,6 +410,10 @@ impl Group {
         Ok(())
     }
 
+    pub(super) fn any_lane(&self, rng: &mut Rng) -> &Lane {
+        &self.lanes[rng.usize(..self.lanes.len())]
+    }
+
     /// A set of the group that members may be added to in passing.
     pub(super) fn any_set(&self, rng: &mut Rng) -> Option<&Epoll> {
         if self.how.rotates() {
@@ -392,7 +426,7 @@ impl Group {
     pub(super) fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
         let _ = self.stop.try_write(1);
-        if matches!(self.how, How::Read | How::RotatingDirectly) {
+        if self.how.waits_for_lane() {
             self.lanes[0].send(1);
         }
     }
@@ -447,7 +481,9 @@ impl Sets {
                 }
                 (vec![bottom], vec![top])
             }
-            How::Poll | How::Select | How::Context | How::Read => (Vec::new(), Vec::new()),
+            How::Poll | How::Select | How::Context | How::Read | How::Watch => {
+                (Vec::new(), Vec::new())
+            }
         };
         Ok(Sets {
             watching,

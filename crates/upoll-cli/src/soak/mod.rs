@@ -5,11 +5,17 @@
 //! they change, close, nest, poll, signal and fork. When the producers have ended, every unit must
 //! have been received exactly once by consumers that nothing but wakes brought there. A unit that
 //! stays is a lost wake. Between rounds the heap and the descriptors must be what they were.
+//!
+//! Most rounds are in lockstep (see [`lockstep`]), and after some there are pairs of calls (see [`pairs`]):
+//! windows of a few instructions are hit only by many short tries.
 
+mod asleep;
 mod channel;
 mod disturb;
 mod footprint;
 mod group;
+mod lockstep;
+mod pairs;
 mod tally;
 
 use std::process::{self, ExitCode};
@@ -22,13 +28,12 @@ use clap::ValueEnum;
 use comfy_table::Table;
 use fastrand::Rng;
 
+use self::asleep::{Eagerness, comes};
 use self::disturb::World;
 use self::footprint::Footprint;
 use self::group::How;
+use self::lockstep::Lockstep;
 use self::tally::Tally;
-
-/// How long a round may stand still before that is a fault. Far above what a busy machine causes.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Rounds before the first footprint counts: caches are filled in them.
 const WARM_UP: usize = 8;
@@ -39,7 +44,10 @@ const SPARE_FDS: usize = 8;
 /// Bytes by which the heap may differ from its first footprint.
 const SLACK: usize = 1 << 20;
 
-/// Steps of a producer in one round.
+/// Of this many rounds one is long, without lockstep, and one has pairs of calls.
+const KINDS: usize = 8;
+
+/// Steps of a producer in a long round.
 const STEPS: usize = 2_000;
 
 /// What `upoll soak` is told.
@@ -130,7 +138,7 @@ fn report(rounds: usize, tally: &Tally, first: Option<Footprint>, most: Option<F
     println!("no unit lost or received twice, no thread left asleep");
 }
 
-/// Runs one world to its end.
+/// Runs one world to its end, or some pairs of calls.
 fn round(
     hows: &[How],
     rng: &mut Rng,
@@ -138,9 +146,23 @@ fn round(
     tally: &Tally,
     number: usize,
 ) -> Result<()> {
-    let world = World::new(hows, rng)?;
+    let (is_long, groups, producers) = match number % KINDS {
+        0 => (true, rng.usize(1..=3), producers),
+        1 => {
+            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
+            return pairs::round(rng, tally, &fault);
+        }
+        _ => (false, 1, rng.usize(1..=producers.min(lockstep::PRODUCERS))),
+    };
+    let world = World::new(hows, groups, producers, rng)?;
+    let lockstep = Lockstep::new(producers);
     let running = AtomicUsize::new(producers);
-    let fault = |what: &str| -> ! { give_up(&format!("round {number}: {what}"), &world) };
+    let fault = |what: &str| {
+        give_up(
+            &format!("round {number}, long: {is_long}: {what}"),
+            &world.describe(),
+        )
+    };
     world.begin_signals();
     thread::scope(|scope| {
         let mut consumers = vec![scope.spawn(|| world.consume_outside())];
@@ -153,49 +175,60 @@ fn round(
                 }));
             }
         }
-        for _ in 0..producers {
+        let mut threads = Vec::new();
+        for index in 0..producers {
             let mut rng = rng.fork();
-            let (world, running) = (&world, &running);
-            scope.spawn(move || {
-                if let Err(error) = world.produce(STEPS, &mut rng, tally) {
+            let (world, running, lockstep) = (&world, &running, &lockstep);
+            threads.push(scope.spawn(move || {
+                world.enter(index);
+                let result = if is_long {
+                    world.produce(STEPS, &mut rng, tally)
+                } else {
+                    lockstep.produce(world, index == 0, &mut rng, tally)
+                };
+                if let Err(error) = result {
                     fault(&format!("{error:#}"));
                 }
                 running.fetch_sub(1, Ordering::SeqCst);
-            });
+            }));
         }
-        if !comes(|| running.load(Ordering::SeqCst) == 0) {
-            fault("a producer hangs");
-        }
+        let must = |condition: &dyn Fn() -> bool, threads: &dyn Fn() -> Vec<i32>, what: &str| {
+            if !comes(Eagerness::Sleeping, condition, threads) {
+                fault(what);
+            }
+        };
+        must(
+            &|| running.load(Ordering::SeqCst) == 0,
+            &|| world.threads(),
+            "a producer hangs",
+        );
         world.end_signals();
-        if !comes(|| world.is_read()) {
-            fault("units are left, and no thread is woken for them");
-        }
+        must(
+            &|| world.is_read(),
+            &|| world.consumers(),
+            "units are left, and no thread is woken for them",
+        );
         tally.units.fetch_add(world.sent(), Ordering::Relaxed);
-        let ended = comes(|| {
-            world.end();
-            consumers.iter().all(thread::ScopedJoinHandle::is_finished)
-        });
-        if !ended {
-            fault("a consumer is not woken by its stop signal");
+        must(
+            &|| {
+                world.end();
+                consumers.iter().all(thread::ScopedJoinHandle::is_finished)
+            },
+            &|| world.consumers(),
+            "a consumer is not woken by its stop signal",
+        );
+        // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
+        for thread in threads.into_iter().chain(consumers) {
+            if thread.join().is_err() {
+                fault("a thread panicked");
+            }
         }
     });
     Ok(())
 }
 
-/// Waits until `condition` holds; returns whether it did in time.
-fn comes(condition: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while !condition() {
-        if start.elapsed() > PATIENCE {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    true
-}
-
 /// Reports a fault and ends the process: threads of the world may hang.
-fn give_up(what: &str, world: &World) -> ! {
-    eprintln!("FAULT: {what}\n{}", world.describe());
+fn give_up(what: &str, world: &str) -> ! {
+    eprintln!("FAULT: {what}\n{world}");
     process::exit(1)
 }
