@@ -11,6 +11,14 @@
 //! the same number is never met. A DEL that succeeds was the source's. After an ADD the number is
 //! checked: it still means the source if `members`, which has the source under that number, refuses it
 //! as a duplicate. Else what was added is deleted again.
+//!
+//! So an event costs a worker four system calls: DEL, ADD, the check and the sleep. The check cannot be left
+//! to the next DEL, which succeeds for any file that the ADD has found under the number. Until then the
+//! worker would sleep in that file's line, and could take an exclusive wake from another waiter there.
+//! Nor can a second kernel set do without it (ADD there first, then a DEL here that succeeds for the source
+//! only): the kernel passes over an exclusive registration in a set in which no thread sleeps, so the worker
+//! would have to sleep in either set by turns.
+//!
 //! A source whose number was closed counts as gone, also while its file lives on under another one:
 //! a second source may then be added.
 
