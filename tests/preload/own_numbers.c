@@ -59,6 +59,7 @@ static void is_not_there(int fd)
 	for (int count = 1; count <= 2; count++) {
 		polled[0].revents = 0;
 		CHECK(poll(polled, count, 20000) == 1 && polled[0].revents == POLLNVAL);
+		CHECK(poll(polled, count, 0) == 1 && polled[0].revents == POLLNVAL);
 		CHECK(syscall(SYS_ppoll, polled, count, NULL, NULL, 8) == 1 && polled[0].revents == POLLNVAL);
 	}
 	FD_ZERO(&asked);

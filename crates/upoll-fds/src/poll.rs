@@ -151,6 +151,7 @@ unsafe fn poll_at_once(
                 user_level += 1;
                 ready += usize::from(*found != 0);
             }
+            None if own_fds::is_own(entry.fd) => return None,
             None => (asked.fd, asked.events) = (entry.fd, entry.events),
         }
     }
