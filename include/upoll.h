@@ -22,6 +22,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -70,6 +71,8 @@
 #define ppoll upoll_ppoll
 #define select upoll_select
 #define pselect upoll_pselect
+#define setrlimit upoll_setrlimit
+#define prlimit upoll_prlimit
 #endif
 
 #ifdef __cplusplus
@@ -187,6 +190,11 @@ int upoll_select(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds,
 		 struct timeval *timeout);
 int upoll_pselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds,
 		  const struct timespec *timeout, const sigset_t *sigmask);
+
+/* The C library's functions. poll reads RLIMIT_NOFILE again after them; otherwise calls with up to eight
+ * entries, all of them user-level, that do not sleep rely on the limit that was read last. */
+int upoll_setrlimit(int resource, const struct rlimit *limit);
+int upoll_prlimit(pid_t pid, int resource, const struct rlimit *limit, struct rlimit *before);
 
 /* An object of your own.
  *

@@ -19,8 +19,8 @@ pub use crate::object::{ObjectOps, upoll_object_create, upoll_object_wake};
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use libc::{
-    fd_set, iovec, msghdr, nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec, timeval,
+    fd_set, iovec, msghdr, nfds_t, pid_t, pollfd, rlimit64, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec, timeval,
 };
 use upoll::{Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
@@ -187,6 +187,12 @@ with_pointers! {
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int
         = give(upoll_fds::ppoll(fds, length(count), timeout, mask, MASK_SIZE));
+    upoll_setrlimit(resource: c_int, new: *const rlimit64) -> c_int
+        = give(upoll_fds::prlimit(0, resource, new, std::ptr::null_mut()));
+    upoll_prlimit(
+        process: pid_t, resource: c_int, new: *const rlimit64, old: *mut rlimit64
+    ) -> c_int
+        = give(upoll_fds::prlimit(process, resource, new, old));
     upoll_select(
         n: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval

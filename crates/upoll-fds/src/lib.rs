@@ -88,7 +88,7 @@ pub use crate::memory::{read as read_memory, write as write_memory};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
-pub use crate::poll::{number_of_entries, poll, ppoll};
+pub use crate::poll::{number_of_entries, poll, ppoll, prlimit};
 pub use crate::select::{UserSets, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
@@ -98,3 +98,5 @@ pub use crate::table::{
 };
 #[doc(hidden)]
 pub use crate::table::{is_ours, prepare};
+/// Forgets `RLIMIT_NOFILE`, which an embedder has changed: the next [`poll`] reads it.
+pub use upoll::open_limit_changed;

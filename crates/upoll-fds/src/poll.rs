@@ -33,8 +33,9 @@ pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result
 ///
 /// # Errors
 /// - `EFAULT`: `timeout`, `mask` or `fds` cannot be read, or what was found not written.
-/// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE` (not checked
-///   for up to eight entries that are all user-level if the call does not sleep).
+/// - `EINVAL`: an impossible time, `size` is not 8, or more entries than `RLIMIT_NOFILE`. Up to eight entries,
+///   all user-level, are checked against the limit that a call has read last if this call does not
+///   sleep; [`open_limit_changed`](crate::open_limit_changed) has it read again.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
 ///   [demoted](crate::demote). Others are demoted then.
@@ -77,10 +78,7 @@ unsafe fn poll_masked(
         return unsafe { pass_on(fds, count, limit, mask) };
     }
     let _section = Section::begin();
-    // A call with few entries that does not sleep is spared the system call. `upoll` checks the others.
-    if count > FEW && count > open_limit() {
-        return Err(Errno::INVAL);
-    }
+    upoll::check_number_of_entries(count)?;
     let running = Running::start(limit);
     let mut limit = limit;
     loop {
@@ -94,6 +92,25 @@ unsafe fn poll_masked(
         }
         limit = running.rest();
     }
+}
+
+/// `prlimit(2)`. The next [`poll`] reads `RLIMIT_NOFILE` again.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// What the pointers lead to is the caller's.
+pub unsafe fn prlimit(
+    process: libc::pid_t,
+    resource: i32,
+    new: *const libc::rlimit64,
+    old: *mut libc::rlimit64,
+) -> Result<(), Errno> {
+    // SAFETY: the kernel checks the pointers.
+    let changed = unsafe { call!(prlimit64, process, resource, new, old) };
+    upoll::open_limit_changed();
+    changed.map(drop)
 }
 
 /// Returns how many entries a call has: the kernel takes an `unsigned int`, so the upper half of an
@@ -132,7 +149,7 @@ unsafe fn poll_at_once(
     count: usize,
     limit: Timeout,
 ) -> Option<Result<usize, Errno>> {
-    if count == 0 || count > FEW || !fds.is_aligned() {
+    if count == 0 || count > FEW || !upoll::open_limit_allows_few() || !fds.is_aligned() {
         return None;
     }
     // SAFETY: the caller's contract; a pollfd has no invalid values.
@@ -385,16 +402,6 @@ pub(crate) fn state_now(fd: RawFd, events: Events) -> Result<Events, Errno> {
         }
         table::leave_if_retired(fd);
     }
-}
-
-fn open_limit() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the call fills the structure.
-    let _ = unsafe { call!(prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit) };
-    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
 /// # Safety

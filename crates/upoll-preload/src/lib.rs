@@ -41,6 +41,7 @@ mod errno;
 mod files;
 mod handlers;
 mod heap;
+mod limits;
 mod next;
 mod polls;
 mod process;

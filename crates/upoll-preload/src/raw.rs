@@ -108,6 +108,11 @@ pub unsafe extern "C-unwind" fn syscall(
                 stats::report();
                 give_word(call(number, arguments))
             }
+            libc::SYS_setrlimit | libc::SYS_prlimit64 => {
+                let result = give_word(call(number, arguments));
+                upoll_fds::open_limit_changed();
+                result
+            }
             _ if is_wait(number) => wait(number, arguments),
             _ if is_copy_to_number(number) => {
                 let in_kernel = || give_word(call(number, arguments));

@@ -75,6 +75,9 @@ pub use crate::sleep::{
 };
 #[cfg(loom)]
 pub use crate::sleep::{Clock, SigSet, Timeout, end_thread, poll, ppoll};
+#[cfg(any(feature = "std", loom))]
+#[doc(hidden)]
+pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
 #[cfg(all(feature = "std", not(loom)))]
 #[doc(hidden)]
 pub use crate::sleep::{interruptible, prepare_thread_ends};

@@ -16,6 +16,7 @@ mod futex;
 pub mod interruptible;
 #[cfg(not(loom))]
 mod kernel_part;
+mod open_limit;
 mod pipe;
 mod poll;
 #[cfg(not(loom))]
@@ -33,6 +34,7 @@ mod timeout;
 pub use self::epoll_pwait1::{Timespec, WaitParams};
 #[cfg(loom)]
 pub use self::epoll_wait::end_thread;
+pub use self::open_limit::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
 pub use self::poll::{poll, ppoll};
 #[cfg(not(loom))]
 pub use self::poll_context::PollContext;

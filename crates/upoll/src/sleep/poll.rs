@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use smallvec::SmallVec;
 
+use super::open_limit::{FEW, check_against_limit, check_number_of_entries};
 use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
@@ -41,8 +42,8 @@ const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::F
 /// shows as `NVAL` when it ends.
 ///
 /// # Errors
-/// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows. Of up to eight entries this is not
-///   checked if they are all user-level and one of them is ready at once or the limit is zero.
+/// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows. Up to eight entries, all user-level, are
+///   checked against the limit that a call has read last if this call does not sleep.
 /// - `EINTR`: a signal handler ran while the thread slept, and nothing was ready; the call is never
 ///   restarted, whatever `SA_RESTART` says. A handler that runs in the moment between a wake for
 ///   nothing and the next sleep does not end the call: whoever depends on the signal uses [`ppoll`],
@@ -103,9 +104,7 @@ fn poll_masked(
     timeout: Timeout,
     mask: Option<&SigSet>,
 ) -> Result<usize, Errno> {
-    if fds.len() > UNCHECKED {
-        check_count(fds.len())?;
-    }
+    check_number_of_entries(fds.len())?;
     let losses = own_fds::losses();
     let mut seen = pass(fds, &mut LookOnly);
     if seen.ready == 0 && losses != own_fds::losses() {
@@ -116,8 +115,8 @@ fn poll_masked(
         return Ok(seen.ready);
     }
     // With descriptors of its own the kernel checks the number: `PollCall::ask` gives it as many entries.
-    if seen.kernel == 0 && fds.len() <= UNCHECKED {
-        check_count(fds.len())?;
+    if seen.kernel == 0 && fds.len() <= FEW {
+        check_against_limit(fds.len())?;
     }
     let mut call = PollCall {
         fds,
@@ -128,31 +127,6 @@ fn poll_masked(
     #[cfg(feature = "force-heap")]
     call.asked.reserve_exact(call.fds.len() + 1);
     poller::wait(&mut call, seen, timeout, mask)
-}
-
-/// Up to this many entries the limit is checked only where the call asks the kernel or sleeps: the system
-/// call takes several times as long as checking so few objects.
-pub(super) const UNCHECKED: usize = 8;
-
-/// Checks the number of entries against `RLIMIT_NOFILE`.
-///
-/// # Errors
-/// `EINVAL`: the limit is lower.
-pub(super) fn check_count(count: usize) -> Result<(), Errno> {
-    if count > open_limit() {
-        return Err(Errno::INVAL);
-    }
-    Ok(())
-}
-
-fn open_limit() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the call fills the structure.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
 struct PollCall<'c, 'a> {
@@ -227,7 +201,7 @@ impl Call for PollCall<'_, '_> {
                 self.push(ears, Events::IN)?;
             }
         }
-        if self.fds.len() <= UNCHECKED {
+        if self.fds.len() <= FEW {
             let own = usize::from(own.is_some());
             while self.asked.len() + own < self.fds.len() {
                 self.push(IGNORED, Events::empty())?;

@@ -5,7 +5,7 @@ use core::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel_part::KernelPart;
-use super::poll::{UNCHECKED, check_count};
+use super::open_limit::{FEW, check_against_limit, check_number_of_entries};
 use super::poller::{self, Call, Heard, Own, WaitTable};
 use super::select::select_anew;
 use super::{SigSet, Timeout};
@@ -200,15 +200,15 @@ impl PollContext {
         mask: Option<&SigSet>,
     ) -> Result<usize, Errno> {
         let count = fds.len();
-        let is_short = count <= UNCHECKED;
-        if !is_short {
-            check_count(count)?;
-        }
+        check_number_of_entries(count)?;
         self.registered.kernel.begin();
         let Registered { kept, kernel, .. } = &mut self.registered;
         let mut front = PollFront::new(fds, kept, kernel)?;
         kernel.renew_foreign(kept);
-        let check = || if is_short { check_count(count) } else { Ok(()) };
+        let check = || match count <= FEW {
+            true => check_against_limit(count),
+            false => Ok(()),
+        };
         self.registered.wait(&mut front, timeout, mask, check)
     }
 

@@ -1,0 +1,39 @@
+//! `setrlimit(2)` and `prlimit(2)`: `poll` checks the number of its entries against the limit of fds as it was read
+//! last, so a change has it read again.
+
+use std::ffi::{c_int, c_void};
+
+use libc::pid_t;
+
+use crate::errno::give;
+use crate::next::pass_on;
+use crate::raw;
+
+/// Functions that pass their arguments on and have the limit read again. Without one of that name in the C
+/// library the system call is made.
+macro_rules! changes {
+    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident($($given:expr),*);)*) => { $(
+        #[doc = concat!("`", $symbol, "`")]
+        #[unsafe(export_name = $symbol)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
+            let change = || {
+                pass_on!($symbol, fn($($kind),*) -> c_int, ($($argument),*));
+                give(raw::kernel!($call, $($given),*).map(drop))
+            };
+            let result = change();
+            upoll_fds::open_limit_changed();
+            result
+        }
+    )* };
+}
+
+changes! {
+    "setrlimit" setrlimit(resource: c_int, new: *const c_void)
+        = SYS_prlimit64(0, resource, new, 0);
+    "setrlimit64" setrlimit64(resource: c_int, new: *const c_void)
+        = SYS_prlimit64(0, resource, new, 0);
+    "prlimit" prlimit(process: pid_t, resource: c_int, new: *const c_void, old: *mut c_void)
+        = SYS_prlimit64(process, resource, new, old);
+    "prlimit64" prlimit64(process: pid_t, resource: c_int, new: *const c_void, old: *mut c_void)
+        = SYS_prlimit64(process, resource, new, old);
+}
