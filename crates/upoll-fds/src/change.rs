@@ -13,16 +13,86 @@
 
 use std::cell::Cell;
 
-use crate::sync::{AtomicUsize, Ordering, Rule, broken, global, of_each_thread, wait_until};
+#[cfg(loom)]
+use crate::sync::global;
+use crate::sync::{AtomicUsize, Ordering, Rule, broken, of_each_thread, wait_until};
 
+/// Forks that are under way.
+#[cfg(not(loom))]
+static FORKS: Word = Word(0);
+
+/// Threads that are changing what numbers mean.
+#[cfg(not(loom))]
+static CHANGES: Word = Word(1);
+
+#[cfg(loom)]
 global! {
     /// Forks that are under way.
     static FORKS: AtomicUsize = AtomicUsize::new(0);
 }
 
+#[cfg(loom)]
 global! {
     /// Threads that are changing what numbers mean.
     static CHANGES: AtomicUsize = AtomicUsize::new(0);
+}
+
+#[cfg(not(loom))]
+use self::words::Word;
+
+#[cfg(not(loom))]
+mod words {
+    use std::ops::Deref;
+    use std::ptr;
+
+    use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
+
+    type Words = [AtomicUsize; upoll::WIPED_WORDS];
+
+    /// The words, in memory that the child of a fork finds wiped. A fork writes them before and after, and each
+    /// write to other memory would cost the parent a page fault, and the child a copy of the page. Null: nobody has
+    /// asked yet.
+    static WORDS: AtomicPtr<Words> = AtomicPtr::new(ptr::null_mut());
+
+    /// If the kernel has no such memory.
+    static COPIED: Words = [const { AtomicUsize::new(0) }; upoll::WIPED_WORDS];
+
+    /// One of the words, by its place.
+    pub(super) struct Word(pub(super) usize);
+
+    impl Deref for Word {
+        type Target = AtomicUsize;
+
+        #[inline]
+        fn deref(&self) -> &AtomicUsize {
+            // SAFETY: null, or set by `find` to words that are never unmapped.
+            let words = unsafe { WORDS.load(Ordering::Acquire).as_ref() };
+            &words.unwrap_or_else(find)[self.0]
+        }
+    }
+
+    impl Word {
+        /// Stores `value` in the child of a fork, which has no other thread. Writes nothing if the word is wiped
+        /// and is to be zero.
+        pub(super) fn set_in_the_child(&self, value: usize) {
+            let is_copied = ptr::eq(WORDS.load(Ordering::Relaxed), &raw const COPIED);
+            if value != 0 || is_copied {
+                self.store(value, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Finds the words once and for all: another thread may be counted in them already.
+    #[cold]
+    fn find() -> &'static Words {
+        let found = ptr::from_ref(upoll::wiped_words().unwrap_or(&COPIED)).cast_mut();
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let chosen = WORDS
+            .compare_exchange(ptr::null_mut(), found, success, failure)
+            .map_or_else(|there| there, |_| found);
+        // SAFETY: as above.
+        unsafe { &*chosen }
+    }
 }
 
 of_each_thread! {
@@ -131,8 +201,19 @@ pub(crate) fn end_fork() {
 pub(crate) fn end_fork_in_the_child() {
     let forking = FORKING.with(Cell::get) - 1;
     FORKING.with(|own| own.set(forking));
-    FORKS.store(forking, Ordering::SeqCst);
-    CHANGES.store(own(), Ordering::SeqCst);
+    set_in_the_child(&FORKS, forking);
+    set_in_the_child(&CHANGES, own());
+}
+
+#[cfg(not(loom))]
+fn set_in_the_child(count: &Word, value: usize) {
+    count.set_in_the_child(value);
+}
+
+/// The model's child has its parent's memory.
+#[cfg(loom)]
+fn set_in_the_child(count: &AtomicUsize, value: usize) {
+    count.store(value, Ordering::SeqCst);
 }
 
 /// Returns whether a fork is under way.

@@ -62,6 +62,9 @@ pub use crate::host::kernel as kernel_model;
 #[doc(hidden)]
 pub use crate::host::own_fds;
 #[cfg(all(feature = "std", not(loom)))]
+#[doc(hidden)]
+pub use crate::host::{WIPED_WORDS, wiped_words};
+#[cfg(all(feature = "std", not(loom)))]
 pub use crate::host::{begin_in_child, watch_forks};
 #[doc(hidden)]
 pub use crate::memory::{SharedBox, boxed};

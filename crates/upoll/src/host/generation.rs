@@ -5,7 +5,7 @@
 //! was made in.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use super::{kernel, own_fds};
 use crate::epoll::nesting;
@@ -15,9 +15,19 @@ use crate::forks;
 /// How many forks lie between the first process and this one, or more.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The same plus one, in memory that a child finds wiped; null if the kernel has no such memory. The C
-/// library has its handlers run by `fork`, and not by a bare `clone(2)`.
-static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+/// How many words there are for others in the page that a child finds wiped.
+pub const WIPED_WORDS: usize = 2;
+
+/// What is in memory that a child finds wiped.
+pub(super) struct Wiped {
+    /// [`GENERATION`] plus one.
+    mark: AtomicU32,
+    words: [AtomicUsize; WIPED_WORDS],
+}
+
+/// Null if the kernel has no such memory. The C library has its handlers run by `fork`, and not by a bare
+/// `clone(2)`.
+static WIPED: AtomicPtr<Wiped> = AtomicPtr::new(ptr::null_mut());
 
 /// Runs in the child of a fork, where only async-signal-safe calls are allowed.
 #[unsafe(link_section = "upoll_fork")]
@@ -50,9 +60,23 @@ pub unsafe fn begin_in_child(shares_fds: bool) {
     }
 }
 
+fn wiped() -> Option<&'static Wiped> {
+    // SAFETY: null, or set by `map_wiped` to memory that is never unmapped.
+    unsafe { WIPED.load(Ordering::Acquire).as_ref() }
+}
+
 fn mark() -> Option<&'static AtomicU32> {
-    // SAFETY: null, or a word that is never unmapped.
-    unsafe { MARK.load(Ordering::Acquire).as_ref() }
+    wiped().map(|wiped| &wiped.mark)
+}
+
+/// Returns words that are zero at the start of each process, that of a forked child too, whatever its parent has
+/// stored there. None if the kernel has no memory that is wiped on a fork.
+#[doc(hidden)]
+pub fn wiped_words() -> Option<&'static [AtomicUsize; WIPED_WORDS]> {
+    if wiped().is_none() {
+        map_wiped();
+    }
+    wiped().map(|wiped| &wiped.words)
 }
 
 /// This process's, as long as somebody has asked to [`watch_forks`].
@@ -64,21 +88,20 @@ pub(crate) fn current() -> u32 {
 }
 
 /// Has children noticed that the C library does not make.
-fn mark_memory() {
-    let Some(word) = kernel::map_wiped() else {
+fn map_wiped() {
+    let Some(place) = kernel::map_wiped(size_of::<Wiped>()) else {
         return;
     };
-    word.store(
+    let place = place.cast::<Wiped>().as_ptr();
+    // SAFETY: a new page, which is zero, as all of this may be, and which nobody else knows.
+    let mark = unsafe { &(*place).mark };
+    mark.store(
         GENERATION.load(Ordering::Relaxed).wrapping_add(1),
         Ordering::Relaxed,
     );
     // A second page that another thread has made stays unused.
-    let _ = MARK.compare_exchange(
-        ptr::null_mut(),
-        ptr::from_ref(word).cast_mut(),
-        Ordering::AcqRel,
-        Ordering::Relaxed,
-    );
+    let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+    let _ = WIPED.compare_exchange(ptr::null_mut(), place, success, failure);
 }
 
 /// Has each `fork` from now on noticed in the child. It is called where that is first needed; a program
@@ -95,7 +118,9 @@ pub fn watch_forks() -> Result<(), Errno> {
         if unsafe { libc::pthread_atfork(None, None, Some(begin)) } != 0 {
             return Err(Errno::NOMEM);
         }
-        mark_memory();
+        if wiped().is_none() {
+            map_wiped();
+        }
         WATCHES.store(true, Ordering::Relaxed);
     }
     Ok(())

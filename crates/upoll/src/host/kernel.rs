@@ -5,7 +5,6 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU32;
 
 use syscalls::{Sysno, syscall};
 
@@ -520,10 +519,9 @@ pub(super) fn map_shared(size: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(place.cast()).ok_or(Errno::NOMEM)
 }
 
-/// A word of zero bytes that each child with a copy of this memory has as zero again; none if the kernel
+/// Memory of zero bytes that each child with a copy of this memory has as zero again; none if the kernel
 /// does not know that (4.14).
-pub(super) fn map_wiped() -> Option<&'static AtomicU32> {
-    let size = size_of::<AtomicU32>();
+pub(super) fn map_wiped(size: usize) -> Option<NonNull<u8>> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel chooses a place where nothing is, which nobody else knows.
@@ -536,7 +534,7 @@ pub(super) fn map_wiped() -> Option<&'static AtomicU32> {
             libc::munmap(place, size);
             return None;
         }
-        Some(&*place.cast::<AtomicU32>())
+        NonNull::new(place.cast())
     }
 }
 

@@ -25,7 +25,7 @@ mod adopted;
 #[cfg(not(loom))]
 pub(crate) mod generation;
 #[cfg(not(loom))]
-pub use generation::{begin_in_child, watch_forks};
+pub use generation::{WIPED_WORDS, begin_in_child, watch_forks, wiped_words};
 mod interest_list;
 #[cfg(not(loom))]
 pub(crate) mod kernel;
