@@ -13,7 +13,7 @@
 //! # Cost without user-level objects
 //! Each page that is written between a fork and the end of the child is copied, or costs a page fault at least,
 //! in the parent as in the child. So nothing is written that has the right value already, and without a
-//! user-level fd nothing is done but to count the fork. The handlers of the child, here and elsewhere, are in one
+//! user-level fd nothing is done but to count the fork, in memory that the child does not get. The handlers of the child, here and elsewhere, are in one
 //! section, `upoll_fork`, as a child maps the pages of code that it runs anew.
 
 use std::cell::Cell;
@@ -144,11 +144,14 @@ pub fn begin_unseen_fork() {
     change::begin_fork();
     plain_sets::forget_before_fork();
     let outer = take_will();
-    if table::has_none_now() && outer.is_none() {
+    if !table::has_any() && outer.is_none() {
         return;
     }
     demote::demote_all();
     demote::share_all();
+    if table::is_none_left() && outer.is_none() {
+        return;
+    }
     keep(Some(Will::make(outer)));
 }
 
@@ -186,6 +189,7 @@ pub unsafe fn end_unseen_fork_with_numbers() {
     }
 }
 
+#[unsafe(link_section = "upoll_fork")]
 fn forget_other_threads() {
     change::end_fork_in_the_child();
     in_use::forget_other_threads();
@@ -198,12 +202,14 @@ fn forget_other_threads() {
 extern "C" fn in_the_child() {
     forget_other_threads();
     let will = take_will();
-    if will.is_some() || !table::has_none_now() {
+    if will.is_some() || table::has_any() {
         take_over(will);
     }
 }
 
-/// In a child with user-level fds: has each stand for what the child has.
+/// In a child with user-level fds: makes each of them stand for what the child has.
+#[cold]
+#[inline(never)]
 fn take_over(will: Option<Will>) {
     let mut taken = inherit::reopen_shared();
     let (inheritance, outer) = will.map(|will| (will.inheritance, will.outer)).unzip();

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use upoll::{Errno, own_fds};
 
@@ -186,19 +186,21 @@ pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
 
-/// Returns whether no fd is user-level now.
-pub(crate) fn has_none_now() -> bool {
-    PARTS_END.load(Ordering::SeqCst) == 0 || user_level_numbers().next().is_none()
-}
+/// How often an fd has become user-level: counted once the table has it, and most before that as well.
+static ADDED: AtomicUsize = AtomicUsize::new(0);
 
-/// Some number stands for one of ours, or did, unless [all was left to the
-/// kernel](leave_all_to_the_kernel) since.
-static HAS_ANY: AtomicBool = AtomicBool::new(false);
+/// The count at which no fd was user-level.
+static NONE_AT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether there has ever been a user-level number, or since all was left to the kernel.
+/// Returns whether an fd may be user-level. Where this is false, none is that the calling thread can know of.
 #[inline]
 pub fn has_any() -> bool {
-    HAS_ANY.load(Ordering::Relaxed)
+    ADDED.load(Ordering::Relaxed) != NONE_AT.load(Ordering::Relaxed)
+}
+
+/// Counts an fd that the table has from now on.
+fn count_added() {
+    ADDED.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Hands over whatever can be: nothing that is made from now on is to be served here, for good or until this
@@ -218,19 +220,17 @@ pub fn leave_all_to_the_kernel() -> bool {
     is_all
 }
 
-/// Whether no number is a user-level one. If so, it is known from now on.
-fn is_none_left() -> bool {
-    if !has_none_now() {
+/// Returns whether no fd is user-level. If so, [`has_any`] is false from now on.
+///
+/// An fd that the table gets meanwhile is either seen or counted after the count was read. So is the copy of one
+/// that leaves the table meanwhile: it is counted before.
+pub(crate) fn is_none_left() -> bool {
+    let added = ADDED.load(Ordering::SeqCst);
+    if user_level_numbers().next().is_some() {
         return false;
     }
-    HAS_ANY.store(false, Ordering::Relaxed);
-    // Either this sees what another thread has just installed, or that thread says so after this.
-    fence(Ordering::SeqCst);
-    let is_none = has_none_now();
-    if !is_none {
-        HAS_ANY.store(true, Ordering::Relaxed);
-    }
-    is_none
+    NONE_AT.store(added, Ordering::SeqCst);
+    !has_any()
 }
 
 /// Makes what the first object needs of the kernel and the C library: an object that a signal handler
@@ -252,12 +252,8 @@ pub fn prepare() -> Result<(), Errno> {
 pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     in_use::prepare();
-    HAS_ANY.store(true, Ordering::Relaxed);
     let copy = entry.object.clone();
     let fd = fill(fd, entry)?;
-    // Once more, for [`leave_all_to_the_kernel`] in another thread.
-    fence(Ordering::SeqCst);
-    HAS_ANY.store(true, Ordering::Relaxed);
     if copy.is_retired() {
         // The other end of a pipe has been handed over meanwhile, and this one with it.
         leave_if_retired(fd);
@@ -277,7 +273,11 @@ fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
         return Err(Errno::MFILE);
     };
     plain_sets::forget_closed(fd);
+    // A fork in a signal handler from here on looks for the fd.
+    count_added();
     slot.install(entry);
+    // A thread that looks for fds may have read the count after the first and the slot before this one.
+    count_added();
     Ok(fd)
 }
 
@@ -366,7 +366,10 @@ pub(crate) fn replace(
             copied.map_err(Some)
         });
         match changed {
-            Ok(new) => break Ok(new),
+            Ok(new) => {
+                count_added();
+                break Ok(new);
+            }
             Err(Some(errno)) => break Err(errno),
             Err(None) => patience.wait(),
         }
@@ -607,6 +610,7 @@ pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
         slot.forget();
         if let Some(entry) = entry {
             slot.install(entry);
+            count_added();
         }
     }
 }
