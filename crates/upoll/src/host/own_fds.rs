@@ -745,7 +745,8 @@ impl OwnFd {
     /// As [`is_intact`](Self::is_intact), by a check that may be `FRESH_MS` old.
     #[inline]
     pub(crate) fn was_intact(&self) -> bool {
-        if self.is_lost.load(Ordering::Relaxed) || !self.has_number() {
+        // Where another own fd has come to have the number, `record` has taken it away.
+        if self.is_lost.load(Ordering::Relaxed) || self.as_raw_fd() == NONE {
             self.meet_loss();
             return false;
         }
