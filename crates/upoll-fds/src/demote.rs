@@ -5,10 +5,8 @@
 //! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
 
 use std::collections::{HashMap, HashSet};
-use std::iter::{self, Peekable};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::vec::IntoIter;
 
 use upoll::{Errno, Event, EventFd, Op, SharedBox, Target};
 
@@ -45,7 +43,7 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
         && !set.rotates()
         && !set.is_passive()
     {
-        demote_members(set);
+        demote_members(set)?;
     }
     // Before its fds are held: in the child of a fork that another thread makes meanwhile they would be
     // held for ever, by nobody, instead of standing for an object of the child's own.
@@ -54,10 +52,10 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     }
     let under_way = UnderWay::begin();
     let tie = object.tie();
-    let held = table::hold(|found| found.tie() == tie, &under_way.held_back);
+    let held = table::hold(|found| found.tie() == tie, &under_way.held_back)?;
     // Without an fd another thread was quicker, or it was closed.
     let mut result = Ok(());
-    demote_held(held, |outcome| result = result.and(outcome));
+    demote_held(held, |outcome| result = result.and(outcome))?;
     result
 }
 
@@ -83,35 +81,53 @@ pub fn demote_all() {
     let _section = Section::begin();
     plain_sets::forget_all();
     // Sets come last: until then other threads may add members.
-    demote_where(|object| !is_set(object) && can_go(object));
+    demote_where(|object| !is_set(object) && can_go(object), |_| {});
     // Those without user-level members first, and then those whose last members these were.
-    while demote_where(|object| is_set(object) && can_go(object)) {}
-}
-
-/// Demotes all objects that are meant, and can be demoted. Returns whether there were any.
-fn demote_where(is_meant: impl Fn(&Object) -> bool) -> bool {
-    let under_way = UnderWay::begin();
-    let mut is_any = false;
-    let held = table::hold(is_meant, &under_way.held_back);
-    // What cannot be handed over is lost to other processes.
-    demote_held(held, |outcome| is_any |= outcome.is_ok());
-    is_any
-}
-
-/// Demotes all that is held, and calls `outcome` with what became of each group.
-fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) {
-    let mut interests = take_interests(&held);
-    for group in held.groups() {
-        let own = interests.of(&group);
-        outcome(demote_group(group, own));
+    loop {
+        let mut is_any = false;
+        let is_meant = |object: &Object| is_set(object) && can_go(object);
+        demote_where(is_meant, |outcome| is_any |= outcome.is_ok());
+        if !is_any {
+            break;
+        }
     }
 }
 
-fn demote_group(group: Group<'_>, interests: Vec<Interest>) -> Result<(), Errno> {
-    // First what may fail for want of fds: an interest must not be lost.
-    let prepared = interests.iter().try_for_each(Interest::prepare);
+/// Demotes all objects that are meant, and calls `outcome` with what became of each group, or with `ENOMEM` if
+/// there is no memory for the lists. What cannot be handed over is lost to other processes.
+fn demote_where(is_meant: impl Fn(&Object) -> bool, mut outcome: impl FnMut(Result<(), Errno>)) {
+    let under_way = UnderWay::begin();
+    let held = table::hold(is_meant, &under_way.held_back);
+    if let Err(errno) = held.and_then(|held| demote_held(held, &mut outcome)) {
+        outcome(Err(errno));
+    }
+}
+
+/// Demotes all that is held, and calls `outcome` with what became of each group.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the list of interests. Nothing is demoted then.
+fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) -> Result<(), Errno> {
+    let interests = take_interests(&held)?;
+    let mut rest = &interests[..];
+    for group in held.groups() {
+        let own = own_interests(&mut rest, &group);
+        outcome(demote_group(group, own));
+    }
+    Ok(())
+}
+
+fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
+    // First what may fail for want of fds or memory: an interest must not be lost.
+    let prepared = interests.iter().try_for_each(|interest| {
+        interest.prepare()?;
+        let set = interest.set.as_epoll();
+        interest
+            .numbers_in(&group)
+            .try_for_each(|number| set.prepare_kernel_member(number))
+    });
     if let Err(errno) = prepared.and_then(|()| transfer(&group)) {
-        give_back(&interests);
+        give_back(interests);
         return Err(errno);
     }
     for interest in interests {
@@ -149,18 +165,22 @@ pub(crate) fn share_all() {
         _ => false,
     };
     let under_way = UnderWay::begin();
-    let mut held = table::hold(is_meant, &under_way.held_back);
-    let mut interests = take_interests(&held);
+    // Without memory or descriptors for it the child does not get it.
+    let Ok(mut held) = table::hold(is_meant, &under_way.held_back) else {
+        return;
+    };
+    let Ok(interests) = take_interests(&held) else {
+        return;
+    };
+    let mut rest = &interests[..];
     for group in held.groups() {
-        let own = interests.of(&group);
-        // Without memory or descriptors for it the child does not get it.
+        let own = own_interests(&mut rest, &group);
         match shared(&group) {
             Some(shared) => {
-                own.into_iter()
-                    .for_each(|interest| interest.give_to(&shared));
+                own.iter().for_each(|interest| interest.give_to(&shared));
                 group.release(Some(&shared));
             }
-            None => give_back(&own),
+            None => give_back(own),
         }
     }
 }
@@ -194,7 +214,9 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     let is_watched = table::numbers(0, u32::MAX).any(|epfd| {
         let set = table::get(epfd);
         let interests = |set: &NumberedSet| set.as_epoll().interests_in(object.as_file_ref(0));
-        matches!(&set, Some(Object::Epoll(set)) if !interests(set).is_empty())
+        // Without memory to look it may be.
+        let is_free = |set| interests(set).is_ok_and(|found| found.is_empty());
+        matches!(&set, Some(Object::Epoll(set)) if !is_free(set))
     });
     match is_watched {
         true => Err(Errno::BUSY),
@@ -204,27 +226,42 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
 
 /// Hands over what a set watches, sets below it included. The set cannot be handed over without those that
 /// cannot.
-fn demote_members(set: &NumberedSet) {
-    let watched: HashSet<usize> = addresses(set).collect();
+///
+/// # Errors
+/// As [`demote`], for a member that could go.
+fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
+    let watched = addresses(set)?;
     let mut ties = HashSet::new();
     for fd in table::numbers(0, u32::MAX) {
         let member = table::with(fd, |object| {
             let is_watched = watched.contains(&object.as_file_ref(0).address());
             is_watched.then(|| (is_set(object), object.tie()))
         });
+        ties.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         match member.flatten() {
-            Some((true, _)) => drop(demote(fd)),
+            Some((true, _)) => match demote(fd) {
+                Ok(()) | Err(NOT_SUPPORTED) => {}
+                Err(errno) => return Err(errno),
+            },
             Some((false, tie)) => drop(ties.insert(tie)),
             None => {}
         }
     }
-    demote_where(|object| ties.contains(&object.tie()) && can_go(object));
+    let mut result = Ok(());
+    let is_meant = |object: &Object| ties.contains(&object.tie()) && can_go(object);
+    demote_where(is_meant, |outcome| result = result.and(outcome));
+    result
 }
 
 /// Returns the address of each user-level file that a set watches.
-fn addresses(set: &NumberedSet) -> impl Iterator<Item = usize> {
-    let interests = set.as_epoll().interests_by(Some);
-    interests.into_iter().map(|(address, ..)| address)
+fn addresses(set: &NumberedSet) -> Result<HashSet<usize>, Errno> {
+    let interests = set.as_epoll().interests_by(Some)?;
+    let mut addresses = HashSet::new();
+    addresses
+        .try_reserve(interests.len())
+        .map_err(|_| Errno::NOMEM)?;
+    addresses.extend(interests.into_iter().map(|(address, ..)| address));
+    Ok(addresses)
 }
 
 /// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
@@ -265,7 +302,7 @@ pub(crate) fn forget_other_threads() {
 
 fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
     // It may have got a maximum meanwhile.
-    let count = counter.retire().ok_or(NOT_SUPPORTED)?;
+    let count = counter.retire()?.ok_or(NOT_SUPPORTED)?;
     if count > 0 {
         // The kernel's count is 0, and less than this fits. Nobody has signalled more than 2^64 times.
         let count = count.min(u64::MAX - 1);
@@ -283,14 +320,18 @@ fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
         Object::Socket(_) => end.is_same_file(first),
         _ => false,
     };
-    let fds = |is_meant: &dyn Fn(&Object) -> bool| {
-        let meant = group.objects().filter(|(_, end)| is_meant(end));
-        meant.map(|(fd, _)| fd).collect()
+    let mut ends = Ends {
+        one: Vec::new(),
+        other: Vec::new(),
     };
-    let ends = Ends {
-        one: fds(&is_one),
-        other: fds(&|end| !is_one(end)),
-    };
+    for (fd, end) in group.objects() {
+        let fds = match is_one(end) {
+            true => &mut ends.one,
+            false => &mut ends.other,
+        };
+        fds.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        fds.push(fd);
+    }
     match first {
         Object::PipeReader(end) => {
             let capacity = end.capacity();
@@ -309,6 +350,8 @@ fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
 struct Interest {
     /// The group of the object, by its first fd.
     group: RawFd,
+    /// How many were taken before this one.
+    at: usize,
     object: Object,
     set: SharedBox<NumberedSet>,
     /// A number of the set.
@@ -317,44 +360,54 @@ struct Interest {
     event: Event,
 }
 
-/// The interests in objects that are held, in the order of the objects' groups.
-struct Interests(Peekable<IntoIter<Interest>>);
-
-impl Interests {
-    /// Returns those of the next group. Groups are to be asked for in their order.
-    fn of(&mut self, group: &Group<'_>) -> Vec<Interest> {
-        let first = group.first();
-        iter::from_fn(|| self.0.next_if(|interest| interest.group == first)).collect()
-    }
+/// Takes those in the objects of the next group from what is `rest` of all. Groups are to be asked for in
+/// their order.
+fn own_interests<'a>(rest: &mut &'a [Interest], group: &Group<'_>) -> &'a [Interest] {
+    let is_of_another = |interest: &Interest| interest.group != group.first();
+    let end = rest.iter().position(is_of_another).unwrap_or(rest.len());
+    let (own, others) = rest.split_at(end);
+    *rest = others;
+    own
 }
 
-/// Takes the objects that are held, and in use no longer, out of all sets.
-fn take_interests(held: &Held) -> Interests {
-    let mut taken = Vec::new();
-    let sets = sets_beside(held);
-    let files: HashMap<_, _> = match sets.is_empty() {
-        true => HashMap::new(),
-        false => {
-            let address = |object: &Object| object.as_file_ref(0).address();
-            let all = held.unused();
-            all.map(|(object, first)| (address(object), (object, first)))
-                .collect()
+/// Takes the objects that are held, and in use no longer, out of all sets. Returns what these wanted of them,
+/// in the order of the objects' groups.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the lists. The sets are as they were.
+fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
+    let sets = sets_beside(held)?;
+    let mut files = HashMap::new();
+    if !sets.is_empty() {
+        for (object, first) in held.unused() {
+            files.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            files.insert(object.as_file_ref(0).address(), (object, first));
         }
-    };
-    for (epfd, set) in sets {
+    }
+    let mut wanted = Vec::new();
+    let mut count = 0;
+    for (epfd, set) in &sets {
         let interests = set
             .as_epoll()
-            .interests_by(|address| files.get(&address).copied());
+            .interests_by(|address| files.get(&address).copied())?;
+        count += interests.len();
+        wanted.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        wanted.push((epfd, set, interests));
+    }
+    let mut taken = Vec::new();
+    taken.try_reserve(count).map_err(|_| Errno::NOMEM)?;
+    // From here on nothing fails: an interest must not be lost.
+    for (&epfd, set, interests) in wanted {
         for ((object, group), number, event) in interests {
             let target = Target::File(object.as_file_ref(number));
-            // A set has several numbers: who deletes it first has it. So does a thread that deletes
-            // it just now.
+            // A set with several numbers is listed once for each, and another thread may delete it too.
             let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
             if deleted.is_ok() {
                 taken.push(Interest {
                     group,
+                    at: taken.len(),
                     object: object.clone(),
-                    set: SharedBox::clone(&set),
+                    set: SharedBox::clone(set),
                     epfd,
                     number,
                     event,
@@ -362,22 +415,27 @@ fn take_interests(held: &Held) -> Interests {
             }
         }
     }
-    // A stable sort: those of one group stay in the order in which they were taken.
-    taken.sort_by_key(|interest| interest.group);
-    Interests(taken.into_iter().peekable())
+    // Those of one group stay in the order in which they were taken. A stable sort would take memory.
+    taken.sort_unstable_by_key(|interest| (interest.group, interest.at));
+    Ok(taken)
 }
 
 /// Returns all sets with user-level members, but for those that are held and cannot be looked up now. A set
 /// that comes to be later does not watch what is held.
-fn sets_beside(held: &Held) -> Vec<(RawFd, SharedBox<NumberedSet>)> {
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the list.
+fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errno> {
     let set = |object: &Object| match object {
         Object::Epoll(set) if !set.is_passive() => Some(SharedBox::clone(set)),
         _ => None,
     };
-    table::numbers(0, u32::MAX)
-        .filter(|&fd| !held.contains(fd))
-        .filter_map(|fd| Some((fd, table::with(fd, set).flatten()?)))
-        .collect()
+    let mut sets = Vec::new();
+    for fd in table::numbers(0, u32::MAX).filter(|&fd| !held.contains(fd)) {
+        sets.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        sets.extend(table::with(fd, set).flatten().map(|set| (fd, set)));
+    }
+    Ok(sets)
 }
 
 /// The objects stay as they were, in the sets as well.
@@ -405,21 +463,26 @@ impl Interest {
     }
 
     /// Has the set watch `successor` under the same number.
-    fn give_to(self, successor: &Object) {
+    fn give_to(&self, successor: &Object) {
         // One that is shared stirs in the kernel.
         if self.prepare().is_ok() {
             self.add(successor);
         }
     }
 
-    fn give_to_the_kernel(self, group: &Group<'_>) {
-        let all = group
-            .objects()
-            .filter(|(_, object)| object.is_same_file(&self.object));
-        let all: Vec<RawFd> = all.map(|(number, _)| number).collect();
-        // The number may be closed while another one keeps the file open; that one does as well.
-        let own = all.iter().filter(|&&number| number == self.number);
-        for &number in own.chain(&all) {
+    /// The numbers that may stand for the object in the kernel's set, its own first. That may be closed while
+    /// another one keeps the file open; that one does as well.
+    fn numbers_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
+        let all = || {
+            let objects = group.objects();
+            let same = objects.filter(|(_, object)| object.is_same_file(&self.object));
+            same.map(|(number, _)| number)
+        };
+        all().filter(|&number| number == self.number).chain(all())
+    }
+
+    fn give_to_the_kernel(&self, group: &Group<'_>) {
+        for number in self.numbers_in(group) {
             // SAFETY: it is held open by the table.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             let target = Target::Kernel(fd);

@@ -48,38 +48,58 @@ struct Member {
 }
 
 impl Inheritance {
-    /// To be asked before the fork, once everything has been handed over that can be.
+    /// Lists the sets before the fork, once everything has been handed over that can be. Without memory for
+    /// it the child has none of them.
     pub(crate) fn write_down() -> Self {
+        Inheritance(Self::list().unwrap_or_default())
+    }
+
+    fn list() -> Result<Vec<Bequest>, Errno> {
         let mut members: Vec<Member> = Vec::new();
         let mut places = Places::new();
         for fd in table::numbers(0, u32::MAX) {
             let Some(object) = table::get(fd).filter(stays_in_the_child) else {
                 continue;
             };
+            places.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
             match places.entry(object.as_file_ref(0).address()) {
-                hash_map::Entry::Occupied(known) => members[*known.get()].numbers.push(fd),
+                hash_map::Entry::Occupied(known) => {
+                    push(&mut members[*known.get()].numbers, fd)?;
+                }
                 hash_map::Entry::Vacant(new) => {
+                    let mut numbers = Vec::new();
+                    push(&mut numbers, fd)?;
                     new.insert(members.len());
-                    members.push(Member {
-                        object,
-                        numbers: vec![fd],
-                    });
+                    members.push(Member { object, numbers });
                 }
             }
         }
-        let bequests = members.iter().filter_map(|member| match &member.object {
-            Object::Epoll(set) => Some(Bequest {
-                of: SharedBox::as_ptr(set),
-                numbers: member.numbers.clone(),
-                rotates: set.rotates(),
-                interests: interests(set.as_epoll(), &members, &places),
-            }),
-            _ => None,
-        });
-        let mut bequests: Vec<_> = bequests.collect();
-        // Whoever watches a rotating set is told of a source that comes later, one by one.
-        bequests.sort_by_key(|bequest| !bequest.rotates);
-        Inheritance(bequests)
+        let mut bequests = Vec::new();
+        // First the rotating ones: a set that watches one is told of a source that comes later, one by one.
+        for rotates in [true, false] {
+            for member in &members {
+                let Object::Epoll(set) = &member.object else {
+                    continue;
+                };
+                if set.rotates() != rotates {
+                    continue;
+                }
+                let mut numbers = Vec::new();
+                numbers
+                    .try_reserve_exact(member.numbers.len())
+                    .map_err(|_| Errno::NOMEM)?;
+                numbers.extend_from_slice(&member.numbers);
+                let bequest = Bequest {
+                    of: SharedBox::as_ptr(set),
+                    numbers,
+                    rotates,
+                    interests: interests(set.as_epoll(), &members, &places)?,
+                };
+                push(&mut bequests, bequest)?;
+            }
+        }
+        Ok(bequests)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -96,8 +116,13 @@ impl Inheritance {
                 let set = set_alone(*fd).filter(|set| !set.is_passive());
                 set.is_some_and(|set| ptr::eq(set, bequest.of))
             };
-            let numbers: Vec<_> = bequest.numbers.iter().copied().filter(is_still).collect();
             // If there are no descriptors or no memory for it, the child does not get it.
+            let mut numbers = Vec::new();
+            let room = bequest.numbers.len();
+            if numbers.try_reserve(room).is_err() || taken.try_reserve(room).is_err() {
+                continue;
+            }
+            numbers.extend(bequest.numbers.iter().copied().filter(is_still));
             if !numbers.is_empty() && bequest.take(&numbers).is_ok() {
                 taken.extend(numbers);
             }
@@ -163,6 +188,9 @@ pub(crate) fn reopen_shared() -> Vec<RawFd> {
         let Some(Object::EventFd(counter)) = table::alone(fd) else {
             continue;
         };
+        if reopened.try_reserve(1).is_err() || numbers.try_reserve(1).is_err() {
+            continue;
+        }
         let new = match reopened.entry(counter.as_file_ref().address()) {
             hash_map::Entry::Occupied(known) => Object::clone(known.get()),
             hash_map::Entry::Vacant(place) => match counter.reopened() {
@@ -190,14 +218,30 @@ fn stays_in_the_child(object: &Object) -> bool {
 /// Where each member is, by the address of its file.
 type Places = HashMap<usize, usize>;
 
-fn interests(set: &Epoll, members: &[Member], places: &Places) -> Vec<(RawFd, Event)> {
-    let mut interests = set.kernel_interests();
-    for (at, number, interest) in set.interests_by(|address| places.get(&address).copied()) {
+fn push<T>(list: &mut Vec<T>, one: T) -> Result<(), Errno> {
+    list.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+    list.push(one);
+    Ok(())
+}
+
+/// # Errors
+/// `ENOMEM`: there is no memory for the list.
+fn interests(
+    set: &Epoll,
+    members: &[Member],
+    places: &Places,
+) -> Result<Vec<(RawFd, Event)>, Errno> {
+    let mut interests = set.kernel_interests()?;
+    let in_core = set.interests_by(|address| places.get(&address).copied())?;
+    interests
+        .try_reserve(in_core.len())
+        .map_err(|_| Errno::NOMEM)?;
+    for (at, number, interest) in in_core {
         // The number may be closed while another one keeps the file open.
         let numbers = &members[at].numbers;
         let own = numbers.iter().find(|&&known| known == number);
         let number = own.or(numbers.first());
         interests.extend(number.map(|&number| (number, interest)));
     }
-    interests
+    Ok(interests)
 }

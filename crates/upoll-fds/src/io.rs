@@ -541,6 +541,7 @@ pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buf
         return Err(Errno::INVAL);
     }
     let mut buffers = Buffers::new();
+    buffers.try_reserve(count).map_err(|_| Errno::NOMEM)?;
     for at in 0..count {
         // SAFETY: the caller's contract.
         let one = unsafe { memory::read(list.wrapping_add(at)) }?;
@@ -616,6 +617,9 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
     let asked = fillable(object, total, nothing);
     let mut left = asked;
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
+    places
+        .try_reserve(buffers.len())
+        .map_err(|_| Errno::NOMEM)?;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
         let place = unsafe { memory::writable(buffer.base, buffer.len.min(left)) };
@@ -734,6 +738,9 @@ pub(crate) fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::io
 /// As [`writev`].
 unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
+    sources
+        .try_reserve(buffers.len())
+        .map_err(|_| Errno::NOMEM)?;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: as above.
         let source = unsafe { memory::readable(buffer.base, buffer.len) };

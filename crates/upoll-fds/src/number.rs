@@ -69,8 +69,7 @@ fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     }
     let mut next = first;
     if first <= last {
-        let ours: Vec<RawFd> = table::numbers(first, last).collect();
-        for fd in ours {
+        for fd in table::numbers(first, last) {
             let at = fd.cast_unsigned();
             // What lies before it and it itself, in one call.
             table::close(fd, || in_kernel(next, at))?;

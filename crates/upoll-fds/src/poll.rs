@@ -298,6 +298,7 @@ unsafe fn poll_once(
     };
     let mut objects = SmallVec::<[Option<Object>; INLINE]>::new();
     let mut is_the_kernels = true;
+    objects.try_reserve(count).map_err(|_| Errno::NOMEM)?;
     for at in 0..count {
         let fd = entry(at)?.fd;
         let object = table::get(fd);
@@ -313,6 +314,10 @@ unsafe fn poll_once(
         return unsafe { pass_on(fds, count, limit, mask) }.map(Some);
     }
     let mut entries = SmallVec::<[PollFd<'_>; INLINE]>::new();
+    entries.try_reserve(count).map_err(|_| Errno::NOMEM)?;
+    // What is found later has room now: a report that cannot be written would be lost.
+    let mut found = SmallVec::<[Events; INLINE]>::new();
+    found.try_reserve(count).map_err(|_| Errno::NOMEM)?;
     for (at, object) in objects.iter().enumerate() {
         let asked = entry(at)?;
         let events = Events::from_bits_retain(u32::from(asked.events.cast_unsigned()));
@@ -344,7 +349,6 @@ unsafe fn poll_once(
         return Ok(None);
     }
     let mut ready = 0;
-    let mut found = SmallVec::<[Events; INLINE]>::new();
     for (at, polled) in entries.iter().enumerate() {
         let asked = entry(at)?;
         let revents = match is_same(asked.fd, objects[at].as_ref()) {

@@ -238,6 +238,9 @@ fn send(contents: &SocketContents, from: RawFd, to: RawFd) -> Result<(), Errno> 
         rest = later;
         let read = message.size - message.unread;
         piece.clear();
+        piece
+            .try_reserve(read + unread.len())
+            .map_err(|_| Errno::NOMEM)?;
         piece.resize(read, 0);
         piece.extend_from_slice(unread);
         send_bytes(from, &piece)?;

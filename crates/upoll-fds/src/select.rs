@@ -263,6 +263,7 @@ unsafe fn select_once(
             };
             if let Some(object) = table::get(number) {
                 object.prepare_to_be_watched(number)?;
+                objects.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 objects.insert(at, (number, object));
             } else if own_fds::is_own(number) {
                 return Err(Errno::BADF);

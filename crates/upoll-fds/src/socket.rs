@@ -169,6 +169,9 @@ unsafe fn check_address(to: *const libc::sockaddr, size: libc::socklen_t) -> Res
 unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Result<usize, Errno> {
     let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
+    sources
+        .try_reserve(buffers.len())
+        .map_err(|_| Errno::NOMEM)?;
     let mut there = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: the caller's contract.
@@ -292,6 +295,9 @@ unsafe fn receive_to(
 ) -> Result<usize, Errno> {
     let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
+    places
+        .try_reserve(buffers.len())
+        .map_err(|_| Errno::NOMEM)?;
     let mut there = 0;
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
         // SAFETY: the caller's contract.

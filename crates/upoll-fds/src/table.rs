@@ -463,21 +463,27 @@ pub(crate) struct Group<'a>(&'a mut [HeldFd]);
 /// be meant, too.
 ///
 /// Signals have to be held back, as a handler that looks such an fd up would wait for the code under it.
-pub(crate) fn hold(is_meant: impl Fn(&Object) -> bool, _held_back: &HeldBack) -> Held {
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the list. Nothing is held then.
+pub(crate) fn hold(
+    is_meant: impl Fn(&Object) -> bool,
+    _held_back: &HeldBack,
+) -> Result<Held, Errno> {
     let mut held = Held {
         fds: Vec::new(),
         numbers: Vec::new(),
     };
     // What is copied from an fd shows at the latest in the pass after that which has held it.
-    while held.hold_more(&is_meant) {}
-    held.group();
-    held.mark_those_in_use();
-    held
+    while held.hold_more(&is_meant)? {}
+    held.group()?;
+    held.mark_those_in_use()?;
+    Ok(held)
 }
 
 impl Held {
     /// Holds those that are not held yet. Returns whether there were any.
-    fn hold_more(&mut self, is_meant: impl Fn(&Object) -> bool) -> bool {
+    fn hold_more(&mut self, is_meant: impl Fn(&Object) -> bool) -> Result<bool, Errno> {
         let known = self.fds.len();
         let mut at = 0;
         for fd in numbers(0, u32::MAX) {
@@ -487,6 +493,7 @@ impl Held {
             if at < known && self.fds[at].fd == fd {
                 continue;
             }
+            self.fds.try_reserve(1).map_err(|_| Errno::NOMEM)?;
             if let Some(entry) = slot(fd).and_then(|slot| slot.hold(&is_meant)) {
                 self.fds.push(HeldFd {
                     fd,
@@ -497,34 +504,42 @@ impl Held {
             }
         }
         self.fds.sort_unstable_by_key(|held| held.fd);
-        self.fds.len() > known
+        Ok(self.fds.len() > known)
     }
 
     /// Puts the fds of each group next to each other, and the groups in the order of their lowest fds.
-    fn group(&mut self) {
-        self.numbers = self.fds.iter().map(|held| held.fd).collect();
-        let mut firsts = HashMap::with_capacity(self.fds.len());
+    fn group(&mut self) -> Result<(), Errno> {
+        let count = self.fds.len();
+        self.numbers.try_reserve(count).map_err(|_| Errno::NOMEM)?;
+        self.numbers.extend(self.fds.iter().map(|held| held.fd));
+        let mut firsts = HashMap::new();
+        firsts.try_reserve(count).map_err(|_| Errno::NOMEM)?;
         for held in &mut self.fds {
             held.first = *firsts.entry(held.object().tie()).or_insert(held.fd);
         }
         self.fds.sort_unstable_by_key(|held| (held.first, held.fd));
+        Ok(())
     }
 
-    fn mark_those_in_use(&mut self) {
-        let mut entries: Vec<_> = self.fds.iter().map(|held| held.entry).collect();
+    fn mark_those_in_use(&mut self) -> Result<(), Errno> {
+        let (mut entries, mut used) = (Vec::new(), Vec::new());
+        for list in [&mut entries, &mut used] {
+            list.try_reserve(self.fds.len()).map_err(|_| Errno::NOMEM)?;
+        }
+        entries.extend(self.fds.iter().map(|held| held.entry));
         entries.sort_unstable();
-        let mut used = Vec::new();
         in_use::wait_until_all_unused(&entries, in_use::MORE_PATIENCE, |entry| {
             used.push(entry);
             ControlFlow::Continue(())
         });
         if used.is_empty() {
-            return;
+            return Ok(());
         }
         for group in self.fds.chunk_by_mut(is_one_group) {
             let is_used = group.iter().any(|held| used.contains(&held.entry));
             group.iter_mut().for_each(|held| held.is_used = is_used);
         }
+        Ok(())
     }
 
     pub(crate) fn contains(&self, fd: RawFd) -> bool {

@@ -18,7 +18,7 @@ use once_cell::race::OnceBox;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, File, FileRef, PollTable, Pollable};
-use crate::memory::boxed;
+use crate::memory::{boxed, text_of};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
@@ -299,19 +299,22 @@ impl Counter {
     }
 
     /// Takes count and maximum, if `may_go` with that maximum.
-    pub(crate) fn retire(&self, may_go: impl Fn(u64) -> bool) -> Option<Limited> {
-        let Ok(Beyond::Local(limited)) = self.beyond() else {
-            return None;
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn retire(&self, may_go: impl Fn(u64) -> bool) -> Result<Option<Limited>, Errno> {
+        let Beyond::Local(limited) = self.beyond()? else {
+            return Ok(None);
         };
         let mut limited = self.limit(limited);
         if limited.is_retired() || !may_go(limited.maximum) {
             self.unlimit(&limited);
-            return None;
+            return Ok(None);
         }
         let was = core::mem::replace(&mut *limited, RETIRED);
         drop(limited);
         self.queue.wake(Events::HUP);
-        Some(was)
+        Ok(Some(was))
     }
 
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
@@ -556,14 +559,16 @@ impl EventFd {
     /// ```
     /// use upoll::{Errno, EventFd};
     /// let counter = EventFd::new(3)?;
-    /// assert_eq!(counter.retire(), Some(3));
+    /// assert_eq!(counter.retire(), Ok(Some(3)));
     /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
     /// # Ok::<(), Errno>(())
     /// ```
-    #[must_use = "the count is nowhere else any more"]
-    pub fn retire(&self) -> Option<u64> {
-        let retired = self.file.retire(|maximum| maximum == NO_MAXIMUM);
-        retired.map(|was| was.count)
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub fn retire(&self) -> Result<Option<u64>, Errno> {
+        let retired = self.file.retire(|maximum| maximum == NO_MAXIMUM)?;
+        Ok(retired.map(|was| was.count))
     }
 
     /// Whether it has been [retired](Self::retire).
@@ -617,13 +622,12 @@ impl EventFd {
         self.file.by_ref()
     }
 
-    /// What `/proc/PID/fdinfo` would show.
-    #[must_use]
-    pub fn fdinfo(&self) -> alloc::string::String {
-        let mut out = alloc::string::String::new();
-        let shown = self.file.show_fdinfo(&mut out);
-        debug_assert!(shown.is_ok(), "writing to a string does not fail");
-        out
+    /// Returns what `/proc/PID/fdinfo` would show.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the text.
+    pub fn fdinfo(&self) -> Result<alloc::string::String, Errno> {
+        text_of(|out| self.file.show_fdinfo(out))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use alloc::alloc::{Layout, alloc};
 use alloc::boxed::Box;
+use alloc::string::String;
+use core::fmt;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
@@ -15,8 +17,11 @@ use crate::sync::{AtomicUsize, Ordering, fence};
 #[doc(hidden)]
 #[inline]
 pub fn boxed<T>(value: T) -> Result<Box<T>, Errno> {
-    const { assert!(size_of::<T>() != 0) };
-    // SAFETY: the layout has a size, as is asserted above.
+    if size_of::<T>() == 0 {
+        // This takes no memory.
+        return Ok(Box::new(value));
+    }
+    // SAFETY: the layout has a size.
     let place = unsafe { alloc(Layout::new::<T>()) }.cast::<T>();
     if place.is_null() {
         return Err(Errno::NOMEM);
@@ -25,6 +30,29 @@ pub fn boxed<T>(value: T) -> Result<Box<T>, Errno> {
     unsafe {
         place.write(value);
         Ok(Box::from_raw(place))
+    }
+}
+
+/// Returns the text that `show` writes.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it, or `show` had none for something else.
+pub(crate) fn text_of(
+    show: impl FnOnce(&mut dyn fmt::Write) -> fmt::Result,
+) -> Result<String, Errno> {
+    let mut text = Text(String::new());
+    show(&mut text).map_err(|_| Errno::NOMEM)?;
+    Ok(text.0)
+}
+
+/// A text whose growth can fail.
+struct Text(String);
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        self.0.try_reserve(more.len()).map_err(|_| fmt::Error)?;
+        self.0.push_str(more);
+        Ok(())
     }
 }
 
@@ -69,17 +97,20 @@ impl<T> SharedBox<T> {
         one.0 == other.0
     }
 
+    /// Returns the place on the heap.
+    pub(crate) fn as_raw(this: &Self) -> NonNull<()> {
+        this.0.cast()
+    }
+
     /// Returns the place on the heap, with this owner's part of the count.
-    #[cfg(any(feature = "std", loom))]
     pub(crate) fn into_raw(this: Self) -> NonNull<()> {
-        core::mem::ManuallyDrop::new(this).0.cast()
+        Self::as_raw(&core::mem::ManuallyDrop::new(this))
     }
 
     /// Takes over the part of the count that [`into_raw`](Self::into_raw) has given up.
     ///
     /// # Safety
     /// `place` is from `into_raw` of a `SharedBox<T>`, and is taken over once.
-    #[cfg(any(feature = "std", loom))]
     pub(crate) unsafe fn from_raw(place: NonNull<()>) -> Self {
         SharedBox(place.cast())
     }

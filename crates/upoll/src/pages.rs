@@ -12,6 +12,7 @@ use core::{mem, slice};
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
+use crate::errno::Errno;
 use crate::memory::boxed;
 
 /// Bytes of a page, on every architecture: it is what decides how writes split and merge.
@@ -182,15 +183,33 @@ const FEW: usize = 8;
 
 /// The bytes of the caller's buffers. These may be of a foreign kind, so they are asked for their
 /// bytes here, with no lock held, and but once.
-pub(crate) fn slices<B: Deref<Target = [u8]>>(buffers: &[B]) -> SmallVec<[&[u8]; FEW]> {
-    buffers.iter().map(Deref::deref).collect()
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the list.
+pub(crate) fn slices<B: Deref<Target = [u8]>>(
+    buffers: &[B],
+) -> Result<SmallVec<[&[u8]; FEW]>, Errno> {
+    let mut slices = SmallVec::new();
+    slices
+        .try_reserve(buffers.len())
+        .map_err(|_| Errno::NOMEM)?;
+    slices.extend(buffers.iter().map(Deref::deref));
+    Ok(slices)
 }
 
 /// [`slices`] of buffers to be filled.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the list.
 pub(crate) fn slices_mut<B: DerefMut<Target = [u8]>>(
     buffers: &mut [B],
-) -> SmallVec<[&mut [u8]; FEW]> {
-    buffers.iter_mut().map(DerefMut::deref_mut).collect()
+) -> Result<SmallVec<[&mut [u8]; FEW]>, Errno> {
+    let mut slices = SmallVec::new();
+    slices
+        .try_reserve(buffers.len())
+        .map_err(|_| Errno::NOMEM)?;
+    slices.extend(buffers.iter_mut().map(DerefMut::deref_mut));
+    Ok(slices)
 }
 
 /// What a write has still to give: the rest of several buffers (`struct iov_iter`).

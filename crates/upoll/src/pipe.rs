@@ -517,7 +517,7 @@ impl PipeReader {
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
         let pipe = &self.file.pipe;
-        pipe.try_read(&mut Scatter::new(&mut slices_mut(buffers)))
+        pipe.try_read(&mut Scatter::new(&mut slices_mut(buffers)?))
     }
 }
 
@@ -550,7 +550,7 @@ impl PipeWriter {
         &self,
         buffers: &[B],
     ) -> Result<usize, Errno> {
-        self.try_write_slices(&slices(buffers))
+        self.try_write_slices(&slices(buffers)?)
     }
 
     #[inline]

@@ -185,22 +185,31 @@ impl Endpoint {
         (self.charged + base) * 4 <= self.send_buffer
     }
 
-    fn contents(&self) -> SocketContents {
-        let mut bytes = Vec::with_capacity(self.bytes.bytes());
+    /// # Errors
+    /// `ENOMEM`: there is no memory for a copy.
+    fn contents(&self) -> Result<SocketContents, Errno> {
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(self.bytes.bytes())
+            .map_err(|_| Errno::NOMEM)?;
+        let mut messages = Vec::new();
+        messages
+            .try_reserve_exact(self.messages.len())
+            .map_err(|_| Errno::NOMEM)?;
         for page in self.bytes.views() {
             bytes.extend_from_slice(&page.bytes[page.read..]);
         }
-        let messages = self.messages.iter().map(|message| SocketMessage {
+        messages.extend(self.messages.iter().map(|message| SocketMessage {
             unread: message.unread,
             size: message.unread.max(smallest(message.charge)),
-        });
-        SocketContents {
+        }));
+        Ok(SocketContents {
             bytes,
-            messages: messages.collect(),
+            messages,
             is_shut: [self.shut.receiving, self.shut.sending],
             is_reset: self.is_reset,
             send_buffer: self.send_buffer,
-        }
+        })
     }
 
     /// What a poll shows.
@@ -413,7 +422,7 @@ impl Pair {
         }
     }
 
-    fn retire<E>(
+    fn retire<E: From<Errno>>(
         &self,
         me: Me,
         pour: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
@@ -423,7 +432,7 @@ impl Pair {
             return Ok(());
         }
         let (mine, peer) = split(&mut endpoints, me);
-        pour([mine.contents(), peer.contents()])?;
+        pour([mine.contents()?, peer.contents()?])?;
         for endpoint in &mut *endpoints {
             *endpoint = Endpoint::new();
             endpoint.shut = Halves::BOTH;
@@ -609,7 +618,7 @@ impl StreamSocket {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
-        let mut buffers = slices_mut(buffers);
+        let mut buffers = slices_mut(buffers)?;
         self.file
             .pair
             .try_read(self.file.me, &mut Scatter::new(&mut buffers))
@@ -634,7 +643,7 @@ impl StreamSocket {
         &self,
         buffers: &[B],
     ) -> Result<usize, Errno> {
-        let buffers = slices(buffers);
+        let buffers = slices(buffers)?;
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
@@ -664,8 +673,8 @@ impl StreamSocket {
     /// written a part says how much. Polls show both as hung up.
     ///
     /// # Errors
-    /// What `pour` gives.
-    pub fn retire<E>(
+    /// `ENOMEM`: there is no memory for a copy of the contents. Else as `pour` fails.
+    pub fn retire<E: From<Errno>>(
         &self,
         pour: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
     ) -> Result<(), E> {

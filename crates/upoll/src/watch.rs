@@ -2,7 +2,6 @@
 //! thread.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
@@ -14,6 +13,7 @@ use crate::epoll::callbacks::SetCallback;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
+use crate::memory::{SharedBox, boxed};
 use crate::sync::{Rule, broken};
 use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
 
@@ -54,7 +54,7 @@ pub struct Watch {
 
 struct Notify {
     interest: Events,
-    task: Arc<TaskSlot>,
+    task: SharedBox<TaskSlot>,
 }
 
 #[repr(C)]
@@ -106,22 +106,24 @@ impl Watch {
     /// nobody would make the callback: wait with [`Epoll::wait`](crate::Epoll::wait) or
     /// [`poll`](crate::poll()). A member that was closed, not deleted, may still count. While the
     /// `Watch` exists the set takes no such member (`EBUSY`).
+    ///
+    /// `ENOMEM`: there is no memory for it.
     pub fn new(
         file: FileRef<'_>,
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
     ) -> Result<(Self, Events), Errno> {
-        Self::with(file, interest, TaskSlot::for_callback(Box::new(callback)))
+        Self::with(file, interest, TaskSlot::for_callback(boxed(callback)?)?)
     }
 
     fn with(
         file: FileRef<'_>,
         interest: Events,
-        task: Arc<TaskSlot>,
+        task: SharedBox<TaskSlot>,
     ) -> Result<(Self, Events), Errno> {
         let interest = interest | Events::ALWAYS;
         let set_callback = SetCallback::begin(file, interest)?;
-        let notify = Box::new(Notify { interest, task });
+        let notify = boxed(Notify { interest, task })?;
         let mut watch = Watch {
             entries: Vec::new(),
             notify,
@@ -130,11 +132,16 @@ impl Watch {
         };
         let notify = NonNull::from(&*watch.notify);
         let entries = &mut watch.entries;
+        let mut is_short = false;
         let mut on_register = |queue: &WaitQueue| {
-            let entry = Box::new(WatchEntry {
+            let entry = boxed(WatchEntry {
                 entry: WaitEntry::new(on_wake_watch),
                 notify,
             });
+            let (Ok(entry), Ok(())) = (entry, entries.try_reserve(1)) else {
+                is_short = true;
+                return;
+            };
             // SAFETY: the entry is boxed and unhooked in `drop`, before the box goes; `file` keeps
             // the object whose queue this is.
             unsafe { entry.entry.hook(queue, Place::Shared) };
@@ -144,6 +151,9 @@ impl Watch {
             .description()
             .object()
             .poll(&mut PollTable::new(&mut on_register));
+        if is_short {
+            return Err(Errno::NOMEM);
+        }
         if broken(Rule::LookAfterRegistering) {
             return Ok((watch, Events::empty()));
         }
@@ -216,7 +226,7 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 /// ```
 pub struct Readiness {
     watch: Watch,
-    task: Arc<TaskSlot>,
+    task: SharedBox<TaskSlot>,
 }
 
 impl Readiness {
@@ -225,8 +235,8 @@ impl Readiness {
     /// # Errors
     /// As [`Watch::new`].
     pub fn new(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
-        let task = TaskSlot::for_task();
-        let (watch, _) = Watch::with(file, interest, task.clone())?;
+        let task = TaskSlot::for_task()?;
+        let (watch, _) = Watch::with(file, interest, SharedBox::clone(&task))?;
         Ok(Readiness { watch, task })
     }
 }

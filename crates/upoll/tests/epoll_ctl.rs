@@ -368,6 +368,6 @@ fn fdinfo_shows_an_interest_as_the_kernel_does() {
     assert_eq!(twin.data(0, 1).len(), 1);
     // A oneshot interest that fired keeps only its mode.
     twin.fdinfo(0);
-    let text = twin.set(0).unwrap().fdinfo();
+    let text = twin.set(0).unwrap().fdinfo().unwrap();
     assert!(text.contains("events: c0000000 data: 123456789abcdef0  pos:0 ino:"));
 }

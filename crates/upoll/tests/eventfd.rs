@@ -241,7 +241,7 @@ fn fdinfo_shows_the_count_and_whether_it_is_a_semaphore() {
                 .map(str::to_owned)
                 .collect()
         };
-        let ours = twin.counter(0).fdinfo();
+        let ours = twin.counter(0).fdinfo().unwrap();
         let shown = same("fdinfo", lines(&ours), lines(&kernel));
         assert_eq!(shown.len(), 2);
     }

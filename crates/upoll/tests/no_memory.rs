@@ -3,120 +3,19 @@
 //! when all is dropped as much memory is in use as after a run without failures.
 #![cfg(not(loom))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::fmt::Debug;
-use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+mod failing_allocations;
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use self::failing_allocations::{Fault, each_allocation_fails};
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet,
-    PollContext, PollFd, SocketFlags, Source, pipe, poll, select, socketpair,
+    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File,
+    PipeWriter, PollContext, PollFd, PollTable, Pollable, Readiness, SocketFlags, Source,
+    StreamSocket, WaitQueue, Watch, pipe, poll, select, socketpair,
 };
-
-/// The system's allocator, of which one allocation fails.
-struct Failing;
-
-/// How many allocations succeed before one fails; negative once it has, or if none is to fail.
-static BEFORE: AtomicIsize = AtomicIsize::new(-1);
-static BYTES: AtomicUsize = AtomicUsize::new(0);
-
-fn fails_now() -> bool {
-    BEFORE.load(Ordering::Relaxed) >= 0 && BEFORE.fetch_sub(1, Ordering::Relaxed) == 0
-}
-
-// SAFETY: hands every call that is not to fail to the system's allocator.
-unsafe impl GlobalAlloc for Failing {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if fails_now() {
-            return std::ptr::null_mut();
-        }
-        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Failing = Failing;
-
-/// Runs operations of which one allocation fails.
-struct Fault {
-    /// Allocations that succeed before it.
-    before: isize,
-    was_met: bool,
-}
-
-impl Fault {
-    /// Runs an operation that may fail with `ENOMEM`, and again if it has.
-    fn during<T: Debug>(&mut self, mut operation: impl FnMut() -> Result<T, Errno>) -> T {
-        BEFORE.store(self.before, Ordering::Relaxed);
-        let result = operation();
-        let left = BEFORE.swap(-1, Ordering::Relaxed);
-        // Negative: the failure was met, and is over.
-        self.was_met |= left < 0 && self.before >= 0;
-        self.before = left;
-        match result {
-            Err(errno) => {
-                assert!(self.was_met, "{errno} without a failure");
-                assert!(matches!(errno, Errno::NOMEM | Errno::NOBUFS), "{errno}");
-                operation().expect("there is memory again")
-            }
-            Ok(value) => value,
-        }
-    }
-}
-
-const DONE: i32 = 0;
-const MET: i32 = 2;
-
-/// Runs `scenario` in children, with the first allocation failing, then the second, until none is left.
-fn each_allocation_fails(name: &str, scenario: impl Fn(&mut Fault)) {
-    for before in 0..2_000 {
-        // SAFETY: the child runs the scenario and ends; no other thread of this process holds a lock that
-        // the child needs, as the tests of this file run one after the other.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let mut none = Fault {
-                before: -1,
-                was_met: false,
-            };
-            // What is made once stays.
-            scenario(&mut none);
-            scenario(&mut none);
-            let bytes = BYTES.load(Ordering::Relaxed);
-            let mut fault = Fault {
-                before,
-                was_met: false,
-            };
-            scenario(&mut fault);
-            let left = BYTES.load(Ordering::Relaxed).wrapping_sub(bytes) as isize;
-            assert!(left <= 0, "{name}, {before}: {left} bytes are left");
-            let status = if fault.was_met { MET } else { DONE };
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(status) };
-        }
-        assert!(child > 0);
-        let mut status = 0;
-        // SAFETY: the status is written to a variable.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert!(
-            libc::WIFEXITED(status),
-            "{name}: the allocation {before} fails, and the process ends by signal {}",
-            libc::WTERMSIG(status)
-        );
-        match libc::WEXITSTATUS(status) {
-            DONE => return,
-            status => assert_eq!(status, MET, "{name}, {before}"),
-        }
-    }
-    panic!("{name} has no end");
-}
 
 const MOMENT: Duration = Duration::from_micros(100);
 
@@ -152,20 +51,16 @@ fn bytes(fault: &mut Fault) {
     let (one, other) = socketpair(SocketFlags::empty()).unwrap();
     let sent: Vec<u8> = (0..30_000_u32).map(|at| at as u8).collect();
     let mut received = vec![0; sent.len()];
-    for written in [
-        fault.during(|| writer.try_write(&sent)),
-        fault.during(|| writer.write(&sent)),
-    ] {
+    for write in [PipeWriter::try_write, PipeWriter::write] {
+        let written = fault.during(|| write(&writer, &sent));
         // A part was written, or all.
         assert!(written > 0);
         assert_eq!(reader.try_read(&mut received[..written]), Ok(written));
         assert_eq!(received[..written], sent[..written]);
         assert_eq!(reader.try_read(&mut [0]), Err(Errno::AGAIN));
     }
-    for written in [
-        fault.during(|| one.try_write(&sent)),
-        fault.during(|| one.write(&sent)),
-    ] {
+    for write in [StreamSocket::try_write, StreamSocket::write] {
+        let written = fault.during(|| write(&one, &sent));
         assert!(written > 0);
         assert_eq!(other.available(), written);
         assert_eq!(other.try_read(&mut received[..written]), Ok(written));
@@ -272,7 +167,7 @@ fn polls(fault: &mut Fault) {
     assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 0);
     assert_eq!(fault.during(|| poll(&mut fds[..40], MOMENT)), 0);
     assert_eq!(fault.during(|| poll(&mut fds[40..], MOMENT)), 0);
-    let mut context = PollContext::new();
+    let mut context = fault.during(|| Ok(PollContext::new()));
     assert_eq!(fault.during(|| context.poll(&mut fds, MOMENT)), 0);
     assert_eq!(fault.during(|| context.poll(&mut fds[7..], MOMENT)), 0);
     counters[20].try_write(1).unwrap();
@@ -301,6 +196,145 @@ fn polls(fault: &mut Fault) {
     assert_eq!(found, 0);
 }
 
+/// An object with three wait queues.
+#[derive(Default)]
+struct Queues([WaitQueue; 3]);
+
+impl Pollable for Queues {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        for queue in &self.0 {
+            table.register(queue);
+        }
+        Events::empty()
+    }
+}
+
+fn several_queues(fault: &mut Fault) {
+    let set = Epoll::new().unwrap();
+    let files: Vec<_> = (0..20)
+        .map(|_| fault.during(|| File::try_new(Queues::default())))
+        .collect();
+    for (at, file) in files.iter().enumerate() {
+        let event = match at % 2 {
+            0 => watches(1),
+            _ => Event::new(Events::IN | Events::EXCLUSIVE, 1),
+        };
+        fault.during(|| set.add(file, event));
+        assert_eq!(set.add(file, event), Err(Errno::EXIST));
+        file.0[2].wake(Events::IN);
+    }
+    assert_eq!(first_event(&set), None);
+    let mut context = PollContext::new();
+    let mut fds: Vec<_> = files
+        .iter()
+        .map(|file| PollFd::new(file, Events::IN))
+        .collect();
+    assert_eq!(fault.during(|| context.poll(&mut fds, MOMENT)), 0);
+    assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 0);
+}
+
+fn callbacks(fault: &mut Fault) {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let called = || CALLS.swap(0, Ordering::Relaxed);
+    let counter = EventFd::new(0).unwrap();
+    let inner = Epoll::new().unwrap();
+    let outer = Epoll::new().unwrap();
+    inner.add(&counter, watches(1)).unwrap();
+    outer.add(&inner, watches(2)).unwrap();
+    let file = File::new(Queues::default());
+    let few = [counter.as_file_ref(), outer.as_file_ref(), file.by_ref()];
+    let data = [7; 100];
+    for file in few {
+        let (watch, ready) = fault.during(|| {
+            Watch::new(file, Events::IN, move |_| {
+                CALLS.fetch_add(data[3], Ordering::Relaxed);
+            })
+        });
+        assert!(ready.is_empty() && watch.ready().is_empty());
+        let without_data = |_| {
+            CALLS.fetch_add(1, Ordering::Relaxed);
+        };
+        let (other, _) = fault.during(|| Watch::new(file, Events::IN, without_data));
+        fault.during(|| counter.try_write(1));
+        let expected = called();
+        drop((watch, other));
+        fault.during(|| counter.try_write(1));
+        assert_eq!(called(), 0);
+        counter.try_read().unwrap();
+        assert!(matches!(expected, 8 | 0), "{expected}");
+        let mut readiness = Box::pin(fault.during(|| Readiness::new(file, Events::IN)));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(readiness.as_mut().poll(&mut context).is_pending());
+    }
+    // A set with members in the kernel takes none, and the other way round.
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let kernel = Epoll::new().unwrap();
+    let above = Epoll::new().unwrap();
+    above.add(&kernel, watches(1)).unwrap();
+    above.add(&inner, watches(1)).unwrap();
+    kernel.add(&reader, watches(1)).unwrap();
+    let refused = fault.during(|| match Readiness::new(above.as_file_ref(), Events::IN) {
+        Err(Errno::NOMEM) => Err(Errno::NOMEM),
+        other => Ok(other.map(drop)),
+    });
+    assert_eq!(refused, Err(Errno::PERM));
+    let waiting = fault.during(|| Readiness::new(outer.as_file_ref(), Events::IN));
+    let refused = fault.during(|| match inner.add(&reader, watches(1)) {
+        Err(Errno::NOMEM) => Err(Errno::NOMEM),
+        other => Ok(other),
+    });
+    assert_eq!(refused, Err(Errno::BUSY));
+    drop(waiting);
+}
+
+fn listings(fault: &mut Fault) {
+    let set = Epoll::new().unwrap();
+    let counters: Vec<_> = (0..20).map(|_| EventFd::new(0).unwrap()).collect();
+    for counter in &counters {
+        set.add(counter, watches(1)).unwrap();
+    }
+    let (reader, _writer) = std::io::pipe().unwrap();
+    set.add(&reader, watches(2)).unwrap();
+    assert_eq!(fault.during(|| set.fdinfo()).lines().count(), 21);
+    assert!(
+        fault
+            .during(|| counters[0].fdinfo())
+            .starts_with("eventfd-count:")
+    );
+    let file = counters[3].as_file_ref();
+    let interest = Event::new(Events::IN | Events::ERR | Events::HUP, 1);
+    assert_eq!(fault.during(|| set.interests_in(file)), [(0, interest)]);
+    assert_eq!(fault.during(|| set.kernel_interests()).len(), 1);
+    assert_eq!(fault.during(|| Ok(set.len())), 21);
+}
+
+fn shared_counters(fault: &mut Fault) {
+    let shared = EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    let set = Epoll::new().unwrap();
+    fault.during(|| set.add(&shared, watches(1)));
+    let mut fds = [PollFd::new(&shared, Events::IN)];
+    assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 0);
+    fault.during(|| shared.try_write(1));
+    assert_eq!(fault.during(|| Ok(first_event(&set))), Some(1));
+    assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 1);
+    assert_eq!(fault.during(|| shared.read()), 1);
+}
+
+fn rotating_waits(fault: &mut Fault) {
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    fault.during(|| rotating.add(&reader, watches(1)));
+    let mut events = [Event::default(); 2];
+    assert_eq!(fault.during(|| rotating.wait(&mut events, MOMENT)), 0);
+    let worker = Epoll::new().unwrap();
+    fault.during(|| worker.add(&rotating, watches(2)));
+    assert_eq!(fault.during(|| worker.wait(&mut events, MOMENT)), 0);
+    send_byte(&writer);
+    assert_eq!(fault.during(|| worker.wait(&mut events, MOMENT)), 1);
+    let mut fds = [PollFd::new(&rotating, Events::IN)];
+    assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 1);
+}
+
 // One test: others would allocate meanwhile.
 #[test]
 fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
@@ -311,4 +345,9 @@ fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
     each_allocation_fails("nested and rotating sets", nested_and_rotating);
     each_allocation_fails("kernel members", kernel_members);
     each_allocation_fails("polls", polls);
+    each_allocation_fails("several queues", several_queues);
+    each_allocation_fails("callbacks", callbacks);
+    each_allocation_fails("listings", listings);
+    each_allocation_fails("shared counters", shared_counters);
+    each_allocation_fails("rotating waits", rotating_waits);
 }

@@ -38,7 +38,8 @@ pub(crate) struct SetCallback(Option<Held>);
 
 impl SetCallback {
     /// # Errors
-    /// `EPERM`: `file` is a set with a member that cannot wake it for `interest`.
+    /// `EPERM`: `file` is a set with a member that cannot wake it for `interest`. `ENOMEM`: there is no memory
+    /// to walk the sets below.
     pub(crate) fn begin(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
         let set = as_set(file.description()).filter(|_| interest.intersects(Set::SHOWN));
         let Some(set) = set else {
@@ -48,7 +49,7 @@ impl SetCallback {
         set.callbacks.fetch_add(1, Ordering::SeqCst);
         let callback = SetCallback(Some(file.keep()));
         // Counted, now check: an ADD that does not see the count has counted its member before.
-        match has_silent_members(set, &mut Visited::default()) {
+        match has_silent_members(set, &mut Visited::default())? {
             true => Err(Errno::PERM),
             false => Ok(callback),
         }
@@ -64,31 +65,39 @@ impl Drop for SetCallback {
     }
 }
 
-/// Whether a set has members, itself or in sets below, that wake nobody but threads in the kernel.
-fn has_silent_members(set: &Set, visited: &mut Visited) -> bool {
+/// Returns whether a set has members, itself or in sets below, that wake nobody but threads in the kernel.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory to walk the sets below.
+fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
     // A set above one that has a companion has one, too.
     let Some(companion) = set.companion() else {
-        return false;
+        return Ok(false);
     };
     if companion.has_silent_members() {
-        return true;
+        return Ok(true);
     }
     let inner = set.inner.lock();
-    inner.nested > 0
-        && inner.iter().any(|item| {
-            // SAFETY: registered, and its set's lock is held.
-            let file = unsafe { (*item).file() };
-            as_set(file).is_some_and(|below| {
-                visited.insert(Identity::of(file)) && has_silent_members(below, visited)
-            })
-        })
+    if inner.nested == 0 {
+        return Ok(false);
+    }
+    for item in inner.iter() {
+        // SAFETY: registered, and its set's lock is held.
+        let file = unsafe { (*item).file() };
+        let Some(below) = as_set(file) else { continue };
+        visited.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        if visited.insert(Identity::of(file)) && has_silent_members(below, visited)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Checks that no callback waits for `set`, or for a set above, which now has a member that could not wake
 /// it. The member is counted already.
 ///
 /// # Errors
-/// `EBUSY`: one does.
+/// `EBUSY`: one does. `ENOMEM`: there is no memory to walk the sets above.
 #[cfg(any(feature = "std", loom))]
 pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
     if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default())? {
@@ -100,7 +109,7 @@ pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
 /// The same for the set `below`, if it has such members, which `set` watches by now.
 pub(super) fn check_nested(set: &Description<Set>, below: &Set) -> Result<(), Errno> {
     if CALLBACKS.load(Ordering::SeqCst) > 0
-        && has_silent_members(below, &mut Visited::default())
+        && has_silent_members(below, &mut Visited::default())?
         && has_callback(set, &mut Visited::default())?
     {
         return Err(Errno::BUSY);

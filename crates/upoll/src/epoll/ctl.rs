@@ -3,9 +3,10 @@
 //! An item is removed exactly once, by whoever finds it in the table with the set's lock held:
 //! DEL, the close of the set, or the close of the file. There is no global lock in any of these.
 
-use alloc::vec::Vec;
 use core::any::Any;
 use core::ptr::NonNull;
+
+use smallvec::SmallVec;
 
 use super::callbacks::check_nested;
 #[cfg(any(feature = "std", loom))]
@@ -359,7 +360,7 @@ impl Epoll {
             None if wanted.contains(Events::EXCLUSIVE) => Place::ExclusiveTail,
             None => Place::Shared,
         };
-        let ready = set.hook(inner, item, file, place) & wanted;
+        let ready = set.hook(inner, item, file, place, left)? & wanted;
         set.queue_if_ready(inner, item, ready, deferred);
         Ok(())
     }
@@ -412,14 +413,19 @@ impl Set {
         inner.len() > inner.nested || self.companion().is_some_and(Companion::has_source)
     }
 
-    /// Hooks an item into every queue that its file registers; says what is ready.
+    /// Hooks an item into every queue that its file registers. Returns what is ready.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it. The item has been removed.
     fn hook(
         &self,
         inner: &mut Interests,
         item: *const Item,
         file: FileRef<'_>,
         place: Place,
-    ) -> Events {
+        left: &mut Option<Forgotten>,
+    ) -> Result<Events, Errno> {
+        let mut is_short = false;
         let mut hooked = 0_usize;
         let mut hooking = Hooking {
             set: self,
@@ -436,6 +442,10 @@ impl Set {
                     (*item).entry.hook(queue, place);
                 } else {
                     let extra = ExtraEntry::new(item, ready::on_wake_extra);
+                    let (Ok(extra), Ok(())) = (extra, extras.try_reserve(1)) else {
+                        is_short = true;
+                        return;
+                    };
                     extra.entry.hook(queue, place);
                     extras.push(extra);
                 }
@@ -448,6 +458,16 @@ impl Set {
             .poll(&mut PollTable::new(&mut on_register).for_item());
         let extras = core::mem::take(extras);
         core::mem::forget(hooking);
+        is_short |= !extras.is_empty() && inner.reserve_extras().is_err();
+        if is_short {
+            // A wake may have chosen it meanwhile.
+            let mut claim = Self::unhook(inner, item);
+            for extra in &extras {
+                claim = extra.entry.unhook().or(claim);
+            }
+            self.forget(inner, item, claim, left);
+            return Err(Errno::NOMEM);
+        }
         if !extras.is_empty() {
             // SAFETY: the item is registered and the lock held.
             unsafe { &*item }
@@ -456,7 +476,7 @@ impl Set {
                 .fetch_or(state::HAS_EXTRAS, Ordering::Relaxed);
             inner.keep_extras(item, extras);
         }
-        events
+        Ok(events)
     }
 
     /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
@@ -636,7 +656,7 @@ impl Set {
         }
         let mut emptying = Emptying {
             set: self,
-            claims: Vec::new(),
+            claims: SmallVec::new(),
             slot: 0,
         };
         self.watched_by.wake(Events::IN);
@@ -645,6 +665,10 @@ impl Set {
             let _scope = Scope::enter();
             let inner = self.inner.lock();
             for item in inner.iter() {
+                if emptying.claims.try_reserve(1).is_err() {
+                    // The rest is unhooked as it is removed.
+                    break;
+                }
                 if let Some(queue) = Self::unhook(&inner, item) {
                     // SAFETY: the item is registered, and the lock held.
                     let file = unsafe { (*item).file() }.clone();
@@ -730,7 +754,7 @@ struct Emptying<'a> {
     set: &'a Set,
     /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
     /// by now, if somebody calls `release` of a set that is open.
-    claims: Vec<(*const Item, Held, NonNull<WaitQueue>)>,
+    claims: SmallVec<[(*const Item, Held, NonNull<WaitQueue>); 1]>,
     /// All slots before this one have been emptied.
     slot: u32,
 }

@@ -8,7 +8,7 @@ use super::companion::Companion;
 use crate::file::Identity;
 
 /// A line for each item, ordered by file, then number, as Linux walks its tree. A user-level file
-/// has no inode: its identity stands for one.
+/// has no inode: its identity stands for one. Without memory for the order this is an error.
 pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
     let mut rows: Vec<(Identity, i32, u32, u64)> = Vec::new();
     {
@@ -24,6 +24,7 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
                     item.data(),
                 )
             };
+            rows.try_reserve(1).map_err(|_| fmt::Error)?;
             rows.push(row);
         }
     }

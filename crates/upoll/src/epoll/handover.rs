@@ -4,6 +4,8 @@ use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::ptr::NonNull;
 
+use smallvec::SmallVec;
+
 use super::Set;
 use super::ctl::{Forgotten, as_set};
 use super::interest::state;
@@ -136,24 +138,37 @@ impl ServedBy {
 pub(crate) fn hand_on_unseen(set: &Set) {
     if set.is_above_rotating() {
         let _scope = Scope::enter();
-        let mut unseen = Vec::new();
-        disclaim_below(set, &mut unseen);
-        for claim in unseen {
-            claim.finish();
+        let mut unseen = Unseen::new();
+        loop {
+            let are_all = disclaim_below(set, &mut unseen);
+            unseen.drain(..).for_each(Forgotten::finish);
+            if are_all {
+                break;
+            }
         }
     }
 }
 
-fn disclaim_below(set: &Set, unseen: &mut Vec<Forgotten>) {
+/// Claims to be handed on once no lock is held. There is room for one at least without more memory.
+type Unseen = SmallVec<[Forgotten; 1]>;
+
+/// Takes the claims of the items below. Returns whether it has all of them: not if there was no room for more.
+fn disclaim_below(set: &Set, unseen: &mut Unseen) -> bool {
     for item in &set.inner.lock().rotating {
+        if unseen.try_reserve(1).is_err() {
+            return false;
+        }
         // SAFETY: items in the list are registered, and the set's lock is held.
         unsafe {
             let node = item.as_ref();
             if node.state() & state::ROTATING != 0 {
                 unseen.extend(Forgotten::disclaim(node));
-            } else if let Some(below) = as_set(node.file()) {
-                disclaim_below(below, unseen);
+            } else if let Some(below) = as_set(node.file())
+                && !disclaim_below(below, unseen)
+            {
+                return false;
             }
         }
     }
+    true
 }

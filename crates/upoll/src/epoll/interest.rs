@@ -20,6 +20,7 @@ use super::slab::Slab;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, FileRef, Held, Identity, WatcherLink};
+use crate::memory::boxed;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry};
 
@@ -189,8 +190,10 @@ pub(crate) struct ExtraEntry {
 unsafe impl Send for ExtraEntry {}
 
 impl ExtraEntry {
-    pub(crate) fn new(item: *const Item, on_wake: OnWake) -> Box<Self> {
-        Box::new(ExtraEntry {
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn new(item: *const Item, on_wake: OnWake) -> Result<Box<Self>, Errno> {
+        boxed(ExtraEntry {
             entry: WaitEntry::new(on_wake),
             item,
         })
@@ -361,7 +364,15 @@ impl Interests {
         }
     }
 
-    /// Keeps the entries of `item` in further wait queues.
+    /// Makes room for the entries of one more item in further wait queues.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn reserve_extras(&mut self) -> Result<(), Errno> {
+        self.extras.try_reserve(1).map_err(|_| Errno::NOMEM)
+    }
+
+    /// Keeps the entries of `item` in further wait queues. There is [room](Self::reserve_extras).
     pub(crate) fn keep_extras(&mut self, item: *const Item, entries: Extras) {
         let slot = self.slot_of(item);
         self.extras.insert(slot, entries);

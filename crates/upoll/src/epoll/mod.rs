@@ -55,6 +55,7 @@ use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 use crate::memory::SharedBox;
 #[cfg(not(loom))]
 use crate::memory::boxed;
+use crate::memory::text_of;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
 use crate::target::{Source, Target};
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
@@ -492,31 +493,45 @@ impl Epoll {
         self.set().takes_turns()
     }
 
-    /// What `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.
-    #[must_use]
-    pub fn fdinfo(&self) -> alloc::string::String {
-        let mut out = alloc::string::String::new();
-        let shown = self.file.show_fdinfo(&mut out);
-        debug_assert!(shown.is_ok(), "writing to a string does not fail");
-        out
+    /// Returns what `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the text.
+    pub fn fdinfo(&self) -> Result<alloc::string::String, Errno> {
+        text_of(|out| self.file.show_fdinfo(out))
     }
 
-    /// The interests in one open file: the number that each goes by, and what is wanted.
+    /// Returns the interests in one open file: the number that each goes by, and what is wanted.
     ///
     /// A oneshot interest that has fired asks for no events any more.
-    #[must_use]
-    pub fn interests_in(&self, file: FileRef<'_>) -> Vec<(i32, Event)> {
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the list.
+    pub fn interests_in(&self, file: FileRef<'_>) -> Result<Vec<(i32, Event)>, Errno> {
         let wanted = file.address();
-        self.interests_by(|address| (address == wanted).then_some(()))
-            .into_iter()
-            .map(|((), number, interest)| (number, interest))
-            .collect()
+        let found = self.interests_by(|address| (address == wanted).then_some(()))?;
+        let mut interests = Vec::new();
+        interests
+            .try_reserve_exact(found.len())
+            .map_err(|_| Errno::NOMEM)?;
+        interests.extend(
+            found
+                .into_iter()
+                .map(|((), number, interest)| (number, interest)),
+        );
+        Ok(interests)
     }
 
     /// Returns the interests in all open files for whose [address](FileRef::address) `find` returns
     /// something, each with that, as they are at one moment. The set is locked while `find` runs.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the list.
     #[doc(hidden)]
-    pub fn interests_by<T>(&self, find: impl Fn(usize) -> Option<T>) -> Vec<(T, i32, Event)> {
+    pub fn interests_by<T>(
+        &self,
+        find: impl Fn(usize) -> Option<T>,
+    ) -> Result<Vec<(T, i32, Event)>, Errno> {
         let inner = self.file.inner.lock();
         let mut found = Vec::new();
         for item in inner.iter() {
@@ -529,9 +544,12 @@ impl Epoll {
                     Event::new(item.interest(), item.data()),
                 )
             };
-            found.extend(find(address).map(|of| (of, number, interest)));
+            if let Some(of) = find(address) {
+                found.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+                found.push((of, number, interest));
+            }
         }
-        found
+        Ok(found)
     }
 
     /// How many interests the set holds.

@@ -1,7 +1,7 @@
 //! A set of the kernel's as the kernel side of a set: so that its descriptor number can be the
 //! kernel's before and after.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use super::kernel;
 use super::{KernelSide, SleepSet};
@@ -45,6 +45,17 @@ impl Epoll {
         // Sets that watch this one already have to hear of the members.
         KernelSide::ensure(self.description())?.count_adopted(members);
         Ok(())
+    }
+
+    /// Makes room for an interest in the kernel fd `number`, in a set that has a place for such members: its ADD
+    /// does not fail for want of memory of this process.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    #[doc(hidden)]
+    pub fn prepare_kernel_member(&self, number: RawFd) -> Result<(), Errno> {
+        let side = self.set().companion();
+        side.map_or(Ok(()), |side| side.listed.prepare(number))
     }
 
     /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the

@@ -3,6 +3,7 @@
 //! They are made inline, not through the C library: its names may be this library's own (a program
 //! that has them replaced), and `errno` is the user's.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
@@ -482,17 +483,17 @@ pub(super) fn duplicate_set(fd: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
     Descriptor::sealed(duplicate(fd.as_raw_fd())?)
 }
 
-/// All of a file of `/proc`; nothing if it cannot be read.
-pub(super) fn read_proc(path: &str) -> String {
+/// Returns all of a file of `/proc`; nothing if it cannot be read.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it.
+pub(super) fn read_proc(path: &CStr) -> Result<String, Errno> {
     let mut bytes = Vec::new();
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    let Ok(path) = std::ffi::CString::new(path) else {
-        return String::new();
-    };
     // SAFETY: the path is a live C string.
     let file = opened(unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags) });
     while let Ok(file) = &file {
-        bytes.reserve(4096);
+        bytes.try_reserve(4096).map_err(|_| Errno::NOMEM)?;
         let room = bytes.spare_capacity_mut();
         // SAFETY: the buffer has as much room as is claimed.
         let read =
@@ -503,7 +504,8 @@ pub(super) fn read_proc(path: &str) -> String {
             Ok(read) => unsafe { bytes.set_len(bytes.len() + read) },
         }
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    // The kernel writes nothing but ASCII there.
+    Ok(String::from_utf8(bytes).unwrap_or_default())
 }
 
 /// Memory of zero bytes that children of `fork` share with this process: `mmap(2)`, by the C

@@ -1,6 +1,7 @@
 //! Which members a kernel set has: what the library knows of it, and what `/proc` shows.
 
-use std::fmt::{self, Write};
+use std::ffi::CStr;
+use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 
 use hashbrown::HashMap;
@@ -10,7 +11,9 @@ use super::interest_list::Listed;
 use super::rotation::Rotation;
 use super::{KernelSide, kernel};
 use crate::epoll::Epoll;
+use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::memory::text_of;
 use crate::sync::{Ordering, is_held_by_this_thread};
 
 /// A line of fdinfo.
@@ -42,15 +45,20 @@ impl<'a> Line<'a> {
 
 impl KernelSide {
     /// What `/proc` says of the kernel set that has the members, or else what the library knows.
-    fn read_members(&self) -> String {
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    fn read_members(&self) -> Result<String, Errno> {
         let members = self.members();
+        let path = text_of(|path| write!(path, "/proc/self/fdinfo/{}\0", members.as_raw_fd()))?;
+        let path = CStr::from_bytes_with_nul(path.as_bytes()).unwrap_or_default();
         let text = match members.is_intact() {
-            true => kernel::read_proc(&format!("/proc/self/fdinfo/{}", members.as_raw_fd())),
+            true => kernel::read_proc(path)?,
             false => String::new(),
         };
         match text.is_empty() {
-            true => self.listed_lines(),
-            false => text,
+            true => text_of(|out| self.show_listed(out)),
+            false => Ok(text),
         }
     }
 
@@ -71,11 +79,10 @@ impl KernelSide {
         if self.adopted.load(Ordering::Relaxed) == 0 {
             return self.listed.iter().map(|listed| self.count(listed)).sum();
         }
-        let text = self.read_members();
-        match text.is_empty() {
-            false => self.members_in(&text).count(),
+        match self.read_members() {
+            Ok(text) if !text.is_empty() => self.members_in(&text).count(),
             // An adopted set had members that only the kernel knows.
-            true => self.members.load(Ordering::Relaxed),
+            _ => self.members.load(Ordering::Relaxed),
         }
     }
 
@@ -104,10 +111,9 @@ impl KernelSide {
         count
     }
 
-    /// The lines of the members, by what the library knows: for where there is no `/proc`, or no fd to
+    /// Writes the lines of the members, by what the library knows: for where there is no `/proc`, or no fd to
     /// read it.
-    fn listed_lines(&self) -> String {
-        let mut text = String::new();
+    fn show_listed(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         for listed in self.listed.iter() {
             if self.count(listed) == 0 {
                 continue;
@@ -117,34 +123,39 @@ impl KernelSide {
             let number = listed.number;
             // Linux asks for errors and hang-ups of every member.
             let events = events | (Events::ERR | Events::HUP).bits();
-            let _ = writeln!(
-                text,
+            writeln!(
+                out,
                 "tfd: {number:8} events: {events:8x} data: {data:16x}  pos:0 ino:{inode:x} sdev:0"
-            );
+            )?;
         }
-        text
+        Ok(())
     }
 
     /// A line for each member.
     pub(super) fn show_members(&self, out: &mut dyn fmt::Write) -> fmt::Result {
-        self.members_in(&self.read_members())
+        self.members_in(&self.read_members().map_err(|_| fmt::Error)?)
             .try_for_each(|line| writeln!(out, "{}", line.text))
     }
 
-    /// The numbers and interests of members whose numbers stand for them still.
-    fn current_members(&self) -> Vec<(RawFd, Event)> {
-        let text = self.read_members();
+    /// Returns the numbers and interests of members whose numbers stand for them still.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the list.
+    fn current_members(&self) -> Result<Vec<(RawFd, Event)>, Errno> {
+        let text = self.read_members()?;
         let mut members: Vec<(RawFd, Event)> = Vec::new();
         match &self.rotation {
             Some(rotation) => {
                 let number = rotation.number().filter(|_| rotation.has_source());
                 let interest = self.members_in(&text).last().map(|line| line.interest);
+                members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 members.extend(number.zip(interest));
             }
             None => {
                 // Several may go by one number, if it was closed and its file lives on under another.
                 let mut known: HashMap<RawFd, u32, FxBuildHasher> = HashMap::default();
                 for line in self.members_in(&text) {
+                    known.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                     let known = known.entry(line.number).or_insert(0);
                     let which = std::mem::replace(known, *known + 1);
                     let is_current = match kernel::socket_inode(line.number) {
@@ -154,12 +165,13 @@ impl KernelSide {
                         None => kernel::is_member(self.members(), line.number, which),
                     };
                     if is_current {
+                        members.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                         members.push((line.number, line.interest));
                     }
                 }
             }
         }
-        members
+        Ok(members)
     }
 }
 
@@ -175,14 +187,16 @@ impl Epoll {
         is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
     }
 
-    /// The interests in descriptors of the kernel, each with the number that it goes by.
+    /// Returns the interests in descriptors of the kernel, each with the number that it goes by.
     ///
     /// A oneshot interest that has fired asks for no events any more. Left out are those whose number
     /// was closed, and stands for another file by now; and all of them where there is no `/proc`.
-    #[must_use]
-    pub fn kernel_interests(&self) -> Vec<(RawFd, Event)> {
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the list.
+    pub fn kernel_interests(&self) -> Result<Vec<(RawFd, Event)>, Errno> {
         self.set()
             .companion()
-            .map_or_else(Vec::new, KernelSide::current_members)
+            .map_or_else(|| Ok(Vec::new()), KernelSide::current_members)
     }
 }

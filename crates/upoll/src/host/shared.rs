@@ -22,6 +22,7 @@
 //! that nobody listens to make no system call.
 
 use std::any::Any;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
@@ -73,9 +74,10 @@ impl Drop for Share {
 /// A process's view of a counter that it shares with others.
 pub(crate) struct SharedCounter {
     share: SharedBox<Share>,
-    /// Waiters of this process that are hooked into a queue: those of embedders. Made when the first
-    /// comes. One of an earlier generation is the parent's: it leads to the parent's threads, so it
-    /// is left alone and never freed.
+    /// Waiters that are hooked into a queue, those of embedders, in the process that made this.
+    first_queue: OwnQueue,
+    /// The same in a child, made when the first comes. A queue of an earlier generation is the parent's: it
+    /// leads to the parent's threads, so it is left alone and never freed.
     queue: AtomicPtr<OwnQueue>,
     /// Made by [`EventFd::reopened`]: the counter that it was made of keeps the share, too, and is never
     /// dropped in this process.
@@ -83,8 +85,23 @@ pub(crate) struct SharedCounter {
 }
 
 struct OwnQueue {
-    queue: WaitQueue,
+    /// Not dropped: what waits in it may be the parent's.
+    queue: ManuallyDrop<WaitQueue>,
     generation: u32,
+}
+
+impl OwnQueue {
+    fn new() -> Self {
+        OwnQueue {
+            queue: ManuallyDrop::new(WaitQueue::new()),
+            generation: generation::current(),
+        }
+    }
+
+    /// The queue, if it is this process's.
+    fn current(&self) -> Option<&WaitQueue> {
+        (self.generation == generation::current()).then_some(&*self.queue)
+    }
 }
 
 impl EventFd {
@@ -150,7 +167,7 @@ impl EventFd {
             return Ok(None);
         }
         let shared = Self::shared(0, self.flags())?;
-        let Some(was) = self.counter().retire(|_| true) else {
+        let Some(was) = self.counter().retire(|_| true)? else {
             return Ok(None);
         };
         // Nobody else has it yet.
@@ -211,6 +228,7 @@ impl SharedCounter {
     fn of_share(share: SharedBox<Share>) -> Self {
         SharedCounter {
             share,
+            first_queue: OwnQueue::new(),
             queue: AtomicPtr::new(ptr::null_mut()),
             is_reopened: false,
         }
@@ -266,11 +284,12 @@ impl SharedCounter {
         self.shared().word(direction)
     }
 
-    /// This process's queue, if it has made one.
+    /// This process's queue, if it has one.
     fn own_queue(&self) -> Option<&WaitQueue> {
-        // SAFETY: null, or from `Box::into_raw` in `queue` and freed by nobody but the drop.
-        let own = unsafe { self.queue.load(Ordering::SeqCst).as_ref() }?;
-        (own.generation == generation::current()).then_some(&own.queue)
+        self.first_queue.current().or_else(|| {
+            // SAFETY: null, or from `Box::into_raw` in `queue` and freed by nobody but the drop.
+            unsafe { self.queue.load(Ordering::SeqCst).as_ref() }?.current()
+        })
     }
 }
 
@@ -295,10 +314,8 @@ impl SharedCount for SharedCounter {
         if let Some(queue) = self.own_queue() {
             return queue;
         }
-        let made = Box::into_raw(Box::new(OwnQueue {
-            queue: WaitQueue::new(),
-            generation: generation::current(),
-        }));
+        // A child that uses the library of its parent, and has no memory, ends here.
+        let made = Box::into_raw(Box::new(OwnQueue::new()));
         let set = self
             .queue
             .compare_exchange(current, made, Ordering::SeqCst, Ordering::SeqCst);
@@ -323,9 +340,11 @@ impl SharedCount for SharedCounter {
 
 impl Drop for SharedCounter {
     fn drop(&mut self) {
-        if self.own_queue().is_some() {
-            // SAFETY: from `Box::into_raw`; who borrows the queue borrows `self`.
-            drop(unsafe { Box::from_raw(*self.queue.get_mut()) });
+        let made = *self.queue.get_mut();
+        // SAFETY: null, or from `Box::into_raw` in `queue` and freed by nobody but this drop.
+        if unsafe { made.as_ref() }.is_some_and(|made| made.current().is_some()) {
+            // SAFETY: as above; who borrows the queue borrows `self`.
+            drop(unsafe { Box::from_raw(made) });
         }
         if self.is_reopened {
             self.share.inward.close();

@@ -186,8 +186,8 @@ unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
 
 /// The registrations behind the list of the last call.
 pub(crate) struct Kept {
-    /// Boxed, because hooks lead to it.
-    inbox: Box<Inbox>,
+    /// Boxed, because hooks lead to it. It exists from the first slot on.
+    inbox: Option<Box<Inbox>>,
     listed: Vec<Listed>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -239,7 +239,7 @@ pub(crate) trait Outside {}
 impl Kept {
     pub(crate) fn new() -> Self {
         Kept {
-            inbox: Box::new(Inbox::new()),
+            inbox: None,
             listed: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
@@ -463,7 +463,11 @@ impl Kept {
         self.active.try_reserve(more).map_err(|_| Errno::NOMEM)?;
         self.free.try_reserve(count).map_err(|_| Errno::NOMEM)?;
         self.slots.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        self.inbox.reserve(count)?;
+        let inbox = match self.inbox.take() {
+            Some(inbox) => inbox,
+            None => boxed(Inbox::new())?,
+        };
+        self.inbox.insert(inbox).reserve(count)?;
         self.slots.push(Slot {
             key: NOTHING,
             kind: Kind::Free,
@@ -541,7 +545,8 @@ impl Kept {
             outside,
         };
         let kept = &mut *registering.kept;
-        let inbox = NonNull::from(&*kept.inbox);
+        let inbox = kept.inbox.as_deref().ok_or(Errno::NOMEM)?;
+        let inbox = NonNull::from(inbox);
         let slot = &mut kept.slots[index as usize];
         let mut is_short = false;
         let mut on_register = |queue: &WaitQueue| {
@@ -604,10 +609,11 @@ impl Kept {
 
     /// Takes all marks away: the entries are active from now on.
     fn take_marks(&mut self) {
-        if !self.inbox.is_marked.load(Ordering::Relaxed) {
+        let Some(inbox) = &self.inbox else { return };
+        if !inbox.is_marked.load(Ordering::Relaxed) {
             return;
         }
-        let mut arrivals = self.inbox.arrivals.lock();
+        let mut arrivals = inbox.arrivals.lock();
         for &index in &arrivals.slots {
             let slot = &mut self.slots[index as usize];
             if !slot.is_active {
@@ -616,7 +622,7 @@ impl Kept {
             }
         }
         if !broken(Rule::TakeMarksThenLook) {
-            self.inbox.forget_marks(&mut arrivals);
+            inbox.forget_marks(&mut arrivals);
         }
     }
 
@@ -671,8 +677,10 @@ impl Kept {
                 at += 1;
             }
         }
-        if broken(Rule::TakeMarksThenLook) {
-            self.inbox.forget_marks(&mut self.inbox.arrivals.lock());
+        if broken(Rule::TakeMarksThenLook)
+            && let Some(inbox) = &self.inbox
+        {
+            inbox.forget_marks(&mut inbox.arrivals.lock());
         }
         seen
     }
@@ -721,8 +729,9 @@ impl Kept {
         Ok(())
     }
 
-    pub(crate) fn inbox(&self) -> &Inbox {
-        &self.inbox
+    /// Where the wakes of what is registered leave their marks. None if nothing ever was.
+    pub(crate) fn inbox(&self) -> Option<&Inbox> {
+        self.inbox.as_deref()
     }
 
     /// The kernel sides of user-level files, as of the last look.

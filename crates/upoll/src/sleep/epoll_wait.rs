@@ -387,7 +387,13 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     worker.add(rotating, Event::new(Events::IN, 0))?;
     KernelSide::ensure(worker.description())?;
     // A thread about to end has no place to keep it.
-    let _ = WORKERS.try_with(|workers| workers.borrow_mut().push((identity, worker.clone())));
+    let kept = WORKERS.try_with(|workers| {
+        let mut workers = workers.borrow_mut();
+        workers.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        workers.push((identity, worker.clone()));
+        Ok(())
+    });
+    kept.unwrap_or(Ok(()))?;
     Ok(worker)
 }
 

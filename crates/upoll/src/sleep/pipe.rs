@@ -33,7 +33,7 @@ impl PipeReader {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
-        self.read_slices(&mut slices_mut(buffers))
+        self.read_slices(&mut slices_mut(buffers)?)
     }
 
     #[inline]
@@ -87,7 +87,7 @@ impl PipeWriter {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
-        self.write_slices(&slices(buffers))
+        self.write_slices(&slices(buffers)?)
     }
 
     #[inline]

@@ -323,9 +323,11 @@ impl<F: Front> ContextCall<'_, F> {
 
 impl<F: Front> Call for ContextCall<'_, F> {
     fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen {
-        // SAFETY: the inbox is the context's, which is borrowed for the whole call; the table is
-        // dropped before the call ends.
-        unsafe { viewer.attach(self.registered.kept.inbox()) };
+        if let Some(inbox) = self.registered.kept.inbox() {
+            // SAFETY: the inbox is the context's, which is borrowed for the whole call; the table is
+            // dropped before the call ends.
+            unsafe { viewer.attach(inbox) };
+        }
         self.front.look(&mut self.registered.kept)
     }
 

@@ -32,7 +32,7 @@ impl StreamSocket {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
-        self.read_slices(&mut slices_mut(buffers))
+        self.read_slices(&mut slices_mut(buffers)?)
     }
 
     fn read_slices(&self, buffers: &mut [&mut [u8]]) -> Result<usize, Errno> {
@@ -74,7 +74,7 @@ impl StreamSocket {
         buffers: &mut [B],
         flags: ReceiveFlags,
     ) -> Result<usize, Errno> {
-        let mut buffers = slices_mut(buffers);
+        let mut buffers = slices_mut(buffers)?;
         let mut into = Scatter::new(&mut buffers);
         let asked = into.left();
         let takes = !flags.contains(ReceiveFlags::PEEK);
@@ -127,7 +127,7 @@ impl StreamSocket {
     /// # Errors
     /// As [`write`](Self::write), but no bytes at all give 0 always.
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
-        let buffers = slices(buffers);
+        let buffers = slices(buffers)?;
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }

@@ -1,11 +1,11 @@
 //! What a wake puts off until its locks are free.
 
-use alloc::sync::Arc;
 use core::mem::MaybeUninit;
 use core::ptr;
 
 use super::{Scope, TaskSlot, WaitQueue};
 use crate::events::Events;
+use crate::memory::SharedBox;
 
 pub(crate) type Action = (fn(usize), usize);
 
@@ -82,7 +82,7 @@ impl Deferred {
     }
 
     /// Has a waker or callback run for a wake with this key once all locks are free.
-    pub(crate) fn push_task(&mut self, slot: &Arc<TaskSlot>, key: Events) {
+    pub(crate) fn push_task(&mut self, slot: &SharedBox<TaskSlot>, key: Events) {
         self.scope.push(slot, key);
     }
 

@@ -15,11 +15,12 @@
 //! most [`ROUNDS`] times. Callbacks that are left after that are called with the next wake; tasks are woken.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
-use core::ptr;
+use core::ptr::{self, NonNull};
 use core::task::Waker;
 
+use crate::errno::Errno;
 use crate::events::Events;
+use crate::memory::SharedBox;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broken, fence};
 
 #[cfg(any(feature = "std", loom))]
@@ -53,7 +54,7 @@ pub(crate) struct TaskSlot {
     /// What the wakes said that no call was made for.
     key: AtomicU32,
     /// The next in the list that the slot is in; the owning scope's.
-    next: AtomicPtr<TaskSlot>,
+    next: AtomicPtr<()>,
 }
 
 enum Whom {
@@ -68,8 +69,8 @@ enum Whom {
 }
 
 impl TaskSlot {
-    fn new(whom: Whom) -> Arc<Self> {
-        Arc::new(TaskSlot {
+    fn new(whom: Whom) -> Result<SharedBox<Self>, Errno> {
+        SharedBox::new(TaskSlot {
             whom,
             state: AtomicU32::new(0),
             key: AtomicU32::new(0),
@@ -78,11 +79,18 @@ impl TaskSlot {
     }
 
     /// A place for a waker.
-    pub(crate) fn for_task() -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn for_task() -> Result<SharedBox<Self>, Errno> {
         Self::new(Whom::Task(Mutex::new(None)))
     }
 
-    pub(crate) fn for_callback(call: Call) -> Arc<Self> {
+    /// A place for a callback.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn for_callback(call: Call) -> Result<SharedBox<Self>, Errno> {
         Self::new(Whom::Callback {
             call,
             calling: Mutex::new(()),
@@ -201,7 +209,7 @@ impl Drop for Owned<'_> {
 }
 
 /// Slots that a scope owns, linked by their `next`: a wake allocates nothing.
-struct Stack(*mut TaskSlot);
+struct Stack(*mut ());
 
 // SAFETY: it owns a reference to each of its slots, and a slot is `Send` and `Sync`.
 #[cfg(not(any(feature = "std", loom)))]
@@ -234,19 +242,17 @@ impl Stack {
 }
 
 impl Stack {
-    fn pop(&mut self) -> Option<Arc<TaskSlot>> {
-        if self.0.is_null() {
-            return None;
-        }
-        // SAFETY: from `Arc::into_raw` in `push` of either list, and taken off here.
-        let slot = unsafe { Arc::from_raw(self.0) };
+    fn pop(&mut self) -> Option<SharedBox<TaskSlot>> {
+        let first = NonNull::new(self.0)?;
+        // SAFETY: a place that `push` of either list took over, and taken off here.
+        let slot = unsafe { SharedBox::<TaskSlot>::from_raw(first) };
         self.0 = slot.next.load(Ordering::Relaxed);
         Some(slot)
     }
 
-    fn push(&mut self, slot: Arc<TaskSlot>) {
+    fn push(&mut self, slot: SharedBox<TaskSlot>) {
         slot.next.store(self.0, Ordering::Relaxed);
-        self.0 = Arc::into_raw(slot).cast_mut();
+        self.0 = SharedBox::into_raw(slot).as_ptr();
     }
 
     /// The oldest first.
@@ -284,9 +290,9 @@ impl Scope {
     }
 
     /// Has the slot run when the outermost scope ends, unless another one is about to run it.
-    pub(crate) fn push(&mut self, slot: &Arc<TaskSlot>, key: Events) {
+    pub(crate) fn push(&mut self, slot: &SharedBox<TaskSlot>, key: Events) {
         if slot.want(key) {
-            self.0.push(slot.clone());
+            self.0.push(SharedBox::clone(slot));
         }
     }
 
@@ -373,13 +379,13 @@ impl Panicked {
 /// One list for each thread.
 #[cfg(any(feature = "std", loom))]
 mod here {
-    use alloc::sync::Arc;
     use core::cell::Cell;
     use core::marker::PhantomData;
     use core::ptr;
     use core::sync::atomic::{AtomicPtr, Ordering};
 
     use super::{Stack, TaskSlot};
+    use crate::memory::SharedBox;
     use crate::sync::{Rule, broken};
 
     /// What belongs to a thread. A signal handler that runs on it finds it in order at any moment: it
@@ -388,7 +394,7 @@ mod here {
         /// How many scopes the thread is in.
         depth: Cell<u32>,
         /// The slots that its scopes own, the newest first.
-        tasks: AtomicPtr<TaskSlot>,
+        tasks: AtomicPtr<()>,
     }
 
     impl Here {
@@ -435,27 +441,26 @@ mod here {
             })
         }
 
-        pub(super) fn push(&self, slot: Arc<TaskSlot>) {
-            let slot = Arc::into_raw(slot).cast_mut();
+        pub(super) fn push(&self, slot: SharedBox<TaskSlot>) {
             HERE.with(|here| {
+                let place = SharedBox::as_raw(&slot).as_ptr();
                 let mut head = here.tasks.load(Ordering::Relaxed);
                 loop {
-                    // SAFETY: the caller owns the slot, of which it gave a reference.
-                    unsafe { &*slot }
-                        .next
-                        .store(head, crate::sync::Ordering::Relaxed);
+                    slot.next.store(head, crate::sync::Ordering::Relaxed);
                     let swapped = here.tasks.compare_exchange(
                         head,
-                        slot,
+                        place,
                         Ordering::Relaxed,
                         Ordering::Relaxed,
                     );
                     match swapped {
-                        Ok(_) => return,
+                        Ok(_) => break,
                         Err(now) => head = now,
                     }
                 }
             });
+            // The list has this reference now, and may have dropped it.
+            core::mem::forget(slot);
         }
 
         pub(super) fn take(&self) -> Stack {
@@ -493,10 +498,10 @@ mod here {
 /// takes no more scopes, as soon as slots wait in it and no older scope is left.
 #[cfg(not(any(feature = "std", loom)))]
 mod shared {
-    use alloc::sync::Arc;
     use core::mem;
 
     use super::{Stack, TaskSlot};
+    use crate::memory::SharedBox;
     use crate::sync::Mutex;
 
     static EPOCHS: Mutex<Epochs> = Mutex::new(Epochs::new());
@@ -574,7 +579,7 @@ mod shared {
             !self.ended.is_empty()
         }
 
-        pub(super) fn push(&mut self, slot: Arc<TaskSlot>) {
+        pub(super) fn push(&mut self, slot: SharedBox<TaskSlot>) {
             match self.epoch {
                 Some(epoch) => EPOCHS.lock().slots[epoch].push(slot),
                 None => self.ended.push(slot),

@@ -124,7 +124,7 @@ pub fn follows_the_model(
             i32::from(semaphore),
             model.maximum
         );
-        prop_assert_eq!(counter.fdinfo(), fdinfo);
+        prop_assert_eq!(counter.fdinfo().unwrap(), fdinfo);
     }
     Ok(())
 }

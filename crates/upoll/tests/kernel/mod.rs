@@ -434,6 +434,6 @@ impl Twin {
             lines.sort();
             lines
         };
-        same("fdinfo", lines(&set.fdinfo()), lines(&kernel));
+        same("fdinfo", lines(&set.fdinfo().unwrap()), lines(&kernel));
     }
 }

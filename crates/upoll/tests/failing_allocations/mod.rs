@@ -1,0 +1,121 @@
+//! An allocator of which one allocation fails, and the runs of a scenario in which each one does.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+
+use upoll::Errno;
+
+/// The system's allocator, of which one allocation fails.
+struct Failing;
+
+/// How many allocations succeed before one fails; negative once it has, or if none is to fail.
+static BEFORE: AtomicIsize = AtomicIsize::new(-1);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn fails_now() -> bool {
+    BEFORE.load(Ordering::Relaxed) >= 0 && BEFORE.fetch_sub(1, Ordering::Relaxed) == 0
+}
+
+// SAFETY: hands every call that is not to fail to the system's allocator.
+unsafe impl GlobalAlloc for Failing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if fails_now() {
+            return std::ptr::null_mut();
+        }
+        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Failing = Failing;
+
+/// Runs operations of which one allocation fails.
+pub struct Fault {
+    /// Allocations that succeed before it.
+    before: isize,
+    was_met: bool,
+}
+
+impl Fault {
+    /// Runs an operation that may fail with `ENOMEM`, and again if it has.
+    pub fn during<T: Debug>(&mut self, mut operation: impl FnMut() -> Result<T, Errno>) -> T {
+        BEFORE.store(self.before, Ordering::Relaxed);
+        let result = operation();
+        let left = BEFORE.swap(-1, Ordering::Relaxed);
+        // Negative: the failure was met, and is over.
+        self.was_met |= left < 0 && self.before >= 0;
+        self.before = left;
+        match result {
+            Err(errno) => {
+                assert!(self.was_met, "{errno} without a failure");
+                assert!(matches!(errno, Errno::NOMEM | Errno::NOBUFS), "{errno}");
+                operation().expect("there is memory again")
+            }
+            Ok(value) => value,
+        }
+    }
+}
+
+const FAILED: i32 = 1;
+const MET: i32 = 2;
+const DONE: i32 = 3;
+
+/// Runs `scenario` with an allocation failing after so many others. Returns whether it was met.
+fn fail_once(name: &str, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
+    let mut none = Fault {
+        before: -1,
+        was_met: false,
+    };
+    // What is made once stays.
+    scenario(&mut none);
+    scenario(&mut none);
+    let bytes = BYTES.load(Ordering::Relaxed);
+    let mut fault = Fault {
+        before,
+        was_met: false,
+    };
+    scenario(&mut fault);
+    let left = BYTES.load(Ordering::Relaxed).wrapping_sub(bytes) as isize;
+    assert!(left <= 0, "{name}, {before}: {left} bytes are left");
+    if fault.was_met { MET } else { DONE }
+}
+
+/// Runs `scenario` in children (their messages show with `--nocapture`), with the first allocation failing, then the second, until none is left.
+pub fn each_allocation_fails(name: &str, scenario: impl Fn(&mut Fault)) {
+    for before in 0..2_000 {
+        // SAFETY: the child runs the scenario and ends; no other thread of this process holds a lock that
+        // the child needs, as the tests of this file run one after the other.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let in_child = AssertUnwindSafe(|| fail_once(name, &scenario, before));
+            // The end of the only thread would look like success.
+            let status = catch_unwind(in_child).unwrap_or(FAILED);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(status) };
+        }
+        assert!(child > 0);
+        let mut status = 0;
+        // SAFETY: the status is written to a variable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(
+            libc::WIFEXITED(status),
+            "{name}: the allocation {before} fails, and the process ends by signal {}",
+            libc::WTERMSIG(status)
+        );
+        match libc::WEXITSTATUS(status) {
+            DONE => return,
+            status => assert_eq!(status, MET, "{name}, {before}"),
+        }
+    }
+    panic!("{name} has no end");
+}
