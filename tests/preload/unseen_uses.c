@@ -1,6 +1,7 @@
 /* Objects that others come to use without a call that names them as such: kernel AIO, virtual machines,
  * copies by pidfd, other names of the C library's functions, and what it writes itself. */
 #include "../c/check.h"
+#include <dlfcn.h>
 #include <execinfo.h>
 #include <linux/aio_abi.h>
 #include <sched.h>
@@ -57,6 +58,36 @@ static void kernel_aio(void)
 	FAILS(syscall(SYS_io_submit, context, 1, requests), EFAULT);
 	syscall(SYS_io_destroy, context);
 	close(set), close(counter), close(polled), close(file);
+}
+
+/* The same through libaio, which makes the system call by itself. */
+static void aio_of_the_library(void)
+{
+	void *library = dlopen("libaio.so.1", RTLD_NOW | RTLD_GLOBAL);
+	/* What a program that is linked to it calls. */
+	int (*submit)(aio_context_t, long, struct iocb **);
+	aio_context_t context = 0;
+	struct iocb request, *requests[1] = {&request};
+	char path[] = "/tmp/unseen_uses.XXXXXX", bytes[512];
+	int file = mkstemp(path), counter = eventfd(0, 0), set = epoll_create1(0);
+	struct epoll_event event;
+	CHECK(file >= 0 && unlink(path) == 0 && counter >= 0 && set >= 0);
+	if (library != NULL && syscall(SYS_io_setup, 8, &context) == 0) {
+		submit = (int (*)(aio_context_t, long, struct iocb **))dlsym(RTLD_DEFAULT, "io_submit");
+		CHECK(submit != NULL && write(file, "0123456789", 10) == 10);
+		CHECK(add(set, counter, EPOLLIN, 8) == 0);
+		memset(&request, 0, sizeof request);
+		request.aio_lio_opcode = IOCB_CMD_PREAD;
+		request.aio_fildes = (unsigned)file;
+		request.aio_buf = (uintptr_t)bytes, request.aio_nbytes = sizeof bytes;
+		request.aio_flags = IOCB_FLAG_RESFD, request.aio_resfd = (unsigned)counter;
+		CHECK(submit(context, 1, requests) == 1);
+		CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 8);
+		CHECK(has(counter, 1));
+		CHECK(submit(0, 1, requests) == -EINVAL);
+		syscall(SYS_io_destroy, context);
+	}
+	close(set), close(counter), close(file);
 }
 
 /* Reads as the kernel has it. */
@@ -173,6 +204,7 @@ int main(void)
 {
 	alarm(200);
 	kernel_aio();
+	aio_of_the_library();
 	by_other_names();
 	by_the_c_library();
 	by_pidfd();
