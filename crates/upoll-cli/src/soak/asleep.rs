@@ -5,7 +5,7 @@ use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long one thing may take before that is a fault. Far above what a busy machine causes.
+/// How much processor time of this process one thing may take before that is a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The time between two looks at the threads.
@@ -24,7 +24,8 @@ pub(super) enum Eagerness {
 }
 
 /// Waits until `condition` holds. Returns false if all of `threads`, by their ids, sleep meanwhile
-/// and none is woken, or if it takes [`PATIENCE`]. An id of 0 is that of a thread yet to begin.
+/// and none is woken, or if threads run for [`PATIENCE`]. An id of 0 is that of a thread yet to begin.
+/// The clock decides nothing: a process of low priority may not get to run for minutes.
 ///
 /// No other thread may be about to make the condition true.
 pub(super) fn comes(
@@ -32,7 +33,7 @@ pub(super) fn comes(
     condition: impl Fn() -> bool,
     threads: impl Fn() -> Vec<i32>,
 ) -> bool {
-    let start = Instant::now();
+    let (start, used_before) = (Instant::now(), used());
     if eagerness == Eagerness::Spinning {
         while start.elapsed() < INTERVAL {
             for _ in 0..100 {
@@ -50,7 +51,12 @@ pub(super) fn comes(
         if condition() {
             return true;
         }
-        if samples == SAMPLES || start.elapsed() > PATIENCE {
+        if samples == SAMPLES {
+            eprintln!("all of these threads sleep: {:?}", threads());
+            return false;
+        }
+        if used().saturating_sub(used_before) > PATIENCE {
+            eprintln!("threads have run for {PATIENCE:?}");
             return false;
         }
         thread::sleep(Duration::from_millis(1));
@@ -66,6 +72,12 @@ pub(super) fn comes(
     }
 }
 
+/// The processor time that this process has used.
+fn used() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// How often each thread was taken off a processor, if none of them runs.
 fn sleeps(threads: &[i32]) -> Option<Vec<String>> {
     threads.iter().map(|&thread| switches(thread)).collect()
@@ -79,8 +91,45 @@ fn switches(thread: i32) -> Option<String> {
         return Some("has ended".to_owned());
     };
     let line = |name: &str| status.lines().find(|line| line.starts_with(name));
-    if !line("State:")?.contains('S') {
+    if !line("State:")?.contains("S (sleeping)") {
         return None;
     }
     Some(line("voluntary_ctxt_switches")?.to_owned() + line("nonvoluntary_ctxt_switches")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+    use super::*;
+
+    /// Whether a thread that does `what` passes for one that nothing wakes.
+    fn is_stuck(what: impl Fn() + Sync) -> bool {
+        let (id, is_over) = (AtomicI32::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // SAFETY: no memory is involved.
+                id.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+                while !is_over.load(Ordering::SeqCst) {
+                    what();
+                }
+            });
+            let start = Instant::now();
+            let comes = comes(
+                Eagerness::Sleeping,
+                || start.elapsed() > 8 * INTERVAL * SAMPLES as u32,
+                || vec![id.load(Ordering::SeqCst)],
+            );
+            is_over.store(true, Ordering::SeqCst);
+            thread.thread().unpark();
+            !comes
+        })
+    }
+
+    #[test]
+    fn only_a_thread_that_nothing_wakes_is_stuck() {
+        assert!(!is_stuck(hint::spin_loop));
+        assert!(!is_stuck(|| thread::sleep(Duration::from_millis(1))));
+        assert!(is_stuck(thread::park));
+    }
 }
