@@ -410,6 +410,11 @@ impl Group {
         Ok(())
     }
 
+    /// Whether this is a rotating set whose source is a kernel fd.
+    pub(super) fn rotates_by_kernel(&self) -> bool {
+        self.how.rotates() && self.lanes[0].channel.ready().is_none()
+    }
+
     pub(super) fn any_lane(&self, rng: &mut Rng) -> &Lane {
         &self.lanes[rng.usize(..self.lanes.len())]
     }
