@@ -548,7 +548,7 @@ impl<'a> FileRef<'a> {
     }
 
     /// Of one whose memory is kept: the file may have been closed.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn of(description: &'a Held) -> Self {
         FileRef::new(description.0)
     }

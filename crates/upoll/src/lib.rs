@@ -11,7 +11,7 @@
 
 extern crate alloc;
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 mod descriptor;
 mod epoll;
 mod errno;
@@ -45,7 +45,7 @@ use crate::epoll::companion::Nothing as Outside;
 #[cfg(any(feature = "std", loom))]
 use crate::host::KernelSide as Outside;
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
@@ -71,13 +71,17 @@ pub use crate::memory::{SharedBox, boxed};
 pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
+#[cfg(all(not(feature = "std"), not(loom)))]
+pub use crate::poll_context::PollContext;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
 #[cfg(loom)]
-pub use crate::sleep::{Clock, SigSet, Timeout, end_thread, poll, ppoll};
+pub use crate::sleep::{
+    Clock, PollContext, SigSet, Timeout, end_thread, poll, ppoll, pselect, select,
+};
 #[cfg(any(feature = "std", loom))]
 #[doc(hidden)]
 pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
@@ -95,4 +99,4 @@ pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
 pub use crate::watch::{Readiness, Watch};
 #[cfg(any(not(feature = "std"), loom))]
-pub use crate::{poll::poll_now, poll_context::PollContext, select::select_now};
+pub use crate::{poll::poll_now, select::select_now};

@@ -167,7 +167,7 @@ impl Seen {
     pub(crate) fn count(&mut self, target: Target<'_>) {
         match target {
             Target::File(_) => self.objects += 1,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Target::Kernel(_) | Target::Descriptor(_) => self.kernel += 1,
         }
     }
@@ -228,7 +228,7 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
                 }
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,
-                    #[cfg(all(feature = "std", not(loom)))]
+                    #[cfg(any(feature = "std", loom))]
                     Target::Kernel(_) | Target::Descriptor(_) => Events::empty(),
                 }
             }

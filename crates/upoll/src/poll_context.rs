@@ -134,20 +134,20 @@ impl Front for SelectFront<'_, '_> {
 /// [`poll_now`] would find. Entries are kept by open file, and keep no file open.
 ///
 /// [`poll_now`]: crate::poll_now
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 pub struct PollContext {
     kept: Kept,
     numbers: Vec<i32>,
 }
 
 /// A core by itself has nothing outside.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 struct Nothing;
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 impl Outside for Nothing {}
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 impl PollContext {
     /// A context in which nothing is registered.
     #[must_use]
@@ -196,14 +196,14 @@ impl PollContext {
     }
 }
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 impl Default for PollContext {
     fn default() -> Self {
         Self::new()
     }
 }
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 impl core::fmt::Debug for PollContext {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("PollContext")

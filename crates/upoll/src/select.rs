@@ -208,7 +208,7 @@ pub(crate) struct Member {
 
 impl Member {
     /// In which of the sets it is.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn wanted(self) -> [bool; 3] {
         self.wanted
     }
@@ -310,7 +310,7 @@ impl<'s> Selection<'s> {
     }
 
     /// Calls `body` with every member.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn for_each(&mut self, mut body: impl FnMut(&mut Self, Member)) {
         for word in 0..self.words {
             for member in self.members(word) {
@@ -375,14 +375,14 @@ impl<'s> Selection<'s> {
                 let target = resolve(member.number());
                 if let Some(target) = target {
                     seen.count(target);
-                    #[cfg(all(feature = "std", not(loom)))]
+                    #[cfg(any(feature = "std", loom))]
                     if V::SLEEPS {
                         seen.count_sides(target, member.filter());
                     }
                 }
                 let events = match target {
                     Some(Target::File(file)) => viewer.view(file, member.filter()),
-                    #[cfg(all(feature = "std", not(loom)))]
+                    #[cfg(any(feature = "std", loom))]
                     Some(Target::Kernel(_) | Target::Descriptor(_)) => continue,
                     None => Events::NVAL,
                 };

@@ -1,11 +1,9 @@
 //! What a call may be aimed at.
 
-#[cfg(all(feature = "std", not(loom)))]
-use std::os::fd::AsFd;
 #[cfg(any(feature = "std", loom))]
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 use crate::descriptor::DescriptorRef;
 #[cfg(any(feature = "std", loom))]
 use crate::events::Events;
@@ -18,10 +16,10 @@ pub enum Target<'a> {
     /// A user-level open file.
     File(FileRef<'a>),
     /// A file descriptor of the kernel.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     Kernel(BorrowedFd<'a>),
     /// A file descriptor of the kernel whose number is known to mean one open file.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     Descriptor(DescriptorRef<'a>),
 }
 
@@ -31,7 +29,7 @@ impl Target<'_> {
     pub(crate) fn is_file(self) -> bool {
         match self {
             Target::File(_) => true,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Target::Kernel(_) | Target::Descriptor(_) => false,
         }
     }
@@ -43,9 +41,7 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn kernel(self) -> Option<BorrowedFd<'a>> {
         match self {
-            #[cfg(not(loom))]
             Target::Kernel(fd) => Some(fd),
-            #[cfg(not(loom))]
             Target::Descriptor(descriptor) => Some(descriptor.fd()),
             Target::File(_) => None,
         }
@@ -56,7 +52,6 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn shared_counter(self) -> Option<&'a crate::host::SharedCounter> {
         match self {
-            #[cfg(not(loom))]
             Target::Kernel(_) | Target::Descriptor(_) => None,
             Target::File(file) => crate::host::SharedCounter::of(file.description()),
         }
@@ -72,7 +67,6 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn kernel_side(self, wanted: Events) -> Option<BorrowedFd<'a>> {
         match self {
-            #[cfg(not(loom))]
             Target::Kernel(_) | Target::Descriptor(_) => None,
             #[cfg(all(test, not(loom)))]
             Target::File(file) => {
@@ -122,7 +116,7 @@ impl Source for Target<'_> {
     }
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 impl<T: AsFd> Source for T {
     #[inline]
     fn target(&self) -> Target<'_> {

@@ -436,9 +436,9 @@ impl Epoll {
     pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Target::Kernel(fd) => crate::host::ctl(self, op, fd, &interest),
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Target::Descriptor(descriptor) => {
                 crate::host::ctl(self, op, descriptor.fd(), &interest)
             }

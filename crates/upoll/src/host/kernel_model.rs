@@ -531,6 +531,11 @@ pub(crate) fn epoll_wait(
     }
 }
 
+/// Whether `fd` is a set.
+pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
+    matches!(file(fd).kind, Kind::Set)
+}
+
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
     file(fd.as_raw_fd()).poll().contains(Events::IN)
 }
@@ -576,4 +581,48 @@ pub(crate) fn ppoll(
         }
         ended = how;
     }
+}
+
+/// `pselect`, by `ppoll`.
+///
+/// # Safety
+/// Each bitmap is null or holds all numbers below `end`.
+pub(crate) unsafe fn pselect(
+    end: RawFd,
+    sets: [*mut libc::fd_set; 3],
+    limit: Option<&libc::timespec>,
+    mask: SignalMask<'_>,
+) -> Result<usize, Errno> {
+    use crate::select::REPORTED;
+    // SAFETY: the caller's contract.
+    let is_in = |set: *mut libc::fd_set, fd| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
+    let mut list: Vec<_> = (0..end)
+        .filter(|&fd| sets.iter().any(|&set| is_in(set, fd)))
+        .map(|fd| {
+            let wanted = sets.iter().zip(REPORTED);
+            let wanted = wanted.filter(|&(&set, _)| is_in(set, fd));
+            let wanted = wanted.fold(Events::empty(), |all, (_, reported)| all | reported);
+            libc::pollfd {
+                fd,
+                events: i16::try_from(wanted.bits()).expect("the low ones"),
+                revents: 0,
+            }
+        })
+        .collect();
+    ppoll(&mut list, limit, mask)?;
+    let mut found = 0;
+    for entry in &list {
+        let ready = Events::from_bits_retain(entry.revents.cast_unsigned().into());
+        for (&set, reported) in sets.iter().zip(REPORTED) {
+            if !is_in(set, entry.fd) {
+                continue;
+            }
+            match ready.intersects(reported) {
+                true => found += 1,
+                // SAFETY: as above.
+                false => unsafe { libc::FD_CLR(entry.fd, set) },
+            }
+        }
+    }
+    Ok(found)
 }

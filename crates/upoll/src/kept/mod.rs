@@ -69,12 +69,12 @@ impl Key {
                 identity: file.identity().addr() as u64,
                 number: USER,
             },
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Some(Target::Kernel(fd)) => Key {
                 identity: 0,
                 number: std::os::fd::AsRawFd::as_raw_fd(&fd),
             },
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Some(Target::Descriptor(descriptor)) => Key {
                 identity: descriptor.identity(),
                 number: std::os::fd::AsRawFd::as_raw_fd(&descriptor.fd()),
@@ -94,12 +94,12 @@ enum Kind {
     /// The wait queues of a user-level object.
     User(Held),
     /// What the kernel is asked, and how.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     Kernel(Registration),
 }
 
 /// How the kernel is asked about an entry.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registration {
     /// Anew with each call.
@@ -196,7 +196,7 @@ pub(crate) struct Kept {
     /// How many entries are user-level objects.
     users: usize,
     /// How many of the kernel's there are that the kernel must be asked about.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     kernels: usize,
     /// Positions at which the call's list differs from the kept one.
     changed: Vec<u32>,
@@ -205,7 +205,7 @@ pub(crate) struct Kept {
 }
 
 /// The part of the registrations that is with the kernel.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 pub(crate) trait Outside {
     /// Makes room to [ask](Self::ask) about slots below `count`.
     ///
@@ -233,7 +233,7 @@ pub(crate) trait Outside {
 }
 
 /// A core by itself has nothing outside.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(all(not(feature = "std"), not(loom)))]
 pub(crate) trait Outside {}
 
 impl Kept {
@@ -245,7 +245,7 @@ impl Kept {
             free: Vec::new(),
             active: Vec::new(),
             users: 0,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             kernels: 0,
             changed: Vec::new(),
             loose: HashTable::new(),
@@ -432,7 +432,7 @@ impl Kept {
                 }
                 fence_after_rmw();
             }
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Kind::Kernel(registration) => {
                 *registration = outside.change(slot.key.number, slot.wanted, index, *registration);
             }
@@ -490,7 +490,7 @@ impl Kept {
     ) -> Result<(), Errno> {
         let key = Key::of(Some(target));
         let index = self.vacate()?;
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         if !matches!(target, Target::File(_))
             && let Err(errno) = outside.reserve(self.slots.len())
         {
@@ -506,14 +506,14 @@ impl Kept {
                 self.users += 1;
                 self.hook_up(index, file, outside)?;
             }
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Target::Kernel(_) => slot.kind = Kind::Kernel(outside.ask(index)),
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Target::Descriptor(_) => {
                 slot.kind = Kind::Kernel(outside.add(key.number, wanted, index));
             }
         }
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(any(feature = "std", loom))]
         {
             self.kernels += usize::from(key.number != USER);
         }
@@ -594,7 +594,7 @@ impl Kept {
         match &kind {
             Kind::Free => return,
             Kind::User(_) => self.users -= 1,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             Kind::Kernel(registration) => {
                 self.kernels -= 1;
                 outside.remove(slot.key.number, index, *registration);
@@ -633,10 +633,8 @@ impl Kept {
         let mut seen = Seen {
             ready: 0,
             objects: self.users,
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(any(feature = "std", loom))]
             kernel: self.kernels,
-            #[cfg(loom)]
-            kernel: 0,
             #[cfg(any(feature = "std", loom))]
             sides: 0,
             #[cfg(any(feature = "std", loom))]
@@ -649,7 +647,7 @@ impl Kept {
             let found = match &slot.kind {
                 Kind::User(file) => {
                     stays = comes_unannounced(file);
-                    #[cfg(all(feature = "std", not(loom)))]
+                    #[cfg(any(feature = "std", loom))]
                     {
                         let is_shared = is_shared(file);
                         if is_shared || side_of(file, slot.wanted).is_some() {
@@ -660,9 +658,9 @@ impl Kept {
                     }
                     file.object().poll(&mut PollTable::look_only())
                 }
-                #[cfg(all(feature = "std", not(loom)))]
+                #[cfg(any(feature = "std", loom))]
                 Kind::Kernel(Registration::Always) => Events::DEFAULT,
-                #[cfg(all(feature = "std", not(loom)))]
+                #[cfg(any(feature = "std", loom))]
                 Kind::Kernel(_) => Events::empty(),
                 Kind::Free => Events::empty(),
             };
@@ -687,7 +685,7 @@ impl Kept {
 
     /// Calls `visit` with each set that the next look looks at: with all that may become ready without a
     /// wake, for those stay active.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn for_each_active_set(&self, visit: &mut dyn FnMut(&crate::epoll::Set)) {
         for &index in &self.active {
             if let Kind::User(file) = &self.slots[index as usize].kind
@@ -699,19 +697,19 @@ impl Kept {
     }
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 fn side_of(file: &Held, wanted: Events) -> Option<std::os::fd::BorrowedFd<'_>> {
     Target::File(FileRef::of(file)).kernel_side(wanted)
 }
 
 /// Whether other processes may change it, which wakes nobody here.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 fn is_shared(file: &Held) -> bool {
     Target::File(FileRef::of(file)).shared_counter().is_some()
 }
 
 /// What the layer above asks about the kernel's part.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 impl Kept {
     /// Calls `visit` with each counter that other processes may change, and what of it is wanted.
     pub(crate) fn try_for_each_shared(
@@ -787,7 +785,7 @@ impl Kept {
 }
 
 /// An entry of the kernel's.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelEntry {
     pub(crate) number: i32,

@@ -44,7 +44,7 @@ impl Maker {
     /// The calling thread.
     fn current() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        std::thread_local! {
+        crate::sync::thread_locals! {
             static THREAD: Cell<u64> = const { Cell::new(0) };
         }
         let thread = THREAD.with(|thread| {

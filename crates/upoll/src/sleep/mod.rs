@@ -14,15 +14,12 @@ mod eventfd;
 mod futex;
 #[cfg(not(loom))]
 pub mod interruptible;
-#[cfg(not(loom))]
 mod kernel_part;
 mod open_limit;
 mod pipe;
 mod poll;
-#[cfg(not(loom))]
 mod poll_context;
 mod poller;
-#[cfg(not(loom))]
 mod select;
 mod sigset;
 mod socketpair;
@@ -36,9 +33,7 @@ pub use self::epoll_pwait1::{Timespec, WaitParams};
 pub use self::epoll_wait::end_thread;
 pub use self::open_limit::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
 pub use self::poll::{poll, ppoll};
-#[cfg(not(loom))]
 pub use self::poll_context::PollContext;
-#[cfg(not(loom))]
 pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;
 #[cfg(not(loom))]

@@ -1,14 +1,18 @@
 //! `select(2)` and `pselect(2)`.
 
 use alloc::vec::Vec;
+#[cfg(not(loom))]
 use core::cell::Cell;
 use core::ffi::c_ulong;
+#[cfg(not(loom))]
 use core::mem::{self, ManuallyDrop};
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::poller::{self, Call, Heard, Own, WaitTable};
-use super::{SigSet, Timeout, thread_end};
+#[cfg(not(loom))]
+use super::thread_end;
+use super::{SigSet, Timeout};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::host::{kernel, own_fds, restore_lost};
@@ -159,6 +163,7 @@ struct Asked<'m> {
     any_found: bool,
 }
 
+#[cfg(not(loom))]
 std::thread_local! {
     /// Bitmaps that were too long for the stack, for the next call that needs such: the numbers of
     /// doorbells are high.
@@ -166,15 +171,24 @@ std::thread_local! {
         const { Cell::new(ManuallyDrop::new(Vec::new())) };
 }
 
+#[cfg(not(loom))]
 fn take_spare() -> Vec<c_ulong> {
     ManuallyDrop::into_inner(SPARE.replace(ManuallyDrop::new(Vec::new())))
 }
 
+/// In a model each call makes its own.
+#[cfg(loom)]
+const fn take_spare() -> Vec<c_ulong> {
+    Vec::new()
+}
+
 /// Drops the ending thread's bitmaps.
+#[cfg(not(loom))]
 pub(super) fn drop_kept() {
     drop(take_spare());
 }
 
+#[cfg(not(loom))]
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         // Where the stack is measured against the heap, each call has the heap as Linux had it.

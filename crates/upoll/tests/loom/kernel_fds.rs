@@ -1,9 +1,14 @@
 //! Sets that watch kernel fds, and threads that sleep in the kernel. The kernel's epoll sets are a model
 //! (`src/host/kernel_model.rs`).
 
+use std::sync::Arc;
+
 use loom::thread;
+use upoll::Source as _;
 use upoll::kernel_model::Source;
-use upoll::{Epoll, EventFd, Events, Op, PollFd, poll};
+use upoll::{
+    Descriptor, Epoll, EventFd, Events, FdSet, Op, PollContext, PollFd, Timeout, poll, select,
+};
 
 use super::sleeping::{FOREVER, LIMIT, time_passes_then_one_is_written, wait};
 use super::{EDGE, IN, model};
@@ -112,4 +117,48 @@ fn a_thread_in_poll_hears_of_both_kinds_of_members() {
             changing.join().unwrap();
         });
     }
+}
+
+/// A thread waits for a counter and for a kernel fd, one of which becomes ready.
+fn a_thread_hears_of_both_kinds(wait: impl Fn(&EventFd, &Source) + Copy + Send + Sync + 'static) {
+    for by_counter in [false, true] {
+        model(2, move || {
+            let source = Arc::new(Source::new());
+            let counter = EventFd::new(0).unwrap();
+            let (changed, readable) = (counter.clone(), source.clone());
+            let changing = thread::spawn(move || match by_counter {
+                true => changed.try_write(1).unwrap(),
+                false => readable.set_readable(true),
+            });
+            wait(&counter, &source);
+            changing.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_thread_in_select_hears_of_both_kinds_of_fds() {
+    a_thread_hears_of_both_kinds(|counter, source| {
+        let mut read = FdSet::from_iter([0, 1]);
+        let resolve = |number| match number {
+            0 => Some(counter.target()),
+            _ => Some(source.target()),
+        };
+        let limit = &mut { Timeout::NEVER };
+        let found = select(2, Some(&mut read), None, None, limit, resolve);
+        assert_eq!((found, read.iter().count()), (Ok(1), 1));
+    });
+}
+
+/// The context has the kernel fd in a kernel set of its own.
+#[test]
+fn a_thread_with_a_poll_context_hears_of_both_kinds_of_fds() {
+    a_thread_hears_of_both_kinds(|counter, source| {
+        let source = Descriptor::new(source);
+        let mut fds = [
+            PollFd::new(counter, Events::IN),
+            PollFd::new(&source, Events::IN),
+        ];
+        assert_eq!(PollContext::new().poll(&mut fds, Timeout::NEVER), Ok(1));
+    });
 }

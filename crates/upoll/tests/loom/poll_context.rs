@@ -1,13 +1,14 @@
-//! What a poll context keeps registered, against writes, closes and drops.
+//! What a poll context keeps registered, against writes, closes and drops, and threads that sleep with it.
 
 use loom::thread;
-use upoll::{Errno, EventFd, Events, FdSet, PollContext, PollFd, Rule, Source, pipe};
+use upoll::{Errno, EventFd, Events, FdSet, PollContext, PollFd, Rule, Source, Timeout, pipe};
 
+use super::sets::Flag;
 use super::{model, must_fail_without};
 
 fn poll_kept(context: &mut PollContext, counter: &EventFd) -> usize {
     let mut fds = [PollFd::new(counter, Events::IN)];
-    context.poll_now(&mut fds).unwrap()
+    context.poll(&mut fds, Timeout::NOW).unwrap()
 }
 
 /// What a poll context registers while a writer writes is found ready by the next call.
@@ -69,12 +70,14 @@ fn a_context_selects() {
         for _ in 0..2 {
             let mut read = FdSet::from_iter([0, 1]);
             let resolve = |number| Some(counters.get(usize::try_from(number).ok()?)?.target());
-            let ready = context.select_now(2, Some(&mut read), None, None, resolve);
+            let limit = &mut { Timeout::NOW };
+            let ready = context.select(2, Some(&mut read), None, None, limit, resolve);
             assert_eq!((ready, read), (Ok(1), FdSet::from_iter([1])));
         }
         let mut read = FdSet::from_iter([2]);
         let resolve = |_| None;
-        let ready = context.select_now(3, Some(&mut read), None, None, resolve);
+        let limit = &mut { Timeout::NOW };
+        let ready = context.select(3, Some(&mut read), None, None, limit, resolve);
         assert_eq!(ready, Err(Errno::BADF));
     });
 }
@@ -101,9 +104,9 @@ fn keeping_against_closing() {
         let thread = thread::spawn(move || drop(writer));
         let mut context = PollContext::new();
         let mut fds = [PollFd::new(&reader, Events::empty())];
-        context.poll_now(&mut fds).unwrap();
+        context.poll(&mut fds, Timeout::NOW).unwrap();
         thread.join().unwrap();
-        assert_eq!(context.poll_now(&mut fds), Ok(1));
+        assert_eq!(context.poll(&mut fds, Timeout::NOW), Ok(1));
         assert_eq!(fds[0].revents(), Events::HUP);
     });
 }
@@ -133,5 +136,117 @@ fn a_context_may_use_the_slot_of_a_file_again_while_it_closes() {
         assert_eq!(poll_kept(&mut context, &other), 1);
         thread.join().unwrap();
         assert_eq!(poll_kept(&mut context, &other), 1);
+    });
+}
+
+/// Waits with `context` until `file` is readable or has hung up.
+fn wait_kept(context: &mut PollContext, file: &impl Source) {
+    let mut fds = [PollFd::new(file, Events::IN)];
+    assert_eq!(context.poll(&mut fds, Timeout::NEVER), Ok(1));
+}
+
+/// The wake comes before or while a thread sleeps for an entry that is new, or was kept.
+fn sleeping_against_writing(was_kept: bool) {
+    model(3, move || {
+        let flag = Flag::new();
+        let mut context = PollContext::new();
+        if was_kept {
+            let mut fds = [PollFd::new(&flag, Events::IN)];
+            assert_eq!(context.poll(&mut fds, Timeout::NOW), Ok(0));
+        }
+        let changed = flag.clone();
+        let raising = thread::spawn(move || changed.set(true));
+        wait_kept(&mut context, &flag);
+        raising.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_with_a_context_misses_no_change() {
+    sleeping_against_writing(false);
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_with_a_context_misses_no_change_of_what_was_kept() {
+    sleeping_against_writing(true);
+}
+
+/// The same for one that was woken for nothing, and looks again.
+#[test]
+fn a_thread_with_a_context_that_is_woken_for_nothing_misses_no_change() {
+    model(3, || {
+        let flag = Flag::new();
+        let mut context = PollContext::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || {
+            changed.queue.wake(Events::IN);
+            changed.set(true);
+        });
+        wait_kept(&mut context, &flag);
+        raising.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_with_a_context_misses_no_close() {
+    model(3, || {
+        let (reader, writer) = pipe().unwrap();
+        let mut context = PollContext::new();
+        let closing = thread::spawn(move || drop(writer));
+        wait_kept(&mut context, &reader);
+        closing.join().unwrap();
+    });
+}
+
+/// A thread changes its list and sleeps, while a wake comes for what was in it before and the new entry
+/// takes that one's slot.
+#[test]
+fn a_thread_that_sleeps_with_a_changed_list_misses_no_change() {
+    model(2, || {
+        let (before, after) = (Flag::new(), Flag::new());
+        let mut context = PollContext::new();
+        let mut fds = [PollFd::new(&before, Events::IN)];
+        assert_eq!(context.poll(&mut fds, Timeout::NOW), Ok(0));
+        let changed = [before.clone(), after.clone()];
+        let raising = thread::spawn(move || {
+            for flag in &changed {
+                flag.set(true);
+            }
+        });
+        wait_kept(&mut context, &after);
+        raising.join().unwrap();
+    });
+}
+
+/// The file of a kept entry closes while its owner goes to sleep for another one.
+#[test]
+fn a_thread_that_sleeps_with_a_changed_list_may_have_the_old_one_closed() {
+    model(2, || {
+        let (before, after) = (EventFd::new(0).unwrap(), Flag::new());
+        let mut context = PollContext::new();
+        assert_eq!(poll_kept(&mut context, &before), 0);
+        let changed = after.clone();
+        let raising = thread::spawn(move || {
+            drop(before);
+            changed.set(true);
+        });
+        wait_kept(&mut context, &after);
+        raising.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_select_with_a_context_misses_no_change() {
+    model(3, || {
+        let flag = Flag::new();
+        let mut context = PollContext::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || changed.set(true));
+        let mut read = FdSet::from_iter([0]);
+        let limit = &mut { Timeout::NEVER };
+        let resolve = |_| Some(flag.target());
+        let found = context.select(1, Some(&mut read), None, None, limit, resolve);
+        assert_eq!(found, Ok(1));
+        raising.join().unwrap();
     });
 }

@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use loom::thread;
+use upoll::Source as _;
 use upoll::kernel_model::{Source, interrupt, pass_time};
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PollFd, end_thread, poll,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File, PollFd, Target,
+    Timeout, end_thread, pipe, poll, select,
 };
 
 use super::sets::Flag;
@@ -177,6 +179,73 @@ fn what_is_ready_when_a_poll_times_out_is_reported() {
         assert_eq!(poll_file(&flag, LIMIT), Ok(1));
         raising.join().unwrap();
     });
+}
+
+/// Waits in `select` until `target` can be read.
+fn select_one(target: Target<'_>, limit: Option<Duration>) -> Result<usize, Errno> {
+    let mut read = FdSet::from_iter([0]);
+    let limit = &mut Timeout::from(limit);
+    let found = select(1, Some(&mut read), None, None, limit, |_| Some(target));
+    assert_eq!(read.contains(0), found == Ok(1) || found.is_err());
+    found
+}
+
+#[test]
+fn a_thread_that_goes_to_sleep_in_select_misses_no_change() {
+    model(3, || {
+        let flag = Flag::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || changed.set(true));
+        assert_eq!(select_one(flag.target(), FOREVER), Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_in_select_that_is_woken_for_nothing_misses_no_change() {
+    model(3, || {
+        let flag = Flag::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || {
+            changed.queue.wake(Events::IN);
+            changed.set(true);
+        });
+        assert_eq!(select_one(flag.target(), FOREVER), Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_ready_when_a_select_times_out_is_reported() {
+    model(3, || {
+        let flag = Flag::new();
+        let changed = flag.clone();
+        let raising = thread::spawn(move || {
+            changed.set(true);
+            pass_time();
+        });
+        assert_eq!(select_one(flag.target(), LIMIT), Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+/// A pipe hangs up as a thread goes to sleep for it.
+#[test]
+fn a_thread_that_goes_to_sleep_in_poll_or_select_misses_no_close() {
+    for selects in [false, true] {
+        model(3, move || {
+            let (reader, writer) = pipe().unwrap();
+            let closing = thread::spawn(move || drop(writer));
+            if selects {
+                assert_eq!(select_one(reader.target(), FOREVER), Ok(1));
+            } else {
+                let mut fds = [PollFd::new(&reader, Events::IN)];
+                assert_eq!(poll(&mut fds, FOREVER), Ok(1));
+                assert_eq!(fds[0].revents(), Events::HUP);
+            }
+            closing.join().unwrap();
+        });
+    }
 }
 
 /// A read that blocks, against a write; and of two reads each has one.
