@@ -410,9 +410,10 @@ impl Group {
         Ok(())
     }
 
-    /// Whether this is a rotating set whose source is a kernel fd.
+    /// Whether this is a rotating set whose source wakes by the kernel: a kernel fd or a shared eventfd.
     pub(super) fn rotates_by_kernel(&self) -> bool {
-        self.how.rotates() && self.lanes[0].channel.ready().is_none()
+        let source = &self.lanes[0].channel;
+        self.how.rotates() && (source.ready().is_none() || source.is_shared())
     }
 
     pub(super) fn any_lane(&self, rng: &mut Rng) -> &Lane {
