@@ -605,7 +605,8 @@ mod shared {
         use super::{Epochs, TaskSlot};
 
         fn put_off(epochs: &mut Epochs, epoch: usize) {
-            epochs.slots[epoch].push(TaskSlot::for_callback(Box::new(|_| {})));
+            let slot = TaskSlot::for_callback(Box::new(|_| {})).unwrap();
+            epochs.slots[epoch].push(slot);
         }
 
         fn leave(epochs: &mut Epochs, epoch: usize) -> usize {
