@@ -364,3 +364,48 @@ fn a_kept_context_hears_a_shared_counter_in_every_sleep() {
         assert_eq!(counter.try_read(), Ok(1));
     }
 }
+
+/// Counts the reports of an edge-triggered interest in `below`, which watches `counter` and which nobody
+/// harvests, for two writes and a read by turns.
+fn edges_above(below: &Epoll, counter: &EventFd) {
+    below.add(counter, Event::new(Events::IN, 0)).unwrap();
+    let above = Epoll::new().unwrap();
+    let edge = Event::new(Events::IN | Events::ET, 0);
+    above.add(below, edge).unwrap();
+    for _ in 0..3 {
+        // The counter stays ready from the first write to the second one.
+        for _ in 0..2 {
+            counter.try_write(1).unwrap();
+            assert_eq!(above.wait(&mut [Event::default(); 2], LONG), Ok(1));
+        }
+        // No wait that finds nothing, which asks the set below by itself.
+        assert_eq!(counter.try_read(), Ok(2));
+    }
+}
+
+#[test]
+fn an_edge_triggered_interest_in_a_set_that_nobody_harvests_hears_of_each_write() {
+    edges_above(&Epoll::new().unwrap(), &shared(0));
+    edges_above(&Epoll::new().unwrap(), &EventFd::new(0).unwrap());
+    // The same in the kernel.
+    let mut kernel = Twin::new(3);
+    kernel.open_set(0);
+    kernel.open_set(1);
+    kernel.open_counter(2, 0, false);
+    kernel.add(1, 2, Events::IN, 0).unwrap();
+    kernel.add(0, 1, Events::IN | Events::ET, 0).unwrap();
+    for _ in 0..3 {
+        for _ in 0..2 {
+            kernel.write(2, 1);
+            assert_eq!(kernel.kernel.wait(0, 2).unwrap().len(), 1);
+        }
+        kernel.read(2);
+    }
+}
+
+#[test]
+fn an_edge_triggered_worker_of_a_rotating_set_hears_of_each_write() {
+    let rotating = || Epoll::create(CreateFlags::ROTATE).unwrap();
+    edges_above(&rotating(), &shared(0));
+    edges_above(&rotating(), &EventFd::new(0).unwrap());
+}

@@ -337,6 +337,20 @@ impl KernelSide {
         Ok(())
     }
 
+    /// Empties the hub for a set above, which was told of it and looks at this set next.
+    ///
+    /// The look may end before it comes to the hub. A bell that was not heard is not armed, so its counter
+    /// would tell of no further change.
+    fn hear_from_above(&self, set: &Set) {
+        let heard = self.empty_hub(set);
+        if heard.core {
+            self.rouse_another(set);
+        }
+        if heard.queued && set.watched_by.has_several() {
+            set.wake_watchers();
+        }
+    }
+
     /// Whether there is anything to hear of in the hub but wakes of threads that sleep there.
     fn has_sets_below(&self) -> bool {
         !self.links.lock().is_empty() || !self.listening.lock().is_empty()

@@ -258,9 +258,15 @@ impl KernelSide {
             if node.state() & state::WATCHES_SET == 0 {
                 return false;
             }
+            // SAFETY: registered, and the set's lock is held.
+            let below = as_set(unsafe { node.file() });
+            if let (Special::Nested(_), Some(below)) = (special, below)
+                && let Some(side) = below.companion()
+            {
+                side.hear_from_above(below);
+            }
             if let Special::Chosen(_) = special {
-                // SAFETY: registered, and the set's lock is held.
-                if let Some(rotating) = as_set(unsafe { node.file() }) {
+                if let Some(rotating) = below {
                     rotating.note_hang_up(events);
                 }
                 node.entry
