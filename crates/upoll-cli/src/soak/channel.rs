@@ -233,11 +233,6 @@ impl Channel {
         }
     }
 
-    /// Whether it is an eventfd that processes share.
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self, Channel::Counter(counter) if counter.is_shared())
-    }
-
     /// What a user-level object is ready for.
     pub(super) fn ready(&self) -> Option<Events> {
         match self.target() {

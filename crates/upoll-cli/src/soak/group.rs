@@ -314,7 +314,13 @@ impl Group {
                     set.pwait1(0, &mut events[..room], &params)
                 };
                 match found {
-                    Ok(found) => self.take(index, &events[..found])?,
+                    Ok(found) => {
+                        self.take(index, &events[..found])?;
+                        if self.how == How::RotatingDirectly && timeout.limit().is_some() {
+                            // No other worker is told of what one leaves that does not come back.
+                            self.lanes[0].receive(true);
+                        }
+                    }
                     Err(upoll::Errno::INTR) => {}
                     Err(error) => bail!("a wait failed with {error}"),
                 }
@@ -408,12 +414,6 @@ impl Group {
             ensure!(is_race(&added) || is_other_source, "ADD failed: {added:?}");
         }
         Ok(())
-    }
-
-    /// Whether this is a rotating set whose source wakes by the kernel: a kernel fd or a shared eventfd.
-    pub(super) fn rotates_by_kernel(&self) -> bool {
-        let source = &self.lanes[0].channel;
-        self.how.rotates() && (source.ready().is_none() || source.is_shared())
     }
 
     pub(super) fn any_lane(&self, rng: &mut Rng) -> &Lane {

@@ -31,7 +31,7 @@ use fastrand::Rng;
 use self::asleep::{Eagerness, comes};
 use self::disturb::World;
 use self::footprint::Footprint;
-use self::group::{Group, How};
+use self::group::How;
 use self::lockstep::Lockstep;
 use self::tally::Tally;
 
@@ -155,10 +155,6 @@ fn round(
         _ => (false, 1, rng.usize(1..=producers.min(lockstep::PRODUCERS))),
     };
     let world = World::new(hows, groups, producers, rng)?;
-    if !is_long && world.groups.iter().any(Group::rotates_by_kernel) {
-        // Once in several minutes a unit stays there until the next one comes: see docs/verification.md.
-        return Ok(());
-    }
     let lockstep = Lockstep::new(producers);
     let running = AtomicUsize::new(producers);
     let fault = |what: &str| {
