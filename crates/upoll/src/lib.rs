@@ -56,11 +56,11 @@ pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
 #[cfg(loom)]
 pub use crate::forks::generation;
-#[cfg(loom)]
-pub use crate::host::kernel as kernel_model;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(any(feature = "std", loom))]
 #[doc(hidden)]
 pub use crate::host::own_fds;
+#[cfg(loom)]
+pub use crate::host::{OwnSet, kernel as kernel_model};
 #[cfg(all(feature = "std", not(loom)))]
 #[doc(hidden)]
 pub use crate::host::{WIPED_WORDS, wiped_words};

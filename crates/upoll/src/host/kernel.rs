@@ -6,6 +6,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use syscalls::{Sysno, syscall};
 
@@ -41,6 +42,17 @@ fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
         // If there is no number left up there, the low one has to do.
         Err(_) => Descriptor::brief(low),
     }
+}
+
+/// How many numbers the process can have (`RLIMIT_NOFILE`).
+pub(super) fn most_numbers() -> libc::rlim_t {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the call fills the structure.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file, out of the way.
@@ -145,13 +157,7 @@ pub(crate) fn epoll_ctl(
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    loop {
-        let number = set.as_raw_fd();
-        let changed = epoll_ctl_by_number(number, op, fd, interest);
-        if changed.is_ok() || !set.has_moved_from(number) {
-            return changed;
-        }
-    }
+    set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
 /// `epoll_ctl(2)`.
@@ -272,17 +278,13 @@ fn room_in(events: &[Event]) -> usize {
 pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<usize, Errno> {
     // The oldest of its calls is the fastest; newer machines do not have it.
     #[cfg(target_arch = "x86_64")]
-    loop {
+    return set.call(|number| {
         let room = room_in(events);
         let buffer = events.as_mut_ptr();
-        let number = set.as_raw_fd();
         // SAFETY: `Event` has epoll_event's layout and takes any bits, and the buffer has at least
         // `room`.
-        let found = check(unsafe { syscall!(Sysno::epoll_wait, number, buffer, room, 0) });
-        if found.is_ok() || !set.has_moved_from(number) {
-            return found;
-        }
-    }
+        check(unsafe { syscall!(Sysno::epoll_wait, number, buffer, room, 0) })
+    });
     #[cfg(not(target_arch = "x86_64"))]
     epoll_wait(set, events, AT_ONCE, None)
 }
@@ -294,14 +296,7 @@ pub(crate) fn epoll_wait(
     limit: Option<libc::timespec>,
     mask: SignalMask<'_>,
 ) -> Result<usize, Errno> {
-    loop {
-        let number = set.as_raw_fd();
-        let found = epoll_wait_by_number(number, events, limit, mask);
-        let is_no_set = matches!(found, Err(Errno::BADF | Errno::INVAL));
-        if !is_no_set || !set.has_moved_from(number) {
-            return found;
-        }
-    }
+    set.call(|number| epoll_wait_by_number(number, events, limit, mask))
 }
 
 #[inline]
@@ -381,8 +376,7 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 /// `poll(2)` of one own fd for `POLLIN`, without waiting. One that the program has closed is not readable,
 /// and is recorded as lost.
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    loop {
-        let number = fd.as_raw_fd();
+    let is_readable = fd.call(|number| {
         let mut entry = libc::pollfd {
             fd: number,
             events: libc::POLLIN,
@@ -392,14 +386,15 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
         let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
         let found = unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) };
-        if entry.revents & libc::POLLNVAL == 0 {
-            return found == Ok(1);
+        match entry.revents & libc::POLLNVAL {
+            0 => Ok(found == Ok(1)),
+            _ => Err(Errno::BADF),
         }
-        if !fd.has_moved_from(number) {
-            fd.is_lost_after_failure();
-            return false;
-        }
-    }
+    });
+    is_readable.unwrap_or_else(|_| {
+        fd.is_lost_after_failure();
+        false
+    })
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -547,4 +542,29 @@ pub(super) fn map_wiped(size: usize) -> Option<NonNull<u8>> {
 pub(super) unsafe fn unmap(place: NonNull<u8>, size: usize) {
     // SAFETY: the caller's contract.
     unsafe { libc::munmap(place.as_ptr().cast(), size) };
+}
+
+/// Sleeps. A signal may end that early.
+pub(super) fn sleep_a_millisecond() {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    // SAFETY: the time is live.
+    let _ = unsafe { syscall!(Sysno::nanosleep, &raw const time, 0) };
+}
+
+/// Returns the milliseconds of a clock that takes no system call and is not the finest.
+pub(super) fn coarse_milliseconds() -> u32 {
+    static UNKNOWN: AtomicU32 = AtomicU32::new(0);
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills the structure.
+    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) } != 0 {
+        // Every check is old.
+        return UNKNOWN.fetch_add(1000, Ordering::Relaxed);
+    }
+    (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000) as u32
 }

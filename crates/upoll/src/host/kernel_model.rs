@@ -8,8 +8,9 @@
 //! A thread that nobody wakes sleeps until a model lets [time pass](pass_time) or
 //! [sends a signal](interrupt); if it sleeps for ever, loom finds a deadlock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, Mutex as Table};
 
 use loom::sync::atomic::AtomicU64;
@@ -21,6 +22,7 @@ use crate::events::{Event, Events};
 use crate::sync::Ordering;
 
 pub(crate) use super::own_fds::OwnFd as Descriptor;
+use super::own_fds::{first_numbers, hold_protected_numbers};
 
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
@@ -35,15 +37,22 @@ loom::lazy_static! {
     static ref NOW: AtomicU64 = AtomicU64::new(1_000_000_000);
     static ref SLEEPS: Table<Vec<Arc<Sleep>>> = Table::new(Vec::new());
     static ref WORDS: Table<HashMap<usize, Arc<Bucket>>> = Table::new(HashMap::new());
-    /// By their fds.
-    static ref FILES: Table<Vec<Arc<File>>> = Table::new(vec![Arc::new(File::new(Kind::Seal))]);
+    /// All that were opened, also those that were closed.
+    static ref FILES: Table<Vec<Arc<File>>> = Table::new(Vec::new());
+    /// The table of fds: for each number one more than its file's place in `FILES`, or 0.
+    static ref ENTRIES: Vec<Arc<Entry>> = (0..MOST).map(|_| Arc::new(Entry::new(0))).collect();
+    /// Numbers that are in use.
+    static ref OLD: AtomicU32 = AtomicU32::new(1000);
+    static ref TAKEN: Table<BTreeSet<RawFd>> = Table::new(BTreeSet::new());
 }
+
+type Entry = loom::sync::atomic::AtomicUsize;
+
+/// How many numbers a process can have (`RLIMIT_NOFILE`).
+const MOST: RawFd = 32;
 
 /// A bit of [`NOW`]: every limit ends as soon as a thread sleeps by it.
 const FLOWS: u64 = 1 << 63;
-
-/// The seal's number.
-const SEAL: RawFd = 0;
 
 fn now() -> u64 {
     // Always the newest.
@@ -130,6 +139,8 @@ impl Sleep {
         let now = NOW.fetch_add(0, Ordering::Relaxed);
         if now & FLOWS != 0 {
             self.time_out();
+            // A thread that sleeps again and again lets others run.
+            loom::thread::yield_now();
         } else if self.until.is_some_and(|until| until <= now) {
             self.end(|ended| ended.timed_out = true);
         }
@@ -199,69 +210,249 @@ pub(crate) fn futex_wake(address: usize) {
 }
 
 enum Kind {
-    /// Always writable.
-    Seal,
+    /// A socket that nothing happens to: always writable.
+    Socket,
     Set,
-    /// A user's.
+    /// The read end of a pipe.
     Source,
 }
+
+/// An open file: its place in [`FILES`], and its cookie and inode.
+type FileId = usize;
+
+/// What the kernel knows a member of a set by.
+type Key = (RawFd, FileId);
 
 struct File {
     kind: Kind,
     state: Mutex<State>,
+    /// Numbers and calls that have it. The last one releases it.
+    uses: AtomicUsize,
 }
 
 /// What the kernel has of a file.
 #[derive(Default)]
 struct State {
     is_readable: bool,
-    /// Sets that watch it.
-    above: Vec<RawFd>,
-    /// Threads in `ppoll`.
-    pollers: Vec<Arc<Sleep>>,
+    /// Sets that watch it, and under which number.
+    above: Vec<(FileId, RawFd)>,
+    /// Threads in `ppoll`, and what they want.
+    pollers: Vec<(Arc<Sleep>, Events)>,
     /// Threads in `epoll_wait`.
     sleepers: VecDeque<Arc<Sleep>>,
-    members: Vec<(RawFd, Event)>,
+    members: Vec<(Key, Event)>,
     /// Members that may be ready.
-    ready: VecDeque<RawFd>,
+    ready: VecDeque<Key>,
 }
 
-fn file(number: RawFd) -> Arc<File> {
-    let number = usize::try_from(number).expect("an fd");
-    FILES.lock().unwrap()[number].clone()
+fn file(id: FileId) -> Arc<File> {
+    FILES.lock().unwrap()[id].clone()
 }
 
-fn open(kind: Kind) -> RawFd {
-    let mut files = FILES.lock().unwrap();
-    files.push(Arc::new(File::new(kind)));
-    RawFd::try_from(files.len() - 1).expect("few")
+/// A number's entry in the table of fds. It orders what comes before a change and after a look.
+fn entry(number: RawFd) -> Result<Arc<Entry>, Errno> {
+    let number = usize::try_from(number).map_err(|_| Errno::BADF)?;
+    ENTRIES.get(number).cloned().ok_or(Errno::BADF)
 }
 
-impl File {
-    fn new(kind: Kind) -> Self {
-        File {
-            kind,
-            state: Mutex::new(State::default()),
+/// A file that a system call uses.
+struct Used {
+    id: FileId,
+    file: Arc<File>,
+}
+
+impl Used {
+    fn of(number: RawFd) -> Result<Self, Errno> {
+        match entry(number)?.load(Ordering::SeqCst) {
+            0 => Err(Errno::BADF),
+            place => Ok(Self::by_id(place - 1)),
         }
     }
 
+    fn by_id(id: FileId) -> Self {
+        let file = file(id);
+        file.uses.fetch_add(1, Ordering::Relaxed);
+        Used { id, file }
+    }
+
+    /// One that is a set.
+    fn set(number: RawFd) -> Result<Self, Errno> {
+        let used = Self::of(number)?;
+        match used.kind {
+            Kind::Set => Ok(used),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// The file is in use once more: by a number.
+    fn kept(self) -> FileId {
+        std::mem::ManuallyDrop::new(self).id
+    }
+}
+
+impl std::ops::Deref for Used {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        // A model that has failed runs no more steps.
+        if self.uses.fetch_sub(1, Ordering::Relaxed) == 1 && !std::thread::panicking() {
+            release(self.id, &self.file);
+        }
+    }
+}
+
+/// Takes a file out of the sets that it is in, and its members out of it.
+fn release(id: FileId, released: &File) {
+    let (above, members) = {
+        let mut state = released.lock();
+        (
+            std::mem::take(&mut state.above),
+            std::mem::take(&mut state.members),
+        )
+    };
+    for (set, number) in above {
+        file(set).lock().remove((number, id));
+    }
+    for ((number, member), _) in members {
+        let member = file(member);
+        member.lock().above.retain(|&above| above != (id, number));
+    }
+}
+
+/// Gives an open file the lowest free number from `first`.
+fn number_for(used: Used, first: RawFd) -> Result<RawFd, Errno> {
+    let number = {
+        let mut taken = TAKEN.lock().unwrap();
+        let free = (first..MOST).find(|number| !taken.contains(number));
+        let free = free.ok_or(Errno::MFILE)?;
+        taken.insert(free);
+        free
+    };
+    entry(number)?.store(used.kept() + 1, Ordering::SeqCst);
+    Ok(number)
+}
+
+fn open(kind: Kind) -> Used {
+    let file = Arc::new(File {
+        kind,
+        state: Mutex::new(State::default()),
+        uses: AtomicUsize::new(1),
+    });
+    let mut files = FILES.lock().unwrap();
+    files.push(file.clone());
+    Used {
+        id: files.len() - 1,
+        file,
+    }
+}
+
+/// `close(2)`.
+pub(super) fn close(number: RawFd) {
+    let _ = program::close(number);
+}
+
+/// How many numbers a process can have.
+pub(super) fn most_numbers() -> libc::rlim_t {
+    MOST.cast_unsigned().into()
+}
+
+/// Lets other threads run.
+pub(super) fn sleep_a_millisecond() {
+    loom::thread::yield_now();
+}
+
+/// While time stands still every check is fresh, and none is once it passes.
+pub(super) fn coarse_milliseconds() -> u32 {
+    match NOW.load(Ordering::Relaxed) & FLOWS {
+        0 => 0,
+        _ => OLD.fetch_add(1000, std::sync::atomic::Ordering::Relaxed),
+    }
+}
+
+/// `F_DUPFD_CLOEXEC`: a new number for the same open file, out of the way.
+pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
+    number_out_of_the_way(Used::of(number)?)
+}
+
+fn number_out_of_the_way(used: Used) -> Result<RawFd, Errno> {
+    let mut result = Err(Errno::MFILE);
+    for first in first_numbers() {
+        let first = RawFd::try_from(first).expect("an fd");
+        result = number_for(Used::by_id(used.id), first);
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+/// Opens a file under a number that is out of the way.
+fn opened(kind: Kind) -> Result<Descriptor, Errno> {
+    let _held = hold_protected_numbers();
+    Descriptor::brief(number_out_of_the_way(open(kind))?)
+}
+
+/// An own fd for the open file that `number` stands for.
+pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
+    let _held = hold_protected_numbers();
+    Descriptor::brief(duplicate_high(number)?)
+}
+
+/// A socket that is always writable, and that nothing ever happens to.
+pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
+    opened(Kind::Socket)
+}
+
+/// What tells a socket from all other open files.
+#[derive(Debug)]
+pub(super) struct Socket(FileId);
+
+impl Socket {
+    pub(super) fn of(number: RawFd) -> Option<Self> {
+        let used = Used::of(number).ok()?;
+        matches!(used.kind, Kind::Socket).then(|| Socket(used.id))
+    }
+
+    pub(super) fn is(&self, number: RawFd) -> bool {
+        Used::of(number).is_ok_and(|used| used.id == self.0)
+    }
+}
+
+/// The inode of an open file. Sets have one together.
+pub(super) fn inode(number: RawFd) -> Option<u64> {
+    let used = Used::of(number).ok()?;
+    match used.kind {
+        Kind::Set => Some(0),
+        _ => u64::try_from(used.id + 1).ok(),
+    }
+}
+
+impl File {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
 
-    /// What is ready. Takes the locks of what it has below.
+    /// What is ready. Takes the locks of what it has below, and takes what is not ready any more off the
+    /// ready list.
     fn poll(&self) -> Events {
         match self.kind {
-            Kind::Seal => Events::OUT,
+            Kind::Socket => Events::OUT | Events::WRNORM | Events::WRBAND,
             Kind::Source => readable(self.lock().is_readable),
             Kind::Set => {
-                let state = self.lock();
-                readable(
-                    state
-                        .ready
-                        .iter()
-                        .any(|&number| !state.ready_events(number).is_empty()),
-                )
+                let mut state = self.lock();
+                while let Some(&key) = state.ready.front() {
+                    if !state.ready_events(key).is_empty() {
+                        break;
+                    }
+                    state.ready.pop_front();
+                }
+                readable(!state.ready.is_empty())
             }
         }
     }
@@ -275,59 +466,60 @@ fn readable(is_readable: bool) -> Events {
 }
 
 impl State {
-    fn interest(&self, number: RawFd) -> Option<&Event> {
-        let member = self.members.iter().find(|(member, _)| *member == number);
+    fn interest(&self, key: Key) -> Option<&Event> {
+        let member = self.members.iter().find(|(member, _)| *member == key);
         member.map(|(_, interest)| interest)
     }
 
     /// What is ready of what is wanted of a member.
-    fn ready_events(&self, number: RawFd) -> Events {
-        let wanted = self
-            .interest(number)
-            .map_or(Events::empty(), |interest| interest.events());
-        match (wanted - Events::CONTROL).is_empty() {
-            true => Events::empty(),
-            false => file(number).poll() & wanted,
+    fn ready_events(&self, key: Key) -> Events {
+        let wanted = self.interest(key).map(Event::events);
+        wanted.map_or(Events::empty(), |wanted| file(key.1).poll() & wanted)
+    }
+
+    fn remove(&mut self, key: Key) {
+        self.members.retain(|(member, _)| *member != key);
+        self.ready.retain(|&member| member != key);
+    }
+
+    fn wake_pollers(&self, key: Events) {
+        for (poller, wanted) in &self.pollers {
+            if wanted.intersects(key) {
+                poller.wake();
+            }
         }
     }
 
-    fn wake_pollers(&self) {
-        for poller in &self.pollers {
-            poller.wake();
+    /// A member may be ready: wakes a thread. Returns the sets to tell of it.
+    fn queue(&mut self, key: Key) -> Vec<(FileId, RawFd)> {
+        if !self.ready.contains(&key) {
+            self.ready.push_back(key);
         }
-    }
-
-    /// A member may be ready: wakes a thread, unless that was known. Returns the sets to tell of it.
-    fn queue(&mut self, number: RawFd) -> Vec<RawFd> {
-        if self.ready.contains(&number) {
-            return Vec::new();
-        }
-        self.ready.push_back(number);
         if let Some(sleeper) = self.sleepers.pop_front() {
             sleeper.wake();
         }
-        self.wake_pollers();
+        self.wake_pollers(Events::IN);
         self.above.clone()
     }
 }
 
-/// A file became ready: tells the sets above.
-fn tell(number: RawFd, above: &[RawFd]) {
-    for &set in above {
+/// Something happened to a file: tells the sets above.
+fn tell(id: FileId, above: &[(FileId, RawFd)], key: Events) {
+    for &(set, number) in above {
         let further = {
             let file = file(set);
             let mut state = file.lock();
-            let interest = state.interest(number).map(|interest| interest.events());
-            if interest.is_none_or(|events| (events - Events::CONTROL).is_empty()) {
+            let interest = state.interest((number, id));
+            if interest.is_none_or(|interest| !interest.events().intersects(key)) {
                 continue;
             }
-            state.queue(number)
+            state.queue((number, id))
         };
-        tell(set, &further);
+        tell(set, &further, Events::IN);
     }
 }
 
-/// A user's fd.
+/// A user's fd: the read end of a pipe.
 #[derive(Debug)]
 pub struct Source(RawFd);
 
@@ -335,22 +527,16 @@ impl Source {
     /// One that is not readable.
     #[expect(clippy::new_without_default, reason = "for models only")]
     pub fn new() -> Self {
-        Source(open(Kind::Source))
+        Source(program::pipe().expect("few"))
     }
 
     /// Makes it readable, or not.
     pub fn set_readable(&self, is_readable: bool) {
-        let above = {
-            let file = file(self.0);
-            let mut state = file.lock();
-            state.is_readable = is_readable;
-            if !is_readable {
-                return;
-            }
-            state.wake_pollers();
-            state.above.clone()
-        };
-        tell(self.0, &above);
+        match is_readable {
+            true => program::write(self.0),
+            false => program::read_all(self.0),
+        }
+        .expect("it is open");
     }
 }
 
@@ -361,13 +547,114 @@ impl AsFd for Source {
     }
 }
 
-pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
-    let set = Descriptor::new(open(Kind::Set));
-    epoll_ctl(&set, Op::Add, SEAL, &Event::default())?;
-    Ok(set)
+/// System calls of the program's.
+pub mod program {
+    use super::*;
+
+    /// `pipe(2)`: its read end. The write end has no number.
+    pub fn pipe() -> Result<RawFd, Errno> {
+        number_for(open(Kind::Source), 0)
+    }
+
+    /// `socket(2)`.
+    pub fn socket() -> Result<RawFd, Errno> {
+        number_for(open(Kind::Socket), 0)
+    }
+
+    /// `epoll_create1(2)`.
+    pub fn epoll_create() -> Result<RawFd, Errno> {
+        number_for(open(Kind::Set), 0)
+    }
+
+    /// `dup(2)`.
+    pub fn dup(number: RawFd) -> Result<RawFd, Errno> {
+        number_for(Used::of(number)?, 0)
+    }
+
+    /// `dup2(2)` onto another number.
+    pub fn dup2(number: RawFd, onto: RawFd) -> Result<(), Errno> {
+        let used = Used::of(number)?;
+        let entry = entry(onto)?;
+        TAKEN.lock().unwrap().insert(onto);
+        let before = entry.swap(used.kept() + 1, Ordering::SeqCst);
+        drop_number(before);
+        Ok(())
+    }
+
+    /// `close(2)`.
+    pub fn close(number: RawFd) -> Result<(), Errno> {
+        let before = entry(number)?.swap(0, Ordering::SeqCst);
+        TAKEN.lock().unwrap().remove(&number);
+        match before {
+            0 => Err(Errno::BADF),
+            _ => {
+                drop_number(before);
+                Ok(())
+            }
+        }
+    }
+
+    fn drop_number(place: usize) {
+        if place != 0 {
+            let id = place - 1;
+            drop(Used { id, file: file(id) });
+        }
+    }
+
+    /// Writes a byte to the pipe whose read end this is.
+    pub fn write(number: RawFd) -> Result<(), Errno> {
+        let used = Used::of(number)?;
+        let above = {
+            let mut state = used.lock();
+            state.is_readable = true;
+            state.wake_pollers(readable(true));
+            state.above.clone()
+        };
+        tell(used.id, &above, readable(true));
+        Ok(())
+    }
+
+    /// Reads all that is in a pipe.
+    pub fn read_all(number: RawFd) -> Result<(), Errno> {
+        Used::of(number)?.lock().is_readable = false;
+        Ok(())
+    }
+
+    /// `epoll_ctl(2)`.
+    pub fn epoll_ctl(set: RawFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
+        epoll_ctl_by_number(set, op, fd, &interest)
+    }
+
+    /// `epoll_wait(2)` with a limit of zero.
+    pub fn epoll_wait_now(set: RawFd, events: &mut [Event]) -> Result<usize, Errno> {
+        Ok(harvest(&Used::set(set)?, events))
+    }
+
+    /// `poll(2)` with a limit of zero.
+    pub fn poll_now(list: &mut [libc::pollfd]) -> Result<usize, Errno> {
+        ppoll(list, AT_ONCE.as_ref(), None)
+    }
+
+    /// Returns the numbers that are open.
+    pub fn open_numbers() -> Vec<RawFd> {
+        TAKEN.lock().unwrap().iter().copied().collect()
+    }
+
+    /// Returns how many members a set has (`/proc/self/fdinfo`).
+    pub fn number_of_members(set: RawFd) -> Result<usize, Errno> {
+        Ok(Used::set(set)?.lock().members.len())
+    }
 }
 
-pub(super) fn epoll_create_elsewhere(_: &Descriptor) -> Result<Descriptor, Errno> {
+pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
+    Descriptor::sealed(opened(Kind::Set)?)
+}
+
+pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {
+    let set = epoll_create()?;
+    if set.as_raw_fd() != lost.as_raw_fd() {
+        return Ok(set);
+    }
     epoll_create()
 }
 
@@ -376,100 +663,81 @@ pub(super) fn duplicate_set(_: BorrowedFd<'_>) -> Result<Descriptor, Errno> {
     Err(Errno::BADF)
 }
 
-pub(super) fn inode(_: RawFd) -> Option<u64> {
-    None
-}
-
-/// Takes a set out of the sets that it is in, and its members out of it.
-pub(super) fn close(number: RawFd) {
-    let (above, members) = {
-        let file = file(number);
-        let mut state = file.lock();
-        (
-            std::mem::take(&mut state.above),
-            std::mem::take(&mut state.members),
-        )
-    };
-    for set in above {
-        let file = file(set);
-        let mut state = file.lock();
-        state.members.retain(|(member, _)| *member != number);
-        state.ready.retain(|&member| member != number);
-    }
-    for (member, _) in members {
-        file(member).lock().above.retain(|&set| set != number);
-    }
-}
-
 pub(crate) fn epoll_ctl(
     set: &Descriptor,
     op: Op,
     fd: RawFd,
     interest: &Event,
 ) -> Result<(), Errno> {
-    epoll_ctl_by_number(set.as_raw_fd(), op, fd, interest)
+    set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
-fn epoll_ctl_by_number(set: RawFd, op: Op, fd: RawFd, interest: &Event) -> Result<(), Errno> {
-    let file_of_set = file(set);
-    let mut state = file_of_set.lock();
-    let place = state.members.iter().position(|(member, _)| *member == fd);
+pub(super) fn epoll_ctl_by_number(
+    set: RawFd,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
+    let set = Used::of(set)?;
+    let member = Used::of(fd)?;
+    if !matches!(set.kind, Kind::Set) || set.id == member.id {
+        return Err(Errno::INVAL);
+    }
+    let key = (fd, member.id);
+    let mut state = set.lock();
+    let place = state.members.iter().position(|(known, _)| *known == key);
     match (op, place) {
         (Op::Add, Some(_)) => return Err(Errno::EXIST),
         (Op::Mod | Op::Del, None) => return Err(Errno::NOENT),
         (Op::Add, None) => {
-            state.members.push((fd, *interest));
-            if fd != SEAL {
-                file(fd).lock().above.push(set);
-            }
+            state.members.push((key, *interest));
+            // As a wait queue: the last one is told first.
+            member.lock().above.insert(0, (set.id, fd));
         }
         (Op::Mod, Some(place)) => state.members[place].1 = *interest,
-        (Op::Del, Some(place)) => {
-            state.members.remove(place);
-            state.ready.retain(|&member| member != fd);
+        (Op::Del, Some(_)) => {
+            state.remove(key);
             drop(state);
-            file(fd).lock().above.retain(|&above| above != set);
+            member.lock().above.retain(|&above| above != (set.id, fd));
             return Ok(());
         }
     }
-    if state.ready_events(fd).is_empty() {
+    if state.ready_events(key).is_empty() || state.ready.contains(&key) {
         return Ok(());
     }
-    let above = state.queue(fd);
+    let above = state.queue(key);
     drop(state);
-    tell(set, &above);
+    tell(set.id, &above, Events::IN);
     Ok(())
 }
 
-/// `EPOLL_CTL_MOD` of the seal.
-pub(super) fn change_seal(set: RawFd, interest: &Event) -> bool {
-    epoll_ctl_by_number(set, Op::Mod, SEAL, interest).is_ok()
+pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<usize, Errno> {
+    set.call(|number| Ok(harvest(&Used::set(number)?, events)))
 }
 
-pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<usize, Errno> {
-    let file = file(set.as_raw_fd());
-    let mut state = file.lock();
+fn harvest(set: &Used, events: &mut [Event]) -> usize {
+    let mut state = set.lock();
     let mut found = 0;
     for _ in 0..state.ready.len() {
         if found == events.len() {
             break;
         }
-        let Some(number) = state.ready.pop_front() else {
+        let Some(key) = state.ready.pop_front() else {
             break;
         };
-        let ready = state.ready_events(number);
-        let Some(&interest) = state.interest(number).filter(|_| !ready.is_empty()) else {
+        let ready = state.ready_events(key);
+        let Some(&interest) = state.interest(key).filter(|_| !ready.is_empty()) else {
             continue;
         };
         events[found] = Event::new(ready, interest.data());
         found += 1;
         if interest.events().contains(Events::ONESHOT) {
             let control = interest.events() & Events::CONTROL;
-            for member in state.members.iter_mut().filter(|member| member.0 == number) {
+            for member in state.members.iter_mut().filter(|member| member.0 == key) {
                 member.1 = Event::new(control, interest.data());
             }
         } else if !interest.events().contains(Events::ET) {
-            state.ready.push_back(number);
+            state.ready.push_back(key);
         }
     }
     if !state.ready.is_empty()
@@ -477,7 +745,7 @@ pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<us
     {
         sleeper.wake();
     }
-    Ok(found)
+    found
 }
 
 fn until(limit: Option<libc::timespec>) -> Option<u64> {
@@ -497,11 +765,18 @@ pub(crate) fn epoll_wait(
     if is_zero(limit.as_ref()) {
         return epoll_harvest(set, events);
     }
+    set.call(|number| wait_in(&Used::set(number)?, events, limit))
+}
+
+fn wait_in(
+    set: &Used,
+    events: &mut [Event],
+    limit: Option<libc::timespec>,
+) -> Result<usize, Errno> {
     let until = until(limit);
-    let file = file(set.as_raw_fd());
     let (mut timed_out, mut interrupted) = (false, false);
     loop {
-        let found = epoll_harvest(set, events)?;
+        let found = harvest(set, events);
         if found > 0 || timed_out {
             return Ok(found);
         }
@@ -510,14 +785,14 @@ pub(crate) fn epoll_wait(
         }
         let sleep = Sleep::new(until);
         {
-            let mut state = file.lock();
+            let mut state = set.lock();
             if !state.ready.is_empty() {
                 continue;
             }
             state.sleepers.push_back(sleep.clone());
         }
         let ended = sleep.sleep();
-        let mut state = file.lock();
+        let mut state = set.lock();
         let place = state
             .sleepers
             .iter()
@@ -537,7 +812,11 @@ pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
 }
 
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    file(fd.as_raw_fd()).poll().contains(Events::IN)
+    let is_readable = fd.call(|number| Ok(Used::of(number)?.poll().contains(Events::IN)));
+    is_readable.unwrap_or_else(|_| {
+        fd.is_lost_after_failure();
+        false
+    })
 }
 
 pub(crate) fn ppoll(
@@ -549,29 +828,34 @@ pub(crate) fn ppoll(
         true => None,
         false => until(limit.copied()),
     };
+    let files: Vec<_> = list.iter().map(|entry| Used::of(entry.fd).ok()).collect();
     let mut ended = Ended::default();
     loop {
         let mut found = 0;
         let sleep = Sleep::new(until);
-        for entry in list.iter_mut() {
-            let file = file(entry.fd);
-            // Registered, then looked at.
-            file.lock().pollers.push(sleep.clone());
-            let wanted = Events::from_bits_retain(entry.events.cast_unsigned().into());
-            let ready = (file.poll() & wanted).bits();
-            entry.revents = i16::try_from(ready).expect("the low ones");
-            found += usize::from(ready != 0);
+        for (entry, file) in list.iter_mut().zip(&files) {
+            entry.revents = match file {
+                Some(file) => {
+                    let wanted = Events::from_bits_retain(entry.events.cast_unsigned().into());
+                    // Registered, then looked at.
+                    file.lock().pollers.push((sleep.clone(), wanted));
+                    let ready = (file.poll() & wanted).bits();
+                    i16::try_from(ready).expect("the low ones")
+                }
+                None if entry.fd < 0 => 0,
+                None => libc::POLLNVAL,
+            };
+            found += usize::from(entry.revents != 0);
         }
         let is_over = found > 0 || is_zero(limit) || ended.timed_out || ended.interrupted;
         let how = match is_over {
             true => Ended::default(),
             false => sleep.sleep(),
         };
-        for entry in list.iter() {
-            let file = file(entry.fd);
+        for file in files.iter().flatten() {
             file.lock()
                 .pollers
-                .retain(|poller| !Arc::ptr_eq(poller, &sleep));
+                .retain(|(poller, _)| !Arc::ptr_eq(poller, &sleep));
         }
         if is_over {
             return match ended.interrupted && found == 0 {

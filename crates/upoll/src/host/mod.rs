@@ -36,8 +36,9 @@ mod listening;
 #[cfg(not(loom))]
 mod members;
 mod nested;
-#[cfg_attr(loom, path = "own_fds_model.rs")]
 pub mod own_fds;
+#[cfg(loom)]
+mod own_fds_model;
 mod ring;
 #[cfg(not(loom))]
 mod robust_lock;
@@ -62,6 +63,8 @@ pub(crate) mod generation {
 }
 
 pub(crate) use self::kernel::SignalMask;
+#[cfg(loom)]
+pub use self::own_fds_model::OwnSet;
 pub(crate) use self::shared::{Ears, SharedCounter};
 
 use std::fmt;

@@ -22,16 +22,29 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
-};
+#[cfg(not(loom))]
+use std::{hint, sync::Mutex};
+
+#[cfg(loom)]
+use loom::{hint, sync::Mutex};
 
 use super::{generation, kernel};
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::{SharedBox, boxed};
+use crate::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics};
+
+/// An array of null pointers.
+macro_rules! all_null {
+    ($length:expr) => {{
+        #[cfg(not(loom))]
+        let array = [const { AtomicPtr::new(ptr::null_mut()) }; $length];
+        #[cfg(loom)]
+        let array: [_; $length] = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
+        array
+    }};
+}
 
 /// How long a check on a hot path is good for.
 const FRESH_MS: u32 = 10;
@@ -44,7 +57,9 @@ const LONGEST_SLEEP: libc::timespec = libc::timespec {
     tv_nsec: 0,
 };
 
-static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
+statics! {
+    static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
+}
 
 /// Declares that the program cannot reach the library's own numbers from now on. They are taken from
 /// the top of the limit then.
@@ -75,8 +90,10 @@ pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::time
     }
 }
 
-/// How often a check or a use has met a lost own fd.
-static LOSSES: AtomicU32 = AtomicU32::new(0);
+statics! {
+    /// How often a check or a use has met a lost own fd.
+    static LOSSES: AtomicU32 = AtomicU32::new(0);
+}
 
 /// Returns how often a check or a use has met a lost own fd: if that has changed, what a look has found may
 /// not be all.
@@ -94,7 +111,7 @@ pub(super) struct LastCheck {
 impl LastCheck {
     pub(super) fn new() -> Self {
         LastCheck {
-            milliseconds: AtomicU32::new(now()),
+            milliseconds: AtomicU32::new(kernel::coarse_milliseconds()),
             losses: AtomicU32::new(losses()),
         }
     }
@@ -103,7 +120,7 @@ impl LastCheck {
     /// a thread sleeps at most, or if a lost fd was met since.
     pub(super) fn is_due(&self) -> bool {
         const PERIOD_MS: u32 = 500;
-        let (now, losses) = (now(), losses());
+        let (now, losses) = (kernel::coarse_milliseconds(), losses());
         let is_due = !is_protected()
             && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= PERIOD_MS
                 || losses != self.losses.load(Ordering::Relaxed));
@@ -122,7 +139,7 @@ struct Entry {
     /// counts how often the entry was given out, so that a change that was begun for an earlier fd fails.
     state: AtomicU64,
     /// [`BRIEF`], [`SET`], [`SEAL`] or [`KEPT`].
-    kind: AtomicU8,
+    kind: AtomicU32,
     /// The seal that a set has in it; a seal's own. Null for other files.
     seal: AtomicPtr<Seal>,
     /// The number under which the seal is in the set.
@@ -137,20 +154,20 @@ struct Entry {
 const NONE: RawFd = RawFd::MIN;
 
 /// A file that the call that opened it closes. It keeps its number.
-const BRIEF: u8 = 0;
+const BRIEF: u32 = 0;
 /// A kernel set with a seal in it.
-const SET: u8 = 1;
+const SET: u32 = 1;
 /// The number of a seal.
-const SEAL: u8 = 2;
+const SEAL: u32 = 2;
 /// What a child of a fork goes on to use: the wake fds of shared eventfds, the set that they are members
 /// of, and files of embedders.
-const KEPT: u8 = 3;
+const KEPT: u32 = 3;
 
 impl Entry {
-    const fn new() -> Self {
+    fn new() -> Self {
         Entry {
             state: AtomicU64::new(NONE.cast_unsigned() as u64),
-            kind: AtomicU8::new(BRIEF),
+            kind: AtomicU32::new(BRIEF),
             seal: AtomicPtr::new(ptr::null_mut()),
             under: AtomicI32::new(NONE),
             data: AtomicU64::new(0),
@@ -198,7 +215,7 @@ impl Entry {
         }
     }
 
-    fn kind(&self) -> u8 {
+    fn kind(&self) -> u32 {
         self.kind.load(Ordering::Acquire)
     }
 
@@ -213,16 +230,18 @@ fn number_in(state: u64) -> RawFd {
     (state as u32).cast_signed()
 }
 
-const CHUNK: usize = 256;
-const CHUNKS: usize = 4096;
+const CHUNK: usize = if cfg!(loom) { 32 } else { 256 };
+const CHUNKS: usize = if cfg!(loom) { 1 } else { 4096 };
 type Chunk = [AtomicPtr<Entry>; CHUNK];
 
-/// The entry of each own number.
-static NUMBERS: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
-/// No own number was ever below this one.
-static LOWEST: AtomicI32 = AtomicI32::new(RawFd::MAX);
-/// Entries that are in no use.
-static UNUSED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+statics! {
+    /// The entry of each own number.
+    static NUMBERS: [AtomicPtr<Chunk>; CHUNKS] = all_null!(CHUNKS);
+    /// No own number was ever below this one.
+    static LOWEST: AtomicI32 = AtomicI32::new(RawFd::MAX);
+    /// Entries that are in no use.
+    static UNUSED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+}
 
 fn place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
     let number = usize::try_from(number).ok()?;
@@ -236,7 +255,7 @@ fn make_place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
         return Some(place);
     }
     let chunk = NUMBERS.get(usize::try_from(number).ok()? / CHUNK)?;
-    let made = boxed([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]).ok()?;
+    let made = boxed(all_null!(CHUNK)).ok()?;
     let made = Box::into_raw(made);
     let published =
         chunk.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
@@ -310,15 +329,10 @@ const MOST_TURNS: u32 = 1100;
 /// Waits for another thread that is in the midst of a few instructions and a system call.
 #[cold]
 fn wait_a_turn(turns: u32) {
-    if turns < 100 {
-        return std::hint::spin_loop();
+    match turns < 100 {
+        true => hint::spin_loop(),
+        false => kernel::sleep_a_millisecond(),
     }
-    let time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 1_000_000,
-    };
-    // SAFETY: the time is live. A signal may end the sleep early.
-    let _ = unsafe { syscalls::syscall!(syscalls::Sysno::nanosleep, &raw const time, 0) };
 }
 
 /// Keeps other threads from opening own fds, and from putting files of the program's under their numbers,
@@ -327,7 +341,9 @@ fn wait_a_turn(turns: u32) {
 #[derive(Debug)]
 pub struct NumbersHeld(());
 
-static IS_HELD: AtomicBool = AtomicBool::new(false);
+statics! {
+    static IS_HELD: AtomicBool = AtomicBool::new(false);
+}
 
 /// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
 /// that the library may take.
@@ -350,7 +366,8 @@ pub(super) fn hold_protected_numbers() -> Option<NumbersHeld> {
         return None;
     }
     for turns in 0..MOST_TURNS {
-        if !IS_HELD.swap(true, Ordering::Acquire) {
+        let taken = IS_HELD.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        if taken.is_ok() {
             return Some(NumbersHeld(()));
         }
         wait_a_turn(turns);
@@ -528,13 +545,7 @@ fn has_member(set: RawFd, number: RawFd) -> bool {
 /// `select` that a wake fd is part of to need no memory. With it they are at the top of the limit, or of
 /// 1024: the kernel's table of fds grows with the highest number, and each fork copies it.
 pub(super) fn first_numbers() -> impl Iterator<Item = libc::rlim_t> {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the call fills the structure.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    let most = limit.rlim_cur;
+    let most = kernel::most_numbers();
     let (first, others) = match is_protected() {
         true => {
             let top = most.min(1024);
@@ -617,7 +628,7 @@ impl OwnFd {
             entry,
             proof: Proof::Brief,
             is_lost: AtomicBool::new(false),
-            checked: AtomicU32::new(now()),
+            checked: AtomicU32::new(kernel::coarse_milliseconds()),
         })
     }
 
@@ -729,7 +740,9 @@ impl OwnFd {
             }
         };
         match is_intact {
-            true => self.checked.store(now(), Ordering::Relaxed),
+            true => self
+                .checked
+                .store(kernel::coarse_milliseconds(), Ordering::Relaxed),
             false => self.meet_loss(),
         }
         is_intact
@@ -751,7 +764,8 @@ impl OwnFd {
             return false;
         }
         is_protected()
-            || now().wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_MS
+            || kernel::coarse_milliseconds().wrapping_sub(self.checked.load(Ordering::Relaxed))
+                < FRESH_MS
             || self.is_intact()
     }
 
@@ -774,10 +788,27 @@ impl OwnFd {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the fd had the number `before` and has another one now, so that a call which has
-    /// failed is to be made again.
+    /// Makes a system call with the number, and once more if it fails and the fd has another number by
+    /// then.
+    #[inline]
+    pub(super) fn call<R>(
+        &self,
+        mut call: impl FnMut(RawFd) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        loop {
+            let number = self.as_raw_fd();
+            let result = call(number);
+            if !matches!(&result, Err(errno) if *errno != Errno::INTR)
+                || !self.has_moved_from(number)
+            {
+                return result;
+            }
+        }
+    }
+
+    /// Returns whether the fd had the number `before` and has another one now.
     #[cold]
-    pub(super) fn has_moved_from(&self, before: RawFd) -> bool {
+    fn has_moved_from(&self, before: RawFd) -> bool {
         let number = self.as_raw_fd();
         is_protected() && number != before && number != NONE
     }
@@ -790,7 +821,14 @@ impl OwnFd {
     /// Whether the number has not come to be that of another own fd, after the program closed it.
     #[inline]
     fn has_number(&self) -> bool {
-        entry_at(self.as_raw_fd()).is_some_and(|entry| ptr::eq(entry, self.entry))
+        loop {
+            let number = self.as_raw_fd();
+            let has_it = entry_at(number).is_some_and(|entry| ptr::eq(entry, self.entry));
+            // The fd may have been moved between the two looks.
+            if has_it || self.as_raw_fd() == number {
+                return has_it;
+            }
+        }
     }
 
     fn seal(&self) -> Option<&'static Seal> {
@@ -821,8 +859,9 @@ impl OwnFd {
             if !(is_protected() || self.has_number() && seal.socket.is(number)) {
                 break;
             }
-            // Only protected numbers move. Under its old one the seal cannot be named any more.
-            let op = match number == under {
+            // Only protected numbers move. Under its old one the seal cannot be named any more. A number that
+            // is not protected differs while the set is made anew: `set` may be a set of the program's then.
+            let op = match number == under || !is_protected() {
                 true => Op::Mod,
                 false => Op::Add,
             };
@@ -832,7 +871,8 @@ impl OwnFd {
             }
             if changed.is_ok() {
                 if !is_protected() {
-                    self.checked.store(now(), Ordering::Relaxed);
+                    self.checked
+                        .store(kernel::coarse_milliseconds(), Ordering::Relaxed);
                 }
                 return true;
             }
@@ -887,7 +927,8 @@ impl OwnFd {
             state = now;
         }
         forget(lost, old);
-        self.checked.store(now(), Ordering::Relaxed);
+        self.checked
+            .store(kernel::coarse_milliseconds(), Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Release);
         // The number is this one's now.
         new.take_if(|_| true);
@@ -977,8 +1018,10 @@ struct Seal {
 /// one file.
 const SETS_OF_A_SEAL: u32 = 8;
 
-/// The seals, the newest first.
-static SEALS: AtomicPtr<Seal> = AtomicPtr::new(ptr::null_mut());
+statics! {
+    /// The seals, the newest first.
+    static SEALS: AtomicPtr<Seal> = AtomicPtr::new(ptr::null_mut());
+}
 
 impl Seal {
     fn newest() -> Option<&'static Self> {
@@ -1087,19 +1130,4 @@ impl Seal {
             self.is_lost.store(true, Ordering::Relaxed);
         }
     }
-}
-
-/// Milliseconds of a clock that takes no system call and is not the finest.
-fn now() -> u32 {
-    static UNKNOWN: AtomicU64 = AtomicU64::new(0);
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the call fills the structure.
-    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) } != 0 {
-        // Every check is old.
-        return UNKNOWN.fetch_add(u64::from(FRESH_MS), Ordering::Relaxed) as u32;
-    }
-    (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000) as u32
 }

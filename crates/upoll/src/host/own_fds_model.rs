@@ -1,96 +1,63 @@
-//! The library's own fds in a model, where nobody closes them.
+//! A kernel set of the library's own, for models of what its numbers go through.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel;
-use crate::events::Event;
-use crate::sync::AtomicBool;
+use super::own_fds::OwnFd;
+use crate::events::{Event, Events};
 
-/// A kernel set with the seal in it.
+/// A kernel set that threads are woken in.
 #[derive(Debug)]
-pub(crate) struct OwnFd {
-    number: RawFd,
-    is_rung: AtomicBool,
-}
+pub struct OwnSet(OwnFd);
 
-pub(crate) const fn may_be_lost() -> bool {
-    false
-}
+impl OwnSet {
+    const DATA: u64 = 1;
 
-pub(super) struct LastCheck;
-
-impl LastCheck {
-    pub(super) const fn new() -> Self {
-        LastCheck
+    /// Makes one, with the seal in it.
+    #[expect(clippy::new_without_default, reason = "for models only")]
+    pub fn new() -> Self {
+        OwnSet(kernel::epoll_create().expect("numbers are free"))
     }
 
-    #[expect(clippy::unused_self, reason = "the interface is that of `own_fds.rs`")]
-    pub(super) const fn is_due(&self) -> bool {
-        false
+    /// Returns its number.
+    pub fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
-}
 
-pub(crate) const fn losses() -> u32 {
-    0
-}
+    /// Sends a wake, and returns whether the set was there.
+    pub fn ring(&self) -> bool {
+        self.0.ring(Self::DATA)
+    }
 
-pub(crate) const fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::timespec> {
-    limit
-}
+    /// Takes back a wake that nobody has heard.
+    pub fn quiet(&self) -> bool {
+        self.0.quiet(Self::DATA)
+    }
 
-#[expect(clippy::unused_self, reason = "the interface is that of `own_fds.rs`")]
-impl OwnFd {
-    pub(super) fn new(number: RawFd) -> Self {
-        OwnFd {
-            number,
-            is_rung: AtomicBool::new(false),
+    /// Returns whether its numbers still stand for its files.
+    pub fn is_intact(&self) -> bool {
+        self.0.is_intact()
+    }
+
+    /// Hears a wake, and returns whether there was one.
+    pub fn hear(&self) -> bool {
+        let mut events = [Event::default(); 2];
+        match kernel::epoll_harvest(&self.0, &mut events) {
+            Ok(0) | Err(_) => false,
+            Ok(1) => {
+                assert_eq!(events[0].data(), Self::DATA);
+                assert_eq!(events[0].events(), Events::OUT);
+                true
+            }
+            Ok(_) => panic!("two wakes"),
         }
     }
 
-    pub(crate) const fn is_intact(&self) -> bool {
-        true
-    }
-
-    pub(crate) const fn was_intact(&self) -> bool {
-        true
-    }
-
-    pub(crate) const fn is_lost_after_failure(&self) -> bool {
-        false
-    }
-
-    pub(super) const fn is_found_lost(&self) -> bool {
-        false
-    }
-
-    pub(super) fn rung(&self) -> &AtomicBool {
-        &self.is_rung
-    }
-
-    pub(super) fn change_seal(&self, interest: &Event) -> bool {
-        kernel::change_seal(self.number, interest)
-    }
-
-    pub(super) fn replace_lost(&self, _: OwnFd) {
-        unreachable!("none is lost");
-    }
-}
-
-impl AsRawFd for OwnFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.number
-    }
-}
-
-impl AsFd for OwnFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: models make no system call with it.
-        unsafe { BorrowedFd::borrow_raw(self.number) }
-    }
-}
-
-impl Drop for OwnFd {
-    fn drop(&mut self) {
-        kernel::close(self.number);
+    /// Makes it anew if it was lost.
+    pub fn restore(&self) {
+        if !self.0.is_intact() {
+            let anew = kernel::epoll_create_elsewhere(&self.0).expect("numbers are free");
+            self.0.replace_lost(anew);
+        }
     }
 }

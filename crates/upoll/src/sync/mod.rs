@@ -87,6 +87,24 @@ macro_rules! thread_locals {
 #[cfg(any(feature = "std", loom))]
 pub(crate) use thread_locals;
 
+/// Statics, which each run of a model has anew.
+#[cfg(any(feature = "std", loom))]
+macro_rules! statics {
+    ($($(#[$attribute:meta])* static $name:ident: $of:ty = $first:expr;)+) => {
+        $(
+            #[cfg(not(loom))]
+            $(#[$attribute])*
+            static $name: $of = $first;
+        )+
+        #[cfg(loom)]
+        loom::lazy_static! {
+            $($(#[$attribute])* static ref $name: $of = $first;)+
+        }
+    };
+}
+#[cfg(any(feature = "std", loom))]
+pub(crate) use statics;
+
 #[cfg(loom)]
 mod model {
     use core::ptr;

@@ -323,7 +323,8 @@ macro_rules! atomic_number {
             fetch_sub = $kind::wrapping_sub,
             fetch_and = |now, operand| now & operand,
             fetch_or = |now, operand| now | operand,
-            fetch_max = Ord::max
+            fetch_max = Ord::max,
+            fetch_min = Ord::min
         );
     };
 }

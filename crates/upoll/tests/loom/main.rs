@@ -3,8 +3,10 @@
 #![cfg(loom)]
 
 mod forks;
+mod kernel;
 mod kernel_fds;
 mod missed;
+mod own_numbers;
 mod pipes;
 mod poll_context;
 mod rotation;
@@ -20,14 +22,22 @@ use loom::sync::atomic::AtomicU32;
 use loom::thread;
 use upoll::{
     Epoll, Errno, Event, EventFd, Events, FdSet, File, FileRef, Lock, PIPE_BUF, PollFd, PollTable,
-    Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule, pipe, poll_now, select_now,
-    socketpair,
+    Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule, own_fds, pipe, poll_now,
+    select_now, socketpair,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
 const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
 
+/// The library's own fds are out of the program's reach, as in the preload.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    unprotected_model(preemptions, move || {
+        own_fds::protect();
+        body();
+    });
+}
+
+fn unprotected_model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.max_branches = 10_000;
