@@ -44,14 +44,15 @@ fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
     }
 }
 
-/// How many numbers the process can have (`RLIMIT_NOFILE`).
-pub(super) fn most_numbers() -> libc::rlim_t {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
+/// How many numbers the process can have (`RLIMIT_NOFILE`). A kernel that refuses the call leaves no limit.
+pub(crate) fn most_numbers() -> libc::rlim64_t {
+    let mut limit = libc::rlimit64 {
+        rlim_cur: libc::RLIM64_INFINITY,
+        rlim_max: libc::RLIM64_INFINITY,
     };
+    let (resource, new) = (libc::RLIMIT_NOFILE, 0);
     // SAFETY: the call fills the structure.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let _ = unsafe { syscall!(Sysno::prlimit64, 0, resource, new, &raw mut limit) };
     limit.rlim_cur
 }
 

@@ -358,7 +358,7 @@ pub(super) fn close(number: RawFd) {
 }
 
 /// How many numbers a process can have.
-pub(super) fn most_numbers() -> libc::rlim_t {
+pub(crate) fn most_numbers() -> libc::rlim64_t {
     MOST.cast_unsigned().into()
 }
 
@@ -808,7 +808,7 @@ fn wait_in(
 
 /// Whether `fd` is a set.
 pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
-    matches!(file(fd).kind, Kind::Set)
+    Used::set(fd).is_ok()
 }
 
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
