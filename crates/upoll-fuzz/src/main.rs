@@ -100,13 +100,13 @@ fn fuzz(options: &Options, worlds: &Worlds) -> Result<ExitCode> {
         });
         match result {
             Ok(()) => count += BATCH,
-            Err(TestError::Fail(_, script)) => {
+            Err(TestError::Fail(found, script)) => {
                 // The smallest script shows its difference again, if that does not come and go.
                 let difference = worlds.compare(&script.text)?;
                 let path = std::env::temp_dir().join(format!("upoll-fuzz-{seed}.script"));
                 fs::write(&path, &script.text)?;
                 eprintln!(
-                    "a difference, after {count} scripts; the smallest one is in {}:\n{}\n{}",
+                    "a difference, after {count} scripts:\n{found}\nthe smallest one is in {}:\n{}\n{}",
                     path.display(),
                     script.text,
                     difference.as_deref().unwrap_or("(not seen again)")
