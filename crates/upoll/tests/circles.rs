@@ -1,10 +1,10 @@
 //! Calls end although objects and sets refer to each other in circles, or an object's answers do not agree.
 #![cfg(all(feature = "std", not(loom)))]
 
+mod returns;
+
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use upoll::{
@@ -12,20 +12,9 @@ use upoll::{
     Pollable, WaitQueue,
 };
 
-const IN: Event = Event::new(Events::IN, 0);
+use returns::returns;
 
-/// Runs `body` on a thread of its own; fails if it does not return.
-fn returns(body: impl FnOnce() + Send + 'static) {
-    let (ended, end) = mpsc::channel();
-    let running = thread::spawn(move || {
-        body();
-        let _ = ended.send(());
-    });
-    match end.recv_timeout(Duration::from_secs(20)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a call does not return"),
-        _ => running.join().unwrap(),
-    }
-}
+const IN: Event = Event::new(Events::IN, 0);
 
 fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 8]).unwrap()

@@ -2,33 +2,22 @@
 //! callbacks refer to each other in circles. All but one of the tests run without `std`, too.
 #![cfg(not(loom))]
 
+mod returns;
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::Duration;
 
 use upoll::{
     Epoll, Event, EventFd, Events, File, PollTable, Pollable, Readiness, WaitQueue, Watch, pipe,
 };
 
-const IN: Event = Event::new(Events::IN, 0);
+use returns::returns;
 
-/// Runs `body` on a thread of its own; fails if it does not return.
-fn returns(body: impl FnOnce() + Send + 'static) {
-    let (ended, end) = mpsc::channel();
-    let running = thread::spawn(move || {
-        body();
-        let _ = ended.send(());
-    });
-    match end.recv_timeout(Duration::from_secs(20)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a call does not return"),
-        _ => running.join().unwrap(),
-    }
-}
+const IN: Event = Event::new(Events::IN, 0);
 
 fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 8]).unwrap()
