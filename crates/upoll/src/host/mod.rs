@@ -345,6 +345,10 @@ impl KernelSide {
     /// The look may end before it comes to the hub. A bell that was not heard is not armed, so its counter
     /// would tell of no further change.
     fn hear_from_above(&self, set: &Set) {
+        // Else there are only wakes of threads that sleep here, or the number may be the program's.
+        if !self.has_sets_below() || !self.was_intact() {
+            return;
+        }
         let heard = self.empty_hub(set);
         if heard.core {
             self.rouse_another(set);
