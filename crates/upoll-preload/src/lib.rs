@@ -16,7 +16,7 @@
 //! streams, `splice`, `sendfile`, asynchronous calls (`io_submit` among them), `pidfd_getfd`, and on sockets
 //! options, control messages, and flags that only the kernel knows. A request to a device that signals by
 //! eventfds (KVM, vhost, VFIO and their like) demotes everything for good.
-//! Where a program can tell is said in `ARCHITECTURE.md`.
+//! `docs/fds-and-fork.md` and `docs/preload.md` list the differences that a program can notice.
 //!
 //! # Signal handlers
 //! A handler may call what POSIX lets it call, and `epoll_wait` and `epoll_ctl` besides, whatever it
