@@ -7,7 +7,7 @@
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
-use upoll::{Errno, EventFd, Events, PollFd, Target, Timeout};
+use upoll::{Errno, EventFd, Events, PIPE_BUF, ReceiveFlags};
 
 use crate::kernel::call;
 use crate::number::programs;
@@ -119,8 +119,8 @@ fn fillable(object: &Object, count: usize, nothing: usize) -> usize {
         return count;
     }
     match object.available() {
-        Some(0) => count.min(nothing.max(PIPE_PIECE)),
-        Some(available) => count.min(available.max(PIPE_PIECE)),
+        Some(0) => count.min(nothing.max(PIPE_BUF)),
+        Some(available) => count.min(available.max(PIPE_BUF)),
         None => count,
     }
 }
@@ -217,10 +217,16 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
     let asked = fillable(object, count, 1);
     // SAFETY: as above.
     let place = unsafe { memory::writable(buffer, asked) };
-    if place.is_empty() && count > 0 {
-        return read_into_nothing(object, Timeout::NOW);
+    if place.len() < asked {
+        let missing = count - place.len();
+        return match object {
+            Object::PipeReader(end) => end.try_read_before_fault(&mut [place], missing),
+            Object::Socket(socket) => {
+                socket.receive_before_fault(&mut [place], missing, ReceiveFlags::DONTWAIT)
+            }
+            _ => Err(Errno::INVAL),
+        };
     }
-    check_place(object, place.len(), asked)?;
     match object {
         Object::PipeReader(end) => end.try_read(place),
         Object::Socket(socket) => socket.try_read(place),
@@ -234,42 +240,32 @@ unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Resul
         // SAFETY: the caller's contract.
         return unsafe { put(buffer, counter.read()?) };
     }
+    let count = count.min(MOST);
+    let asked = fillable(object, count, holds(object));
     // SAFETY: as above.
-    let place = unsafe {
-        let count = fillable(object, count.min(MOST), holds(object));
-        memory::writable(buffer, count)
-    };
-    if place.is_empty() && count > 0 {
-        return read_into_nothing(object, Timeout::NEVER);
-    }
-    match object {
-        Object::PipeReader(end) => end.read(place),
-        Object::Socket(socket) => socket.read(place),
-        _ => Err(Errno::INVAL),
+    let place = unsafe { memory::writable(buffer, asked) };
+    let missing = missing(place.len(), asked, count);
+    read_places(object, &mut [place], missing)
+}
+
+/// Returns for how many bytes that a read asks for there is no place, if it has found `there` bytes of the
+/// `looked_at` that it can fill of `count`.
+fn missing(there: usize, looked_at: usize, count: usize) -> usize {
+    match there < looked_at {
+        true => count - there,
+        false => 0,
     }
 }
 
-/// A read whose buffer cannot be written: the end comes first, then having nothing to give, then
-/// the fault.
-fn read_into_nothing(object: &Object, limit: Timeout) -> Result<usize, Errno> {
-    let mut nothing = [0; 1];
-    loop {
-        match object.available() {
-            None => return Err(Errno::INVAL),
-            Some(0) => {}
-            Some(_) => return Err(Errno::FAULT),
+/// Reads into `places`, behind which `missing` bytes that are asked for cannot be written; waits if the open
+/// file does.
+fn read_places(object: &Object, places: &mut [&mut [u8]], missing: usize) -> Result<usize, Errno> {
+    match object {
+        Object::PipeReader(end) => end.read_before_fault(places, missing),
+        Object::Socket(socket) => {
+            socket.receive_before_fault(places, missing, ReceiveFlags::empty())
         }
-        let ready = PollFd::from_target(Target::File(object.as_file_ref(0)), Events::IN);
-        if upoll::poll(&mut [ready], limit)? == 0 {
-            return Err(Errno::AGAIN);
-        }
-        if object.available() == Some(0) {
-            return match object {
-                Object::PipeReader(end) => end.try_read(&mut nothing),
-                Object::Socket(socket) => socket.try_read(&mut nothing),
-                _ => Err(Errno::BADF),
-            };
-        }
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -386,73 +382,22 @@ unsafe fn try_write(
     check_writes(object)?;
     let count = check_buffer(buffer, count)?;
     // SAFETY: as above.
-    let bytes = unsafe { bytes_for(object, buffer, count) };
-    if bytes.is_empty() && count > 0 {
-        return write_from_nothing(object);
-    }
+    let bytes = unsafe { memory::readable(buffer, count) };
+    let missing = count - bytes.len();
     match object {
         // A short write is done at once or not at all; a long one in part, which is for the
         // blocking call.
-        Object::PipeWriter(end) if count <= upoll::PIPE_BUF || object.is_nonblocking(fd) => {
-            end.try_write(bytes)
+        Object::PipeWriter(end) if count <= PIPE_BUF || object.is_nonblocking(fd) => {
+            match missing {
+                0 => end.try_write(bytes),
+                _ => end.try_write_before_fault(&[bytes], missing),
+            }
         }
-        Object::Socket(socket) if object.is_nonblocking(fd) => socket.try_write(bytes),
+        Object::Socket(socket) if object.is_nonblocking(fd) => match missing {
+            0 => socket.try_write(bytes),
+            _ => socket.try_write_before_fault(&[bytes], missing),
+        },
         _ => Err(Errno::AGAIN),
-    }
-}
-
-/// What of a caller's bytes can be written to `object`.
-///
-/// # Safety
-/// As [`memory::readable`].
-#[inline]
-unsafe fn bytes_for<'a>(object: &Object, buffer: *const u8, count: usize) -> &'a [u8] {
-    // SAFETY: the caller's contract.
-    let mut bytes = unsafe { memory::readable(buffer, count) };
-    if bytes.len() < count {
-        keep_whole_pieces(std::slice::from_mut(&mut bytes), piece_of(object));
-    }
-    bytes
-}
-
-/// What one piece of a write to a socket holds at most.
-pub(crate) const SOCKET_PIECE: usize = 36_544;
-/// The same of a pipe, and what one piece of a read has.
-const PIPE_PIECE: usize = 4096;
-
-fn piece_of(object: &Object) -> usize {
-    match object {
-        Object::Socket(_) => SOCKET_PIECE,
-        _ => PIPE_PIECE,
-    }
-}
-
-/// What is left of bytes to write if some that follow cannot be read: the piece that they are part of
-/// is not written at all. (In a pipe whose last page takes some more, Linux has the short piece first.)
-#[cold]
-pub(crate) fn keep_whole_pieces(sources: &mut [&[u8]], piece: usize) {
-    let there: usize = sources.iter().map(|source| source.len()).sum();
-    let mut rest = there / piece * piece;
-    for source in sources {
-        *source = &source[..source.len().min(rest)];
-        rest -= source.len();
-    }
-}
-
-/// Linux reads a page of a pipe as a whole or not at all if a part of the buffer, of which there are
-/// `there` of `asked` bytes, cannot be written. (Of several pages that are there this reads as much as
-/// there is place for.)
-fn check_place(object: &Object, there: usize, asked: usize) -> Result<(), Errno> {
-    let Object::PipeReader(end) = object else {
-        return Ok(());
-    };
-    if there >= asked {
-        return Ok(());
-    }
-    let available = end.available();
-    match available <= PIPE_PIECE && there < available.min(asked) {
-        true => Err(Errno::FAULT),
-        false => Ok(()),
     }
 }
 
@@ -481,18 +426,6 @@ impl Short {
     }
 }
 
-/// Returns why a write from memory that cannot be read fails: a broken object comes before the
-/// pointer, as in the kernel.
-#[cold]
-fn write_from_nothing(object: &Object) -> Result<usize, Errno> {
-    if let Object::Socket(socket) = object {
-        socket.try_write(&[])?;
-    } else if object.as_file_ref(0).is_ready(Events::ERR) {
-        return Err(Errno::PIPE);
-    }
-    Err(Errno::FAULT)
-}
-
 unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Result<usize, Errno> {
     if let Object::EventFd(counter) = object {
         // SAFETY: the caller's contract.
@@ -500,11 +433,18 @@ unsafe fn write_blocking(object: &Object, buffer: *const u8, count: usize) -> Re
         counter.write(value)?;
         return Ok(size_of::<u64>());
     }
+    let count = count.min(MOST);
     // SAFETY: as above.
-    let bytes = unsafe { bytes_for(object, buffer, count.min(MOST)) };
+    let bytes = unsafe { memory::readable(buffer, count) };
+    write_sources(object, &[bytes], count - bytes.len())
+}
+
+/// Writes what is in `sources`, behind which `missing` bytes that are asked for cannot be read; waits if the
+/// open file does.
+fn write_sources(object: &Object, sources: &[&[u8]], missing: usize) -> Result<usize, Errno> {
     match object {
-        Object::PipeWriter(end) => end.write(bytes),
-        Object::Socket(socket) => socket.write(bytes),
+        Object::PipeWriter(end) => end.write_before_fault(sources, missing),
+        Object::Socket(socket) => socket.write_before_fault(sources, missing),
         _ => Err(Errno::INVAL),
     }
 }
@@ -613,7 +553,7 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
         true => 1,
         false => holds(object),
     };
-    let total = buffers.iter().map(|buffer| buffer.len).sum();
+    let total: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let asked = fillable(object, total, nothing);
     let mut left = asked;
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
@@ -630,19 +570,8 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
             break;
         }
     }
-    if places.iter().all(|place| place.is_empty()) {
-        let limit = match object.is_nonblocking(fd) {
-            true => Timeout::NOW,
-            false => Timeout::NEVER,
-        };
-        return read_into_nothing(object, limit);
-    }
-    check_place(object, places.iter().map(|place| place.len()).sum(), asked)?;
-    match object {
-        Object::PipeReader(end) => end.read_vectored(&mut places),
-        Object::Socket(socket) => socket.read_vectored(&mut places),
-        _ => Err(Errno::INVAL),
-    }
+    let missing = missing(asked - left, asked, total);
+    read_places(object, &mut places, missing)
 }
 
 /// An eventfd's value may be spread over several buffers.
@@ -737,6 +666,10 @@ pub(crate) fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::io
 /// # Safety
 /// As [`writev`].
 unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
+    if let Object::EventFd(_) = object {
+        // SAFETY: the caller's contract.
+        return unsafe { eventfd_writev(object, buffers) };
+    }
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
     sources
         .try_reserve(buffers.len())
@@ -752,21 +685,7 @@ unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno>
     }
     let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
     let there: usize = sources.iter().map(|source| source.len()).sum();
-    if there < asked {
-        keep_whole_pieces(&mut sources, piece_of(object));
-    }
-    match object {
-        // SAFETY: as above.
-        Object::EventFd(_) => unsafe { eventfd_writev(object, buffers) },
-        Object::PipeWriter(_) | Object::Socket(_)
-            if sources.iter().all(|source| source.is_empty()) =>
-        {
-            write_from_nothing(object)
-        }
-        Object::PipeWriter(end) => end.write_vectored(&sources),
-        Object::Socket(socket) => socket.write_vectored(&sources),
-        _ => Err(Errno::INVAL),
-    }
+    write_sources(object, &sources, asked - there)
 }
 
 /// # Safety

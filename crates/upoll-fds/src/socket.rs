@@ -11,9 +11,7 @@ use smallvec::SmallVec;
 use upoll::{Errno, ReceiveFlags, StreamSocket};
 
 use crate::demote::demote;
-use crate::io::{
-    Blocking, Buffer, Buffers, MOST, SOCKET_PIECE, buffers, keep_whole_pieces, rest_of,
-};
+use crate::io::{Blocking, Buffer, Buffers, MOST, buffers, rest_of};
 use crate::kernel::call;
 use crate::number::programs;
 use crate::object::Object;
@@ -182,19 +180,9 @@ unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Re
             break;
         }
     }
-    if there < asked {
-        keep_whole_pieces(&mut sources, SOCKET_PIECE);
-    }
-    let waits = flags & libc::MSG_DONTWAIT == 0;
-    let result = if sources.iter().all(|source| source.is_empty()) {
-        match socket.try_write(&[]) {
-            Ok(_) if asked > 0 => Err(Errno::FAULT),
-            done => done,
-        }
-    } else if waits {
-        socket.write_vectored(&sources)
-    } else {
-        socket.try_write_vectored(&sources)
+    let result = match flags & libc::MSG_DONTWAIT {
+        0 => socket.write_before_fault(&sources, asked - there),
+        _ => socket.try_write_before_fault(&sources, asked - there),
     };
     match flags & libc::MSG_NOSIGNAL {
         0 => raise_if_broken(result),
@@ -310,12 +298,7 @@ unsafe fn receive_to(
         }
     }
     let flags = ReceiveFlags::from_bits_truncate(flags.cast_unsigned());
-    let received = socket.receive(&mut places, flags)?;
-    // Without a place that can be written nothing has been taken.
-    if there == 0 && asked > 0 && socket.available() > 0 {
-        return Err(Errno::FAULT);
-    }
-    Ok(received)
+    socket.receive_before_fault(&mut places, asked - there, flags)
 }
 
 /// `sendmsg(2)`. With control messages it is the kernel's.

@@ -65,8 +65,7 @@ impl Pages {
 
     /// How many bytes are unread.
     pub(crate) fn bytes(&self) -> usize {
-        let unread = |slot: &Slot| slot.page.len() - slot.read;
-        self.slots.iter().map(unread).sum()
+        self.unread().sum()
     }
 
     pub(crate) fn views(&self) -> impl Iterator<Item = PageView<'_>> {
@@ -137,16 +136,18 @@ impl Pages {
         appended
     }
 
-    /// Takes bytes from the front until `into` is full, nothing is left, or a packet ends.
+    /// Takes up to `most` bytes from the front, for which `into` has room, until nothing is left or a packet
+    /// ends.
     #[inline]
-    pub(crate) fn take(&mut self, into: &mut Scatter<'_, '_>) {
-        while into.left() > 0 {
+    pub(crate) fn take(&mut self, into: &mut Scatter<'_, '_>, mut most: usize) {
+        while most > 0 {
             let Some(slot) = self.slots.front_mut() else {
                 break;
             };
             let unread = &slot.page[slot.read..];
-            let count = unread.len().min(into.left());
+            let count = unread.len().min(most);
             into.put(&unread[..count]);
+            most -= count;
             slot.read += count;
             let packet = slot.packet;
             if packet || slot.read == slot.page.len() {
@@ -158,12 +159,19 @@ impl Pages {
         }
     }
 
-    /// Copies bytes from the front as far as there is room, and leaves them there.
-    pub(crate) fn copy_to(&self, into: &mut Scatter<'_, '_>) {
+    /// Copies up to `most` bytes from the front, for which `into` has room, and leaves them there.
+    pub(crate) fn copy_to(&self, into: &mut Scatter<'_, '_>, mut most: usize) {
         for slot in &self.slots {
             let unread = &slot.page[slot.read..];
-            into.put(&unread[..unread.len().min(into.left())]);
+            let count = unread.len().min(most);
+            into.put(&unread[..count]);
+            most -= count;
         }
+    }
+
+    /// How many bytes are unread in each page.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().map(|slot| slot.page.len() - slot.read)
     }
 
     #[inline]
@@ -218,11 +226,18 @@ pub(crate) struct Gather<'a> {
     first: &'a [u8],
     behind: &'a [&'a [u8]],
     left: usize,
+    missing: usize,
 }
 
 impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn new(buffers: &'a [&'a [u8]]) -> Self {
+        Gather::before(buffers, 0)
+    }
+
+    /// What a write gives that asks for `missing` more bytes, from memory that cannot be read.
+    #[inline]
+    pub(crate) fn before(buffers: &'a [&'a [u8]], missing: usize) -> Self {
         let (first, behind) = match buffers {
             [] => (&[][..], buffers),
             [first, behind @ ..] => (*first, behind),
@@ -231,12 +246,20 @@ impl<'a> Gather<'a> {
             first,
             behind,
             left: buffers.iter().map(|buffer| buffer.len()).sum(),
+            missing,
         }
     }
 
+    /// How many bytes the write still asks for.
     #[inline]
     pub(crate) fn left(&self) -> usize {
-        self.left
+        self.left + self.missing
+    }
+
+    /// Whether the next `count` bytes can be read.
+    #[inline]
+    pub(crate) fn has(&self, count: usize) -> bool {
+        count <= self.left
     }
 
     /// Moves up to `count` bytes, as far as there is room, to the end of `page`.
@@ -267,23 +290,68 @@ pub(crate) struct Scatter<'a, 'b> {
     first: &'a mut [u8],
     behind: slice::IterMut<'a, &'b mut [u8]>,
     left: usize,
+    missing: usize,
 }
 
 impl<'a, 'b> Scatter<'a, 'b> {
     #[inline]
     pub(crate) fn new(buffers: &'a mut [&'b mut [u8]]) -> Self {
+        Scatter::before(buffers, 0)
+    }
+
+    /// The room of a read that asks for `missing` more bytes, in memory that cannot be written.
+    #[inline]
+    pub(crate) fn before(buffers: &'a mut [&'b mut [u8]], missing: usize) -> Self {
         let left = buffers.iter().map(|buffer| buffer.len()).sum();
         let mut behind = buffers.iter_mut();
         Scatter {
             first: behind.next().map_or(&mut [], |first| &mut **first),
             behind,
             left,
+            missing,
         }
     }
 
+    /// For how many bytes there is room.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.left
+    }
+
+    /// Whether the read asks for nothing.
+    #[inline]
+    pub(crate) fn asks_for_nothing(&self) -> bool {
+        self.left == 0 && self.missing == 0
+    }
+
+    /// Returns how much can be read of bytes that lie in `pieces`: what is asked for of a piece is read as a
+    /// whole or not at all, as in Linux.
+    ///
+    /// # Errors
+    /// `EFAULT`: nothing.
+    #[inline]
+    pub(crate) fn whole(&self, pieces: impl Iterator<Item = usize>) -> Result<usize, Errno> {
+        match self.missing {
+            0 => Ok(self.left),
+            _ => self.whole_before_fault(pieces),
+        }
+    }
+
+    #[cold]
+    fn whole_before_fault(&self, pieces: impl Iterator<Item = usize>) -> Result<usize, Errno> {
+        let asked = self.left.saturating_add(self.missing);
+        let mut whole = 0;
+        for piece in pieces {
+            let next = piece.min(asked - whole);
+            if next > self.left - whole {
+                break;
+            }
+            whole += next;
+        }
+        match whole {
+            0 => Err(Errno::FAULT),
+            whole => Ok(whole),
+        }
     }
 
     /// Puts `bytes`, for which there is room.

@@ -110,8 +110,8 @@ pub(crate) struct Pass {
     pub(crate) is_broken: bool,
     /// The pipe is elsewhere now.
     pub(crate) is_retired: bool,
-    /// There was no memory for a page.
-    pub(crate) is_short: bool,
+    /// There was no memory for a page, or the caller's cannot be read.
+    pub(crate) error: Option<Errno>,
     /// There was nothing to read before.
     #[cfg(any(feature = "std", loom))]
     was_empty: bool,
@@ -129,8 +129,7 @@ impl Pass {
         match written {
             0 if self.is_retired => Err(Errno::STALE),
             0 if self.is_broken => Err(Errno::PIPE),
-            0 if self.is_short => Err(Errno::NOMEM),
-            0 => Err(Errno::AGAIN),
+            0 => Err(self.error.unwrap_or(Errno::AGAIN)),
             written => Ok(written),
         }
     }
@@ -165,21 +164,28 @@ impl Pipe {
         let mut ring = self.ring.lock();
         let users = self.users.load(Ordering::Relaxed);
         let was_empty = ring.pages.is_empty();
-        let mut is_short = false;
+        let mut error = None;
         if ring.has_reader {
             let odd = from.left() % PAGE;
             if is_first && odd > 0 && odd <= ring.pages.room_in_last() {
-                ring.pages.merge(from, odd);
+                match from.has(odd) {
+                    true => ring.pages.merge(from, odd),
+                    false => error = Some(Errno::FAULT),
+                }
             }
-            while from.left() > 0 && !ring.is_full() && !is_short {
-                is_short = !ring.pages.push(from, PAGE, is_packet);
+            while from.left() > 0 && !ring.is_full() && error.is_none() {
+                if !from.has(from.left().min(PAGE)) {
+                    error = Some(Errno::FAULT);
+                } else if !ring.pages.push(from, PAGE, is_packet) {
+                    error = Some(Errno::NOMEM);
+                }
             }
             self.publish(&ring, was_empty && users != 0);
         }
         Pass {
             is_broken: !ring.has_reader,
             is_retired: ring.is_retired,
-            is_short,
+            error,
             #[cfg(any(feature = "std", loom))]
             was_empty,
             #[cfg(any(feature = "std", loom))]
@@ -217,21 +223,19 @@ impl Pipe {
     }
 
     #[inline]
-    fn try_write(&self, buffers: &[&[u8]], is_packet: bool) -> Result<usize, Errno> {
-        let mut from = Gather::new(buffers);
+    fn try_write(&self, from: &mut Gather<'_>, is_packet: bool) -> Result<usize, Errno> {
         let asked = from.left();
         if asked == 0 {
             return Ok(0);
         }
-        let pass = self.fill(&mut from, true, is_packet);
+        let pass = self.fill(from, true, is_packet);
         self.wake_readers_after(&pass);
         pass.outcome(asked - from.left())
     }
 
     #[inline]
     pub(crate) fn try_read(&self, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
-        let asked = into.left();
-        if asked == 0 {
+        if into.asks_for_nothing() {
             return Ok(0);
         }
         if self.state.load(Ordering::SeqCst) & (NOT_EMPTY | NO_WRITER) == 0 {
@@ -248,14 +252,16 @@ impl Pipe {
             };
         }
         let was_full = ring.is_full();
-        ring.pages.take(into);
+        let room = into.left();
+        let most = into.whole(ring.pages.unread())?;
+        ring.pages.take(into, most);
         let wakes = was_full && !ring.is_full() && self.users.load(Ordering::Relaxed) != 0;
         self.publish(&ring, wakes);
         drop(ring);
         if wakes {
             self.wake_writers();
         }
-        Ok(asked - into.left())
+        Ok(room - into.left())
     }
 
     /// Whether a read would find bytes.
@@ -519,6 +525,21 @@ impl PipeReader {
         let pipe = &self.file.pipe;
         pipe.try_read(&mut Scatter::new(&mut slices_mut(buffers)?))
     }
+
+    /// [`try_read_vectored`](Self::try_read_vectored) for a caller that asks for `missing` more bytes, in
+    /// memory that cannot be written. A page is read as far as it is asked for or not at all, as in Linux.
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read). `EFAULT`: no page is read.
+    #[doc(hidden)]
+    pub fn try_read_before_fault(
+        &self,
+        buffers: &mut [&mut [u8]],
+        missing: usize,
+    ) -> Result<usize, Errno> {
+        let pipe = &self.file.pipe;
+        pipe.try_read(&mut Scatter::before(buffers, missing))
+    }
 }
 
 impl PipeWriter {
@@ -538,7 +559,7 @@ impl PipeWriter {
     /// memory for the first byte.
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.try_write_slices(&[bytes])
+        self.try_write_from(&mut Gather::new(&[bytes]))
     }
 
     /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
@@ -550,13 +571,27 @@ impl PipeWriter {
         &self,
         buffers: &[B],
     ) -> Result<usize, Errno> {
-        self.try_write_slices(&slices(buffers)?)
+        self.try_write_from(&mut Gather::new(&slices(buffers)?))
+    }
+
+    /// [`try_write_vectored`](Self::try_write_vectored) for a caller that asks for `missing` more bytes, from
+    /// memory that cannot be read. A page is filled as far as it is asked for or not at all, as in Linux.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write). `EFAULT`: no page is filled.
+    #[doc(hidden)]
+    pub fn try_write_before_fault(
+        &self,
+        buffers: &[&[u8]],
+        missing: usize,
+    ) -> Result<usize, Errno> {
+        self.try_write_from(&mut Gather::before(buffers, missing))
     }
 
     #[inline]
-    fn try_write_slices(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
+    fn try_write_from(&self, from: &mut Gather<'_>) -> Result<usize, Errno> {
         let is_packet = self.flags().contains(PipeFlags::DIRECT);
-        self.file.pipe.try_write(buffers, is_packet)
+        self.file.pipe.try_write(from, is_packet)
     }
 }
 

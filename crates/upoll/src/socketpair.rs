@@ -302,14 +302,21 @@ impl Pair {
             Ok(())
         };
         let before = from.left();
-        let mut is_short = false;
-        while ended.is_ok() && from.left() > 0 && mine.charged < mine.send_buffer && !is_short {
+        let mut error = None;
+        while ended.is_ok() && from.left() > 0 && mine.charged < mine.send_buffer && error.is_none()
+        {
             let asked = from.left().min(mine.send_buffer / 2 - 64).min(MAX_MESSAGE);
+            if !from.has(asked) {
+                error = Some(Errno::FAULT);
+                break;
+            }
             let size = match peer.messages.try_reserve(1) {
                 Ok(()) => peer.bytes.append(from, asked),
                 Err(_) => 0,
             };
-            is_short = size < asked;
+            if size < asked {
+                error = Some(Errno::NOBUFS);
+            }
             if size == 0 {
                 break;
             }
@@ -325,20 +332,15 @@ impl Pair {
             self.wake(1 - me, DATA);
         }
         if ended.is_ok() && from.left() > 0 {
-            return Err(if is_short {
-                Errno::NOBUFS
-            } else {
-                Errno::AGAIN
-            });
+            return Err(error.unwrap_or(Errno::AGAIN));
         }
         ended
     }
 
     #[inline]
-    fn try_write(&self, me: Me, buffers: &[&[u8]]) -> Result<usize, Errno> {
-        let mut from = Gather::new(buffers);
+    fn try_write(&self, me: Me, from: &mut Gather<'_>) -> Result<usize, Errno> {
         let asked = from.left();
-        let ended = self.fill(me, &mut from, true);
+        let ended = self.fill(me, from, true);
         match asked - from.left() {
             0 => ended.map(|()| 0),
             written => Ok(written),
@@ -347,7 +349,7 @@ impl Pair {
 
     #[inline]
     pub(crate) fn try_read(&self, me: Me, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
-        if into.left() == 0 {
+        if into.asks_for_nothing() {
             return Ok(0);
         }
         self.try_receive(me, into, true)
@@ -382,11 +384,12 @@ impl Pair {
                 Ok(0)
             };
         }
+        let most = into.whole(mine.messages.iter().map(|message| message.unread))?;
         if !take {
-            mine.bytes.copy_to(into);
+            mine.bytes.copy_to(into, most);
             return Ok(asked - into.left());
         }
-        mine.bytes.take(into);
+        mine.bytes.take(into, most);
         let read = asked - into.left();
         let mut gives_back = false;
         let mut rest = read;
@@ -631,7 +634,7 @@ impl StreamSocket {
     /// send buffer is used up.
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.file.pair.try_write(self.file.me, &[bytes])
+        self.try_write_from(&mut Gather::new(&[bytes]))
     }
 
     /// [`try_write`](Self::try_write) from several buffers, as if they were one (`writev(2)`).
@@ -647,7 +650,26 @@ impl StreamSocket {
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        self.file.pair.try_write(self.file.me, &buffers)
+        self.try_write_from(&mut Gather::new(&buffers))
+    }
+
+    /// [`try_write_vectored`](Self::try_write_vectored) for a caller that asks for `missing` more bytes, from
+    /// memory that cannot be read. A piece is sent whole or not at all, as in Linux.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write). `EFAULT`: nothing is sent.
+    #[doc(hidden)]
+    pub fn try_write_before_fault(
+        &self,
+        buffers: &[&[u8]],
+        missing: usize,
+    ) -> Result<usize, Errno> {
+        self.try_write_from(&mut Gather::before(buffers, missing))
+    }
+
+    #[inline]
+    fn try_write_from(&self, from: &mut Gather<'_>) -> Result<usize, Errno> {
+        self.file.pair.try_write(self.file.me, from)
     }
 
     /// Ends one direction or both (`shutdown(2)`), for both sockets: what is not received by the

@@ -22,7 +22,7 @@ impl PipeReader {
     /// without `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        self.read_slices(&mut [buffer])
+        self.read_into(&mut Scatter::new(&mut [buffer]))
     }
 
     /// [`read`](Self::read) into several buffers, one after the other (`readv(2)`).
@@ -33,15 +33,27 @@ impl PipeReader {
         &self,
         buffers: &mut [B],
     ) -> Result<usize, Errno> {
-        self.read_slices(&mut slices_mut(buffers)?)
+        self.read_into(&mut Scatter::new(&mut slices_mut(buffers)?))
+    }
+
+    /// As [`try_read_before_fault`](Self::try_read_before_fault); waits while there is nothing.
+    ///
+    /// # Errors
+    /// As there and as [`read`](Self::read).
+    #[doc(hidden)]
+    pub fn read_before_fault(
+        &self,
+        buffers: &mut [&mut [u8]],
+        missing: usize,
+    ) -> Result<usize, Errno> {
+        self.read_into(&mut Scatter::before(buffers, missing))
     }
 
     #[inline]
-    fn read_slices(&self, buffers: &mut [&mut [u8]]) -> Result<usize, Errno> {
-        let mut into = Scatter::new(buffers);
-        match self.shared().try_read(&mut into) {
+    fn read_into(&self, into: &mut Scatter<'_, '_>) -> Result<usize, Errno> {
+        match self.shared().try_read(into) {
             Err(Errno::AGAIN) if !self.flags().contains(PipeFlags::NONBLOCK) => {
-                self.read_asleep(&mut into)
+                self.read_asleep(into)
             }
             done => done,
         }
@@ -79,7 +91,7 @@ impl PipeWriter {
     /// was [retired](Self::retire) before that.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.write_slices(&[bytes])
+        self.write_from(&mut Gather::new(&[bytes]))
     }
 
     /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
@@ -87,29 +99,37 @@ impl PipeWriter {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn write_vectored<B: Deref<Target = [u8]>>(&self, buffers: &[B]) -> Result<usize, Errno> {
-        self.write_slices(&slices(buffers)?)
+        self.write_from(&mut Gather::new(&slices(buffers)?))
+    }
+
+    /// As [`try_write_before_fault`](Self::try_write_before_fault); waits while there is no room.
+    ///
+    /// # Errors
+    /// As there and as [`write`](Self::write).
+    #[doc(hidden)]
+    pub fn write_before_fault(&self, buffers: &[&[u8]], missing: usize) -> Result<usize, Errno> {
+        self.write_from(&mut Gather::before(buffers, missing))
     }
 
     #[inline]
-    fn write_slices(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
+    fn write_from(&self, from: &mut Gather<'_>) -> Result<usize, Errno> {
         let flags = self.flags();
         let is_packet = flags.contains(PipeFlags::DIRECT);
         let pipe = self.shared();
-        let mut from = Gather::new(buffers);
         let asked = from.left();
         if asked == 0 {
             return Ok(0);
         }
-        let pass = pipe.fill(&mut from, true, is_packet);
+        let pass = pipe.fill(from, true, is_packet);
         if from.left() == 0
             || pass.is_broken
-            || pass.is_short
+            || pass.error.is_some()
             || flags.contains(PipeFlags::NONBLOCK)
         {
             pipe.wake_readers_after(&pass);
             return pass.outcome(asked - from.left());
         }
-        self.write_asleep(&mut from, asked, pass)
+        self.write_asleep(from, asked, pass)
     }
 
     /// Goes on with a write of `asked` bytes whose first pass did not write all.
@@ -128,7 +148,7 @@ impl PipeWriter {
             if pass.is_retired {
                 return Err(Errno::STALE);
             }
-            if from.left() == 0 || pass.is_broken || pass.is_short {
+            if from.left() == 0 || pass.is_broken || pass.error.is_some() {
                 return Ok(());
             }
             pipe.wake_readers_before_sleep(&pass);

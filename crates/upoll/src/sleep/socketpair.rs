@@ -74,15 +74,36 @@ impl StreamSocket {
         buffers: &mut [B],
         flags: ReceiveFlags,
     ) -> Result<usize, Errno> {
-        let mut buffers = slices_mut(buffers)?;
-        let mut into = Scatter::new(&mut buffers);
+        self.receive_into(&mut Scatter::new(&mut slices_mut(buffers)?), flags)
+    }
+
+    /// [`receive`](Self::receive) for a caller that asks for `missing` more bytes, in memory that cannot be
+    /// written. What is asked for of a piece that was sent is received whole or not at all, as in Linux.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive). `EFAULT`: no piece is received.
+    #[doc(hidden)]
+    pub fn receive_before_fault(
+        &self,
+        buffers: &mut [&mut [u8]],
+        missing: usize,
+        flags: ReceiveFlags,
+    ) -> Result<usize, Errno> {
+        self.receive_into(&mut Scatter::before(buffers, missing), flags)
+    }
+
+    fn receive_into(
+        &self,
+        into: &mut Scatter<'_, '_>,
+        flags: ReceiveFlags,
+    ) -> Result<usize, Errno> {
         let asked = into.left();
         let takes = !flags.contains(ReceiveFlags::PEEK);
         let waits_for_all = takes && flags.contains(ReceiveFlags::WAITALL);
         let (pair, me) = self.shared();
         let mut received = 0;
         let mut receive = |deadline: &mut Deadline| loop {
-            let part = pair.try_receive(me, &mut into, takes)?;
+            let part = pair.try_receive(me, into, takes)?;
             received = asked - into.left();
             // The end gives nothing.
             if part == 0 || !waits_for_all || into.left() == 0 {
@@ -119,7 +140,7 @@ impl StreamSocket {
     /// without `SA_RESTART` ran before anything was written.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        self.write_all(&[bytes])
+        self.write_all(&mut Gather::new(&[bytes]))
     }
 
     /// [`write`](Self::write) from several buffers, as if they were one (`writev(2)`).
@@ -131,17 +152,25 @@ impl StreamSocket {
         if buffers.iter().all(|buffer| buffer.is_empty()) {
             return Ok(0);
         }
-        self.write_all(&buffers)
+        self.write_all(&mut Gather::new(&buffers))
     }
 
-    fn write_all(&self, buffers: &[&[u8]]) -> Result<usize, Errno> {
+    /// As [`try_write_before_fault`](Self::try_write_before_fault); waits while the send buffer is used up.
+    ///
+    /// # Errors
+    /// As there and as [`write`](Self::write).
+    #[doc(hidden)]
+    pub fn write_before_fault(&self, buffers: &[&[u8]], missing: usize) -> Result<usize, Errno> {
+        self.write_all(&mut Gather::before(buffers, missing))
+    }
+
+    fn write_all(&self, from: &mut Gather<'_>) -> Result<usize, Errno> {
         let (pair, me) = self.shared();
-        let mut from = Gather::new(buffers);
         let asked = from.left();
-        let mut ended = pair.fill(me, &mut from, true);
+        let mut ended = pair.fill(me, from, true);
         if ended == Err(Errno::AGAIN) && !self.is_nonblocking() {
             ended = until_done(pair.queue(me), Place::Shared, |deadline| {
-                let pass = pair.fill(me, &mut from, false);
+                let pass = pair.fill(me, from, false);
                 if from.left() < asked {
                     *deadline = Deadline::Never;
                 }
