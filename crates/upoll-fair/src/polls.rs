@@ -13,7 +13,8 @@ use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec};
 use crate::fds::{self, FIRST_SET};
 use crate::raw::{self, kernel};
 use crate::sets::{self, EXCLUSIVE, cookie, is_due};
-use crate::shared::{self, Group};
+use crate::settings;
+use crate::shared;
 use crate::wait::{Limit, Sleep};
 
 /// A call with more fds is the kernel's.
@@ -130,6 +131,15 @@ pub(crate) unsafe fn poll(
     mask: *const sigset_t,
     kernels: &Kernels,
 ) -> Option<c_int> {
+    if settings::is_observing() {
+        return Some(observe(limit, mask, kernels, || {
+            // SAFETY: the caller's contract.
+            let mut entries = unsafe { entries(list, count) }.iter();
+            entries.any(|entry| {
+                entry.revents & libc::POLLIN != 0 && fds::kind(entry.fd) == fds::LISTENER
+            })
+        }));
+    }
     let mut watched = Watched::new();
     // SAFETY: the caller's contract.
     for entry in unsafe { entries(list, count) }
@@ -311,6 +321,12 @@ impl Sets {
             unsafe { self.restore(&saved) };
             kernels(time, mask)
         };
+        if settings::is_observing() {
+            // SAFETY: the caller's contract.
+            return Some(observe(limit, mask, &again, || unsafe {
+                self.have_listener()
+            }));
+        }
         // SAFETY: the caller's contract.
         let result = unsafe { wait(watched.few()?, limit, mask, &again) };
         if result.is_none_or(|result| result < 0) {
@@ -364,6 +380,22 @@ pub(crate) static NO_TIME: timespec = timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
+
+/// Waits by the kernel's call, and counts a wakeup for a listening socket.
+fn observe(
+    limit: Limit,
+    mask: *const sigset_t,
+    kernels: &Kernels,
+    found_listener: impl Fn() -> bool,
+) -> c_int {
+    let left = limit.left(limit.end());
+    let left = left.as_ref().map_or(std::ptr::null(), |left| left);
+    let ready = kernels(left, mask);
+    if ready > 0 && found_listener() {
+        shared::count_wakeup();
+    }
+    ready
+}
 
 /// Waits for fds of which none is ready, and then calls `kernels` for what is. Returns what it does, or -1 after a signal; `None` if
 /// the library cannot wait for them.
@@ -484,7 +516,7 @@ unsafe fn wait_in(
     kernels: &Kernels,
 ) -> Option<c_int> {
     const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
-    let group = Group::of(key);
+    let group = shared::group(key);
     let wakeups = AtomicU32::new(1);
     let mut events = [NOTHING; EVENTS];
     loop {

@@ -177,7 +177,9 @@ fn exclusive_mask(events: u32) -> Option<u32> {
 }
 
 fn state_of(events: u32) -> u8 {
-    if events & EXCLUSIVE != 0 {
+    if settings::is_observing() {
+        PLAIN
+    } else if events & EXCLUSIVE != 0 {
         ASKED_EXCLUSIVE
     } else if exclusive_mask(events).is_some() {
         PENDING
@@ -285,7 +287,7 @@ impl Set {
     pub(crate) fn group(&self) -> Option<&'static Group> {
         match self.key.load(Ordering::Relaxed) {
             0 => None,
-            key => Group::of(key),
+            key => shared::group(key),
         }
     }
 
@@ -386,7 +388,7 @@ pub(crate) fn is_due(wakeups: &AtomicU32, group: Option<&Group>) -> bool {
     match settings::policy() {
         Policy::Every(count) => wakeups >= count,
         Policy::Adaptive => wakeups > 0 && group.is_none_or(|group| group.sleeping() > 0),
-        Policy::Exclusive => false,
+        Policy::Exclusive | Policy::Observe => false,
     }
 }
 

@@ -15,10 +15,13 @@ pub(crate) enum Policy {
     Adaptive,
     /// Never: the kernel's order for `EPOLLEXCLUSIVE`.
     Exclusive,
+    /// Every worker is woken, as without the library, which only counts.
+    Observe,
 }
 
 const ADAPTIVE: u32 = 0;
 const EXCLUSIVE: u32 = u32::MAX;
+const OBSERVE: u32 = u32::MAX - 1;
 
 static POLICY: AtomicU32 = AtomicU32::new(ADAPTIVE);
 static STATS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
@@ -28,8 +31,14 @@ pub(crate) fn policy() -> Policy {
     match POLICY.load(Ordering::Relaxed) {
         ADAPTIVE => Policy::Adaptive,
         EXCLUSIVE => Policy::Exclusive,
+        OBSERVE => Policy::Observe,
         wakeups => Policy::Every(wakeups),
     }
+}
+
+/// Returns whether registrations stay as the program made them.
+pub(crate) fn is_observing() -> bool {
+    policy() == Policy::Observe
 }
 
 /// Returns the file for statistics, if they are asked for; empty for standard error.
@@ -81,12 +90,13 @@ fn parse(value: &[u8]) -> u32 {
     match value {
         b"every" => 1,
         b"exclusive" => EXCLUSIVE,
+        b"observe" => OBSERVE,
         _ => {
             let number = std::str::from_utf8(value)
                 .ok()
                 .and_then(|text| text.parse().ok());
             number
-                .filter(|&wakeups| wakeups < EXCLUSIVE)
+                .filter(|&wakeups| wakeups < OBSERVE)
                 .unwrap_or(ADAPTIVE)
         }
     }

@@ -2,11 +2,12 @@
 
 use std::ffi::CStr;
 use std::fmt::{self, Write};
-use std::sync::atomic::Ordering;
+
+use upoll_fair_state::Table;
 
 use crate::raw::kernel;
 use crate::settings;
-use crate::shared::{self, Shared, Worker};
+use crate::shared;
 
 /// Text in a buffer on the stack, written out when it is full.
 struct Output {
@@ -55,57 +56,7 @@ pub(crate) fn report() {
     if let (Some(path), Some(shared)) = (settings::stats(), shared::get()) {
         let mut output = Output::open(path);
         // Writing to the buffer does not fail.
-        let _ = print(&mut output, shared);
+        let _ = write!(output, "{}", Table(shared.counts()));
         output.flush();
     }
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a ratio is printed with three digits"
-)]
-fn print(output: &mut Output, shared: &Shared) -> fmt::Result {
-    let workers = || {
-        shared
-            .workers
-            .iter()
-            .filter(|worker| worker.id.load(Ordering::Relaxed) != 0)
-    };
-    let accepts = |worker: &Worker| worker.accepts.load(Ordering::Relaxed);
-    let (mut number, mut sum, mut squares) = (0_u64, 0_u64, 0.0);
-    for worker in workers() {
-        number += 1;
-        sum += accepts(worker);
-        squares += (accepts(worker) as f64).powi(2);
-    }
-    writeln!(
-        output,
-        "{:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>8}",
-        "process", "thread", "wakeups", "empty", "accepts", "share", "rotations", "rescues"
-    )?;
-    for worker in workers() {
-        let id = worker.id.load(Ordering::Relaxed);
-        writeln!(
-            output,
-            "{:>10} {:>10} {:>10} {:>10} {:>10} {:>6.1}% {:>10} {:>8}",
-            id >> 32,
-            id & u64::from(u32::MAX),
-            worker.wakeups.load(Ordering::Relaxed),
-            worker.empty.load(Ordering::Relaxed),
-            accepts(worker),
-            100.0 * accepts(worker) as f64 / (sum.max(1)) as f64,
-            worker.rotations.load(Ordering::Relaxed),
-            worker.rescues.load(Ordering::Relaxed),
-        )?;
-    }
-    // Jain's index: 1 if all workers accepted as much, 1/number if one accepted all.
-    let fairness = if sum == 0 {
-        1.0
-    } else {
-        (sum as f64).powi(2) / (number as f64 * squares)
-    };
-    writeln!(
-        output,
-        "fairness {fairness:.3} ({number} workers, {sum} connections)"
-    )
 }

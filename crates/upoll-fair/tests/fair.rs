@@ -82,7 +82,7 @@ fn calls_on_listening_sockets_do_what_the_kernel_does() {
     let program = compile("semantics");
     std::thread::scope(|scope| {
         let native = scope.spawn(|| output(&program, None));
-        let policies = ["every", "3", "adaptive", "exclusive"];
+        let policies = ["every", "3", "adaptive", "exclusive", "observe"];
         let fair = policies.map(|policy| scope.spawn(|| output(&program, Some(policy))));
         let native = native.join().expect("the program passes");
         for (policy, found) in policies.iter().zip(fair) {
@@ -312,13 +312,13 @@ fn no_connection_is_lost_while_polling_workers_come_and_go() {
     disturb("ppoll", seconds());
 }
 
-#[test]
-fn statistics_name_each_worker() {
+/// Returns the statistics of a server of four workers after 40 connections, one at a time.
+fn statistics(mode: &str, policy: &str) -> String {
     let program = compile("server");
-    let stats = program.with_extension("stats");
-    let mut command = command(&program, Some("every"));
+    let stats = program.with_extension(format!("{mode}-{policy}"));
+    let mut command = command(&program, Some(policy));
     command
-        .args(["epoll", "4"])
+        .args([mode, "4"])
         .env("UPOLL_FAIR_STATS", &stats)
         .stdout(Stdio::piped());
     let mut process = command.spawn().expect("it runs");
@@ -333,8 +333,36 @@ fn statistics_name_each_worker() {
     send(process.id(), libc::SIGTERM);
     assert!(process.wait().expect("it is a child").success());
     let text = std::fs::read_to_string(&stats).expect("there are statistics");
-    println!("{text}");
-    assert!(text.contains("40 connections"), "{text}");
+    println!("{mode}, {policy}:\n{text}");
     std::fs::remove_file(stats).expect("it was there");
     std::fs::remove_file(program).expect("it was there");
+    text
+}
+
+/// Returns the sum of a column of the statistics.
+fn sum(statistics: &str, column: &str) -> u64 {
+    let mut lines = statistics.lines().map(str::split_whitespace);
+    let mut names = lines.next().expect("there is a header");
+    let place = names.position(|name| name == column);
+    let place = place.expect("the header has the column");
+    lines
+        .filter_map(|mut fields| fields.nth(place)?.parse::<u64>().ok())
+        .sum()
+}
+
+#[test]
+fn statistics_name_each_worker() {
+    let text = statistics("epoll", "every");
+    assert!(text.contains("40 connections"), "{text}");
+    assert!(sum(&text, "rotations") > 0, "{text}");
+}
+
+#[test]
+fn an_observed_server_is_counted_and_left_as_it_is() {
+    for mode in ["epoll", "poll", "select"] {
+        let text = statistics(mode, "observe");
+        assert!(text.contains("40 connections"), "{text}");
+        assert!(sum(&text, "wakeups") > 0, "{text}");
+        assert_eq!(sum(&text, "rotations"), 0, "{text}");
+    }
 }

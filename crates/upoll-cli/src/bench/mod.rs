@@ -5,6 +5,7 @@ mod batch;
 mod calls;
 mod closing;
 mod descriptors;
+mod fair;
 mod growth;
 mod html;
 mod kernel;
@@ -40,6 +41,9 @@ pub(crate) struct Options {
         long_help = names_help()
     )]
     names: Vec<String>,
+    /// Of the servers of `fair`, measure these alone; `ci/fair-servers` installs them.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(fair::servers()))]
+    servers: Vec<String>,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
     #[arg(long)]
@@ -58,7 +62,7 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
 }
 
 /// All benchmarks, by what they are about.
-fn groups() -> [(&'static str, Vec<&'static str>); 9] {
+fn groups() -> [(&'static str, Vec<&'static str>); 10] {
     let calls = |comparisons: &[Comparison]| {
         let names = comparisons.iter().map(|comparison| comparison.row.name);
         names.collect()
@@ -91,6 +95,10 @@ fn groups() -> [(&'static str, Vec<&'static str>); 9] {
             "several threads: that share a source, that close what they add, a fast one and a \
              slow one",
             [&workers::NAMES[..], &closing::NAMES, &backpressure::NAMES].concat(),
+        ),
+        (
+            "servers under upoll run --fair; takes long, and is measured only if it is named",
+            fair::NAMES.to_vec(),
         ),
     ]
 }
@@ -142,7 +150,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 impl Options {
     fn wants(&self, name: &str) -> bool {
-        self.names.is_empty() || self.names.iter().any(|wanted| wanted == name)
+        // A benchmark of other people's programs is not part of everything.
+        self.names.is_empty() && name != fair::NAME
+            || self.names.iter().any(|wanted| wanted == name)
     }
 }
 
@@ -195,6 +205,12 @@ impl Run<'_> {
         let backpressure = self.step(backpressure::NAME, || {
             backpressure::measure(load, &self.machine.cpus)
         })?;
+        let effort = if self.options.quick {
+            fair::Effort::QUICK
+        } else {
+            fair::Effort::FULL
+        };
+        let fair = self.step(fair::NAME, || fair::measure(effort, &self.options.servers))?;
         self.progress.finish_and_clear();
         Ok(Report {
             machine: self.machine,
@@ -209,6 +225,7 @@ impl Run<'_> {
             workers: workers.unwrap_or_default(),
             closes: closes.unwrap_or_default(),
             backpressure: backpressure.unwrap_or_default(),
+            fair: fair.unwrap_or_default(),
         })
     }
 

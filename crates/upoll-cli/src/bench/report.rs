@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::backpressure::Pressed;
 use super::calls::Compared;
 use super::closing::{Closed, LockUse};
+use super::fair::Fair;
 use super::growth::Grown;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
@@ -36,6 +37,7 @@ pub(super) struct Report {
     pub(super) workers: Vec<Shared>,
     pub(super) closes: Vec<Closed>,
     pub(super) backpressure: Vec<Pressed>,
+    pub(super) fair: Fair,
 }
 
 /// Rows of words and figures.
@@ -81,6 +83,7 @@ pub(super) enum Part {
     Workers,
     Closes,
     Backpressure,
+    Fair,
 }
 
 impl Part {
@@ -94,6 +97,7 @@ impl Part {
             Part::Workers => "Workers that share a source",
             Part::Closes => "A connection per request",
             Part::Backpressure => "A fast writer and a slow reader",
+            Part::Fair => "Servers whose workers take turns",
         }
     }
 }
@@ -110,6 +114,10 @@ impl Report {
             (Part::Workers, self.workers.is_empty()),
             (Part::Closes, self.closes.is_empty()),
             (Part::Backpressure, self.backpressure.is_empty()),
+            (
+                Part::Fair,
+                self.fair.served.is_empty() && self.fair.left_out.is_empty(),
+            ),
         ]
         .into_iter()
         .filter_map(|(part, is_empty)| (!is_empty).then_some(part))
@@ -160,6 +168,7 @@ impl Report {
             Part::Backpressure => {
                 "A fast writer and a slow reader, without a maximum and with one".to_owned()
             }
+            Part::Fair => about_fair(&self.fair),
         }
     }
 
@@ -173,6 +182,7 @@ impl Report {
             Part::Workers => workers(&self.workers),
             Part::Closes => closes(&self.closes),
             Part::Backpressure => backpressure(&self.backpressure),
+            Part::Fair => fair(&self.fair),
         }
     }
 
@@ -549,6 +559,73 @@ fn backpressure(rows: &[Pressed]) -> Table {
                 _ => format!("{:.1}", goal.figure),
             }),
             goal.map_or("", |goal| yes_no(goal.reached)).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn about_fair(fair: &Fair) -> String {
+    let mut about = format!(
+        "Servers, a connection for each request, as they are, with EPOLLEXCLUSIVE alone and under upoll run --fair, \
+         {} runs of each by turns: medians, and of the response time's 99th percentile and the CPU time the 10th to \
+         90th percentile of the runs; a light load is a tenth and a medium load half of what the server answers at \
+         full load; CPU time, context switches and empty wakes (waits that ended for a connection which another worker \
+         took) are for a request, and fairness is Jain's index of the workers' shares",
+        fair.rounds
+    );
+    for left_out in &fair.left_out {
+        about += &format!("; {} is left out: {}", left_out.server, left_out.why);
+    }
+    about
+}
+
+fn fair(fair: &Fair) -> Table {
+    let mut table = table(
+        &[
+            "server",
+            "waits by",
+            "workers",
+            "load",
+            "way",
+            "requests/s",
+            "p50 us",
+            "p99 us",
+            "10-90 %",
+            "p99.9 us",
+            "CPU us",
+            "10-90 %",
+            "switches",
+            "empty wakes",
+            "fairness",
+            "failures",
+            "missed",
+        ],
+        5..16,
+    );
+    for row in &fair.served {
+        let [p50, p99, p999] = row.microseconds;
+        let range = |spread: Spread| format!("{:.0}-{:.0}", spread.p10, spread.p90);
+        table.add_row([
+            row.server.to_owned(),
+            row.waits_by.to_owned(),
+            row.workers.to_string(),
+            row.load.to_owned(),
+            row.way.to_owned(),
+            format!("{:.0}", row.requests_per_second.median),
+            format!("{:.0}", p50.median),
+            format!("{:.0}", p99.median),
+            range(p99),
+            format!("{:.0}", p999.median),
+            format!("{:.0}", row.cpu_microseconds.median),
+            range(row.cpu_microseconds),
+            format!("{:.1}", row.switches.median),
+            row.empty_wakes
+                .map_or_else(|| "?".to_owned(), |wakes| format!("{wakes:.2}")),
+            format!("{:.3}", row.fairness.median),
+            row.failures.to_string(),
+            row.missed
+                .as_ref()
+                .map_or_else(String::new, |missed| missed.join(", ")),
         ]);
     }
     table

@@ -19,6 +19,7 @@ pub(super) enum Policy {
     Every(u32),
     Adaptive,
     Exclusive,
+    Observe,
 }
 
 impl FromStr for Policy {
@@ -29,10 +30,11 @@ impl FromStr for Policy {
             "every" => Ok(Policy::Every(1)),
             "adaptive" => Ok(Policy::Adaptive),
             "exclusive" => Ok(Policy::Exclusive),
+            "observe" => Ok(Policy::Observe),
             _ => match text.parse() {
                 Ok(wakeups @ 1..=1_000_000) => Ok(Policy::Every(wakeups)),
                 _ => Err(
-                    "a policy is every, adaptive, exclusive or a number of wakeups up to 1000000",
+                    "a policy is every, adaptive, exclusive, observe or a number of wakeups up to 1000000",
                 ),
             },
         }
@@ -45,6 +47,7 @@ pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
         Policy::Every(wakeups) => wakeups.to_string(),
         Policy::Adaptive => "adaptive".into(),
         Policy::Exclusive => "exclusive".into(),
+        Policy::Observe => "observe".into(),
     };
     command.env("UPOLL_FAIR", policy);
     command.env("UPOLL_FAIR_SHARED", shared_file()?);

@@ -28,7 +28,8 @@ pub(crate) struct Options {
     user: Vec<Kind>,
     /// Lets workers that share a listening socket take turns, and does nothing else: with POLICY `every`
     /// after each wakeup, with a number after as many, with `adaptive` after each one if another worker
-    /// is asleep, with `exclusive` never (each connection wakes one worker, in the kernel's order).
+    /// is asleep, with `exclusive` never (each connection wakes one worker, in the kernel's order). With `observe`
+    /// each connection wakes every worker, as it does without the library, and `--stats` counts.
     #[arg(
         long,
         value_name = "POLICY",

@@ -40,7 +40,7 @@ pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     match part {
         Part::Comparisons => comparisons(&report.comparisons),
         // A few figures next to each other say more than a plot.
-        Part::Numbers => Ok(Vec::new()),
+        Part::Numbers | Part::Fair => Ok(Vec::new()),
         Part::Polls => polls(&report.polls),
         Part::Growth => growth(&report.growth),
         Part::Timeouts => timeouts(&report.timeouts),

@@ -1,0 +1,344 @@
+//! Servers that others wrote, whose workers share a listening socket: as they are, with `EPOLLEXCLUSIVE` alone, and
+//! with workers that take turns.
+//!
+//! Each request has a connection of its own. The servers, the clients and their load share the machine, so that a
+//! figure is worth what the same figure of the other ways is beside it.
+
+mod load;
+mod processes;
+mod servers;
+
+use anyhow::Result;
+use serde::Serialize;
+use upoll_fair_state::Counts;
+
+use self::load::{Outcome, Pace};
+use self::servers::{KINDS, Kind, Server, Shares, Way};
+use super::measure::Spread;
+
+pub(super) const NAME: &str = "fair";
+pub(super) const NAMES: [&str; 1] = [NAME];
+
+/// How much to measure.
+#[derive(Clone, Copy)]
+pub(super) struct Effort {
+    pub(super) rounds: usize,
+    requests: u64,
+    workers: &'static [usize],
+}
+
+impl Effort {
+    pub(super) const FULL: Effort = Effort {
+        rounds: 5,
+        requests: 2000,
+        workers: &[8, 32],
+    };
+    pub(super) const QUICK: Effort = Effort {
+        rounds: 1,
+        requests: 300,
+        workers: &[8],
+    };
+}
+
+/// How much of what the server can do is asked of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    Light,
+    Medium,
+    Full,
+}
+
+const LOADS: [Load; 3] = [Load::Light, Load::Medium, Load::Full];
+
+impl Load {
+    fn name(self) -> &'static str {
+        match self {
+            Load::Light => "light",
+            Load::Medium => "medium",
+            Load::Full => "full",
+        }
+    }
+
+    /// Returns the pace for a server that answers so many requests a second at most.
+    fn pace(self, most: f64) -> Pace {
+        match self {
+            Load::Light => Pace::PerSecond(most / 10.0),
+            Load::Medium => Pace::PerSecond(most / 2.0),
+            Load::Full => Pace::Clients(32),
+        }
+    }
+}
+
+const WAYS: [Way; 3] = [Way::Stock, Way::Exclusive, Way::Fair];
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Stock | Way::Observed => "stock",
+            Way::Exclusive => "exclusive",
+            Way::Fair => "fair",
+        }
+    }
+}
+
+/// One run of a load.
+#[derive(Clone, Serialize)]
+struct Sample {
+    requests_per_second: f64,
+    /// 50 %, 99 % and 99.9 % of the requests were answered within.
+    microseconds: [u64; 3],
+    cpu_microseconds: f64,
+    switches: f64,
+    /// Jain's index of the workers' shares.
+    fairness: f64,
+    failures: u64,
+}
+
+/// What one way, load and number of workers of a server gave.
+#[derive(Serialize)]
+pub(super) struct Served {
+    pub(super) server: &'static str,
+    pub(super) waits_by: &'static str,
+    pub(super) workers: usize,
+    pub(super) load: &'static str,
+    pub(super) way: &'static str,
+    pub(super) requests: u64,
+    pub(super) requests_per_second: Spread,
+    /// Response time: 50th, 99th and 99.9th percentile.
+    pub(super) microseconds: [Spread; 3],
+    /// Of all processes of the server, for a request.
+    pub(super) cpu_microseconds: Spread,
+    pub(super) switches: Spread,
+    pub(super) fairness: Spread,
+    pub(super) failures: u64,
+    /// Waits that ended for a connection that another worker took, for a request, by the library's counters in a run
+    /// of its own; none if the library has seen no wakeup.
+    pub(super) empty_wakes: Option<f64>,
+    /// What the way is to reach and has not.
+    pub(super) missed: Option<Vec<&'static str>>,
+    samples: Vec<Sample>,
+}
+
+/// A server that is left out.
+#[derive(Serialize)]
+pub(super) struct LeftOut {
+    pub(super) server: &'static str,
+    pub(super) why: String,
+}
+
+/// All that was measured of servers.
+#[derive(Default, Serialize)]
+pub(super) struct Fair {
+    pub(super) rounds: usize,
+    pub(super) served: Vec<Served>,
+    pub(super) left_out: Vec<LeftOut>,
+}
+
+/// Measures every server, or those that are named.
+pub(super) fn measure(effort: Effort, names: &[String]) -> Result<Fair> {
+    let mut fair = Fair {
+        rounds: effort.rounds,
+        ..Fair::default()
+    };
+    for kind in &KINDS {
+        if !names.is_empty() && !names.iter().any(|name| name == kind.name) {
+            continue;
+        }
+        let measured = match kind.obstacle() {
+            Some(why) => Err(why),
+            None => effort
+                .workers
+                .iter()
+                .try_fold(Vec::new(), |mut served, &workers| {
+                    served.extend(of_server(kind, workers, effort)?);
+                    Ok(served)
+                })
+                .map_err(|error: anyhow::Error| format!("{error:#}")),
+        };
+        match measured {
+            Ok(served) => fair.served.extend(served),
+            Err(why) => fair.left_out.push(LeftOut {
+                server: kind.name,
+                why,
+            }),
+        }
+    }
+    Ok(fair)
+}
+
+/// Names of the servers, for the command line.
+pub(super) fn servers() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|kind| kind.name)
+}
+
+fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>> {
+    let most = {
+        let server = kind.start(workers, Way::Stock)?;
+        let pace = Load::Full.pace(0.0);
+        load::send(server.address(), effort.requests, pace);
+        let outcome = load::send(server.address(), effort.requests, pace);
+        effort.requests as f64 / outcome.took.as_secs_f64()
+    };
+    let mut samples = WAYS.map(|_| LOADS.map(|_| Vec::with_capacity(effort.rounds)));
+    for round in 0..effort.rounds {
+        for turn in 0..WAYS.len() {
+            // None always comes first.
+            let way = (round + turn) % WAYS.len();
+            let server = kind.start(workers, WAYS[way])?;
+            for (load, samples) in LOADS.iter().zip(&mut samples[way]) {
+                let requests = effort.requests;
+                samples.push(sample(kind, &server, requests, load.pace(most), workers));
+            }
+        }
+    }
+    let mut empty_wakes = WAYS.map(|_| LOADS.map(|_| None));
+    for (way, empty_wakes) in [Way::Observed, Way::Exclusive, Way::Fair]
+        .into_iter()
+        .zip(&mut empty_wakes)
+    {
+        let server = kind.start(workers, way)?;
+        for (load, empty_wakes) in LOADS.iter().zip(empty_wakes) {
+            *empty_wakes = count_empty_wakes(&server, effort.requests, load.pace(most));
+        }
+    }
+    let mut served = Vec::new();
+    for (load, name) in LOADS.iter().enumerate() {
+        let stock = &samples[0][load];
+        for (way, which) in WAYS.iter().enumerate() {
+            let mut row = Served::new(
+                kind,
+                workers,
+                *which,
+                *name,
+                effort.requests,
+                &samples[way][load],
+            );
+            row.empty_wakes = empty_wakes[way][load];
+            if *which == Way::Fair && !kind.rotates {
+                let stock = Served::new(kind, workers, Way::Stock, *name, effort.requests, stock);
+                row.missed = Some(missed(&row, &stock, *name));
+            }
+            served.push(row);
+        }
+    }
+    Ok(served)
+}
+
+fn sample(kind: &Kind, server: &Server, requests: u64, pace: Pace, workers: usize) -> Sample {
+    let before = server.usage();
+    let outcome = load::send(server.address(), requests, pace);
+    let used = server.usage().since(&before);
+    let per_request = |figure: u64| figure as f64 / requests as f64;
+    Sample {
+        requests_per_second: requests as f64 / outcome.took.as_secs_f64(),
+        microseconds: [0.5, 0.99, 0.999].map(|part| outcome.latency.value_at_quantile(part)),
+        cpu_microseconds: per_request(used.nanoseconds) / 1000.0,
+        switches: per_request(used.switches),
+        fairness: match kind.shares {
+            Shares::Answers => fairness(&outcome, workers),
+            Shares::Written => of_shares(used.written.values().copied(), workers),
+        },
+        failures: outcome.failures,
+    }
+}
+
+fn fairness(outcome: &Outcome, workers: usize) -> f64 {
+    of_shares(outcome.answers.values().copied(), workers)
+}
+
+/// Returns Jain's index of as many workers; those without a share are left out of `shares`, or have zeros there.
+fn of_shares(shares: impl Iterator<Item = u64>, workers: usize) -> f64 {
+    let mut shares: Vec<_> = shares.filter(|&share| share > 0).collect();
+    if shares.len() < workers {
+        shares.resize(workers, 0);
+    }
+    upoll_fair_state::fairness(shares.into_iter())
+}
+
+/// Returns `None` if the library has seen no wakeup.
+fn count_empty_wakes(server: &Server, requests: u64, pace: Pace) -> Option<f64> {
+    let sum = |counter: fn(&Counts) -> u64| server.counts().iter().map(counter).sum::<u64>();
+    let (wakeups, empty) = (sum(|worker| worker.wakeups), sum(|worker| worker.empty));
+    load::send(server.address(), requests, pace);
+    (sum(|worker| worker.wakeups) > wakeups)
+        .then(|| (sum(|worker| worker.empty) - empty) as f64 / requests as f64)
+}
+
+/// Returns what a server whose workers take turns has not reached.
+fn missed(fair: &Served, stock: &Served, load: Load) -> Vec<&'static str> {
+    let needed = if fair.workers > 8 { 0.97 } else { 0.99 };
+    let is_above = |figure: Spread, other: Spread| {
+        figure.median > other.median && figure.median > other.p90 && figure.p10 > other.median
+    };
+    let checks = [
+        (
+            "fairness",
+            load != Load::Full && fair.fairness.median < needed,
+        ),
+        (
+            "switches",
+            load == Load::Light && fair.switches.median * 3.0 > stock.switches.median,
+        ),
+        (
+            "CPU time",
+            load != Load::Full && is_above(fair.cpu_microseconds, stock.cpu_microseconds),
+        ),
+        (
+            "p99",
+            load != Load::Full && is_above(fair.microseconds[1], stock.microseconds[1]),
+        ),
+        (
+            "requests a second",
+            load == Load::Full && is_above(stock.requests_per_second, fair.requests_per_second),
+        ),
+        ("failures", fair.failures > 0),
+    ];
+    checks
+        .into_iter()
+        .filter_map(|(what, is_missed)| is_missed.then_some(what))
+        .collect()
+}
+
+impl Served {
+    fn new(
+        kind: &Kind,
+        workers: usize,
+        way: Way,
+        load: Load,
+        requests: u64,
+        samples: &[Sample],
+    ) -> Self {
+        let spread =
+            |figure: &dyn Fn(&Sample) -> f64| Spread::of(samples.iter().map(figure).collect());
+        Served {
+            server: kind.name,
+            waits_by: kind.waits_by,
+            workers,
+            load: load.name(),
+            way: way.name(),
+            requests,
+            requests_per_second: spread(&|sample| sample.requests_per_second),
+            microseconds: [0, 1, 2]
+                .map(|which| spread(&|sample| sample.microseconds[which] as f64)),
+            cpu_microseconds: spread(&|sample| sample.cpu_microseconds),
+            switches: spread(&|sample| sample.switches),
+            fairness: spread(&|sample| sample.fairness),
+            failures: samples.iter().map(|sample| sample.failures).sum(),
+            empty_wakes: None,
+            missed: None,
+            samples: samples.to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_answer_nothing_count() {
+        let near = |index: f64, expected: f64| (index - expected).abs() < 1e-9;
+        assert!(near(of_shares([4, 4].into_iter(), 8), 0.25));
+        assert!(near(of_shares([4, 0, 4, 0, 0].into_iter(), 2), 1.0));
+    }
+}

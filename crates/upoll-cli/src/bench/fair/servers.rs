@@ -1,0 +1,467 @@
+//! Servers that others wrote, with workers that share a listening socket.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use upoll_fair_state::Counts;
+
+use super::load;
+use super::processes::Usage;
+
+/// How a server is started: its program and arguments.
+type Arguments = fn(&Place) -> Vec<String>;
+
+/// A kind of server.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    /// How its workers wait.
+    pub(super) waits_by: &'static str,
+    program: &'static str,
+    /// A module that the Debian package of the server may lack.
+    needs: Option<&'static str>,
+    arguments: Arguments,
+    pub(super) shares: Shares,
+    /// Whether the server lets its workers take turns by itself.
+    pub(super) rotates: bool,
+}
+
+/// How to tell which worker has answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shares {
+    /// By the number in the answer.
+    Answers,
+    /// By what each process has written: each answer has the same length.
+    Written,
+}
+
+/// Where a server runs.
+pub(super) struct Place {
+    folder: PathBuf,
+    port: u16,
+    workers: usize,
+}
+
+macro_rules! arguments {
+    ($($argument:expr),* $(,)?) => {
+        vec![$($argument.to_string()),*]
+    };
+}
+
+fn gunicorn(place: &Place, class: &str) -> Vec<String> {
+    arguments![
+        "--bind",
+        place.address(),
+        "--workers",
+        place.workers,
+        "--worker-class",
+        class,
+        "--log-level",
+        "error",
+        "app:wsgi",
+    ]
+}
+
+pub(super) const KINDS: [Kind; 12] = [
+    Kind {
+        name: "gunicorn-sync",
+        waits_by: "select",
+        program: "gunicorn",
+        needs: None,
+        arguments: |place| gunicorn(place, "sync"),
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "gunicorn-gthread",
+        waits_by: "epoll",
+        program: "gunicorn",
+        needs: None,
+        arguments: |place| {
+            let mut arguments = gunicorn(place, "gthread");
+            arguments.extend(arguments!["--threads", 4]);
+            arguments
+        },
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "gunicorn-gevent",
+        waits_by: "epoll",
+        program: "gunicorn",
+        needs: Some("gevent"),
+        arguments: |place| gunicorn(place, "gevent"),
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "uvicorn",
+        waits_by: "epoll",
+        program: "uvicorn",
+        needs: Some("uvloop"),
+        arguments: |place| {
+            arguments![
+                "--port",
+                place.port,
+                "--workers",
+                place.workers,
+                "--loop",
+                "uvloop",
+                "--log-level",
+                "error",
+                "--no-access-log",
+                "app:asgi",
+            ]
+        },
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "tornado",
+        waits_by: "epoll",
+        program: PYTHON,
+        needs: Some("tornado"),
+        arguments: |place| arguments!["tornado_app.py", place.port, place.workers],
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "uwsgi",
+        waits_by: "epoll",
+        program: "uwsgi",
+        needs: None,
+        arguments: |place| {
+            arguments![
+                "--plugin",
+                "python3",
+                "--http-socket",
+                place.address(),
+                "--processes",
+                place.workers,
+                "--master",
+                "--die-on-term",
+                "--wsgi-file",
+                "app.py",
+                "--callable",
+                "wsgi",
+                "--disable-logging",
+            ]
+        },
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "unicorn",
+        waits_by: "poll",
+        program: "unicorn",
+        needs: None,
+        arguments: |place| {
+            arguments![
+                "-l",
+                place.address(),
+                "-E",
+                "production",
+                "-c",
+                "unicorn.rb"
+            ]
+        },
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "puma",
+        waits_by: "poll",
+        program: "puma",
+        needs: None,
+        arguments: |place| {
+            arguments![
+                "--bind",
+                format!("tcp://{}", place.address()),
+                "--workers",
+                place.workers,
+                "--threads",
+                "1:1",
+                "--environment",
+                "production",
+                "--quiet",
+            ]
+        },
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "node-cluster",
+        waits_by: "epoll",
+        program: "node",
+        needs: None,
+        arguments: |place| arguments!["cluster.js", place.port, place.workers],
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "haproxy",
+        waits_by: "epoll, threads",
+        program: "haproxy",
+        needs: None,
+        arguments: |_| arguments!["-db", "-f", "haproxy.cfg"],
+        shares: Shares::Answers,
+        rotates: false,
+    },
+    Kind {
+        name: "lighttpd",
+        waits_by: "epoll",
+        program: "lighttpd",
+        needs: None,
+        arguments: |_| arguments!["-D", "-f", "lighttpd.conf"],
+        shares: Shares::Written,
+        rotates: false,
+    },
+    Kind {
+        name: "nginx",
+        waits_by: "epoll, rotates by itself",
+        program: "nginx",
+        needs: None,
+        arguments: |place| {
+            arguments![
+                "-p",
+                place.folder.display(),
+                "-c",
+                "nginx.conf",
+                "-e",
+                "stderr"
+            ]
+        },
+        shares: Shares::Answers,
+        rotates: true,
+    },
+];
+
+/// Debian's, which has Debian's modules.
+const PYTHON: &str = "/usr/bin/python3";
+
+impl Place {
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Creates a folder with the applications and settings.
+    fn new(workers: usize) -> Result<Place> {
+        // The kernel hands out another port to whoever asks next.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+            .local_addr()?
+            .port();
+        let name = format!("upoll-bench-fair-{}-{port}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        let place = Place {
+            folder,
+            port,
+            workers,
+        };
+        let folder = place.folder.display();
+        for (name, text) in [
+            ("app.py", include_str!("apps/app.py").to_owned()),
+            (
+                "tornado_app.py",
+                include_str!("apps/tornado_app.py").to_owned(),
+            ),
+            ("cluster.js", include_str!("apps/cluster.js").to_owned()),
+            ("config.ru", include_str!("apps/config.ru").to_owned()),
+            ("unicorn.rb", format!("worker_processes {workers}\n")),
+            // lighttpd answers with a file.
+            ("index.html", "1\n".to_owned()),
+            (
+                "haproxy.cfg",
+                format!(
+                    "global\n  nbthread {workers}\n  tune.listener.multi-queue off\n\
+                     defaults\n  mode http\n  timeout client 10s\n  timeout connect 10s\n  timeout server 10s\n\
+                     frontend f\n  bind 127.0.0.1:{port}\n  option httpclose\n  \
+                     http-request return status 200 content-type text/plain lf-string \"%[thread]\"\n"
+                ),
+            ),
+            (
+                "lighttpd.conf",
+                format!(
+                    "server.document-root = \"{folder}\"\nserver.port = {port}\n\
+                     server.bind = \"127.0.0.1\"\nserver.max-worker = {workers}\n\
+                     index-file.names = ( \"index.html\" )\n"
+                ),
+            ),
+            (
+                "nginx.conf",
+                format!(
+                    "daemon off;\nworker_processes {workers};\npid {folder}/nginx.pid;\n\
+                     events {{ }}\nhttp {{ access_log off; \
+                     server {{ listen 127.0.0.1:{port}; location / {{ return 200 $pid; }} }} }}\n"
+                ),
+            ),
+        ] {
+            let path = place.folder.join(name);
+            fs::write(&path, text).with_context(|| path.display().to_string())?;
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Who of the workers is woken for a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// As the kernel does by default, without the library.
+    Stock,
+    /// The same with the library, which counts.
+    Observed,
+    Exclusive,
+    Fair,
+}
+
+impl Way {
+    fn policy(self) -> Option<&'static str> {
+        match self {
+            Way::Stock => None,
+            Way::Observed => Some("observe"),
+            Way::Exclusive => Some("exclusive"),
+            Way::Fair => Some("adaptive"),
+        }
+    }
+}
+
+/// A running server.
+pub(super) struct Server {
+    process: Child,
+    place: Place,
+}
+
+impl Kind {
+    /// Returns why the server cannot be started here, if so.
+    pub(super) fn obstacle(&self) -> Option<String> {
+        let paths: OsString = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into()]);
+        let mut places = folders.map(|folder| folder.join(self.program));
+        if !places.any(|place| place.is_file()) {
+            return Some(format!("{} is not installed", self.program));
+        }
+        let module = self.needs?;
+        let mut python = Command::new(PYTHON);
+        python
+            .args(["-c", &format!("import {module}")])
+            .stderr(Stdio::null());
+        let is_there = python.status().is_ok_and(|status| status.success());
+        (!is_there).then(|| format!("{PYTHON} has no module {module}"))
+    }
+
+    /// Starts the server, and waits until all of its workers wait.
+    pub(super) fn start(&self, workers: usize, way: Way) -> Result<Server> {
+        let place = Place::new(workers)?;
+        let arguments = (self.arguments)(&place);
+        let mut command = match way.policy() {
+            None => Command::new(self.program),
+            Some(policy) => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["run", &format!("--fair={policy}"), "--", self.program]);
+                command
+            }
+        };
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+        command
+            .args(arguments)
+            .current_dir(&place.folder)
+            .env("PATH", std::env::join_paths(folders)?)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Its own group, so that a signal reaches workers whose parent has died.
+            .process_group(0);
+        let process = command.spawn().with_context(|| self.program.to_owned())?;
+        let mut server = Server { process, place };
+        server
+            .settle()
+            .with_context(|| format!("{} with {workers} workers", self.name))?;
+        Ok(server)
+    }
+}
+
+impl Server {
+    pub(super) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.place.port).into()
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage::of(self.process.id())
+    }
+
+    /// Returns what the library has counted; nothing without it.
+    pub(super) fn counts(&self) -> Vec<Counts> {
+        let prefix = format!("upoll-fair-{}-", self.process.id());
+        let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        let mut files =
+            files.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix));
+        let bytes = files.next().and_then(|file| fs::read(file.path()).ok());
+        bytes.map_or_else(Vec::new, |bytes| Counts::in_file(&bytes))
+    }
+
+    /// Waits until the server answers and is idle: its workers have started.
+    fn settle(&mut self) -> Result<()> {
+        const STARTS_WITHIN: Duration = Duration::from_secs(60);
+        const IDLE: Duration = Duration::from_millis(300);
+        let begun = Instant::now();
+        while load::exchange(self.address()).is_err() {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("ended at its start: {status}");
+            }
+            if begun.elapsed() > STARTS_WITHIN {
+                bail!("does not answer");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let mut before = self.usage();
+        loop {
+            thread::sleep(IDLE);
+            let now = self.usage();
+            let used = now.since(&before);
+            let is_idle = Duration::from_nanos(used.nanoseconds) < IDLE / 30;
+            if is_idle && now.processes() == before.processes() || begun.elapsed() > STARTS_WITHIN {
+                return Ok(());
+            }
+            before = now;
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = i32::try_from(self.process.id())
+            .ok()
+            .and_then(Pid::from_raw)
+        {
+            // It may have ended.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal(Signal::TERM);
+        let begun = Instant::now();
+        while matches!(self.process.try_wait(), Ok(None))
+            && begun.elapsed() < Duration::from_secs(3)
+        {
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.signal(Signal::KILL);
+        let _ = self.process.wait();
+    }
+}

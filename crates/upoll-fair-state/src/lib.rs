@@ -1,0 +1,316 @@
+//! The memory that the processes of one run of `libupoll_fair` share: which workers look after sleeping ones, and
+//! what each worker has counted.
+//!
+//! The library maps a file of this layout. `upoll` reads the file for counts while the run goes on.
+
+use std::fmt::{self, Display, Formatter};
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const WORKERS: usize = 1024;
+const GROUPS: usize = 64;
+/// How many workers of a group nap shortly. If one of them is the worker that does not accept, the other one
+/// notices.
+const GUARDS: usize = 2;
+/// A group is active for this long after a wakeup.
+const ACTIVE: u64 = 1_000_000_000;
+/// How long a guard of an active group sleeps at a time.
+const SHORT: u64 = 20_000_000;
+/// How long a guard of an idle group sleeps at a time.
+const IDLE: u64 = 100_000_000;
+/// How long any other worker sleeps at a time. It then becomes a guard if there are too few.
+const LONG: u64 = 1_000_000_000;
+
+/// The layout of the shared file. All zeros is the initial state.
+#[repr(C)]
+#[derive(Debug)]
+pub struct State {
+    /// The process that `upoll run` became: the one that prints statistics for all and removes the file.
+    pub root: AtomicU32,
+    groups: [Group; GROUPS],
+    workers: [Worker; WORKERS],
+}
+
+/// Workers that wait for the same listening sockets.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Group {
+    /// The sum of the sockets' cookies; 0: free.
+    key: AtomicU64,
+    /// The time until which a guard sleeps at the longest; 0 if there is none.
+    guards: [AtomicU64; GUARDS],
+    /// When a worker was last woken for one of the sockets.
+    last_wakeup: AtomicU64,
+    /// How many workers sleep. A killed worker stays in the count.
+    sleeping: AtomicU32,
+}
+
+/// The counters of one thread.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Worker {
+    /// The process ID above the thread ID; 0: free.
+    id: AtomicU64,
+    /// Wakeups for a listening socket.
+    pub wakeups: AtomicU64,
+    /// Wakeups after which no connection was left.
+    pub empty: AtomicU64,
+    /// Accepted connections.
+    pub accepts: AtomicU64,
+    /// How often the worker went to the end of the line.
+    pub rotations: AtomicU64,
+    /// Connections that waited though another worker had been woken.
+    pub rescues: AtomicU64,
+}
+
+impl State {
+    /// Returns the group of a key; `None` if there is no place for it.
+    pub fn group(&self, key: u64) -> Option<&Group> {
+        let key = key.max(1);
+        self.groups.iter().find(|group| {
+            let found = group.key.load(Ordering::Relaxed);
+            found == key
+                || found == 0
+                    && match group.key.compare_exchange(
+                        0,
+                        key,
+                        Ordering::Relaxed,
+                        Ordering::Relaxed,
+                    ) {
+                        Ok(_) => true,
+                        Err(other) => other == key,
+                    }
+        })
+    }
+
+    /// Takes the first free place for a thread. Returns `WORKERS` if there is none.
+    pub fn take_place(&self, process: u32, thread: u32) -> usize {
+        let id = u64::from(process) << 32 | u64::from(thread);
+        let place = self.workers.iter().position(|worker| {
+            worker.id.load(Ordering::Relaxed) == 0
+                && worker
+                    .id
+                    .compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+        });
+        place.unwrap_or(WORKERS)
+    }
+
+    /// Returns the counters at a place.
+    pub fn worker(&self, place: usize) -> Option<&Worker> {
+        self.workers.get(place)
+    }
+
+    /// Returns what has been counted so far.
+    pub fn counts(&self) -> impl Iterator<Item = Counts> + Clone {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.workers.iter().filter_map(move |worker| {
+            Counts::of([
+                load(&worker.id),
+                load(&worker.wakeups),
+                load(&worker.empty),
+                load(&worker.accepts),
+                load(&worker.rotations),
+                load(&worker.rescues),
+            ])
+        })
+    }
+}
+
+impl Group {
+    /// Returns how long the calling worker is to sleep at a time, and as which guard.
+    pub fn nap(group: Option<&Group>, now: u64) -> (u64, Option<usize>) {
+        let Some(group) = group else {
+            return (SHORT, None);
+        };
+        let since = now.saturating_sub(group.last_wakeup.load(Ordering::Relaxed));
+        let nap = if since > ACTIVE { IDLE } else { SHORT };
+        let place = group.guards.iter().position(|guard| {
+            let until = guard.load(Ordering::Relaxed);
+            // A guard that is late by more than this was killed or stopped.
+            until.saturating_add(SHORT) < now
+                && guard
+                    .compare_exchange(until, now + nap, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+        });
+        (if place.is_some() { nap } else { LONG }, place)
+    }
+
+    /// Gives a guard's place back.
+    pub fn leave(group: Option<&Group>, place: Option<usize>) {
+        if let (Some(group), Some(place)) = (group, place) {
+            group.guards[place].store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how many workers sleep.
+    pub fn sleeping(&self) -> u32 {
+        self.sleeping.load(Ordering::Relaxed)
+    }
+
+    /// Counts the calling worker as asleep.
+    pub fn fall_asleep(&self) {
+        self.sleeping.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the calling worker as awake.
+    pub fn awake(&self) {
+        self.sleeping.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Records that a worker was woken.
+    pub fn woken(&self, now: u64) {
+        self.last_wakeup.store(now, Ordering::Relaxed);
+    }
+}
+
+/// What one worker has counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// The worker's process.
+    pub process: u32,
+    /// The worker's thread.
+    pub thread: u32,
+    /// Wakeups for a listening socket.
+    pub wakeups: u64,
+    /// Wakeups after which no connection was left.
+    pub empty: u64,
+    /// Accepted connections.
+    pub accepts: u64,
+    /// How often the worker went to the end of the line.
+    pub rotations: u64,
+    /// Connections that waited though another worker had been woken.
+    pub rescues: u64,
+}
+
+impl Counts {
+    fn of([id, wakeups, empty, accepts, rotations, rescues]: [u64; 6]) -> Option<Counts> {
+        let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
+        (id != 0).then(|| Counts {
+            process: half(id >> 32),
+            thread: half(id),
+            wakeups,
+            empty,
+            accepts,
+            rotations,
+            rescues,
+        })
+    }
+
+    /// Returns the counts in the bytes of the shared file; none if the file is too short.
+    pub fn in_file(bytes: &[u8]) -> Vec<Counts> {
+        let places = offset_of!(State, workers)..size_of::<State>();
+        let workers = bytes.get(places).unwrap_or_default();
+        let (workers, _) = workers.as_chunks::<{ size_of::<Worker>() }>();
+        let counts = workers.iter().filter_map(|worker| {
+            let number = |field: usize| {
+                let bytes = worker[field..].first_chunk();
+                u64::from_ne_bytes(*bytes.expect("a field lies within its structure"))
+            };
+            Counts::of([
+                number(offset_of!(Worker, id)),
+                number(offset_of!(Worker, wakeups)),
+                number(offset_of!(Worker, empty)),
+                number(offset_of!(Worker, accepts)),
+                number(offset_of!(Worker, rotations)),
+                number(offset_of!(Worker, rescues)),
+            ])
+        });
+        counts.collect()
+    }
+}
+
+/// Returns Jain's index: 1 if all shares are equal, 1/n if one of n has all; 1 if there is nothing to share.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "the index is good to a few digits"
+)]
+pub fn fairness(shares: impl Iterator<Item = u64>) -> f64 {
+    let (mut number, mut sum, mut squares) = (0.0, 0.0, 0.0);
+    for share in shares {
+        number += 1.0;
+        sum += share as f64;
+        squares += (share as f64).powi(2);
+    }
+    if squares == 0.0 {
+        1.0
+    } else {
+        sum * sum / (number * squares)
+    }
+}
+
+/// A table of the workers, with Jain's index in its last line.
+#[derive(Clone, Debug)]
+pub struct Table<I>(pub I);
+
+impl<I: Iterator<Item = Counts> + Clone> Display for Table<I> {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a share is printed with one digit"
+    )]
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let workers = || self.0.clone();
+        let sum: u64 = workers().map(|worker| worker.accepts).sum();
+        writeln!(
+            f,
+            "{:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>8}",
+            "process", "thread", "wakeups", "empty", "accepts", "share", "rotations", "rescues"
+        )?;
+        for worker in workers() {
+            writeln!(
+                f,
+                "{:>10} {:>10} {:>10} {:>10} {:>10} {:>6.1}% {:>10} {:>8}",
+                worker.process,
+                worker.thread,
+                worker.wakeups,
+                worker.empty,
+                worker.accepts,
+                100.0 * worker.accepts as f64 / (sum.max(1)) as f64,
+                worker.rotations,
+                worker.rescues,
+            )?;
+        }
+        writeln!(
+            f,
+            "fairness {:.3} ({} workers, {sum} connections)",
+            fairness(workers().map(|worker| worker.accepts)),
+            workers().count(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORDS: usize = size_of::<State>() / size_of::<u64>();
+
+    #[test]
+    fn the_file_holds_what_the_state_returns() {
+        let memory = [const { AtomicU64::new(0) }; WORDS];
+        // SAFETY: a state consists of atomics in as many words; zeros are one, and it lives as long as the memory.
+        let state = unsafe { &*memory.as_ptr().cast::<State>() };
+        for thread in [7, 8] {
+            let place = state.take_place(5, thread);
+            let worker = state.worker(place).expect("there is room");
+            worker
+                .wakeups
+                .store(u64::from(thread) * 10, Ordering::Relaxed);
+            worker.accepts.store(u64::from(thread), Ordering::Relaxed);
+            worker.rescues.store(3, Ordering::Relaxed);
+        }
+        let words = memory.iter().map(|word| word.load(Ordering::Relaxed));
+        let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(Counts::in_file(&bytes), state.counts().collect::<Vec<_>>());
+        assert_eq!(state.counts().count(), 2);
+        assert!(Counts::in_file(&bytes[..100]).is_empty());
+    }
+
+    #[test]
+    fn fairness_is_one_for_equal_shares_and_a_fraction_for_one_that_has_all() {
+        let near = |index: f64, expected: f64| (index - expected).abs() < 1e-9;
+        assert!(near(fairness([5, 5, 5].into_iter()), 1.0));
+        assert!(near(fairness([0, 9, 0].into_iter()), 1.0 / 3.0));
+        assert!(near(fairness([0, 0].into_iter()), 1.0));
+    }
+}
