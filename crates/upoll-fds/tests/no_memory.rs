@@ -5,122 +5,13 @@
 
 #[path = "../../upoll/tests/failing_allocations/mod.rs"]
 mod failing_allocations;
+mod world;
 
 use std::os::fd::RawFd;
 
 use self::failing_allocations::{Fault, each_allocation_fails};
-use upoll::{Errno, Event, Events};
-
-fn two(make: impl Fn(*mut [RawFd; 2]) -> Result<(), Errno>) -> [RawFd; 2] {
-    let mut fds = [-1; 2];
-    make(&raw mut fds).unwrap();
-    fds
-}
-
-fn pipe() -> [RawFd; 2] {
-    // SAFETY: there is room for two numbers.
-    two(|fds| unsafe { upoll_fds::pipe2(fds, libc::O_NONBLOCK) })
-}
-
-fn sockets() -> [RawFd; 2] {
-    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
-    // SAFETY: there is room for two numbers.
-    two(|fds| unsafe { upoll_fds::socketpair(libc::AF_UNIX, kind, 0, fds) })
-}
-
-fn write(fd: RawFd, bytes: &[u8]) -> Result<usize, Errno> {
-    // SAFETY: the bytes are live.
-    unsafe { upoll_fds::write(fd, bytes.as_ptr(), bytes.len()) }
-}
-
-fn read(fd: RawFd) -> Vec<u8> {
-    let mut bytes = vec![0; 100];
-    // SAFETY: there is as much room.
-    let count = unsafe { upoll_fds::read(fd, bytes.as_mut_ptr(), bytes.len()) }.unwrap();
-    bytes.truncate(count);
-    bytes
-}
-
-fn add(epfd: RawFd, fd: RawFd) {
-    let event = Event::new(Events::IN, fd.try_into().unwrap());
-    // SAFETY: the event is live.
-    unsafe { upoll_fds::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &raw const event) }.unwrap();
-}
-
-/// What is ready, in ascending order.
-fn ready(epfd: RawFd) -> Vec<u64> {
-    let mut events = [Event::default(); 32];
-    // SAFETY: there is as much room.
-    let found = unsafe { upoll_fds::epoll_wait(epfd, events.as_mut_ptr(), 32, 0) }.unwrap();
-    let mut data: Vec<_> = events[..found].iter().map(Event::data).collect();
-    data.sort_unstable();
-    data
-}
-
-fn close(fds: impl IntoIterator<Item = RawFd>) {
-    for fd in fds {
-        upoll_fds::close(fd).unwrap();
-    }
-}
-
-/// A pipe, a pair of sockets and an eventfd, with contents, that two sets watch, and a set above these.
-struct World {
-    pipe: [RawFd; 2],
-    sockets: [RawFd; 2],
-    counter: RawFd,
-    copy: RawFd,
-    sets: [RawFd; 2],
-    outer: RawFd,
-}
-
-impl World {
-    fn new() -> Self {
-        let counter = upoll_fds::eventfd(5, libc::EFD_NONBLOCK).unwrap();
-        let world = World {
-            pipe: pipe(),
-            sockets: sockets(),
-            counter,
-            copy: upoll_fds::dup(counter).unwrap(),
-            sets: [(); 2].map(|()| upoll_fds::epoll_create1(0).unwrap()),
-            outer: upoll_fds::epoll_create1(0).unwrap(),
-        };
-        write(world.pipe[1], b"into a pipe").unwrap();
-        write(world.sockets[0], b"to a socket").unwrap();
-        for set in world.sets {
-            for fd in world.watched() {
-                add(set, fd);
-            }
-            add(world.outer, set);
-        }
-        world
-    }
-
-    fn watched(&self) -> [RawFd; 4] {
-        [self.pipe[0], self.sockets[1], self.counter, self.copy]
-    }
-
-    /// All is there, and shows in all sets.
-    fn check_and_close(self) {
-        let numbers = |fds: &[RawFd]| {
-            let mut numbers: Vec<_> = fds.iter().map(|&fd| fd as u64).collect();
-            numbers.sort_unstable();
-            numbers
-        };
-        for set in self.sets {
-            assert_eq!(ready(set), numbers(&self.watched()));
-        }
-        assert_eq!(ready(self.outer), numbers(&self.sets));
-        assert_eq!(read(self.pipe[0]), b"into a pipe");
-        assert_eq!(read(self.sockets[1]), b"to a socket");
-        assert_eq!(read(self.copy), 5_u64.to_ne_bytes());
-        for set in self.sets {
-            assert_eq!(ready(set), []);
-        }
-        close(self.pipe.into_iter().chain(self.sockets));
-        close([self.counter, self.copy, self.outer]);
-        close(self.sets);
-    }
-}
+use self::world::{World, close, pipe, sockets};
+use upoll::Errno;
 
 fn demotes(fault: &mut Fault) {
     let world = World::new();
