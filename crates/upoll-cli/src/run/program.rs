@@ -1,12 +1,17 @@
 //! Whether a program will load a library at all.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use elf::ElfStream;
+use elf::abi::{ELFMAGIC, EM_AARCH64, EM_X86_64, PT_INTERP};
+use elf::endian::NativeEndian;
+use elf::file::Class;
 
 /// Why a program cannot be run with the library.
 pub(super) enum Obstacle {
@@ -55,10 +60,8 @@ pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
         return Ok(path);
     }
     let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
-    let found = std::env::split_paths(&folders)
-        .map(|folder| folder.join(name))
-        .find(|path| path.metadata().is_ok_and(|file| is_executable(&file)));
-    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "command not found"))
+    which::which_in(name, Some(folders), ".")
+        .map_err(|_| io::Error::new(io::ErrorKind::NotFound, "command not found"))
 }
 
 fn is_executable(file: &std::fs::Metadata) -> bool {
@@ -107,8 +110,10 @@ fn check_at(path: &Path, depth: usize) -> Result<(), Obstacle> {
         return check_at(&shell, DEEPEST)
             .map_err(|obstacle| Obstacle::Interpreter(shell, Box::new(obstacle)));
     }
-    let header = Header::parse(&start)?;
-    let loader = header.loader(&file).map_err(Obstacle::Unreadable)?;
+    if !start.starts_with(&ELFMAGIC) {
+        return Err(Obstacle::Unknown);
+    }
+    let loader = loader(file).ok_or(Obstacle::Foreign)?;
     let loader = loader.ok_or(Obstacle::Static)?;
     if is_of_another_library(&loader) {
         return Err(Obstacle::OtherLibrary(loader));
@@ -125,7 +130,7 @@ const SHELL: &str = "/bin/sh";
 /// Whether a shell takes this for the beginning of a script: there is no zero in its first line.
 fn is_text(start: &[u8]) -> bool {
     let line = start.split(|&byte| byte == b'\n').next().unwrap_or(start);
-    !start.starts_with(MAGIC) && !line.contains(&0)
+    !start.starts_with(&ELFMAGIC) && !line.contains(&0)
 }
 
 /// Whether a loader is that of a C library that is known not to be glibc. Some are called `ld-linux`
@@ -146,72 +151,35 @@ fn has_capabilities(path: &Path) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
-/// Where an ELF file of this machine has its program headers.
-struct Header {
-    offset: u64,
-    size: u64,
-    count: u64,
-}
-
-const MAGIC: &[u8] = b"\x7fELF";
-/// `e_machine` of this program.
+/// The machine that this program is for.
 const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
-    62
+    EM_X86_64
 } else {
-    183
+    EM_AARCH64
 };
-const CLASS_64: u8 = 2;
-const PT_INTERP: u32 = 3;
 
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at + N)?.try_into().ok()
-}
-
-impl Header {
-    fn parse(start: &[u8]) -> Result<Self, Obstacle> {
-        if !start.starts_with(MAGIC) {
-            return Err(Obstacle::Unknown);
-        }
-        let machine = number(start, 18).map(u16::from_le_bytes);
-        if start.get(4) != Some(&CLASS_64) || machine != Some(MACHINE) {
-            return Err(Obstacle::Foreign);
-        }
-        let parse = || {
-            Some(Header {
-                offset: u64::from_le_bytes(number(start, 32)?),
-                size: u16::from_le_bytes(number(start, 54)?).into(),
-                count: u16::from_le_bytes(number(start, 56)?).into(),
-            })
-        };
-        parse().ok_or(Obstacle::Foreign)
+/// Returns the loader that an ELF file names to load its libraries, if it names one; `None` for a file that this machine
+/// does not run.
+fn loader(file: File) -> Option<Option<PathBuf>> {
+    let mut elf = ElfStream::<NativeEndian, _>::open_stream(file).ok()?;
+    if elf.ehdr.class != Class::ELF64 || elf.ehdr.e_machine != MACHINE {
+        return None;
     }
-
-    /// The loader that is named to load libraries, if there is one.
-    fn loader(&self, file: &File) -> io::Result<Option<PathBuf>> {
-        /// No path is longer.
-        const LONGEST: u64 = 4096;
-        for at in 0..self.count {
-            let mut header = [0; 40];
-            file.read_exact_at(&mut header, self.offset + at * self.size)?;
-            let word = |at| number(&header, at).map_or(0, u64::from_le_bytes);
-            if number(&header, 0).map(u32::from_le_bytes) != Some(PT_INTERP) {
-                continue;
-            }
-            let mut path = vec![0; usize::try_from(word(32).min(LONGEST)).unwrap_or(0)];
-            file.read_exact_at(&mut path, word(8))?;
-            path.truncate(
-                path.iter()
-                    .position(|&byte| byte == 0)
-                    .unwrap_or(path.len()),
-            );
-            return Ok(Some(PathBuf::from(OsString::from_vec(path))));
-        }
-        Ok(None)
-    }
+    let mut segments = elf.segments().iter();
+    let Some(named) = segments
+        .find(|segment| segment.p_type == PT_INTERP)
+        .copied()
+    else {
+        return Some(None);
+    };
+    let path = CStr::from_bytes_until_nul(elf.segment_data(&named).ok()?).ok()?;
+    Some(Some(OsStr::from_bytes(path.to_bytes()).into()))
 }
 
 #[cfg(test)]
 mod tests {
+    use elf::abi::{ELFCLASS64, ELFDATA2LSB, EV_CURRENT};
+
     use super::*;
 
     /// An executable file, gone with this.
@@ -238,8 +206,8 @@ mod tests {
     /// A program that names a loader, if any.
     fn program(loader: Option<&str>) -> Vec<u8> {
         let mut file = vec![0; 64 + 56];
-        file[..4].copy_from_slice(MAGIC);
-        file[4] = CLASS_64;
+        file[..4].copy_from_slice(&ELFMAGIC);
+        file[4..7].copy_from_slice(&[ELFCLASS64, ELFDATA2LSB, EV_CURRENT]);
         file[18..20].copy_from_slice(&MACHINE.to_le_bytes());
         file[32..40].copy_from_slice(&64_u64.to_le_bytes());
         file[54..56].copy_from_slice(&56_u16.to_le_bytes());

@@ -338,6 +338,13 @@ impl Way {
     }
 }
 
+/// Returns where to look for programs: some servers are where only the administrator looks.
+fn path() -> Result<OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    Ok(std::env::join_paths(folders)?)
+}
+
 /// A running server.
 pub(super) struct Server {
     process: Child,
@@ -347,10 +354,7 @@ pub(super) struct Server {
 impl Kind {
     /// Returns why the server cannot be started here, if so.
     pub(super) fn obstacle(&self) -> Option<String> {
-        let paths: OsString = std::env::var_os("PATH").unwrap_or_default();
-        let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into()]);
-        let mut places = folders.map(|folder| folder.join(self.program));
-        if !places.any(|place| place.is_file()) {
+        if which::which_in(self.program, path().ok(), ".").is_err() {
             return Some(format!("{} is not installed", self.program));
         }
         let module = self.needs?;
@@ -374,12 +378,10 @@ impl Kind {
                 command
             }
         };
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
         command
             .args(arguments)
             .current_dir(&place.folder)
-            .env("PATH", std::env::join_paths(folders)?)
+            .env("PATH", path()?)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
