@@ -3,7 +3,7 @@
 #include "../c/check.h"
 
 static int set, counter, pair[2], pipes[2];
-static volatile int cleaned;
+static volatile int cleaned, has_begun;
 
 static void ends(int signal)
 {
@@ -76,6 +76,7 @@ static void receives(void)
 static void *runs(void *call)
 {
 	pthread_cleanup_push(cleans, NULL);
+	has_begun = 1;
 	(*(void (**)(void))call)();
 	pthread_cleanup_pop(0);
 	return NULL;
@@ -95,7 +96,10 @@ int main(void)
 	for (at = 0; at < (int)(sizeof CALLS / sizeof *CALLS); at++) {
 		pthread_t thread;
 		void *result;
+		has_begun = 0;
 		CHECK(pthread_create(&thread, NULL, runs, (void *)&CALLS[at]) == 0);
+		while (!has_begun)
+			sleep_ms(1);
 		sleep_ms(50);
 		CHECK(pthread_kill(thread, SIGUSR1) == 0);
 		CHECK(pthread_join(thread, &result) == 0);
