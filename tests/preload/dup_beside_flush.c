@@ -1,0 +1,50 @@
+/* A thread that copies an eventfd waits for no other one that is in the midst of a call on a stream: not for one that
+ * flushes all streams while a third thread reads from one of them, for as long as that takes. */
+#include "../c/check.h"
+
+static int ends[2], counter;
+static FILE *stream;
+static volatile int has_copied;
+
+static void *reads(void *nothing)
+{
+	CHECK(fgetc(stream) == 'x');
+	return nothing;
+}
+
+static void *flushes(void *nothing)
+{
+	fflush(NULL);
+	return nothing;
+}
+
+static void *copies(void *nothing)
+{
+	int copy = dup(counter), third = fcntl(counter, F_DUPFD_CLOEXEC, 40);
+	CHECK(copy >= 0 && third >= 40);
+	CHECK(dup2(counter, copy) == copy);
+	close(copy), close(third);
+	has_copied = 1;
+	return nothing;
+}
+
+int main(void)
+{
+	pthread_t threads[3];
+	int times, at;
+	alarm(60);
+	CHECK(pipe(ends) == 0 && (stream = fdopen(ends[0], "r")) != NULL);
+	CHECK((counter = eventfd(0, 0)) >= 0);
+	CHECK(pthread_create(&threads[0], NULL, reads, NULL) == 0);
+	sleep_ms(100);
+	CHECK(pthread_create(&threads[1], NULL, flushes, NULL) == 0);
+	sleep_ms(100);
+	CHECK(pthread_create(&threads[2], NULL, copies, NULL) == 0);
+	for (times = 0; times < 2000 && !has_copied; times++)
+		sleep_ms(10);
+	CHECK(has_copied);
+	CHECK(write(ends[1], "x", 1) == 1);
+	for (at = 0; at < 3; at++)
+		CHECK(pthread_join(threads[at], NULL) == 0);
+	return 0;
+}
