@@ -18,6 +18,46 @@ static void *write_later(void *nothing)
 	return nothing;
 }
 
+/* Calls for which others would take the fd. */
+static void by_the_kernel_or_the_c_library(int fd)
+{
+	char byte[16] = {0}, line[16];
+	struct iovec part = {byte, 1};
+	struct {
+		struct cmsghdr header;
+		int fd;
+	} right = {{CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}, fd};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	struct mmsghdr messages[2] = {{message, 0}, {message, 0}};
+	int pair[2];
+	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	FAILS(sendmmsg(fd, messages, 2, MSG_DONTWAIT), EBADF);
+	FAILS(recvmmsg(fd, messages, 2, MSG_DONTWAIT, NULL), EBADF);
+	FAILS(syscall(SYS_sendmmsg, fd, messages, 2, MSG_DONTWAIT), EBADF);
+
+	message.msg_control = &right, message.msg_controllen = sizeof right;
+	FAILS(sendmsg(pair[0], &message, MSG_DONTWAIT), EBADF);
+	FAILS(syscall(SYS_sendmsg, pair[0], &message, MSG_DONTWAIT), EBADF);
+	messages[1].msg_hdr = message;
+	CHECK(sendmmsg(pair[0], messages, 2, MSG_DONTWAIT) == 1);
+	CHECK(recv(pair[1], line, sizeof line, MSG_DONTWAIT) == 1);
+	FAILS(sendmmsg(pair[0], messages + 1, 1, MSG_DONTWAIT), EBADF);
+	FAILS(recv(pair[1], line, sizeof line, MSG_DONTWAIT), EAGAIN);
+	close(pair[0]), close(pair[1]);
+
+	FAILS(splice(fd, NULL, ends[1], NULL, 1, SPLICE_F_NONBLOCK), EBADF);
+	FAILS(splice(ends[0], NULL, fd, NULL, 1, SPLICE_F_NONBLOCK), EBADF);
+	FAILS(tee(fd, ends[1], 1, SPLICE_F_NONBLOCK), EBADF);
+	FAILS(vmsplice(fd, &part, 1, SPLICE_F_NONBLOCK), EBADF);
+	FAILS(sendfile(ends[1], fd, NULL, 1), EBADF);
+	FAILS(preadv2(fd, &part, 1, -1, 0), EBADF);
+	FAILS(pwritev2(fd, &part, 1, -1, 0), EBADF);
+	FAILS(syscall(SYS_preadv2, fd, &part, 1, -1L, -1L, 0), EBADF);
+	FAILS(dprintf(fd, "%s", "text"), EBADF);
+	errno = 0;
+	CHECK(fdopen(fd, "r") == NULL && errno == EBADF);
+}
+
 static void is_not_there(int fd)
 {
 	char byte[16] = {0};
@@ -70,6 +110,7 @@ static void is_not_there(int fd)
 	FAILS(syscall(SYS_dup3, fd, 650, 0), EBADF);
 	FAILS(getsockopt(fd, SOL_SOCKET, SO_TYPE, byte, &size), EBADF);
 	FAILS(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, byte, 4), EBADF);
+	by_the_kernel_or_the_c_library(fd);
 }
 
 int main(void)

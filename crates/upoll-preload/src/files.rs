@@ -7,7 +7,7 @@ use libc::{iovec, size_t, ssize_t};
 use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
-use crate::errno::{give, give_size};
+use crate::errno::{give, give_size, set_errno};
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
@@ -395,6 +395,9 @@ macro_rules! by_the_kernel {
         #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the objects as well from then on.")]
         $(#[$linkage])?
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> ssize_t {
+            $(if own_fds::is_own($fd) {
+                return give_size(Err(Errno::BADF));
+            })+
             $(hand_over($fd);)+
             give_size(raw::kernel!($number $(, $argument)*))
         }
@@ -402,6 +405,8 @@ macro_rules! by_the_kernel {
 }
 
 /// Has the kernel serve a number. What cannot be handed over the kernel's call does not find ready.
+///
+/// A number of the library's own stays as it is: a call that may use it has to [look for that](own_fds::is_own).
 pub(crate) fn hand_over(fd: c_int) {
     plain_sets::forget(fd);
     if upoll_fds::is_user_level(fd) {
@@ -590,6 +595,9 @@ pub(crate) unsafe fn preadv2(
     offset: c_long,
     flags: c_int,
 ) -> ssize_t {
+    if own_fds::is_own(fd) {
+        return give_size(Err(Errno::BADF));
+    }
     hand_over(fd);
     give_size(raw::kernel!(
         SYS_preadv2,
@@ -610,6 +618,9 @@ pub(crate) unsafe fn pwritev2(
     offset: c_long,
     flags: c_int,
 ) -> ssize_t {
+    if own_fds::is_own(fd) {
+        return give_size(Err(Errno::BADF));
+    }
     hand_over(fd);
     give_size(raw::kernel!(
         SYS_pwritev2,
@@ -625,6 +636,10 @@ pub(crate) unsafe fn pwritev2(
 #[doc = "`fdopen(3)`: streams read and write within the C library."]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const libc::c_char) -> *mut c_void {
+    if own_fds::is_own(fd) {
+        set_errno(Errno::BADF);
+        return std::ptr::null_mut();
+    }
     hand_over(fd);
     crate::next::next!(
         c"fdopen" as fn(c_int, *const libc::c_char) -> *mut c_void,
@@ -639,6 +654,9 @@ pub unsafe extern "C-unwind" fn vdprintf(
     format: *const libc::c_char,
     arguments: *mut c_void,
 ) -> c_int {
+    if own_fds::is_own(fd) {
+        return give(Err::<c_int, _>(Errno::BADF));
+    }
     hand_over(fd);
     crate::next::next!(
         c"vdprintf" as fn(c_int, *const libc::c_char, *mut c_void) -> c_int,
@@ -654,6 +672,9 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
     format: *const libc::c_char,
     arguments: *mut c_void,
 ) -> c_int {
+    if own_fds::is_own(fd) {
+        return give(Err::<c_int, _>(Errno::BADF));
+    }
     hand_over(fd);
     crate::next::next!(
         c"__vdprintf_chk" as fn(c_int, c_int, *const libc::c_char, *mut c_void) -> c_int,
@@ -667,6 +688,9 @@ macro_rules! backtraces {
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(frames: *const *mut c_void, count: c_int, fd: c_int) {
+            if own_fds::is_own(fd) {
+                return;
+            }
             hand_over(fd);
             crate::next::next!(
                 $symbol as fn(*const *mut c_void, c_int, c_int) -> (),

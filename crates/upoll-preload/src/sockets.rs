@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
 use crate::errno::{give, give_size};
@@ -54,11 +55,18 @@ pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     give(upoll_fds::shutdown(fd, how))
 }
 
-/// Has the kernel serve a socket of ours: it alone knows options, and many messages at once.
-fn leave(fd: c_int) {
+/// Has the kernel serve a socket of ours: it alone knows many messages at once.
+///
+/// # Errors
+/// `EBADF`: the number is the library's own.
+fn leave(fd: c_int) -> Result<(), Errno> {
+    if own_fds::is_own(fd) {
+        return Err(Errno::BADF);
+    }
     if upoll_fds::is_socket(fd) {
         hand_over(fd);
     }
+    Ok(())
 }
 
 #[doc = "`send(2)`"]
@@ -146,15 +154,7 @@ pub(crate) unsafe fn recvmmsg(
     flags: c_int,
     limit: *mut libc::timespec,
 ) -> c_int {
-    leave(fd);
-    give(raw::kernel!(
-        SYS_recvmmsg,
-        fd,
-        messages,
-        count,
-        flags,
-        limit
-    ))
+    give(leave(fd).and_then(|()| raw::kernel!(SYS_recvmmsg, fd, messages, count, flags, limit)))
 }
 
 #[doc = "`getsockopt(2)`"]
@@ -199,16 +199,19 @@ pub unsafe extern "C-unwind" fn setsockopt(
 
 /// Hands over the descriptors that a message carries.
 ///
+/// # Errors
+/// `EBADF`: one of them is the library's own.
+///
 /// # Safety
 /// Memory that `message` leads to is not being written.
-unsafe fn hand_over_rights(message: *const msghdr) {
+unsafe fn hand_over_rights(message: *const msghdr) -> Result<(), Errno> {
     if !plain_sets::may_name_any() {
         // It may carry one, and a look is a system call of its own.
-        return;
+        return Ok(());
     }
     // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
     let Ok(copy) = (unsafe { upoll_fds::read_memory(message) }) else {
-        return;
+        return Ok(());
     };
     // The C library's macros would read a header beyond the end of the memory. The walk ends at a
     // malformed message, for which the kernel's call fails.
@@ -218,38 +221,38 @@ unsafe fn hand_over_rights(message: *const msghdr) {
         let place = copy.msg_control.wrapping_byte_add(at);
         // SAFETY: as above.
         let Ok(header) = (unsafe { upoll_fds::read_memory(place.cast::<libc::cmsghdr>()) }) else {
-            return;
+            return Ok(());
         };
         let size = header.cmsg_len;
         if size < head || size > copy.msg_controllen - at {
-            return;
+            return Ok(());
         }
         if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
             for index in 0..(size - head) / size_of::<c_int>() {
                 let place = place.wrapping_byte_add(head).cast::<c_int>();
                 // SAFETY: as above.
                 let Ok(fd) = (unsafe { upoll_fds::read_memory(place.wrapping_add(index)) }) else {
-                    return;
+                    return Ok(());
                 };
+                if own_fds::is_own(fd) {
+                    return Err(Errno::BADF);
+                }
                 hand_over(fd);
             }
         }
         at += size.next_multiple_of(align_of::<usize>());
     }
+    Ok(())
 }
 
-/// Whether a message is sent by a user-level socket. If not the call is passed on, once what the message
-/// carries has been handed over.
+/// Whether a message is sent by a user-level socket, or names an fd of the library's own. If not the call is
+/// passed on, once what the message carries has been handed over.
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
 pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
-    let is_ours = upoll_fds::is_ours(fd);
-    if !is_ours {
-        // SAFETY: the caller's contract.
-        unsafe { hand_over_rights(message) };
-    }
-    is_ours
+    // SAFETY: the caller's contract.
+    upoll_fds::is_ours(fd) || unsafe { hand_over_rights(message) }.is_err()
 }
 
 /// The same for several messages.
@@ -257,36 +260,41 @@ pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
 /// # Safety
 /// As [`sends_ours`].
 pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: c_uint) -> bool {
-    let is_ours = upoll_fds::is_ours(fd);
-    if !is_ours {
-        // SAFETY: the caller's contract.
-        unsafe { hand_over_rights_of(messages, count) };
-    }
-    is_ours
+    // SAFETY: the caller's contract.
+    upoll_fds::is_ours(fd) || unsafe { hand_over_rights_of(messages, count) } != Ok(count)
 }
 
-/// Hands over the descriptors that several messages carry.
+/// Hands over the descriptors that several messages carry. Returns how many of the messages are to be sent: those
+/// before one that names an fd of the library's own.
+///
+/// # Errors
+/// `EBADF`: the first one does.
 ///
 /// # Safety
 /// As [`sends_ours`].
-unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) {
+unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c_uint, Errno> {
     if !plain_sets::may_name_any() {
-        return;
+        return Ok(count);
     }
-    for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) as usize {
-        let message = messages.wrapping_add(at);
+    for at in 0..count.min(libc::UIO_MAXIOV.cast_unsigned()) {
+        let message = messages.wrapping_add(at as usize);
         let header = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_hdr));
         // SAFETY: the caller's contract.
-        unsafe { hand_over_rights(header.cast()) };
+        match unsafe { hand_over_rights(header.cast()) } {
+            Err(errno) if at == 0 => return Err(errno),
+            Err(_) => return Ok(at),
+            Ok(()) => {}
+        }
     }
+    Ok(count)
 }
 
 #[doc = "`sendmsg(2)`"]
 pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
-    unsafe { hand_over_rights(message) };
+    let handed_over = unsafe { hand_over_rights(message) };
     // SAFETY: as above.
-    give_size(unsafe { upoll_fds::sendmsg(fd, message, flags) })
+    give_size(handed_over.and_then(|()| unsafe { upoll_fds::sendmsg(fd, message, flags) }))
 }
 
 #[doc = "`sendmmsg(2)`"]
@@ -296,8 +304,9 @@ pub(crate) unsafe fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    leave(fd);
-    // SAFETY: the caller's contract.
-    unsafe { hand_over_rights_of(messages, count) };
-    give(raw::kernel!(SYS_sendmmsg, fd, messages, count, flags))
+    give(leave(fd).and_then(|()| {
+        // SAFETY: the caller's contract.
+        let count = unsafe { hand_over_rights_of(messages, count) }?;
+        raw::kernel!(SYS_sendmmsg, fd, messages, count, flags)
+    }))
 }

@@ -3,6 +3,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use upoll::{Errno, own_fds};
+
+use crate::errno::set_errno;
 use crate::files::hand_over;
 use crate::next::Next;
 use crate::process::demote_inherited;
@@ -25,8 +28,18 @@ extern "C" fn before_exec(which: usize, _: usize) -> *mut c_void {
 
 #[expect(clippy::cast_possible_truncation, reason = "the function takes an int")]
 extern "C" fn before_printing(which: usize, fd: usize) -> *mut c_void {
-    hand_over(fd as c_int);
+    let fd = fd as c_int;
+    if own_fds::is_own(fd) {
+        return refuse as extern "C" fn() -> c_int as *mut c_void;
+    }
+    hand_over(fd);
     NEXT[which].address()
+}
+
+/// Prints nothing: the fd is not there for the program.
+extern "C" fn refuse() -> c_int {
+    set_errno(Errno::BADF);
+    -1
 }
 
 /// A function that calls `before` and goes on with the C library's, its arguments untouched.
