@@ -10,12 +10,14 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
@@ -305,9 +307,84 @@ static void handlers_of_programs_with_sets(void) {
     CHECK(kernels_handler(SIGUSR2) == (unsigned long)on_signal);
 }
 
+static int ends_at_once(void *nothing) {
+    (void)nothing;
+    syscall(SYS_exit_group, 0);
+    return 1;
+}
+
+// Children, before the process has an object that is served here.
+static void children(void) {
+    static char stack[1 << 16] __attribute__((aligned(16)));
+    unsigned long top = (unsigned long)(stack + sizeof stack);
+    int status;
+    const struct exact calls[] = {
+#ifdef __x86_64__
+        {SYS_vfork, 0, {0}},
+        {SYS_fork, 0, {0}},
+#else
+        {SYS_clone, 2, {CLONE_VM | CLONE_VFORK | SIGCHLD, 0}},
+        {SYS_clone, 2, {SIGCHLD, 0}},
+#endif
+        {SYS_clone, 2, {SIGCHLD, top - 16}},
+        {SYS_clone, 2, {CLONE_VM | CLONE_VFORK | SIGCHLD, top - 16}},
+        {SYS_wait4, 2, {(unsigned)-1, (unsigned long)&status}},
+    };
+    allow_exactly(calls, sizeof calls / sizeof *calls);
+    for (int round = 0; round < 2; round++) {
+        pid_t child = vfork();
+        if (child == 0)
+            _exit(0);
+        CHECK(child > 0 && waitpid(-1, &status, 0) == child && status == 0);
+        child = clone(ends_at_once, stack + sizeof stack, SIGCHLD, NULL);
+        CHECK(child > 0 && waitpid(-1, &status, 0) == child && status == 0);
+        child = clone(ends_at_once, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+        CHECK(child > 0 && waitpid(-1, &status, 0) == child && status == 0);
+#ifdef __x86_64__
+        child = (pid_t)syscall(SYS_fork);
+#else
+        child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+#endif
+        if (child == 0)
+            syscall(SYS_exit_group, 0);
+        CHECK(child > 0 && waitpid(-1, &status, 0) == child && status == 0);
+    }
+}
+
+// With no kind of objects nothing is served here at all.
+static void no_kinds(void) {
+    const char *kinds = getenv("UPOLL_USER");
+    if (kinds == NULL || strcmp(kinds, "none") == 0) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7}, found;
+        const int allowed[] = {SYS_eventfd2, SYS_epoll_create1, SYS_epoll_ctl, SYS_dup, SYS_close, SYS_read,
+            SYS_write, SYS_exit_group,
+#ifdef __x86_64__
+            SYS_eventfd, SYS_pipe, SYS_epoll_wait,
+#else
+            SYS_epoll_pwait,
+#endif
+        };
+        // Without the preload only.
+        if (kinds == NULL && getenv("LD_PRELOAD") != NULL)
+            return;
+        allow_only(allowed, sizeof allowed / sizeof *allowed);
+        uint64_t value = 3;
+        int set = epoll_create1(0), counter = eventfd(0, EFD_NONBLOCK), copy = dup(counter);
+        CHECK(set >= 0 && counter >= 0 && copy >= 0);
+        CHECK(epoll_ctl(set, EPOLL_CTL_ADD, counter, &event) == 0);
+        CHECK(write(copy, &value, 8) == 8 && epoll_wait(set, &found, 1, -1) == 1);
+        CHECK(read(counter, &value, 8) == 8 && value == 3 && epoll_wait(set, &found, 1, 0) == 0);
+        CHECK(close(set) == 0 && close(counter) == 0 && close(copy) == 0);
+#ifdef __x86_64__
+        int ends[2];
+        CHECK(syscall(SYS_eventfd, 0) >= 0 && syscall(SYS_pipe, ends) == 0);
+#endif
+    }
+}
+
 // The objects that are served here by default, and sets of them, are none of these.
 static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, messages, signals,
-    makes, sets, sets_with_a_mask, sets_by_their_arguments, handlers_of_programs_with_sets};
+    makes, sets, sets_with_a_mask, sets_by_their_arguments, handlers_of_programs_with_sets, children, no_kinds};
 
 int main(void) {
     const char *kinds = getenv("UPOLL_USER");

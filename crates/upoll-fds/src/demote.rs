@@ -78,8 +78,11 @@ fn is_set(object: &Object) -> bool {
 
 /// Hands over whatever can be; the rest stays user-level.
 pub fn demote_all() {
-    let _section = Section::begin();
     plain_sets::forget_all();
+    if !table::has_any() {
+        return;
+    }
+    let _section = Section::begin();
     // Sets come last: until then other threads may add members.
     demote_where(|object| !is_set(object) && can_go(object), |_| {});
     // Those without user-level members first, and then those whose last members these were.

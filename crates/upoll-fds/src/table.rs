@@ -209,6 +209,9 @@ fn count_added() {
 /// `CLONE_SETTLS`), or a child that may be killed in the midst of a call.
 pub fn leave_all_to_the_kernel() -> bool {
     demote::demote_all();
+    if !has_any() {
+        return true;
+    }
     let mut is_all = false;
     // Other threads are in the midst of changing numbers, or of making what they have begun to make.
     wait_until(|| {

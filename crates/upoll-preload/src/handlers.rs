@@ -18,7 +18,7 @@ use upoll::Errno;
 
 use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::next::next;
-use crate::raw;
+use crate::{raw, settings, stats};
 
 /// The program's handler of each signal, with these three bits that no address has. What the kernel has for
 /// the signal says whether it is in force.
@@ -36,7 +36,20 @@ const BITS: usize = TAKES_INFO | IS_CALLED_ONCE | WAS_CALLED;
 static OWNER: AtomicUsize = AtomicUsize::new(0);
 
 /// Before a child that is to have this memory, but actions of its own (`CLONE_VM` without
-/// `CLONE_SIGHAND`). What it sets the kernel has alone: nothing is served there that a handler might meet.
+/// `CLONE_SIGHAND`), and where nothing new is served. What it sets the kernel has alone: nothing is served there
+/// that a handler might meet.
+///
+/// The named pair: this thread has said that nothing new is served, then looks whether handlers are put off; a
+/// thread that has handlers put off from now on says so, then looks whether anything is served.
+pub(crate) fn before_actions_part_there() {
+    fence(Ordering::SeqCst);
+    // Statistics are the process's, too.
+    if has_begun() || stats::is_on() {
+        before_actions_part();
+    }
+}
+
+/// The same where more may be served.
 pub(crate) fn before_actions_part() {
     if let Ok(process) = raw::kernel!(SYS_getpid) {
         // A child's own child finds them as it does.
@@ -64,6 +77,11 @@ pub(crate) fn begin_to_wrap() {
     }
 }
 
+/// Whether a thread has begun to make an object in user space, ever.
+pub(crate) fn has_begun() -> bool {
+    STATE.load(Ordering::SeqCst) != NOT_BEGUN
+}
+
 #[cold]
 fn wrap_all() {
     wrap_from(NOT_BEGUN, 1..=SIGNALS.cast_signed() as c_int);
@@ -85,6 +103,10 @@ fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
         }
     };
     if begun {
+        fence(Ordering::SeqCst);
+        if settings::is_nothing_new_served() {
+            before_actions_part();
+        }
         for signal in signals {
             if !CALLED_BY_THE_KERNEL.contains(&signal) && !OF_THE_C_LIBRARY.contains(&signal) {
                 wrap(signal);

@@ -97,6 +97,8 @@ pub(crate) enum Cloning {
         is_all: bool,
     },
     Thread,
+    /// It gets a memory of its own, in which there is nothing of this library's.
+    Untouched,
 }
 
 impl Cloning {
@@ -108,29 +110,37 @@ impl Cloning {
     pub(crate) fn begin(flags: usize) -> Self {
         let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
         let [memory, numbers] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];
+        if !memory && !settings::is_any_kind_served() && !stats::is_on() {
+            return Cloning::Untouched;
+        }
         if !memory {
             if numbers {
                 // What it leaves open is its parent's, too.
                 serve_nothing_new();
             }
-            // Another thread may be in the midst of an allocation, which is never over in the child.
-            let serves_new = !numbers && files::is_only_thread();
             upoll_fds::begin_unseen_fork();
+            // Another thread may be in the midst of an allocation, which is never over in the child. None is that
+            // has begun to make no object yet.
+            let serves_new = !numbers && (!handlers::has_begun() || files::is_only_thread());
             return Cloning::Fork {
                 shares_numbers: numbers,
                 serves_new,
             };
         }
-        if !has(libc::CLONE_SIGHAND) {
-            handlers::before_actions_part();
+        let waits = has(libc::CLONE_VFORK);
+        match waits {
+            false => serve_nothing_new(),
+            true if !numbers => serve_nothing_new_meanwhile(),
+            true => {}
         }
-        if !has(libc::CLONE_VFORK) {
-            serve_nothing_new();
+        match has(libc::CLONE_SIGHAND) {
+            true => {}
+            false if waits && numbers => handlers::before_actions_part(),
+            false => handlers::before_actions_part_there(),
+        }
+        if !waits {
             upoll_fds::leave_all_to_the_kernel();
             return Cloning::Thread;
-        }
-        if !numbers {
-            serve_nothing_new_meanwhile();
         }
         Cloning::Wait {
             shares_numbers: numbers,
@@ -146,7 +156,7 @@ impl Cloning {
                 shares_numbers: false,
                 ..
             } => serve_again(),
-            Cloning::Wait { .. } | Cloning::Thread => {}
+            Cloning::Wait { .. } | Cloning::Thread | Cloning::Untouched => {}
         }
     }
 
@@ -207,6 +217,51 @@ unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mu
     )
 }
 
+/// `clone(2)` with a copy of the memory and a stack for the child, which returns from here on its copy of this
+/// stack all the same.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn clone_here(
+    flags: usize,
+    stack: usize,
+    parent: usize,
+    fourth: usize,
+    fifth: usize,
+) -> usize {
+    std::arch::naked_asm!(
+        "mov r10, rcx",
+        // The kernel leaves this register alone.
+        "mov r9, rsp",
+        "mov eax, {number}",
+        "syscall",
+        "mov rsp, r9",
+        "ret",
+        number = const libc::SYS_clone,
+    )
+}
+
+/// `clone(2)` with a copy of the memory and a stack for the child, which returns from here on its copy of this
+/// stack all the same.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn clone_here(
+    flags: usize,
+    stack: usize,
+    parent: usize,
+    fourth: usize,
+    fifth: usize,
+) -> usize {
+    std::arch::naked_asm!(
+        // The kernel leaves this register alone.
+        "mov x9, sp",
+        "mov x8, #{number}",
+        "svc #0",
+        "mov sp, x9",
+        "ret",
+        number = const libc::SYS_clone,
+    )
+}
+
 /// The arguments of `clone(2)`, as the C library's function takes them.
 struct Arguments {
     function: Option<Function>,
@@ -226,6 +281,8 @@ impl Arguments {
         let Some(function) = self.function.filter(|_| !self.stack.is_null()) else {
             return Err(Errno::INVAL);
         };
+        // As the C library has it: room for the two that the child takes from there.
+        let stack = (self.stack.addr() & !15) - 16;
         let flags = self.flags.cast_unsigned() as usize;
         let [parent, child] = [self.parent_place.addr(), self.child_place.addr()];
         let storage = self.storage.addr();
@@ -233,9 +290,8 @@ impl Arguments {
             true => [child, storage],
             false => [storage, child],
         };
-        let arguments = [flags, 0, parent, rest[0], rest[1], 0];
-        // SAFETY: the contract of the caller. Without a stack the child goes on with its copy of this one.
-        let made = unsafe { raw::call(libc::SYS_clone, arguments) };
+        // SAFETY: the contract of the caller.
+        let made = raw::result(unsafe { clone_here(flags, stack, parent, rest[0], rest[1]) });
         if made == Ok(0) {
             cloning.begin_in_the_child();
             // SAFETY: as above.

@@ -2,10 +2,11 @@
 
 use std::ffi::{c_int, c_long, c_uint};
 
-use upoll::Errno;
+use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
 use crate::errno::{give_word, set_errno};
+use crate::settings::{self, Kind};
 use crate::stats::Call;
 use crate::{files, handlers, polls, process, sets, sockets, stats};
 
@@ -100,7 +101,7 @@ pub unsafe extern "C-unwind" fn syscall(
     // SAFETY: the caller's contract is that of the call it names.
     unsafe {
         match number {
-            libc::SYS_io_uring_setup => {
+            libc::SYS_io_uring_setup if settings::is_any_kind_served() => {
                 set_errno(Errno::from_raw(libc::ENOSYS));
                 -1
             }
@@ -167,11 +168,6 @@ unsafe fn wait(number: c_long, arguments: [usize; 6]) -> c_long {
         }
         result
     }
-}
-
-/// Whether flags of `clone(2)` ask for no more than `fork` does.
-fn is_fork(flags: usize) -> bool {
-    flags == libc::SIGCHLD.cast_unsigned() as usize
 }
 
 /// Arguments of a system call are machine words; what they stand for is narrower.
@@ -318,6 +314,10 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
             libc::SYS_tee => files::tee(a.int(), b.int(), c, d.uint()) as c_long,
             libc::SYS_vmsplice => files::vmsplice(a.int(), b.ptr(), c, d.uint()) as c_long,
             libc::SYS_sendfile => files::sendfile(a.int(), b.int(), c.ptr(), d) as c_long,
+            libc::SYS_preadv2 | libc::SYS_pwritev2 if own_fds::is_own(a.int()) => {
+                set_errno(Errno::BADF);
+                -1
+            }
             libc::SYS_preadv2 | libc::SYS_pwritev2 => {
                 files::hand_over(a.int());
                 return None;
@@ -367,7 +367,6 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 d.ptr(),
                 e.uint(),
             )),
-            libc::SYS_clone if is_fork(a) => c_long::from(process::fork()),
             libc::SYS_clone => give_word(process::raw_clone(a, || call(number, arguments))),
             libc::SYS_clone3 => {
                 // They come first in its structure. One that cannot be read the kernel refuses.
@@ -393,7 +392,9 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
     Some(unsafe {
         match number {
             libc::SYS_dup2 => c_long::from(files::dup2(a.int(), b.int())),
-            libc::SYS_eventfd => c_long::from(sets::eventfd(a.uint(), 0)),
+            libc::SYS_eventfd if settings::is_user_level(Kind::EventFd) => {
+                c_long::from(sets::eventfd(a.uint(), 0))
+            }
             libc::SYS_epoll_create => c_long::from(sets::epoll_create(a.int())),
             libc::SYS_epoll_wait => {
                 c_long::from(sets::epoll_wait(a.int(), b.ptr(), c.int(), d.int()))
@@ -402,8 +403,13 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
             libc::SYS_select => {
                 c_long::from(polls::select(a.int(), b.ptr(), c.ptr(), d.ptr(), e.ptr()))
             }
-            libc::SYS_pipe => c_long::from(files::pipe(a.ptr())),
-            libc::SYS_fork | libc::SYS_vfork => c_long::from(process::fork()),
+            libc::SYS_pipe if settings::is_user_level(Kind::Pipe) => {
+                c_long::from(files::pipe(a.ptr()))
+            }
+            // A child of `vfork` would return from here before its parent does, on the same stack.
+            libc::SYS_fork | libc::SYS_vfork => {
+                give_word(process::raw_clone(0, || call(libc::SYS_fork, [0; 6])))
+            }
             _ => return None,
         }
     })

@@ -83,6 +83,9 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
     if let Some(made) = made {
         return give(made.inspect(|&epfd| settings::look_again(epfd)));
     }
+    if settings::is_nothing_new_served() {
+        return by_the_kernel();
+    }
     let generation = plain_sets::begin_to_make();
     let epfd = by_the_kernel();
     if epfd >= 0 && !settings::is_nothing_new_served() {
