@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::target::{Source, Target};
 
-/// Whatever owns or borrows a file descriptor of the kernel, with an identity of its own.
+/// An owner or borrower of a kernel fd, with an identity of its own.
 ///
-/// A number says which open file is meant only until it is closed; then the kernel gives it to
-/// another one, and nothing but the number is there to tell the two apart. A `Descriptor` has an
-/// identity that no other one ever has, so a [`PollContext`](crate::PollContext) can leave it
-/// registered between calls and know at a glance that its number still means the same file.
+/// An fd means one open file only until it is closed. The kernel then gives the number to another
+/// file, and the two cannot be told apart by it. A `Descriptor` has an identity that no other one ever
+/// has. So a [`PollContext`](crate::PollContext) can leave it registered between calls and know that its
+/// fd still means the same file.
 ///
 /// It gives no access that could put another descriptor in the place of its own. If its
 /// [`AsFd`] has several to offer it must offer the same each time.
@@ -44,7 +44,7 @@ pub struct DescriptorRef<'a> {
 }
 
 impl<T: AsFd> Descriptor<T> {
-    /// Gives `owner` an identity.
+    /// Makes a descriptor of `owner`, with a new identity.
     #[must_use]
     pub fn new(owner: T) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -66,7 +66,7 @@ impl<T: AsFd> Descriptor<T> {
 }
 
 impl<T> Descriptor<T> {
-    /// Gives up the identity.
+    /// Returns the owner, and ends the identity.
     #[must_use]
     pub fn into_inner(self) -> T {
         self.owner

@@ -4,7 +4,7 @@ use core::fmt;
 
 /// A Linux error number.
 ///
-/// Every fallible call of this crate documents which numbers it gives and when. With the `std`
+/// Every fallible call of this crate documents the numbers that it fails with. With the `std`
 /// feature it converts into [`std::io::Error`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Errno(i32);

@@ -24,12 +24,12 @@ use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
 bitflags! {
-    /// What kind of counter to make: the argument of `eventfd(2)`.
+    /// The kind of counter to make: the argument of `eventfd(2)`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct EventFdFlags: u32 {
         /// `EFD_SEMAPHORE`: a read takes one, not all.
         const SEMAPHORE = 1;
-        /// `EFD_NONBLOCK`: blocking calls give `EAGAIN` instead of waiting.
+        /// `EFD_NONBLOCK`: blocking calls fail with `EAGAIN` instead of waiting.
         const NONBLOCK = 0o4_000;
         /// `EFD_CLOEXEC`: meaningful once the object has a descriptor number; accepted here.
         const CLOEXEC = 0o2_000_000;
@@ -402,7 +402,7 @@ impl Pollable for Counter {
 /// [`set_maximum`](Self::set_maximum) changes it; a write that does not fit gives `EAGAIN` or, from
 /// the blocking call, waits. So writers are held back by a slow reader.
 ///
-/// Readiness as in Linux 6.18, and with a maximum as in seed 2's series: `IN` iff the count is above
+/// Readiness as in Linux 6.18, and with a maximum as in the eventfd-maximum patch: `IN` iff the count is above
 /// 0, `OUT` iff it is below the maximum less one, `ERR` iff it is the maximum, where only
 /// [`signal`](Self::signal) brings it. Every write wakes readers, even of 0 and even if nothing was
 /// read since the last, so an edge-triggered interest reports each; every read wakes writers, and
@@ -552,8 +552,8 @@ impl EventFd {
     /// process is to share it. None, and nothing is done, if there is a maximum or it has been
     /// retired before.
     ///
-    /// From then on it gives `EAGAIN` to calls that do not wait, `ESTALE` to those that do, also if
-    /// they began before, and shows `HUP`. There is no way back.
+    /// From then on calls that do not wait fail with `EAGAIN`, and calls that wait with `ESTALE`, also if
+    /// they began before. Polls show `HUP`. There is no way back.
     ///
     /// # Example
     /// ```
@@ -583,7 +583,7 @@ impl EventFd {
         self.file.is_semaphore()
     }
 
-    /// What it was made with, and whether it is `NONBLOCK` now (`F_GETFL`).
+    /// Returns the flags it was made with, and whether it is `NONBLOCK` now (`F_GETFL`).
     #[must_use]
     pub fn flags(&self) -> EventFdFlags {
         self.file.flags()

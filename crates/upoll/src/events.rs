@@ -5,7 +5,7 @@ use bitflags::bitflags;
 bitflags! {
     /// A set of readiness and control bits; `struct epoll_event`'s `events`.
     ///
-    /// The low bits say what is ready or wanted, the four highest ones how an interest behaves.
+    /// The low bits are events that are ready or wanted, the four highest ones the kind of interest.
     /// Bits that Linux does not name are kept, as Linux keeps them. The values are those of
     /// `<sys/epoll.h>`, and, where `poll(2)` has the bit, of `<poll.h>`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,7 +63,7 @@ impl Events {
         .union(Events::WAKEUP)
         .union(Events::ET)
         .union(Events::EXCLUSIVE);
-    /// What a file without a poll operation of its own always shows (`DEFAULT_POLLMASK`).
+    /// The events that a file without a poll operation always shows (`DEFAULT_POLLMASK`).
     pub const DEFAULT: Events = Events::IN
         .union(Events::OUT)
         .union(Events::RDNORM)
@@ -72,8 +72,8 @@ impl Events {
 
 /// One event or interest: `struct epoll_event`, with its layout.
 ///
-/// Given to [`Epoll::add`](crate::Epoll::add) it says which events are wanted and what `data` to
-/// hand back with them; filled by a wait it says which happened.
+/// Passed to [`Epoll::add`](crate::Epoll::add) it has the wanted events, and the `data` to return with
+/// them. Filled by a wait it has the events that happened.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 #[cfg_attr(target_arch = "x86_64", repr(packed))]

@@ -24,7 +24,7 @@ use crate::memory::boxed;
 use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
 use crate::wait::WaitQueue;
 
-/// Anything that can tell whether it is ready, and promises to wake its queues when that changes
+/// An object that can be asked whether it is ready, and wakes its queues when that changes
 /// (`file_operations.poll`).
 ///
 /// # Example
@@ -58,28 +58,27 @@ use crate::wait::WaitQueue;
 /// # Mailbox::default().put(String::new());
 /// ```
 pub trait Pollable: Any + Send + Sync {
-    /// Registers every queue that may wake for this object with `table`, then says what is ready
-    /// now.
+    /// Registers every queue that may wake for this object with `table`, then returns the events that
+    /// are ready now.
     ///
-    /// In that order: whoever registers first and looks second misses nothing. It may be called at
+    /// In that order: a caller that registers first and checks second misses nothing. It may be called at
     /// any time, from any thread, with a set's lock held: it must not block, and must not call
     /// back into a set that watches the object. Queues are registered the same at each call. If it
     /// panics, an edge-triggered report that it was asked for is lost.
     ///
-    /// An object may answer as another one does, and pass `table` on to it. If that is a set, `ADD`
+    /// An object may return the state of another one, and pass `table` on to it. If that is a set, `ADD`
     /// does not see it, and neither finds loops through it nor counts it as a level. A set that is
-    /// asked from within a call on itself, or at the end of a chain of several dozen sets, is `ERR`,
-    /// and a wake that comes around such a loop ends there (with `std`; without, such a loop must not
-    /// be made).
+    /// polled from within a call on itself, or at the end of a chain of several dozen sets, is `ERR`.
+    /// A wake that comes around such a loop ends there. Without `std` such a loop must not be made.
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events;
 
-    /// The last reference to the open file description is gone. Nobody watches any more.
+    /// Is called when the last reference to the open file description is gone and nothing watches it.
     ///
     /// Runs once, before the object is dropped (which may be a little later, when a wait on
-    /// another thread that was just looking at it is done). A pipe's end tells its peer here.
+    /// another thread that was just looking at it is done). The end of a pipe wakes its peer here.
     fn release(&self) {}
 
-    /// What `/proc/PID/fdinfo` would show for the object itself, a line each.
+    /// Writes the lines that `/proc/PID/fdinfo` would show for the object itself.
     fn show_fdinfo(&self, _out: &mut dyn fmt::Write) -> fmt::Result {
         Ok(())
     }
@@ -587,7 +586,7 @@ impl<'a> FileRef<'a> {
         self.identity().addr()
     }
 
-    /// What is ready now, without waiting for it.
+    /// Returns the events that are ready now, without waiting.
     #[must_use]
     #[inline]
     pub fn ready(self) -> Events {

@@ -14,10 +14,10 @@ use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
 bitflags! {
-    /// What kind of pipe to make: the argument of `pipe2(2)`; and the status flags of an end.
+    /// The kind of pipe to make: the argument of `pipe2(2)`; and the status flags of an end.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PipeFlags: u32 {
-        /// `O_NONBLOCK`: blocking calls give `EAGAIN` instead of waiting.
+        /// `O_NONBLOCK`: blocking calls fail with `EAGAIN` instead of waiting.
         const NONBLOCK = 0o4_000;
         /// `O_DIRECT`: each write makes packets of up to [`PIPE_BUF`] bytes, and a read takes one,
         /// all of it or what there is room for; the rest of it is gone. Only the writer's counts.
@@ -485,8 +485,8 @@ pub struct PipeReader {
 /// fewer bytes than its capacity, and writes of up to [`PIPE_BUF`] bytes are done whole or not.
 ///
 /// # Signals
-/// A write to a pipe without readers gives `EPIPE` and raises no `SIGPIPE`; who wants the signal
-/// raises it.
+/// A write to a pipe without readers fails with `EPIPE` and raises no `SIGPIPE`: a caller that wants the
+/// signal raises it.
 #[derive(Clone, Debug)]
 #[doc(alias = "pipe")]
 pub struct PipeWriter {
@@ -503,8 +503,8 @@ impl PipeReader {
 
     /// Takes what there is, up to the size of `buffer`, without waiting.
     ///
-    /// Gives 0 at the end: nothing is left and the writing end is closed. An empty buffer gives 0
-    /// always.
+    /// Returns 0 at the end: nothing is left and the writing end is closed. With an empty buffer it
+    /// always returns 0.
     ///
     /// # Errors
     /// `EAGAIN`: there is nothing to read yet.
@@ -550,9 +550,9 @@ impl PipeWriter {
         SharedBox::as_ptr(&self.file.pipe).addr()
     }
 
-    /// Writes what fits of `bytes` without waiting, and says how many that were.
+    /// Writes as many of `bytes` as fit without waiting, and returns their number.
     ///
-    /// Up to [`PIPE_BUF`] bytes are written whole or not at all. An empty write gives 0 always.
+    /// Up to [`PIPE_BUF`] bytes are written whole or not at all. An empty write always returns 0.
     ///
     /// # Errors
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits, see [`PipeWriter`]. `ENOMEM`: there is no
@@ -610,7 +610,7 @@ macro_rules! both_ends {
                 self.file.pipe.ring.lock().limit * PAGE
             }
 
-            /// Changes how much the pipe holds (`F_SETPIPE_SZ`), and says what it became: `bytes`
+            /// Changes the capacity of the pipe (`F_SETPIPE_SZ`), and returns the new one: `bytes`
             /// rounded up to a power of two, at least a page. Wakes a writer in any case.
             ///
             /// # Errors
@@ -631,13 +631,13 @@ macro_rules! both_ends {
                 self.file.set_flags(flags);
             }
 
-            /// Gives all that is in the pipe to `pour`, for whoever goes on with it elsewhere: the
-            /// kernel, when a second process is to share it. If that goes well, the pipe is empty
+            /// Passes the contents of the pipe to `pour`, which moves them elsewhere: to the
+            /// kernel, when a second process is to share it. If that succeeds, the pipe is empty
             /// and without ends for good; else nothing has happened. No other call on the pipe gets
             /// on meanwhile. `pour` is not called if it has been retired before.
             ///
-            /// From then on reads and writes give `ESTALE`, also if they began before and wait; one
-            /// that has written a part says how much. Polls show the pipe as broken.
+            /// From then on reads and writes fail with `ESTALE`, also if they began before and wait. A
+            /// write that has written a part returns its length. Polls show the pipe as broken.
             ///
             /// # Errors
             /// What `pour` gives.

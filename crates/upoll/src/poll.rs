@@ -69,7 +69,7 @@ impl<'a> PollFd<'a> {
         }
     }
 
-    /// What is looked for.
+    /// Returns the events that are polled for.
     #[must_use]
     #[inline]
     pub fn events(&self) -> Events {
@@ -82,7 +82,7 @@ impl<'a> PollFd<'a> {
         self.events = low(events);
     }
 
-    /// What the last poll found: of [`events`](Self::events), and of `ERR`, `HUP` and `NVAL`.
+    /// Returns the result of the last poll: of [`events`](Self::events), and of `ERR`, `HUP` and `NVAL`.
     #[must_use]
     #[inline]
     pub fn revents(&self) -> Events {

@@ -126,8 +126,8 @@ impl Front for SelectFront<'_, '_> {
     }
 }
 
-/// What `poll` and `select` register, kept from one call to the next, for who has a scheduler of
-/// its own: the calls look and do not wait.
+/// The registrations of `poll` and `select`, kept from one call to the next, for an embedder with a
+/// scheduler of its own: the calls check and do not wait.
 ///
 /// A call compares its list with the last one, changes what is registered where the two differ, and
 /// looks only at the objects that were ready the last time or woke since. It finds what
@@ -158,7 +158,7 @@ impl PollContext {
         }
     }
 
-    /// Lets go of all registrations, and of the memory of objects that have closed.
+    /// Drops all registrations, and the memory of objects that have closed.
     pub fn clear(&mut self) {
         *self = Self::new();
     }
@@ -172,8 +172,8 @@ impl PollContext {
         Ok(front.look(&mut self.kept).ready)
     }
 
-    /// `select(2)` with a timeout of 0: leaves in the sets what is ready now, and says how many
-    /// members that are.
+    /// `select(2)` with a timeout of 0: leaves the ready members in the sets, and returns their
+    /// number.
     ///
     /// # Errors
     /// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for

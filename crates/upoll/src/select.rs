@@ -49,20 +49,20 @@ pub struct FdSet {
 }
 
 impl FdSet {
-    /// What the set for reading counts as ready (`POLLIN_SET` of Linux).
+    /// The events that the set for reading counts as ready (`POLLIN_SET` of Linux).
     pub const READABLE: Events = Events::IN
         .union(Events::RDNORM)
         .union(Events::RDBAND)
         .union(Events::HUP)
         .union(Events::ERR)
         .union(Events::NVAL);
-    /// What the set for writing counts as ready (`POLLOUT_SET`).
+    /// The events that the set for writing counts as ready (`POLLOUT_SET`).
     pub const WRITABLE: Events = Events::OUT
         .union(Events::WRNORM)
         .union(Events::WRBAND)
         .union(Events::ERR)
         .union(Events::NVAL);
-    /// What the set for exceptional conditions counts as ready (`POLLEX_SET`).
+    /// The events that the set for exceptional conditions counts as ready (`POLLEX_SET`).
     pub const EXCEPTIONAL: Events = Events::PRI.union(Events::NVAL);
 
     /// An empty set (`FD_ZERO`).
@@ -415,8 +415,8 @@ impl<'s> Selection<'s> {
     }
 }
 
-/// `select(2)` with a timeout of 0: leaves in the sets what is ready now, and says how many
-/// members that are.
+/// `select(2)` with a timeout of 0: leaves the ready members in the sets, and returns their
+/// number.
 ///
 /// # Errors
 /// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for long

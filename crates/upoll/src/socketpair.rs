@@ -17,11 +17,11 @@ use crate::target::{Source, Target};
 use crate::wait::WaitQueue;
 
 bitflags! {
-    /// What kind of sockets to make: the flags in the type argument of `socketpair(2)`; and the
+    /// The kind of sockets to make: the flags in the type argument of `socketpair(2)`; and the
     /// status flags of a socket.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SocketFlags: u32 {
-        /// `SOCK_NONBLOCK`: blocking calls give `EAGAIN` instead of waiting.
+        /// `SOCK_NONBLOCK`: blocking calls fail with `EAGAIN` instead of waiting.
         const NONBLOCK = 0o4_000;
         /// `SOCK_CLOEXEC`: meaningful once the socket has a descriptor number; accepted here.
         const CLOEXEC = 0o2_000_000;
@@ -564,7 +564,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
     Ok((open(0)?, open(1)?))
 }
 
-/// One of two connected sockets, for a stream of bytes in each direction.
+/// A socket of a connected pair, with a stream of bytes in each direction.
 ///
 /// Made by [`socketpair()`]. A clone is the same open file (`dup(2)`); the last to go closes the
 /// socket.
@@ -587,7 +587,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
 /// is charged.
 ///
 /// # Not there
-/// Descriptors and credentials, urgent data, and socket options except the send buffer. A write that gives `EPIPE` raises no `SIGPIPE`; who wants the signal raises it.
+/// Descriptors and credentials, urgent data, and socket options except the send buffer. A write that fails with `EPIPE` raises no `SIGPIPE`: a caller that wants the signal raises it.
 #[derive(Clone, Debug)]
 #[doc(alias = "socketpair")]
 #[doc(alias = "UnixStream")]
@@ -598,8 +598,8 @@ pub struct StreamSocket {
 impl StreamSocket {
     /// Takes what there is, up to the size of `buffer`, without waiting.
     ///
-    /// Gives 0 at the end: nothing is left and receiving is shut down. An empty buffer gives 0
-    /// always.
+    /// Returns 0 at the end: nothing is left and receiving is shut down. With an empty buffer it
+    /// always returns 0.
     ///
     /// # Errors
     /// `EAGAIN`: there is nothing to read yet. `ECONNRESET`: the peer closed without having read
@@ -627,7 +627,7 @@ impl StreamSocket {
             .try_read(self.file.me, &mut Scatter::new(&mut buffers))
     }
 
-    /// Writes what fits of `bytes` without waiting, and says how many that were.
+    /// Writes as many of `bytes` as fit without waiting, and returns their number.
     ///
     /// # Errors
     /// `EPIPE`: sending is shut down, or the peer closed; even if `bytes` is empty. `EAGAIN`: the
@@ -686,13 +686,13 @@ impl StreamSocket {
         SharedBox::as_ptr(&self.file.pair).addr()
     }
 
-    /// Gives what both sockets hold, this one's first, to `pour`, for whoever goes on with the pair
-    /// elsewhere: the kernel, when a second process is to share it. If that goes well, both are
+    /// Passes the contents of both sockets, this one's first, to `pour`, which moves them elsewhere: to
+    /// the kernel, when a second process is to share the pair. If that succeeds, both are
     /// empty and shut down for good; else nothing has happened. No other call on them gets on
     /// meanwhile. `pour` is not called if they have been retired before.
     ///
-    /// From then on reads and writes give `ESTALE`, also if they began before and wait; one that has
-    /// written a part says how much. Polls show both as hung up.
+    /// From then on reads and writes fail with `ESTALE`, also if they began before and wait. A write that
+    /// has written a part returns its length. Polls show both as hung up.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for a copy of the contents. Else as `pour` fails.

@@ -9,7 +9,7 @@ use crate::descriptor::DescriptorRef;
 use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
 
-/// What `epoll_ctl`, `poll` and `select` act on.
+/// The file that `epoll_ctl`, `poll` or `select` acts on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Target<'a> {

@@ -71,11 +71,11 @@ unsafe impl Send for WatchEntry {}
 unsafe impl Sync for WatchEntry {}
 
 impl Watch {
-    /// Has `callback` called after every wake of `file` that concerns `interest`. Returns what of it
-    /// is ready now.
+    /// Calls `callback` after every wake of `file` that concerns `interest`. Returns the events of it
+    /// that are ready now.
     ///
-    /// The callback gets the wake's events, empty if the object does not say which. It runs at the end
-    /// of the call that changed the object, on the same thread, with no lock of this crate held: it may
+    /// The callback receives the wake's events, empty if the object does not name them. It runs at the end
+    /// of the call that changed the object, on the same thread, with no lock of this crate held. So it may
     /// use the file and the sets that watch it. It must not block, as the caller does not expect that.
     ///
     /// - It is called by one thread at a time. Wakes that come meanwhile, from wherever, are delivered
@@ -205,7 +205,7 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 
 /// A future that is ready when an open file is.
 ///
-/// It resolves to what of the interest is ready. Nothing is consumed: two futures on one file both
+/// It resolves to the events of the interest that are ready. Nothing is consumed: two futures on one file both
 /// resolve. Dropping it ends the registration. The task's waker is called at the end of the call that
 /// changed the object, with no lock of this crate held, so it may run the task on the spot, or drop it.
 ///

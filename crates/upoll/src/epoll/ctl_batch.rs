@@ -24,11 +24,11 @@ use crate::wait::Deferred;
 pub struct CtlCommand<'a> {
     /// Must be 0: there are no flags yet.
     pub flags: u32,
-    /// What to do.
+    /// The operation.
     pub op: Op,
-    /// What to do it to.
+    /// The file that it concerns.
     pub target: Target<'a>,
-    /// What is wanted of it; DEL does not look at it.
+    /// The events of interest, and their data. DEL ignores it.
     pub interest: Event,
     /// How it went. Only those commands are written that were executed.
     pub result: Result<(), Errno>,
@@ -76,8 +76,8 @@ impl<'a> CtlCommand<'a> {
 }
 
 impl Epoll {
-    /// `epoll_ctl_batch`: applies `commands` in their order, stops at the first that fails, and says
-    /// how many succeeded.
+    /// `epoll_ctl_batch`: applies `commands` in their order, stops at the first that fails, and returns
+    /// the number that succeeded.
     ///
     /// Each executed command has its own [`result`](CtlCommand::result); if the count is less than
     /// the number of commands, the one at that index says why. Those before it stay applied: a

@@ -7,12 +7,12 @@ use crate::sync::{AtomicUsize, Ordering};
 
 /// An account of watches that sets draw on (`/proc/sys/fs/epoll/max_user_watches`).
 ///
-/// An ADD that would exceed it gives `ENOSPC`. Sets that are made without one share an account for
+/// An ADD that would exceed it fails with `ENOSPC`. Sets that are made without one share an account for
 /// the whole process, with the running kernel's limit.
 ///
 /// A set that holds many watches draws them in lots, so that unrelated sets do not contend for one
-/// counter. What a set has drawn and does not use is at most two watches and an eighth of what it
-/// uses; it is returned when the set closes, and at its next DEL if little is left. Watches that
+/// counter. Beyond the watches that it uses, a set has drawn at most two and an eighth of those. It
+/// returns them when it closes, and at its next DEL if little is left. Watches that
 /// are drawn for the first time are drawn one by one as long as a set is small.
 #[derive(Debug)]
 pub struct WatchLimit {

@@ -61,7 +61,7 @@ use crate::target::{Source, Target};
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
 
 bitflags! {
-    /// What kind of set to make: the argument of `epoll_create1(2)`.
+    /// The kind of set to make: the argument of `epoll_create1(2)`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct CreateFlags: u32 {
         /// `EPOLL_ROTATE`: the sets and threads that wait on this set take turns.
@@ -261,8 +261,8 @@ impl Pollable for Set {
 /// - There is an order among descriptors and one among objects, but none between the two. If a
 ///   wait's buffer is too small for all, the sides take turns to fill it first.
 /// - A set that is watched by another one and has descriptors, or a set below with descriptors, is
-///   looked at more often. So an edge-triggered interest in it may report an event twice, one
-///   without `IN`, such as in `RDNORM` alone, reports what Linux does not, and its place among the
+///   polled more often. So an edge-triggered interest in it may report an event twice. An interest
+///   without `IN`, such as in `RDNORM` alone, reports events that Linux does not. Its place among the
 ///   events of a report is open. No event is lost. A look drops from the ready list what is idle
 ///   again before the first that is ready, on each side; so after one the order may be another than
 ///   Linux's.
@@ -270,13 +270,13 @@ impl Pollable for Set {
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
 /// Sets that watch it are woken one at a time, in turn:
-/// - An event goes to the set that had the fewest turns so far of those that somebody waits on; of
-///   equals, to the one that had its last turn longest ago. One that nobody waits on is passed
-///   over, and keeps its place. Differences of up to 1024 turns are made up for, no more.
+/// - An event goes to the set that had the fewest turns so far, among those that a thread waits on.
+///   Among equals it goes to the one that had its last turn longest ago. A set without a waiting thread
+///   is passed over, and keeps its place. Differences of up to 1024 turns are remembered.
 /// - If nobody waits at all, the first to come takes the event.
-/// - A thread whose event chooses a worker while three others that were chosen have not come yet
-///   gives up its processor once (`sched_yield(2)`), as it does at the eighth, the sixteenth and so on:
-///   some of them may be unable to run because it does.
+/// - A thread whose event chooses a worker while three other chosen ones have not come yet
+///   yields its processor once (`sched_yield(2)`), and again at the eighth, the sixteenth and so on.
+///   Some of them may be unable to run because it does.
 /// - If the source is still ready when a worker comes back to wait, the turn goes to the next
 ///   worker in line, not to the same one again. If that one has not come after a millisecond, the
 ///   worker that came back takes the event.
@@ -284,17 +284,17 @@ impl Pollable for Set {
 ///   begins and when its limit ends. A wait with a limit of zero leaves the event to a worker that
 ///   sleeps, if there is one. An edge-triggered interest is reported to the chosen worker alone.
 ///   Sleeping calls of `poll`, `select` and waits in a set further above do the same.
-/// - A worker that was chosen and leaves hands on what is ready: it closes its set, deletes the rotating
+/// - A chosen worker that leaves forwards the event: when it closes its set, deletes the rotating
 ///   set from it, ends its thread, or ends a `poll` or `select` that has not reported the event.
 /// - Other workers wait for one that was chosen and does not come once only, not at each event.
 /// - The end of a source (`HUP`, `RDHUP`) wakes every worker that waits, one after the other.
 /// - Threads that wait on the rotating set itself take turns by the same rules.
 /// - `poll` and `select` on the rotating set see every event, in addition.
 ///
-/// What seed 0's mail leaves open is decided so: a second source gives `EINVAL`; `EPOLL_ROTATE`
-/// may be combined with `EPOLL_CLOEXEC`; edge-triggered and oneshot interests in the rotating set
-/// keep their meaning for the worker that was chosen; `EPOLLEXCLUSIVE` on it gives `EINVAL`, as
-/// for any set.
+/// The EPOLL_ROTATE patch leaves these cases open; upoll defines them as follows. A second source fails
+/// with `EINVAL`. `EPOLL_ROTATE` may be combined with `EPOLL_CLOEXEC`. Edge-triggered and oneshot
+/// interests in the rotating set keep their meaning for the chosen worker. `EPOLLEXCLUSIVE` on it fails
+/// with `EINVAL`, as for any set.
 ///
 /// # Example
 /// ```
@@ -445,9 +445,9 @@ impl Epoll {
         }
     }
 
-    /// What is ready now: `epoll_wait(2)` with a timeout of 0, and the core of every wait.
+    /// Reports ready members: `epoll_wait(2)` with a timeout of 0, and the core of every wait.
     ///
-    /// Fills `events` from the front and says how many. Never blocks for longer than other calls
+    /// Fills `events` from the front and returns their number. Never blocks for longer than other calls
     /// on the same set hold its lock.
     ///
     /// # Errors

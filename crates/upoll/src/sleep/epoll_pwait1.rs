@@ -117,8 +117,8 @@ impl Epoll {
     /// [`ctl_batch`](Self::ctl_batch) and then, if every command succeeded, [`pwait1`](Self::pwait1)
     /// without flags, in one call.
     ///
-    /// Says how many commands succeeded, and what the wait gave if it came to that. What cannot go
-    /// well in the wait is found out before anything is changed.
+    /// Returns the number of commands that succeeded, and the result of the wait if there was one. Errors
+    /// in the parameters of the wait are found before anything is changed.
     ///
     /// # Errors
     /// Nothing was done: `EINVAL`: `events` is empty, or `params` is not valid.

@@ -18,12 +18,12 @@ use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
 
 impl Epoll {
     /// `epoll_wait(2)` with a timeout in nanoseconds: fills `events` with what is ready, oldest
-    /// first, and says how many; waits for the first one if there is none.
+    /// first, and returns their number. Waits for the first one if there is none.
     ///
     /// Returns 0 when the time limit has passed, never before. Several threads may wait in one set:
-    /// an event wakes the one that came last (in a rotating set the one that has waited longest),
-    /// and a level-triggered event that stays ready goes on to the next. What is ready when a limit
-    /// passes or a signal comes is still reported.
+    /// an event wakes the one that came last (in a rotating set the one that has waited longest).
+    /// A level-triggered event that stays ready goes on to the next. Events that are there when a limit
+    /// passes or a signal comes are still reported.
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call

@@ -12,8 +12,8 @@ use crate::wait::Place;
 impl PipeReader {
     /// Takes what there is, up to the size of `buffer`; waits while there is nothing.
     ///
-    /// Gives 0 at the end: nothing is left and the writing end is closed. An empty buffer gives 0
-    /// always. Blocked readers are woken one at a time, who came first first, and each wakes the
+    /// Returns 0 at the end: nothing is left and the writing end is closed. With an empty buffer it always
+    /// returns 0. Blocked readers are woken one at a time, in the order in which they came, and each wakes the
     /// next if it leaves something; the close of the writing end wakes all. A signal handler with
     /// `SA_RESTART` does not end the wait.
     ///

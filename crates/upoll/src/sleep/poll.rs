@@ -19,15 +19,15 @@ const INLINE: usize = 30;
 
 const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::FRONT);
 
-/// `poll(2)` with a timeout in nanoseconds: waits until at least one entry is ready, and says how
-/// many are.
+/// `poll(2)` with a timeout in nanoseconds: waits until at least one entry is ready, and returns
+/// their number.
 ///
 /// The entries may be user-level objects and descriptors of the kernel in any mixture. As in Linux:
-/// - Every entry's [`revents`](PollFd::revents) are written: what of its events is ready, and
-///   `ERR` and `HUP` whether asked for or not. One that is not open shows `NVAL` and counts as
+/// - Every entry's [`revents`](PollFd::revents) are written: those of its events that are ready, and
+///   `ERR` and `HUP` whether asked for or not. An entry that is not open shows `NVAL` and counts as
 ///   ready; an [ignored](PollFd::ignored) one shows nothing. An object listed twice counts twice.
 /// - It returns 0 when the limit has passed, never before; what is ready then is still reported.
-/// - A limit of zero looks and does not wait. Without a limit it waits however long it takes.
+/// - With a limit of zero it polls and does not wait. Without a limit it waits however long it takes.
 ///
 /// Up to nine wait queues and 29 descriptors of the kernel cost no allocation, as in Linux since
 /// 2.6.17, which puts small sets on the stack. Objects are first looked at without registering

@@ -18,17 +18,19 @@ use crate::poll_context::{Front, PollFront, SelectFront};
 use crate::select::{Bitmaps, FdSet};
 use crate::target::Target;
 
-/// What [`poll`](crate::poll()) and [`select`](crate::select()) register, kept from one call to the
-/// next (Andi Kleen's "cache the select/poll context over multiple system calls", linux-kernel,
+/// The registrations of [`poll`](crate::poll()) and [`select`](crate::select()), kept from one call to
+/// the next.
+///
+/// The idea is Andi Kleen's "cache the select/poll context over multiple system calls" (linux-kernel,
 /// 2006-01-03, never merged).
 ///
-/// A program that calls `poll` in a loop hands it nearly the same list each time. A context stays
-/// in the objects' wait queues between calls, and remembers what wakes while nobody waits. A call
-/// compares its list with the last one, changes what is registered where the two differ, and then
-/// looks only at the objects that were ready the last time or woke since. Apart from the comparison
+/// A program that calls `poll` in a loop passes nearly the same list each time. A context stays
+/// in the objects' wait queues between calls, and records wakeups while no thread waits. A call
+/// compares its list with the last one and changes the registrations where the two differ. It then
+/// polls only the objects that were ready the last time or woke since. Apart from the comparison
 /// it costs as much as has changed or is ready, and it allocates only when the list grows.
 ///
-/// The price is paid by who changes an object: it is watched all the time, so each change walks its
+/// The price is paid by changes of an object: it is watched all the time, so each change walks its
 /// wait queue and leaves a mark. And a context for a single call costs more than none.
 ///
 /// # The same results
@@ -45,11 +47,11 @@ use crate::target::Target;
 ///
 /// # Descriptors of the kernel
 /// A [`Descriptor`](crate::Descriptor) is registered in a set of the kernel's that the context
-/// owns, and a call takes from there, in one system call, what is ready: a thousand idle ones cost
-/// as much as one. A bare number may mean another file by the next call and nobody tells, so
-/// such entries are handed to the kernel's `poll` with each call; so are those that its sets do not
-/// take, for instance for being listed twice or for being sets themselves. For `select` one such
-/// entry has the whole call done without the context.
+/// owns, and a call takes the ready ones from there in one system call. So a thousand idle ones cost
+/// as much as one. A bare fd may mean another file by the next call without notice, so
+/// such entries are passed to the kernel's `poll` with each call. So are entries that its sets refuse,
+/// for instance because they are listed twice or are sets themselves. For `select`, one such
+/// entry makes the whole call run without the context.
 ///
 /// # Threads and processes
 /// A context may be dropped or used on any thread. The first call on another thread than the last
@@ -105,7 +107,7 @@ impl PollContext {
         }
     }
 
-    /// Lets go of all registrations, and of the memory of objects that have closed.
+    /// Drops all registrations, and the memory of objects that have closed.
     pub fn clear(&mut self) {
         *self = Self::new();
     }
@@ -138,7 +140,7 @@ impl PollContext {
 
     /// [`select`](crate::select()), with what this context has registered already.
     ///
-    /// `resolve` is asked only when the call begins. What it says then goes for the whole call.
+    /// `resolve` is asked only when the call begins. Its result holds for the whole call.
     ///
     /// # Errors
     /// As [`select`](crate::select()). `ENOMEM` also: no memory for a number that is new in the

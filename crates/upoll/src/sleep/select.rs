@@ -20,19 +20,19 @@ use crate::poll::{LookOnly, Seen};
 use crate::select::{Bitmaps, FdSet, INLINE, REPORTED, Selection, WORD};
 use crate::target::Target;
 
-/// `select(2)` with a timeout in nanoseconds: waits until a number in one of the sets is ready.
-/// Leaves in the sets those that are, says how many that makes over the three, and leaves in
-/// `timeout` what is left of it.
+/// `select(2)` with a timeout in nanoseconds: waits until an fd in one of the sets is ready.
+/// Leaves the ready ones in the sets, and the remaining time in `timeout`. Returns the number of
+/// members left in the three sets.
 ///
-/// `resolve` says what a number below `n` stands for: a user-level object, a descriptor of the
-/// kernel, or nothing that is open. As in Linux:
+/// `resolve` returns the object that an fd below `n` stands for: a user-level object, a kernel fd, or
+/// nothing that is open. As in Linux:
 /// - Readable counts `IN`, `RDNORM`, `RDBAND`, `HUP` and `ERR`; writable `OUT`, `WRNORM`, `WRBAND`
 ///   and `ERR`; exceptional `PRI`.
-/// - Numbers from `n` on are not looked at. The sets are written in whole words of the bitmap, as
+/// - Fds from `n` on are ignored. The sets are written in whole words of the bitmap, as
 ///   many as hold the numbers below `n`, and only on success; also when nothing is ready.
-/// - What is left of the limit is written also on an error, and is zero when the limit has passed.
-/// - Linux quietly lowers `n` to the size of its table of descriptors. Whoever keeps such a table
-///   does that before; here each number below `n` counts.
+/// - The remaining time is written also on an error, and is zero when the limit has passed.
+/// - Linux quietly lowers `n` to the size of its table of fds. An embedder with such a table
+///   does that before the call; here each fd below `n` counts.
 ///
 /// How it waits, what it costs, and what happens to a descriptor that is closed meanwhile, is as
 /// in [`poll`](crate::poll()); numbers below 320 cost no allocation, but for

@@ -12,8 +12,8 @@ use crate::wait::Place;
 impl StreamSocket {
     /// Takes what there is, up to the size of `buffer`; waits while there is nothing.
     ///
-    /// Gives 0 at the end: nothing is left and receiving is shut down. An empty buffer gives 0
-    /// always. All blocked readers are woken by each write and try again; which of them gets it is
+    /// Returns 0 at the end: nothing is left and receiving is shut down. With an empty buffer it always
+    /// returns 0. All blocked readers are woken by each write and try again; which of them gets it is
     /// not specified, as in Linux. A signal handler with `SA_RESTART` does not end the wait.
     ///
     /// # Errors

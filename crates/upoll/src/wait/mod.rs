@@ -170,7 +170,7 @@ impl WaitQueue {
         }
     }
 
-    /// Tells the waiters that `key` happened (`wake_up_poll`), and says how many took it.
+    /// Notifies the waiters of the events in `key` (`wake_up_poll`), and returns how many took them.
     ///
     /// Call it after the new state is visible. Every non-exclusive waiter is told, then exclusive
     /// ones until one took it. An empty `key` means "look for yourself".
