@@ -60,7 +60,7 @@ pub use crate::forks::generation;
 #[doc(hidden)]
 pub use crate::host::own_fds;
 #[cfg(loom)]
-pub use crate::host::{OwnSet, kernel as kernel_model};
+pub use crate::host::{LockModel, OwnSet, kernel as kernel_model};
 #[cfg(all(feature = "std", not(loom)))]
 #[doc(hidden)]
 pub use crate::host::{WIPED_WORDS, wiped_words};

@@ -209,6 +209,20 @@ pub(crate) fn futex_wake(address: usize) {
     }
 }
 
+/// `FUTEX_WAKE` of all threads.
+pub(super) fn futex_wake_all(address: usize) {
+    let bucket = bucket(address);
+    let mut sleepers = bucket.lock().unwrap();
+    for sleeper in sleepers.drain(..) {
+        sleeper.wake();
+    }
+}
+
+/// Returns how many threads sleep on a word.
+pub(super) fn futex_sleepers(address: usize) -> usize {
+    bucket(address).lock().unwrap().len()
+}
+
 enum Kind {
     /// A socket that nothing happens to: always writable.
     Socket,

@@ -40,7 +40,6 @@ pub mod own_fds;
 #[cfg(loom)]
 mod own_fds_model;
 mod ring;
-#[cfg(not(loom))]
 mod robust_lock;
 mod rotation;
 #[cfg_attr(loom, path = "shared_model.rs")]
@@ -65,6 +64,8 @@ pub(crate) mod generation {
 pub(crate) use self::kernel::SignalMask;
 #[cfg(loom)]
 pub use self::own_fds_model::OwnSet;
+#[cfg(loom)]
+pub use self::robust_lock::LockModel;
 pub(crate) use self::shared::{Ears, SharedCounter};
 
 use std::fmt;

@@ -21,17 +21,14 @@
 //! between the mark and the attempt, and between the release and the end of the mark: if a thread is
 //! killed there, and just then another one with its id takes the lock, the kernel releases it.
 
-use std::cell::Cell;
-use std::ffi::c_long;
-use std::mem::offset_of;
-use std::ptr;
-use std::sync::atomic::{AtomicUsize, compiler_fence};
+#[cfg_attr(loom, path = "robust_lock/thread_model.rs")]
+mod thread;
 
-use syscalls::{Sysno, syscall};
+#[cfg(loom)]
+pub use self::thread::LockModel;
 
-use super::generation;
-use crate::sync::AtomicU32;
-use crate::sync::Ordering;
+use self::thread::{Pending, Thread};
+use crate::sync::{AtomicU32, Ordering, Rule, broken};
 
 /// Somebody sleeps until the word changes (`FUTEX_WAITERS`).
 const WAITERS: u32 = 0x8000_0000;
@@ -51,7 +48,13 @@ pub(super) struct Held<'a> {
 }
 
 impl RobustLock {
+    #[cfg(not(loom))]
     pub(super) const fn new() -> Self {
+        RobustLock(AtomicU32::new(0))
+    }
+
+    #[cfg(loom)]
+    fn new() -> Self {
         RobustLock(AtomicU32::new(0))
     }
 
@@ -63,7 +66,7 @@ impl RobustLock {
         let mut word = self.0.load(Ordering::SeqCst);
         loop {
             if is_free(word) {
-                let pending = thread.robust_list().set_pending(&self.0);
+                let pending = thread.set_pending(&self.0);
                 match self.change(word, thread.id | waiters | word & WAITERS) {
                     Ok(_) => {
                         return Held {
@@ -81,8 +84,11 @@ impl RobustLock {
                 word = now;
                 continue;
             }
-            self.sleep(word | WAITERS);
-            waiters = WAITERS;
+            thread::sleep(&self.0, word | WAITERS);
+            waiters = match broken(Rule::HandOnWaiters) {
+                true => 0,
+                false => WAITERS,
+            };
             word = self.0.load(Ordering::SeqCst);
         }
     }
@@ -90,32 +96,6 @@ impl RobustLock {
     fn change(&self, word: u32, next: u32) -> Result<u32, u32> {
         self.0
             .compare_exchange(word, next, Ordering::SeqCst, Ordering::SeqCst)
-    }
-
-    /// Sleeps while the word is `expected`, at most until the lock is released or its owner dies; not for
-    /// longer than a moment, as the thread that was woken instead of this one may have died.
-    fn sleep(&self, expected: u32) {
-        let operation = libc::FUTEX_WAIT;
-        let limit = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 200_000_000,
-        };
-        // SAFETY: the kernel only reads the word and the limit.
-        let _ = unsafe {
-            syscall!(
-                Sysno::futex,
-                self.0.as_ptr(),
-                operation,
-                expected,
-                &raw const limit
-            )
-        };
-    }
-
-    fn wake_all(&self) {
-        let operation = libc::FUTEX_WAKE;
-        // SAFETY: the kernel does not write to the word.
-        let _ = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), operation, i32::MAX) };
     }
 }
 
@@ -125,137 +105,23 @@ fn is_free(word: u32) -> bool {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        if broken(Rule::PendingUntilWoken) {
+            self.pending.restore();
+        }
         if self.lock.0.swap(0, Ordering::SeqCst) & WAITERS != 0 {
             // All of them: a single one might be killed before it takes the lock, after another thread has
             // taken it that does not know of the rest.
-            self.lock.wake_all();
+            thread::wake_all(&self.lock.0);
         }
         // After the wake: if this thread is killed before that, the kernel wakes a waiter.
         self.pending.restore();
     }
 }
 
-/// `struct robust_list_head`, which the kernel reads when the thread ends.
-#[repr(C)]
-struct RobustList {
-    /// The first link, or the address of this structure.
-    first: AtomicUsize,
-    /// From a link to its lock's word.
-    offset: c_long,
-    /// The link of a lock that is being taken, held or released.
-    pending: AtomicUsize,
-}
-
-/// What the pending lock of a thread was before.
-struct Pending {
-    list: *const RobustList,
-    before: usize,
-}
-
-impl RobustList {
-    /// Makes `word` the pending lock of the thread.
-    fn set_pending(&self, word: &AtomicU32) -> Pending {
-        let link = word
-            .as_ptr()
-            .expose_provenance()
-            .wrapping_add_signed(-self.offset as isize);
-        let before = self.pending.load(Ordering::Relaxed);
-        self.pending.store(link, Ordering::Relaxed);
-        // The kernel reads it on this very thread.
-        compiler_fence(Ordering::SeqCst);
-        Pending { list: self, before }
-    }
-}
-
-impl Pending {
-    /// The C library may be in the midst of taking a mutex, if this is a signal handler.
-    fn restore(&self) {
-        compiler_fence(Ordering::SeqCst);
-        // SAFETY: the thread's own list, which lives as long as the thread.
-        let list = unsafe { &*self.list };
-        list.pending.store(self.before, Ordering::Relaxed);
-    }
-}
-
-/// What the kernel knows of this thread.
-#[derive(Clone, Copy)]
-struct Thread {
-    /// Which process this was asked in: a child that the C library did not make has no robust list yet.
-    generation: u32,
-    id: u32,
-    list: *const RobustList,
-}
-
-std::thread_local! {
-    static THREAD: Cell<Option<Thread>> = const { Cell::new(None) };
-    /// The list of a thread for which the C library has registered none.
-    static OWN_LIST: RobustList = const {
-        RobustList {
-            first: AtomicUsize::new(0),
-            offset: 0,
-            pending: AtomicUsize::new(0),
-        }
-    };
-}
-
-impl Thread {
-    fn current() -> Self {
-        let known = THREAD.get();
-        match known.filter(|thread| thread.generation == generation::current()) {
-            Some(thread) => thread,
-            None => Self::ask(),
-        }
-    }
-
-    #[cold]
-    fn ask() -> Self {
-        // SAFETY: no pointers are involved.
-        let id = unsafe { syscall!(Sysno::gettid) }.unwrap_or(0);
-        let thread = Thread {
-            generation: generation::current(),
-            id: u32::try_from(id).unwrap_or(0),
-            list: registered().unwrap_or_else(register),
-        };
-        THREAD.set(Some(thread));
-        thread
-    }
-
-    fn robust_list(&self) -> &RobustList {
-        // SAFETY: the kernel has it as the list of this thread, so it is one and lives as long as the
-        // thread; or it is `OWN_LIST`. A `Thread` does not leave its thread.
-        unsafe { &*self.list }
-    }
-}
-
-/// Returns the list that the C library has registered for this thread.
-fn registered() -> Option<*const RobustList> {
-    let mut list = ptr::null::<RobustList>();
-    let mut size = 0_usize;
-    // SAFETY: both places are live and of the size that the kernel writes.
-    let asked = unsafe { syscall!(Sysno::get_robust_list, 0, &raw mut list, &raw mut size) };
-    let is_known = asked.is_ok() && !list.is_null() && size == size_of::<RobustList>();
-    is_known.then(|| ptr::with_exposed_provenance(list.addr()))
-}
-
-/// Registers a list of this thread's own, for a thread that the C library has not made. If the kernel
-/// refuses, the death of the thread is not noticed.
-fn register() -> *const RobustList {
-    OWN_LIST.with(|list| {
-        let address = ptr::from_ref(list);
-        list.first.store(
-            address.expose_provenance() + offset_of!(RobustList, first),
-            Ordering::Relaxed,
-        );
-        // SAFETY: the list is complete, and lives as long as the thread.
-        let _ = unsafe { syscall!(Sysno::set_robust_list, address, size_of::<RobustList>()) };
-        address
-    })
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::host::kernel;
+    use crate::host::{generation, kernel};
 
     /// Forks `body` into a pid namespace of its own, whose first process it is: its thread id is 1. Returns
     /// None without the right to do that.

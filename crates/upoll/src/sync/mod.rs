@@ -242,6 +242,12 @@ pub enum Rule {
     /// Who finds a shared counter's lock left by the dead marks that somebody may wait.
     #[cfg(any(feature = "std", loom))]
     MarkForTheDead,
+    /// A thread that has slept for a shared counter's lock takes it with the mark that others may sleep.
+    #[cfg(any(feature = "std", loom))]
+    HandOnWaiters,
+    /// The owner of a shared counter's lock has it pending until it has woken the waiters.
+    #[cfg(any(feature = "std", loom))]
+    PendingUntilWoken,
     /// Who listens for changes of a shared counter has the next one ring, then reads their number.
     #[cfg(any(feature = "std", loom))]
     ArmThenCount,

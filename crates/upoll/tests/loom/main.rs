@@ -9,6 +9,7 @@ mod missed;
 mod own_numbers;
 mod pipes;
 mod poll_context;
+mod robust_lock;
 mod rotation;
 mod sets;
 mod shared;
