@@ -86,7 +86,7 @@ enum Beyond {
     Local(Mutex<Limited>),
     /// In memory that other processes have, too.
     #[cfg_attr(
-        any(not(feature = "std"), loom),
+        all(not(feature = "std"), not(loom)),
         expect(dead_code, reason = "needs std")
     )]
     Shared(Box<dyn SharedCount>),
@@ -462,7 +462,7 @@ impl EventFd {
     }
 
     /// A counter whose count is where other processes have it, too.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn with_shared_count(
         count: Box<dyn SharedCount>,
         flags: EventFdFlags,
@@ -605,7 +605,7 @@ impl EventFd {
         self.file.flags().contains(EventFdFlags::NONBLOCK)
     }
 
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(any(feature = "std", loom))]
     pub(crate) fn counter(&self) -> &Counter {
         &self.file
     }

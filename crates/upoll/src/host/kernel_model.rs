@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, Mutex as Table};
 
@@ -416,6 +417,34 @@ fn opened(kind: Kind) -> Result<Descriptor, Errno> {
 pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
     let _held = hold_protected_numbers();
     Descriptor::brief(duplicate_high(number)?)
+}
+
+/// An eventfd: always readable once it was written, and each write is an edge.
+pub(super) fn eventfd() -> Result<Descriptor, Errno> {
+    opened(Kind::Source)
+}
+
+pub(super) fn eventfd_write(fd: &Descriptor) {
+    if fd.is_intact() {
+        let _ = fd.call(program::write);
+    }
+}
+
+/// Memory that the processes of a model share: its threads.
+pub(super) fn map_shared(size: usize) -> Result<NonNull<u8>, Errno> {
+    let place = vec![0_u128; size.div_ceil(size_of::<u128>())].into_boxed_slice();
+    Ok(NonNull::from(Box::leak(place)).cast())
+}
+
+/// # Safety
+/// The place is [`map_shared`]'s with the same size, and nobody uses it any more.
+pub(super) unsafe fn unmap(place: NonNull<u8>, size: usize) {
+    let words = ptr::slice_from_raw_parts_mut(
+        place.cast::<u128>().as_ptr(),
+        size.div_ceil(size_of::<u128>()),
+    );
+    // SAFETY: the caller's contract.
+    drop(unsafe { Box::from_raw(words) });
 }
 
 /// A socket that is always writable, and that nothing ever happens to.

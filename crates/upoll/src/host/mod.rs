@@ -42,7 +42,6 @@ mod own_fds_model;
 mod ring;
 mod robust_lock;
 mod rotation;
-#[cfg_attr(loom, path = "shared_model.rs")]
 mod shared;
 mod sleep_set;
 mod special;
@@ -95,7 +94,8 @@ use crate::events::{Event, Events};
 use crate::file::{Description, FileRef, Held};
 use crate::memory::boxed;
 use crate::sync::{
-    AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, fence, fence_after_rmw,
+    AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
+    fence_after_rmw,
 };
 use crate::target::Target;
 use crate::wait::Deferred;
@@ -347,7 +347,7 @@ impl KernelSide {
     /// would tell of no further change.
     fn hear_from_above(&self, set: &Set) {
         // Else there are only wakes of threads that sleep here, or the number may be the program's.
-        if !self.has_sets_below() || !self.was_intact() {
+        if broken(Rule::HearFromAbove) || !self.has_sets_below() || !self.was_intact() {
             return;
         }
         let heard = self.empty_hub(set);

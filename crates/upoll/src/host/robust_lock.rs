@@ -27,6 +27,7 @@ mod thread;
 #[cfg(loom)]
 pub use self::thread::LockModel;
 
+pub(super) use self::thread::wake_all;
 use self::thread::{Pending, Thread};
 use crate::sync::{AtomicU32, Ordering, Rule, broken};
 
@@ -54,7 +55,7 @@ impl RobustLock {
     }
 
     #[cfg(loom)]
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         RobustLock(AtomicU32::new(0))
     }
 

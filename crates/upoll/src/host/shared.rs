@@ -26,10 +26,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
-use syscalls::{Sysno, syscall};
-
 use super::kernel::{self, Descriptor};
-use super::robust_lock::{Held, RobustLock};
+use super::robust_lock::{Held, RobustLock, wake_all};
 use super::{EDGE, generation};
 use crate::epoll::Op;
 use crate::errno::Errno;
@@ -65,7 +63,12 @@ unsafe impl Sync for Share {}
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // The lock ends with the last process's page: others may hold it.
+        // The lock ends with the last process's page: others may hold it. In a model all processes are this one.
+        #[cfg(loom)]
+        // SAFETY: written by `SharedCounter::new`, and nobody borrows it any more.
+        unsafe {
+            self.page.drop_in_place();
+        }
         // SAFETY: mapped by `map_shared` with that size, and nobody borrows it any more.
         unsafe { kernel::unmap(self.page.cast(), size_of::<Page>()) };
     }
@@ -340,7 +343,7 @@ impl SharedCount for SharedCounter {
 
 impl Drop for SharedCounter {
     fn drop(&mut self) {
-        let made = *self.queue.get_mut();
+        let made = self.queue.load(Ordering::SeqCst);
         // SAFETY: null, or from `Box::into_raw` in `queue` and freed by nobody but this drop.
         if unsafe { made.as_ref() }.is_some_and(|made| made.current().is_some()) {
             // SAFETY: as above; who borrows the queue borrows `self`.
@@ -355,8 +358,7 @@ impl Drop for SharedCounter {
 
 impl Voice for SharedCounter {
     fn rouse(&self, word: &AtomicU32) {
-        // SAFETY: the kernel does not write to the word.
-        let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        wake_all(word);
     }
 
     fn ring(&self, direction: Direction) {

@@ -1,13 +1,10 @@
 //! Calls that wait until they can be done: the loop that all objects share.
 
-#[cfg(not(loom))]
 use super::futex::{self, Scope};
 use super::timeout::Deadline;
 use super::{Outcome, Sleeper};
 use crate::errno::Errno;
-#[cfg(not(loom))]
 use crate::eventfd::Direction;
-#[cfg(not(loom))]
 use crate::host::SharedCounter;
 use crate::wait::{Place, WaitQueue};
 
@@ -53,7 +50,6 @@ pub(super) fn until_done<T>(
 }
 
 /// As [`until_done`], for a counter that other processes change too.
-#[cfg(not(loom))]
 #[cold]
 pub(super) fn until_done_by_any<T>(
     counter: &SharedCounter,

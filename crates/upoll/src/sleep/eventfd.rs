@@ -1,8 +1,6 @@
 //! `read(2)` and `write(2)` on an eventfd that waits.
 
-use super::blocking::until_done;
-#[cfg(not(loom))]
-use super::blocking::until_done_by_any;
+use super::blocking::{until_done, until_done_by_any};
 use crate::errno::Errno;
 use crate::eventfd::{Direction, EventFd};
 use crate::wait::Place;
@@ -50,12 +48,9 @@ impl EventFd {
         direction: Direction,
         attempt: impl Fn(&Self) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        #[cfg(not(loom))]
         if let Some(counter) = self.shared_counter() {
             return until_done_by_any(counter, direction, || attempt(self));
         }
-        #[cfg(loom)]
-        let _ = direction;
         until_done(self.wait_queue(), Place::Shared, |_| match attempt(self) {
             Err(Errno::AGAIN) if self.is_retired() => Err(Errno::STALE),
             done => done,

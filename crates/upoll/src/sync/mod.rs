@@ -251,6 +251,9 @@ pub enum Rule {
     /// Who listens for changes of a shared counter has the next one ring, then reads their number.
     #[cfg(any(feature = "std", loom))]
     ArmThenCount,
+    /// A look from above arms the bells that a set below has heard.
+    #[cfg(any(feature = "std", loom))]
+    HearFromAbove,
     /// A process that notices that it is a new one is counted, then marks that it has noticed.
     #[cfg(any(feature = "std", loom))]
     CountThenMark,

@@ -13,6 +13,7 @@ mod robust_lock;
 mod rotation;
 mod sets;
 mod shared;
+mod shared_in_sets;
 mod sleeping;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

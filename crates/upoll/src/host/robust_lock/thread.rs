@@ -31,7 +31,8 @@ pub(super) fn sleep(word: &AtomicU32, expected: u32) {
     };
 }
 
-pub(super) fn wake_all(word: &AtomicU32) {
+/// Wakes all threads, of whatever process, that sleep on a word.
+pub(in crate::host) fn wake_all(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE;
     // SAFETY: the kernel does not write to the word.
     let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), operation, i32::MAX) };

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
+use std::sync::atomic as std_atomic;
 
 use super::{OWNER_DIED, RobustLock, WAITERS};
 use crate::host::kernel;
@@ -18,8 +19,13 @@ const LIMIT: libc::timespec = libc::timespec {
 /// What a thread that is killed unwinds with.
 struct Killed;
 
+loom::lazy_static! {
+    /// Ids of threads to which the model gives none.
+    static ref LAST_ID: std_atomic::AtomicU32 = std_atomic::AtomicU32::new(1000);
+}
+
 loom::thread_local! {
-    static ID: Cell<u32> = Cell::new(0);
+    static ID: Cell<u32> = Cell::new(LAST_ID.fetch_add(1, std_atomic::Ordering::Relaxed) + 1);
     static PENDING: Cell<*const AtomicU32> = Cell::new(ptr::null());
     /// After how many steps it is killed.
     static STEPS: Cell<usize> = Cell::new(usize::MAX);
@@ -45,7 +51,7 @@ pub(super) fn sleep(word: &AtomicU32, expected: u32) {
     step();
 }
 
-pub(super) fn wake_all(word: &AtomicU32) {
+pub(in crate::host) fn wake_all(word: &AtomicU32) {
     step();
     kernel::futex_wake_all(address(word));
 }
