@@ -1,7 +1,7 @@
 //! Streams of units: every kind of object that a set can watch, reduced to "send" and "receive".
 
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
@@ -10,8 +10,8 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketFlags as KernelSocketFlags, SocketType};
 use rustix::pipe::PipeFlags as KernelPipeFlags;
 use upoll::{
-    Errno, EventFd, EventFdFlags, Events, File, PipeFlags, PipeReader, PipeWriter, PollTable,
-    Pollable, SocketFlags, Source, StreamSocket, Target, WaitQueue, pipe2, socketpair,
+    Descriptor, Errno, EventFd, EventFdFlags, Events, File, PipeFlags, PipeReader, PipeWriter,
+    PollTable, Pollable, SocketFlags, Source, StreamSocket, Target, WaitQueue, pipe2, socketpair,
 };
 
 /// Highest count of a bounded counter, exclusive.
@@ -33,10 +33,11 @@ pub(super) enum Kind {
     KernelCounter,
     KernelPipe,
     KernelSocket,
+    Descriptor,
 }
 
 impl Kind {
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 11] = [
         Kind::Counter,
         Kind::Semaphore,
         Kind::Bounded,
@@ -47,6 +48,7 @@ impl Kind {
         Kind::KernelCounter,
         Kind::KernelPipe,
         Kind::KernelSocket,
+        Kind::Descriptor,
     ];
 
     pub(super) fn any(rng: &mut Rng) -> Self {
@@ -75,6 +77,8 @@ pub(super) enum Channel {
     Mailbox(File<Mailbox>),
     KernelCounter(OwnedFd),
     KernelStream(OwnedFd, OwnedFd),
+    /// A kernel eventfd that a poll context keeps registered.
+    Descriptor(Descriptor<OwnedFd>),
 }
 
 /// An object of this program's own, which publishes with the weakest order that is allowed.
@@ -126,6 +130,7 @@ impl fmt::Debug for Channel {
             Channel::Mailbox(_) => "object of the program's own",
             Channel::KernelCounter(_) => "kernel eventfd",
             Channel::KernelStream(..) => "kernel pipe or socketpair",
+            Channel::Descriptor(_) => "kernel eventfd with an identity",
         })
     }
 }
@@ -155,10 +160,8 @@ impl Channel {
                 is_filled: AtomicBool::new(false),
                 arrived: WaitQueue::new(),
             })),
-            Kind::KernelCounter => {
-                let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-                Channel::KernelCounter(rustix::event::eventfd(0, flags)?)
-            }
+            Kind::KernelCounter => Channel::KernelCounter(kernel_counter()?),
+            Kind::Descriptor => Channel::Descriptor(Descriptor::new(kernel_counter()?)),
             Kind::KernelPipe => {
                 let flags = KernelPipeFlags::NONBLOCK | KernelPipeFlags::CLOEXEC;
                 let (reader, writer) = rustix::pipe::pipe_with(flags)?;
@@ -184,10 +187,8 @@ impl Channel {
                 mailbox.send(units);
                 units
             }
-            Channel::KernelCounter(counter) => all_or_none(
-                rustix::io::write(counter, &units.to_ne_bytes()).is_ok(),
-                units,
-            ),
+            Channel::KernelCounter(counter) => write_to(counter.as_fd(), units),
+            Channel::Descriptor(counter) => write_to(counter.as_fd(), units),
             Channel::KernelStream(_, writer) => length(rustix::io::write(writer, bytes)),
         }
     }
@@ -209,13 +210,8 @@ impl Channel {
             Channel::Pipe(reader, _) => length(reader.try_read(&mut bytes)),
             Channel::Socket(reader, _) => length(reader.try_read(&mut bytes)),
             Channel::Mailbox(mailbox) => mailbox.receive(),
-            Channel::KernelCounter(counter) => {
-                let mut count = [0; 8];
-                match rustix::io::read(counter, &mut count) {
-                    Ok(_) => u64::from_ne_bytes(count),
-                    Err(_) => 0,
-                }
-            }
+            Channel::KernelCounter(counter) => read_from(counter.as_fd()),
+            Channel::Descriptor(counter) => read_from(counter.as_fd()),
             Channel::KernelStream(reader, _) => length(rustix::io::read(reader, &mut bytes)),
         }
     }
@@ -227,9 +223,10 @@ impl Channel {
             Channel::Counter(counter) => counter.read().unwrap_or(0),
             Channel::Pipe(reader, _) => length(reader.read(&mut bytes)),
             Channel::Socket(reader, _) => length(reader.read(&mut bytes)),
-            Channel::Mailbox(_) | Channel::KernelCounter(_) | Channel::KernelStream(..) => {
-                self.receive()
-            }
+            Channel::Mailbox(_)
+            | Channel::KernelCounter(_)
+            | Channel::KernelStream(..)
+            | Channel::Descriptor(_) => self.receive(),
         }
     }
 
@@ -261,7 +258,28 @@ impl Source for Channel {
             Channel::Socket(reader, _) => reader.target(),
             Channel::Mailbox(mailbox) => mailbox.target(),
             Channel::KernelCounter(fd) | Channel::KernelStream(fd, _) => fd.target(),
+            Channel::Descriptor(counter) => counter.target(),
         }
+    }
+}
+
+fn kernel_counter() -> Result<OwnedFd> {
+    let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+    Ok(rustix::event::eventfd(0, flags)?)
+}
+
+fn write_to(counter: BorrowedFd<'_>, units: u64) -> u64 {
+    all_or_none(
+        rustix::io::write(counter, &units.to_ne_bytes()).is_ok(),
+        units,
+    )
+}
+
+fn read_from(counter: BorrowedFd<'_>) -> u64 {
+    let mut count = [0; 8];
+    match rustix::io::read(counter, &mut count) {
+        Ok(_) => u64::from_ne_bytes(count),
+        Err(_) => 0,
     }
 }
 
