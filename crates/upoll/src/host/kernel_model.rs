@@ -2,8 +2,12 @@
 //!
 //! It has the interface of `kernel.rs` as far as models need it. A set keeps Linux's rules for level-
 //! and edge-triggered members, for `EPOLL_CTL_MOD` of a ready member, and for who is woken: one thread
-//! in `epoll_wait`, all in `ppoll`, and the sets above. Each set has a lock of its own, as in Linux,
-//! so that a system call orders nothing but what it acts on.
+//! in `epoll_wait`, all in `ppoll`, and the sets above, of the exclusive ones the first in which a thread
+//! sleeps. Each set has a lock of its own, and so has each line of sets that watch a file, as in
+//! Linux, so that a system call orders nothing but what it acts on.
+//!
+//! Locks are taken in this order: lines, that of a member before that of its set; then states, that of
+//! a set before those of its members.
 //!
 //! A thread that nobody wakes sleeps until a model lets [time pass](pass_time) or
 //! [sends a signal](interrupt); if it sleeps for ever, loom finds a deadlock.
@@ -238,8 +242,19 @@ type FileId = usize;
 /// What the kernel knows a member of a set by.
 type Key = (RawFd, FileId);
 
+/// A set that watches a file.
+#[derive(Clone, Copy)]
+struct Watcher {
+    set: FileId,
+    /// By which number it knows the file.
+    number: RawFd,
+    is_exclusive: bool,
+}
+
 struct File {
     kind: Kind,
+    /// The sets that watch it, exclusive ones last: a wait queue. Locked while they are told of a change.
+    line: Mutex<Vec<Watcher>>,
     state: Mutex<State>,
     /// Numbers and calls that have it. The last one releases it.
     uses: AtomicUsize,
@@ -249,8 +264,6 @@ struct File {
 #[derive(Default)]
 struct State {
     is_readable: bool,
-    /// Sets that watch it, and under which number.
-    above: Vec<(FileId, RawFd)>,
     /// Threads in `ppoll`, and what they want.
     pollers: Vec<(Arc<Sleep>, Events)>,
     /// Threads in `epoll_wait`.
@@ -324,19 +337,13 @@ impl Drop for Used {
 
 /// Takes a file out of the sets that it is in, and its members out of it.
 fn release(id: FileId, released: &File) {
-    let (above, members) = {
-        let mut state = released.lock();
-        (
-            std::mem::take(&mut state.above),
-            std::mem::take(&mut state.members),
-        )
-    };
-    for (set, number) in above {
-        file(set).lock().remove((number, id));
+    let line = std::mem::take(&mut *released.line.lock().unwrap());
+    for watcher in line {
+        file(watcher.set).lock().remove((watcher.number, id));
     }
+    let members = std::mem::take(&mut released.lock().members);
     for ((number, member), _) in members {
-        let member = file(member);
-        member.lock().above.retain(|&above| above != (id, number));
+        file(member).leave_line(id, number);
     }
 }
 
@@ -356,6 +363,7 @@ fn number_for(used: Used, first: RawFd) -> Result<RawFd, Errno> {
 fn open(kind: Kind) -> Used {
     let file = Arc::new(File {
         kind,
+        line: Mutex::new(Vec::new()),
         state: Mutex::new(State::default()),
         uses: AtomicUsize::new(1),
     });
@@ -481,6 +489,11 @@ impl File {
         self.state.lock().unwrap()
     }
 
+    fn leave_line(&self, set: FileId, number: RawFd) {
+        let mut line = self.line.lock().unwrap();
+        line.retain(|watcher| (watcher.set, watcher.number) != (set, number));
+    }
+
     /// What is ready. Takes the locks of what it has below, and takes what is not ready any more off the
     /// ready list.
     fn poll(&self) -> Events {
@@ -533,32 +546,39 @@ impl State {
         }
     }
 
-    /// A member may be ready: wakes a thread. Returns the sets to tell of it.
-    fn queue(&mut self, key: Key) -> Vec<(FileId, RawFd)> {
+    /// A member may be ready: wakes a thread. Returns whether one has slept.
+    fn queue(&mut self, key: Key) -> bool {
         if !self.ready.contains(&key) {
             self.ready.push_back(key);
         }
-        if let Some(sleeper) = self.sleepers.pop_front() {
+        let sleeper = self.sleepers.pop_front();
+        if let Some(sleeper) = &sleeper {
             sleeper.wake();
         }
         self.wake_pollers(Events::IN);
-        self.above.clone()
+        sleeper.is_some()
     }
 }
 
-/// Something happened to a file: tells the sets above.
-fn tell(id: FileId, above: &[(FileId, RawFd)], key: Events) {
-    for &(set, number) in above {
-        let further = {
-            let file = file(set);
-            let mut state = file.lock();
-            let interest = state.interest((number, id));
+/// Something happened to a file: tells the sets above (`__wake_up_common`, `ep_poll_callback`).
+fn tell(id: FileId, key: Events) {
+    let changed = file(id);
+    let line = changed.line.lock().unwrap();
+    for watcher in line.iter() {
+        let member = (watcher.number, id);
+        let is_woken = {
+            let set = file(watcher.set);
+            let mut state = set.lock();
+            let interest = state.interest(member);
             if interest.is_none_or(|interest| !interest.events().intersects(key)) {
                 continue;
             }
-            state.queue((number, id))
+            state.queue(member)
         };
-        tell(set, &further, Events::IN);
+        tell(watcher.set, Events::IN);
+        if watcher.is_exclusive && is_woken {
+            break;
+        }
     }
 }
 
@@ -571,6 +591,17 @@ impl Source {
     #[expect(clippy::new_without_default, reason = "for models only")]
     pub fn new() -> Self {
         Source(program::pipe().expect("few"))
+    }
+
+    /// Returns its number.
+    pub fn number(&self) -> RawFd {
+        self.0
+    }
+
+    /// Returns how many sets watch it.
+    pub fn number_of_watchers(&self) -> usize {
+        let source = Used::of(self.0).expect("it is open");
+        source.line.lock().unwrap().len()
     }
 
     /// Makes it readable, or not.
@@ -647,13 +678,12 @@ pub mod program {
     /// Writes a byte to the pipe whose read end this is.
     pub fn write(number: RawFd) -> Result<(), Errno> {
         let used = Used::of(number)?;
-        let above = {
+        {
             let mut state = used.lock();
             state.is_readable = true;
             state.wake_pollers(readable(true));
-            state.above.clone()
-        };
-        tell(used.id, &above, readable(true));
+        }
+        tell(used.id, readable(true));
         Ok(())
     }
 
@@ -727,6 +757,18 @@ pub(super) fn epoll_ctl_by_number(
         return Err(Errno::INVAL);
     }
     let key = (fd, member.id);
+    let is_exclusive = interest.events().contains(Events::EXCLUSIVE);
+    let beside_exclusive =
+        Events::EXCLUSIVE | Events::IN | Events::OUT | Events::ALWAYS | Events::ET;
+    if is_exclusive && op != Op::Del {
+        let is_allowed = op == Op::Add
+            && !matches!(member.kind, Kind::Set)
+            && (interest.events() - beside_exclusive).is_empty();
+        if !is_allowed {
+            return Err(Errno::INVAL);
+        }
+    }
+    let mut line = member.line.lock().unwrap();
     let mut state = set.lock();
     let place = state.members.iter().position(|(known, _)| *known == key);
     match (op, place) {
@@ -734,23 +776,35 @@ pub(super) fn epoll_ctl_by_number(
         (Op::Mod | Op::Del, None) => return Err(Errno::NOENT),
         (Op::Add, None) => {
             state.members.push((key, *interest));
-            // As a wait queue: the last one is told first.
-            member.lock().above.insert(0, (set.id, fd));
+            // The last one is told first, or last of all.
+            let place = if is_exclusive { line.len() } else { 0 };
+            let watcher = Watcher {
+                set: set.id,
+                number: fd,
+                is_exclusive,
+            };
+            line.insert(place, watcher);
         }
-        (Op::Mod, Some(place)) => state.members[place].1 = *interest,
+        (Op::Mod, Some(place)) => {
+            let known = &mut state.members[place].1;
+            if known.events().contains(Events::EXCLUSIVE) {
+                return Err(Errno::INVAL);
+            }
+            *known = *interest;
+        }
         (Op::Del, Some(_)) => {
+            line.retain(|watcher| (watcher.set, watcher.number) != (set.id, fd));
             state.remove(key);
-            drop(state);
-            member.lock().above.retain(|&above| above != (set.id, fd));
             return Ok(());
         }
     }
+    drop(line);
     if state.ready_events(key).is_empty() || state.ready.contains(&key) {
         return Ok(());
     }
-    let above = state.queue(key);
+    state.queue(key);
     drop(state);
-    tell(set.id, &above, Events::IN);
+    tell(set.id, Events::IN);
     Ok(())
 }
 

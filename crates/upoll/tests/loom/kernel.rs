@@ -329,6 +329,8 @@ fn interest(random: &mut Random) -> Event {
         Events::ET,
         Events::ONESHOT,
         Events::ET | Events::ONESHOT,
+        Events::EXCLUSIVE,
+        Events::EXCLUSIVE | Events::ET,
     ];
     Event::new(random.of(&wanted) | random.of(&how), random.below(1000))
 }
