@@ -290,19 +290,33 @@ impl Rotation {
 
     fn delete(&self, epoll: &Epoll, number: RawFd) -> Result<(), Errno> {
         let mut source = self.source.lock();
-        let leaving = source.filter(|source| source.number == number && !source.leaving);
-        let Some(mut leaving) = leaving.filter(|&source| self.is_current(source)) else {
+        let leaving = source.filter(|source| source.number == number);
+        let Some(leaving) = leaving.filter(|&source| self.is_current(source)) else {
             return kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
         };
-        leaving.leaving = true;
-        *source = Some(leaving);
+        if leaving.leaving {
+            // Another thread deletes it.
+            return Err(Errno::NOENT);
+        }
+        *source = Some(SourceFd {
+            leaving: true,
+            ..leaving
+        });
         drop(source);
         // The workers first, while `members` can tell the source from another file.
-        self.tell_workers(epoll)?;
+        let told = self.tell_workers(epoll);
         let mut source = self.source.lock();
-        if source.is_none_or(|source| !source.leaving) {
+        let is_leaving = |source: &&mut SourceFd| source.leaving && source.number == number;
+        let Some(leaving) = source.as_mut().filter(is_leaving) else {
             // Closed meanwhile, and another one came.
             return Err(Errno::NOENT);
+        };
+        if let Err(errno) = told {
+            leaving.leaving = false;
+            drop(source);
+            // Workers that have forgotten it watch it again.
+            let _ = self.tell_workers(epoll);
+            return Err(errno);
         }
         *source = None;
         kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default())
