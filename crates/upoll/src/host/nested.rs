@@ -132,13 +132,17 @@ impl KernelSide {
         let Some(rotation) = &below.rotation else {
             return Ok(());
         };
+        let mut before = None;
         if link.source.is_some() && renew == Renew::Source {
-            link.source = None;
+            before = link.source.take();
             rotation.unwatch(&hub.fd);
         }
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
             link.source = rotation.watch(&hub.fd, data)?;
+        }
+        if let Some(before) = before.filter(|_| link.source.is_none()) {
+            self.watch_again(hub, interests, &mut links, before);
         }
         Ok(())
     }

@@ -474,3 +474,34 @@ fn a_source_that_is_added_anew_wakes_a_worker_that_falls_asleep_meanwhile() {
     }
     thread.join().unwrap();
 }
+
+/// Two rotating sets have one source, and a thread sleeps in a set that watches both.
+#[test]
+fn a_worker_hears_of_the_source_that_one_of_two_rotating_sets_keeps() {
+    let _alone = alone();
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let worker = Epoll::new().unwrap();
+    let sets = [0, 1].map(|data| {
+        let set = rotating();
+        set.add(&near, Event::new(Events::IN, 0)).unwrap();
+        worker.add(&set, input(data)).unwrap();
+        set
+    });
+    for deleted in &sets {
+        let sleeper = worker.clone();
+        let sleeping = thread::spawn(move || {
+            let began = Instant::now();
+            let limit = Duration::from_secs(20);
+            let found = sleeper.wait(&mut [Event::default(); 2], limit);
+            // What is there as the limit ends is reported too.
+            (found, began.elapsed() < limit)
+        });
+        thread::sleep(SHORT);
+        deleted.delete(&near).unwrap();
+        far.write_all(&[1]).unwrap();
+        assert_eq!(sleeping.join().unwrap(), (Ok(1), true));
+        deleted.add(&near, Event::new(Events::IN, 0)).unwrap();
+        let mut byte = [0];
+        (&near).read_exact(&mut byte).unwrap();
+    }
+}
