@@ -19,7 +19,7 @@ const CONSUMING: Events = Events::ET.union(Events::ONESHOT);
 /// What a harvest did about rotating sets.
 #[derive(Default)]
 pub(crate) struct Turns {
-    /// An event of a rotating set was left to another worker.
+    /// An event of a rotating set was left to another worker since the last sleep began.
     pub(crate) yielded: bool,
 }
 
@@ -327,7 +327,7 @@ impl Set {
                 filled += 1;
             }
         }
-        *turns = core::mem::take(&mut scan.turns);
+        turns.yielded |= scan.turns.yielded;
         filled
     }
 

@@ -169,6 +169,19 @@ fn remember(set: &Set) {
 /// must not keep the event from a thread that waits.
 const YIELD_FOR: Duration = Duration::from_millis(1);
 
+/// Returns when the next sleep ends at the latest. A thread that left an event to other workers asks for it
+/// at `yields_until`, whatever wakes it before.
+fn next_sleep(
+    deadline: Deadline,
+    turns: &mut Turns,
+    yields_until: &mut Option<Deadline>,
+) -> Deadline {
+    if std::mem::take(&mut turns.yielded) && yields_until.is_none() {
+        *yields_until = Some(deadline.within(Some(YIELD_FOR)));
+    }
+    yields_until.unwrap_or(deadline)
+}
+
 /// Harvests a set that does not rotate, for a wait that begins.
 fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
     let Some(side) = set.companion() else {
@@ -209,6 +222,7 @@ fn wait_in_core(
     deadline: Deadline,
     turns: &mut Turns,
 ) -> Option<Result<usize, Errno>> {
+    let mut yields_until = None;
     loop {
         let sleeper = Sleeper::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
@@ -217,7 +231,7 @@ fn wait_in_core(
         // Registered, now look: whoever queued something before that did not see the sleeper, nor
         // did whoever gave the set a companion.
         let has_companion = set.companion().is_some();
-        let sleep = deadline.within(turns.yielded.then_some(YIELD_FOR));
+        let sleep = next_sleep(deadline, turns, &mut yields_until);
         let outcome = if set.is_pending() || has_companion {
             Outcome::Woken
         } else {
@@ -231,8 +245,8 @@ fn wait_in_core(
             // Nobody chose this set: it takes what others have left.
             set.recheck_rotating();
             ask = Ask::Unconditional;
+            yields_until = None;
         }
-        turns.yielded = false;
         let ready = set.harvest_as(events, ask, turns);
         if ready > 0 {
             return Some(Ok(ready));
@@ -420,6 +434,7 @@ fn wait_in_kernel_set(
         Some(side) => side,
         None => KernelSide::ensure(epoll.description())?,
     };
+    let mut yields_until = None;
     loop {
         side.ensure_intact(epoll.description())?;
         if set.is_pending() {
@@ -430,7 +445,7 @@ fn wait_in_kernel_set(
         } else {
             side.stand_last(set);
         }
-        let sleep = deadline.within(turns.yielded.then_some(YIELD_FOR));
+        let sleep = next_sleep(deadline, turns, &mut yields_until);
         let slept = side.sleep(set, events, sleep.next_sleep(), mask);
         if mask.is_some()
             && let Err(errno) = slept
@@ -445,9 +460,9 @@ fn wait_in_kernel_set(
         if ready == 0 && (slept.is_err() || sleep.has_passed()) {
             set.recheck_rotating();
             ask = Ask::Unconditional;
+            yields_until = None;
         }
         // Harvest whatever ended the sleep, as above.
-        turns.yielded = false;
         if ready < events.len() && set.is_pending() {
             ready += set.harvest_as(&mut events[ready..], ask, turns);
         }
