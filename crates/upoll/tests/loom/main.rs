@@ -5,6 +5,7 @@
 mod forks;
 mod kernel;
 mod kernel_fds;
+mod kernel_rotation;
 mod missed;
 mod own_numbers;
 mod pipes;

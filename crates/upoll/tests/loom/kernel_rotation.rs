@@ -1,0 +1,240 @@
+//! Workers of a rotating set whose source is a kernel fd. The kernel is a model
+//! (`src/host/kernel_model.rs`). A wake that is lost is a deadlock.
+
+use std::sync::Arc;
+
+use loom::thread;
+use upoll::kernel_model::{Source, pass_time, program};
+use upoll::{CreateFlags, Epoll, Errno, EventFd, Op, end_thread};
+
+use super::rotation::workers as workers_of;
+use super::sleeping::{FOREVER, LIMIT, wait};
+use super::{IN, Waiter, model};
+
+/// A rotating set with a kernel source, which is not readable, and the sets of workers that watch it.
+fn workers<const N: usize>() -> (Epoll, Arc<Source>, [Epoll; N]) {
+    let source = Arc::new(Source::new());
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.ctl_kernel(Op::Add, &source, IN).unwrap();
+    let sets = [(); N].map(|()| Epoll::new().unwrap());
+    for set in &sets {
+        set.add(&rotating, IN).unwrap();
+    }
+    (rotating, source, sets)
+}
+
+/// Waits for an event, in a thread that ends then.
+fn wait_and_end(set: &Epoll) {
+    assert_eq!(wait(set, FOREVER), Ok(1));
+    end_thread();
+}
+
+/// The source stays readable: the worker stands last in the kernel's line before its second wait.
+#[test]
+fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
+    model(2, || {
+        let (_rotating, source, [worker]) = workers();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set_readable(true));
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        writing.join().unwrap();
+        end_thread();
+    });
+}
+
+/// A worker that comes back for the next event is the last in line, and sleeps without a look of its own.
+#[test]
+fn a_worker_that_comes_back_misses_no_event() {
+    model(2, || {
+        let (_rotating, source, [worker]) = workers();
+        source.set_readable(true);
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        source.set_readable(false);
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set_readable(true));
+        wait_and_end(&worker);
+        writing.join().unwrap();
+    });
+}
+
+/// Two threads sleep in the kernel, and there is an event for each: the second one comes as the first one
+/// has been read.
+#[test]
+fn each_of_two_workers_that_sleep_has_an_event() {
+    model(1, || {
+        let (_rotating, source, [first, second]) = workers();
+        let other = source.clone();
+        let working = thread::spawn(move || {
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            other.set_readable(false);
+            other.set_readable(true);
+            end_thread();
+        });
+        source.set_readable(true);
+        assert_eq!(wait(&second, FOREVER), Ok(1));
+        source.set_readable(false);
+        source.set_readable(true);
+        end_thread();
+        working.join().unwrap();
+    });
+}
+
+/// The first worker in line leaves the set without a look, or its limit ends, as it is chosen.
+#[test]
+fn an_event_is_not_lost_with_a_worker_that_leaves() {
+    for deletes in [false, true] {
+        model(if deletes { 2 } else { 1 }, move || {
+            let (rotating, source, [leaver, stayer]) = workers();
+            if !deletes {
+                pass_time();
+            }
+            let leaving = thread::spawn(move || {
+                match deletes {
+                    true => leaver.delete(&rotating).unwrap(),
+                    false => drop(wait(&leaver, LIMIT).unwrap()),
+                }
+                end_thread();
+                (rotating, leaver)
+            });
+            let staying = thread::spawn(move || wait_and_end(&stayer));
+            source.set_readable(true);
+            let _open = leaving.join().unwrap();
+            staying.join().unwrap();
+        });
+    }
+}
+
+/// The source is deleted beside a worker that goes to sleep, and added again.
+#[test]
+fn a_worker_that_sleeps_hears_of_a_source_that_is_deleted_and_added_again() {
+    model(2, || {
+        let (rotating, source, [worker]) = workers();
+        let working = thread::spawn(move || {
+            wait_and_end(&worker);
+            worker
+        });
+        rotating.ctl_kernel(Op::Del, &source, IN).unwrap();
+        assert_eq!(source.number_of_watchers(), 0);
+        source.set_readable(true);
+        rotating.ctl_kernel(Op::Add, &source, IN).unwrap();
+        drop(working.join().unwrap());
+    });
+}
+
+/// A worker watches two rotating sets with one source: one of them deletes it.
+#[test]
+fn a_worker_still_hears_of_a_source_that_one_of_two_rotating_sets_has_deleted() {
+    model(1, || {
+        let (first, source, [worker]) = workers();
+        let second = Epoll::create(CreateFlags::ROTATE).unwrap();
+        second.ctl_kernel(Op::Add, &source, IN).unwrap();
+        worker.add(&second, IN).unwrap();
+        let working = thread::spawn(move || {
+            wait_and_end(&worker);
+            worker
+        });
+        first.ctl_kernel(Op::Del, &source, IN).unwrap();
+        source.set_readable(true);
+        drop(working.join().unwrap());
+    });
+}
+
+/// A worker that was chosen stands last in line as the source is deleted.
+#[test]
+fn no_worker_watches_a_source_that_was_deleted() {
+    model(2, || {
+        let (rotating, source, [worker]) = workers();
+        source.set_readable(true);
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        source.set_readable(false);
+        pass_time();
+        let working = thread::spawn(move || {
+            assert_eq!(wait(&worker, LIMIT), Ok(0));
+            end_thread();
+            worker
+        });
+        rotating.ctl_kernel(Op::Del, &source, IN).unwrap();
+        assert_eq!(source.number_of_watchers(), 0);
+        drop(working.join().unwrap());
+        assert_eq!(source.number_of_watchers(), 0);
+    });
+}
+
+/// The kernel fails the second DEL of a member with `ENOENT`. After both, no worker watches it.
+#[test]
+fn a_source_is_deleted_once() {
+    model(2, || {
+        let (rotating, source, [_worker]) = workers();
+        let (set, same) = (rotating.clone(), source.clone());
+        let deleting = thread::spawn(move || {
+            let deleted = set.ctl_kernel(Op::Del, &same, IN);
+            (deleted, same.number_of_watchers())
+        });
+        let deleted = rotating.ctl_kernel(Op::Del, &source, IN);
+        let outcomes = [
+            (deleted, source.number_of_watchers()),
+            deleting.join().unwrap(),
+        ];
+        let deleted = outcomes.iter().filter(|(deleted, _)| deleted.is_ok());
+        // Once it is deleted it is.
+        assert_eq!(
+            deleted.map(|&(_, watchers)| watchers).collect::<Vec<_>>(),
+            [0]
+        );
+        assert!(
+            outcomes
+                .iter()
+                .any(|(deleted, _)| *deleted == Err(Errno::NOENT))
+        );
+        assert_eq!(source.number_of_watchers(), 0);
+    });
+}
+
+/// The number of the source comes to mean another file as a worker stands last in line: no set of the
+/// library's watches that one.
+#[test]
+fn no_worker_watches_what_took_the_place_of_the_source() {
+    model(2, || {
+        let (_rotating, source, [worker]) = workers();
+        source.set_readable(true);
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        source.set_readable(false);
+        let other = Source::new();
+        let (from, onto) = (other.number(), source.number());
+        let replacing = thread::spawn(move || program::dup2(from, onto).unwrap());
+        pass_time();
+        assert_eq!(wait(&worker, LIMIT), Ok(0));
+        replacing.join().unwrap();
+        assert_eq!(other.number_of_watchers(), 0);
+        end_thread();
+    });
+}
+
+/// A worker that has left an event to another one, which does not come, is woken for nothing before it
+/// asks for the event again.
+#[test]
+fn a_worker_takes_what_it_has_left_to_one_that_does_not_come() {
+    for in_kernel in [false, true] {
+        model(2, move || {
+            let source = EventFd::new(0).unwrap();
+            let (_rotating, [late, worker]) = workers_of::<2>(&source);
+            let member = Source::new();
+            if in_kernel {
+                worker.ctl_kernel(Op::Add, &member, IN).unwrap();
+            }
+            let counter = EventFd::new(0).unwrap();
+            worker.add(&counter, IN).unwrap();
+            let _late = Waiter::in_set(&late);
+            source.try_write(1).unwrap();
+            let working = thread::spawn(move || {
+                wait_and_end(&worker);
+                worker
+            });
+            counter.try_write(1).unwrap();
+            let _ = counter.try_read();
+            pass_time();
+            drop(working.join().unwrap());
+        });
+    }
+}
