@@ -574,8 +574,6 @@ fn each_fd_of_a_rotating_set_that_is_replaced_alone_is_made_anew() {
             let other = other_set(rotating.reader.as_raw_fd());
             // SAFETY: the number is nobody's but the library's.
             assert_eq!(unsafe { libc::dup2(other, own) }, own);
-            // A check is good for some milliseconds.
-            thread::sleep(Duration::from_millis(30));
             rotating.check_all(|| ());
             (&rotating.writer).write_all(b"x").unwrap();
             drop(rotating.set);
@@ -693,13 +691,79 @@ fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
             for fd in own {
                 // SAFETY: the number is nobody's but the library's.
                 assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
-                // A check is good for some milliseconds.
-                thread::sleep(Duration::from_millis(30));
                 find_each();
             }
             other.set_nonblocking(true).unwrap();
             let read = other.read(&mut [0; 8]).unwrap_err();
             assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
+        });
+    }
+}
+
+/// Calls on a set with a kernel fd that is ready, and what they find.
+const CALLS: [fn(&Watched); 9] = [
+    |watched| look(&watched.set),
+    |watched| wait(&watched.set),
+    |watched| poll_now(&watched.set),
+    |watched| poll_long(&watched.set),
+    |watched| select_now(&watched.set),
+    |watched| look(&watched.above),
+    |watched| wait(&watched.above),
+    |watched| {
+        let interest = Event::new(Events::IN, 9);
+        watched
+            .set
+            .modify(&watched.reader.as_fd(), interest)
+            .unwrap();
+        look(&watched.set);
+    },
+    |watched| watched.set.delete(&watched.reader.as_fd()).unwrap(),
+];
+
+/// Right after a call that used the number, a kernel set of the program's takes it, which watches the same fd.
+#[test]
+fn a_kernel_set_that_takes_an_own_number_is_neither_asked_nor_changed() {
+    for call in CALLS {
+        in_child(|| {
+            let mut at = 0;
+            loop {
+                let watched = Watched::new();
+                (&watched.writer).write_all(b"x").unwrap();
+                // What ends a thread's sleep is opened too.
+                poll_long(&watched.above);
+                wait(&watched.above);
+                wait(&watched.set);
+                // SAFETY: no pointers are involved.
+                let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
+                let Some(own) = (256..600).filter(is_open).nth(at) else {
+                    assert!(at > 3, "only {at} fds of the library's own");
+                    break;
+                };
+                let other = other_set(watched.reader.as_raw_fd());
+                // The check of the seal that this makes is good for some milliseconds.
+                wait(&watched.set);
+                // SAFETY: the number is nobody's but the library's.
+                assert_eq!(unsafe { libc::dup2(other, own) }, own);
+                call(&watched);
+                let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
+                // SAFETY: there is room for two events.
+                unsafe {
+                    let found = libc::epoll_wait(own, events.as_mut_ptr(), 2, 0);
+                    assert_eq!(found, 1, "the event was taken from the set at {own}");
+                    assert_eq!({ events[0].u64 }, 7);
+                    let added = libc::epoll_ctl(
+                        own,
+                        libc::EPOLL_CTL_ADD,
+                        watched.reader.as_raw_fd(),
+                        events.as_mut_ptr(),
+                    );
+                    assert_eq!(added, -1, "the interest was taken from the set at {own}");
+                    drop(watched);
+                    assert_eq!(libc::close(own), 0);
+                    assert_eq!(libc::close(other), 0);
+                }
+                at += 1;
+            }
         });
     }
 }

@@ -53,11 +53,12 @@ pub(crate) trait Companion: Send + Sync {
     /// ready in the core.
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;
 
-    /// Makes anew what the companion has of the kernel's and the program has closed.
+    /// Makes anew what the companion has of the kernel's and the program has closed, once a call has found it
+    /// lost.
     ///
     /// # Errors
     /// The kernel has nothing for it.
-    fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno>;
+    fn restore_found_lost(&self, description: &Description<Set>) -> Result<(), Errno>;
 
     /// Returns whether a call has met a file that the program has closed, and that was not made anew yet.
     fn is_found_lost(&self) -> bool;
@@ -122,7 +123,7 @@ impl Companion for Nothing {
         match *self {}
     }
 
-    fn ensure_intact(&self, _: &Description<Set>) -> Result<(), Errno> {
+    fn restore_found_lost(&self, _: &Description<Set>) -> Result<(), Errno> {
         match *self {}
     }
 

@@ -472,11 +472,11 @@ impl Epoll {
         Ok(match self.file.companion() {
             None => self.file.harvest(events),
             Some(companion) => {
-                companion.ensure_intact(self.description())?;
+                companion.restore_found_lost(self.description())?;
                 let ready = companion.harvest_both(&self.file, events);
                 if ready == 0 && companion.is_found_lost() {
                     // The program closed it a moment ago, so the kernel was not asked.
-                    companion.ensure_intact(self.description())?;
+                    companion.restore_found_lost(self.description())?;
                     companion.harvest_both(&self.file, events)
                 } else {
                     ready

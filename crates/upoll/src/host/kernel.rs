@@ -187,16 +187,16 @@ pub(super) fn epoll_ctl_by_number(
 pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
     // finds that `other` is not a member: EINVAL or ENOENT.
-    let result = unsafe {
-        syscall!(
+    let deleted = other.call(|other| unsafe {
+        check(syscall!(
             Sysno::epoll_ctl,
             fd,
             Op::Del as i32,
-            other.as_raw_fd(),
+            other,
             0_usize
-        )
-    };
-    check(result) == Err(Errno::NOENT)
+        ))
+    });
+    deleted == Err(Errno::NOENT)
 }
 
 /// Whether `number` stands for the open file that is the `which`th member of `set` by this number

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::nested::{as_item, slots_that_watch};
 use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
-use super::{EDGE, KernelSide, SleepSet, generation};
+use super::{EDGE, KernelSide, SleepSet, exists, generation};
 use crate::epoll::interest::{Interests, state};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -67,9 +67,13 @@ impl KernelSide {
         }
         let register = |op, slot| {
             DIRECTIONS.into_iter().try_for_each(|direction| {
-                let bell = shared.bell(direction).as_raw_fd();
+                let bell = shared.bell(direction);
+                if op == Op::Add && !bell.is_in_place() {
+                    // Lost: the set checks the counter after each sleep.
+                    return Ok(());
+                }
                 let special = Special::Changed(slot, direction);
-                hub.register(&self.specials, op, bell, EDGE, special)
+                hub.register(&self.specials, op, bell.as_raw_fd(), EDGE, special)
             })
         };
         let slots = slots_that_watch(set, interests, counter);
@@ -120,13 +124,13 @@ impl KernelSide {
                 continue;
             };
             for direction in DIRECTIONS {
-                let bell = shared.bell(direction).as_raw_fd();
-                let special = Special::Changed(listened.slot, direction);
-                match hub.register(&self.specials, Op::Add, bell, EDGE, special) {
-                    // Closed as well: the set checks the counter after each sleep.
-                    Ok(()) | Err(Errno::EXIST | Errno::BADF | Errno::PERM) => {}
-                    Err(errno) => return Err(errno),
+                let bell = shared.bell(direction);
+                if !bell.is_in_place() {
+                    continue;
                 }
+                let bell = bell.as_raw_fd();
+                let special = Special::Changed(listened.slot, direction);
+                exists(hub.register(&self.specials, Op::Add, bell, EDGE, special))?;
             }
         }
         Ok(())

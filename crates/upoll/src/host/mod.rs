@@ -232,6 +232,7 @@ impl KernelSide {
         if side.hub().is_some() {
             return Ok(side);
         }
+        side.ensure_intact(description)?;
         side.hub.get_or_try_init(|| {
             let hub = SleepSet::new(&side.specials)?;
             let members = side.first.fd.as_raw_fd();
@@ -346,8 +347,8 @@ impl KernelSide {
     /// The look may end before it comes to the hub. A bell that was not heard is not armed, so its counter
     /// would tell of no further change.
     fn hear_from_above(&self, set: &Set) {
-        // Else there are only wakes of threads that sleep here, or the number may be the program's.
-        if broken(Rule::HearFromAbove) || !self.has_sets_below() || !self.was_intact() {
+        // Else there are only wakes of threads that sleep here.
+        if broken(Rule::HearFromAbove) || !self.has_sets_below() {
             return;
         }
         let heard = self.empty_hub(set);
@@ -400,6 +401,11 @@ impl KernelSide {
             limit
         };
         let in_hub = !ptr::eq(place, &self.first);
+        // The hub learns through the first set what members do.
+        let limit = match in_hub && own_fds::may_be_lost() && !self.first.fd.is_in_place() {
+            true => kernel::AT_ONCE,
+            false => limit,
+        };
         let mut of_hub = [Event::default(); HUB_ROOM];
         let events = if in_hub { &mut of_hub[..] } else { &mut *out };
         let found = kernel::epoll_wait(&place.fd, events, limit_of_sleep(limit), mask);
@@ -567,19 +573,29 @@ impl KernelSide {
         Ok(())
     }
 
-    /// Whether the numbers of the kernel sets stood for them a few milliseconds ago.
-    #[inline]
-    pub(crate) fn was_intact(&self) -> bool {
-        self.first.fd.was_intact()
-            && self.hub.get().is_none_or(|hub| hub.fd.was_intact())
-            && self.rotation.as_ref().is_none_or(Rotation::was_intact)
+    /// Whether the numbers of the kernel sets stand for them, by one system call for each.
+    fn is_in_place(&self) -> bool {
+        self.first.fd.is_in_place()
+            && self.hub.get().is_none_or(|hub| hub.fd.is_in_place())
+            && self.rotation.as_ref().is_none_or(Rotation::is_in_place)
     }
 
-    /// As [`was_intact`](Self::was_intact), right now.
+    /// As [`is_in_place`](Self::is_in_place), with nothing left to chance.
     fn is_intact(&self) -> bool {
         self.first.fd.is_intact()
             && self.hub.get().is_none_or(|hub| hub.fd.is_intact())
             && self.rotation.as_ref().is_none_or(Rotation::is_intact)
+    }
+
+    /// Checks all numbers, and makes anew what was lost.
+    ///
+    /// # Errors
+    /// The kernel has nothing for it.
+    pub(crate) fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
+        if own_fds::may_be_lost() {
+            self.is_in_place();
+        }
+        self.restore_found_lost(description)
     }
 
     /// Makes anew what the sets below have lost, which this one cannot notice by itself.
@@ -589,7 +605,7 @@ impl KernelSide {
         below.iter().try_for_each(ensure_intact)
     }
 
-    /// See [`Companion::ensure_intact`].
+    /// See [`Companion::restore_found_lost`].
     #[cold]
     fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
         let mut below = Vec::new();
@@ -670,9 +686,6 @@ impl KernelSide {
     /// Whether members are ready. Nothing is consumed.
     fn has_ready_members(&self, set: &Set) -> bool {
         let members = &self.first;
-        if !members.fd.was_intact() {
-            return false;
-        }
         let _hushing = self.hushing.lock();
         if !kernel::is_readable(&members.fd) {
             return false;
@@ -699,7 +712,7 @@ fn harvest_of(set: &Descriptor, events: &mut [Event]) -> usize {
     })
 }
 
-/// See [`Companion::ensure_intact`].
+/// See [`KernelSide::ensure_intact`].
 fn ensure_intact(set: &Held<Set>) -> Result<(), Errno> {
     match set.object().companion() {
         Some(side) => side.ensure_intact(set),
@@ -777,8 +790,8 @@ impl Companion for KernelSide {
     }
 
     #[inline]
-    fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
-        if !self.was_intact() {
+    fn restore_found_lost(&self, description: &Description<Set>) -> Result<(), Errno> {
+        if self.is_found_lost() {
             self.restore(description)?;
         }
         match self.hub().is_some() && self.last_check.is_due() {
@@ -903,7 +916,7 @@ pub(crate) fn ctl(
 ) -> Result<(), Errno> {
     // What is above the set has been told when the member came.
     let changed = match epoll.set().companion() {
-        Some(companion) if op == Op::Mod && companion.was_intact() => {
+        Some(companion) if op == Op::Mod && !companion.is_found_lost() => {
             companion.modify(epoll, fd.as_raw_fd(), interest)
         }
         _ => ctl_as_member(epoll, op, fd, interest),
@@ -929,7 +942,7 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         Some(side) if side.is_known_above() => side,
         _ => KernelSide::ensure(description)?,
     };
-    side.ensure_intact(description)?;
+    side.restore_found_lost(description)?;
     let number = fd.as_raw_fd();
     if op == Op::Add {
         // Counted first: as soon as it is there another thread may look for it, or delete it.

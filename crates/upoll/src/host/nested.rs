@@ -77,9 +77,13 @@ impl KernelSide {
         let slots = slots_that_watch(set, interests, inner);
         // Each would be a path up from all that is below, and the kernel allows 500 of them.
         let is_needed = !set.is_hidden.load(Ordering::Relaxed) || below.has_sets_below();
-        let fd = is_needed.then(|| below.sleep_set().fd.as_raw_fd());
+        let place = &below.sleep_set().fd;
+        let fd = is_needed.then(|| place.as_raw_fd());
         let mut links = self.links.lock();
         let known = links.0.iter().position(|link| link.inner == address);
+        // If it was lost it is linked once it was made anew.
+        let known_fd = known.and_then(|at| links.0[at].fd);
+        let fd = fd.filter(|&fd| known_fd == Some(fd) || place.is_in_place());
         let Some(&first) = slots.first() else {
             if let Some(at) = known {
                 let link = links.0.swap_remove(at);

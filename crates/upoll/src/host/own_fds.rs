@@ -17,8 +17,8 @@
 //!
 //! # Protected numbers
 //! A library that sees each close (`upoll-preload`) calls [`protect`] and keeps the program from these
-//! numbers ([`is_own`]). Then the checks are left out. Otherwise a check that would cost too much on a
-//! hot path is made when the last one is `FRESH_MS` old.
+//! numbers ([`is_own`]). Then the checks are left out. Otherwise each use of a set's number begins with
+//! one (`OwnFd::call`).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
@@ -46,7 +46,9 @@ macro_rules! all_null {
     }};
 }
 
-/// How long a check on a hot path is good for.
+/// How long a check of a seal's number is good for, except where a file is closed or a wake sent. A use of
+/// a set's number in between meets a file of the program's only if that is a set, and has what is under the
+/// seal's number as a member.
 const FRESH_MS: u32 = 10;
 
 /// How long a thread sleeps in the kernel at most before it checks its own fds and looks at
@@ -567,8 +569,6 @@ pub(crate) struct OwnFd {
     proof: Proof,
     /// A use has failed, or a check.
     is_lost: AtomicBool,
-    /// When it was last found to be there, in milliseconds.
-    checked: AtomicU32,
 }
 
 impl std::fmt::Debug for Entry {
@@ -628,7 +628,6 @@ impl OwnFd {
             entry,
             proof: Proof::Brief,
             is_lost: AtomicBool::new(false),
-            checked: AtomicU32::new(kernel::coarse_milliseconds()),
         })
     }
 
@@ -657,10 +656,13 @@ impl OwnFd {
                 .store(ptr::from_ref(seal).cast_mut(), Ordering::SeqCst);
             let under = seal.number();
             entry.under.store(under, Ordering::SeqCst);
-            let added = kernel::epoll_ctl(&set, Op::Add, under, &Event::default());
+            let change = |op, under| {
+                set.try_call(|set| kernel::epoll_ctl_by_number(set, op, under, &Event::default()))
+            };
+            let added = change(Op::Add, under);
             if is_protected() && seal.number() != under {
                 // The seal was moved meanwhile, and `under` may mean a file of the program's.
-                let _ = kernel::epoll_ctl(&set, Op::Del, under, &Event::default());
+                let _ = change(Op::Del, under);
                 set.change_seal(&Event::default());
                 return Ok(set);
             }
@@ -726,24 +728,35 @@ impl OwnFd {
     /// Whether the number still stands for the file. Takes system calls.
     #[cold]
     pub(crate) fn is_intact(&self) -> bool {
+        let is_intact = self.is_intact_with(Seal::is_intact);
+        if is_intact && self.is_found_lost() {
+            // A check has met the number as the file was put in the place of the lost one.
+            self.is_lost.store(false, Ordering::Relaxed);
+        }
+        is_intact
+    }
+
+    /// As [`is_intact`](Self::is_intact), by one system call for a set. To be asked before each use that is
+    /// not made by [`call`](Self::call).
+    #[inline]
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.is_intact_with(Seal::was_intact)
+    }
+
+    #[inline]
+    fn is_intact_with(&self, is_seal_intact: impl FnOnce(&Seal) -> bool) -> bool {
         let is_intact = match &self.proof {
             Proof::Brief => true,
             _ if !self.has_number() => false,
             _ if is_protected() => !self.is_lost.load(Ordering::Relaxed),
-            Proof::Sealed => {
-                let seal = self.seal();
-                seal.is_some_and(Seal::is_intact) && self.has_seal()
-            }
+            Proof::Sealed => self.seal().is_some_and(is_seal_intact) && self.has_seal(),
             Proof::Seal(seal) => seal.socket.is(self.as_raw_fd()),
             Proof::MemberOf(set) => {
                 set.is_intact() && has_member(set.as_raw_fd(), self.as_raw_fd())
             }
         };
-        match is_intact {
-            true => self
-                .checked
-                .store(kernel::coarse_milliseconds(), Ordering::Relaxed),
-            false => self.meet_loss(),
+        if !is_intact {
+            self.meet_loss();
         }
         is_intact
     }
@@ -753,20 +766,6 @@ impl OwnFd {
     fn meet_loss(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
         LOSSES.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// As [`is_intact`](Self::is_intact), by a check that may be `FRESH_MS` old.
-    #[inline]
-    pub(crate) fn was_intact(&self) -> bool {
-        // Where another own fd has come to have the number, `record` has taken it away.
-        if self.is_lost.load(Ordering::Relaxed) || self.as_raw_fd() == NONE {
-            self.meet_loss();
-            return false;
-        }
-        is_protected()
-            || kernel::coarse_milliseconds().wrapping_sub(self.checked.load(Ordering::Relaxed))
-                < FRESH_MS
-            || self.is_intact()
     }
 
     /// Returns whether a use failed since the number was lost, and records that.
@@ -784,17 +783,26 @@ impl OwnFd {
 
     /// Returns whether a use or a check has failed since the file was last put there. Takes no system call.
     #[inline]
-    pub(super) fn is_found_lost(&self) -> bool {
+    pub(crate) fn is_found_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Makes a system call with the number, and once more if it fails and the fd has another number by
     /// then.
+    ///
+    /// # Errors
+    /// Those of the call. `EBADF`: the number was lost.
     #[inline]
-    pub(super) fn call<R>(
-        &self,
-        mut call: impl FnMut(RawFd) -> Result<R, Errno>,
-    ) -> Result<R, Errno> {
+    pub(super) fn call<R>(&self, call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
+        match is_protected() || self.is_in_place() {
+            true => self.try_call(call),
+            false => Err(Errno::BADF),
+        }
+    }
+
+    /// As [`call`](Self::call), of a number that is known to be in place.
+    #[inline]
+    fn try_call<R>(&self, mut call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
         loop {
             let number = self.as_raw_fd();
             let result = call(number);
@@ -870,10 +878,6 @@ impl OwnFd {
                 entry.under.store(number, Ordering::SeqCst);
             }
             if changed.is_ok() {
-                if !is_protected() {
-                    self.checked
-                        .store(kernel::coarse_milliseconds(), Ordering::Relaxed);
-                }
                 return true;
             }
             let now = (self.as_raw_fd(), entry.under.load(Ordering::SeqCst));
@@ -927,8 +931,6 @@ impl OwnFd {
             state = now;
         }
         forget(lost, old);
-        self.checked
-            .store(kernel::coarse_milliseconds(), Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Release);
         // The number is this one's now.
         new.take_if(|_| true);
@@ -1010,6 +1012,8 @@ struct Seal {
     generation: u32,
     /// The program has closed its number.
     is_lost: AtomicBool,
+    /// When its number last stood for it, in milliseconds.
+    checked: AtomicU32,
     /// The one made before.
     next: Option<&'static Seal>,
 }
@@ -1057,6 +1061,7 @@ impl Seal {
             sets: AtomicU32::new(1),
             generation: generation::current(),
             is_lost: AtomicBool::new(false),
+            checked: AtomicU32::new(kernel::coarse_milliseconds()),
             next: None,
         })?;
         let made = Box::into_raw(made);
@@ -1100,6 +1105,20 @@ impl Seal {
     fn is_intact(&self) -> bool {
         let number = self.number();
         number >= 0 && (is_protected() || self.socket.is(number))
+    }
+
+    /// As [`is_intact`](Self::is_intact), by a check that may be `FRESH_MS` old.
+    #[inline]
+    fn was_intact(&self) -> bool {
+        let now = kernel::coarse_milliseconds();
+        if now.wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_MS {
+            return true;
+        }
+        let is_intact = self.is_intact();
+        if is_intact {
+            self.checked.store(now, Ordering::Relaxed);
+        }
+        is_intact
     }
 
     /// Has the sets that the seal is in know it by its new number alone, as long as the old one, `old`,

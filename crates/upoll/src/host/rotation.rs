@@ -12,7 +12,8 @@
 //! checked: it still means the source if `members`, which has the source under that number, refuses it
 //! as a duplicate. Else what was added is deleted again.
 //!
-//! So an event costs a worker four system calls: DEL, ADD, the check and the sleep. The check cannot be left
+//! So an event costs a worker four system calls: DEL, ADD, the check and the sleep, and as many checks of own
+//! numbers that are not protected ([`own_fds`](super::own_fds)). The check cannot be left
 //! to the next DEL, which succeeds for any file that the ADD has found under the number. Until then the
 //! worker would sleep in that file's line, and could take an exclusive wake from another waiter there.
 //! Nor can a second kernel set do without it (ADD there first, then a DEL here that succeeds for the source
@@ -81,9 +82,9 @@ impl Rotation {
         made.unwrap_or(&self.members)
     }
 
-    /// As [`KernelSide::was_intact`].
-    pub(super) fn was_intact(&self) -> bool {
-        self.members.was_intact() && self.for_pollers.get().is_none_or(Descriptor::was_intact)
+    /// As [`KernelSide::is_in_place`].
+    pub(super) fn is_in_place(&self) -> bool {
+        self.members.is_in_place() && self.for_pollers.get().is_none_or(Descriptor::is_in_place)
     }
 
     /// As [`KernelSide::is_intact`].
@@ -128,7 +129,7 @@ impl Rotation {
 
     /// Whether the source is ready by its interest. Nothing is consumed.
     pub(super) fn is_ready(&self) -> bool {
-        self.members.was_intact() && kernel::is_readable(&self.members)
+        kernel::is_readable(&self.members)
     }
 
     /// Whether there is a source that its number still stands for.
@@ -327,6 +328,7 @@ impl Rotation {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers())? {
             let side = KernelSide::ensure_hub(&worker)?;
+            side.ensure_intact(&worker)?;
             let interests = worker.object().inner.lock();
             side.link(worker.object(), &interests, rotating, Renew::Source)?;
         }

@@ -387,8 +387,13 @@ impl Ears {
             return Ok(());
         };
         for direction in wanted_directions(wanted) {
-            let bell = counter.bell(direction).as_raw_fd();
-            match kernel::epoll_ctl(&self.set, Op::Add, bell, &Event::new(EDGE, 0)) {
+            let bell = counter.bell(direction);
+            if !bell.is_in_place() {
+                // Lost: the thread looks at the counter after each sleep.
+                continue;
+            }
+            let interest = Event::new(EDGE, 0);
+            match kernel::epoll_ctl(&self.set, Op::Add, bell.as_raw_fd(), &interest) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 // Also ENOSPC, the limit on interests, which `poll` has no error for.
                 Err(_) => return Err(Errno::NOMEM),
@@ -399,9 +404,6 @@ impl Ears {
 
     /// Forgets what has rung so far. Arm, and then look at the counters, afterwards.
     pub(crate) fn quiet(&self) {
-        if !self.was_intact() {
-            return;
-        }
         let mut events = [Event::default(); 16];
         while kernel::epoll_harvest(&self.set, &mut events).is_ok_and(|found| found == events.len())
         {
@@ -417,9 +419,9 @@ impl Ears {
         }
     }
 
-    /// Whether its number still stands for it, by a check that may be a few milliseconds old.
-    pub(crate) fn was_intact(&self) -> bool {
-        self.set.was_intact()
+    /// Whether its number still stands for it. To be asked before each sleep.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.set.is_in_place()
     }
 
     /// Readable when a bell has rung.

@@ -87,9 +87,9 @@ impl Doorbell {
         self.generation == generation::current()
     }
 
-    /// Whether the number still stands for it, by a check that may be a few milliseconds old.
-    pub(super) fn was_intact(&self) -> bool {
-        self.set.was_intact()
+    /// Whether the number still stands for it. To be asked before each sleep.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.set.is_in_place()
     }
 
     /// What to wait for: it is readable once a wake was sent.
@@ -106,7 +106,7 @@ impl Doorbell {
     /// Whether it is usable and unreadable as it is, without a system call. A wake that is just being sent may
     /// make it readable yet, and then ends a sleep early.
     fn is_quiet(&self) -> bool {
-        self.is_of_this_process() && !self.set.is_rung() && self.was_intact()
+        self.is_of_this_process() && !self.set.is_rung() && !self.set.is_found_lost()
     }
 
     /// Makes it unreadable. Returns false if it was lost, or is another process's.

@@ -69,7 +69,7 @@ impl Epoll {
         let turns = &mut Turns::default();
         if !set.rotates() {
             if let Some(side) = set.companion() {
-                side.ensure_intact(self.description())?;
+                side.restore_found_lost(self.description())?;
             }
             // Before the clock is read, which takes longer than this.
             let ready = begin_wait(set, events, turns);
@@ -436,7 +436,7 @@ fn wait_in_kernel_set(
     };
     let mut yields_until = None;
     loop {
-        side.ensure_intact(epoll.description())?;
+        side.restore_found_lost(epoll.description())?;
         if set.is_pending() {
             let ready = harvest_both_in_turn(set, side, events, Ask::Yielding, turns);
             if ready > 0 {

@@ -99,10 +99,9 @@ impl KernelPart {
         }
     }
 
-    /// Makes the set anew if the program has closed its number.
-    #[inline]
+    /// Makes the set anew if the program has closed its number. To be called before each sleep.
     pub(super) fn replace_lost(&mut self, kept: &mut Kept) {
-        if self.set.as_ref().is_some_and(|set| !set.fd.was_intact()) {
+        if self.set.as_ref().is_some_and(|set| !set.fd.is_in_place()) {
             self.renew(kept);
         }
     }

@@ -357,15 +357,15 @@ impl<F: Front> Call for ContextCall<'_, F> {
             self.registered.list.clear();
             self.registered.asked.clear();
             let Registered { kept, kernel, .. } = &mut *self.registered;
-            kernel.replace_lost(kept);
-            if self.registered.kernel.asked().is_empty() {
+            if kernel.asked().is_empty() {
                 // Something is often ready already, and then this is all.
-                let Registered { kept, kernel, .. } = &mut *self.registered;
                 let is_now = limit.is_some_and(|limit| (limit.tv_sec, limit.tv_nsec) == (0, 0));
                 if kernel.harvest(kept)? || (is_now && mask.is_none() && own.is_none()) {
                     return Ok(SILENT);
                 }
             }
+            let Registered { kept, kernel, .. } = &mut *self.registered;
+            kernel.replace_lost(kept);
             let set = self.make_list(own)?;
             let Registered {
                 kept, kernel, list, ..

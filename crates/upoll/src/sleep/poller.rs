@@ -510,7 +510,7 @@ fn wait_for_any(
             }
             continue;
         };
-        if !doorbell.was_intact() || ears.as_ref().is_some_and(|ears| !ears.was_intact()) {
+        if !doorbell.is_in_place() || ears.as_ref().is_some_and(|ears| !ears.is_in_place()) {
             return Ok(None);
         }
         let limit = if may_sleep {
