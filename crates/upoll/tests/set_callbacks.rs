@@ -2,17 +2,23 @@
 //! refused, whichever comes second.
 #![cfg(all(feature = "std", not(loom)))]
 
+mod returns;
+
 use std::future::Future;
 use std::io::pipe;
 use std::pin::pin;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Duration;
 
 use upoll::{
     CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, Readiness, SigSet, Source,
     Watch,
 };
+
+use returns::returns;
 
 const IN: Event = Event::new(Events::IN, 0);
 
@@ -112,4 +118,47 @@ fn of_a_callback_and_a_member_that_come_at_once_one_is_refused() {
             assert!(added.is_err() || watching.is_err());
         });
     }
+}
+
+/// A thread in the outermost set hears of the set in the middle while it holds a lock.
+#[test]
+fn a_callback_on_a_set_in_the_middle_may_use_the_outermost_set_in_which_a_thread_sleeps() {
+    returns(|| {
+        let sets = chain(CreateFlags::empty());
+        // Now threads of all three sets sleep in the kernel, and the outer two hear of the one below.
+        let (reader, _writer) = pipe().unwrap();
+        sets[2].add(&reader, IN).unwrap();
+        sets[2].delete(&reader).unwrap();
+        let edge = Event::new(Events::IN | Events::ET, 0);
+        sets[1].modify(&sets[2], edge).unwrap();
+        let counter = EventFd::new(0).unwrap();
+        sets[2].add(&counter, IN).unwrap();
+        let used = [sets[0].clone(), sets[1].clone()];
+        let (_watch, _) = Watch::new(sets[1].as_file_ref(), Events::IN, move |_| {
+            for set in &used {
+                assert_eq!(
+                    set.harvest(&mut [Event::default()]).map(|_| set.len()),
+                    Ok(1)
+                );
+            }
+        })
+        .unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for set in [&sets[0], &sets[2], &sets[2]] {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let limit = Duration::from_millis(1);
+                        let _ = set.wait(&mut [Event::default()], limit).unwrap();
+                        let _ = counter.try_read();
+                    }
+                });
+            }
+            for _ in 0..10_000 {
+                counter.try_write(1).unwrap();
+                thread::sleep(Duration::from_micros(50));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    });
 }

@@ -295,7 +295,8 @@ impl Epoll {
             if result.is_err() {
                 let mut inner = self.set().inner.lock();
                 let (identity, number) = (file.identity(), file.number());
-                self.set().delete(&mut inner, identity, number, &mut left)?;
+                // Another thread may have deleted it.
+                let _ = self.set().delete(&mut inner, identity, number, &mut left);
             }
         }
         if let Some(left) = left {

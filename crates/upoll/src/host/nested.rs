@@ -22,6 +22,7 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{Description, Held};
 use crate::sync::Ordering;
+use crate::wait::Scope;
 
 /// The kernel sides below a set: one for each watched set that has one.
 pub(super) struct Links(Vec<Link>);
@@ -227,6 +228,8 @@ impl KernelSide {
     /// Something happened below: has the core look there. Says whether it has anything new to
     /// look at.
     pub(super) fn kick(&self, set: &Set, below: &[(Special, Events)]) -> bool {
+        // What it hears of a set below may wake a callback there.
+        let _scope = Scope::enter();
         let interests = set.inner.lock();
         let mut queued = false;
         for &(special, events) in below {
