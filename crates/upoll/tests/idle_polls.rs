@@ -145,3 +145,47 @@ fn a_set_that_waits_for_what_a_set_below_never_shows_sleeps() {
         });
     }
 }
+
+/// Waits and polls in a set for an interest in the set below that reports nothing more.
+fn sleeps_with_interest_used_up(inner: &Epoll, events: Events) {
+    let outer = Epoll::new().unwrap();
+    outer.add(inner, Event::new(events, 0)).unwrap();
+    let mut found = [Event::default(); 2];
+    assert_eq!(outer.wait(&mut found, LIMIT), Ok(1));
+    sleeps("a wait", || outer.wait(&mut found, LIMIT).unwrap());
+    let list = || [PollFd::new(&outer, Events::IN)];
+    sleeps("poll", || poll(&mut list(), LIMIT).unwrap());
+    let mut context = PollContext::new();
+    for _ in 0..2 {
+        sleeps("a context", || context.poll(&mut list(), LIMIT).unwrap());
+    }
+}
+
+/// Sets, each of which watches the one before; the first of them a descriptor that is readable.
+fn chain(reader: &PipeReader, flags: [CreateFlags; 4]) -> [Epoll; 4] {
+    let sets = flags.map(|flags| Epoll::create(flags).unwrap());
+    sets[0].add(reader, Event::new(Events::IN, 0)).unwrap();
+    for pair in sets.windows(2) {
+        pair[1].add(&pair[0], Event::new(Events::IN, 0)).unwrap();
+    }
+    sets
+}
+
+const PLAIN: CreateFlags = CreateFlags::empty();
+const ROTATE: CreateFlags = CreateFlags::ROTATE;
+
+#[test]
+fn so_is_a_set_far_above_rotating_ones() {
+    let (reader, _writer) = readable();
+    all_sleep(&chain(&reader, [ROTATE, ROTATE, PLAIN, PLAIN])[3]);
+}
+
+#[test]
+fn an_interest_that_is_used_up_is_waited_for_asleep() {
+    let (reader, _writer) = readable();
+    for (bottom, middle) in [(PLAIN, PLAIN), (PLAIN, ROTATE), (ROTATE, PLAIN)] {
+        let sets = chain(&reader, [bottom, middle, PLAIN, PLAIN]);
+        sleeps_with_interest_used_up(&sets[3], Events::IN | Events::ET);
+        sleeps_with_interest_used_up(&sets[3], Events::IN | Events::ONESHOT);
+    }
+}
