@@ -412,25 +412,46 @@ fn two_sets_of_one_file_may_close_while_it_closes() {
 
 #[test]
 fn of_delete_and_close_at_the_same_time_one_removes_the_item() {
-    // Kernel bug a6dc643c6931 again: DEL went on using a file that had gone meanwhile. A deleter
-    // has a reference of its own here, so the closes are of the set and, in turn, of the file.
+    // Kernel bug a6dc643c6931 again: DEL went on using a file that had gone meanwhile. Each thread has
+    // references of its own here, and the last one to let go closes the set and the file.
     let ends = Arc::new(AtomicUsize::new(0));
     let (account, new_set) = account();
-    let set = new_set();
-    let files: Vec<_> = (0..ROUNDS).map(|_| Mortal::new(&ends)).collect();
-    for file in &files {
+    let made: Vec<_> = (0..ROUNDS)
+        .map(|_| (new_set(), Mortal::new(&ends)))
+        .collect();
+    for (set, file) in &made {
         set.add(&file.by_ref(), interest()).unwrap();
     }
+    let held = || made.iter().cloned().map(Some).collect::<Vec<_>>();
+    let mut held = [held(), held(), held()];
+    drop(made);
+    let [one, two, three] = &mut held;
     let removed = AtomicUsize::new(0);
-    let delete = |round: usize| match set.delete(&files[round].by_ref()) {
-        Ok(()) => drop(removed.fetch_add(1, Ordering::SeqCst)),
-        Err(errno) => assert_eq!(errno, Errno::NOENT),
+    let delete = |held: &mut Option<(Epoll, File<Mortal>)>| {
+        let (set, file) = held.take().unwrap();
+        match set.delete(&file.by_ref()) {
+            Ok(()) => drop(removed.fetch_add(1, Ordering::SeqCst)),
+            Err(errno) => assert_eq!(errno, Errno::NOENT),
+        }
     };
-    race(ROUNDS, vec![Box::new(delete), Box::new(delete)]);
+    race(
+        ROUNDS,
+        vec![
+            Box::new(|round| delete(&mut one[round])),
+            Box::new(|round| delete(&mut two[round])),
+            Box::new(|round| {
+                let (set, file) = three[round].take().unwrap();
+                if round % 2 == 0 {
+                    drop(set);
+                    drop(file);
+                } else {
+                    drop(file);
+                    drop(set);
+                }
+            }),
+        ],
+    );
     assert_eq!(removed.load(Ordering::SeqCst), ROUNDS);
-    assert!(set.is_empty());
-    drop(set);
-    drop(files);
     assert_eq!(ends.load(Ordering::SeqCst), ROUNDS);
     assert_eq!(account.used(), 0);
 }

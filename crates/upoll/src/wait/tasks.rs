@@ -382,7 +382,7 @@ mod here {
     use core::cell::Cell;
     use core::marker::PhantomData;
     use core::ptr;
-    use core::sync::atomic::{AtomicPtr, Ordering};
+    use core::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
 
     use super::{Stack, TaskSlot};
     use crate::memory::SharedBox;
@@ -422,6 +422,8 @@ mod here {
         #[inline]
         pub(super) fn enter() -> Self {
             HERE.with(|here| here.depth.set(here.depth.get() + 1));
+            // Before any lock is taken, for a handler that interrupts this.
+            compiler_fence(Ordering::SeqCst);
             List(PhantomData)
         }
 
@@ -432,10 +434,13 @@ mod here {
         /// Leaves the scope. Returns whether it was the outermost one, and has slots to run.
         #[inline]
         pub(super) fn leave(&self) -> bool {
+            // After all locks are free.
+            compiler_fence(Ordering::SeqCst);
             HERE.with(|here| {
                 let outer = here.depth.get() - 1;
                 here.depth.set(outer);
                 // The depth first: a handler that interrupts this runs what it finds here.
+                compiler_fence(Ordering::SeqCst);
                 let is_outermost = outer == 0 || broken(Rule::LeaveTasksToTheOutermost);
                 is_outermost && !here.tasks.load(Ordering::Relaxed).is_null()
             })
