@@ -6,7 +6,8 @@
 //! have been received exactly once by consumers that nothing but wakes brought there. A unit that
 //! stays is a lost wake. Between rounds the heap and the descriptors must be what they were.
 //!
-//! Most rounds are in lockstep (see [`lockstep`]), and after some there are pairs of calls (see [`pairs`]):
+//! Most rounds are in lockstep (see [`lockstep`]), in some writers block (see [`rooms`]), and in some there are
+//! pairs of calls (see [`pairs`]):
 //! windows of a few instructions are hit only by many short tries.
 
 mod asleep;
@@ -16,6 +17,7 @@ mod footprint;
 mod group;
 mod lockstep;
 mod pairs;
+mod rooms;
 mod tally;
 
 use std::process::{self, ExitCode};
@@ -44,7 +46,8 @@ const SPARE_FDS: usize = 8;
 /// Bytes by which the heap may differ from its first footprint.
 const SLACK: usize = 1 << 20;
 
-/// Of this many rounds one is long, without lockstep, and one has pairs of calls.
+/// Of this many rounds one is long, without lockstep, one has pairs of calls, and two have objects with
+/// little room.
 const KINDS: usize = 8;
 
 /// Steps of a producer in a long round.
@@ -151,6 +154,10 @@ fn round(
         1 => {
             let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
             return pairs::round(rng, tally, &fault);
+        }
+        2 | 6 => {
+            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
+            return rooms::round(rng, tally, &fault);
         }
         _ => (false, 1, rng.usize(1..=producers.min(lockstep::PRODUCERS))),
     };
