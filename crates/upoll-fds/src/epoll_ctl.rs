@@ -211,7 +211,7 @@ fn ctl_kernel(
     match set.adopt(epfd) {
         // The set has no such member, or the kernel set behind it would have been adopted with it. That one
         // returns what is wrong.
-        Err(errno) if op != Op::Add && lacks_something(errno) => {
+        Err(errno) if op != Op::Add && (lacks_something(errno) || errno == Errno::NOSPC) => {
             return pass_on_ctl(epfd, op as i32, fd, interest);
         }
         adopted => adopted?,

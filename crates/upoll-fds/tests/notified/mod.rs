@@ -11,6 +11,8 @@ use libc::{seccomp_notif, seccomp_notif_resp, sock_filter, sock_fprog};
 pub enum Answer {
     /// What the kernel answers.
     Kernels,
+    /// Success: the call has been made in the caller's place.
+    Done,
     /// This error.
     Error(i32),
 }
@@ -130,6 +132,7 @@ fn serve(listener: &OwnedFd, answer: &mut impl FnMut(&Call) -> Answer) {
         }
         let (error, flags) = match answer(&call) {
             Answer::Kernels => (0, CONTINUE),
+            Answer::Done => (0, 0),
             Answer::Error(errno) => (-errno, 0),
         };
         let mut response = seccomp_notif_resp {

@@ -1,0 +1,248 @@
+//! The kernel's limit of watches (`fs.epoll.max_user_watches`) is reached before each watch that a call asks it for.
+//! The call fails with `ENOSPC` and has no effect, or does without the watch; what was watched before stays so.
+//!
+//! The limit of the machine stays as it is: a filter has the test make each `epoll_ctl(2)` in the caller's place
+//! and count. As in the kernel all other errors come first.
+#![cfg(not(loom))]
+
+mod notified;
+mod world;
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use self::notified::{Answer, Call, Which, answered};
+use self::world::{close, ready};
+use upoll::{Errno, Event, Events};
+
+const EPOLL_CTL: Which = Which {
+    number: libc::SYS_epoll_ctl,
+    argument: 1,
+    // Of ADD, DEL and MOD, which are 1, 2 and 3.
+    bits: 3,
+};
+
+/// One test at a time: each counts the fds of the process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls while the kernel has `watches` left.
+struct Limit {
+    watches: usize,
+    ran_out: AtomicUsize,
+}
+
+impl Limit {
+    /// Makes `calls` within the limit.
+    fn during<T: Send>(&self, calls: impl FnOnce() -> T + Send) -> T {
+        let mut left = self.watches;
+        answered(
+            EPOLL_CTL,
+            |call| {
+                let op = i32::try_from(call.arguments()[1]).unwrap();
+                if let Err(errno) = make(call, op) {
+                    return Answer::Error(errno);
+                }
+                match op {
+                    libc::EPOLL_CTL_ADD if left == 0 => {
+                        make(call, libc::EPOLL_CTL_DEL).unwrap();
+                        self.ran_out.fetch_add(1, Ordering::SeqCst);
+                        return Answer::Error(libc::ENOSPC);
+                    }
+                    libc::EPOLL_CTL_ADD => left -= 1,
+                    libc::EPOLL_CTL_DEL => left += 1,
+                    _ => {}
+                }
+                Answer::Done
+            },
+            calls,
+        )
+    }
+}
+
+/// Makes the call, or one like it, in the caller's place.
+fn make(call: &Call, op: i32) -> Result<(), i32> {
+    let [set, _, fd, event, ..] = call.arguments();
+    // SAFETY: the caller's memory is this process's, and the caller waits.
+    match unsafe { libc::syscall(libc::SYS_epoll_ctl, set, op, fd, event) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap()),
+    }
+}
+
+fn open_numbers() -> Vec<RawFd> {
+    let is_open = |fd: &RawFd| {
+        // SAFETY: no pointers are involved.
+        unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 }
+    };
+    (0..1024).filter(is_open).collect()
+}
+
+/// Makes the calls with no watch left, with one, and so on until they need no more. No fd is left behind.
+fn each_watch_is_missing(calls: impl Fn(&Limit)) {
+    // What the library keeps for good.
+    calls(&Limit {
+        watches: usize::MAX / 2,
+        ran_out: AtomicUsize::new(0),
+    });
+    let before = open_numbers().len();
+    for watches in 0.. {
+        let limit = Limit {
+            watches,
+            ran_out: AtomicUsize::new(0),
+        };
+        calls(&limit);
+        assert_eq!(open_numbers().len(), before, "with {watches} watches");
+        if limit.ran_out.load(Ordering::SeqCst) == 0 {
+            assert!(watches > 0, "no watch is asked for");
+            return;
+        }
+        assert!(watches < 100);
+    }
+}
+
+fn ctl(epfd: RawFd, op: i32, fd: RawFd) -> Result<(), Errno> {
+    let event = Event::new(Events::IN, fd.try_into().unwrap());
+    // SAFETY: the event is live.
+    unsafe { upoll_fds::epoll_ctl(epfd, op, fd, &raw const event) }
+}
+
+fn add(epfd: RawFd, fd: RawFd) -> Result<(), Errno> {
+    ctl(epfd, libc::EPOLL_CTL_ADD, fd)
+}
+
+/// An eventfd of the kernel's that is ready.
+fn of_the_kernel() -> RawFd {
+    // SAFETY: no pointers are involved.
+    unsafe { libc::eventfd(1, libc::EFD_NONBLOCK) }
+}
+
+fn user_level() -> RawFd {
+    upoll_fds::eventfd(1, libc::EFD_NONBLOCK).unwrap()
+}
+
+fn number(fd: RawFd) -> u64 {
+    fd.try_into().unwrap()
+}
+
+/// Adds `fd` within the limit. If that fails the set is as it was, and the fd can be added later.
+fn add_within(limit: &Limit, epfd: RawFd, fd: RawFd) {
+    let before = ready(epfd);
+    match limit.during(|| add(epfd, fd)) {
+        Ok(()) => {}
+        Err(errno) => {
+            assert_eq!(errno, Errno::NOSPC);
+            assert_eq!(ready(epfd), before);
+            let missing = limit
+                .during(|| [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_DEL].map(|op| ctl(epfd, op, fd)));
+            assert_eq!(missing, [Err(Errno::NOENT); 2]);
+            add(epfd, fd).unwrap();
+        }
+    }
+    assert_eq!(add(epfd, fd), Err(Errno::EXIST));
+    let mut now = before;
+    now.push(number(fd));
+    now.sort_unstable();
+    assert_eq!(ready(epfd), now);
+}
+
+#[test]
+fn an_add_of_a_kernel_fd_fails_and_has_no_effect() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let (set, kernels, ours) = (
+            upoll_fds::epoll_create1(0).unwrap(),
+            of_the_kernel(),
+            user_level(),
+        );
+        add(set, ours).unwrap();
+        add_within(limit, set, kernels);
+        close([set, ours, kernels]);
+    });
+}
+
+#[test]
+fn an_add_to_a_set_that_the_kernel_serves_fails_and_has_no_effect() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let [first, second, ours] = [of_the_kernel(), of_the_kernel(), user_level()];
+        let set = upoll_fds::epoll_create1(0).unwrap();
+        add(set, first).unwrap();
+        add_within(limit, set, second);
+        add_within(limit, set, ours);
+        close([set, first, second, ours]);
+    });
+}
+
+#[test]
+fn an_add_of_a_set_fails_and_has_no_effect() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let [outer, inner] = [0; 2].map(|flags| upoll_fds::epoll_create1(flags).unwrap());
+        let [ours, kernels, other] = [user_level(), of_the_kernel(), user_level()];
+        add(inner, ours).unwrap();
+        add(inner, kernels).unwrap();
+        add(outer, other).unwrap();
+        add_within(limit, outer, inner);
+        close([outer, inner, ours, kernels, other]);
+    });
+}
+
+/// As the kernel's own sets.
+#[test]
+fn the_kernel_fails_alike() {
+    let _alone = alone();
+    let kernels = of_the_kernel();
+    // SAFETY: no pointers are involved.
+    let set = unsafe { libc::epoll_create1(0) };
+    let limit = Limit {
+        watches: 0,
+        ran_out: AtomicUsize::new(0),
+    };
+    let answers = limit.during(|| {
+        [
+            libc::EPOLL_CTL_ADD,
+            libc::EPOLL_CTL_MOD,
+            libc::EPOLL_CTL_DEL,
+        ]
+        .map(|op| ctl(set, op, kernels))
+    });
+    assert_eq!(
+        answers,
+        [Err(Errno::NOSPC), Err(Errno::NOENT), Err(Errno::NOENT)]
+    );
+    close([set, kernels]);
+}
+
+/// A thread that sleeps in the kernel for want of other ways is woken all the same.
+#[test]
+fn waits_do_without() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let [empty, kernels] = [upoll_fds::eventfd(0, 0).unwrap(), of_the_kernel()];
+        let mut value = 0_u64;
+        // SAFETY: there is room for the value.
+        unsafe { upoll_fds::read(kernels, (&raw mut value).cast(), 8) }.unwrap();
+        let found = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                upoll_fds::eventfd_write(empty, 1).unwrap();
+            });
+            limit.during(|| {
+                let mut entries = [empty, kernels].map(|fd| libc::pollfd {
+                    fd,
+                    events: libc::POLLIN,
+                    revents: 0,
+                });
+                // SAFETY: the entries are live.
+                let found = unsafe { upoll_fds::poll(entries.as_mut_ptr(), 2, -1) };
+                (found, entries[0].revents)
+            })
+        });
+        assert_eq!(found, (Ok(1), libc::POLLIN));
+        close([empty, kernels]);
+    });
+}
