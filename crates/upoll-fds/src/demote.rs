@@ -4,11 +4,12 @@
 //! That is for when it can be seen from outside of this process: by the child of a fork, by a program
 //! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use upoll::{Errno, Event, EventFd, Op, SharedBox, Target};
+use upoll::{Errno, Event, EventFd, Events, Op, SharedBox, Target};
 
 use crate::kernel::{call, check_open};
 use crate::object::Object;
@@ -32,8 +33,8 @@ const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
 /// - `EOPNOTSUPP`: an eventfd with a maximum, an object of the embedder's own, or a set that watches
 ///   one of these.
 /// - `EBUSY`: a signal handler asks for it in the midst of a call on it.
-/// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`: the kernel does not give what it takes; the object is as
-///   it was.
+/// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`: the kernel does not give what it takes, such as watches
+///   for the sets that watch the object; the object is as it was.
 pub fn demote(fd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
     let Some(object) = table::get(fd) else {
@@ -127,9 +128,11 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         let set = interest.set.as_epoll();
         interest
             .numbers_in(&group)
-            .try_for_each(|number| set.prepare_kernel_member(number))
+            .try_for_each(|number| set.prepare_kernel_member(number))?;
+        interest.reserve(&group)
     });
     if let Err(errno) = prepared.and_then(|()| transfer(&group)) {
+        interests.iter().for_each(Interest::give_up);
         give_back(interests);
         return Err(errno);
     }
@@ -361,6 +364,8 @@ struct Interest {
     epfd: RawFd,
     number: RawFd,
     event: Event,
+    /// Under which number the kernel set watches the object, for nothing so far.
+    reserved: Cell<Option<RawFd>>,
 }
 
 /// Takes those in the objects of the next group from what is `rest` of all. Groups are to be asked for in
@@ -414,6 +419,7 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
                     epfd,
                     number,
                     event,
+                    reserved: Cell::new(None),
                 });
             }
         }
@@ -484,15 +490,60 @@ impl Interest {
         all().filter(|&number| number == self.number).chain(all())
     }
 
-    fn give_to_the_kernel(&self, group: &Group<'_>) {
+    /// A change of what the kernel set watches, under one of [`numbers_in`](Self::numbers_in).
+    fn ctl_kernel(&self, op: Op, number: RawFd, event: Event) -> Result<(), Errno> {
+        // SAFETY: it is held open by the table.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        self.set.as_epoll().ctl(op, Target::Kernel(fd), event)
+    }
+
+    /// Adds the object to the kernel set, under a number that it does not have yet.
+    fn add_to_the_kernel(&self, group: &Group<'_>, event: Event) -> Result<Option<RawFd>, Errno> {
         for number in self.numbers_in(group) {
-            // SAFETY: it is held open by the table.
-            let fd = unsafe { BorrowedFd::borrow_raw(number) };
-            let target = Target::Kernel(fd);
-            let set = self.set.as_epoll();
-            if set.ctl(Op::Add, target, self.event) != Err(Errno::EXIST) {
-                return;
+            match self.ctl_kernel(Op::Add, number, event) {
+                Ok(()) => return Ok(Some(number)),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
             }
         }
+        Ok(None)
+    }
+
+    /// Has the kernel set watch what is behind the object, for nothing yet, so that it does not refuse to
+    /// watch the object when that has changed hands.
+    fn reserve(&self, group: &Group<'_>) -> Result<(), Errno> {
+        // What a rotating set watches is not changed.
+        if self.set.rotates() {
+            return Ok(());
+        }
+        let nothing = Event::new(Events::empty(), self.event.data());
+        match self.add_to_the_kernel(group, nothing) {
+            Ok(number) => self.reserved.set(number),
+            Err(errno @ (Errno::NOSPC | Errno::NOMEM)) => return Err(errno),
+            // It may do so when the objects that were there before are gone.
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The kernel set is as it was before [`reserve`](Self::reserve).
+    fn give_up(&self) {
+        if let Some(number) = self.reserved.take() {
+            let deleted = self.ctl_kernel(Op::Del, number, Event::default());
+            debug_assert!(deleted.is_ok(), "the number stands for the same file");
+        }
+    }
+
+    fn give_to_the_kernel(&self, group: &Group<'_>) {
+        if let Some(number) = self.reserved.take() {
+            if self.ctl_kernel(Op::Mod, number, self.event).is_ok() {
+                return;
+            }
+            // An exclusive interest comes by an ADD alone. If the number stands for a new file, the watch went
+            // with the old one.
+            let _ = self.ctl_kernel(Op::Del, number, Event::default());
+        }
+        // If the kernel has no memory for it now, it is lost.
+        let _ = self.add_to_the_kernel(group, self.event);
     }
 }

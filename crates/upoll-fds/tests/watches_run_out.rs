@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::notified::{Answer, Call, Which, answered};
-use self::world::{close, ready};
+use self::world::{World, close, ready, write};
 use upoll::{Errno, Event, Events};
 
 const EPOLL_CTL: Which = Which {
@@ -215,6 +215,73 @@ fn the_kernel_fails_alike() {
         [Err(Errno::NOSPC), Err(Errno::NOENT), Err(Errno::NOENT)]
     );
     close([set, kernels]);
+}
+
+/// Whether or not the objects are demoted, all sets go on to watch them.
+#[test]
+fn a_demotion_fails_or_keeps_every_interest() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let world = World::new();
+        for fd in [
+            world.pipe[0],
+            world.sockets[1],
+            world.counter,
+            world.sets[1],
+        ] {
+            if let Err(errno) = limit.during(|| upoll_fds::demote(fd)) {
+                assert_eq!(errno, Errno::NOSPC);
+                assert!(upoll_fds::is_user_level(fd));
+            }
+        }
+        world.check_and_close();
+        let world = World::new();
+        if let Err(errno) = limit.during(|| upoll_fds::demote(world.outer)) {
+            assert_eq!(errno, Errno::NOSPC);
+        }
+        world.check_and_close();
+        let world = World::new();
+        limit.during(upoll_fds::demote_all);
+        world.check_and_close();
+    });
+}
+
+/// An object whose other end is closed gets a new file of the kernel's.
+#[test]
+fn a_demotion_of_a_lone_end_fails_or_keeps_every_interest() {
+    let _alone = alone();
+    // The watch of the old file goes with that, which is not counted here: none, or more than enough.
+    for watches in [0, 8] {
+        let limit = &Limit {
+            watches,
+            ran_out: AtomicUsize::new(0),
+        };
+        let [reader, writer] = world::pipe();
+        let [one, other] = world::sockets();
+        write(writer, b"left").unwrap();
+        write(other, b"left").unwrap();
+        upoll_fds::close(writer).unwrap();
+        upoll_fds::close(other).unwrap();
+        let set = upoll_fds::epoll_create1(0).unwrap();
+        for fd in [reader, one] {
+            add(set, fd).unwrap();
+            if let Err(errno) = limit.during(|| upoll_fds::demote(fd)) {
+                assert_eq!(errno, Errno::NOSPC);
+                assert!(upoll_fds::is_user_level(fd));
+            }
+            let mut events = [Event::default(); 4];
+            // SAFETY: there is as much room.
+            let found = unsafe { upoll_fds::epoll_wait(set, events.as_mut_ptr(), 4, 0) };
+            assert!(found.is_ok_and(|found| {
+                events[..found].iter().any(|event| {
+                    event.data() == number(fd) && event.events() == Events::IN | Events::HUP
+                })
+            }));
+            assert_eq!(world::read(fd), b"left");
+        }
+        close([reader, one, set]);
+        assert_eq!(limit.ran_out.load(Ordering::SeqCst) > 0, watches == 0);
+    }
 }
 
 /// A thread that sleeps in the kernel for want of other ways is woken all the same.
