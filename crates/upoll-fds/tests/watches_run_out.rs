@@ -11,6 +11,7 @@ mod world;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use self::notified::{Answer, Call, Which, answered};
 use self::world::{World, close, ready, write};
@@ -189,6 +190,149 @@ fn an_add_of_a_set_fails_and_has_no_effect() {
         add_within(limit, outer, inner);
         close([outer, inner, ours, kernels, other]);
     });
+}
+
+fn wait(epfd: RawFd, limit: i32) -> Result<usize, Errno> {
+    let mut events = [Event::default(); 4];
+    // SAFETY: there is as much room.
+    unsafe { upoll_fds::epoll_wait(epfd, events.as_mut_ptr(), 4, limit) }
+}
+
+/// Sets, one above the other, whose members are ready.
+struct Tower {
+    outer: RawFd,
+    inner: RawFd,
+    kernels: RawFd,
+    ours: RawFd,
+    /// The library's.
+    opened: Vec<RawFd>,
+}
+
+impl Tower {
+    fn new() -> Self {
+        let before = open_numbers();
+        let [outer, inner] = [0; 2].map(|flags| upoll_fds::epoll_create1(flags).unwrap());
+        let [kernels, ours] = [of_the_kernel(), user_level()];
+        add(inner, kernels).unwrap();
+        add(inner, ours).unwrap();
+        add(outer, inner).unwrap();
+        let known = [outer, inner, kernels, ours];
+        let mut opened = open_numbers();
+        opened.retain(|fd| !before.contains(fd) && !known.contains(fd));
+        Tower {
+            outer,
+            inner,
+            kernels,
+            ours,
+            opened,
+        }
+    }
+
+    /// Waits in both, twice, when the last check of the library's own fds is old: members are found, or it fails
+    /// with `ENOSPC`. Returns how often it fails.
+    fn wait(&self) -> usize {
+        std::thread::sleep(Duration::from_millis(20));
+        let has_failed = |set| match wait(set, 0) {
+            Ok(found) => {
+                assert!(found > 0);
+                false
+            }
+            Err(errno) => {
+                assert_eq!(errno, Errno::NOSPC);
+                true
+            }
+        };
+        let sets = [self.outer, self.inner, self.outer, self.inner];
+        sets.into_iter().filter(|&set| has_failed(set)).count()
+    }
+
+    /// Both hear of each member.
+    fn check_and_close(self) {
+        let empty = |fd| assert_eq!(world::read(fd), 1_u64.to_ne_bytes());
+        let mut both = [number(self.kernels), number(self.ours)];
+        both.sort_unstable();
+        assert_eq!(ready(self.outer), [number(self.inner)]);
+        assert_eq!(ready(self.inner), both);
+        for fd in [self.kernels, self.ours] {
+            empty(fd);
+        }
+        for set in [self.outer, self.inner] {
+            assert_eq!(wait(set, 5), Ok(0));
+        }
+        for fd in [self.kernels, self.ours] {
+            assert_eq!(ready(self.outer), []);
+            assert_eq!(ready(self.inner), []);
+            write(fd, &1_u64.to_ne_bytes()).unwrap();
+            assert_eq!(ready(self.outer), [number(self.inner)]);
+            assert_eq!(ready(self.inner), [number(fd)]);
+            empty(fd);
+        }
+        close([self.outer, self.inner, self.kernels, self.ours]);
+    }
+}
+
+/// The library makes kernel sets in the place of those that the program has closed, and has them know again all
+/// that they have to. What the kernel refuses meanwhile comes later.
+#[test]
+fn sets_whose_fds_were_closed_lack_nothing_as_soon_as_there_are_watches() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let tower = Tower::new();
+        for &fd in &tower.opened {
+            // SAFETY: the library copes with that.
+            unsafe { libc::close(fd) };
+        }
+        let failures = limit.during(|| tower.wait());
+        assert!(failures == 0 || limit.ran_out.load(Ordering::SeqCst) > 0);
+        tower.check_and_close();
+    });
+}
+
+/// The set above has all of its fds, and cannot hear of what happens below.
+#[test]
+fn a_set_fails_as_long_as_one_below_lacks_watches() {
+    let _alone = alone();
+    each_watch_is_missing(|limit| {
+        let [outer, middle, inner] = [0; 3].map(|flags| upoll_fds::epoll_create1(flags).unwrap());
+        let kernels = of_the_kernel();
+        world::read(kernels);
+        add(inner, kernels).unwrap();
+        let before = open_numbers();
+        add(middle, inner).unwrap();
+        let mut of_the_middle = open_numbers();
+        of_the_middle.retain(|fd| !before.contains(fd));
+        add(outer, middle).unwrap();
+        assert_eq!(ready(outer), []);
+        for fd in of_the_middle {
+            // SAFETY: the library copes with that.
+            unsafe { libc::close(fd) };
+        }
+        write(kernels, &1_u64.to_ne_bytes()).unwrap();
+        // Longer than between two checks of sets below.
+        std::thread::sleep(Duration::from_millis(600));
+        for answer in limit.during(|| [(); 3].map(|()| wait(outer, 0))) {
+            assert!([Ok(1), Err(Errno::NOSPC)].contains(&answer), "{answer:?}");
+        }
+        assert_eq!(ready(outer), [number(middle)]);
+        close([outer, middle, inner, kernels]);
+    });
+}
+
+/// The kernel answers `EEXIST` where the library checks that a set is its own; here it does not.
+#[test]
+fn sets_that_were_taken_for_lost_work_on() {
+    let _alone = alone();
+    let tower = Tower::new();
+    let failures = answered(
+        EPOLL_CTL,
+        |call| match i32::try_from(call.arguments()[1]).unwrap() {
+            libc::EPOLL_CTL_ADD => Answer::Error(libc::ENOSPC),
+            _ => Answer::Kernels,
+        },
+        || tower.wait(),
+    );
+    assert!(failures > 0);
+    tower.check_and_close();
 }
 
 /// As the kernel's own sets.

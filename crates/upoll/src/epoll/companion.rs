@@ -60,7 +60,8 @@ pub(crate) trait Companion: Send + Sync {
     /// The kernel has nothing for it.
     fn restore_found_lost(&self, description: &Description<Set>) -> Result<(), Errno>;
 
-    /// Returns whether a call has met a file that the program has closed, and that was not made anew yet.
+    /// Returns whether a call has met a file that the program has closed, and that was not made anew yet, or
+    /// not completely.
     fn is_found_lost(&self) -> bool;
 
     /// Has `outer` learn of what becomes ready in this companion of `inner`, which it watches.

@@ -115,6 +115,8 @@ pub(crate) struct KernelSide {
     listed: InterestList,
     /// Held while kernel sets are made anew whose numbers the program has closed. Outside all locks.
     restoring: Mutex<()>,
+    /// Kernel sets that were made anew do not know all that they have to: the kernel has refused that.
+    is_half_restored: AtomicBool,
     /// Of the sets below.
     last_check: LastCheck,
     /// The program's number of an adopted kernel set; -1 if there is none.
@@ -184,6 +186,7 @@ impl KernelSide {
             members: AtomicUsize::new(0),
             listed: InterestList::new(),
             restoring: Mutex::new(()),
+            is_half_restored: AtomicBool::new(false),
             last_check: LastCheck::new(),
             adopted_from: AtomicI32::new(-1),
             adopted: AtomicUsize::new(0),
@@ -598,6 +601,11 @@ impl KernelSide {
         self.restore_found_lost(description)
     }
 
+    #[inline]
+    fn is_half_restored(&self) -> bool {
+        self.is_half_restored.load(Ordering::Relaxed)
+    }
+
     /// Makes anew what the sets below have lost, which this one cannot notice by itself.
     #[cold]
     fn restore_below(&self, set: &Set) -> Result<(), Errno> {
@@ -605,9 +613,18 @@ impl KernelSide {
         below.iter().try_for_each(ensure_intact)
     }
 
-    /// See [`Companion::restore_found_lost`].
+    /// See [`Companion::restore_found_lost`]. If the kernel refuses something the next use of the set tries
+    /// again.
     #[cold]
     fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
+        let restored = self.make_anew(description);
+        if restored.is_err() {
+            self.is_half_restored.store(true, Ordering::Relaxed);
+        }
+        restored
+    }
+
+    fn make_anew(&self, description: &Description<Set>) -> Result<(), Errno> {
         let mut below = Vec::new();
         {
             let _restoring = self.restoring.lock();
@@ -634,6 +651,8 @@ impl KernelSide {
                 below = self.link_anew(&interests, hub)?;
                 self.listen_anew(&interests, hub)?;
             }
+            // Sets below and above look here while they are made anew: this one is done.
+            self.is_half_restored.store(false, Ordering::Relaxed);
         }
         below.iter().try_for_each(ensure_intact)?;
         // Those above know the old ones, and may have been lost as well.
@@ -795,14 +814,17 @@ impl Companion for KernelSide {
             self.restore(description)?;
         }
         match self.hub().is_some() && self.last_check.is_due() {
-            true => self.restore_below(description.object()),
+            true => self
+                .restore_below(description.object())
+                .inspect_err(|_| self.last_check.repeat()),
             false => Ok(()),
         }
     }
 
     #[inline]
     fn is_found_lost(&self) -> bool {
-        self.first.fd.is_found_lost()
+        self.is_half_restored()
+            || self.first.fd.is_found_lost()
             || self.hub.get().is_some_and(|hub| hub.fd.is_found_lost())
             || self.rotation.as_ref().is_some_and(Rotation::is_found_lost)
     }

@@ -190,7 +190,7 @@ impl KernelSide {
     }
 
     /// Makes a hub that is new know all it has to of the sets below. Returns those whose kernel set was
-    /// lost as well: they tell this one when they have another. `interests` is the set's, locked.
+    /// lost as well, or was not made anew completely: they tell this one when they have another. `interests` is the set's, locked.
     pub(super) fn link_anew(
         &self,
         interests: &Interests,
@@ -210,6 +210,10 @@ impl KernelSide {
                 link.source = None;
                 lost.push(held);
                 continue;
+            }
+            if below.is_half_restored() {
+                // Made anew but for what the kernel has refused, which may be its link here.
+                lost.push(Held::clone(&held));
             }
             if link.fd.is_some() {
                 let fd = below.sleep_set().fd.as_raw_fd();

@@ -111,6 +111,8 @@ pub(super) struct LastCheck {
 }
 
 impl LastCheck {
+    const PERIOD_MS: u32 = 500;
+
     pub(super) fn new() -> Self {
         LastCheck {
             milliseconds: AtomicU32::new(kernel::coarse_milliseconds()),
@@ -121,16 +123,21 @@ impl LastCheck {
     /// Returns whether another check is due, which the caller makes then: half as long after the last one as
     /// a thread sleeps at most, or if a lost fd was met since.
     pub(super) fn is_due(&self) -> bool {
-        const PERIOD_MS: u32 = 500;
         let (now, losses) = (kernel::coarse_milliseconds(), losses());
         let is_due = !is_protected()
-            && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= PERIOD_MS
+            && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= Self::PERIOD_MS
                 || losses != self.losses.load(Ordering::Relaxed));
         if is_due {
             self.milliseconds.store(now, Ordering::Relaxed);
             self.losses.store(losses, Ordering::Relaxed);
         }
         is_due
+    }
+
+    /// Has the next check be due at once: the last one found something that could not be repaired.
+    pub(super) fn repeat(&self) {
+        let long_ago = kernel::coarse_milliseconds().wrapping_sub(Self::PERIOD_MS);
+        self.milliseconds.store(long_ago, Ordering::Relaxed);
     }
 }
 
