@@ -97,6 +97,8 @@ pub use crate::sync::LockCounts;
 pub use crate::sync::{Lock, Rule, break_rule, sequenced};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
+#[cfg(loom)]
+pub use crate::wait::share_scopes;
 pub use crate::watch::{Readiness, Watch};
 #[cfg(any(not(feature = "std"), loom))]
 pub use crate::{poll::poll_now, select::select_now};

@@ -88,7 +88,6 @@ macro_rules! thread_locals {
 pub(crate) use thread_locals;
 
 /// Statics, which each run of a model has anew.
-#[cfg(any(feature = "std", loom))]
 macro_rules! statics {
     ($($(#[$attribute:meta])* static $name:ident: $of:ty = $first:expr;)+) => {
         $(
@@ -102,7 +101,6 @@ macro_rules! statics {
         }
     };
 }
-#[cfg(any(feature = "std", loom))]
 pub(crate) use statics;
 
 #[cfg(loom)]

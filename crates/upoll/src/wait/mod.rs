@@ -34,6 +34,8 @@ use self::locked::Kind;
 pub(crate) use self::rotation::Arrival;
 use self::rotation::Rotation;
 pub(crate) use self::rotation::{Ask, Notes};
+#[cfg(loom)]
+pub use self::tasks::share_scopes;
 pub(crate) use self::tasks::{Scope, TaskSlot};
 
 use core::ptr::{self, NonNull};

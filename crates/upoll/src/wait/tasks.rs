@@ -23,10 +23,15 @@ use crate::events::Events;
 use crate::memory::SharedBox;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broken, fence};
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(loom)]
+use self::chosen as list;
+#[cfg(all(feature = "std", not(loom)))]
 use self::here as list;
 #[cfg(not(any(feature = "std", loom)))]
 use self::shared as list;
+
+#[cfg(loom)]
+pub use self::chosen::share_scopes;
 
 /// How often a scope calls what its own callbacks wake.
 const ROUNDS: u32 = 256;
@@ -212,17 +217,17 @@ impl Drop for Owned<'_> {
 struct Stack(*mut ());
 
 // SAFETY: it owns a reference to each of its slots, and a slot is `Send` and `Sync`.
-#[cfg(not(any(feature = "std", loom)))]
+#[cfg(any(not(feature = "std"), loom))]
 unsafe impl Send for Stack {}
 
-#[cfg(not(any(feature = "std", loom)))]
+#[cfg(any(not(feature = "std"), loom))]
 impl Default for Stack {
     fn default() -> Self {
         Stack::new()
     }
 }
 
-#[cfg(not(any(feature = "std", loom)))]
+#[cfg(any(not(feature = "std"), loom))]
 impl Stack {
     const fn new() -> Self {
         Stack(ptr::null_mut())
@@ -495,21 +500,93 @@ mod here {
     }
 }
 
+/// Both kinds of lists, of which a model chooses one.
+#[cfg(loom)]
+mod chosen {
+    use core::cell::Cell;
+
+    use super::{Stack, TaskSlot, here, shared};
+    use crate::memory::SharedBox;
+
+    std::thread_local! {
+        static IS_SHARED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Has the models that this thread runs from now on put off tasks as a build without `std` does, or as
+    /// one with it.
+    pub fn share_scopes(is_shared: bool) {
+        IS_SHARED.with(|cell| cell.set(is_shared));
+    }
+
+    pub(super) enum List {
+        Here(here::List),
+        Shared(shared::List),
+    }
+
+    impl List {
+        pub(super) fn enter() -> Self {
+            if IS_SHARED.with(Cell::get) {
+                List::Shared(shared::List::enter())
+            } else {
+                List::Here(here::List::enter())
+            }
+        }
+
+        pub(super) fn depth() -> u32 {
+            if IS_SHARED.with(Cell::get) {
+                shared::List::depth()
+            } else {
+                here::List::depth()
+            }
+        }
+
+        pub(super) fn leave(&mut self) -> bool {
+            match self {
+                List::Here(list) => list.leave(),
+                List::Shared(list) => list.leave(),
+            }
+        }
+
+        pub(super) fn push(&mut self, slot: SharedBox<TaskSlot>) {
+            match self {
+                List::Here(list) => list.push(slot),
+                List::Shared(list) => list.push(slot),
+            }
+        }
+
+        pub(super) fn take(&mut self) -> Stack {
+            match self {
+                List::Here(list) => list.take(),
+                List::Shared(list) => list.take(),
+            }
+        }
+
+        pub(super) fn run(&self, slot: &TaskSlot) -> bool {
+            match self {
+                List::Here(list) => list.run(slot),
+                List::Shared(list) => list.run(slot),
+            }
+        }
+    }
+}
+
 /// One list for all threads.
 ///
 /// A scope does not know which of the open scopes are its own thread's, so its slots wait for all of them.
 /// They do not wait for those that begin later, or threads that come and go would hold them up for ever.
 /// For that, scopes count themselves in one of two epochs. The newer epoch becomes the older one, and
 /// takes no more scopes, as soon as slots wait in it and no older scope is left.
-#[cfg(not(any(feature = "std", loom)))]
+#[cfg(any(not(feature = "std"), loom))]
 mod shared {
     use core::mem;
 
     use super::{Stack, TaskSlot};
     use crate::memory::SharedBox;
-    use crate::sync::Mutex;
+    use crate::sync::{Mutex, statics};
 
-    static EPOCHS: Mutex<Epochs> = Mutex::new(Epochs::new());
+    statics! {
+        static EPOCHS: Mutex<Epochs> = Mutex::new(Epochs::new());
+    }
 
     struct Epochs {
         /// The epoch of scopes that begin now.

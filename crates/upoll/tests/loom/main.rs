@@ -12,6 +12,7 @@ mod pipes;
 mod poll_context;
 mod robust_lock;
 mod rotation;
+mod scopes;
 mod sets;
 mod shared;
 mod shared_in_sets;

@@ -114,7 +114,7 @@ impl Wake for Task {
 
 /// A counter is written while another thread, the only one that uses the set, adds the counter to it.
 /// That thread may have to wake the task that waits for the counter.
-fn waking_a_task_against_adding() {
+pub(super) fn waking_a_task_against_adding() {
     model(2, || {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::new().unwrap();
@@ -150,7 +150,7 @@ fn a_task_that_is_woken_as_soon_as_its_queue_is_unlocked_may_find_the_set_locked
 
 /// Two threads write, and a callback reads what it can: it is called after each write, by one thread at
 /// a time.
-fn calling_against_waking() {
+pub(super) fn calling_against_waking() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
         let read = Arc::new(AtomicU64::new(0));
@@ -185,7 +185,7 @@ fn a_callback_that_is_not_called_again_misses_a_wake_that_comes_while_it_runs() 
 }
 
 /// A watch is dropped while another thread writes: its callback is over then.
-fn dropping_a_watch_against_waking() {
+pub(super) fn dropping_a_watch_against_waking() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
         let is_running = Arc::new(AtomicBool::new(false));
