@@ -2,7 +2,7 @@
 
 use loom::thread;
 use upoll::kernel_model::interrupt;
-use upoll::{Errno, PIPE_BUF, PipeReader, PipeWriter, SocketFlags, pipe, socketpair};
+use upoll::{Errno, PIPE_BUF, PipeReader, PipeWriter, SocketFlags, StreamSocket, pipe, socketpair};
 
 use super::model;
 
@@ -192,5 +192,69 @@ fn a_socket_that_goes_to_sleep_misses_no_close() {
         let closing = thread::spawn(move || drop(other));
         assert_eq!(one.read(&mut [0]), Ok(0));
         closing.join().unwrap();
+    });
+}
+
+/// The first can read, and the second has used up its send buffer.
+fn full_socket() -> (StreamSocket, StreamSocket) {
+    let (reader, writer) = socketpair(SocketFlags::empty()).unwrap();
+    // The least there is.
+    writer.set_send_buffer(0);
+    while writer.try_write(&[0; PIPE_BUF]).is_ok() {}
+    (reader, writer)
+}
+
+fn read_all(reader: &StreamSocket) {
+    let all = reader.available();
+    assert_eq!(reader.try_read(&mut [0; 4 * PIPE_BUF]), Ok(all));
+}
+
+/// Writes a byte on a thread, which gives the socket back, so that it stays open.
+fn send_on_thread(
+    writer: StreamSocket,
+) -> thread::JoinHandle<(Result<usize, Errno>, StreamSocket)> {
+    thread::spawn(move || (writer.write(&[1]), writer))
+}
+
+#[test]
+fn a_socket_writer_that_goes_to_sleep_misses_no_read() {
+    model(4, || {
+        let (reader, writer) = full_socket();
+        let writing = send_on_thread(writer);
+        read_all(&reader);
+        let (ended, _writer) = writing.join().unwrap();
+        assert_eq!((ended, reader.available()), (Ok(1), 1));
+    });
+}
+
+/// It may come before the first look of the writer, which finds the pipe broken, or after that.
+#[test]
+fn a_socket_writer_that_goes_to_sleep_misses_no_close() {
+    model(4, || {
+        let (reader, writer) = full_socket();
+        let writing = send_on_thread(writer);
+        drop(reader);
+        let (ended, _writer) = writing.join().unwrap();
+        assert!(matches!(ended, Err(Errno::PIPE | Errno::CONNRESET)));
+    });
+}
+
+/// A signal comes at any moment, as room comes.
+#[test]
+fn a_socket_writer_that_a_signal_wakes_has_written_or_not() {
+    model(3, || {
+        let (reader, writer) = full_socket();
+        let writing = send_on_thread(writer);
+        interrupt();
+        read_all(&reader);
+        let (ended, _writer) = writing.join().unwrap();
+        let written = match ended {
+            Ok(written) => written,
+            Err(errno) => {
+                assert_eq!(errno, Errno::INTR);
+                0
+            }
+        };
+        assert_eq!(reader.available(), written);
     });
 }
