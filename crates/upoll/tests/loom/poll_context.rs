@@ -1,7 +1,9 @@
 //! What a poll context keeps registered, against writes, closes and drops, and threads that sleep with it.
 
 use loom::thread;
-use upoll::{Errno, EventFd, Events, FdSet, PollContext, PollFd, Rule, Source, Timeout, pipe};
+use upoll::{
+    Errno, EventFd, Events, FdSet, File, PollContext, PollFd, Rule, Source, Timeout, pipe,
+};
 
 use super::sets::Flag;
 use super::{model, must_fail_without};
@@ -247,6 +249,57 @@ fn a_thread_that_goes_to_sleep_in_select_with_a_context_misses_no_change() {
         let resolve = |_| Some(flag.target());
         let found = context.select(1, Some(&mut read), None, None, limit, resolve);
         assert_eq!(found, Ok(1));
+        raising.join().unwrap();
+    });
+}
+
+fn list_of(flags: &[File<Flag>; 2]) -> [PollFd<'_>; 2] {
+    flags.each_ref().map(|flag| PollFd::new(flag, Events::IN))
+}
+
+/// A thread that has slept with a context gives it to another one, which sleeps with it, while wakes come
+/// for the entry of either.
+#[test]
+fn a_thread_that_sleeps_with_the_context_of_another_one_misses_no_change() {
+    model(2, || {
+        let flags = [Flag::new(), Flag::new()];
+        let mut context = PollContext::new();
+        let changed = flags.clone();
+        let raising = thread::spawn(move || {
+            for flag in &changed {
+                flag.set(true);
+            }
+        });
+        assert!(context.poll(&mut list_of(&flags), Timeout::NEVER).unwrap() > 0);
+        let second = flags.clone();
+        let using = thread::spawn(move || {
+            wait_kept(&mut context, &second[1]);
+            context
+        });
+        // The wakes of the first thread's list are for the second one by now, or for nobody.
+        flags[0].queue.wake(Events::IN);
+        let mut context = using.join().unwrap();
+        raising.join().unwrap();
+        assert_eq!(context.poll(&mut list_of(&flags), Timeout::NOW), Ok(2));
+    });
+}
+
+/// The same with a kept entry whose wake comes between the two threads, and the first one ends.
+#[test]
+fn a_wake_that_comes_while_a_context_moves_is_found_by_the_next_thread() {
+    model(3, || {
+        let flag = Flag::new();
+        let mut context = PollContext::new();
+        let first = flag.clone();
+        let using = thread::spawn(move || {
+            let mut fds = [PollFd::new(&first, Events::IN)];
+            context.poll(&mut fds, Timeout::NOW).unwrap();
+            context
+        });
+        let changed = flag.clone();
+        let raising = thread::spawn(move || changed.set(true));
+        let mut context = using.join().unwrap();
+        wait_kept(&mut context, &flag);
         raising.join().unwrap();
     });
 }
