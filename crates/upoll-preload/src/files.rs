@@ -449,11 +449,15 @@ fn replace(
     dup: impl FnOnce() -> Result<c_int, Errno>,
 ) -> Result<c_int, Errno> {
     // A child in its parent's memory has numbers of its own: those that are recorded are its parent's.
-    if !own_fds::is_own(new) || own_fds::is_own(fd) || fd == new || handlers::is_others() {
+    if own_fds::is_own(fd) || fd == new || handlers::is_others() {
         return dup();
     }
-    raw::kernel!(SYS_fcntl, fd, libc::F_GETFD)?;
+    // Also for a number that is free by now: else another thread could record an own fd that it has opened there
+    // after `dup` has replaced it.
     let _held = own_fds::hold_numbers(new);
+    if own_fds::is_own(new) {
+        raw::kernel!(SYS_fcntl, fd, libc::F_GETFD)?;
+    }
     own_fds::replace(new, dup)
 }
 
