@@ -136,7 +136,7 @@ impl Group {
         (if place.is_some() { nap } else { LONG }, place)
     }
 
-    /// Gives a guard's place back.
+    /// Frees a guard's place.
     pub fn leave(group: Option<&Group>, place: Option<usize>) {
         if let (Some(group), Some(place)) = (group, place) {
             group.guards[place].store(0, Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl Group {
     }
 }
 
-/// What one worker has counted.
+/// The counts of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// The worker's process.

@@ -324,19 +324,12 @@ fn round<W: Way>(way: W, events: u64) -> Result<Round> {
     }
     Ok(Round {
         nanoseconds: u64::try_from((ended - begun).as_nanos())?,
-        fairness: fairness(&shares),
+        fairness: upoll_fair_state::fairness(shares.iter().copied()),
         shares,
         voluntary_switches: after[0] - before[0],
         involuntary_switches: after[1] - before[1],
         empty_wakes,
     })
-}
-
-/// Jain's index: 1 if all got the same, 1/n if one got all.
-fn fairness(shares: &[u64]) -> f64 {
-    let sum: f64 = shares.iter().map(|&share| share as f64).sum();
-    let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
-    sum * sum / (shares.len() as f64 * squares)
 }
 
 /// A way and how to run a round of it.

@@ -24,14 +24,14 @@ pub(super) enum Pace {
 /// Clients that send requests at fixed times: as many requests can be under way at once.
 const CLIENTS: usize = 32;
 
-/// What came of the requests.
+/// The result of the requests.
 pub(super) struct Outcome {
     pub(super) took: Duration,
     /// Microseconds from the time at which a request was due to the end of its answer.
     pub(super) latency: Histogram<u64>,
     /// Requests that failed.
     pub(super) failures: u64,
-    /// Answers of each worker, by what it answers with.
+    /// Answers of each worker, by the number in them.
     pub(super) answers: HashMap<u64, u64>,
 }
 

@@ -94,7 +94,7 @@ struct Sample {
     failures: u64,
 }
 
-/// What one way, load and number of workers of a server gave.
+/// The figures of one way, load and number of workers of a server.
 #[derive(Serialize)]
 pub(super) struct Served {
     pub(super) server: &'static str,
@@ -114,7 +114,7 @@ pub(super) struct Served {
     /// Waits that ended for a connection that another worker took, for a request, by the library's counters in a run
     /// of its own; none if the library has seen no wakeup.
     pub(super) empty_wakes: Option<f64>,
-    /// What the way is to reach and has not.
+    /// The targets that the way has not reached.
     pub(super) missed: Option<Vec<&'static str>>,
     samples: Vec<Sample>,
 }

@@ -1,9 +1,9 @@
-//! What the processes of a server have used, by `/proc`.
+//! Processor time and context switches of a server's processes, from `/proc`.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// What one thread has used since its start.
+/// The usage of one thread since its start.
 #[derive(Clone, Copy, Default)]
 struct Thread {
     process: u32,
@@ -13,10 +13,10 @@ struct Thread {
     written: u64,
 }
 
-/// What all threads of a server have used.
+/// The usage of all threads of a server.
 pub(super) struct Usage(BTreeMap<u32, Thread>);
 
-/// What was used between two looks.
+/// The difference of two usages.
 #[derive(Default)]
 pub(super) struct Used {
     pub(super) nanoseconds: u64,

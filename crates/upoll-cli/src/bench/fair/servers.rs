@@ -33,7 +33,7 @@ pub(super) struct Kind {
     pub(super) rotates: bool,
 }
 
-/// How to tell which worker has answered.
+/// The means to find the worker of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shares {
     /// By the number in the answer.
@@ -316,7 +316,7 @@ impl Drop for Place {
     }
 }
 
-/// Who of the workers is woken for a connection.
+/// The order in which workers are woken for a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// As the kernel does by default, without the library.
@@ -416,7 +416,7 @@ impl Server {
         bytes.map_or_else(Vec::new, |bytes| Counts::in_file(&bytes))
     }
 
-    /// Waits until the server answers and is idle: its workers have started.
+    /// Waits until the server answers and is idle, with all workers started.
     fn settle(&mut self) -> Result<()> {
         const STARTS_WITHIN: Duration = Duration::from_secs(60);
         const IDLE: Duration = Duration::from_millis(300);
