@@ -1,4 +1,5 @@
-//! Steady state allocates nothing, and what is kept is small: counted by the allocator.
+//! Steady state allocates nothing, and the memory that stays in use is small. A counting allocator
+//! measures both.
 #![cfg(not(loom))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,18 +16,18 @@ struct Counting;
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands every call to the system's allocator and counts.
+// SAFETY: forwards every call to the system's allocator, and counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the caller's contract is that of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the caller's contract is that of `System.dealloc`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -34,7 +35,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How many allocations `body` makes, and how many bytes more are in use after it.
+/// Returns the number of allocations that `body` makes, and how many more bytes are in use after
+/// it.
 fn cost(body: impl FnOnce()) -> (usize, usize) {
     let before = (CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
     body();
@@ -44,7 +46,7 @@ fn cost(body: impl FnOnce()) -> (usize, usize) {
     )
 }
 
-// One test, as tests of one file run side by side and would count each other's allocations.
+// One test: tests of one file run in parallel and would count each other's allocations.
 #[test]
 fn steady_state_allocates_nothing_and_idle_objects_are_small() {
     let set = Epoll::new().unwrap();
@@ -121,11 +123,11 @@ fn steady_state_allocates_nothing_and_idle_objects_are_small() {
     a_kept_context_allocates_nothing_however_its_list_changes();
 }
 
-/// In any order of leaving, and with items that stay.
+/// Items leave in any order, and some stay.
 fn a_set_gives_back_the_memory_of_items_that_left() {
     const ITEMS: usize = 100_000;
     let counters: Vec<_> = (0..ITEMS).map(|_| EventFd::new(0).unwrap()).collect();
-    // Steps that meet every item once.
+    // Step sizes that reach every item once.
     for step in [1, ITEMS - 1, 7_919] {
         for stay in [0, 1_000] {
             let set = Epoll::new().unwrap();
@@ -137,7 +139,7 @@ fn a_set_gives_back_the_memory_of_items_that_left() {
                 (stay..ITEMS).for_each(leave);
             });
             println!("{stay} of {ITEMS} items stay: {bytes} bytes");
-            // In the worst order each of those that stay keeps a chunk of 64.
+            // In the worst case each item that stays keeps a chunk of 64 alive.
             assert!(bytes <= 64 * 1024 + stay * 64 * 128, "{step}");
             (0..stay).for_each(leave);
             let (calls, bytes) = cost(|| drop(set));
@@ -148,7 +150,7 @@ fn a_set_gives_back_the_memory_of_items_that_left() {
     }
 }
 
-/// Lists of any length, with other objects in each call, once the context has grown.
+/// Once the context has grown it takes lists of any length, with other objects in each call.
 fn a_kept_context_allocates_nothing_however_its_list_changes() {
     const MOMENT: Duration = Duration::from_micros(50);
     let counters: Vec<_> = (0..200).map(|_| EventFd::new(0).unwrap()).collect();
@@ -214,8 +216,7 @@ fn a_kept_context_allocates_nothing_however_its_list_changes() {
     assert!(bytes / list.len() <= 256);
 }
 
-/// Nine wait queues, and 29 descriptors of the kernel beside them, fit on the stack; numbers below
-/// 320 do for `select`.
+/// Nine wait queues and 29 kernel fds fit on the stack. For `select` that holds for fds below 320.
 fn small_polls_and_selects_allocate_nothing() {
     const MOMENT: Duration = Duration::from_micros(50);
     let counters: Vec<_> = (0..10).map(|_| EventFd::new(0).unwrap()).collect();
@@ -247,7 +248,7 @@ fn small_polls_and_selects_allocate_nothing() {
         ready.unwrap()
     };
 
-    // The first make the thread's doorbell, and bitmaps that its number fits into.
+    // The first calls create the thread's wake fd, and bitmaps that its number fits into.
     assert_eq!(poll(9, 29, MOMENT), 0);
     assert_eq!(select(&[0, 310], MOMENT), 0);
     let (calls, _) = cost(|| {
@@ -262,7 +263,7 @@ fn small_polls_and_selects_allocate_nothing() {
     });
     assert_eq!(calls, 0);
 
-    // Woken by another thread, in both kinds of sleep.
+    // Another thread ends both kinds of sleep.
     let [go, stop] = [(); 2].map(|()| EventFd::new(0).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -288,7 +289,7 @@ fn small_polls_and_selects_allocate_nothing() {
         go.write(1).unwrap();
     });
 
-    // One more of each does not fit.
+    // One entry more of either kind does not fit.
     let (calls, _) = cost(|| assert_eq!(poll(10, 0, MOMENT), 0));
     assert!(calls > 0);
     let (calls, _) = cost(|| assert_eq!(poll(1, 30, MOMENT), 0));

@@ -1,5 +1,5 @@
-//! What nobody should do, and much of it: the library stays whole, and nothing is lost or left
-//! behind.
+//! Misuse of the library, single and from many threads: no memory is corrupted, no event is lost
+//! and nothing leaks.
 #![cfg(not(loom))]
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use upoll::{
 const IN: Events = Events::IN;
 const ET: Events = Events::ET;
 
-/// Fewer without optimisation, to take no longer.
+/// Fewer without optimisation, so that the test takes no longer.
 const MANY: usize = if cfg!(debug_assertions) {
     100_000
 } else {
@@ -88,7 +88,7 @@ fn one_file_under_very_many_numbers_closes_at_once() {
     let numbers = i32::try_from(MANY / 5).unwrap();
     let counter = EventFd::new(0).unwrap();
     for number in 0..numbers {
-        // Negative numbers are as good as others.
+        // Negative fds are as valid as others.
         let file = counter.as_file_ref().numbered(number - numbers / 2);
         set.add(&file, Event::new(IN, number.cast_unsigned().into()))
             .unwrap();
@@ -124,7 +124,7 @@ fn a_set_of_very_many_closes_at_once_and_so_do_very_many_sets_of_one_file() {
 
 #[test]
 fn a_number_that_is_used_again_at_once_never_meets_what_was_there_before() {
-    // The next file may well come to lie where the last one lay.
+    // The allocator may place the next file where the last one was.
     let (account, new_set) = account();
     let sets = [new_set(), new_set()];
     thread::scope(|scope| {
@@ -217,13 +217,13 @@ fn sets_may_close_while_threads_wait_in_them_and_above_them() {
             inner.add(&source, Event::new(IN | ET, 0)).unwrap();
             outer.add(&inner, Event::new(IN | ET, 2)).unwrap();
             if round % 64 == 0 {
-                // The last reference may be that of a thread that waits.
+                // A waiting thread may hold the last reference.
                 let waiting = inner.clone();
                 scope.spawn(move || waiting.wait(&mut [Event::default()], None));
             }
         }
         stop.try_write(1).unwrap();
-        // For those that still wait.
+        // Ends the waits of the threads that are still blocked.
         while outer.len() > 1 {
             source.try_write(1).unwrap();
             thread::yield_now();
@@ -234,7 +234,7 @@ fn sets_may_close_while_threads_wait_in_them_and_above_them() {
     assert_eq!(account.used(), 0);
 }
 
-/// A counter that says when it ends.
+/// A counter that records its end.
 struct Counted {
     count: AtomicUsize,
     queue: WaitQueue,
@@ -287,7 +287,8 @@ impl Drop for Counted {
     }
 }
 
-/// What the threads of the test below share: each takes, replaces and uses what the others do.
+/// The objects shared by the threads of the test below. Each thread takes, replaces and uses the
+/// objects of the others.
 struct Shared {
     sets: Vec<Mutex<Epoll>>,
     files: Vec<Mutex<File<Counted>>>,
@@ -336,7 +337,7 @@ impl Shared {
             }
             10..13 => self.file(dice).set(dice.roll(2)),
             13 => {
-                // The old file closes here, unless somebody is just using it.
+                // The old file closes here, unless another thread still uses it.
                 let place = dice.roll(self.files.len());
                 let fresh = Counted::new(&self.alive);
                 let old = std::mem::replace(&mut *self.files[place].lock().unwrap(), fresh);
@@ -376,7 +377,7 @@ impl Shared {
         }
     }
 
-    /// Every interest that is left reports the next event of its file.
+    /// Checks that every interest that is left reports the next event of its file.
     fn loses_nothing(&self) {
         for file in &self.files {
             file.lock().unwrap().set(0);
@@ -406,7 +407,7 @@ impl Shared {
             expected.push(members);
         }
         for set in &self.sets {
-            // What is left of sets in sets; their data is 0.
+            // Reports of nested sets may be left; their data is 0.
             let rest = harvest(&set.lock().unwrap(), 64);
             assert!(rest.iter().all(|event| event.data() == 0));
         }

@@ -1,4 +1,5 @@
-//! Calls end although objects and sets refer to each other in circles, or an object's answers do not agree.
+//! Calls return even if objects and sets refer to each other in circles, or the results of an
+//! object's `poll` are inconsistent.
 #![cfg(all(feature = "std", not(loom)))]
 
 mod returns;
@@ -20,7 +21,7 @@ fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 8]).unwrap()
 }
 
-/// Its answer is another one each time that it is asked.
+/// An object whose `poll` returns another result in each call.
 #[derive(Default)]
 struct Alternating {
     queue: WaitQueue,
@@ -73,7 +74,8 @@ fn calls_return_though_an_objects_answer_alternates() {
     }
 }
 
-/// Answers as the set does that it is given, which is asked with the table or with one of its own.
+/// An object that returns the readiness of a set. It polls that set with the caller's table or with
+/// a table of its own.
 struct Forwarding {
     set: OnceLock<File>,
     with_table: bool,
@@ -105,7 +107,8 @@ impl Pollable for Forwarding {
     }
 }
 
-/// All that may be done with a set that leads to itself, in whatever way, returns.
+/// Checks that every operation on a set that leads to itself returns, whichever way the circle
+/// goes.
 fn use_all(sets: &[Epoll], counter: &EventFd) {
     for _ in 0..3 {
         counter.try_write(1).unwrap();
@@ -201,7 +204,7 @@ fn a_chain_of_sets_and_objects_however_long_crashes_nothing() {
     }
 }
 
-/// Where there is no circle a set may well be wrapped.
+/// Without a circle a set may be wrapped in an object.
 #[test]
 fn an_object_that_answers_as_another_set_does_is_ready_when_that_is() {
     returns(|| {

@@ -1,5 +1,5 @@
-//! Claims of a rotating set: whatever becomes of the worker that was chosen, the next event reaches
-//! one that looks.
+//! Claims of a rotating set: the next event reaches a worker that checks for it, whatever happens
+//! to the worker that was chosen.
 #![cfg(not(loom))]
 
 use std::sync::Arc;
@@ -13,19 +13,19 @@ fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 8]).unwrap()
 }
 
-/// A set that watches `inner`.
+/// Returns a set that watches `inner`.
 fn above(inner: &Epoll) -> Epoll {
     let set = Epoll::new().unwrap();
     set.add(inner, IN).unwrap();
     set
 }
 
-/// Somebody waits for `set`.
+/// Makes a waiter for `set`.
 fn awaited(set: &Epoll) -> Watch {
     Watch::new(set.as_file_ref(), Events::IN, |_| {}).unwrap().0
 }
 
-/// A rotating set over a semaphore.
+/// Returns a rotating set with a semaphore as its source.
 fn rotating() -> (EventFd, Epoll) {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
@@ -39,12 +39,13 @@ fn a_worker_found_idle_from_above_has_no_claim_on_the_next_event() {
     let [first, second] = [above(&rotating), above(&rotating)];
     let manager = above(&first);
     let awaiting = awaited(&manager);
-    // The first is chosen, as somebody waits above it; but somebody else takes the event.
+    // The first worker is chosen, because a set above it is awaited. The main thread takes its
+    // event.
     source.try_write(1).unwrap();
     source.try_read().unwrap();
     assert_eq!(harvest(&manager), 0);
     drop((awaiting, manager));
-    // Nobody waits for this one: it goes to the first that comes.
+    // Nobody waits for this event: the first worker to check gets it.
     source.try_write(1).unwrap();
     assert_eq!(harvest(&second), 1);
 }
@@ -64,7 +65,7 @@ fn a_chosen_worker_that_wants_the_event_no_more_hands_it_on() {
 fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
     let (source, rotating) = rotating();
     let worker = above(&rotating);
-    // Nobody waits: the worker has a note.
+    // Nobody waits: the worker's recheck flag is set.
     source.try_write(1).unwrap();
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
@@ -75,7 +76,7 @@ fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
     assert!(!ready.is_empty());
     assert_eq!(harvest(&worker), 1);
     assert_eq!(source.try_read(), Ok(1));
-    // It waits now, for its callback.
+    // From here on the worker waits, through its callback.
     source.try_write(1).unwrap();
     assert_eq!(told.load(Ordering::Relaxed), 1);
 }
@@ -87,7 +88,7 @@ fn a_worker_that_leaves_after_its_event_hands_on_what_is_left() {
     let [first, second] = [above(&rotating), above(&rotating)];
     assert_eq!(harvest(&first), 1);
     assert_eq!(source.try_read(), Ok(1));
-    // The second waits, so it is its turn.
+    // The second worker is next in line.
     assert_eq!(harvest(&second), 1);
     let awaiting_second = awaited(&second);
     assert_eq!(harvest(&first), 0);
@@ -101,7 +102,7 @@ fn a_worker_that_leaves_after_its_event_hands_on_what_is_left() {
     assert_eq!(harvest(&second), 1);
     assert_eq!(source.try_read(), Ok(1));
     assert_eq!(told.load(Ordering::Relaxed), 0);
-    // It has no claim any more, but nobody else will come back to the source.
+    // Its claim is gone, but no other worker will poll the source again.
     drop((awaiting_second, second));
     assert_eq!(told.load(Ordering::Relaxed), 1);
     assert_eq!(harvest(&first), 1);

@@ -1,6 +1,6 @@
-//! Closes: of a watched file, of a set, of both at once, and what others see meanwhile. What system
-//! calls show is shown on the host kernel too; each test of a race names the kernel's bug that it
-//! would catch.
+//! Closes of a watched file, of a set, and of both at once, and their effect on concurrent calls.
+//! Behaviour that system calls can show is compared with the host kernel. Each test of a race names
+//! the kernel bug that it would catch.
 #![cfg(not(loom))]
 
 mod kernel;
@@ -134,7 +134,7 @@ fn closing_the_middle_of_a_chain_cuts_it() {
     assert_eq!(twin.data(3, 4), []);
     assert_eq!(twin.data(0, 4), [1]);
     twin.fdinfo(3);
-    // No link is left that would count.
+    // No link is left that counts towards the limit.
     twin.open_set(2);
     twin.add(0, 3, IN, 0).unwrap();
 }
@@ -160,12 +160,12 @@ fn references_may_move_whatever_they_lead_to() {
     assert!(take_out(std::pin::pin!(Some(file))).is_some());
 }
 
-/// An object that notices what is done to it after its end, and counts its ends.
+/// An object that panics if it is used after its release, and counts how often it is dropped.
 struct Mortal {
     queue: WaitQueue,
     released: AtomicBool,
     ends: Arc<AtomicUsize>,
-    /// What else it does when it is released, and when it is dropped.
+    /// Callbacks that run when the object is released, and when it is dropped.
     last_words: Mutex<Vec<Box<dyn FnMut() + Send>>>,
 }
 
@@ -230,7 +230,7 @@ fn account() -> (Arc<WatchLimit>, impl Fn() -> Epoll) {
 
 #[test]
 fn an_object_that_ends_may_use_the_sets_that_watched_it() {
-    // Object code runs with no lock of the library held.
+    // Code of the object runs without any lock of the library.
     let ends = Arc::new(AtomicUsize::new(0));
     for close_set_first in [true, false] {
         let (account, new_set) = account();
@@ -295,7 +295,7 @@ fn a_file_that_ends_may_end_other_files_and_their_sets() {
 
 type Step<'a> = Box<dyn FnMut(usize) + Send + 'a>;
 
-/// Where threads meet. If one of them fails the others fail too, instead of waiting for it.
+/// A barrier. If one thread fails the others fail too, instead of waiting for it.
 struct Meeting {
     members: usize,
     arrivals: AtomicUsize,
@@ -321,7 +321,7 @@ impl Meeting {
     }
 }
 
-/// Tells a meeting if its thread fails.
+/// Marks the meeting as failed if its thread panics.
 struct Member<'a>(&'a Meeting);
 
 impl Drop for Member<'_> {
@@ -332,7 +332,7 @@ impl Drop for Member<'_> {
     }
 }
 
-/// Runs the steps of each round at the same time, on a thread each.
+/// Runs the steps of each round concurrently, each on a thread of its own.
 fn race(rounds: usize, steps: Vec<Step<'_>>) {
     let start = Meeting::of(steps.len());
     thread::scope(|scope| {
@@ -342,7 +342,7 @@ fn race(rounds: usize, steps: Vec<Step<'_>>) {
                 let _member = Member(start);
                 for round in 0..rounds {
                     start.wait();
-                    // Vary who comes first, and by how much.
+                    // Varies which thread comes first, and by how much.
                     for _ in 0..round % 64 {
                         std::hint::spin_loop();
                     }
@@ -358,8 +358,8 @@ const ROUNDS: usize = 3_000;
 
 #[test]
 fn a_file_and_its_set_may_close_at_the_same_time() {
-    // Kernel bugs 8c2e52ebbe88 (a set's memory went while its lock was still in use) and
-    // a6dc643c6931 (a file's list was used after the file had gone).
+    // Kernel bugs 8c2e52ebbe88 (a set was freed while its lock was still in use) and a6dc643c6931
+    // (a file's list was used after the file was freed).
     let ends = Arc::new(AtomicUsize::new(0));
     let (account, new_set) = account();
     let mut sets: Vec<_> = (0..ROUNDS).map(|_| Some(new_set())).collect();
@@ -374,7 +374,7 @@ fn a_file_and_its_set_may_close_at_the_same_time() {
         vec![
             Box::new(|round| {
                 drop(sets[round].take());
-                // Whoever still uses the set's memory finds another set there.
+                // The new set reuses the memory: a late use of the old set would find it.
                 drop(new_set());
             }),
             Box::new(|round| drop(files[round].take())),
@@ -386,7 +386,7 @@ fn a_file_and_its_set_may_close_at_the_same_time() {
 
 #[test]
 fn two_sets_of_one_file_may_close_while_it_closes() {
-    // As above, with the file's list of watchers changing under its close.
+    // The same race, while the close of the file changes its list of watchers.
     let ends = Arc::new(AtomicUsize::new(0));
     let (account, new_set) = account();
     let mut files: Vec<_> = (0..ROUNDS).map(|_| Some(Mortal::new(&ends))).collect();
@@ -412,8 +412,8 @@ fn two_sets_of_one_file_may_close_while_it_closes() {
 
 #[test]
 fn of_delete_and_close_at_the_same_time_one_removes_the_item() {
-    // Kernel bug a6dc643c6931 again: DEL went on using a file that had gone meanwhile. Each thread has
-    // references of its own here, and the last one to let go closes the set and the file.
+    // Kernel bug a6dc643c6931 again: DEL used a file that had been freed meanwhile. Each thread has
+    // references of its own here, and the last one that is dropped closes the set and the file.
     let ends = Arc::new(AtomicUsize::new(0));
     let (account, new_set) = account();
     let made: Vec<_> = (0..ROUNDS)
@@ -470,7 +470,7 @@ fn the_last_of_several_references_closes_whoever_drops_it() {
         ROUNDS,
         vec![
             Box::new(|round| {
-                // DEL beside the close of the other reference.
+                // DEL while the other reference closes.
                 let file = firsts[round].take().unwrap();
                 if round % 2 == 0 {
                     set.delete(&file.by_ref()).unwrap();
@@ -553,13 +553,14 @@ fn the_graph_may_be_walked_while_sets_in_it_close() {
         ROUNDS,
         vec![
             Box::new(|_| {
-                // Sets above come and go.
+                // Sets above it come and go.
                 let (top, middle) = (new_set(), new_set());
                 middle.add(&inner, interest()).unwrap();
                 top.add(&middle, interest()).unwrap();
             }),
             Box::new(|_| {
-                // ADD of a file counts the paths up, ADD of a set the links up and down.
+                // ADD of a file counts the paths upwards; ADD of a set counts the links in both
+                // directions.
                 inner.add(&bottom, interest()).unwrap();
                 let below = new_set();
                 inner.add(&below, interest()).unwrap();

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use proptest::prelude::*;
 use upoll::{CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, Op, Source, Target};
 
-/// What commands are aimed at: a user-level object and its kernel twin, or a kernel object that
+/// The targets of commands: user-level objects with their kernel twins, and kernel objects that
 /// both sides watch.
 struct Subjects {
     user: Vec<EventFd>,
@@ -161,7 +161,7 @@ proptest! {
                     )
                 })
                 .collect();
-            // What an untouched result looks like.
+            // A marker for a result that no command has written.
             for command in &mut commands {
                 command.result = Err(Errno::NOTTY);
             }
@@ -179,7 +179,7 @@ proptest! {
             for command in commands.iter().skip(done + 1) {
                 prop_assert_eq!(command.result, Err(Errno::NOTTY), "not executed, not written");
             }
-            // Oneshot items are spent on both sides alike.
+            // Oneshot items are disabled on both sides.
             prop_assert_eq!(wait(&set), kernel_wait(&kernel));
             prop_assert_eq!(wait(&set), kernel_wait(&kernel));
         }

@@ -1,5 +1,5 @@
-//! The wake fd that a thread in `poll` or `select` sleeps by, if it waits for descriptors of the
-//! kernel too: one to a thread, and nobody else's, whatever becomes of its number.
+//! The wake fd of a thread that sleeps in `poll` or `select` with kernel fds in its list. Each
+//! thread has its own, and it survives whatever the program does to its number.
 #![cfg(not(loom))]
 
 mod threads;
@@ -37,7 +37,7 @@ fn in_child(body: impl FnOnce()) {
     }
 }
 
-/// The kernel sets that this process has open, by number.
+/// Returns the kernel sets that this process has open.
 fn own_sets() -> Vec<i32> {
     let mut found: Vec<_> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -52,7 +52,7 @@ fn own_sets() -> Vec<i32> {
     found
 }
 
-/// A sleep in the kernel that a wake by another thread ends; it needs the thread's doorbell.
+/// Sleeps in the kernel until another thread's wakeup; the sleep needs the thread's wake fd.
 fn sleep_and_be_woken() {
     let counter = EventFd::new(0).unwrap();
     let (reader, _writer) = idle_pipe();
@@ -72,7 +72,8 @@ fn sleep_and_be_woken() {
     });
 }
 
-/// The doorbell that this thread makes in a process that had none for it: its number.
+/// Makes this thread create its wake fd, and returns the fd. The process must not have opened one for
+/// this thread before.
 fn make_doorbell() -> i32 {
     let before = own_sets();
     sleep_and_be_woken();
@@ -115,16 +116,16 @@ fn a_child_makes_a_doorbell_of_its_own_and_leaves_the_parents_alone() {
         let number = make_doorbell();
         let of_parent = own_sets();
         in_child(|| {
-            // The parent's is closed here.
+            // The child has closed the parent's wake fd.
             assert!(own_sets().is_empty());
             sleep_and_be_woken();
             assert_eq!(own_sets().len(), of_parent.len());
         });
         assert_eq!(own_sets(), of_parent);
         in_child(|| {
-            // What has its number in the child stays open.
+            // A file that the child opens at the number of the wake fd stays open.
             let (reader, _writer) = idle_pipe();
-            // SAFETY: the number is the doorbell's, which a program may close by mistake.
+            // SAFETY: the number is that of the wake fd, which a program may close by mistake.
             unsafe { libc::dup2(reader.as_raw_fd(), number) };
             sleep_and_be_woken();
             // SAFETY: takes a number.
@@ -143,14 +144,14 @@ fn what_has_the_number_of_a_doorbell_that_the_program_closed_is_left_alone() {
             let number = make_doorbell();
             let (end, mut other) = UnixStream::pair().unwrap();
             other.write_all(b"12345678").unwrap();
-            // SAFETY: closes the doorbell, as a program does that closes all numbers.
+            // SAFETY: closes the wake fd, as a program does that closes all fds.
             let mut reused = unsafe {
                 assert_eq!(libc::dup2(end.as_raw_fd(), number), number);
                 UnixStream::from_raw_fd(number)
             };
             drop(end);
             sleep_and_be_woken();
-            // Nothing was read from it, written to it, and it is open.
+            // Nothing was read from it or written to it, and it is still open.
             let mut bytes = [0; 8];
             reused.read_exact(&mut bytes).unwrap();
             assert_eq!(&bytes, b"12345678");
@@ -183,7 +184,7 @@ fn a_sleeper_whose_doorbell_was_closed_is_woken_all_the_same() {
         let (sleeper, number) = receive.recv().unwrap();
         until_asleep(sleeper);
         let (end, mut other) = UnixStream::pair().unwrap();
-        // SAFETY: closes the doorbell, as a program does that closes all numbers.
+        // SAFETY: closes the wake fd, as a program does that closes all fds.
         let _reused = unsafe {
             assert_eq!(libc::dup2(end.as_raw_fd(), number), number);
             OwnedFd::from_raw_fd(number)
@@ -191,7 +192,7 @@ fn a_sleeper_whose_doorbell_was_closed_is_woken_all_the_same() {
         counter.write(1).unwrap();
         other.set_nonblocking(true).unwrap();
         assert!(other.read(&mut [0; 8]).is_err());
-        // It checks its own fds now and then, and looks at the counter.
+        // The sleep checks the library's own fds periodically, and rechecks the counter.
         let (ready, events) = thread.join().unwrap();
         assert_eq!((ready, events), (Ok(1), [Events::IN, Events::empty()]));
     });

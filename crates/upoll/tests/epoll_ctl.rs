@@ -1,5 +1,5 @@
-//! `epoll_ctl(2)`: which errors, in which order, and what each operation changes. Each rule is
-//! shown on the host kernel too.
+//! `epoll_ctl(2)`: its errors, their order, and the effect of each operation. Each rule is checked
+//! on the host kernel too.
 #![cfg(not(loom))]
 
 mod kernel;
@@ -23,7 +23,7 @@ fn of_the_flags_of_a_new_set_linux_knows_only_cloexec() {
     for bit in 0..32 {
         let flag = 1_u32 << bit;
         if flag == CreateFlags::ROTATE.bits() {
-            // Never merged: this crate's own.
+            // A flag of upoll's alone; it was never merged into Linux.
             continue;
         }
         let upoll = Epoll::create(CreateFlags::from_bits_retain(flag)).map(drop);
@@ -110,11 +110,11 @@ fn the_exclusive_rules_come_before_loops_and_before_the_look_up() {
     twin.open_counter(2, 0, false);
     let exclusive = IN | Events::EXCLUSIVE;
     twin.add(0, 1, IN, 0).unwrap();
-    // Would be a loop, and is there already.
+    // A loop that also exists already.
     assert_eq!(twin.add(1, 0, IN, 0), Err(Errno::LOOP));
     assert_eq!(twin.add(1, 0, exclusive, 0), Err(Errno::INVAL));
     assert_eq!(twin.add(0, 1, exclusive, 0), Err(Errno::INVAL));
-    // Not watched, or watched already.
+    // A target that is not watched, or that is watched already.
     assert_eq!(twin.modify(0, 2, exclusive, 0), Err(Errno::INVAL));
     twin.add(0, 2, IN, 0).unwrap();
     let wrong = exclusive | Events::ONESHOT;
@@ -124,7 +124,8 @@ fn the_exclusive_rules_come_before_loops_and_before_the_look_up() {
 
 #[test]
 fn what_is_watched_already_gives_eexist_even_if_the_account_is_used_up() {
-    // The kernel's account is the whole machine's, so only this side can be filled.
+    // The kernel's limit counts the watches of the whole machine, so only upoll's can be exhausted
+    // here.
     let set = Epoll::create_within(CreateFlags::empty(), WatchLimit::new(1)).unwrap();
     let (one, two) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
     let interest = Event::new(IN, 0);
@@ -172,7 +173,7 @@ fn an_add_that_is_refused_leaves_nothing_behind() {
     };
     refused(&twin, 4, 5, Errno::LOOP);
     refused(&twin, 4, 0, Errno::LOOP);
-    // The same ADD is fine as soon as the reason is gone.
+    // The same ADD succeeds as soon as the reason is gone.
     twin.delete(0, 1).unwrap();
     twin.add(4, 5, IN, 9).unwrap();
     twin.write(6, 1);
@@ -180,7 +181,7 @@ fn an_add_that_is_refused_leaves_nothing_behind() {
     assert_eq!(twin.data(4, 1), [9]);
 }
 
-/// A file at 0, a chain of sets from 1 up to 4, and sets above that.
+/// A file at 0, a chain of sets from 1 up to 4, and `above` sets that watch its top.
 fn chain_of_four(above: usize) -> Twin {
     let mut twin = Twin::new(5 + above);
     twin.open_counter(0, 1, false);
@@ -231,7 +232,7 @@ fn err_and_hup_are_always_wanted() {
     twin.open_pipe(2, 3);
     twin.add(0, 1, Events::empty(), 1).unwrap();
     twin.add(0, 2, Events::empty(), 2).unwrap();
-    // The mask that is shown has both bits, after ADD and after MOD.
+    // The mask in fdinfo has both bits, after ADD and after MOD.
     twin.fdinfo(0);
     twin.modify(0, 2, Events::empty(), 3).unwrap();
     twin.fdinfo(0);
@@ -252,7 +253,7 @@ fn bits_without_a_name_are_accepted_and_kept() {
             continue;
         }
         twin.open_counter(bit + 1, 1, false);
-        // The exclusive rules have a test of their own.
+        // The rules of exclusive interests have a test of their own.
         twin.add(0, bit + 1, flag, bit as u64).unwrap();
         twin.fdinfo(0);
     }
@@ -366,7 +367,7 @@ fn fdinfo_shows_an_interest_as_the_kernel_does() {
     twin.fdinfo(0);
     twin.write(1, 1);
     assert_eq!(twin.data(0, 1).len(), 1);
-    // A oneshot interest that fired keeps only its mode.
+    // After a oneshot interest has fired only its mode bits are left.
     twin.fdinfo(0);
     let text = twin.set(0).unwrap().fdinfo().unwrap();
     assert!(text.contains("events: c0000000 data: 123456789abcdef0  pos:0 ino:"));

@@ -1,5 +1,5 @@
-//! `epoll_wait(2)`: what is delivered, in which order, and who wakes. Each rule is shown on the
-//! host kernel too.
+//! `epoll_wait(2)`: which events are delivered, in which order, and which waiters wake. Each rule
+//! is checked on the host kernel too.
 #![cfg(not(loom))]
 
 mod kernel;
@@ -18,11 +18,10 @@ const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;
 const ET: Events = Events::ET;
 const ONESHOT: Events = Events::ONESHOT;
-/// What a set shows when anything in it is ready.
+/// The events of a set with at least one ready member.
 const READY: Events = Events::IN.union(Events::RDNORM);
 
-/// A set at 0 and counters behind it, all idle, each watched for `wanted` with its
-/// number as data.
+/// A set at 0 that watches idle counters for `wanted`. The data of each is its number.
 fn watching(counters: usize, wanted: Events) -> Twin {
     let mut twin = Twin::new(counters + 3);
     twin.open_set(0);
@@ -157,7 +156,7 @@ fn an_edge_that_found_no_room_is_reported_by_the_next_wait() {
 fn an_edge_in_a_direction_that_is_not_wanted_is_ignored() {
     let twin = watching(1, OUT | ET);
     assert_eq!(twin.data(0, 4), [1]);
-    // A write wakes readers only.
+    // A write wakes only readers.
     twin.write(1, 1);
     assert_eq!(twin.data(0, 4), []);
     // A read wakes writers.
@@ -324,8 +323,8 @@ fn whoever_polls_a_set_is_told_of_an_event_besides_the_thread_that_waits_in_it()
     let pollers = [(); 2].map(|()| twin.sleep_polling(0, IN));
     twin.write(1, 1);
     assert_eq!(waiter.join().unwrap(), [(IN.bits(), 1)]);
-    // Who looks first is open: the waiter takes the edge, and then nothing is ready. They have
-    // been woken in any case.
+    // The order in which they check is undefined: if the waiter takes the edge first, the pollers
+    // find nothing ready. They were woken in any case.
     assert!(pollers.iter().all(|poller| !poller.undisturbed()));
     twin.delete(0, 1).unwrap();
     twin.add(0, 1, IN, 2).unwrap();
@@ -338,7 +337,7 @@ fn whoever_polls_a_set_is_told_of_an_event_besides_the_thread_that_waits_in_it()
 fn a_wake_that_comes_to_nothing_does_not_end_a_wait() {
     let twin = watching(1, IN);
     let mut sleeper = twin.sleep_in(0, 4);
-    // Writing nothing to an empty counter wakes its readers for nothing.
+    // A write of zero to an empty counter wakes its readers spuriously.
     twin.write(1, 0);
     sleeper.until_asleep();
     twin.write(1, 1);
@@ -470,8 +469,8 @@ fn an_event_reaches_a_thread_of_every_set_that_watches() {
     assert_eq!(data, [1, 2, 3]);
 }
 
-/// Three threads read a counter through one set; each of the events waits until the one before it
-/// was taken. The readers and the writer sleep without a limit: an event that is lost is a hang.
+/// Three threads read a counter through one set. Each event is written after the previous one was
+/// taken. The readers and the writer sleep without a time limit, so a lost event hangs the test.
 fn hand_over(wanted: Events, events: usize) {
     let set = Epoll::new().unwrap();
     let source = EventFd::with_flags(0, EventFdFlags::NONBLOCK).unwrap();

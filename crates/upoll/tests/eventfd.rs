@@ -1,4 +1,5 @@
-//! `eventfd(2)`: values, readiness, edges, blocking. Each rule is shown on the host kernel too.
+//! `eventfd(2)`: values, readiness, edges and blocking calls. Each rule is checked on the host
+//! kernel too.
 #![cfg(not(loom))]
 
 mod kernel;
@@ -13,7 +14,7 @@ use kernel::{Kernel, Twin, same};
 const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;
 const ET: Events = Events::ET;
-/// The largest count that a write can make.
+/// The largest value that a write can produce.
 const FULL: u64 = u64::MAX - 1;
 
 /// A counter at 0 and an empty set at 1.
@@ -92,7 +93,7 @@ fn a_write_fits_if_the_sum_stays_below_the_largest_number() {
         (FULL, 0, Ok(())),
         (FULL, 1, Err(Errno::AGAIN)),
         (FULL, FULL, Err(Errno::AGAIN)),
-        // Whatever the count, this is no value.
+        // Invalid, whatever the count is.
         (FULL, u64::MAX, Err(Errno::INVAL)),
     ] {
         for twin in [nonblocking(0), semaphore(0)] {
@@ -136,7 +137,7 @@ fn readiness_follows_the_count() {
 fn every_write_is_an_edge_for_readers_even_of_nothing_and_a_read_is_none() {
     let twin = nonblocking(0);
     twin.add(1, 0, IN | ET, 7).unwrap();
-    // A write of nothing to an empty counter wakes, but there is nothing to read.
+    // A write of zero to an empty counter wakes readers, but there is nothing to read.
     twin.put(0, 0).unwrap();
     assert_eq!(twin.data(1, 1), []);
     for value in [1, 1, 0] {
@@ -180,7 +181,7 @@ fn a_refused_read_or_write_is_no_edge() {
 
 #[test]
 fn wakes_say_which_direction_and_a_close_says_hup() {
-    // Linux's wakes carry these keys; system calls show them only by what they trigger.
+    // Linux wakes with these keys; through system calls only their effects are visible.
     let source = EventFd::with_flags(0, EventFdFlags::NONBLOCK).unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
     let keys = heard.clone();
@@ -201,7 +202,7 @@ fn wakes_say_which_direction_and_a_close_says_hup() {
 
 #[test]
 fn a_signal_brings_the_count_to_the_top_where_it_shows_an_error() {
-    // eventfd_signal() is not reachable from outside the kernel.
+    // User programs cannot call the kernel's eventfd_signal().
     let source = EventFd::new(0).unwrap();
     source.try_write(FULL).unwrap();
     let set = Epoll::new().unwrap();
@@ -212,7 +213,7 @@ fn a_signal_brings_the_count_to_the_top_where_it_shows_an_error() {
     let (_watch, ready) = Watch::new(source.as_file_ref(), Events::all(), |_| ()).unwrap();
     assert_eq!(ready, IN | Events::ERR);
     assert_eq!(source.try_write(0), Err(Errno::AGAIN));
-    // It stays there, and each signal still wakes readers.
+    // The count stays, and each signal still wakes readers.
     set.modify(&source, Event::new(IN | ET, 8)).unwrap();
     assert_eq!(set.harvest(&mut events), Ok(1));
     assert_eq!(set.harvest(&mut events), Ok(0));
@@ -232,8 +233,8 @@ fn fdinfo_shows_the_count_and_whether_it_is_a_semaphore() {
         twin.put(0, count).unwrap();
         let path = format!("/proc/self/fdinfo/{}", twin.kernel.fd(0));
         let kernel = std::fs::read_to_string(path).unwrap();
-        // The kernel numbers its counters, these here have no number; they have a maximum, as
-        // kernels after this one may have.
+        // The kernel's fdinfo has an ID, upoll's does not. upoll's has a maximum, as future kernels
+        // may have.
         let lines = |text: &str| -> Vec<_> {
             let known = ["eventfd-count:", "eventfd-semaphore:"];
             text.lines()
@@ -260,7 +261,7 @@ fn numbers_of_one_counter_share_its_count() {
 fn a_read_of_an_empty_counter_sleeps_until_something_is_written() {
     let twin = counter(0, EventFdFlags::empty());
     let mut reader = twin.sleep_reading(0);
-    // Nothing wakes the reader, and there is nothing for it.
+    // Nothing wakes the reader, because there is nothing for it to read.
     twin.put(0, 0).unwrap();
     reader.until_asleep();
     twin.put(0, 4).unwrap();
@@ -308,7 +309,7 @@ fn a_blocked_reader_takes_what_one_write_brought_and_the_others_sleep_on() {
     let readers = [(); 3].map(|()| twin.sleep_reading(0));
     for _ in 0..3 {
         twin.put(0, 1).unwrap();
-        // Whoever takes it; the next write must find the counter empty.
+        // Any reader may take it. The next write must find the counter empty.
         while twin.counter(0).as_file_ref().is_ready(IN) || twin.kernel.mask(0) & IN.bits() != 0 {
             std::thread::yield_now();
         }

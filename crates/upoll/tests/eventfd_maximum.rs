@@ -1,5 +1,5 @@
-//! The maximum of an eventfd. No kernel here has it, so a small model of its rules is the reference;
-//! without a maximum the model is compared with the kernel's eventfd as well.
+//! The maximum of an eventfd. No released kernel has it, so a small model of its rules is the
+//! reference. Without a maximum the model is compared with the kernel's eventfd as well.
 #![cfg(not(loom))]
 
 mod counter;
@@ -41,13 +41,13 @@ proptest! {
         for step in steps {
             match step {
                 Step::Write(value) => {
-                    // SAFETY: a counter is written from a live word.
+                    // SAFETY: the counter is written from a live word.
                     let written = unsafe { libc::write(kernel.as_raw_fd(), (&raw const value).cast(), 8) };
                     prop_assert_eq!(errno(written).map(drop), model.write(value));
                 }
                 Step::Read => {
                     let mut value = 0_u64;
-                    // SAFETY: a counter is read to a live word.
+                    // SAFETY: the counter is read to a live word.
                     let read = unsafe { libc::read(kernel.as_raw_fd(), (&raw mut value).cast(), 8) };
                     prop_assert_eq!(errno(read).map(|_| value), model.read());
                 }
@@ -73,7 +73,7 @@ fn errno(result: isize) -> Result<isize, Errno> {
     Err(Errno::from_raw(errno))
 }
 
-/// A thread that blocks in a write of `value`, and is woken by nothing but what `then` does.
+/// Checks that a thread that blocks in a write of `value` stays blocked until `then` runs.
 fn blocked_write_ends(counter: &EventFd, value: u64, then: impl FnOnce()) {
     let writer = thread::spawn({
         let counter = counter.clone();
@@ -116,7 +116,7 @@ fn a_new_maximum_is_an_event_for_those_who_want_to_write() {
     assert_eq!(set.harvest(&mut events).unwrap(), 0);
     counter.set_maximum(10).unwrap();
     assert_eq!(set.harvest(&mut events).unwrap(), 1);
-    // Lowered, it still wakes, and there is room still.
+    // Lowering the maximum wakes the writer too, while there still is room.
     counter.set_maximum(9).unwrap();
     assert_eq!(set.harvest(&mut events).unwrap(), 1);
 }
@@ -136,7 +136,7 @@ fn writers_and_readers_at_a_maximum_lose_nothing() {
                     }
                 });
             }
-            // The maximum moves while they write.
+            // The maximum changes while they write.
             scope.spawn(|| {
                 for round in 0..2_000 {
                     let _ = counter.set_maximum([10, u64::MAX, 3, 50][round % 4]);

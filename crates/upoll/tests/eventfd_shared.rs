@@ -1,5 +1,5 @@
-//! Shared counters in one process: they behave as any other. What several processes see of one is in
-//! `eventfd_fork.rs`.
+//! Shared counters in one process: they behave as any other. `eventfd_fork` has the tests with
+//! several processes.
 #![cfg(not(loom))]
 
 mod counter;
@@ -37,7 +37,7 @@ proptest! {
     }
 }
 
-/// Numbers that operations choose from: sets, then counters.
+/// The numbers that operations choose from: sets first, then counters.
 const NUMBERS: usize = 8;
 const SETS: usize = 4;
 
@@ -95,7 +95,8 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// As [`Twin::wait`], but for the order: a change is heard of when somebody looks.
+/// Like [`Twin::wait`] without the order of events: a set notices a change of a shared counter when
+/// it is polled.
 fn wait(twin: &Twin, number: usize) {
     let mut ours = vec![Event::default(); 64];
     let set = twin.set(number).unwrap();
@@ -128,7 +129,7 @@ fn run(steps: &[Step]) {
             Step::Delete(set, target) | Step::Unnest(set, target) => {
                 let _ = twin.delete(set, target);
             }
-            // Edge-triggered interests in sets with a kernel side have their own rules.
+            // Edge-triggered interests in sets with a kernel backend have rules of their own.
             Step::Nest(set, target) => drop(twin.add(set, target, Events::IN, target as u64)),
             Step::Write(number, value) => twin.write(number, value),
             Step::Read(number) => twin.read(number),
@@ -334,7 +335,7 @@ fn threads_that_wait_in_one_set_take_all_that_is_written() {
             for writer in writers {
                 writer.join().unwrap();
             }
-            // Without a further event, all of it is taken.
+            // The readers take all of it without a further event.
             while taken.load(Ordering::SeqCst) < 2 * EACH {
                 thread::yield_now();
             }
@@ -365,8 +366,8 @@ fn a_kept_context_hears_a_shared_counter_in_every_sleep() {
     }
 }
 
-/// Counts the reports of an edge-triggered interest in `below`, which watches `counter` and which nobody
-/// harvests, for two writes and a read by turns.
+/// Counts the reports of an edge-triggered interest in `below`, which watches `counter` and which
+/// nobody harvests, for alternating pairs of writes and a read.
 fn edges_above(below: &Epoll, counter: &EventFd) {
     below.add(counter, Event::new(Events::IN, 0)).unwrap();
     let above = Epoll::new().unwrap();
@@ -378,7 +379,7 @@ fn edges_above(below: &Epoll, counter: &EventFd) {
             counter.try_write(1).unwrap();
             assert_eq!(above.wait(&mut [Event::default(); 2], LONG), Ok(1));
         }
-        // No wait that finds nothing, which asks the set below by itself.
+        // A wait that finds nothing would poll the set below itself.
         assert_eq!(counter.try_read(), Ok(2));
     }
 }

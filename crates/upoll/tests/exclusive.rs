@@ -1,4 +1,4 @@
-//! `EPOLLEXCLUSIVE`, shown on the host kernel too, and `EPOLL_ROTATE`, which no kernel has.
+//! `EPOLLEXCLUSIVE`, checked on the host kernel too, and `EPOLL_ROTATE`, which no kernel has.
 #![cfg(not(loom))]
 
 mod kernel;
@@ -20,7 +20,7 @@ const EXCLUSIVE: Events = Events::EXCLUSIVE;
 
 type Waiter = Asleep<kernel::asleep::Events>;
 
-/// A counter at 0, and sets behind it that watch it in this order for these interests.
+/// A counter at 0, and sets that watch it in this order for these interests.
 fn watchers(interests: &[Events]) -> Twin {
     let mut twin = Twin::new(1 + interests.len());
     twin.open_counter(0, 0, false);
@@ -31,7 +31,7 @@ fn watchers(interests: &[Events]) -> Twin {
     twin
 }
 
-/// Which of the sleepers, by their place, are woken by what `change` does.
+/// Returns the indices of the sleepers that `change` wakes.
 fn woken(sleepers: &[Waiter], change: impl FnOnce()) -> Vec<usize> {
     change();
     (0..sleepers.len())
@@ -68,7 +68,7 @@ fn an_exclusive_interest_cannot_be_modified_only_deleted_and_added_anew() {
     assert_eq!(twin.modify(1, 0, IN | EXCLUSIVE, 9), Err(Errno::INVAL));
     assert_eq!(twin.modify(1, 0, IN, 9), Err(Errno::NOENT));
     twin.add(1, 0, IN | EXCLUSIVE, 9).unwrap();
-    // Nor can a plain one be made exclusive.
+    // A plain interest cannot be made exclusive.
     twin.delete(1, 0).unwrap();
     twin.add(1, 0, IN, 9).unwrap();
     assert_eq!(twin.modify(1, 0, IN | EXCLUSIVE, 9), Err(Errno::INVAL));
@@ -95,7 +95,7 @@ fn the_first_registered_of_the_waiting_sets_takes_the_event_every_time() {
             twin.read(0);
             sleepers.insert(0, twin.sleep_in(1, 1));
         }
-        // The others have not even been told.
+        // The others have not been notified at all.
         drop(sleepers);
         for set in [2, 3] {
             assert_eq!(twin.data(set, 1), []);
@@ -151,13 +151,13 @@ fn an_exclusive_watcher_of_the_other_direction_does_not_take_the_event() {
         let _ = twin.wait(set, 1);
     }
     let sleepers: Vec<_> = (1..=4).map(|set| twin.sleep_in(set, 1)).collect();
-    // A read wakes for OUT, a write for IN.
+    // A read wakes waiters for OUT, a write those for IN.
     assert_eq!(woken(&sleepers, || twin.read(0)), [0]);
     assert_eq!(woken(&sleepers[1..], || twin.write(0, 1)), [1]);
     assert_eq!(woken(&sleepers[3..], || twin.write(0, 1)), [0]);
 }
 
-/// An object that wakes for whatever it is told to.
+/// An object that wakes its waiters with any key.
 #[derive(Default)]
 struct Bell(WaitQueue);
 
@@ -170,7 +170,8 @@ impl Pollable for Bell {
 
 #[test]
 fn a_wake_for_both_directions_satisfies_nobody_and_one_for_none_the_first() {
-    // ep_poll_callback() says so; the kernel has no object at hand that wakes in these ways.
+    // These are the rules of ep_poll_callback(). No kernel object that a test can open wakes with
+    // all of these keys.
     for (key, expected) in [
         (IN | OUT, [true, true]),
         (Events::empty(), [true, false]),
@@ -193,7 +194,7 @@ fn a_wake_for_both_directions_satisfies_nobody_and_one_for_none_the_first() {
 
 #[test]
 fn a_rotating_wake_that_finds_nobody_does_not_silence_those_that_follow() {
-    // The first two wakes are for different exclusive watchers, neither of which is waited on.
+    // The first two wakeups are for different exclusive watchers, neither of which has a waiter.
     let bell = File::new(Bell::default());
     let sets = [IN, OUT].map(|wanted| {
         let set = Epoll::new().unwrap();
@@ -274,7 +275,7 @@ fn no_kernel_has_rotating_sets() {
 
 #[test]
 fn without_rotation_an_event_wakes_every_worker() {
-    // The control run of seed 0: the same topology with a plain set in the middle.
+    // The control run of the EPOLL_ROTATE patch: the same topology with a plain set in the middle.
     let mut twin = Twin::new(5);
     twin.open_counter(0, 0, false);
     for set in 1..5 {
@@ -399,7 +400,7 @@ fn edge_triggered_and_oneshot_workers_keep_their_meaning() {
 
 #[test]
 fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above() {
-    // As without rotation: each wake of a set is an edge, whichever of its members it comes from.
+    // As without rotation, each wake of a set is an edge, whichever member it comes from.
     for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
         let [worker, above] = [(); 2].map(|()| Epoll::new().unwrap());
         let sources = [(); 2].map(|()| {
@@ -426,7 +427,7 @@ fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above()
 #[test]
 fn with_rotation_an_event_wakes_one_of_the_threads_that_wait_above_their_workers() {
     let (source, _rotating, workers) = rotating(3, IN);
-    // A thread that ends hands the event on, so none ends before all have been counted.
+    // A thread that ends forwards the event, so no thread ends before all are counted.
     let counted = Arc::new(Mutex::new(()));
     let counting = counted.lock().unwrap();
     let sleepers: Vec<_> = workers

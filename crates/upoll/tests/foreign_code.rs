@@ -1,6 +1,6 @@
-//! Code of others that runs inside this crate's calls: objects whose `poll` or destructor panics,
-//! callbacks that panic, wakers that drop what they woke. None of it leaves a dangling waiter, an
-//! unlocked door or a lost event behind. Worth running under Miri, with tree borrows.
+//! Foreign code that runs inside this crate's calls: objects whose `poll` or destructor panics,
+//! callbacks that panic, wakers that drop the woken task. None of it leaves a dangling waiter, a
+//! locked set or a lost event behind. Worth running under Miri with tree borrows.
 #![cfg(not(loom))]
 
 use std::cell::Cell;
@@ -27,7 +27,7 @@ fn panics(body: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(body)).is_err()
 }
 
-/// Two queues, and a `poll` that panics on demand after it has registered both.
+/// Two queues, and a `poll` that panics on demand after it has registered with both.
 #[derive(Default)]
 struct Fragile {
     first: WaitQueue,
@@ -54,7 +54,7 @@ fn a_poll_that_panics_in_add_leaves_no_waiter_behind() {
     assert_eq!(file.first.wake(Events::IN), 0);
     assert_eq!(file.second.wake(Events::IN), 0);
     assert!(set.is_empty());
-    // As if it had not been tried.
+    // The same ADD succeeds afterwards.
     set.add(&file, IN).unwrap();
     assert_eq!(harvest(&set), 1);
     drop(file);
@@ -76,7 +76,7 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     drop(counter);
 }
 
-/// Without `std` a panic is not caught.
+/// Without `std` a panic cannot be caught.
 #[cfg(feature = "std")]
 #[test]
 fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
@@ -96,7 +96,7 @@ fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
             .unwrap()
             .0
     };
-    // The newest stand foremost.
+    // The newest entry is first in the queue.
     let counts = [
         count(counter.as_file_ref()),
         count(set.as_file_ref()),
@@ -128,8 +128,8 @@ fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
     drop(counts);
 }
 
-/// A worker set that holds the turn of a rotating set over `source`; the rotating set, and who waits
-/// for the worker.
+/// Returns a worker set that is chosen for an event of a rotating set over `source`, the rotating
+/// set, and the watch that waits for the worker.
 fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Watch)) {
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(source, IN).unwrap();
@@ -138,7 +138,7 @@ fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Wat
     worker.add(&rotating, IN).unwrap();
     let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {}).unwrap();
     queue.wake(Events::IN);
-    // The worker is chosen, and has not looked.
+    // The worker is chosen, and has not polled the source.
     (worker, (rotating, awaiting))
 }
 
@@ -149,13 +149,13 @@ fn a_poll_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     let (worker, _others) = chosen_worker(&source, &source.first);
     worker.add(&counter, IN).unwrap();
     source.breaks.store(true, Ordering::Relaxed);
-    // The worker hands its turn on, for which the source is asked whether it is still ready.
+    // The worker forwards its claim, which polls the source again.
     assert!(panics(|| drop(worker)));
     counter.try_write(1).unwrap();
     drop(counter);
 }
 
-/// When armed, a look at it adds two counters to a set.
+/// An object whose `poll`, once armed, adds two counters to a set.
 #[derive(Default)]
 struct Meddler {
     queue: WaitQueue,
@@ -184,7 +184,7 @@ fn a_release_of_an_open_set_that_is_added_to_meanwhile_leaves_no_waiter_behind()
     source.adds.set((worker.clone(), counters.clone())).unwrap();
     source.armed.store(true, Ordering::Relaxed);
     worker.as_file_ref().to_file().release();
-    // Whatever is in the set still, and only that, is reported.
+    // Exactly the members that are left are reported.
     for counter in &counters {
         counter.try_write(1).unwrap();
     }
@@ -193,15 +193,15 @@ fn a_release_of_an_open_set_that_is_added_to_meanwhile_leaves_no_waiter_behind()
     drop(source);
 }
 
-/// A task whose wakers own it: whoever drops the last one drops the future.
+/// A task that its wakers own: dropping the last waker drops the future.
 struct Task {
     ready: Mutex<Option<Pin<Box<Readiness>>>>,
-    /// Written when the task ends.
+    /// Written to when the task is dropped.
     farewell: Option<EventFd>,
 }
 
 impl Wake for Task {
-    /// An executor that has shut down: it drops the task.
+    /// Like an executor that has shut down, drops the task.
     fn wake(self: Arc<Self>) {}
 }
 
@@ -231,7 +231,7 @@ fn poll_for(ready: &Mutex<Option<Pin<Box<Readiness>>>>, task: &Arc<Task>) -> Pol
 #[test]
 fn a_waker_may_end_its_task_when_it_is_called() {
     let counter = EventFd::new(0).unwrap();
-    // More tasks than one, as one wake calls them all.
+    // Several tasks, because one wakeup calls them all.
     let tasks: Vec<_> = (0..8).map(|_| task(&counter, None)).collect();
     for task in tasks {
         assert_eq!(poll_for(&task.ready, &task), Poll::Pending);
@@ -251,7 +251,7 @@ fn a_waker_may_write_to_the_file_when_it_is_replaced() {
     assert_eq!(poll_for(&ready, &old), Poll::Pending);
     drop(old);
     let new = task(&idle, None);
-    // The old waker goes, and with it its task, which writes.
+    // The old waker is dropped, and with it its task, which writes.
     assert_eq!(poll_for(&ready, &new), Poll::Ready(Events::IN));
 }
 
@@ -271,7 +271,7 @@ fn a_waker_may_close_what_the_set_watches() {
     assert_eq!(set.len(), 1);
 }
 
-/// Closes its counter when it is woken.
+/// A waker that closes its counter when it is woken.
 struct Closer(Mutex<Option<EventFd>>);
 
 impl Wake for Closer {
@@ -280,7 +280,7 @@ impl Wake for Closer {
     }
 }
 
-/// Is ready, and runs what it is given when it is looked at.
+/// An object that is always ready and, once armed, runs a closure in its `poll`.
 #[derive(Default)]
 struct Trigger {
     queue: WaitQueue,
@@ -308,8 +308,8 @@ fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_re
     assert_eq!(harvest(&second), 1);
     worker.add(&second, IN).unwrap();
     other.queue.wake(Events::IN);
-    // The worker has the turn of both. The second one ends while that of the first is handed on,
-    // and a counter comes into its place, another one into that of the first.
+    // The worker holds claims on both sources. While the first claim is forwarded, the closure
+    // deletes the second item and adds two counters, which may reuse the memory of both items.
     let counters = [(); 2].map(|()| EventFd::new(1).unwrap());
     let (set, added) = (worker.clone(), counters.clone());
     *trigger.armed.lock().unwrap() = Some(Box::new(move || {
@@ -328,7 +328,7 @@ fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_re
 
 #[test]
 fn a_waker_may_add_a_set_to_a_set_when_one_is_added() {
-    /// Nests two sets when it is woken.
+    /// A waker that nests two sets when it is woken.
     struct Nester([Epoll; 2]);
     impl Wake for Nester {
         fn wake(self: Arc<Self>) {
@@ -346,7 +346,7 @@ fn a_waker_may_add_a_set_to_a_set_when_one_is_added() {
     assert_eq!(outer.len(), 1);
 }
 
-/// A buffer that runs something each time it is asked for its bytes.
+/// A buffer that calls a closure each time its bytes are taken.
 struct Asking<F>(Vec<u8>, F);
 
 impl<F: Fn()> Deref for Asking<F> {
@@ -365,7 +365,7 @@ impl<F: Fn()> DerefMut for Asking<F> {
     }
 }
 
-/// Two of them, of a page each.
+/// Returns two such buffers, of a page each.
 fn asking<F: Fn() + Copy>(ask: F) -> [Asking<F>; 2] {
     [(); 2].map(|()| Asking(vec![1; PIPE_BUF], ask))
 }
@@ -399,7 +399,7 @@ fn a_buffer_that_panics_leaves_a_pipe_that_shows_what_it_holds() {
     };
     let left = Cell::new(0_u32);
     let ask = || left.set(left.get().checked_sub(1).expect("a buffer breaks"));
-    // However often a buffer is asked before it panics.
+    // The buffer panics after each number of accesses.
     for patience in 0..16 {
         left.set(patience);
         panics(|| assert_eq!(writer.try_write_vectored(&asking(ask)), PAGES));

@@ -1,5 +1,5 @@
-//! A call that waits for what does not come sleeps, whatever else is ready below the sets it is given:
-//! measured by the processor time that it takes.
+//! A wait without an event sleeps, whatever is ready below the sets that it is given. The test
+//! measures the processor time of the wait.
 #![cfg(all(feature = "std", not(loom)))]
 
 use std::io::{PipeReader, PipeWriter, Write, pipe};
@@ -10,11 +10,12 @@ use upoll::{
     Timeout, poll, ppoll, pselect, select,
 };
 
-/// A wait that spins takes most of this, one that sleeps next to nothing.
+/// The time limit of a wait. A spinning wait uses most of it as processor time, a sleeping one
+/// almost none.
 const LIMIT: Duration = Duration::from_millis(400);
 const NEXT_TO_NOTHING: Duration = Duration::from_millis(40);
 
-/// The processor time that the thread has taken.
+/// Returns the processor time that this thread has used.
 fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -29,7 +30,7 @@ fn processor_time() -> Duration {
     )
 }
 
-/// Runs a wait that times out, and checks that it slept.
+/// Checks that a wait times out and sleeps until then.
 fn sleeps(what: &str, wait: impl FnOnce() -> usize) {
     let before = processor_time();
     assert_eq!(wait(), 0, "{what}");
@@ -43,7 +44,7 @@ fn readable() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// All calls, for events that no set ever shows.
+/// Checks all calls, for events that no set ever reports.
 fn all_sleep(set: &Epoll) {
     let idle = EventFd::new(0).unwrap();
     for events in [Events::OUT, Events::empty(), Events::PRI | Events::RDHUP] {
@@ -92,7 +93,7 @@ fn all_sleep(set: &Epoll) {
             .select(2, sets.0, sets.1, None, limit, resolve)
             .unwrap()
     });
-    // What is there is found all the same.
+    // Events that are there are still found.
     let mut list = [PollFd::new(set, Events::IN)];
     assert_eq!(poll(&mut list, LIMIT), Ok(1));
     assert_eq!(PollContext::new().poll(&mut list, LIMIT), Ok(1));
@@ -146,7 +147,8 @@ fn a_set_that_waits_for_what_a_set_below_never_shows_sleeps() {
     }
 }
 
-/// Waits and polls in a set for an interest in the set below that reports nothing more.
+/// Checks that waits in a set above `inner`, and polls of it, sleep once the interest in `inner` is
+/// used up.
 fn sleeps_with_interest_used_up(inner: &Epoll, events: Events) {
     let outer = Epoll::new().unwrap();
     outer.add(inner, Event::new(events, 0)).unwrap();
@@ -161,7 +163,7 @@ fn sleeps_with_interest_used_up(inner: &Epoll, events: Events) {
     }
 }
 
-/// Sets, each of which watches the one before; the first of them a descriptor that is readable.
+/// Returns sets, each of which watches the one before. The first one watches a readable kernel fd.
 fn chain(reader: &PipeReader, flags: [CreateFlags; 4]) -> [Epoll; 4] {
     let sets = flags.map(|flags| Epoll::create(flags).unwrap());
     sets[0].add(reader, Event::new(Events::IN, 0)).unwrap();

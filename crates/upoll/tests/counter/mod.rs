@@ -1,4 +1,4 @@
-//! A model of an eventfd with a maximum, for counters of one process and for shared ones.
+//! A reference model of an eventfd with a maximum, for counters of one process and for shared ones.
 #![allow(dead_code, reason = "each test crate uses a part of it")]
 
 use proptest::prelude::*;
@@ -86,12 +86,12 @@ pub fn mask_of(counter: &EventFd) -> Events {
     ALL.into_iter().filter(|&bit| file.is_ready(bit)).collect()
 }
 
-/// What a counter and the model are given first.
+/// The initial value of the counter and of the model.
 pub fn initial() -> impl Strategy<Value = u32> {
     prop_oneof![Just(0_u32), 0..6_u32, Just(u32::MAX)]
 }
 
-/// Takes the same steps with `counter` and the model.
+/// Checks that `counter` and the model return the same results for the same steps.
 pub fn follows_the_model(
     counter: &EventFd,
     initial: u32,

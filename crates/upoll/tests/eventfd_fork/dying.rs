@@ -1,4 +1,4 @@
-//! Processes that are killed in the midst of whatever they do.
+//! Processes that are killed in the middle of an operation on a shared eventfd.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -18,7 +18,7 @@ tests![
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Numbers without a pattern: xorshift.
+/// Pseudo-random numbers (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -38,13 +38,13 @@ fn seed() -> Random {
     Random(seed.into())
 }
 
-/// What a process has done to the count, in memory that outlives it.
+/// The operations of one process on the count, in memory that outlives the process.
 #[derive(Clone, Copy)]
 struct Tally(&'static [AtomicU64]);
 
 const ADDED: usize = 0;
 const TAKEN: usize = 1;
-/// An operation has begun and was not noted yet.
+/// An operation has begun and is not counted yet.
 const BEGUN: usize = 2;
 const TALLY: usize = 3;
 
@@ -62,7 +62,7 @@ impl Tally {
     }
 }
 
-/// Waits until it is readable, or for a while.
+/// Waits until the counter is readable, or for a short time.
 type Wait = fn(&EventFd, &Epoll);
 
 const WAYS: [Wait; 3] = [
@@ -75,10 +75,11 @@ const WAYS: [Wait; 3] = [
     |_, _| (),
 ];
 
-/// Adds and takes until it is killed.
+/// Writes and reads until the process is killed.
 fn toil(counter: &EventFd, tally: Tally, role: usize) {
     if role == 2 {
-        // As a child of a bare `clone(2)`, of which the C library does not know: no robust list.
+        // Like a child of a bare `clone(2)`, which the C library does not know: it has no robust
+        // list.
         // SAFETY: the thread has no robust mutex, and ends without one.
         unsafe { libc::syscall(libc::SYS_set_robust_list, 0, 24) };
     }
@@ -87,7 +88,7 @@ fn toil(counter: &EventFd, tally: Tally, role: usize) {
         .unwrap();
     for round in 0_u64.. {
         tally.note(ADDED, || match round % 7 {
-            // It always adds, as the maximum is out of reach for it.
+            // A write always fits, because the maximum is out of reach.
             0 => {
                 counter.signal();
                 true
@@ -120,7 +121,7 @@ fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
         sleep(Duration::from_micros(random.next(2_000)));
         let at = usize::try_from(random.next(4)).unwrap();
         victims.swap_remove(at).kill();
-        // Whoever is next finds the lock free.
+        // The next process to take the lock finds it free.
         assert!(counter.maximum() >= 1_000_000);
         victims.push(start(round % WAYS.len()));
     }
@@ -138,7 +139,7 @@ fn a_process_that_is_killed_blocks_nobody_and_loses_nothing() {
     assert!(added.abs_diff(taken + left) <= begun);
 }
 
-/// Reads whenever it can, asleep in between.
+/// Reads each time the counter is readable, and sleeps in between.
 fn read_always(counter: &EventFd, role: usize) {
     let set = Epoll::new().unwrap();
     let interest = Event::new(Events::IN | Events::ET, 0);
@@ -148,7 +149,7 @@ fn read_always(counter: &EventFd, role: usize) {
             0 => drop(counter.read().unwrap()),
             1 => {
                 set.wait(&mut [interest], None).unwrap();
-                // It may have been told of what was not written after all.
+                // The writer may have been killed after it woke the reader and before it wrote.
                 let _ = counter.try_read();
             }
             _ => {
@@ -159,8 +160,8 @@ fn read_always(counter: &EventFd, role: usize) {
     }
 }
 
-/// Kills processes in the midst of `operation`, after as many different numbers of instructions as
-/// [`POINTS`], and calls `check` after each, with `sleeper` asleep.
+/// Kills processes in the middle of `operation`, after as many different numbers of instructions as
+/// [`POINTS`]. Calls `check` after each, with `sleeper` asleep.
 fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) {
     let mut whole = Stepped::new(&operation);
     let mut length = 0;
@@ -182,7 +183,7 @@ fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) 
         let mut killed = Stepped::new(&operation);
         for _ in 0..length * points / length.min(POINTS) {
             killed.step();
-            // There is less to do if the sleeper had not listened yet.
+            // The operation is shorter if the sleeper was not listening yet.
             if killed.is_done {
                 break;
             }
@@ -214,7 +215,7 @@ fn a_writer_killed_at_any_point_leaves_no_reader_asleep() {
                 Err(Errno::AGAIN),
                 "asleep by {role}, and something to read"
             );
-            // Nor was it forgotten.
+            // The next write still wakes the reader.
             write();
             until("nobody reads", || {
                 !counter.as_file_ref().is_ready(Events::IN)

@@ -1,8 +1,9 @@
-//! One eventfd in several processes. Whatever has a counterpart is done with the kernel's eventfd too,
-//! and what both show is compared.
+//! One eventfd in several processes. Operations that Linux has are also done on a kernel eventfd,
+//! and the results are compared.
 //!
-//! Each test is a process of its own with one thread, so that it may fork: this program takes its
-//! arguments as the usual test harness does, as far as that goes, and has none.
+//! Each test runs in a single-threaded process of its own, so that it may fork. This program is its
+//! own test harness: it takes the arguments of the usual harness as filters, and ignores its
+//! options.
 
 #[cfg(not(loom))]
 mod dying;

@@ -1,4 +1,4 @@
-//! Processes that do a part of a test, and the harness that gives each test one.
+//! Child processes of tests, and the harness that runs each test in a process of its own.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -57,10 +57,11 @@ pub struct Child {
 pub struct Killed(pub i32);
 
 impl Child {
-    /// A child that runs `body`, with a line to its parent, and ends. It dies with its parent.
+    /// Forks a child that runs `body`, with a line to its parent, and exits. The child dies with
+    /// its parent.
     pub fn new(body: impl FnOnce(&mut UnixStream)) -> Self {
         let (line, mut line_there) = UnixStream::pair().unwrap();
-        // SAFETY: this process has one thread, so the child may go on as it does.
+        // SAFETY: this process has one thread, so no lock is held by a thread that the child lacks.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid > 0 {
@@ -70,11 +71,11 @@ impl Child {
         // SAFETY: no memory.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         let ended = catch_unwind(AssertUnwindSafe(|| body(&mut line_there)));
-        // SAFETY: ends the process; nothing of the parent's is undone.
+        // SAFETY: ends the process without running the parent's destructors.
         unsafe { libc::_exit(if ended.is_ok() { 0 } else { 101 }) }
     }
 
-    /// Its exit status.
+    /// Waits for the child. Returns its exit status.
     pub fn join(self) -> Result<i32, Killed> {
         let mut status = 0;
         loop {
@@ -92,7 +93,7 @@ impl Child {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: a child that was not waited for, so the number is its.
+        // SAFETY: the child was not waited for, so the pid is still its own.
         assert_eq!(unsafe { libc::kill(self.pid, signal) }, 0);
     }
 
@@ -101,17 +102,17 @@ impl Child {
         assert_eq!(self.join(), Err(Killed(libc::SIGKILL)));
     }
 
-    /// What the child has sent.
+    /// Receives the child's next message.
     pub fn hear(&mut self) -> String {
         hear(&mut self.line)
     }
 
-    /// Lets the child go on from [`await_go`].
+    /// Releases the child from [`await_go`].
     pub fn go(&mut self) {
         self.line.write_all(b"g").unwrap();
     }
 
-    /// Waits until the child has said that it is about to sleep, and sleeps.
+    /// Waits until the child has announced that it is about to sleep, and sleeps.
     pub fn until_asleep(&mut self) {
         assert_eq!(self.hear(), "sleeps");
         self.until_state_is_sleep();
@@ -129,10 +130,10 @@ impl Child {
     }
 }
 
-/// A child that does one thing, an instruction at a time.
+/// A child that performs one operation, one instruction at a time.
 pub struct Stepped {
     child: Child,
-    /// It has done it.
+    /// Whether the operation is complete.
     pub is_done: bool,
 }
 
@@ -161,7 +162,7 @@ impl Stepped {
         libc::WSTOPSIG(status)
     }
 
-    /// One instruction, or one system call.
+    /// Runs one instruction, or one system call.
     pub fn step(&mut self) {
         // SAFETY: the child is ours and stopped.
         let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.child.pid, 0, 0) };
@@ -175,7 +176,7 @@ impl Stepped {
 }
 
 fn stop() {
-    // SAFETY: stops this process until its parent goes on with it.
+    // SAFETY: stops this process until its parent continues it.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
@@ -187,14 +188,14 @@ fn hear(line: &mut UnixStream) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// Sends to the other end of the line.
+/// Sends a message to the other end of the line.
 pub fn say(line: &mut UnixStream, text: &str) {
     let length = u32::try_from(text.len()).unwrap();
     line.write_all(&length.to_ne_bytes()).unwrap();
     line.write_all(text.as_bytes()).unwrap();
 }
 
-/// What a child says right before it sleeps: see [`Child::until_asleep`].
+/// Announces that the child is about to sleep: see [`Child::until_asleep`].
 pub fn about_to_sleep(line: &mut UnixStream) {
     say(line, "sleeps");
 }
@@ -204,9 +205,9 @@ pub fn await_go(line: &mut UnixStream) {
     line.read_exact(&mut [0]).unwrap();
 }
 
-/// Numbers that children share with their parent.
+/// Returns counters that children share with their parent.
 pub fn shared_numbers(count: usize) -> &'static [AtomicU64] {
-    // SAFETY: makes memory of zero bytes, which is never taken away.
+    // SAFETY: maps zeroed memory, which is never unmapped.
     unsafe {
         let memory = libc::mmap(
             std::ptr::null_mut(),

@@ -1,4 +1,4 @@
-//! What sets, `poll` and `select` of one process see of what another one does.
+//! Sets, `poll` and `select` of one process report the changes that another process makes.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -74,7 +74,8 @@ const WAYS: [Wait; 7] = [
     by_select,
 ];
 
-/// What a child finds that waits in each way until `change` has happened.
+/// Waits for `counter` in each way in a child process until `change` has happened, and compares the
+/// reports with the kernel's.
 fn each_way(before: u64, events: Events, change: impl Fn(&Counter)) {
     for wait in WAYS {
         both(|world| {
@@ -98,7 +99,7 @@ fn each_way(before: u64, events: Events, change: impl Fn(&Counter)) {
 
 fn a_sleeper_of_any_kind_is_woken_by_another_process() {
     each_way(0, Events::IN, |counter| counter.write(1).unwrap());
-    // By yet another one.
+    // Through yet another process.
     each_way(0, Events::IN, |counter| {
         let writer = Child::new(|_| counter.write(1).unwrap());
         assert_eq!(writer.join(), Ok(0));
@@ -131,7 +132,7 @@ fn a_raised_maximum_wakes_those_who_poll_for_room() {
     child.until_asleep();
     counter.set_maximum(8).unwrap();
     child.until_asleep();
-    // Of no concern to those who want to write.
+    // Does not make the counter writable.
     counter.signal();
     counter.set_maximum(9).unwrap();
     assert_eq!(child.join(), Ok(0));
@@ -200,7 +201,7 @@ enum Act {
     Poll(Events),
 }
 
-/// Who does it, and what.
+/// The process that acts (true: the parent), and its action.
 type Step = (bool, Act);
 
 fn step() -> impl Strategy<Value = Step> {
@@ -225,7 +226,7 @@ fn step() -> impl Strategy<Value = Step> {
     (any::<bool>(), act)
 }
 
-/// A process's view: the counter, a set of its own that watches it, and one above that.
+/// The objects of one process: the counter, a set of its own that watches it, and a set above that.
 struct View<'a> {
     counter: &'a Counter,
     set: Set,
@@ -259,7 +260,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// What two processes see that take turns at the steps.
+/// Runs the steps in two processes, in turn. Returns their results.
 fn in_turn(world: World, flags: EventFdFlags, steps: &[Step]) -> Vec<String> {
     let counter = world.counter(0, flags);
     let mut child = Child::new(|line| {
@@ -303,7 +304,7 @@ fn any_sequence_in_two_processes_gives_what_the_kernel_gives() {
     if let Err(failure) = result {
         panic!("{failure}");
     }
-    // The sequences are not all of refusals.
+    // Not every sequence consists of failing calls.
     let step = |act| (true, act);
     let seen = in_turn(
         World::Ours,
@@ -319,7 +320,8 @@ fn any_sequence_in_two_processes_gives_what_the_kernel_gives() {
     );
 }
 
-/// Two processes that wake each other in turn, each time by one event that the other waits for.
+/// Two processes wake each other alternately. Each wakeup is the only event that the other process
+/// waits for.
 fn no_wake_is_lost_between_two_processes() {
     const ROUNDS: usize = 2_000;
     type Await<'a> = Box<dyn FnMut() + 'a>;

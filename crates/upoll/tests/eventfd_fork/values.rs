@@ -1,4 +1,4 @@
-//! Counts and maxima, and the calls that wait for them.
+//! Counts and maxima, and blocking calls.
 
 use std::fs;
 use std::sync::atomic::Ordering;
@@ -67,7 +67,7 @@ fn a_reader_is_woken_by_another_process() {
             assert_eq!(counter.read(), Ok(4));
         });
         child.until_asleep();
-        // A write of nothing wakes, and is nothing to read.
+        // A write of zero wakes readers, but there is nothing to read.
         counter.write(0).unwrap();
         child.until_state_is_sleep();
         counter.write(4).unwrap();
@@ -222,7 +222,7 @@ fn many_processes_lose_nothing() {
     }
 }
 
-/// A read that gives up after a while.
+/// Reads, and gives up after a time limit.
 trait PollRead {
     fn poll_read(&self) -> Option<u64>;
 }
@@ -312,7 +312,7 @@ fn nothing_is_left_open_or_mapped() {
         twin.try_write(1).unwrap();
         during
     };
-    // The thread's doorbell stays.
+    // The thread's wake fd stays open.
     round();
     let before = used();
     let during = round();

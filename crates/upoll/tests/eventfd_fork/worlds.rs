@@ -1,4 +1,4 @@
-//! A counter and a set that are ours or the kernel's.
+//! A counter and a set of upoll or of the kernel.
 
 use std::fmt::Debug;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,7 +12,7 @@ pub enum World {
     Kernel,
 }
 
-/// Runs `body` in both worlds and gives what they show, which is the same.
+/// Runs `body` in both worlds, asserts that the results are equal, and returns them.
 pub fn both<T: PartialEq + Debug>(body: impl Fn(World) -> T) -> T {
     let ours = body(World::Ours);
     assert_eq!(ours, body(World::Kernel), "upoll left, kernel right");
@@ -35,7 +35,7 @@ fn errno() -> Errno {
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{:?}", errno());
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the fd was opened just now and has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -90,7 +90,7 @@ impl Counter {
         }
     }
 
-    /// How many are ready, and what is.
+    /// Polls the counter. Returns the number of ready entries and the events.
     pub fn poll(&self, events: Events, milliseconds: i32) -> (Result<usize, Errno>, u32) {
         match self {
             Counter::Ours(counter) => {
@@ -112,7 +112,7 @@ impl Counter {
         }
     }
 
-    /// What `select` says of it, waited for to be readable or else writable.
+    /// Calls `select` with the counter in the read set or in the write set. Returns its result.
     pub fn select(&self, readable: bool) -> Result<usize, Errno> {
         match self {
             Counter::Ours(counter) => {
@@ -139,7 +139,7 @@ impl Counter {
 }
 
 impl Set {
-    /// How many are ready if the set itself is polled.
+    /// Polls the set itself. Returns the number of ready entries.
     pub fn poll(&self, milliseconds: i32) -> Result<usize, Errno> {
         match self {
             Set::Ours(set) => upoll::poll(&mut [PollFd::new(set, Events::IN)], limit(milliseconds)),
@@ -198,7 +198,7 @@ impl Set {
         }
     }
 
-    /// The events of what is ready.
+    /// Waits in the set. Returns the events that it reports.
     pub fn wait(&self, milliseconds: i32) -> Result<Vec<u32>, Errno> {
         match self {
             Set::Ours(set) => {

@@ -1,4 +1,5 @@
-//! An allocator of which one allocation fails, and the runs of a scenario in which each one does.
+//! An allocator that fails one allocation, and a runner that repeats a scenario once for each
+//! allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Debug;
@@ -7,10 +8,11 @@ use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 use upoll::Errno;
 
-/// The system's allocator, of which one allocation fails.
+/// The system's allocator, which fails one allocation.
 struct Failing;
 
-/// How many allocations succeed before one fails; negative once it has, or if none is to fail.
+/// The number of allocations that succeed before one fails. Negative after the failure, or if none
+/// is to fail.
 static BEFORE: AtomicIsize = AtomicIsize::new(-1);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -18,20 +20,20 @@ fn fails_now() -> bool {
     BEFORE.load(Ordering::Relaxed) >= 0 && BEFORE.fetch_sub(1, Ordering::Relaxed) == 0
 }
 
-// SAFETY: hands every call that is not to fail to the system's allocator.
+// SAFETY: forwards every call to the system's allocator, or fails it.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if fails_now() {
             return std::ptr::null_mut();
         }
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the caller's contract is that of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the caller's contract is that of `System.dealloc`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -39,20 +41,20 @@ unsafe impl GlobalAlloc for Failing {
 #[global_allocator]
 static ALLOCATOR: Failing = Failing;
 
-/// Runs operations of which one allocation fails.
+/// Runs operations, one allocation of which fails.
 pub struct Fault {
-    /// Allocations that succeed before it.
+    /// The number of allocations that succeed before it.
     before: isize,
     was_met: bool,
 }
 
 impl Fault {
-    /// Runs an operation that may fail with `ENOMEM`, and again if it has.
+    /// Runs an operation, and runs it again if it fails with `ENOMEM`.
     pub fn during<T: Debug>(&mut self, mut operation: impl FnMut() -> Result<T, Errno>) -> T {
         BEFORE.store(self.before, Ordering::Relaxed);
         let result = operation();
         let left = BEFORE.swap(-1, Ordering::Relaxed);
-        // Negative: the failure was met, and is over.
+        // Negative: the allocation has failed.
         self.was_met |= left < 0 && self.before >= 0;
         self.before = left;
         match result {
@@ -70,13 +72,14 @@ const FAILED: i32 = 1;
 const MET: i32 = 2;
 const DONE: i32 = 3;
 
-/// Runs `scenario` with an allocation failing after so many others. Returns whether it was met.
+/// Runs `scenario` and fails one allocation after `before` others. Returns whether the scenario
+/// reached that allocation.
 fn fail_once(name: &str, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
     let mut none = Fault {
         before: -1,
         was_met: false,
     };
-    // What is made once stays.
+    // Allocates what is allocated once a process and never freed.
     scenario(&mut none);
     scenario(&mut none);
     let bytes = BYTES.load(Ordering::Relaxed);
@@ -90,15 +93,17 @@ fn fail_once(name: &str, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
     if fault.was_met { MET } else { DONE }
 }
 
-/// Runs `scenario` in children (their messages show with `--nocapture`), with the first allocation failing, then the second, until none is left.
+/// Runs `scenario` in child processes. The first allocation fails in the first child, the second
+/// one in the next, until the scenario makes no more. Messages of the children show with
+/// `--nocapture`.
 pub fn each_allocation_fails(name: &str, scenario: impl Fn(&mut Fault)) {
     for before in 0..2_000 {
-        // SAFETY: the child runs the scenario and ends; no other thread of this process holds a lock that
-        // the child needs, as the tests of this file run one after the other.
+        // SAFETY: the child runs the scenario and exits. No other thread of this process holds a
+        // lock that the child needs, because the tests of a file run one after the other.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let in_child = AssertUnwindSafe(|| fail_once(name, &scenario, before));
-            // The end of the only thread would look like success.
+            // If the only thread panicked the child would exit as if it had succeeded.
             let status = catch_unwind(in_child).unwrap_or(FAILED);
             // SAFETY: ends the child.
             unsafe { libc::_exit(status) };

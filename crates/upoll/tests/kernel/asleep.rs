@@ -1,4 +1,4 @@
-//! Threads asleep in both worlds.
+//! Sleeping threads in both worlds.
 
 use std::fmt::Debug;
 use std::sync::mpsc;
@@ -9,7 +9,7 @@ use upoll::{Errno, Event, PollFd};
 
 use super::{Kernel, Twin, same};
 
-/// What a wait reports: masks and data.
+/// The result of a wait: masks and data.
 pub type Events = Result<Vec<(u32, u64)>, Errno>;
 
 /// A thread that was seen asleep.
@@ -19,7 +19,7 @@ pub struct Sleeper<T> {
     sleeps: u64,
 }
 
-/// What the kernel says of a thread: whether it sleeps, and how often it has gone to sleep so far.
+/// Returns whether the thread sleeps, and how often it has gone to sleep so far.
 fn sleeps(tid: i32) -> (bool, u64) {
     let Ok(status) = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")) else {
         return (false, 0);
@@ -32,7 +32,7 @@ fn sleeps(tid: i32) -> (bool, u64) {
     (field("State:").starts_with('S'), sleeps)
 }
 
-/// Waits until the thread sleeps and goes on sleeping; says which of its sleeps that is.
+/// Waits until the thread sleeps and stays asleep. Returns the ordinal number of that sleep.
 fn until_asleep(tid: i32) -> u64 {
     let mut last = (false, 0);
     for _ in 0..20_000 {
@@ -64,13 +64,13 @@ impl<T: Send + 'static> Sleeper<T> {
         }
     }
 
-    /// Whether it still sleeps the sleep that it was first seen in. A thread that was woken says no
-    /// from the moment of the wake, whether or not it has run since.
+    /// Returns whether the thread is still in the sleep in which it was first seen. A wakeup ends
+    /// this at once, even before the thread runs again.
     pub fn undisturbed(&self) -> bool {
         sleeps(self.tid) == (true, self.sleeps)
     }
 
-    /// What it returned.
+    /// Joins the thread.
     pub fn join(self) -> T {
         self.thread.join().unwrap()
     }
@@ -99,7 +99,7 @@ pub fn asleep<T: Send + 'static>(
 }
 
 impl<T: PartialEq + Debug + Send + 'static> Asleep<T> {
-    /// Whether both still sleep the sleep that they were first seen in.
+    /// Returns whether both are still in the sleep in which they were first seen.
     pub fn undisturbed(&self) -> bool {
         let (upoll, kernel) = (self.upoll.undisturbed(), self.kernel.undisturbed());
         same("undisturbed", upoll, kernel)
@@ -118,13 +118,14 @@ impl<T: PartialEq + Debug + Send + 'static> Asleep<T> {
         self.kernel.signal(signal);
     }
 
-    /// What both returned.
+    /// Joins both threads, and returns their common result.
     pub fn join(self) -> T {
         same("join", self.upoll.join(), self.kernel.join())
     }
 }
 
-/// What all returned, sorted: for where either world leaves open who returns what.
+/// Joins all threads and returns their results in order. For tests in which it is undefined which
+/// thread returns which result.
 pub fn join_in_any_order<T: Ord + Debug + Send + 'static>(all: Vec<Asleep<T>>) -> Vec<T> {
     let (upoll, kernel): (Vec<_>, Vec<_>) = all
         .into_iter()
@@ -166,7 +167,7 @@ impl Twin {
         )
     }
 
-    /// Sleeps in a `poll` of one number without a time limit; gives what it shows.
+    /// Sleeps in a `poll` of one fd without a time limit. Returns its events.
     pub fn sleep_polling(&self, number: usize, wanted: upoll::Events) -> Asleep<u32> {
         let (object, fd) = (
             self.objects[number].clone().unwrap(),
@@ -191,14 +192,14 @@ impl Twin {
         )
     }
 
-    /// A write that waits if the counter was made so.
+    /// Writes to the counter. Waits for room if the counter is blocking.
     pub fn put(&self, number: usize, value: u64) -> Result<(), Errno> {
         let upoll = self.counter(number).write(value);
         let kernel = self.kernel.write(number, value);
         same(("put", number, value), upoll, kernel)
     }
 
-    /// A read that waits if the counter was made so.
+    /// Reads the counter. Waits for a count if the counter is blocking.
     pub fn take(&self, number: usize) -> Result<u64, Errno> {
         let upoll = self.counter(number).read();
         same(("take", number), upoll, self.kernel.read(number))

@@ -1,4 +1,4 @@
-//! The calls that wait, none of them for any time: a set's in every form, `ctl_batch`, `poll` and
+//! The waiting calls with a zero timeout: each way to wait in a set, `ctl_batch`, `poll` and
 //! `select`.
 
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::twin::poll::{kernel_poll, kernel_select, masks};
 use super::twin::result;
 use super::{Twin, same};
 
-/// A way to ask a set what is ready now.
+/// A call that returns the ready events of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Harvest,
     Wait,
     Pwait,
-    /// By a clock, with a signal mask or without.
+    /// With a clock, and with or without a signal mask.
     Pwait1(i32, bool),
 }
 
@@ -46,7 +46,7 @@ impl Form {
     fn kernel(self, set: i32, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
         let list = events.as_mut_ptr();
         let room = i32::try_from(events.len()).unwrap();
-        // SAFETY: all zeroes is no signal, and no time.
+        // SAFETY: all zeros is an empty signal set, and a time of zero.
         let (mask, limit): (libc::sigset_t, libc::timespec) = unsafe { std::mem::zeroed() };
         let ready = match self {
             // SAFETY: the buffer has the room that is claimed.
@@ -59,7 +59,7 @@ impl Form {
                 } else {
                     std::ptr::null()
                 };
-                // SAFETY: as above, and the limit is live; the kernel's sets of signals have eight
+                // SAFETY: as above; the limit is live, and the kernel's signal sets have eight
                 // bytes.
                 let ready = unsafe {
                     libc::syscall(
@@ -83,11 +83,11 @@ fn pair(event: &Event) -> (u32, u64) {
     (event.events().bits(), event.data())
 }
 
-/// One change of a batch: its flags, what to do, to which number, and the interest.
+/// A command of a batch: flags, operation, target number, and the interest.
 pub type Change = (u32, Op, usize, Events, u64);
 
 impl Twin {
-    /// Asks a set what is ready now.
+    /// Compares the ready events of a set.
     pub fn wait_by(&self, form: Form, number: usize, room: usize) {
         let Some(set) = self.set(number) else { return };
         let mut ours = vec![Event::default(); room];
@@ -101,8 +101,8 @@ impl Twin {
         let _ = self.same_events((form, number, room), upoll, kernel);
     }
 
-    /// Changes one by one, until one fails, and then what is ready if `room` says for how many.
-    /// Changes to what is not open are left out.
+    /// Applies the changes one by one until one fails, and then waits if `room` is given. Changes
+    /// of targets that are not open are left out.
     pub fn batch(&self, number: usize, changes: &[Change], room: Option<usize>) {
         let Some(set) = self.set(number) else { return };
         let (changes, mut commands): (Vec<_>, Vec<_>) = changes
@@ -147,8 +147,8 @@ impl Twin {
         }
     }
 
-    /// `poll` or, with a signal mask, `ppoll`, of numbers or nothing. One that is not open is
-    /// looked at as such.
+    /// Compares `poll` or, with a signal mask, `ppoll`. Each entry is a number, which need not be
+    /// open, or ignored.
     pub fn poll(&self, list: &[(Option<usize>, Events)], masked: bool) {
         let files: Vec<_> = list
             .iter()
@@ -176,7 +176,7 @@ impl Twin {
         let _ = same(("poll", list), (ready, masks(&ours)), kernel);
     }
 
-    /// `select` or, with a signal mask, `pselect`, of the numbers below `n`.
+    /// Compares `select` or, with a signal mask, `pselect`, of the numbers below `n`.
     pub fn select(
         &self,
         n: i32,

@@ -29,13 +29,13 @@ pub enum Object {
     Reader(PipeReader),
     Writer(PipeWriter),
     Socket(StreamSocket),
-    /// An eventfd of the kernel's in both worlds.
+    /// A kernel eventfd in both worlds.
     #[cfg(feature = "std")]
     Descriptor,
 }
 
 impl Object {
-    /// What upoll acts on; `fd` is the kernel's descriptor at the same number.
+    /// Returns the target of upoll's calls; `fd` is the kernel fd at the same number.
     #[cfg_attr(
         not(feature = "std"),
         expect(unused_variables, reason = "no descriptors")
@@ -47,7 +47,7 @@ impl Object {
             Object::Reader(reader) => reader.as_file_ref(),
             Object::Writer(writer) => writer.as_file_ref(),
             Object::Socket(socket) => socket.as_file_ref(),
-            // SAFETY: open as long as the object is at its number.
+            // SAFETY: the fd is open as long as the object is at its number.
             #[cfg(feature = "std")]
             Object::Descriptor => return Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
         };
@@ -55,8 +55,8 @@ impl Object {
     }
 }
 
-/// Descriptors are taken from a range of this test's own, so that a number that is closed and
-/// opened again is the same for the kernel too.
+/// The kernel's side. Its fds come from a range of this test's own, so that a number that is closed
+/// and opened again is the same fd in the kernel too.
 pub struct Kernel {
     base: i32,
 }
@@ -66,10 +66,10 @@ impl Kernel {
         self.base + i32::try_from(number).unwrap()
     }
 
-    /// Moves a fresh descriptor to the number.
+    /// Moves a new fd to the number.
     pub fn place(&self, fresh: i32, number: usize) {
         assert!(fresh >= 0);
-        // SAFETY: both are this test's own descriptors.
+        // SAFETY: both fds are this test's own.
         unsafe {
             assert_eq!(libc::dup2(fresh, self.fd(number)), self.fd(number));
             libc::close(fresh);
@@ -105,7 +105,7 @@ impl Kernel {
         Self::wait_for(self.fd(set), room, 0)
     }
 
-    /// `timeout` in milliseconds, as `epoll_wait` takes it.
+    /// Calls `epoll_wait` with `timeout` in milliseconds.
     pub fn wait_for(set: i32, room: usize, timeout: i32) -> Result<Vec<(u32, u64)>, Errno> {
         let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; room];
         // SAFETY: the buffer has the room that is claimed.
@@ -142,7 +142,7 @@ impl Kernel {
         Self::result(result as i64).map(|_| value)
     }
 
-    /// What `poll(2)` shows of a descriptor.
+    /// Returns the events that `poll(2)` reports for the fd.
     pub fn mask(&self, number: usize) -> u32 {
         let mut entry = libc::pollfd {
             fd: self.fd(number),
@@ -155,18 +155,18 @@ impl Kernel {
     }
 
     pub fn close(&self, number: usize) {
-        // SAFETY: a descriptor of this test's own.
+        // SAFETY: the fd is this test's own.
         unsafe { libc::close(self.fd(number)) };
     }
 }
 
-/// Both worlds, in step.
+/// Both worlds, in lockstep.
 pub struct Twin {
-    /// Which events have an order among each other: those of the same rank.
+    /// The sort key of reported events. Their order is compared only between different keys.
     pub rank: fn(&(u32, u64)) -> (u64, u32),
     pub objects: Vec<Option<Object>>,
     pub kernel: Kernel,
-    /// Where the next bytes are taken from.
+    /// The position in the byte pattern for the next write.
     sent: usize,
 }
 
@@ -180,7 +180,7 @@ impl Drop for Twin {
     }
 }
 
-/// Descriptor numbers that no twin uses, and from which on none has been used.
+/// Fd numbers that no twin uses, and the first number above all used ones.
 struct Ranges {
     free: Vec<(i32, usize)>,
     next: i32,
@@ -192,10 +192,10 @@ static RANGES: Mutex<Ranges> = Mutex::new(Ranges {
 });
 
 impl Twin {
-    /// `numbers` numbers that no other test uses at the same time.
+    /// Makes a twin with `numbers` numbers that no other test uses at the same time.
     pub fn new(numbers: usize) -> Self {
         static ROOM: Once = Once::new();
-        // SAFETY: raises this process's own limit of descriptors.
+        // SAFETY: raises this process's own limit of fds.
         ROOM.call_once(|| unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
             libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
@@ -233,7 +233,7 @@ impl Twin {
         self.objects[number] = Some(Object::Set(Epoll::new().unwrap()));
     }
 
-    /// An eventfd of the kernel's.
+    /// Opens a kernel eventfd in both worlds.
     #[cfg(feature = "std")]
     pub fn open_descriptor(&mut self, number: usize) {
         self.close(number);
@@ -243,7 +243,7 @@ impl Twin {
         self.objects[number] = Some(Object::Descriptor);
     }
 
-    /// A counter whose calls never block.
+    /// Opens a nonblocking counter.
     pub fn open_counter(&mut self, number: usize, initial: u32, semaphore: bool) {
         let mut flags = EventFdFlags::NONBLOCK;
         flags.set(EventFdFlags::SEMAPHORE, semaphore);
@@ -255,7 +255,7 @@ impl Twin {
         self.place_counter(number, initial, flags, counter);
     }
 
-    /// A counter that other processes could have, too.
+    /// Opens a nonblocking counter that other processes could share.
     #[cfg(feature = "std")]
     pub fn open_shared_counter(&mut self, number: usize, initial: u32, semaphore: bool) {
         let mut flags = EventFdFlags::NONBLOCK;
@@ -283,12 +283,12 @@ impl Twin {
             return;
         }
         self.close(to);
-        // SAFETY: descriptors of this test's own.
+        // SAFETY: both fds are this test's own.
         unsafe { libc::dup2(self.kernel.fd(from), self.kernel.fd(to)) };
         self.objects[to] = self.objects[from].clone();
     }
 
-    /// What upoll has at the number.
+    /// Returns upoll's object at the number.
     pub fn target(&self, number: usize) -> Option<Target<'_>> {
         let fd = self.kernel.fd(number);
         Some(self.objects[number].as_ref()?.target(number, fd))
@@ -355,7 +355,7 @@ impl Twin {
         self.same_events(("wait", number, room), upoll, kernel)
     }
 
-    /// Compares what two waits gave.
+    /// Asserts that two waits returned the same events.
     pub fn same_events(
         &self,
         what: impl Debug,
@@ -380,7 +380,7 @@ impl Twin {
         }
     }
 
-    /// What `poll(2)` shows.
+    /// Compares the events that `poll(2)` reports.
     pub fn mask(&self, number: usize) -> Events {
         let Some(Target::File(file)) = self.target(number) else {
             panic!("{number} is no user-level object");
@@ -411,13 +411,13 @@ impl Twin {
         }
     }
 
-    /// The lines of a set's fdinfo without what names the file on one side only, sorted, as the
-    /// order is by address.
+    /// Compares the lines of a set's fdinfo without the fields that name the file on one side only.
+    /// Sorted, because the kernel's order is by address.
     pub fn fdinfo(&self, number: usize) {
         let Some(set) = self.set(number) else { return };
         let path = format!("/proc/self/fdinfo/{}", self.kernel.fd(number));
         let kernel = std::fs::read_to_string(path).unwrap();
-        // upoll's are this twin's numbers, except of descriptors.
+        // upoll prints the numbers of this twin, except for kernel fds.
         let base = self.kernel.base;
         let own = |number: i32| if number < base { number } else { number - base };
         let lines = |text: &str| {
