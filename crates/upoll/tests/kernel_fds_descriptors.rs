@@ -1,6 +1,6 @@
-//! How many descriptors sets with a kernel side take, and what happens when there are none left.
+//! The number of fds that sets with a kernel backend take, and the effect of running out of fds.
 //!
-//! One test: it counts the descriptors of the whole process, and takes them away.
+//! One test: it counts the fds of the whole process, and uses up the rest.
 #![cfg(not(loom))]
 
 use std::fs::File;
@@ -27,7 +27,7 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Sets of all sorts, used and dropped, in the order that `order` says.
+/// Makes and uses sets of all kinds, and drops them in the order that `order` selects.
 fn use_and_drop(order: usize) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let fd: OwnedFd = reader.into();
@@ -68,7 +68,7 @@ fn use_and_drop(order: usize) {
     drop(fd);
 }
 
-/// Leaves room for exactly `room` descriptors.
+/// Opens files until exactly `room` fds are left.
 fn fill(room: usize) -> Vec<File> {
     let mut files = Vec::new();
     while let Ok(file) = File::open("/dev/null") {
@@ -97,7 +97,7 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
     assert_eq!(limited, 0);
     let (reader, mut writer) = std::io::pipe().unwrap();
     for rotate in [false, true] {
-        // A set, one above, and one above that: each needs some.
+        // The set, the set above and the set above that each need some fds.
         for room in 0..12 {
             let flags = if rotate {
                 CreateFlags::ROTATE
@@ -116,7 +116,7 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
                 assert_eq!(added, Err(Errno::MFILE));
             }
             assert!(matches!(added, Ok(()) | Err(Errno::MFILE)), "{added:?}");
-            // What has nothing to do with descriptors works on.
+            // Calls that need no new fd still work.
             assert_eq!(wait(&above, LONG), [3]);
             assert_eq!(above.delete(&counter), Ok(()));
             assert_eq!(wait(&top, Duration::ZERO), []);
@@ -133,7 +133,7 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
             assert_eq!(wait(&top, Duration::from_millis(1)), []);
         }
     }
-    // `poll` has no error but ENOMEM for this, whatever it is that it needs a descriptor for.
+    // ENOMEM is the only error that `poll` has for a missing fd, whatever it needs the fd for.
     let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
     let poll = |counter: &EventFd| {
         upoll::poll(
@@ -143,7 +143,7 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
     };
     for room in 0..4 {
         let files = fill(room);
-        // The thread's doorbell is a new one each time.
+        // Each of these threads opens a wake fd of its own.
         let polled = thread::scope(|scope| scope.spawn(|| poll(&counter)).join().unwrap());
         let expected = if room < 2 { Err(Errno::NOMEM) } else { Ok(0) };
         assert_eq!(polled, expected, "room for {room}");

@@ -1,5 +1,5 @@
-//! A program that closes fds which it did not open, and then others get their numbers: what was lost
-//! touches none of those.
+//! A program closes fds that it did not open, and then opens others with the same numbers. The
+//! library leaves those files alone.
 #![cfg(not(loom))]
 
 use std::io::Write;
@@ -11,7 +11,7 @@ use upoll::{CreateFlags, Epoll, Event, Events, PollFd, poll};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Tests run one at a time: each counts on the numbers that it has closed being given out again.
+/// Runs one test at a time: each depends on getting the numbers that it has closed.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -25,7 +25,7 @@ fn open_numbers() -> Vec<RawFd> {
     (3..1024).filter(is_open).collect()
 }
 
-/// The numbers that `open` opens beside what it returns.
+/// Returns the fds that `open` opens beside what it returns.
 fn opened_by(open: impl FnOnce()) -> Vec<RawFd> {
     let before = open_numbers();
     open();
@@ -51,7 +51,7 @@ fn a_set_whose_kernel_set_was_closed_leaves_the_one_with_its_number_alone() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
-    // The first one opens the socket that all sets have in them.
+    // The first set opens the socket that is a member of all kernel sets.
     let warm_up = Epoll::new().unwrap();
     warm_up.add(&reader, input(1)).unwrap();
     let lost = Epoll::new().unwrap();
@@ -78,7 +78,7 @@ fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
     close_all(&own);
     let others: Vec<_> = own.iter().map(|_| std::io::pipe().unwrap()).collect();
     for (&fd, (other, _)) in own.iter().zip(&others) {
-        // SAFETY: nobody else uses the number.
+        // SAFETY: nothing else uses the number.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
     }
     let _ = rotating.modify(&reader, input(2));
@@ -112,7 +112,7 @@ fn a_look_without_a_limit_right_after_all_was_closed_finds_what_is_ready() {
         assert_eq!(wait(&outer, Duration::ZERO).len(), 2);
     });
     close_all(&own);
-    // The first look may be filled with what needs no kernel set.
+    // The first harvest may be filled with members that need no kernel set.
     let found = [0; 2].map(|_| wait(&outer, Duration::ZERO)).concat();
     assert!(found.contains(&2) && found.contains(&3), "{found:?}");
 }

@@ -1,5 +1,5 @@
-//! Sets in sets: loops, depth, paths, and what a set shows of itself to those above. Each rule is
-//! shown on the host kernel too.
+//! Nested sets: loops, depth, paths, and the readiness of a set as seen from the sets above it.
+//! Each rule is checked on the host kernel too.
 #![cfg(not(loom))]
 
 mod kernel;
@@ -11,10 +11,10 @@ use kernel::Twin;
 const IN: Events = Events::IN;
 const ET: Events = Events::ET;
 const ONESHOT: Events = Events::ONESHOT;
-/// What a set shows when anything in it is ready.
+/// The events of a set with at least one ready member.
 const READY: Events = Events::IN.union(Events::RDNORM);
 
-/// `sets` sets at the numbers from 0.
+/// A twin with `sets` sets at the numbers from 0, and `others` free numbers after them.
 fn sets(sets: usize, others: usize) -> Twin {
     let mut twin = Twin::new(sets + others);
     for set in 0..sets {
@@ -36,7 +36,7 @@ fn nested(outer: Events, inner: Events, initial: u32) -> Twin {
 fn chains_join_to_five_sets_and_no_more() {
     for above in 0..=5 {
         for below in 0..=5 {
-            // `above` links over the upper set, `below` links under the lower one.
+            // `above` links above the upper set, `below` links below the lower one.
             let twin = sets(above + below + 2, 0);
             let links = (0..above).chain(above + 1..=above + below);
             if links.map(|n| twin.add(n, n + 1, IN, 0)).any(|r| r.is_err()) {
@@ -55,13 +55,13 @@ fn chains_join_to_five_sets_and_no_more() {
 
 #[test]
 fn the_longest_of_many_chains_counts_above_and_below() {
-    // Bug f2e467a48287: one path only was looked at, and downwards only.
+    // Bug f2e467a48287: the kernel checked only one path, and only downwards.
     let twin = sets(10, 0);
-    // 1 is watched directly by 0, and by 4, 3, 2 in a chain; whichever was added last.
+    // Set 1 is watched directly by 0 and by a chain of 2, 3 and 4; the direct link is added last.
     for (set, target) in [(2, 3), (3, 4), (4, 1), (0, 1)] {
         twin.add(set, target, IN, 0).unwrap();
     }
-    // 5 watches 9 directly, and a chain of 6, 7.
+    // Set 5 watches 9 directly, and a chain of 6 and 7.
     for (set, target) in [(5, 6), (6, 7), (5, 9)] {
         twin.add(set, target, IN, 0).unwrap();
     }
@@ -128,7 +128,7 @@ fn a_loop_is_refused_through_any_number_of_sets_and_any_number_of_theirs() {
     twin.dup(0, 5);
     for set in 0..4 {
         twin.add(set, set + 1, IN, 0).unwrap();
-        // Under its other number too it is the same set.
+        // The duplicate number means the same set.
         assert_eq!(twin.add(set + 1, 0, IN, 0), Err(Errno::LOOP));
         assert_eq!(twin.add(set + 1, 5, IN, 0), Err(Errno::LOOP));
     }
@@ -160,7 +160,7 @@ fn a_set_shows_in_and_rdnorm_while_anything_in_it_is_ready() {
     twin.read(2);
     assert_eq!(twin.mask(1), Events::empty());
     assert_eq!(twin.mask(0), Events::empty());
-    // Whatever it is that is ready.
+    // Any event of a member makes the set readable.
     twin.modify(1, 2, Events::OUT, 0).unwrap();
     assert_eq!(twin.mask(1), READY);
     twin.open_pipe(3, 4);
@@ -205,7 +205,8 @@ fn looking_from_above_drops_what_is_idle_again() {
     twin.write(2, 1);
     twin.write(3, 1);
     twin.read(2);
-    // The look takes 2 off the inner list, so it stands behind 3 when it is ready again.
+    // The poll from above takes 2 off the inner ready list, so it comes after 3 when it is ready
+    // again.
     assert_eq!(twin.data(0, 1), [1]);
     twin.write(2, 1);
     assert_eq!(twin.data(1, 4), [13, 12]);
@@ -237,7 +238,7 @@ fn an_edge_triggered_outer_set_reports_again_though_the_inner_item_is_still_queu
 fn an_inner_harvest_is_no_edge_for_the_outer_set() {
     let twin = nested(IN | ET, IN, 1);
     assert_eq!(twin.data(0, 1), [1]);
-    // The level-triggered item goes back to the list each time.
+    // A level-triggered item goes back to the ready list after each report.
     for _ in 0..3 {
         assert_eq!(twin.data(1, 1), [12]);
         assert_eq!(twin.data(0, 1), []);
@@ -321,7 +322,7 @@ fn numbers_of_one_set_share_its_interests_and_its_ready_list() {
     twin.write(2, 1);
     assert_eq!(twin.data(3, 4), [12]);
     assert_eq!(twin.data(1, 4), []);
-    // The outer set knows it under one number; it stays while any is open.
+    // The outer set has added one number of the file. The interest stays while any number is open.
     twin.close(1);
     twin.write(2, 1);
     assert_eq!(twin.data(0, 4), [1]);
@@ -332,7 +333,7 @@ fn numbers_of_one_set_share_its_interests_and_its_ready_list() {
 
 #[test]
 fn a_rotating_set_nests_by_the_same_rules() {
-    // EPOLL_ROTATE was never merged: there is no kernel to ask.
+    // EPOLL_ROTATE was never merged, so there is no kernel to compare with.
     let create = || Epoll::create(CreateFlags::ROTATE).unwrap();
     let chain: Vec<_> = (0..6).map(|_| create()).collect();
     let interest = Event::new(IN, 0);

@@ -1,6 +1,7 @@
-//! Each allocation that an operation makes fails once, in a process of its own. The operation fails with
-//! `ENOMEM` and has no effect, or does without the memory; it never ends the process. Afterwards it succeeds, and
-//! when all is dropped as much memory is in use as after a run without failures.
+//! Each allocation of an operation fails once, in a process of its own. The operation fails with
+//! `ENOMEM` and has no effect, or succeeds without the memory. It never ends the process. It
+//! succeeds when it is repeated, and when all is dropped as much memory is in use as after a run
+//! without failures.
 #![cfg(not(loom))]
 
 mod failing_allocations;
@@ -53,7 +54,7 @@ fn bytes(fault: &mut Fault) {
     let mut received = vec![0; sent.len()];
     for write in [PipeWriter::try_write, PipeWriter::write] {
         let written = fault.during(|| write(&writer, &sent));
-        // A part was written, or all.
+        // The write was partial or complete.
         assert!(written > 0);
         assert_eq!(reader.try_read(&mut received[..written]), Ok(written));
         assert_eq!(received[..written], sent[..written]);
@@ -266,7 +267,7 @@ fn callbacks(fault: &mut Fault) {
         let mut context = Context::from_waker(Waker::noop());
         assert!(readiness.as_mut().poll(&mut context).is_pending());
     }
-    // A set with members in the kernel takes none, and the other way round.
+    // A set with kernel members cannot be watched by callbacks, and the other way round.
     let (reader, _writer) = std::io::pipe().unwrap();
     let kernel = Epoll::new().unwrap();
     let above = Epoll::new().unwrap();
@@ -335,7 +336,7 @@ fn rotating_waits(fault: &mut Fault) {
     assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 1);
 }
 
-// One test: others would allocate meanwhile.
+// One test: others would allocate concurrently.
 #[test]
 fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
     each_allocation_fails("objects", objects);

@@ -1,4 +1,5 @@
-//! `poll` with more entries than `RLIMIT_NOFILE` allows. The limit is the whole process's, so this is one test.
+//! `poll` with more entries than `RLIMIT_NOFILE` allows. The limit belongs to the whole process, so
+//! this is one test.
 #![cfg(not(loom))]
 
 use std::time::Duration;
@@ -37,12 +38,12 @@ fn more_entries_than_the_limit_allows_are_refused_however_few() {
     set_limit(5);
     assert_eq!(poll(&ready, 6, Duration::ZERO), [Err(Errno::INVAL); 2]);
     assert_eq!(poll(&ready, 5, Duration::ZERO), [Ok(5); 2]);
-    // As long as it is low each call reads it.
+    // As long as the limit is low, each call reads it.
     set_limit(6);
     assert_eq!(poll(&ready, 6, Duration::ZERO), [Ok(6); 2]);
     set_limit(100);
     assert_eq!(poll(&ready, 8, Duration::ZERO), [Ok(8); 2]);
-    // So does one with more entries, or one that sleeps.
+    // A call with more entries reads it too, and so does a call that sleeps.
     set_limit(4);
     assert_eq!(
         poll(&idle, 5, Duration::from_millis(1)),
@@ -54,7 +55,7 @@ fn more_entries_than_the_limit_allows_are_refused_however_few() {
     set_limit(7);
     assert_eq!(poll(&ready, 9, Duration::ZERO), [Err(Errno::INVAL); 2]);
     assert_eq!(poll(&ready, 8, Duration::ZERO), [Err(Errno::INVAL); 2]);
-    // A change that is announced is noticed by the next call.
+    // The next call uses a limit whose change was announced.
     set_limit(100);
     assert_eq!(poll(&ready, 8, Duration::ZERO), [Ok(8); 2]);
     set_limit(0);

@@ -1,5 +1,5 @@
-//! What the library has open for itself may be closed and replaced by the program: nothing of the
-//! program's is touched then, and sets go on.
+//! The program may close the fds that the library has open for itself, and reuse their numbers. The
+//! library then leaves the program's files alone, and sets keep working.
 #![cfg(not(loom))]
 
 #[expect(dead_code, reason = "other tests use all of it")]
@@ -35,23 +35,24 @@ fn in_child(body: impl FnOnce()) {
     }
 }
 
-/// Closes all fds but the standard ones and `kept`, as a program does that did not open them.
+/// Closes all fds but the standard ones and `kept`, like a program that closes fds which it did not
+/// open.
 fn close_all_but(kept: &[RawFd]) {
     for fd in 3..1024 {
         if !kept.contains(&fd) {
-            // SAFETY: what the test has open is kept.
+            // SAFETY: the fds that the test uses are kept.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// Sockets under all numbers of which the program has closed the library's fds.
+/// Opens sockets at all numbers at which the program has closed the library's fds.
 fn open_everywhere(kept: &[RawFd]) -> (Vec<RawFd>, UnixStream) {
     let (one, other) = UnixStream::pair().unwrap();
     let mut others = vec![one.as_raw_fd()];
     for fd in other.as_raw_fd() + 1..600 {
         if !kept.contains(&fd) {
-            // SAFETY: nothing of the test's has this number.
+            // SAFETY: the test has no fd with this number.
             assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
             others.push(fd);
         }
@@ -122,7 +123,7 @@ impl Watched {
         fds.iter().position(|fd| !fd.revents().is_empty()).unwrap() as u64 + 1
     }
 
-    /// A thread sleeps by `wait`; `meanwhile`; then each event in turn wakes it.
+    /// Checks that each event in turn wakes a thread that sleeps by `wait` while `meanwhile` runs.
     fn check(&self, wait: impl Fn(&Self) -> u64 + Sync, meanwhile: impl Fn()) {
         for event in [1, 2, 1] {
             thread::scope(|scope| {
@@ -272,7 +273,7 @@ fn a_set_knows_its_members_without_a_free_fd() {
             rlim_cur: 0,
             rlim_max: 0,
         };
-        // SAFETY: it is a limit to read.
+        // SAFETY: the limit is live.
         let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
         assert_eq!(limited, 0);
         assert_eq!(watched.set.len(), 2);
@@ -301,7 +302,7 @@ fn a_rotating_set_knows_its_source_without_a_free_fd() {
             rlim_cur: 0,
             rlim_max: 0,
         };
-        // SAFETY: it is a limit to read.
+        // SAFETY: the limit is live.
         let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
         assert_eq!(limited, 0);
         assert_eq!(set.len(), 1);
@@ -330,7 +331,7 @@ fn the_number_of_members_is_the_kernels() {
         let again = reader.try_clone().unwrap();
         let number = reader.as_raw_fd();
         drop(reader);
-        // Its file lives on.
+        // The file stays open.
         assert_eq!(set.len(), 2);
         let (other, _writer) = std::io::pipe().unwrap();
         assert_eq!(other.as_raw_fd(), number);
@@ -360,7 +361,7 @@ fn the_fds_behind_an_ancestors_sets_are_closed_in_each_child_of_a_chain() {
     in_child(|| generation(10, None));
 }
 
-/// Has `getsockopt(2)` fail with `EPERM` from now on, as a filter of system calls may.
+/// Makes `getsockopt(2)` fail with `EPERM` from now on, as a seccomp filter may.
 fn refuse_getsockopt() {
     let step = |code: u32, jt, jf, k| libc::sock_filter {
         code: u16::try_from(code).unwrap(),
@@ -371,7 +372,7 @@ fn refuse_getsockopt() {
     let number = u32::try_from(libc::SYS_getsockopt).unwrap();
     let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
     let mut steps = [
-        // The number of the call is the first word.
+        // The system call number is the first word.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, refusal),
@@ -418,7 +419,7 @@ fn sets_and_polls_go_on_when_sockets_do_not_tell_their_cookies_any_more() {
     });
 }
 
-/// A rotating set with a source of the kernel's, and all that may wait for it.
+/// A rotating set with a kernel source, and one waiter of each kind.
 struct Rotating {
     set: Epoll,
     worker: Epoll,
@@ -467,7 +468,7 @@ impl Rotating {
         assert_eq!(upoll::poll(&mut fds, LONG), Ok(1));
     }
 
-    /// Looks without a limit until the event is found.
+    /// Harvests until the event is found, without a limit.
     fn look(&self) {
         let end = Instant::now() + LONG;
         let mut events = [Event::default(); 4];
@@ -476,7 +477,7 @@ impl Rotating {
         }
     }
 
-    /// Looks by `poll` without a limit until the event is found.
+    /// Polls until the event is found, without a limit.
     fn poll_now(&self) {
         let end = Instant::now() + LONG;
         let mut fds = [PollFd::new(&self.set, Events::IN)];
@@ -488,7 +489,7 @@ impl Rotating {
     const WAITS: [fn(&Self); 3] = [Self::wait, Self::wait_as_worker, Self::poll];
     const LOOKS: [fn(&Self); 2] = [Self::look, Self::poll_now];
 
-    /// A thread sleeps in each way to wait by turns; `meanwhile`; then an event wakes it.
+    /// For each way to wait: a thread sleeps, `meanwhile` runs, and an event wakes it.
     fn check_sleepers(&self, meanwhile: impl Fn()) {
         for wait in Self::WAITS {
             thread::scope(|scope| {
@@ -506,7 +507,7 @@ impl Rotating {
         }
     }
 
-    /// After `before` there is an event, which is found in each way by turns.
+    /// For each way to check: `before` runs, and an event is found.
     fn check_all(&self, before: impl Fn()) {
         for wait in Self::WAITS.into_iter().chain(Self::LOOKS) {
             before();
@@ -542,7 +543,7 @@ fn a_rotating_set_leaves_alone_what_took_the_place_of_closed_fds() {
     });
 }
 
-/// A kernel set of the program's that watches `fd`, once for each event.
+/// Opens a kernel set of the program's that watches `fd`, once for each event.
 fn other_set(fd: RawFd) -> RawFd {
     let mut interest = libc::epoll_event {
         events: (libc::EPOLLIN | libc::EPOLLET).cast_unsigned(),
@@ -572,7 +573,7 @@ fn each_fd_of_a_rotating_set_that_is_replaced_alone_is_made_anew() {
                 break;
             };
             let other = other_set(rotating.reader.as_raw_fd());
-            // SAFETY: the number is nobody's but the library's.
+            // SAFETY: the number is that of an own fd of the library.
             assert_eq!(unsafe { libc::dup2(other, own) }, own);
             rotating.check_all(|| ());
             (&rotating.writer).write_all(b"x").unwrap();
@@ -598,7 +599,7 @@ fn a_rotating_set_with_a_user_level_source_goes_on_after_all_fds_were_closed() {
         let (reader, writer) = std::io::pipe().unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&counter, Event::new(Events::IN, 1)).unwrap();
-        // Its thread sleeps in the kernel.
+        // The worker's thread sleeps in the kernel.
         let worker = Epoll::new().unwrap();
         worker.add(&rotating, Event::new(Events::IN, 2)).unwrap();
         worker
@@ -626,7 +627,7 @@ fn a_rotating_set_with_a_user_level_source_goes_on_after_all_fds_were_closed() {
     });
 }
 
-/// Looks at `set` without a limit until an event is found.
+/// Harvests `set` until an event is found, without a limit.
 fn look(set: &Epoll) {
     let end = Instant::now() + LONG;
     let mut events = [Event::default(); 4];
@@ -635,7 +636,7 @@ fn look(set: &Epoll) {
     }
 }
 
-/// Looks at `set` by `poll` without a limit until it is ready.
+/// Polls `set` until it is ready, without a limit.
 fn poll_now(set: &Epoll) {
     let end = Instant::now() + LONG;
     let mut fds = [PollFd::new(set, Events::IN)];
@@ -689,7 +690,7 @@ fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
             let own: Vec<RawFd> = (256..600).filter(is_open).collect();
             assert!(own.len() > 3, "{own:?}");
             for fd in own {
-                // SAFETY: the number is nobody's but the library's.
+                // SAFETY: the number is that of an own fd of the library.
                 assert_eq!(unsafe { libc::dup2(one.as_raw_fd(), fd) }, fd);
                 find_each();
             }
@@ -700,7 +701,7 @@ fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
     }
 }
 
-/// Calls on a set with a kernel fd that is ready, and what they find.
+/// Calls on a set with a ready kernel fd, and the events that they find.
 const CALLS: [fn(&Watched); 9] = [
     |watched| look(&watched.set),
     |watched| wait(&watched.set),
@@ -720,7 +721,8 @@ const CALLS: [fn(&Watched); 9] = [
     |watched| watched.set.delete(&watched.reader.as_fd()).unwrap(),
 ];
 
-/// Right after a call that used the number, a kernel set of the program's takes it, which watches the same fd.
+/// Directly after a call that used the number, a kernel set of the program's that watches the same
+/// fd takes it.
 #[test]
 fn a_kernel_set_that_takes_an_own_number_is_neither_asked_nor_changed() {
     for call in CALLS {
@@ -729,7 +731,7 @@ fn a_kernel_set_that_takes_an_own_number_is_neither_asked_nor_changed() {
             loop {
                 let watched = Watched::new();
                 (&watched.writer).write_all(b"x").unwrap();
-                // What ends a thread's sleep is opened too.
+                // The long poll opens the thread's wake fd as well.
                 poll_long(&watched.above);
                 wait(&watched.above);
                 wait(&watched.set);
@@ -740,9 +742,9 @@ fn a_kernel_set_that_takes_an_own_number_is_neither_asked_nor_changed() {
                     break;
                 };
                 let other = other_set(watched.reader.as_raw_fd());
-                // The check of the seal that this makes is good for some milliseconds.
+                // This call checks the seal; the result is cached for some milliseconds.
                 wait(&watched.set);
-                // SAFETY: the number is nobody's but the library's.
+                // SAFETY: the number is that of an own fd of the library.
                 assert_eq!(unsafe { libc::dup2(other, own) }, own);
                 call(&watched);
                 let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];

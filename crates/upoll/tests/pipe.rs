@@ -1,4 +1,4 @@
-//! Pipes: the host kernel's beside upoll's, every result compared.
+//! Pipes of the host kernel and of upoll, with every result compared.
 #![cfg(not(loom))]
 
 mod twin;
@@ -15,12 +15,12 @@ const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;
 const ET: Events = Events::ET;
 
-/// A pipe in both worlds, each of its ends as long as it is open.
+/// A pipe in both worlds, with each of its ends that is still open.
 struct Twin {
     reader: Option<(PipeReader, Fd)>,
     writer: Option<(PipeWriter, Fd)>,
     pattern: Pattern,
-    /// Takes turns between the calls that may block, on a nonblocking end, and those that never do.
+    /// Alternates between the calls that may block, on a nonblocking end, and those that never do.
     turn: bool,
 }
 
@@ -148,7 +148,7 @@ impl Twin {
         Some(same(("F_SETPIPE_SZ", bytes), upoll, kernel))
     }
 
-    /// Capacity, unread bytes and flags.
+    /// Compares capacity, unread bytes and flags.
     #[track_caller]
     fn look(&self, end: End) -> Option<(usize, usize)> {
         let (_, kernel) = self.end(end)?;
@@ -285,7 +285,8 @@ fn steps() -> impl Strategy<Value = Step> {
 
 fn run(flags: PipeFlags, steps: &[Step]) {
     let mut twin = Twin::with_flags(flags);
-    // The first set is there from the beginning and edge-triggered; the other as steps have it.
+    // The first set exists from the beginning and is edge-triggered. The steps make and use the
+    // other one.
     let sets = [twin.watch(Reading, IN | ET), Sets::new()];
     twin.ctl(libc::EPOLL_CTL_ADD, &sets[0], Writing, OUT | ET);
     for step in steps {
@@ -361,7 +362,7 @@ fn a_write_merges_into_the_last_page_if_its_odd_part_fits_there() {
     for _ in 0..2 {
         assert_eq!(twin.write(4_000), Some(Ok(4_000)));
     }
-    // Both pages are in use: no room to poll for, but the odd part of a write fits.
+    // Both pages are in use: poll reports no room, but the odd part of a write still fits.
     assert_eq!(twin.events(Writing), Some(Events::empty()));
     assert_eq!(twin.write(97), Some(Err(Errno::AGAIN)));
     assert_eq!(twin.write(90), Some(Ok(90)));
@@ -391,7 +392,7 @@ fn packets_are_read_one_by_one_and_cut_to_the_buffer() {
     assert_eq!(twin.look(Reading), Some((65_536, 5_000)));
     assert_eq!(twin.read(10_000), Some(Ok(4_096)));
     assert_eq!(twin.read(10_000), Some(Ok(904)));
-    // Sixteen packets fill it, however small.
+    // Sixteen packets fill the pipe, however small they are.
     for _ in 0..16 {
         assert_eq!(twin.write(1), Some(Ok(1)));
     }
@@ -403,7 +404,7 @@ fn a_read_takes_what_stands_before_a_packet_together_with_it() {
     let mut twin = Twin::new();
     twin.write(10);
     twin.set_flags(Writing, PipeFlags::DIRECT);
-    // It merges, packet mode or not: the last page is none.
+    // The write joins the last page even in packet mode, because that page holds no packet.
     twin.write(10);
     twin.write(4_090);
     twin.set_flags(Writing, PipeFlags::empty());
@@ -489,8 +490,8 @@ fn capacity_is_rounded_up_and_never_below_what_is_in_use() {
 
 #[test]
 fn more_than_the_largest_size_is_not_permitted() {
-    // The kernel's answer depends on the test's capabilities: the rule is that of a process
-    // without, in pipe(7).
+    // The kernel's result depends on the capabilities of the test. The rule of pipe(7) is that of
+    // an unprivileged process.
     let (reader, _writer) = pipe().unwrap();
     let over = reader.set_capacity(PIPE_MAX_SIZE + 1);
     assert_eq!(over, Err(Errno::PERM));
@@ -524,7 +525,7 @@ fn an_edge_triggered_reader_hears_of_every_write_even_of_one_that_fails() {
     assert_eq!(sets.data(), [0]);
     assert_eq!(twin.write(4_096), Some(Err(Errno::AGAIN)));
     assert_eq!(sets.data(), [0]);
-    // Reading a part is no news.
+    // A partial read is no new edge.
     twin.read(10);
     assert_eq!(sets.data(), []);
 }

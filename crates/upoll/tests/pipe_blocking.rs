@@ -1,5 +1,5 @@
-//! Threads that block in pipes: who wakes when, in the host kernel's and in upoll's; and that no
-//! byte is lost.
+//! Threads that block in pipes of the host kernel and of upoll: which thread wakes when, and that
+//! no byte is lost.
 #![cfg(not(loom))]
 
 mod twin;
@@ -12,7 +12,7 @@ use upoll::{Errno, PIPE_BUF, PipeFlags, PipeReader, PipeWriter, pipe};
 
 use twin::{Fd, asleep, kernel_pipe, signal, until_asleep};
 
-/// What threads do with a pipe, in either world.
+/// The operations that threads use on a pipe of either world.
 trait Blocking: Send + Sync {
     fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno>;
     fn write(&self, bytes: &[u8]) -> Result<usize, Errno>;
@@ -48,7 +48,7 @@ impl Blocking for (PipeReader, PipeWriter) {
     }
 }
 
-/// Pipes of one page that block: the kernel's, and one from here.
+/// Returns blocking pipes of one page: one of the kernel and one of upoll.
 fn both_worlds() -> [Arc<dyn Blocking>; 2] {
     let pipes: [Arc<dyn Blocking>; 2] = [
         Arc::new(kernel_pipe(PipeFlags::empty()).unwrap()),
@@ -192,7 +192,7 @@ fn a_signal_ends_a_blocked_call_unless_its_handler_restarts_it() {
         signal(tid, false);
         assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
 
-        // Nothing written yet: as a read.
+        // Nothing is written yet: a signal acts as for a read.
         assert_eq!(pipe.write(&[0; PIPE_BUF]), Ok(PIPE_BUF));
         let writer = pipe.clone();
         let (thread, tid) = asleep(move || writer.write(&[0]));
@@ -201,7 +201,7 @@ fn a_signal_ends_a_blocked_call_unless_its_handler_restarts_it() {
         signal(tid, false);
         assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
 
-        // A part written: any handler ends it, and the part counts.
+        // After a partial write any handler ends the call, which returns the bytes written.
         for restart in [true, false] {
             assert_eq!(pipe.read(&mut [0; PIPE_BUF]), Ok(PIPE_BUF));
             let writer = pipe.clone();
@@ -217,8 +217,8 @@ fn writes_of_many_threads_arrive_whole_and_none_is_lost() {
     const WRITERS: usize = 4;
     const READERS: usize = 3;
     const RECORDS: usize = 3_000;
-    // A record fits a page some whole number of times, and reads take whole records, so that each
-    // read begins and ends with one.
+    // A page holds a whole number of records, and reads take whole records, so each read begins and
+    // ends at a record.
     const RECORD: usize = 64;
     let (reader, writer) = pipe().unwrap();
     writer.set_capacity(2 * PIPE_BUF).unwrap();

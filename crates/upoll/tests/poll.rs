@@ -1,5 +1,5 @@
-//! `poll` and `select` against the host kernel: the same call on user-level objects and on the
-//! kernel's, every number and every mask compared.
+//! `poll` and `select` compared with the host kernel: the same call on user-level objects and on
+//! the kernel's, with every result and every mask compared.
 #![cfg(not(loom))]
 
 mod twin;
@@ -23,7 +23,7 @@ use twin::poll::{kernel_poll, kernel_select, masks};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A user-level object that shows what a descriptor of the kernel shows.
+/// A user-level object that reports the events of a kernel fd.
 struct Mirror {
     fd: OwnedFd,
     queue: WaitQueue,
@@ -37,12 +37,12 @@ impl Pollable for Mirror {
     }
 }
 
-/// One thing in both worlds.
+/// An object in both worlds.
 enum Object {
     Counter(EventFd),
     Set(Epoll),
     Mirror(File<Mirror>),
-    /// The kernel's in both.
+    /// A kernel fd in both worlds.
     Kernel,
 }
 
@@ -66,7 +66,7 @@ impl Twin {
         }
     }
 
-    /// A set that watches `inner` for `events`.
+    /// Returns a set that watches `inner` for `events`.
     fn set(inner: &Twin, events: Events) -> Self {
         let ours = Epoll::new().unwrap();
         // SAFETY: makes a descriptor; nothing else owns it.
@@ -76,7 +76,7 @@ impl Twin {
             events: events.bits(),
             u64: 0,
         };
-        // SAFETY: both are descriptors of this test, and the event outlives the call.
+        // SAFETY: both fds are this test's own, and the event outlives the call.
         let added = unsafe {
             libc::epoll_ctl(
                 kernel.as_raw_fd(),
@@ -134,17 +134,17 @@ fn tcp() -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// Descriptors of the kernel in many states; the second list only keeps peers open.
+/// Returns kernel fds in many states. The second list only keeps their peers open.
 fn kernel_states() -> (Vec<OwnedFd>, Vec<OwnedFd>) {
     let (mut states, mut peers): (Vec<OwnedFd>, Vec<OwnedFd>) = (Vec::new(), Vec::new());
-    // An empty pipe, one with something in it, one without a writer, one without a reader.
+    // Pipes: empty; with data; without a writer; without a reader.
     let (reader, writer) = pipe();
     states.extend([reader.into(), writer.into()]);
     let (reader, mut writer) = pipe();
     writer.write_all(b"x").unwrap();
     states.extend([reader.into(), writer.into()]);
     states.extend([pipe().0.into(), pipe().1.into()]);
-    // A connection: idle; with data; with urgent data; half closed; closed.
+    // Connections: idle; with data; with urgent data; half closed; closed.
     let (one, other) = tcp();
     states.push(one.into());
     peers.push(other.into());
@@ -163,7 +163,7 @@ fn kernel_states() -> (Vec<OwnedFd>, Vec<OwnedFd>) {
     states.push(one.into());
     peers.push(other.into());
     states.push(UnixStream::pair().unwrap().0.into());
-    // Never connected; and a file, which is always ready.
+    // A socket that was never connected, and a file, which is always ready.
     // SAFETY: makes a descriptor; nothing else owns it.
     states.push(unsafe {
         OwnedFd::from_raw_fd(libc::socket(
@@ -173,7 +173,7 @@ fn kernel_states() -> (Vec<OwnedFd>, Vec<OwnedFd>) {
         ))
     });
     states.push(OsFile::open("/dev/null").unwrap().into());
-    // The loopback delivers in the background.
+    // The loopback device delivers asynchronously.
     let all = Events::from_bits_retain(0x7fff);
     for _ in 0..20_000 {
         let wanted = [Events::IN, Events::PRI, Events::RDHUP];
@@ -222,7 +222,7 @@ enum Entry {
     Open(prop::sample::Index),
 }
 
-/// A number that no process has open.
+/// An fd that no process has open.
 const CLOSED: i32 = i32::MAX;
 
 fn entry() -> impl Strategy<Value = Entry> {
@@ -285,12 +285,12 @@ fn poll_agrees_with_the_kernel_on_any_list_in_any_state() {
     });
 }
 
-/// Numbers below `BASE` are left to whoever opens descriptors; from there on they are as
-/// [`World::numbered`] placed them.
+/// Fds below `BASE` are left to other code that opens fds. From there on they are placed by
+/// [`World::numbered`].
 const BASE: i32 = 600;
 
 impl World {
-    /// The same world with its descriptors at numbers from [`BASE`] on.
+    /// Returns the same world with its fds at numbers from [`BASE`] on.
     fn numbered() -> Self {
         let mut world = World::new();
         for (number, twin) in (BASE..).zip(&mut world.twins) {
@@ -321,7 +321,8 @@ fn select_agrees_with_the_kernel_on_any_sets_in_any_state() {
             numbers.collect::<FdSet>()
         }),
     );
-    // Some that are not open, the kernel looks at: its table goes further than `end`.
+    // The kernel's fd table extends beyond `end`, so the kernel checks these fds, which are not
+    // open.
     let sets = [set.clone(), set.clone(), set];
     let closed = prop::option::weighted(0.1, (0..3_usize, end..end + 4));
     let n = prop_oneof![4 => Just(end + 8), 3 => BASE..end + 4, 1 => -2..2_i32];
@@ -343,7 +344,7 @@ fn select_agrees_with_the_kernel_on_any_sets_in_any_state() {
     });
 }
 
-/// A list of the kernel's numbers, and the same user-level.
+/// Compares `poll` of the kernel fds with `poll` of the user-level objects.
 fn same_poll(list: &[(&Twin, Events)]) -> (Result<usize, Errno>, Vec<Events>) {
     let mut fds: Vec<_> = list
         .iter()
@@ -406,7 +407,7 @@ fn every_revents_is_written_whatever_the_last_call_left() {
     assert_eq!(masks(&fds), kernel);
 }
 
-/// Logs whether each look at it registered; is ready from its `after`th look on.
+/// An object that records whether each `poll` registered. It is ready from its `after`th `poll` on.
 struct Logging {
     name: char,
     log: Arc<Mutex<Vec<(char, bool)>>>,
@@ -490,7 +491,8 @@ fn a_limit_is_never_early_and_what_is_left_is_written() {
             assert_eq!(set, FdSet::new());
         }
     }
-    // Ready at once, as in Linux nearly all is left; of no limit, all.
+    // If an entry is ready at once, nearly all of the limit is left, as in Linux. Without a limit
+    // none is written.
     counter.write(1).unwrap();
     let mut left = libc::timeval {
         tv_sec: 20,
@@ -535,7 +537,7 @@ fn a_limit_is_never_early_and_what_is_left_is_written() {
 #[test]
 fn numbers_that_come_to_stand_for_another_descriptor_during_a_select_do_no_harm() {
     let (near, _writer) = pipe();
-    // SAFETY: a number that nothing else in this process has; nothing else owns it.
+    // SAFETY: no other code in this process uses the number; nothing else owns the fd.
     let far = unsafe {
         assert_eq!(libc::dup2(near.as_raw_fd(), BASE + 400), BASE + 400);
         OwnedFd::from_raw_fd(BASE + 400)

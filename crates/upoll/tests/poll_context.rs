@@ -1,5 +1,5 @@
-//! A context that is kept between calls against calls without one and against the host kernel:
-//! random sequences of lists, changes, closes and reused numbers, every result compared.
+//! A context that is kept between calls, compared with calls without one and with the host kernel:
+//! random sequences of lists, changes, closes and reused fd numbers, with every result compared.
 #![cfg(not(loom))]
 
 use std::fs::File as OsFile;
@@ -21,7 +21,7 @@ fn result(result: i32) -> Result<usize, Errno> {
 
 fn owned(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: just made by the caller; nothing else owns it.
+    // SAFETY: the caller has just opened the fd; nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -52,8 +52,7 @@ fn kernel_set(member: &OwnedFd) -> OwnedFd {
     set
 }
 
-/// Eight bytes to an eventfd or a pipe, or from it; an end that is full, empty or hung up does not
-/// matter.
+/// Writes eight bytes to an eventfd or a pipe. An end that is full or has hung up does not matter.
 fn bump(fd: &OwnedFd) {
     // SAFETY: eight bytes are read from the number; SIGPIPE is ignored by the Rust runtime.
     unsafe { libc::write(fd.as_raw_fd(), (&raw const ONE).cast(), 8) };
@@ -67,9 +66,10 @@ fn drain(fd: &OwnedFd) {
 
 static ONE: u64 = 1;
 
-/// Something to poll, in both worlds: what the user-level calls are given, and the kernel's.
+/// An object to poll in both worlds: the targets of the user-level calls and the fds of the
+/// kernel's.
 enum Object {
-    /// Nothing there.
+    /// No open object.
     Closed,
     Counter {
         ours: EventFd,
@@ -84,21 +84,21 @@ enum Object {
         ours: (Epoll, EventFd),
         theirs: (OwnedFd, OwnedFd),
     },
-    /// A user-level set that watches a descriptor of the kernel.
+    /// A user-level set that watches a kernel fd.
     Mixed {
         ours: Epoll,
         member: OwnedFd,
         theirs: OwnedFd,
     },
-    /// The kernel's in both worlds, by number.
+    /// A kernel fd in both worlds, given as a number.
     Number(OwnedFd),
-    /// The kernel's in both worlds, and known.
+    /// A kernel fd in both worlds, given as a [`Descriptor`].
     Counted(Descriptor<OwnedFd>),
     Ends {
         watched: Descriptor<OwnedFd>,
         peer: Option<OwnedFd>,
     },
-    /// A set of the kernel's.
+    /// A kernel set.
     KernelSet(Descriptor<OwnedFd>, OwnedFd),
     Regular(Descriptor<OwnedFd>),
 }
@@ -225,7 +225,7 @@ impl Object {
         }
     }
 
-    /// Fills the end that is watched until it takes no more.
+    /// Fills the watched end until a write fails.
     fn fill(&self) {
         if let Object::Ends { watched, .. } = self {
             // SAFETY: the buffer is as long as is claimed.
@@ -246,7 +246,7 @@ impl Object {
         }
     }
 
-    /// What the calls of this crate are given.
+    /// Returns the target for the calls of this crate.
     fn target(&self) -> Option<Target<'_>> {
         Some(match self {
             Object::Closed => return None,
@@ -260,7 +260,7 @@ impl Object {
         })
     }
 
-    /// What the kernel's calls are given.
+    /// Returns the fd for the kernel's calls.
     fn descriptor(&self) -> Option<&OwnedFd> {
         Some(match self {
             Object::Closed => return None,
@@ -274,9 +274,9 @@ impl Object {
     }
 }
 
-/// How many objects there are.
+/// The number of objects.
 const OBJECTS: usize = 14;
-/// A number that no process has open.
+/// An fd that no process has open.
 const CLOSED: i32 = i32::MAX;
 
 #[derive(Clone, Debug)]
@@ -285,10 +285,10 @@ enum Step {
     Drain(usize),
     Fill(usize),
     HangUp(usize),
-    /// Closes an object and opens another one in its place, most likely under the same number. The
+    /// Closes an object and opens another one in its place, most likely with the same number. The
     /// first may stay open under another number.
     Reopen(usize, u8, bool),
-    /// What has stayed open under another number is closed.
+    /// Closes the objects that stayed open under another number.
     CloseOthers,
     Edit(Edit),
     Poll(u64, bool),
@@ -300,7 +300,7 @@ enum Step {
 #[derive(Clone, Debug)]
 enum Edit {
     Insert(prop::sample::Index, usize, Events),
-    /// With [`OBJECTS`], an entry that is passed over.
+    /// Adds an entry; with the index [`OBJECTS`] an ignored one.
     Push(usize, Events),
     Remove(prop::sample::Index),
     SwapRemove(prop::sample::Index),
@@ -386,7 +386,7 @@ impl World {
         }
     }
 
-    /// The calls in question, and what they are to be.
+    /// Applies the step, and compares the results of all calls.
     fn apply(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match *step {
             Step::Bump(at) => self.objects[at].bump(),
@@ -460,7 +460,8 @@ impl World {
         (result(ready), masks)
     }
 
-    /// The sets that the list asks for, by the kernel's numbers; what is not open is left out.
+    /// Returns the sets of the list for `select`, as kernel fds. Entries that are not open are left
+    /// out.
     fn sets(&self) -> [FdSet; 3] {
         let mut sets = [(); 3].map(|()| FdSet::new());
         for &(of, events) in &self.list {
@@ -548,7 +549,8 @@ fn a_kept_context_finds_what_a_single_call_and_the_kernel_find() {
     });
 }
 
-/// Without bare numbers and what a set of the kernel's does not take: the set does all the work.
+/// Without bare numbers and members that a kernel set refuses, the context's kernel set does all
+/// the work.
 #[test]
 fn so_does_one_whose_descriptors_are_all_in_the_kernels_set() {
     let taken = || prop::sample::select(vec![0_u8, 1, 2, 5, 7, 8, 9]);

@@ -11,21 +11,21 @@ use super::{Object, Twin, same};
 /// The longest write or read.
 pub const LONGEST: usize = 65_536;
 
-/// Long enough for the longest write from anywhere in the first page.
+/// Enough bytes for the longest write from any offset in the first page.
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| Pattern::new().bytes(LONGEST + 4_096));
 
 impl Twin {
-    /// The kernel's descriptor, which stays open.
+    /// Borrows the kernel fd at the number.
     fn descriptor(&self, number: usize) -> ManuallyDrop<Fd> {
         ManuallyDrop::new(Fd::new(self.kernel.fd(number)))
     }
 
-    /// Moves a descriptor to the number.
+    /// Moves a new fd to the number.
     fn place(&self, fresh: Fd, number: usize) {
         self.kernel.place(fresh.into_raw(), number);
     }
 
-    /// Both ends of a pipe whose calls never block.
+    /// Opens a nonblocking pipe.
     pub fn open_pipe(&mut self, reader: usize, writer: usize) {
         self.open_pipe_with(reader, writer, PipeFlags::empty());
     }
@@ -43,7 +43,7 @@ impl Twin {
         self.objects[writer] = Some(Object::Writer(ends.1));
     }
 
-    /// Two connected sockets whose calls never block.
+    /// Opens two connected nonblocking sockets.
     pub fn open_pair(&mut self, one: usize, other: usize) {
         assert_ne!(one, other);
         self.close(one);
@@ -56,7 +56,7 @@ impl Twin {
         self.objects[other] = Some(Object::Socket(sockets.1));
     }
 
-    /// Writes to a stream; what is written depends on where in it that is.
+    /// Writes to a stream. The bytes depend on their position in it.
     pub fn send(&mut self, number: usize, count: usize) -> Option<Result<usize, Errno>> {
         let bytes = &BYTES[self.sent..][..count];
         let upoll = match self.objects[number].as_ref()? {
@@ -102,7 +102,7 @@ impl Twin {
         Some(same(("F_SETPIPE_SZ", number, bytes), upoll, kernel))
     }
 
-    /// Unread bytes, and how many a pipe holds.
+    /// Compares the number of unread bytes and the capacity of a pipe.
     pub fn fill_level(&self, number: usize) {
         let (available, capacity) = match &self.objects[number] {
             Some(Object::Reader(reader)) => (reader.available(), Some(reader.capacity())),

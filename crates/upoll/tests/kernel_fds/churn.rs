@@ -1,5 +1,5 @@
-//! Sets that are built, changed and taken apart by several threads while others wait in them: no
-//! deadlock, nothing freed too early, and in the end all works.
+//! Sets that several threads build, change and take apart while others wait in them. There is no
+//! deadlock and no use after free, and the sets work at the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::host::{LONG, data, edge, eventfd, eventfd_read, eventfd_write, harves
 
 const ROUNDS: usize = 400;
 
-/// Threads that repeat something until the test is over.
+/// Threads that repeat an action until the test is over.
 struct Crew {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -77,7 +77,7 @@ fn sets_change_while_threads_wait_above_and_below() {
     crew.always({
         let (middle, low) = (middle.clone(), low.clone());
         move || {
-            // A set that comes and goes between the others.
+            // A set is nested between the others and dropped again.
             let passing = Epoll::new().unwrap();
             middle.add(&passing, input(2)).unwrap();
             passing.add(&*low, input(3)).unwrap();
@@ -141,7 +141,7 @@ fn rotating_sets_and_their_sources_change_while_workers_wait() {
     crew.always({
         let rotating = rotating.clone();
         move || {
-            // One worker sees the rotating set itself come and go.
+            // The worker's rotating set is added and deleted as well.
             let worker = Epoll::new().unwrap();
             worker.add(&rotating, input(4)).unwrap();
             worker.delete(&rotating).unwrap();
@@ -160,7 +160,7 @@ fn rotating_sets_and_their_sources_change_while_workers_wait() {
             )
             .unwrap();
         rotating.delete(&*source).unwrap();
-        // One that closes instead of being deleted.
+        // A source that is closed instead of deleted.
         let passing = eventfd();
         eventfd_write(&passing);
         rotating.add(&passing, input(7)).unwrap();

@@ -1,4 +1,4 @@
-//! How many members a set has at most, while threads add and delete them.
+//! The maximum number of members of a set, while threads add and delete them.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::thread;
 
 use upoll::{Epoll, Errno, Event, EventFd, Events, Op, Target};
 
-/// A member may be deleted before the thread that added it has got on.
+/// A member may be deleted before the ADD of another thread returns.
 #[test]
 fn a_member_counts_before_anybody_can_delete_it() {
     const ROUNDS: usize = 20_000;
@@ -27,7 +27,8 @@ fn a_member_counts_before_anybody_can_delete_it() {
         let looking = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let most = set.len_at_most();
-                // The counter, the pipe, an ADD under way, and a DEL that has not counted yet.
+                // The counter, the pipe, an ADD in progress, and a DEL that has not updated the
+                // count yet.
                 assert!((1..=4).contains(&most), "{most} members");
             }
         });

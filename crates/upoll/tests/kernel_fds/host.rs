@@ -1,4 +1,4 @@
-//! The kernel's own epoll, for comparison, and what the tests share.
+//! The kernel's own epoll, for comparison, and helpers of the tests.
 
 use std::io::{PipeReader, PipeWriter, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, Op, Target};
 
-/// Longer than any test takes: whoever waits so long has lost an event.
+/// Longer than any test takes: a wait that lasts so long has lost an event.
 pub const LONG: Duration = Duration::from_secs(20);
 /// Long enough for a thread to fall asleep, most of the time.
 pub const SHORT: Duration = Duration::from_millis(20);
@@ -16,10 +16,10 @@ pub fn last_errno() -> Errno {
     Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap())
 }
 
-/// Owns what a system call has just opened.
+/// Takes ownership of an fd that a system call has just opened.
 pub fn owned(fd: libc::c_int) -> OwnedFd {
     assert!(fd >= 0, "{:?}", last_errno());
-    // SAFETY: the kernel has just opened it for the caller, who is its only owner.
+    // SAFETY: the kernel has just opened the fd for the caller, which is its only owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -47,7 +47,7 @@ impl Kernel {
         self.ctl(Op::Add, fd.as_raw_fd(), interest).unwrap();
     }
 
-    /// What is ready now.
+    /// Returns the ready events without waiting.
     pub fn harvest(&self, room: usize) -> Vec<Event> {
         self.wait(room, Duration::ZERO)
     }
@@ -74,7 +74,7 @@ pub fn wait(set: &Epoll, room: usize, limit: Duration) -> Vec<Event> {
     events
 }
 
-/// What is ready now.
+/// Returns the ready events without waiting.
 pub fn harvest(set: &Epoll, room: usize) -> Vec<Event> {
     wait(set, room, Duration::ZERO)
 }
@@ -83,14 +83,14 @@ pub fn data(events: &[Event]) -> Vec<u64> {
     events.iter().map(Event::data).collect()
 }
 
-/// Events in an order that does not depend on which came first: data, then bits.
+/// Sorts events by data, then by bits: the result does not depend on their order.
 pub fn sorted(events: &[Event]) -> Vec<(u64, Events)> {
     let mut pairs: Vec<_> = events.iter().map(|e| (e.data(), e.events())).collect();
     pairs.sort_unstable_by_key(|&(data, events)| (data, events.bits()));
     pairs
 }
 
-/// One of our sets and one of the kernel's that are treated alike.
+/// A set of upoll and a kernel set with the same members.
 pub struct Both {
     pub ours: Epoll,
     pub theirs: Kernel,
@@ -104,7 +104,7 @@ impl Both {
         }
     }
 
-    /// The same call on both, with the same result.
+    /// Makes the same call on both sets, and asserts that the results are equal.
     pub fn ctl(&self, op: Op, fd: BorrowedFd<'_>, interest: Event) -> Result<(), Errno> {
         let ours = self.ours.ctl(op, Target::Kernel(fd), interest);
         let theirs = self.theirs.ctl(op, fd.as_raw_fd(), interest);
@@ -124,7 +124,7 @@ impl Both {
         self.ctl(Op::Del, fd.as_fd(), Event::default()).unwrap();
     }
 
-    /// What is ready now in both, which is the same in both.
+    /// Asserts that the ready events of both are equal, and returns them.
     pub fn harvest(&self) -> Vec<(u64, Events)> {
         let ours = sorted(&harvest(&self.ours, 64));
         let theirs = sorted(&self.theirs.harvest(64));
@@ -158,26 +158,27 @@ pub fn eventfd_read(fd: &OwnedFd) {
     eventfd_take(fd);
 }
 
-/// What an eventfd held.
+/// Reads an eventfd. Returns its count, or 0 if it had none.
 pub fn eventfd_take(fd: &OwnedFd) -> u64 {
     let mut count = 0;
-    // SAFETY: `count` is a live counter; it stays zero if the eventfd is.
+    // SAFETY: `count` is a live counter. The call leaves it at zero if the eventfd is zero.
     unsafe { libc::eventfd_read(fd.as_raw_fd(), &raw mut count) };
     count
 }
 
-/// An interest in input.
+/// Returns an interest in input.
 pub fn input(data: u64) -> Event {
     Event::new(Events::IN, data)
 }
 
-/// An edge-triggered interest in input.
+/// Returns an edge-triggered interest in input.
 pub fn edge(data: u64) -> Event {
     Event::new(Events::IN | Events::ET, data)
 }
 
-/// One test at a time. Descriptor numbers are the process's: a rotating set whose source was closed
-/// looks at what its number means now, which for that moment holds another test's file open.
+/// Runs one test at a time. Fd numbers belong to the process: a rotating set whose source was
+/// closed polls the file that has the number now, which keeps another test's file open for that
+/// moment.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! What an interest in a descriptor means: its data, its number, its turn.
+//! Interests in kernel fds: data, fd numbers, and rotation between workers.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -38,7 +38,7 @@ fn data_comes_back_unchanged() {
     let mut expected: Vec<_> = words.iter().map(|&word| (word, Events::IN)).collect();
     expected.sort_unstable_by_key(|&(word, _)| word);
     assert_eq!(both.harvest(), expected);
-    // The words of our own must not be taken for specials either, with sets below and above.
+    // Data equal to upoll's internal words is ordinary data, with sets below and above as well.
     let (above, below) = (Epoll::new().unwrap(), Epoll::new().unwrap());
     below.add(&eventfd(), input(1)).unwrap();
     both.ours.add(&below, input(7)).unwrap();
@@ -106,7 +106,7 @@ fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
     eventfd_write(&counter);
     assert_eq!(both.harvest(), [(1, Events::IN), (2, Events::IN)]);
     assert_eq!(both.harvest(), [(1, Events::IN)]);
-    // The number goes, the file stays, and so does the interest.
+    // The number is closed, but the file stays open, and so does the interest.
     drop(counter);
     assert_eq!(both.harvest(), [(1, Events::IN)]);
     eventfd_write(&dup);
@@ -126,7 +126,7 @@ fn the_interests_in_descriptors_are_those_whose_numbers_stand_for_them() {
             false => CreateFlags::empty(),
         })
         .unwrap();
-        // A user-level member, and what the set has for itself, are none.
+        // A user-level member and the set's internal fds do not count as kernel fds.
         let above = Epoll::new().unwrap();
         above.add(&set, input(9)).unwrap();
         if !rotates {
@@ -143,7 +143,7 @@ fn the_interests_in_descriptors_are_those_whose_numbers_stand_for_them() {
             assert_eq!(found[0].1.data(), 1);
             let wanted = found[0].1.events();
             assert_eq!(wanted - Events::ERR - Events::HUP, Events::IN | Events::ET);
-            // The file lives on, and so does the interest, but not by this number.
+            // The file stays open, and so does the interest, but the number means another file.
             let kept = fd.try_clone_to_owned().unwrap();
             // SAFETY: no pointers are involved; both numbers are this test's.
             assert_eq!(unsafe { libc::dup2(eventfd().as_raw_fd(), number) }, number);
@@ -172,8 +172,8 @@ fn a_file_closed_while_it_is_ready_is_not_reported() {
     assert_eq!(both.ours.len(), 1);
 }
 
-/// `sets` sets watch one pipe with `interest`, a thread sleeps in each; says how many woke for one
-/// write.
+/// Starts a thread that sleeps in each of `sets` sets that watch one pipe with `interest`. Returns how many
+/// of them one write wakes.
 fn woken_by_one_write(sets: usize, interest: Events) -> usize {
     let (mut reader, mut writer) = pipe();
     let reader_fd = Arc::new(OwnedFd::from(reader.try_clone().unwrap()));
@@ -213,7 +213,7 @@ fn woken_by_one_write(sets: usize, interest: Events) -> usize {
     }
     thread::sleep(Duration::from_millis(100));
     let count = woken.load(Ordering::SeqCst);
-    // Else level-triggered members would be reported together with `stop`.
+    // Otherwise level-triggered members would be reported together with `stop`.
     reader.read_exact(&mut [0]).unwrap();
     stop.try_write(1).unwrap();
     for thread in threads {
@@ -228,7 +228,7 @@ fn an_exclusive_interest_wakes_one_set_of_several() {
     let exclusive = Events::IN | Events::ET | Events::EXCLUSIVE;
     let shared = Events::IN | Events::ET;
     assert_eq!(woken_by_one_write(4, shared), 4);
-    // A thread that was not asleep yet may look and find it: at least one, not all.
+    // A thread that was not asleep yet may find the byte as well: at least one wakes, not all.
     let woken = woken_by_one_write(4, exclusive);
     assert!((1..4).contains(&woken), "{woken}");
 }
@@ -271,7 +271,7 @@ fn fdinfo_and_len_show_members_of_both_kinds_and_nothing_else() {
     let line = |number: i32, events: u32, data: u64| {
         format!("tfd: {number:8} events: {events:8x} data: {data:16x} ")
     };
-    // ERR and HUP are in every interest.
+    // Every interest includes ERR and HUP.
     for expected in [
         line(0, 0x19, 0xaa),
         line(reader.as_raw_fd(), 0x8000_0019, 0xbb),

@@ -1,5 +1,5 @@
-//! Every kind of descriptor that can be polled: level, edge and oneshot interests in it report what
-//! the kernel's own sets report.
+//! Every kind of kernel fd that can be polled: level-triggered, edge-triggered and oneshot
+//! interests in it report what the kernel's own sets report.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -23,7 +23,7 @@ const EVERYTHING: Events = Events::IN
     .union(Events::WRNORM)
     .union(Events::WRBAND);
 
-/// Waits until the kernel shows `events` on `fd`: the network is not always instant.
+/// Waits until the kernel reports `events` for `fd`: the network may be slow.
 fn until(fd: &impl AsFd, events: Events) {
     let mut entry = libc::pollfd {
         fd: fd.as_fd().as_raw_fd(),
@@ -34,10 +34,10 @@ fn until(fd: &impl AsFd, events: Events) {
     assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 20_000) }, 1);
 }
 
-/// Watches `fd` in all ways while `poke` makes it ready for `IN`, which is an event each time, and
+/// Watches `fd` in all ways. `poke` makes it ready for `IN`, which is an event each time, and
 /// `calm` undoes that.
 fn check(fd: &impl AsFd, mut poke: impl FnMut(), mut calm: impl FnMut()) {
-    // Registered first it is told last: what it knows the others know.
+    // The witness registers first, so it is notified last: after its event the others have theirs.
     let witness = Kernel::new();
     witness.add(&fd.as_fd(), edge(0));
     let mut poke = || {
@@ -151,7 +151,7 @@ fn pipes() {
         || writer.write_all(b"x").unwrap(),
         || assert_ne!(drain.read(&mut [0; 64]).unwrap(), 0),
     );
-    // The other end: full, then broken.
+    // The write end: full, then broken.
     let (mut reader, writer) = pipe();
     let sets = [Both::new(), Both::new()];
     sets[0].add(&writer, Event::new(Events::OUT, 1));
@@ -199,7 +199,7 @@ fn timerfds() {
                 tv_nsec: 1,
             },
         };
-        // SAFETY: the limit is live and the old value not asked for.
+        // SAFETY: the limit is live and the old value is not requested.
         let done = unsafe {
             libc::timerfd_settime(timer.as_raw_fd(), 0, &raw const soon, std::ptr::null_mut())
         };
@@ -213,10 +213,10 @@ fn timerfds() {
 #[test]
 fn signalfds() {
     let _alone = alone();
-    // Of a real-time signal each one is an event, also while others are pending.
+    // Each instance of a real-time signal is an event, even while others are pending.
     let signal = libc::SIGRTMIN() + 3;
-    // The signal is directed at this thread, which blocks it, so no other thread has it.
-    // SAFETY: `mask` is a signal set to be filled, and the others are null or live.
+    // The signal is sent to this thread, which blocks it, so no other thread receives it.
+    // SAFETY: the calls fill `mask`, and the other pointers are null or live.
     let signals = unsafe {
         let mut mask = std::mem::zeroed();
         libc::sigemptyset(&raw mut mask);
@@ -294,7 +294,7 @@ fn terminals() {
         &far,
         || terminal.write_all(b"line\n").unwrap(),
         || {
-            // A line at a time.
+            // Terminal input arrives line by line.
             let one = Both::new();
             one.add(&far, input(0));
             while !one.harvest().is_empty() {

@@ -1,4 +1,4 @@
-//! Descriptors of the kernel as members of sets, beside user-level objects.
+//! Kernel fds as members of sets, beside user-level objects.
 #![cfg(not(loom))]
 
 mod churn;
@@ -133,7 +133,7 @@ fn a_set_that_watches_a_set_sees_its_descriptors_whichever_came_first() {
         }
         for _ in 0..3 {
             near.write_all(b"x").unwrap();
-            // Nothing is consumed by looking from above.
+            // A poll from above consumes no event.
             assert_eq!(data(&wait(&top, 4, LONG)), [1]);
             assert_eq!(data(&wait(&top, 4, LONG)), [1]);
             assert_eq!(data(&wait(&outer, 4, LONG)), [2]);
@@ -198,7 +198,7 @@ fn errors_are_the_kernels() {
 #[test]
 fn a_waker_may_add_a_set_to_a_set_when_one_comes_to_sleep_in_the_kernel() {
     let _alone = alone();
-    /// Nests two sets when it is woken.
+    /// A waker that nests two sets when it is woken.
     struct Nester([Epoll; 2]);
     impl Wake for Nester {
         fn wake(self: Arc<Self>) {

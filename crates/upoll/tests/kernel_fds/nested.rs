@@ -1,4 +1,4 @@
-//! Sets that watch sets with descriptors in them, beside the kernel's own sets nested alike.
+//! Sets that watch sets with kernel fds in them, compared with kernel sets that are nested alike.
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,13 +13,13 @@ use crate::host::{
     sorted, wait,
 };
 
-/// `outer` watches `inner`.
+/// Adds `inner` to `outer`.
 fn nest(outer: &Both, inner: &Both, interest: Event) {
     outer.ours.add(&inner.ours, interest).unwrap();
     outer.theirs.add(&inner.theirs.0, interest);
 }
 
-/// All orders of `0..count`.
+/// Returns all permutations of `0..count`.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![vec![]];
@@ -51,7 +51,7 @@ fn an_edge_below_is_reported_once_and_no_other_edge_repeats_it() {
     for _ in 0..3 {
         eventfd_write(&beside);
         assert_eq!(outer.harvest(), [(1, Events::IN)]);
-        // `inner` is ready still, but that is no news.
+        // `inner` is still ready, but that is no new edge.
         assert_eq!(middle.harvest(), [(4, Events::IN)]);
         eventfd_read(&beside);
         assert_eq!(outer.harvest(), []);
@@ -119,7 +119,7 @@ fn a_ready_set_added_edge_triggered_is_reported_once() {
     }
 }
 
-/// Three sets in a chain, each with members of both kinds in our case, and of the kernel's in its.
+/// Three sets in a chain. Ours have members of both kinds, the kernel's have only kernel members.
 struct Chain {
     sets: Vec<Option<Both>>,
     descriptors: Vec<OwnedFd>,
@@ -140,7 +140,7 @@ impl Chain {
         }
     }
 
-    /// One of the additions that the chain is made of, or its removal.
+    /// Adds or removes a member of the chain; `step` selects which.
     fn ctl(&self, op: Op, step: usize) {
         let at = step / 3;
         let Some(set) = &self.sets[at] else { return };
@@ -167,7 +167,7 @@ impl Chain {
         }
     }
 
-    /// Makes each member ready in turn, and looks from the top and from the bottom.
+    /// Makes each member ready in turn, and compares the reports at the top and at the bottom.
     fn check(&self) {
         for at in 0..Self::LENGTH {
             eventfd_write(&self.descriptors[at]);
@@ -195,7 +195,7 @@ impl Chain {
 #[test]
 fn a_chain_of_sets_may_be_built_and_taken_apart_in_any_order() {
     let _alone = alone();
-    // Which are idle matters as well: half of the orders are looked at only when all is built.
+    // Idle sets behave differently, so half of the orders are checked only when all sets are built.
     for (round, order) in orders(Chain::STEPS).iter().enumerate().step_by(331) {
         let chain = Chain::new();
         for &step in order {
@@ -226,7 +226,7 @@ fn the_sets_of_a_chain_may_be_closed_in_any_order() {
         }
         chain.check();
         for at in order {
-            // What is ready when its set goes must not be left behind above.
+            // The report of a ready member must not stay in the sets above when its set goes.
             eventfd_write(&chain.descriptors[at]);
             chain.sets[at] = None;
             chain.compare();
@@ -311,7 +311,7 @@ fn a_set_watched_under_two_numbers_is_reported_under_both() {
     eventfd_write(&fd);
     compare(&[2, 3]);
     compare(&[]);
-    // The first goes; the other must be told from then on.
+    // The first set above is deleted; the other one must be notified from then on.
     outer.delete(&inner).unwrap();
     kernel_outer
         .ctl(Op::Del, kernel_inner.0.as_raw_fd(), Event::default())

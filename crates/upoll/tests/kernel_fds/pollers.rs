@@ -1,4 +1,4 @@
-//! `poll` and `select` over sets that hold descriptors of the kernel.
+//! `poll` and `select` of sets that hold kernel fds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,8 @@ use super::host::{LONG, alone, wait};
 
 const IN: Event = Event::new(Events::IN, 1);
 
-/// Polls until the set is ready, which must be long before the limit, and idle after `drain`.
+/// Polls until the set is ready, which must happen long before the limit, and checks that it is
+/// idle after `drain`.
 fn polled(set: &Epoll, by_select: bool) -> usize {
     let begun = Instant::now();
     let ready = if by_select {
@@ -135,7 +136,7 @@ fn a_poll_does_not_spin_on_a_bell_that_was_rung_for_another_thread() {
     let counter = EventFd::new(0).unwrap();
     set.add(&counter, Event::new(Events::IN | Events::ET, 2))
         .unwrap();
-    // A thread sleeps in the set, hears the bell, and takes the edge.
+    // A thread sleeps in the set, is woken through the set's wake fd, and takes the edge.
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| wait(&set, 4, LONG).len());
         thread::sleep(Duration::from_millis(20));
@@ -156,7 +157,7 @@ fn cpu_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is there to be filled.
+    // SAFETY: the call fills `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(
         time.tv_sec.cast_unsigned(),

@@ -1,16 +1,16 @@
-//! Random sequences of calls on sets that watch each other, user-level counters and descriptors,
-//! against the kernel's own sets with the same descriptors.
+//! Random sequences of calls on sets that watch each other, user-level counters and kernel fds,
+//! compared with kernel sets that have the same kernel fds.
 //!
-//! Both sides watch the very same pipes and sockets; a user-level counter has a kernel eventfd as
-//! its twin, which is written and read together with it. Each wait has room for everything and is
-//! compared as a multiset of (data, events): which of what is ready comes first is not specified
-//! between the members of different kinds.
+//! Both sides watch the same pipes and sockets. A user-level counter has a kernel eventfd as its
+//! twin, and both are written and read together. Each wait has room for all events. The events are
+//! compared as a multiset of (data, events), because the order between members of different kinds
+//! is unspecified.
 //!
-//! An edge-triggered interest in a set can differ from Linux's in what an edge is: a set reports
-//! once more when it gets its kernel set, and an event that is gone before anyone looks is no edge
-//! if the set was ready before by a user-level member. So half of the cases have no edge-triggered
-//! interests in sets, and in the other half those have members of one kind, and their kernel sets
-//! from the start.
+//! Edges of an edge-triggered interest in a set can differ from Linux's in two cases: a set reports
+//! once more when it gets its kernel set, and an event that is gone before a poll is no edge if the
+//! set was ready already by a user-level member. So half of the cases have no edge-triggered
+//! interests in sets. In the other half the watched sets have members of one kind, and their kernel
+//! sets from the start.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,7 +24,7 @@ use crate::host::{Kernel, eventfd, eventfd_read, eventfd_write, harvest, sorted}
 const SETS: usize = 3;
 const MEMBERS: usize = 4;
 
-/// Something that a set can watch.
+/// A file that a set can watch.
 enum Member {
     Pair {
         near: Option<UnixStream>,
@@ -98,7 +98,7 @@ enum Step {
     Read(usize),
     HangUp(usize),
     Reopen(usize),
-    /// On which set, what: a member, or behind those a set.
+    /// The index of the set, and that of the target: the members come first, then the sets.
     Ctl(usize, Op, usize, Events),
     ReopenSet(usize),
     Wait(usize),
@@ -130,7 +130,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 struct World {
-    /// Sets may be watched edge-triggered.
+    /// Whether interests in sets may be edge-triggered.
     edges: bool,
     members: Vec<Member>,
     ours: Vec<Epoll>,
@@ -168,7 +168,7 @@ impl World {
         let interest = Event::new(events, of as u64 + 100 * u64::from(events.bits()));
         let (ours, theirs) = (&self.ours[set], &self.theirs[set]);
         if of >= MEMBERS {
-            // A set is watched by those before it only: loops are another test's.
+            // Only sets with a lower index watch a set, so there are no loops.
             let below = of - MEMBERS;
             if below <= set {
                 return (Ok(()), Ok(()));

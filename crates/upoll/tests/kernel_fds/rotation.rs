@@ -1,4 +1,4 @@
-//! A descriptor as the source of a rotating set.
+//! Kernel fds as the source of a rotating set.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,7 @@ fn rotating() -> Epoll {
     Epoll::create(CreateFlags::ROTATE).unwrap()
 }
 
-/// A set that watches `rotating`, as workers have.
+/// Returns a worker's set, which watches `rotating`.
 fn worker_of(rotating: &Epoll) -> Epoll {
     let worker = Epoll::new().unwrap();
     worker.add(rotating, input(0)).unwrap();
@@ -44,7 +44,7 @@ fn a_rotating_set_takes_one_source_of_either_kind() {
     set.delete(&counter).unwrap();
     set.add(&far, plain).unwrap();
     assert_eq!(set.len(), 1);
-    // Closing the source makes room for another.
+    // After the source is closed another one may be added.
     drop(far);
     set.add(&near, plain).unwrap();
     assert_eq!(set.len(), 1);
@@ -53,12 +53,12 @@ fn a_rotating_set_takes_one_source_of_either_kind() {
     assert_eq!(set.len(), 1);
 }
 
-/// Threads that serve the connections to a listening socket.
+/// Worker threads that accept the connections to a listening socket.
 struct Service {
     listener: Arc<TcpListener>,
     rotating: Epoll,
     served: Arc<Vec<AtomicUsize>>,
-    /// How many connections count; a worker ends when there were so many.
+    /// The number of connections to count. A worker ends when they have all come.
     connections: usize,
     /// The workers' thread numbers.
     tasks: Arc<Mutex<Vec<libc::pid_t>>>,
@@ -85,7 +85,7 @@ impl Service {
             .unwrap();
     }
 
-    /// Starts a thread that accepts one connection whenever `wait` returns.
+    /// Starts a thread that accepts one connection each time `wait` returns.
     fn start(&mut self, mut wait: impl FnMut() + Send + 'static) {
         let worker = self.threads.len();
         let (listener, served) = (self.listener.clone(), self.served.clone());
@@ -103,13 +103,13 @@ impl Service {
         }));
     }
 
-    /// A worker with a set of its own.
+    /// Starts a worker with a set of its own.
     fn start_worker(&mut self) {
         let worker = worker_of(&self.rotating);
         self.start(move || drop(wait(&worker, 4, LONG)));
     }
 
-    /// A thread that waits in the rotating set itself.
+    /// Starts a thread that waits in the rotating set itself.
     fn start_direct(&mut self) {
         let rotating = self.rotating.clone();
         self.start(move || drop(wait(&rotating, 4, LONG)));
@@ -138,7 +138,7 @@ impl Service {
         TcpStream::connect(self.listener.local_addr().unwrap()).unwrap()
     }
 
-    /// Connects one by one, each time when all workers sleep.
+    /// Makes connections one by one, each when all workers sleep.
     fn connect_one_by_one(&self) {
         for _ in 0..self.connections {
             self.settle();
@@ -146,11 +146,11 @@ impl Service {
         }
     }
 
-    /// How many connections each worker served.
+    /// Ends the service. Returns the number of connections that each worker served.
     fn end(self) -> Vec<usize> {
         let counts = self.served.iter().map(|count| count.load(Ordering::SeqCst));
         let counts = counts.collect();
-        // Those that wait in the rotating set hear of nothing else.
+        // Only connections wake the threads that wait in the rotating set.
         while !self.threads.iter().all(JoinHandle::is_finished) {
             drop(self.connect());
             thread::sleep(Duration::from_millis(1));
@@ -290,7 +290,7 @@ fn edge_triggered_and_oneshot_sources_report_as_in_the_kernel() {
     }
 }
 
-/// A thread that waits in a worker of `rotating` until something comes.
+/// Starts a thread that waits in a worker set of `rotating` until an event comes.
 fn sleeping_worker(rotating: &Epoll) -> JoinHandle<Vec<u64>> {
     let worker = worker_of(rotating);
     let thread = thread::spawn(move || data(&wait(&worker, 4, LONG)));
@@ -312,14 +312,14 @@ fn a_source_that_is_replaced_or_modified_while_workers_sleep_wakes_one() {
     assert!(!worker.is_finished());
     eventfd_write(&second);
     assert_eq!(worker.join().unwrap(), [0]);
-    // Not wanted, then wanted.
+    // The interest is emptied, then restored.
     rotating.modify(&second, Event::default()).unwrap();
     let worker = sleeping_worker(&rotating);
     assert!(!worker.is_finished());
     rotating.modify(&second, input(3)).unwrap();
     assert_eq!(worker.join().unwrap(), [0]);
     assert_eq!(data(&harvest(&rotating, 2)), [3]);
-    // Closed, and another one comes.
+    // The source is closed, and another one is added.
     eventfd_read(&second);
     let worker = sleeping_worker(&rotating);
     drop(second);
@@ -337,7 +337,7 @@ fn a_number_used_again_is_left_alone() {
     let worker = worker_of(&rotating);
     eventfd_write(&source);
     assert_eq!(data(&wait(&worker, 4, LONG)), [0]);
-    // The number of the source means a connection of the worker's from now on.
+    // From now on the number of the source belongs to a connection of the worker's.
     let (mut near, far) = UnixStream::pair().unwrap();
     // SAFETY: `source` owns the number, and goes on owning it.
     assert_eq!(unsafe { libc::dup2(far.as_raw_fd(), number) }, number);
@@ -409,7 +409,7 @@ fn events_that_come_together_find_as_many_workers_that_take_one_each() {
                 let mut byte = [0];
                 loop {
                     worker.wait(&mut [Event::default()], None).unwrap();
-                    // Another worker may have been quicker.
+                    // Another worker may have read it first.
                     if reader.read(&mut byte).is_ok() {
                         let _ = say.send(byte[0]);
                         if byte[0] == LAST {
@@ -420,7 +420,7 @@ fn events_that_come_together_find_as_many_workers_that_take_one_each() {
             });
         }
         let next = || hear.recv_timeout(LONG).expect("an event that nobody takes");
-        // One by one, which puts the workers in some order.
+        // Some single events first put the workers in some order.
         for turn in 0..round % 7 {
             writer.write_all(&[turn]).unwrap();
             assert_eq!(next(), turn);
@@ -454,7 +454,7 @@ fn a_source_that_is_added_anew_wakes_a_worker_that_falls_asleep_meanwhile() {
         }
     });
     for unit in 1..=UNITS {
-        // The worker is woken, reads and goes back to sleep while its source leaves and comes.
+        // The worker is woken, reads and goes back to sleep, while its source is deleted and added.
         if unit % 2 == 0 {
             writer.write_all(b"u").unwrap();
         }
@@ -493,7 +493,8 @@ fn a_worker_hears_of_the_source_that_one_of_two_rotating_sets_keeps() {
             let began = Instant::now();
             let limit = Duration::from_secs(20);
             let found = sleeper.wait(&mut [Event::default(); 2], limit);
-            // What is there as the limit ends is reported too.
+            // A wait reports an event that it finds when its limit ends, so the time is checked as
+            // well.
             (found, began.elapsed() < limit)
         });
         thread::sleep(SHORT);

@@ -1,4 +1,4 @@
-//! Threads that wait in sets of mixed members: no event is lost, and limits hold.
+//! Threads that wait in sets with members of both kinds: no event is lost, and time limits hold.
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::host::{
 /// Data of the member that ends a test.
 const STOP: u64 = u64::MAX;
 
-/// Counters of both kinds, and how much was taken from them.
+/// Counters of both kinds, and the sum of the values that were read from them.
 struct Counters {
     user: Vec<EventFd>,
     kernel: Vec<OwnedFd>,
@@ -36,7 +36,7 @@ impl Counters {
         })
     }
 
-    /// Watches all of them edge-triggered, numbered from 0.
+    /// Adds all counters edge-triggered, with their index as data.
     fn add_to(&self, set: &Epoll) {
         for (at, counter) in self.user.iter().enumerate() {
             set.add(counter, edge(at as u64)).unwrap();
@@ -54,7 +54,7 @@ impl Counters {
         }
     }
 
-    /// Takes what the events say; whether the test goes on.
+    /// Reads the counters of the events. Returns whether the test goes on.
     fn take(&self, events: &[Event]) -> bool {
         let mut go_on = true;
         for event in data(events) {
@@ -93,13 +93,13 @@ impl Counters {
         }
     }
 
-    /// A thread that waits in `set`, with room for `room` events, until `stop`.
+    /// Starts a thread that waits in `set`, with room for `room` events, until `stop`.
     fn wait_in(self: &Arc<Self>, set: &Epoll, room: usize) -> JoinHandle<()> {
         let (counters, set) = (self.clone(), set.clone());
         thread::spawn(move || while counters.take(&wait(&set, room, 2 * LONG)) {})
     }
 
-    /// Two threads write `writes` times each, to all counters.
+    /// Writes from two threads to all counters, `writes` times each.
     fn write_from_two_threads(self: &Arc<Self>, writes: usize) {
         let writers = [3, 5].map(|step| {
             let counters = self.clone();
@@ -144,8 +144,8 @@ fn a_harvest_beside_a_sleeping_thread_takes_no_event_from_it() {
         set.add(&counters.stop, input(STOP)).unwrap();
         let sleeper = counters.wait_in(&set, 1);
         for round in 1..=1500 {
-            // The thread is on its way when the harvest comes before it; what that leaves is the
-            // thread's.
+            // The thread may have been woken when the harvest takes the event. The events that the
+            // harvest leaves are the thread's.
             counters.write(0);
             counters.write(2);
             counters.take(&harvest(&set, room));
@@ -165,7 +165,7 @@ fn what_stays_ready_is_reported_once_where_a_wake_was_heard_by_nobody() {
         let (ours, theirs) = (EventFd::new(0).unwrap(), eventfd());
         both.ours.add(&ours, input(2)).unwrap();
         both.theirs.add(&theirs, input(2));
-        // It has room for the first event only, and leaves the wake of the second.
+        // It has room for the first event only. No thread handles the wakeup for the second one.
         let set = both.ours.clone();
         let sleeper = thread::spawn(move || wait(&set, 1, LONG));
         thread::sleep(Duration::from_millis(2));
@@ -229,7 +229,7 @@ fn threads_that_sleep_when_the_first_set_below_comes_lose_no_event() {
         });
         let below = Epoll::new().unwrap();
         below.add(&counters.kernel[1], edge(3)).unwrap();
-        // The number of a counter that is never written: taking from it does no harm.
+        // The data names a counter that is never written, so reading it has no effect.
         set.add(&below, edge(1)).unwrap();
         counters.write(3);
         writer.join().unwrap();
@@ -289,7 +289,7 @@ fn a_wait_sleeps_while_what_is_ready_below_is_not_wanted() {
     let [top, middle, bottom] = [(); 3].map(|()| Epoll::new().unwrap());
     let counter = eventfd();
     top.add(&middle, input(1)).unwrap();
-    // A set is never ready for OUT.
+    // A set never reports OUT.
     middle.add(&bottom, Event::new(Events::OUT, 2)).unwrap();
     bottom.add(&counter, input(3)).unwrap();
     let writer = thread::spawn(move || {
@@ -305,7 +305,7 @@ fn a_wait_sleeps_while_what_is_ready_below_is_not_wanted() {
     drop(writer.join().unwrap());
 }
 
-/// A set with members of both kinds, none of which is ready, and maybe a set below.
+/// Returns a set with members of both kinds, none of which is ready, with or without a set below.
 fn quiet_set(below: bool) -> (Epoll, EventFd, OwnedFd) {
     let (user, kernel) = (EventFd::new(0).unwrap(), eventfd());
     let set = Epoll::new().unwrap();

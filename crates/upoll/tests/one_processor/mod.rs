@@ -1,8 +1,8 @@
 //! Threads that share a processor.
 
-/// Has this thread, and those that it begins, run on one processor, and so that a wake by itself takes
-/// it from nobody: only a thread that gives it up lets others run before its share of milliseconds is
-/// over.
+/// Pins this thread and the threads that it starts to one processor, under `SCHED_BATCH`. A wakeup
+/// then never preempts the running thread: other threads run only when it yields, or when its time
+/// slice of some milliseconds is over.
 pub fn run_on_one_processor() {
     // SAFETY: plain structures, for which zero is a value, that the calls only read or fill.
     unsafe {

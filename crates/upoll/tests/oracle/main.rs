@@ -1,5 +1,5 @@
-//! The host kernel as the oracle: the same operations on upoll and, by system calls, on the
-//! kernel, and every result compared, order included.
+//! The host kernel as the oracle. The same operations run on upoll and, through system calls, on
+//! the kernel. All results are compared, including the order of events.
 #![cfg(not(loom))]
 
 #[path = "../kernel/mod.rs"]
@@ -103,7 +103,7 @@ fn numbers_of_one_open_file_are_items_of_their_own_and_live_as_long_as_it_does()
     assert_eq!(twin.data(0, 4).len(), 2);
     twin.close(1);
     assert_eq!(twin.data(0, 4).len(), 2);
-    // The number again, for another file: not the item that is still there.
+    // The number is used again for another file, while the old item is still there.
     twin.open_counter(1, 1, false);
     assert_eq!(twin.delete(0, 1), Err(Errno::NOENT));
     twin.add(0, 1, IN, 3).unwrap();
@@ -215,7 +215,7 @@ fn a_select_that_fails_for_one_number_has_not_looked_at_any_set() {
     }
     twin.add(0, 1, Events::OUT, 1).unwrap();
     twin.add(0, 2, Events::OUT, 2).unwrap();
-    // Queued, and idle: a look at the set takes it off the list.
+    // The item is queued and idle: a poll of the set takes it off the list.
     twin.modify(0, 1, IN, 1).unwrap();
     twin.close(3);
     let readable = [Some(vec![0, 3]), None, None];
@@ -262,7 +262,7 @@ fn a_wait_in_the_middle_of_a_chain_leaves_a_descriptors_event_to_the_top() {
     assert_eq!(twin.data(2, 8), [23]);
 }
 
-/// One more path than Linux allows up from a file, through `links` links between sets.
+/// Adds one path more than Linux allows up from a file, through `links` links between sets.
 fn exceed_paths(links: usize, limit: usize) {
     // A chain of `links` sets above the file, and `limit + 1` sets that watch its top.
     let tops = limit + 1;

@@ -1,4 +1,4 @@
-//! Sequences of operations, drawn at random, on upoll and on the kernel.
+//! Random sequences of operations, on upoll and on the kernel.
 
 use std::ops::Range;
 
@@ -10,18 +10,18 @@ use crate::kernel::calls::{Change, Form};
 use crate::kernel::streams::LONGEST;
 use crate::kernel::{Object, Twin};
 
-/// Numbers that operations choose from. One number is one descriptor on the kernel's side.
+/// The numbers that operations choose from. One number is one fd on the kernel's side.
 const NUMBERS: usize = 10;
-/// Below this number there are sets to begin with, from it on what they watch.
+/// The numbers below this one start as sets, the others as files.
 const SETS: usize = 4;
-/// The ends of a pipe to begin with.
+/// The numbers that start as the ends of a pipe.
 const PIPE: Range<usize> = 6..8;
-/// Connected sockets to begin with.
+/// The numbers that start as connected sockets.
 const PAIR: Range<usize> = 8..10;
 
 const MOST_STEPS: usize = 60;
-/// Bytes of one write to a socket. Sends stay below a quarter of the send buffer, where what is
-/// charged for a message cannot show: that depends on how Linux was built.
+/// The size of a write to a socket. Sends stay below a quarter of the send buffer: near the limit
+/// the result depends on how Linux charges a message, which depends on its configuration.
 const MESSAGE: usize = 64;
 const _: () = assert!(4 * 768 * MOST_STEPS < 212_992);
 
@@ -38,7 +38,7 @@ pub(crate) enum Step {
     Modify(usize, usize, Events, u64),
     Delete(usize, usize),
     Batch(usize, Vec<Change>, Option<usize>),
-    /// A value for a counter, or how many bytes for a stream.
+    /// The value for a counter, and the number of bytes for a stream.
     Write(usize, u64, usize),
     Read(usize, usize),
     Shutdown(usize, Shutdown),
@@ -67,7 +67,7 @@ fn interests() -> impl Strategy<Value = Events> {
         2 => Just(Events::EXCLUSIVE),
         1 => Just(Events::EXCLUSIVE | Events::ET),
     ];
-    // WAKEUP is left out: whether the kernel keeps it depends on its configuration.
+    // WAKEUP is left out: the kernel ignores it unless it is configured for it.
     (common, how).prop_map(|(events, how)| (events | how) - Events::WAKEUP)
 }
 
@@ -75,7 +75,7 @@ fn any_number() -> impl Strategy<Value = usize> {
     0..NUMBERS
 }
 
-/// Rather one of these.
+/// Prefers these numbers.
 fn rather(these: Range<usize>) -> impl Strategy<Value = usize> {
     prop_oneof![4 => these, 1 => any_number()]
 }
@@ -168,24 +168,24 @@ pub(crate) fn steps(with_descriptors: bool) -> impl Strategy<Value = Vec<Step>> 
     prop::collection::vec(step, 1..=MOST_STEPS)
 }
 
-/// Room for all that a set may have to say. What it does not reach comes first the next time, and
-/// which that is, is the kernel's and upoll's own between descriptors and others.
+/// Room for all events of a set. With less room the next call would start with the rest, and its
+/// order between kernel fds and user-level objects differs between upoll and the kernel.
 const AMPLE: usize = 64;
 
-/// What an event is of, in the lowest bits of its data.
+/// The kind of target that an event is for, in the lowest bits of its data.
 const FILE: u64 = 0;
 const DESCRIPTOR: u64 = 1;
 const SET: u64 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum World {
-    /// All is compared.
+    /// All results are compared.
     Objects,
-    /// Each set has descriptors of the kernel in an order, and objects in one. Nobody looks at a
-    /// set but who waits in it: whether that takes what is idle off the ready list depends on
-    /// whether something ready stands before it.
+    /// Each set has an order of kernel fds and an order of user-level objects. A set is polled only
+    /// by waits in it: whether a poll from above takes an idle item off the ready list depends on
+    /// whether a ready one comes before it.
     Descriptors,
-    /// Sets are looked at from above, and no order is compared.
+    /// Sets are polled from above, and no order is compared.
     DescriptorsFromAbove,
 }
 
