@@ -1,10 +1,10 @@
 //! Callbacks and tasks that wait for a set, and members that could not wake them.
 //!
-//! A kernel fd, or an eventfd that processes share, wakes threads that sleep in the kernel, and nobody
-//! else: without a thread that waits for it nothing runs in this process when it becomes ready. So a set
-//! that has such a member, itself or in a set below, takes no callback, and a set with a callback, or
-//! below one, takes no such member. Each side publishes first and then checks for the other: of two that
-//! come at once one at least is refused.
+//! A kernel fd or a shared eventfd wakes only threads that sleep in the kernel. While no thread
+//! waits for it, nothing runs in this process when it becomes ready. So a set that has such a
+//! member, directly or in a set below, accepts no callback. A set that has a callback, or is below
+//! one that has, accepts no such member. Each side publishes first and then checks for the other:
+//! of two concurrent calls at least one is refused.
 
 use core::sync::atomic::AtomicUsize as StaticCount;
 

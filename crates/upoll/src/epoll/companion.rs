@@ -1,9 +1,9 @@
-//! The part of a set that lives outside the core: members that the core cannot look at itself.
+//! The kernel backend of a set: members that the core cannot poll itself.
 //!
-//! The core knows nothing of kernel descriptors. The layer above gives a set a *companion* when the
-//! first member of that kind comes, or when threads have to sleep where the companion can see
-//! them; from then on the core asks it what is ready there, and rings it for threads that sleep
-//! there. A companion stays for the set's life.
+//! The core knows nothing of kernel fds. The layer above adds a *companion* to a set with the first
+//! member of that kind, or when threads have to sleep where the companion can wake them. From then
+//! on the core asks the companion what is ready in the kernel, and wakes the threads that sleep
+//! there through it. A companion stays for the set's life.
 
 #[cfg(any(feature = "std", loom))]
 use alloc::boxed::Box;
@@ -23,12 +23,12 @@ use crate::file::Description;
 use crate::sync::OnceBox;
 use crate::wait::Deferred;
 
-/// What the core asks of the outside part of a set.
+/// The core's interface to the kernel backend of a set.
 pub(crate) trait Companion: Send + Sync {
-    /// Whether a thread sleeps there: one that [`ring`](Self::ring) would rouse.
+    /// Whether a thread sleeps there, so that [`ring`](Self::ring) would wake it.
     fn is_awaited(&self) -> bool;
 
-    /// Rouses one thread that sleeps there, once all locks are free.
+    /// Wakes one thread that sleeps there, once all locks are free.
     fn ring(&self, deferred: &mut Deferred);
 
     /// Whether anything is ready there. Nothing is consumed. `for_item`: a set above asks, for its item.
@@ -64,7 +64,7 @@ pub(crate) trait Companion: Send + Sync {
     /// not completely.
     fn is_found_lost(&self) -> bool;
 
-    /// Has `outer` learn of what becomes ready in this companion of `inner`, which it watches.
+    /// Reports to `outer`, which watches `inner`, what becomes ready in this companion of `inner`.
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno>;
 
     /// Items of this companion's set that watch `inner` came or went. The set's lock is held.
@@ -76,8 +76,8 @@ pub(crate) trait Companion: Send + Sync {
     /// It fails only if one came: the set is not ready for it, or the kernel is out of memory.
     fn listen(&self, set: &Set, interests: &Interests, counter: &Description) -> Result<(), Errno>;
 
-    /// Whether it has members, apart from sets, whose readiness wakes only threads that sleep in the
-    /// kernel. Those that were closed may still count.
+    /// Whether it has members, apart from sets, whose readiness wakes only threads that sleep in
+    /// the kernel. Closed members may still count.
     fn has_silent_members(&self) -> bool;
 
     /// Whether it holds the source of a rotating set, which workers watch there by themselves.
@@ -176,8 +176,8 @@ impl Set {
         self.companion.get()
     }
 
-    /// Gives the set a companion, unless it has one already, and rouses the threads that sleep
-    /// without one, in the set or in a poll of it, so that they look again.
+    /// Returns the set's companion; makes one if there is none yet. Then it wakes the threads that
+    /// sleep without a companion, in the set or in a poll of it, so that they check again.
     #[cfg(any(feature = "std", loom))]
     pub(crate) fn companion_or_insert(
         &self,
@@ -193,7 +193,7 @@ impl Set {
         Ok(companion)
     }
 
-    /// Has everyone who watches this set look at it: its companion has queued something.
+    /// Wakes all watchers of this set, because its companion has queued something.
     #[cfg(any(feature = "std", loom))]
     pub(crate) fn wake_watchers(&self) {
         if self.rotates {

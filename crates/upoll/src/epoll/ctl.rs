@@ -33,11 +33,12 @@ pub enum Op {
     Mod = 3,
 }
 
-/// A wake that a leaving exclusive item had taken: where to hand it on, once no lock is held.
+/// A wakeup that an exclusive item had taken before it was removed. It is forwarded once no lock is
+/// held.
 struct PassOn {
     queue: NonNull<WaitQueue>,
     rotating: bool,
-    /// What the item wanted: the wake was for that.
+    /// The interest of the item, which the wakeup was for.
     interest: Events,
 }
 
@@ -63,7 +64,7 @@ impl PassOn {
     }
 }
 
-/// What is left of an item that has gone: to be finished once the set's lock is free, for it may run
+/// The rest of a removed item. It is finished once the set's lock is free, because that may run
 /// foreign code.
 pub(super) struct Forgotten {
     file: Held,
@@ -112,10 +113,12 @@ impl Epoll {
         }
     }
 
-    /// MOD: what is idle afterwards, as most is, needs nothing more than this.
+    /// Executes MOD on a file. An item that is idle afterwards, the usual case, needs nothing more
+    /// than this.
     ///
-    /// All that it takes is handed on in registers: a [`FileRef`] and an [`Event`] would be read from
-    /// memory in other pieces than they were written in, and the processor waits for that.
+    /// All arguments are passed in registers. A [`FileRef`] and an [`Event`] would be stored and
+    /// loaded in accesses of different widths, which the processor cannot forward from its store
+    /// buffer.
     #[inline(never)]
     fn modify_file(&self, key: (Identity, i32), events: Events, data: u64) -> Result<(), Errno> {
         self.check_modify(key.0, events)?;
@@ -244,7 +247,7 @@ impl Epoll {
         }
     }
 
-    /// What is wrong with a MOD, or with the ADD of a set, whatever the set holds.
+    /// Checks a MOD, or the ADD of a set, for the errors that do not depend on the set's members.
     #[inline]
     pub(super) fn check_modify(&self, file: Identity, events: Events) -> Result<(), Errno> {
         self.check_self(file)?;
@@ -402,8 +405,8 @@ impl Epoll {
     }
 }
 
-/// What an interest asks for beyond what it says: Linux reports `ERR` and `HUP` always, and without
-/// the capability to hold off suspend it drops that bit; so do we.
+/// Returns the events that an interest asks for. `ERR` and `HUP` are always reported, and `WAKEUP`
+/// is dropped, as Linux does without the capability to block suspend.
 fn wanted(events: Events) -> Events {
     (events - Events::WAKEUP) | Events::ALWAYS
 }
@@ -583,8 +586,8 @@ impl Set {
         Ok(())
     }
 
-    /// Takes an item out of all wait queues; no wake reaches it afterwards. Says which queue's
-    /// claim it held.
+    /// Takes an item out of all wait queues; no wakeup reaches it afterwards. Returns the queue
+    /// whose claim it held.
     fn unhook(inner: &Interests, item: *const Item) -> Option<NonNull<WaitQueue>> {
         // SAFETY: the item is registered and the set's lock held.
         let node = unsafe { &*item };
@@ -597,7 +600,7 @@ impl Set {
         claim
     }
 
-    /// Removes an unhooked item, and says what is left of it.
+    /// Removes an unhooked item, and stores the rest of it in `left`.
     fn forget(
         &self,
         inner: &mut Interests,
@@ -696,9 +699,10 @@ impl Set {
     }
 }
 
-/// The queue of a rotating set. Others that found the source ready may wait because this item was
-/// chosen before them, and would have been asked when it came back; if the source is in the set's
-/// companion it may also have been chosen without knowing yet. So when it leaves they are asked.
+/// Returns the queue of a rotating set. Other workers that found the source ready may have left the
+/// event to this item, which was before them in line. If the source is in the set's companion, this
+/// item may have been chosen before it could know. So the event is forwarded when the item is
+/// removed.
 fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
     as_set(file).map(|set| NonNull::from(&set.watched_by))
 }
@@ -722,8 +726,8 @@ pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
     Some(unsafe { NonNull::from(file).cast().as_ref() })
 }
 
-/// Whether a description is of a set that may become ready without a wake: by members in the kernel, which
-/// wake nobody unless a thread awaits them, or by an event of a rotating set that was offered to another
+/// Whether a description is of a set that may become ready without a wakeup. Members in the kernel
+/// wake only threads that wait for them, and an event of a rotating set may have gone to another
 /// set.
 pub(crate) fn comes_unannounced(file: &Description) -> bool {
     as_set(file).is_some_and(|set| set.companion().is_some() || set.is_above_rotating())

@@ -195,11 +195,11 @@ impl Drop for Pass<'_> {
 impl Pass<'_> {
     /// How many items may be changed before they are looked at.
     const CHANGES: usize = 64;
-    /// How many items may go before the lock is let go of to finish them.
+    /// How many items may be removed before the lock is released to finish them.
     const ROOM: usize = 16;
 
-    /// Executes the first of `commands`, which is not for the core, and of descriptors' MODs those that
-    /// come next as well; gives what [`modify_descriptors`](Epoll::modify_descriptors) does.
+    /// Executes the first of `commands`, which is not for the core, and the MODs of kernel fds that
+    /// directly follow. Returns the same as [`modify_descriptors`](Epoll::modify_descriptors).
     fn apply_outside(&mut self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
         self.pause();
         let (done, result) = self.epoll.modify_descriptors(commands);
@@ -306,14 +306,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Lets go of the lock if too much waits for that.
+    /// Releases the lock if too many removed items wait for that.
     fn make_room(&mut self) {
         if self.left.len() >= Self::ROOM {
             self.pause();
         }
     }
 
-    /// Lets go of the lock, and does what had to wait for that.
+    /// Releases the lock, and does what had to wait for that.
     #[inline]
     fn pause(&mut self) {
         if self.inner.is_some() {

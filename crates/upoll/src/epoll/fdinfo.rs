@@ -1,4 +1,4 @@
-//! What `/proc/PID/fdinfo/N` shows of a set.
+//! The contents of `/proc/PID/fdinfo/N` of a set.
 
 use alloc::vec::Vec;
 use core::fmt;

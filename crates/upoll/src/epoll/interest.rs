@@ -58,16 +58,16 @@ pub(crate) struct Item {
     pub(crate) next: AtomicPtr<Item>,
     /// The one before on the ready list; guarded by the set's lock.
     pub(crate) prev: UnsafeCell<*mut Item>,
-    /// Handed back with each event; guarded by the set's lock.
+    /// Returned with each event; guarded by the set's lock.
     data: UnsafeCell<u64>,
-    /// What is wanted, and how. Written under the set's lock, read by wakes.
+    /// The requested events and flags. Written under the set's lock, read by wakeups.
     interest: AtomicU32,
     /// The number half of the key; fixed while the item is registered.
     number: UnsafeCell<i32>,
 }
 
-// SAFETY: each field says which lock guards it; the atomics need none. `set` is dereferenced only
-// while the item is registered, and a set outlives its registered items.
+// SAFETY: each field names the lock that guards it; the atomics need none. `set` is dereferenced
+// only while the item is registered, and a set outlives its registered items.
 unsafe impl Send for Item {}
 // SAFETY: as above.
 unsafe impl Sync for Item {}
@@ -335,8 +335,8 @@ impl Interests {
         }
     }
 
-    /// Gives back memory of the tables, if they are much larger than they need to be. Without memory for
-    /// smaller ones they stay as they are.
+    /// Shrinks the tables that are much larger than they need to be. A table stays as it is if
+    /// there is no memory for a smaller one.
     #[inline]
     fn shrink(&mut self) {
         if is_too_large(self.table.capacity(), self.table.len()) {

@@ -125,8 +125,8 @@ impl Set {
         self.rotates || self.is_above_rotating()
     }
 
-    /// Whether this poll is part of a call on this very set, or of too many calls within each other.
-    /// Objects that answer as a set does can close a circle, or a chain, that ADD does not see.
+    /// Whether this poll is part of a call on this very set, or of too many nested calls. Objects
+    /// that forward the `poll` of a set can form a cycle or a chain that ADD does not see.
     fn is_polled_from_within(&self) -> bool {
         #[cfg(any(feature = "std", loom))]
         if crate::sync::is_held_by_this_thread(&self.inner) {
@@ -177,7 +177,8 @@ impl Set {
         self.hung_up.load(Ordering::Relaxed)
     }
 
-    /// Something was queued: wakes one sleeper and everyone who watches this set. Says who took it.
+    /// Wakes one sleeper and all watchers of this set, because something was queued. Returns which
+    /// of the two took the wakeup.
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
         let slept = self.rouse_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
@@ -192,7 +193,7 @@ impl Set {
         (slept, watched != 0)
     }
 
-    /// Rouses one thread that sleeps in this set; says whether there was one.
+    /// Wakes one thread that sleeps in this set. Returns whether there was one.
     fn rouse_one(&self, wake: &mut Wake<'_>) -> bool {
         if self.sleepers.is_watched() {
             let took = if self.rotates {
@@ -284,8 +285,9 @@ impl Pollable for Set {
 ///   begins and when its limit ends. A wait with a limit of zero leaves the event to a worker that
 ///   sleeps, if there is one. An edge-triggered interest is reported to the chosen worker alone.
 ///   Sleeping calls of `poll`, `select` and waits in a set further above do the same.
-/// - A chosen worker that leaves forwards the event: when it closes its set, deletes the rotating
-///   set from it, ends its thread, or ends a `poll` or `select` that has not reported the event.
+/// - A chosen worker that leaves forwards the event. It leaves when it closes its set, deletes the
+///   rotating set from it, ends its thread, or ends a `poll` or `select` that has not reported the
+///   event.
 /// - Other workers wait for one that was chosen and does not come once only, not at each event.
 /// - The end of a source (`HUP`, `RDHUP`) wakes every worker that waits, one after the other.
 /// - Threads that wait on the rotating set itself take turns by the same rules.
@@ -394,9 +396,9 @@ impl Epoll {
     /// - `EINVAL`: a second source for a rotating set, or more paths than Linux allows from a file
     ///   up through sets that watch sets.
     /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
-    /// - `EBUSY`: `source` is, or is a set that has, a descriptor of the kernel or a shared eventfd,
-    ///   and a [`Watch`](crate::Watch) or [`Readiness`](crate::Readiness) waits for this set or for a
-    ///   set above: it would not be told. Linux has no such error, nor such waiters.
+    /// - `EBUSY`: `source` is, or is a set that has, a kernel fd or a shared eventfd, and a
+    ///   [`Watch`](crate::Watch) or [`Readiness`](crate::Readiness) waits for this set or for a set
+    ///   above. It would not be woken. Linux has no such error, nor such waiters.
     #[doc(alias = "EPOLL_CTL_ADD")]
     pub fn add(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
         self.ctl(Op::Add, source.target(), interest)

@@ -1,4 +1,4 @@
-//! What comes from outside of the core, for models.
+//! Entry points into a set that models need besides the public ones.
 
 use std::os::fd::AsFd;
 
@@ -19,7 +19,7 @@ impl Epoll {
         self.set().inner.try_lock().is_none()
     }
 
-    /// `epoll_ctl(2)` for a user's fd.
+    /// Whether a thread holds the set's lock.
     pub fn ctl_kernel(&self, op: Op, source: &Source, interest: Event) -> Result<(), Errno> {
         crate::host::ctl(self, op, source.as_fd(), &interest)
     }

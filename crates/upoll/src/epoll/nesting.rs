@@ -82,8 +82,8 @@ struct Below {
     depths: Known,
 }
 
-/// What a walk has found of each set. Without it a walk would take each path to a set anew, and there may be
-/// exponentially many.
+/// The result of a walk for each set. Without it a walk would visit a set once for each path to it,
+/// and there may be exponentially many paths.
 type Known = HashMap<Identity, usize, FxBuildHasher>;
 
 fn remember(known: &mut Known, set: Identity, found: usize) -> Result<(), Errno> {

@@ -1,21 +1,22 @@
 //! The ready list and the arrivals (Linux's overflow list, here always in use).
 //!
-//! A wake may come at any time, also while a scan holds the set's lock. So wakes never touch the
-//! ready list: they push the item onto a lock-free stack, the *arrivals*, and whoever holds the
-//! set's lock next moves them, oldest first, to the tail of the ready list, which that lock guards.
+//! A wakeup may come at any time, also while a scan holds the set's lock. So wakeups never touch
+//! the ready list: they push the item onto a lock-free stack, the *arrivals*. The next holder of
+//! the set's lock moves the arrivals, oldest first, to the tail of the ready list, which that lock
+//! guards.
 //!
 //! # `pending`
-//! One word says all a waiter needs: the newest arrival's address, and in bit 0 ([`TAG`]) whether
-//! the ready list is non-empty or a scan is under way. Zero means that nothing is ready. The bit
-//! stays set while a scan has the list apart, so that another thread cannot mistake a list in
-//! flight for an empty one.
+//! One word is all that a waiter needs to check. It holds the newest arrival's address, and in bit
+//! 0 ([`TAG`]) whether the ready list is non-empty or a scan is under way. Zero means that nothing
+//! is ready. The bit stays set while a scan has the list apart, so that another thread cannot
+//! mistake a list in flight for an empty one.
 //!
 //! # `QUEUED`
-//! An item is in at most one of the two lists, and `QUEUED` says that it is in one. A wake sets it
-//! and pushes only if it was clear. A scan that takes an item off clears it *before* it looks at
-//! the file for the last time. This is the second named pair: the object publishes, then the wake
-//! looks at `QUEUED`; the scan clears `QUEUED`, then looks at the object. One of them sees the
-//! other. A level-triggered item that is still ready keeps its bit: it never left the list.
+//! An item is in at most one of the two lists; `QUEUED` is set while it is in one. A wakeup sets it
+//! and pushes only if it was clear. A scan that takes an item off clears it *before* it polls the
+//! file for the last time. This is the second named pair: the object publishes, then the wakeup
+//! checks `QUEUED`; the scan clears `QUEUED`, then polls the object. At least one of the two sees
+//! the other. A level-triggered item that is still ready keeps its bit: it never left the list.
 
 use core::ptr::{self, NonNull};
 
@@ -141,7 +142,7 @@ impl Set {
         !self.pending.load(Ordering::SeqCst).is_null() || self.lone_scan.load(Ordering::SeqCst)
     }
 
-    /// Queues the item unless it is queued already; says whether it was not.
+    /// Queues the item unless it is queued already. Returns whether it was not.
     ///
     /// # Safety
     /// The item is registered in this set, or is being registered by the holder of its lock.
@@ -201,8 +202,8 @@ impl Set {
         }
     }
 
-    /// Starts a scan: the arrivals join the ready list, and `pending` says that it is in use.
-    /// False if nothing is ready.
+    /// Starts a scan: moves the arrivals to the ready list, and marks it as in use in `pending`.
+    /// Returns false if nothing is ready.
     ///
     /// # Safety
     /// The caller holds this set's lock, and `ready` is its ready list.
@@ -332,7 +333,8 @@ impl Set {
         }
     }
 
-    /// What of the item's interest is ready now. A file that is being closed shows nothing.
+    /// Polls the item's file, and returns the requested events that are ready. A file that is being
+    /// closed shows none.
     ///
     /// # Safety
     /// The caller holds this set's lock, and the item is registered in it.
@@ -381,9 +383,9 @@ impl Set {
             if events.is_empty() {
                 return events;
             }
-            // It became ready between the two looks. If its wake has queued it, it will be seen with
-            // the arrivals. Else it goes back to where it was taken from, and this look counts: a
-            // third one would be a loop for an object whose answer alternates.
+            // It became ready between the two polls. If its wakeup has queued it, a later scan sees
+            // it with the arrivals. Else it goes back to its old place, and this poll counts: a
+            // third one would be a loop for an object whose `poll` alternates.
             let before = node
                 .entry
                 .owner_word

@@ -10,13 +10,13 @@ use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
 use core::ptr::NonNull;
 
-/// What there is to say of an idle item.
+/// The report of an idle item.
 const NOTHING: (Events, u64) = (Events::empty(), 0);
 
 /// Interests that a report uses up.
 const CONSUMING: Events = Events::ET.union(Events::ONESHOT);
 
-/// What a harvest did about rotating sets.
+/// The outcome of a harvest in rotating sets.
 #[derive(Default)]
 pub(crate) struct Turns {
     /// An event of a rotating set was left to another worker since the last sleep began.
@@ -65,14 +65,15 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Takes the oldest ready item and says what to report of it, with its data; empty if nothing.
+    /// Takes the oldest ready item. Returns the events to report and the item's data; no events if
+    /// it is not ready.
     #[inline(always)]
     fn take(&mut self, item: NonNull<Item>) -> (Events, u64) {
         // SAFETY: items on the ready list are registered, and the set's lock is held throughout.
         unsafe {
             let node = item.as_ref();
             let interest = node.interest();
-            // What can hold a claim.
+            // Only such an item can hold a claim.
             if interest.contains(Events::EXCLUSIVE) || node.state() & !state::QUEUED != 0 {
                 return self.take_in_turn(item, interest);
             }
@@ -129,7 +130,8 @@ impl<'a> Scan<'a> {
                 let ask = match self.ask {
                     _ if hung_up => Ask::Unconditional,
                     _ if chosen => Ask::Chosen,
-                    // What a report uses up is off the list, where no second look would find it.
+                    // An item that a report uses up is off the list, where no second poll would
+                    // find it.
                     Ask::Yielding if consumes => Ask::AtOnce,
                     ask => ask,
                 };
@@ -146,7 +148,7 @@ impl<'a> Scan<'a> {
                 node.entry.settle(|| true, notes(node), &mut self.deferred);
             }
             if rotating.is_some() && self.set.watched_by.is_watched() {
-                // Who watches this set need not look at it again before they wait: they are in
+                // The watchers of this set need not poll it again before they wait: they are in
                 // line, although the item stays on the list.
                 node.use_up_notes();
             }
@@ -161,8 +163,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// What is ready of an item. It is off the list afterwards if a report uses it up, or if it is
-    /// idle.
+    /// Returns the ready events of an item. The item is off the list afterwards if a report uses it
+    /// up, or if it is idle.
     ///
     /// # Safety
     /// The item is on the ready list.
@@ -197,13 +199,15 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// An item was found idle: a claim that it holds is used up, or it would keep others waiting.
+    /// Settles the claim of an item that was found idle. A claim that stayed would keep other
+    /// workers waiting.
     ///
     /// # Safety
-    /// The item is registered, and was taken off the ready list before it was looked at.
+    /// The item is registered, and was taken off the ready list before it was polled.
     unsafe fn settle_idle(node: &Item, deferred: &mut Deferred) {
-        // A wake under way makes its claim after it has told the item; only the queue's lock, which
-        // it holds, tells whether there is one. Where nobody counts claims that does not matter.
+        // A wakeup under way makes its claim after it has called the item. Only the queue's lock,
+        // which the wakeup holds, shows whether there is a claim. Where nobody counts claims that
+        // does not matter.
         let may_be_claimed =
             node.state() & state::ROTATING != 0 && !broken(Rule::SettleUnseenClaims);
         if may_be_claimed || node.entry.is_claimed() {
@@ -242,7 +246,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What happens to notes in the queue that an item is in.
+/// Returns how a claim treats the recheck flags of the queue that an item is in.
 fn notes(node: &Item) -> Notes {
     match node.state() & state::ROTATING {
         0 => Notes::Stay,
@@ -289,8 +293,8 @@ impl Set {
         self.harvest_as(out, Ask::AtOnce, &mut Turns::default())
     }
 
-    /// As [`harvest`](Self::harvest), with a way to ask for the event of a rotating set. What came
-    /// of that is in `turns` afterwards.
+    /// Like [`harvest`](Self::harvest), with a way to ask for the event of a rotating set. Stores
+    /// the outcome in `turns`.
     #[inline]
     pub(crate) fn harvest_as(&self, out: &mut [Event], ask: Ask, turns: &mut Turns) -> usize {
         if !self.is_pending() {

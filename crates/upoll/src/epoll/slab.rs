@@ -180,8 +180,9 @@ impl Slab {
         }
     }
 
-    /// Gives back the memory of the chunk `at`, which has become empty, and of the last chunks, if there is
-    /// enough room without. The last ones go first, so that the list of chunks becomes shorter.
+    /// Frees the memory of the chunk `at`, which has become empty, and of the last chunks, if there
+    /// is enough room without. The last chunks are freed first, so that the list of chunks becomes
+    /// shorter.
     fn emptied(&mut self, at: u32) {
         while let Some(last) = self.chunks.len().checked_sub(1)
             && let Ok(last) = u32::try_from(last)
@@ -210,7 +211,7 @@ impl Slab {
         }
     }
 
-    /// Gives back the memory of an empty chunk.
+    /// Frees the memory of an empty chunk.
     fn give_back(&mut self, at: u32) {
         self.with_room = self.unlink(self.with_room, at);
         self.chunks[at as usize].items = Box::default();
