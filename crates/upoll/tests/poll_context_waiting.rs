@@ -1,5 +1,5 @@
-//! A context that is kept between calls: what it registers and when, threads that sleep in it,
-//! files that close, threads and processes that it comes to.
+//! A context that is kept between calls: when it registers and with what, threads that sleep in it,
+//! files that close, and moves of the context to other threads and processes.
 #![cfg(not(loom))]
 
 mod threads;
@@ -19,7 +19,8 @@ use upoll::{
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Counts looks, registrations, closes and drops; is ready when told.
+/// An object that counts its polls, registrations, closes and drops, and is ready when a test sets
+/// it.
 struct Probe {
     queue: WaitQueue,
     other_queue: WaitQueue,
@@ -36,7 +37,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// How many looks and registrations there were since the last time.
+    /// Returns the number of polls and registrations since the last call.
     fn take(&self) -> (usize, usize) {
         let take = |count: &AtomicUsize| count.swap(0, Ordering::Relaxed);
         (take(&self.looks), take(&self.registrations))
@@ -114,7 +115,7 @@ fn a_repeated_list_registers_nothing_and_looks_only_at_what_woke() {
     objects[7].set(false);
     assert_eq!(call(1), (2, 0));
     assert_eq!(call(1), (1, 0));
-    // Woken, and idle again by the time of the call.
+    // The object is woken, and idle again before the call.
     objects[8].set(true);
     objects[8].set(false);
     assert_eq!(call(1), (2, 0));
@@ -132,17 +133,17 @@ fn a_list_that_changes_registers_only_what_is_new() {
     };
     assert_eq!(call(&mut list(&objects[..10])), (10, 10));
     assert_eq!(call(&mut list(objects[..10].iter().rev())), (0, 0));
-    // One more in front of all, one less in the middle, one more behind all.
+    // One entry more in front, one fewer in the middle, and one more at the end.
     let others = objects[..10]
         .iter()
         .filter(|object| !std::ptr::eq(*object, &raw const objects[4]));
     let changed = objects[10..11].iter().chain(others).chain(&objects[11..12]);
     let mut fds = list(changed);
     assert_eq!(call(&mut fds), (2, 2));
-    // Another interest: a look, as what it asks for may have been there before.
+    // A changed interest causes a poll, because the object may have had those events before.
     fds[3].set_events(Events::OUT);
     assert_eq!(call(&mut fds), (1, 0));
-    // Listed twice: registered twice.
+    // An object that is listed twice is registered twice.
     fds.push(fds[5]);
     assert_eq!(call(&mut fds), (1, 1));
     assert_eq!(call(&mut []), (0, 0));
@@ -172,7 +173,7 @@ fn a_context_keeps_no_file_open_and_its_memory_only_until_the_next_call() {
         assert_eq!((released(), dropped()), (round + 1, round + 1));
     }
 
-    // A writer that closes is seen by its reader at once, in both worlds.
+    // The reader reports at once that the writer has closed, in both worlds.
     let mut context = PollContext::new();
     let (reader, writer) = upoll::pipe().unwrap();
     let (mut kernel_reader, kernel_writer) = std::io::pipe().unwrap();
@@ -187,7 +188,7 @@ fn a_context_keeps_no_file_open_and_its_memory_only_until_the_next_call() {
     assert_eq!(kernel_reader.read(&mut [0]).unwrap(), 0);
 }
 
-/// Panics when it is asked for its queues, or when it is dropped.
+/// An object that panics in its `poll`, or when it is dropped.
 struct Fragile {
     queue: WaitQueue,
     breaks: AtomicBool,
@@ -232,7 +233,7 @@ fn an_object_that_panics_leaves_the_others_as_they_are() {
     assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(9));
     assert_eq!(breaking.queue.wake(Events::IN), 1);
 
-    // Goes together with others, which then are not registered either.
+    // The entry is removed together with others, which are not registered afterwards either.
     breaking.breaks.store(true, Ordering::Relaxed);
     drop(breaking);
     let counts = Arc::default();
@@ -290,7 +291,8 @@ fn a_call_on_another_thread_that_panics_leaves_a_descriptor_to_be_registered() {
     assert_eq!(context.poll(&mut fds[..1], Duration::ZERO), Ok(0));
 }
 
-/// What a thread may sleep for: a user-level object, a known descriptor, a number, any of them.
+/// The sources that a thread may sleep for: a user-level object, a [`Descriptor`] and a bare fd, in
+/// any combination.
 struct Sources {
     counter: EventFd,
     known: Descriptor<PipeReader>,
@@ -316,7 +318,7 @@ impl Sources {
     }
 }
 
-/// `select` or `poll` for all of `which`; says which one was ready.
+/// Calls `select` or `poll` for all of `which`. Returns those that were ready.
 fn wait(
     context: &mut PollContext,
     sources: &Sources,
@@ -493,7 +495,7 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// A pipe's reader shows `HUP` as long as there is no writer, and that does not make it writable.
+/// A pipe's reader reports `HUP` as long as there is no writer. `HUP` does not make it writable.
 #[test]
 fn select_sleeps_beside_what_has_only_hung_up_and_sees_it_wake() {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -520,7 +522,8 @@ fn select_sleeps_beside_what_has_only_hung_up_and_sees_it_wake() {
     assert_eq!(call(LONG), (Ok(1), FdSet::from_iter([1]), FdSet::new()));
 }
 
-/// A socket without a connection has hung up, which is nothing exceptional; urgent data is.
+/// A socket without a connection reports `HUP`, which is not exceptional for `select`. Urgent data
+/// is.
 #[test]
 fn select_goes_on_to_report_what_counts_after_what_does_not() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -553,7 +556,7 @@ fn select_goes_on_to_report_what_counts_after_what_does_not() {
     assert_eq!(connected, 0);
     let (peer, _) = listener.accept().unwrap();
     assert_eq!(exceptional(Duration::from_millis(1)), Ok(0));
-    // SAFETY: one byte is read.
+    // SAFETY: the call reads one byte.
     let sent = unsafe { libc::send(peer.as_raw_fd(), c"!".as_ptr().cast(), 1, libc::MSG_OOB) };
     assert_eq!(sent, 1);
     for _ in 0..3 {
@@ -585,7 +588,8 @@ fn a_set_that_gains_descriptors_of_the_kernel_between_calls_is_looked_at() {
     assert_eq!(call(), Ok(2));
 }
 
-/// How many sets of the kernel's can watch each other in a row, the first one polled.
+/// Returns the length of the longest chain of kernel sets that watch each other, with the first one
+/// polled.
 fn longest_chain(mut poll: impl FnMut(&Descriptor<OwnedFd>)) -> usize {
     let mut sets: Vec<Descriptor<OwnedFd>> = Vec::new();
     loop {
@@ -619,7 +623,7 @@ fn a_set_of_the_kernels_does_not_notice_that_a_context_polls_it() {
     assert_eq!(with, longest_chain(|_| {}));
 }
 
-/// A `signalfd` shows each thread its own signals.
+/// A `signalfd` reports to each thread the signals of that thread.
 #[test]
 fn a_context_that_comes_to_another_thread_sees_what_that_thread_sees() {
     let signal = libc::SIGRTMIN();
@@ -630,7 +634,7 @@ fn a_context_that_comes_to_another_thread_sees_what_that_thread_sees() {
         // SAFETY: makes a descriptor for a set to read; nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(libc::signalfd(-1, &raw const set, 0)) };
         let hold = move || {
-            // SAFETY: a set to read.
+            // SAFETY: the set is live.
             unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         };
         (Arc::new(Descriptor::new(fd)), hold)
@@ -653,7 +657,7 @@ fn a_context_that_comes_to_another_thread_sees_what_that_thread_sees() {
         look(&mut receive.recv().unwrap(), &theirs)
     });
     let other = other.recv().unwrap();
-    // SAFETY: the thread holds the signal back.
+    // SAFETY: the thread blocks the signal.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), other, signal) };
     assert_eq!(look(&mut context, &known), Ok(0));
     send.send(context).unwrap();
@@ -693,7 +697,7 @@ fn a_child_of_fork_leaves_the_parents_registrations_alone() {
         let mut context = PollContext::new();
         assert_eq!(context.poll(&mut entries()[..2], Duration::ZERO), Ok(0));
         in_child(|| {
-            // Drops one, adds the other, and has them back.
+            // Removes one entry, adds another, and restores the first list.
             assert_eq!(context.poll(&mut entries()[2..], Duration::ZERO), Ok(0));
             assert_eq!(context.poll(&mut entries(), Duration::ZERO), Ok(0));
             to_two.write_all(b"x").unwrap();
@@ -703,7 +707,8 @@ fn a_child_of_fork_leaves_the_parents_registrations_alone() {
             assert_eq!(context.poll(&mut entries()[..1], None), Ok(1));
             context.clear();
         });
-        // What the child wrote to a user-level object is its own; the pipe is common.
+        // The child's writes to a user-level object are not visible here; the pipe is shared with
+        // it.
         assert_eq!(context.poll(&mut entries()[..2], Duration::ZERO), Ok(0));
         to_one.write_all(b"x").unwrap();
         assert_eq!(context.poll(&mut entries()[..2], Duration::ZERO), Ok(1));
@@ -711,7 +716,7 @@ fn a_child_of_fork_leaves_the_parents_registrations_alone() {
     });
 }
 
-/// The sets of the kernel's that this process has open.
+/// Returns the kernel sets that this process has open.
 fn kernel_sets() -> Vec<i32> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
     let is_set = |path: &std::path::Path| {
@@ -732,7 +737,7 @@ fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let known = Descriptor::new(reader);
         let mut fds = [PollFd::new(&known, Events::IN)];
-        // What the thread needs to sleep is made before, and stays.
+        // The thread opens its wake fd for sleeping first, and keeps it.
         let idle = EventFd::new(0).unwrap();
         let mut both = [fds[0], PollFd::new(&idle, Events::IN)];
         assert_eq!(upoll::poll(&mut both, Duration::from_millis(1)), Ok(0));
@@ -744,7 +749,7 @@ fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
         let number = made[0];
         let other = EventFd::new(0).unwrap();
         let (stays, _stays_writer) = std::io::pipe().unwrap();
-        // SAFETY: the number is the context's, which a program may close by mistake.
+        // SAFETY: the fd is the context's, which a program may close by mistake.
         assert_eq!(unsafe { libc::dup2(stays.as_raw_fd(), number) }, number);
         assert_eq!(context.poll(&mut fds, Duration::ZERO), Ok(0));
         writer.write_all(b"x").unwrap();

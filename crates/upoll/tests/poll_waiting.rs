@@ -1,5 +1,5 @@
-//! Threads that sleep in `poll` and `select`: what wakes them, and what signals do. Where Linux has
-//! the behaviour, the host kernel shows it in the same test.
+//! Threads that sleep in `poll` and `select`: which events wake them, and the effect of signals.
+//! Behaviour that Linux has is checked on the host kernel in the same test.
 #![cfg(not(loom))]
 
 mod threads;
@@ -34,7 +34,7 @@ fn idle_pipe() -> (PipeReader, std::io::PipeWriter) {
     std::io::pipe().unwrap()
 }
 
-/// Polls until something is ready; what becomes ready must wake it, not its limit.
+/// Polls until an entry is ready. An event must end the call, not the time limit.
 fn poll_in_time(fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
     let begun = Instant::now();
     let ready = upoll::poll(fds, LONG);
@@ -42,7 +42,7 @@ fn poll_in_time(fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
     ready
 }
 
-/// What a sleep is made of.
+/// The kinds of members that a thread sleeps for.
 #[derive(Clone, Copy, Debug)]
 struct Members {
     user: bool,
@@ -68,7 +68,7 @@ const MIXTURES: [Members; 4] = [
     },
 ];
 
-/// Waits, by `poll` or by `select`, for idle members.
+/// Waits for idle members, by `poll` or by `select`.
 fn wait_idle(
     by_select: bool,
     members: Members,
@@ -212,7 +212,7 @@ fn no_wake_is_lost_between_threads_that_answer_each_other_over_mixtures() {
                 assert_eq!(poll_in_time(&mut fds), Ok(1));
                 if fds[0].revents() == Events::IN {
                     assert_eq!(there.read(), Ok(1));
-                    // Answer on the other side.
+                    // Replies through the socket.
                     server.write_all(b"y").unwrap();
                 } else {
                     server.read_exact(&mut [0]).unwrap();
@@ -308,7 +308,8 @@ fn signal_thread(tid: i32, signal: i32) {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, signal) };
 }
 
-/// Runs `body` in a thread that gets signals as long as it runs: one may come before it sleeps.
+/// Runs `body` in a thread, and sends it signals until it ends. A signal may come before the thread
+/// sleeps.
 fn interrupted<T: Send + 'static>(signal: i32, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (thread, tid) = asleep(body);
     while !thread.is_finished() {
@@ -318,12 +319,12 @@ fn interrupted<T: Send + 'static>(signal: i32, body: impl FnOnce() -> T + Send +
     thread.join().unwrap()
 }
 
-/// Has the calling thread hold back `signal`, or not.
+/// Blocks or unblocks `signal` in the calling thread.
 fn hold(how: i32, signal: i32) {
     let mut set = SigSet::empty();
     set.add(signal).unwrap();
     let set: libc::sigset_t = set.into();
-    // SAFETY: it is a set to read.
+    // SAFETY: the set is live.
     unsafe { libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut()) };
 }
 
@@ -350,10 +351,10 @@ fn a_signal_ends_a_sleep_even_if_its_handler_asks_for_restarts() {
     }
 }
 
-/// One at a time: [`HANDLED`] is for all.
+/// One test at a time, because all use [`HANDLED`].
 static SIGNALS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// A wait with every signal let through, for something that is ready or is not.
+/// Waits with all signals unblocked, for a file that is ready or idle.
 type Call<'a> = dyn Fn(bool, Duration) -> Result<usize, Errno> + 'a;
 
 #[test]
@@ -425,7 +426,7 @@ fn a_mask_lets_a_pending_signal_through_only_if_nothing_is_ready() {
     }
 }
 
-/// Wakes without being ready.
+/// An object that wakes its waiters without being ready.
 struct Restless {
     queue: WaitQueue,
     ready: AtomicBool,
@@ -480,7 +481,7 @@ fn a_signal_that_the_mask_holds_back_waits_until_the_call_is_over() {
 
 #[test]
 fn an_object_may_poll_others_while_it_is_polled() {
-    /// Looks at a pipe for a moment, whenever it is looked at.
+    /// An object whose `poll` polls a pipe with a short time limit.
     struct Slow {
         reader: PipeReader,
         inner: EventFd,
@@ -542,13 +543,13 @@ fn a_limit_holds_under_a_storm_of_wakes_that_make_nothing_ready() {
     });
 }
 
-/// At one of its looks does something, behind the back of who looks.
+/// An object that runs a closure in the middle of one of its polls, unknown to the polling thread.
 struct Afterthought<F> {
     queue: WaitQueue,
     looks: AtomicUsize,
     at: usize,
     then: F,
-    /// What it shows from then on.
+    /// The events that it reports afterwards.
     afterwards: Events,
 }
 
@@ -588,9 +589,9 @@ fn a_wake_between_the_last_look_and_the_sleep_is_not_lost() {
     }
 }
 
-/// An idle descriptor at a number that nothing else in this process gets.
+/// Opens an idle fd at a number that no other code in this process uses.
 fn idle_at(number: i32) -> BorrowedFd<'static> {
-    // SAFETY: makes descriptors; this one is the test's to close.
+    // SAFETY: opens fds; the test closes this one.
     unsafe {
         let fresh = libc::eventfd(0, 0);
         assert_eq!(libc::dup2(fresh, number), number);
@@ -600,7 +601,7 @@ fn idle_at(number: i32) -> BorrowedFd<'static> {
 }
 
 fn close(number: i32) {
-    // SAFETY: the test's own.
+    // SAFETY: the fd is the test's own.
     assert_eq!(unsafe { libc::close(number) }, 0);
 }
 

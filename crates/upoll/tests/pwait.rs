@@ -1,5 +1,5 @@
-//! Waits with a signal mask, with a clock, and after changes. What Linux has of it, the host kernel
-//! shows in the same test.
+//! Waits with a signal mask, with a clock, and after changes. Behaviour that Linux has is checked
+//! on the host kernel in the same test.
 #![cfg(not(loom))]
 
 mod threads;
@@ -17,7 +17,7 @@ use upoll::{
 const LONG: Duration = Duration::from_secs(20);
 const SIGNAL: i32 = libc::SIGWINCH;
 
-/// How many handlers ran; one test at a time counts.
+/// The number of handler runs. One test at a time counts.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -26,7 +26,7 @@ extern "C" fn count(_signal: i32) {
 }
 
 fn handle(flags: i32) {
-    // SAFETY: an action of all zeros is one, and the handler only adds to an atomic.
+    // SAFETY: an action of all zeros is valid, and the handler only adds to an atomic.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = count as *const () as libc::sighandler_t;
@@ -41,10 +41,10 @@ fn signal_thread(tid: i32) {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, SIGNAL) };
 }
 
-/// Has the calling thread hold back the signal.
+/// Blocks the signal in the calling thread.
 fn hold() {
     let set: libc::sigset_t = only_signal().into();
-    // SAFETY: it is a set to read.
+    // SAFETY: the set is live.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
@@ -54,7 +54,7 @@ fn only_signal() -> SigSet {
     set
 }
 
-/// A set of upoll's or of the kernel's, and what has to stay open for it.
+/// A set of upoll or of the kernel, with the objects that must stay open for it.
 enum Set {
     Ours(
         Epoll,
@@ -106,7 +106,7 @@ impl Set {
         Set::Kernel(set, counter)
     }
 
-    /// The kernel's set first, then every kind of ours.
+    /// Returns the kernel's set first, then a set of upoll of every kind.
     fn all(ready: bool) -> Vec<Set> {
         let plain = CreateFlags::empty();
         let mut sets = vec![Set::kernel(ready)];
@@ -153,7 +153,7 @@ fn a_pending_signal_that_the_mask_lets_through_ends_a_wait_only_if_nothing_is_re
         signal_thread(tid());
         assert_eq!(ready.pwait(LONG, &SigSet::empty()), Ok(1), "set {which}");
         assert_eq!(HANDLED.load(Ordering::SeqCst), 0, "set {which}");
-        // No wait, so no signal.
+        // Without a wait no signal is delivered.
         assert_eq!(
             idle.pwait(Duration::ZERO, &SigSet::empty()),
             Ok(0),
@@ -186,7 +186,7 @@ fn a_signal_that_comes_during_the_wait_ends_it_if_the_mask_lets_it_through() {
     }
 }
 
-/// What the handler of [`READYING`] writes to.
+/// The counter to which the handler of [`READYING`] writes.
 static OURS_TO_WRITE: AtomicPtr<EventFd> = AtomicPtr::new(std::ptr::null_mut());
 static THEIRS_TO_WRITE: AtomicI32 = AtomicI32::new(-1);
 const READYING: i32 = libc::SIGUSR2;
@@ -207,8 +207,8 @@ extern "C" fn make_ready(_signal: i32) {
 #[test]
 fn a_handler_that_makes_the_set_ready_ends_the_wait_as_any_other() {
     let _alone = ALONE.lock();
-    // SAFETY: an action of all zeros is one; the handler writes to counters of which no lock is held
-    // while the signal is let through.
+    // SAFETY: an action of all zeros is valid. The handler writes to counters whose locks are not
+    // held while the signal is unblocked.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = make_ready as *const () as libc::sighandler_t;
@@ -218,7 +218,7 @@ fn a_handler_that_makes_the_set_ready_ends_the_wait_as_any_other() {
     let mut held = SigSet::empty();
     held.add(READYING).unwrap();
     let held: libc::sigset_t = held.into();
-    // SAFETY: it is a set to read.
+    // SAFETY: the set is live.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const held, std::ptr::null_mut()) };
 
     let ours = |flags, has_descriptor: bool| {
@@ -341,7 +341,7 @@ fn parameters_that_do_not_exist_are_invalid() {
             Err(Errno::INVAL),
             "{params:?}"
         );
-        // Found out before anything is changed.
+        // The arguments are checked before anything is changed.
         let mut commands = [CtlCommand::delete(&counter)];
         let refused = set.ctl_batch_wait(&mut commands, &mut events, &params);
         assert_eq!(refused, Err(Errno::INVAL), "{params:?}");
@@ -365,7 +365,7 @@ fn a_limit_by_either_clock_is_never_early_in_any_set() {
                 let begun = Instant::now();
                 let ready = set.pwait1(0, &mut [Event::default(); 4], &params);
                 assert_eq!(ready, Ok(0));
-                // The wall clock may be slewed while we wait; by much less than this.
+                // The wall clock may be slewed during the wait, by much less than this.
                 assert!(begun.elapsed() >= limit - Duration::from_micros(15));
             }
         }
@@ -384,7 +384,7 @@ fn changes_and_a_wait_in_one_call() {
     ];
     let both = set.ctl_batch_wait(&mut commands, &mut events, &params);
     assert_eq!(both, Ok((2, Some(Ok(1)))));
-    // The first failure ends it: no wait, which would not end.
+    // The batch ends at its first failure, without a wait, which would not return.
     let mut commands = [
         CtlCommand::delete(&second),
         CtlCommand::add(&first, INTEREST),
@@ -392,7 +392,7 @@ fn changes_and_a_wait_in_one_call() {
     let failed = set.ctl_batch_wait(&mut commands, &mut events, &params);
     assert_eq!(failed, Ok((1, None)));
     assert_eq!(commands[1].result, Err(Errno::EXIST));
-    // Without changes it is a wait.
+    // Without changes the call is a plain wait.
     first.try_write(1).unwrap();
     assert_eq!(
         set.ctl_batch_wait(&mut [], &mut events, &params),

@@ -1,5 +1,5 @@
-//! Wakers and callbacks run with no lock held, whatever the wake went through, and calls end although
-//! callbacks refer to each other in circles. All but one of the tests run without `std`, too.
+//! Wakers and callbacks run with no lock held, on every path of a wakeup. Calls return even if
+//! callbacks refer to each other in circles. All but one of the tests also run without `std`.
 #![cfg(not(loom))]
 
 mod returns;
@@ -23,7 +23,7 @@ fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 8]).unwrap()
 }
 
-/// Runs a closure when it is woken.
+/// A waker that runs a closure.
 struct Waking<F>(F);
 
 impl<F: Fn() + Send + Sync + 'static> Wake for Waking<F> {
@@ -61,7 +61,7 @@ fn a_waker_on_a_set_in_the_middle_may_use_the_outermost_set() {
     });
 }
 
-/// Wakes a queue of another object whenever it is looked at, or does what else it is told.
+/// An object whose `poll` wakes the queue of another object, or runs another closure.
 struct Active<F> {
     queue: WaitQueue,
     is_on: AtomicBool,
@@ -119,7 +119,7 @@ fn a_waker_of_a_wake_that_a_look_makes_may_use_the_set_that_looks() {
                 let mut commands = [upoll::CtlCommand::modify(&object, modified)];
                 assert_eq!(set.ctl_batch(0, &mut commands), Ok(1));
             },
-            // The only arrival, and one that a report uses up.
+            // The only arrival, whose report uses it up.
             &|| assert_eq!(harvest(&set), 1),
         ];
         for (at, call) in calls.into_iter().enumerate() {
@@ -163,7 +163,7 @@ fn a_callback_may_use_what_it_watches_and_what_watches_that() {
     });
 }
 
-/// Without `std` it must not: the callback would wait for its own end.
+/// Without `std` this is not allowed: the callback would wait for its own end.
 #[cfg(feature = "std")]
 #[test]
 fn a_callback_may_drop_its_own_watch() {
@@ -184,7 +184,7 @@ fn a_callback_may_drop_its_own_watch() {
     });
 }
 
-/// Two counters, each with a callback that writes to the other one.
+/// Returns two counters, each with a callback that writes to the other one.
 fn crossed() -> ([EventFd; 2], [Arc<AtomicUsize>; 2], [Watch; 2]) {
     let counters = [(); 2].map(|()| EventFd::new(0).unwrap());
     let calls = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
@@ -213,7 +213,7 @@ fn a_write_returns_though_two_callbacks_write_to_each_others_counters() {
     });
 }
 
-/// Whichever of the calls it is that wakes the task, the last one included.
+/// Any of the calls may wake the task, also the last one.
 #[test]
 fn a_task_that_is_woken_at_the_end_of_such_a_circle_is_woken() {
     returns(|| {
@@ -264,7 +264,7 @@ fn writes_of_two_threads_return_though_callbacks_write_to_each_others_counters()
     });
 }
 
-/// A finite exchange is carried through to its end.
+/// A finite exchange between callbacks runs to its end.
 #[test]
 fn callbacks_that_write_to_each_others_counters_for_a_while_miss_no_wake() {
     returns(|| {
@@ -292,7 +292,7 @@ fn callbacks_that_write_to_each_others_counters_for_a_while_miss_no_wake() {
     });
 }
 
-/// Once a watch has been dropped its callback is neither called nor running.
+/// After a watch has been dropped its callback is neither called nor running.
 #[test]
 fn no_callback_runs_once_its_watch_has_been_dropped() {
     returns(|| {

@@ -1,5 +1,6 @@
-//! Objects that somebody else goes on with: what they hold is shown once, and calls on them give
-//! `ESTALE`. That nothing is lost between two owners is shown against the kernel by `tests/c/fork_*.c`.
+//! Stale objects, which another owner continues: their contents are shown once, and calls on them
+//! fail with `ESTALE`. `tests/c/fork_*.c` compare with the kernel that nothing is lost between two
+//! owners.
 #![cfg(not(loom))]
 
 use std::thread;
@@ -9,7 +10,8 @@ use upoll::{
     Errno, EventFd, EventFdFlags, PIPE_BUF, PipeFlags, Shutdown, SocketFlags, pipe2, socketpair,
 };
 
-/// Long enough for another thread to fall asleep; if it is not, the test shows less, and fails no more.
+/// Long enough for another thread to fall asleep in most runs. If it does not, the test covers
+/// less, but does not fail.
 fn let_sleep() {
     thread::sleep(Duration::from_millis(50));
 }
@@ -19,7 +21,7 @@ fn a_pipe_shows_its_pages_with_what_was_read_of_them() {
     let (reader, writer) = pipe2(PipeFlags::empty()).unwrap();
     writer.try_write(b"abcd").unwrap();
     writer.set_flags(PipeFlags::DIRECT);
-    // A shorter one would go into the page that has room, as in Linux.
+    // A shorter packet would join the page that has room, as in Linux.
     let packet = [b'p'; PIPE_BUF];
     writer.try_write(&packet).unwrap();
     reader.try_read(&mut [0; 3]).unwrap();
@@ -64,7 +66,7 @@ fn blocked_calls_on_a_pipe_end_and_say_how_far_they_came() {
         };
         reader.retire(count).unwrap();
         empty.retire(|_| Ok::<(), Errno>(())).unwrap();
-        // Nothing, if it had not begun.
+        // The write fails and has written nothing if it had not begun.
         let written = write.join().unwrap().or_else(|errno| {
             assert_eq!(errno, Errno::STALE);
             Ok::<usize, Errno>(0)

@@ -1,5 +1,5 @@
-//! Waits in rotating sets and in workers' sets: an event that is there reaches a thread that waits,
-//! whatever becomes of the worker that was chosen for it. No kernel has rotating sets, so there is no
+//! Waits in rotating sets and in workers' sets: each event reaches a waiting thread, whatever
+//! happens to the worker that was chosen for it. No kernel has rotating sets, so there is no
 //! oracle.
 #![cfg(not(loom))]
 
@@ -24,11 +24,11 @@ const LONG: Duration = Duration::from_secs(20);
 const IN: Event = Event::new(Events::IN, 0);
 
 std::thread_local! {
-    /// How often this thread has given up its processor.
+    /// The number of times that this thread has yielded the processor.
     static YIELDS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// In the place of the C library's.
+/// Replaces the C library's function, and counts.
 #[unsafe(no_mangle)]
 extern "C" fn sched_yield() -> libc::c_int {
     let _ = YIELDS.try_with(|yields| yields.set(yields.get() + 1));
@@ -37,7 +37,7 @@ extern "C" fn sched_yield() -> libc::c_int {
     0
 }
 
-/// What a rotating set watches: each job is taken by one worker.
+/// The source of a rotating set. Each of its jobs is taken by one worker.
 enum Source {
     UserLevel(EventFd),
     Kernel(PipeReader, PipeWriter),
@@ -78,7 +78,7 @@ impl Source {
     }
 }
 
-/// A worker's set, or the rotating set itself for threads that wait there.
+/// Returns a worker's set, or the rotating set itself for threads that wait in it directly.
 fn workers_set(rotating: &Epoll, direct: bool) -> Epoll {
     if direct {
         return rotating.clone();
@@ -92,12 +92,14 @@ fn wait(set: &Epoll, limit: Duration) -> usize {
     set.wait(&mut [Event::default(); 2], limit).unwrap()
 }
 
-/// A thread that waits once, says that it was served, and lives on until `end` is dropped.
+/// Starts a thread that waits once, reports to `served` that it was woken, and lives on until `end`
+/// is dropped.
 fn serves_once(set: &Epoll, served: &mpsc::Sender<()>) -> (JoinHandle<()>, mpsc::Sender<()>) {
     let (set, served) = (set.clone(), served.clone());
     let (end, until) = mpsc::channel();
     let (thread, _) = asleep(move || {
-        // Longer than the test waits for it: a limit that ends has the thread look.
+        // Longer than the test waits: a thread rechecks when its limit ends, which would hide a
+        // lost event.
         assert_eq!(wait(&set, 3 * LONG), 1);
         served.send(()).unwrap();
         let _ = until.recv();
@@ -120,7 +122,7 @@ fn a_wait_with_a_limit_reports_a_job_that_a_busy_worker_has_left() {
         let (busy, end) = serves_once(&workers_set(rotating, direct), &served);
         source.put();
         has_served.recv_timeout(LONG).unwrap();
-        // It was chosen, and takes nothing.
+        // The busy worker was chosen, and does not take the job.
         let late = workers_set(rotating, direct);
         assert_eq!(wait(&late, Duration::from_millis(50)), 1);
         assert_eq!(wait(&late, Duration::ZERO), 1);
@@ -153,7 +155,7 @@ fn a_chosen_worker_that_does_not_run_keeps_no_event_from_a_thread_that_waits() {
             let rotating = source.rotating();
             let [chosen, set] = [false, direct].map(|direct| workers_set(&rotating, direct));
             let _awaiting = Watch::new(chosen.as_file_ref(), Events::IN, |_| {});
-            // The first worker is chosen, as its set is awaited, and does not look.
+            // The first worker is chosen because its set is awaited. It never polls the source.
             source.put();
             let begun = Instant::now();
             assert_eq!(wait(&set, limit), 1, "direct {direct}, {limit:?}");
@@ -174,7 +176,7 @@ fn a_worker_whose_thread_ends_leaves_its_job_to_the_next() {
         source.put();
         for ((thread, end), has_served) in served {
             has_served.recv_timeout(LONG).unwrap();
-            // Ends without a look at the source.
+            // The thread ends without polling the source again.
             drop(end);
             thread.join().unwrap();
         }
@@ -182,8 +184,8 @@ fn a_worker_whose_thread_ends_leaves_its_job_to_the_next() {
     });
 }
 
-/// Ends a thread that `chosen` has just told of a job, and that does not take it, while a second worker
-/// sleeps without a limit.
+/// A thread that `chosen` has just woken for a job ends without taking it, while a second worker
+/// sleeps without a time limit.
 fn ends_without_a_look(chosen: impl Fn(&Epoll) -> usize + Clone + Send + 'static) {
     for source in Source::both() {
         let rotating = source.rotating();
@@ -253,7 +255,7 @@ fn a_poll_whose_limit_ends_keeps_no_job_that_it_was_chosen_for_just_then() {
             source.put();
             let has_seen = polls.join().unwrap();
             if has_seen > 0 {
-                // It leaves the job to the other one.
+                // The polling thread leaves the job to the other one.
                 source.put();
             }
             assert_eq!(waits.join().unwrap(), 1, "{round}");
@@ -276,7 +278,7 @@ fn a_poll_that_begins_reports_a_job_that_a_busy_worker_has_left() {
         assert_eq!(context.poll(&mut list, Duration::ZERO), Ok(0));
         source.put();
         has_served.recv_timeout(LONG).unwrap();
-        // It was chosen, and takes nothing.
+        // The context was chosen, and does not take the job.
         assert_eq!(context.poll(&mut list, LONG), Ok(1));
         assert_eq!(upoll::poll(&mut list, LONG), Ok(1));
         assert_eq!(wait(&above, LONG), 1);
@@ -304,7 +306,7 @@ fn a_poll_reports_a_job_that_is_there_when_its_limit_ends() {
     }
 }
 
-/// Returns how long `set` takes to report a job that stays there, so many times.
+/// Returns the time that `set` takes to report a job `times` times, while the job stays there.
 fn reports(set: &Epoll, times: u32) -> Duration {
     let begun = Instant::now();
     for _ in 0..times {
@@ -322,7 +324,7 @@ fn a_chosen_worker_that_does_not_come_keeps_others_from_a_job_once_only() {
         let _awaiting = Watch::new(chosen.as_file_ref(), Events::IN, |_| {});
         source.put();
         reports(&set, 2);
-        // Each of them would wait for a millisecond.
+        // A wait for the chosen worker would take a millisecond in each call.
         let fastest = (0..5).map(|_| reports(&set, 100)).min().unwrap();
         assert!(
             fastest < Duration::from_millis(50),
@@ -350,7 +352,7 @@ fn a_source_that_hangs_up_gets_every_waiting_worker_out() {
             };
             let sets = [(); WORKERS].map(|()| workers_set(&rotating, direct));
             let (served, has_served) = mpsc::channel();
-            // None of them ends, or waits again, before all are out.
+            // No thread ends or waits again before all have returned.
             let threads = sets.each_ref().map(|set| serves_once(set, &served));
             hang_up();
             for at in 0..WORKERS {
@@ -358,7 +360,7 @@ fn a_source_that_hangs_up_gets_every_waiting_worker_out() {
                     .recv_timeout(LONG)
                     .unwrap_or_else(|_| panic!("direct {direct}, kernel {kernel}: {at} are out"));
             }
-            // As do those that come later.
+            // Later waits return as well.
             assert_eq!(wait(&sets[0], LONG), 1);
             assert_eq!(wait(&sets[1], LONG), 1);
             for (thread, end) in threads {
@@ -375,7 +377,7 @@ fn a_thread_that_comes_to_an_event_that_is_there_lets_nobody_run_first() {
         let sets = [(); 2].map(|()| workers_set(rotating, direct));
         source.put();
         let before = YIELDS.get();
-        // The other one stands first and does not come.
+        // The other worker is first in line and never polls.
         assert_eq!(wait(&sets[1], LONG), 1);
         assert_eq!(wait(&sets[1], LONG), 1);
         assert_eq!(YIELDS.get(), before);
@@ -386,7 +388,7 @@ fn a_thread_that_comes_to_an_event_that_is_there_lets_nobody_run_first() {
 fn a_thread_that_waits_in_a_rotating_set_is_no_level_of_nesting() {
     let source = &Source::both()[1];
     let rotating = source.rotating();
-    // As deep as sets may nest.
+    // The deepest nesting that is allowed.
     let below = [(); 4].map(|()| Epoll::new().unwrap());
     for pair in below.windows(2) {
         pair[0].add(&pair[1], IN).unwrap();
@@ -396,7 +398,7 @@ fn a_thread_that_waits_in_a_rotating_set_is_no_level_of_nesting() {
     source.put();
     assert_eq!(wait(&rotating, LONG), 1);
     assert!(source.take());
-    // Nor is it one for a set that comes above.
+    // A waiting thread is no level for a set above the rotating one either.
     let top = Epoll::new().unwrap();
     assert_eq!(top.add(&rotating, IN), Err(Errno::LOOP));
     rotating.delete(&below[0]).unwrap();
@@ -404,7 +406,7 @@ fn a_thread_that_waits_in_a_rotating_set_is_no_level_of_nesting() {
     top.add(&rotating, IN).unwrap();
     source.put();
     assert_eq!(wait(&rotating, LONG), 1);
-    // What is below wakes a thread that waits, also if it came later.
+    // A member below wakes a waiting thread, even if it was added after the wait began.
     assert!(source.take());
     let (reader, writer) = std::io::pipe().unwrap();
     let set = rotating.clone();
@@ -421,7 +423,7 @@ fn more_threads_than_paths_are_allowed_wait_in_a_rotating_set() {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure is there to be filled, and read.
+    // SAFETY: the structure is live; the calls read or fill it.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
         limit.rlim_cur = limit.rlim_max.min(8192);
@@ -438,7 +440,7 @@ fn more_threads_than_paths_are_allowed_wait_in_a_rotating_set() {
             builder.spawn(waits).unwrap()
         })
         .collect();
-    // They end only if all are there, or none.
+    // The threads end if all of them are there, or none.
     std::thread::sleep(Duration::from_millis(200));
     drop(writer);
     for thread in threads {

@@ -1,6 +1,6 @@
-//! What comes about while a scan is under way: wakes that meet it half-way, at a point of the
-//! test's choosing. System calls cannot choose it, so the kernel has no part here; the rules are
-//! those of its `ep_send_events()`, `ep_poll_callback()` and `ep_done_scan()`.
+//! Wakeups that come during a scan, at points that the test chooses. System calls cannot choose
+//! these points, so there is no comparison with the kernel. The rules are those of its
+//! `ep_send_events()`, `ep_poll_callback()` and `ep_done_scan()`.
 #![cfg(not(loom))]
 
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ const IN: Events = Events::IN;
 
 type Script = Box<dyn FnOnce(&Scripted) + Send>;
 
-/// An object that does something just after it was looked at.
+/// An object that runs a closure directly after it was polled.
 #[derive(Default)]
 struct Scripted {
     ready: AtomicU32,
@@ -59,13 +59,13 @@ fn arrivals_during_a_scan_come_in_their_order_before_what_the_scan_delivered() {
         set.add(other, Event::new(IN, n)).unwrap();
     }
     scripted.become_ready(IN);
-    // Queued behind it when the scan begins: it keeps its place and is not queued twice.
+    // Queued behind the object when the scan begins: it keeps its place and is not queued twice.
     others[0].try_write(1).unwrap();
     scripted.after_look(move |_| {
         for other in others.iter().rev() {
             other.try_write(1).unwrap();
         }
-        // They stay open.
+        // The counters stay open.
         std::mem::forget(others);
     });
     assert_eq!(data(&set, 1), [10]);
@@ -82,7 +82,8 @@ fn what_becomes_ready_just_after_a_scan_found_it_idle_is_reported() {
         scripted.become_ready(IN);
         scripted.ready.store(0, Ordering::SeqCst);
         scripted.after_look(|this| this.become_ready(IN));
-        // At the latest by the next call: a level-triggered item may be looked at twice.
+        // The event is reported by the next call at the latest. A level-triggered item may be
+        // polled twice, and reported by this one.
         let first = data(&set, 4);
         assert!(first.is_empty() || first == [7] && mode.is_empty());
         assert_eq!(data(&set, 4), [7], "{mode:?}");

@@ -1,5 +1,5 @@
-//! A callback or task that waits for a set cannot be told of members in the kernel: one of the two is
-//! refused, whichever comes second.
+//! A callback or task that waits for a set cannot be notified of kernel members. The second of the
+//! two calls fails.
 #![cfg(all(feature = "std", not(loom)))]
 
 mod returns;
@@ -26,7 +26,7 @@ fn watch(set: &Epoll, interest: Events) -> Result<Watch, Errno> {
     Watch::new(set.as_file_ref(), interest, |_| ()).map(|(watch, _)| watch)
 }
 
-/// Sets, each of which watches the next.
+/// Returns sets, each of which watches the next.
 fn chain(flags: CreateFlags) -> [Epoll; 3] {
     let sets = [CreateFlags::empty(), CreateFlags::empty(), flags];
     let sets = sets.map(|flags| Epoll::create(flags).unwrap());
@@ -48,7 +48,7 @@ fn a_callback_on_a_set_with_members_in_the_kernel_is_refused() {
                 assert_eq!(watch(set, Events::IN).err(), Some(Errno::PERM));
                 let ready = Readiness::new(set.as_file_ref(), Events::RDNORM);
                 assert_eq!(ready.err(), Some(Errno::PERM));
-                // What a set never shows needs no wake.
+                // An event that a set never reports needs no wakeup.
                 assert!(watch(set, Events::OUT).is_ok());
             }
             sets[2].ctl(Op::Del, member, IN).unwrap();
@@ -70,7 +70,7 @@ fn a_set_with_a_callback_takes_no_members_in_the_kernel() {
                 let watch = watch(watched, Events::IN).unwrap();
                 assert_eq!(sets[2].ctl(Op::Add, member, IN), Err(Errno::BUSY));
                 assert!(sets[2].is_empty());
-                // Nor a set that has some.
+                // A set with kernel members cannot be added either.
                 let other = Epoll::new().unwrap();
                 other.ctl(Op::Add, member, IN).unwrap();
                 assert_eq!(watched.add(&other, IN), Err(Errno::BUSY));
@@ -120,12 +120,14 @@ fn of_a_callback_and_a_member_that_come_at_once_one_is_refused() {
     }
 }
 
-/// A thread in the outermost set hears of the set in the middle while it holds a lock.
+/// A thread of the outermost set is notified of the set in the middle while that set's lock is
+/// held.
 #[test]
 fn a_callback_on_a_set_in_the_middle_may_use_the_outermost_set_in_which_a_thread_sleeps() {
     returns(|| {
         let sets = chain(CreateFlags::empty());
-        // Now threads of all three sets sleep in the kernel, and the outer two hear of the one below.
+        // From here on the threads of all three sets sleep in the kernel, and the nesting fds of
+        // the outer two watch the set below.
         let (reader, _writer) = pipe().unwrap();
         sets[2].add(&reader, IN).unwrap();
         sets[2].delete(&reader).unwrap();

@@ -1,5 +1,5 @@
-//! Connected stream sockets: the host kernel's beside upoll's, every result compared; and threads
-//! that block in them.
+//! Connected stream sockets of the host kernel and of upoll, with every result compared, and
+//! threads that block in them.
 #![cfg(not(loom))]
 
 mod twin;
@@ -53,8 +53,8 @@ fn set_kernel_send_buffer(fd: &Fd, bytes: usize) {
     result(set as isize).unwrap();
 }
 
-/// How many messages of one byte the host's buffer takes; a host that is built otherwise charges
-/// them otherwise, and then only what stays far from full can be compared.
+/// Returns whether the host charges a message of one byte as documented. With another kernel
+/// configuration the charge differs, and only buffers far from full can be compared.
 fn host_charges_as_documented() -> bool {
     let [one, _other] = kernel_pair(SocketFlags::NONBLOCK).unwrap();
     kernel_send_buffer(&one) == 212_992 && {
@@ -67,11 +67,11 @@ fn host_charges_as_documented() -> bool {
     }
 }
 
-/// A pair in both worlds, each socket as long as it is open.
+/// A pair in both worlds, with each socket that is still open.
 struct Twin {
     sockets: [Option<(StreamSocket, Fd)>; 2],
     patterns: [Pattern; 2],
-    /// Takes turns between the calls that may block, on a nonblocking socket, and those that never
+    /// Alternates between the calls that may block, on a nonblocking socket, and those that never
     /// do.
     turn: bool,
 }
@@ -175,7 +175,7 @@ impl Twin {
         Some(same(("poll", at), events(upoll), kernel.events()))
     }
 
-    /// Unread bytes, flags and send buffer.
+    /// Compares unread bytes, flags and send buffer.
     #[track_caller]
     fn look(&self, at: usize) -> Option<usize> {
         let (upoll, kernel) = self.sockets[at].as_ref()?;
@@ -293,10 +293,11 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Without `to_the_brim` the send buffers never come near a quarter of their size.
+/// Runs the steps. Without `to_the_brim` the send buffers never come near a quarter of their size.
 fn run(steps: &[Step], to_the_brim: bool) {
     let mut twin = Twin::new();
-    // The first set is there from the beginning and edge-triggered; the other as steps have it.
+    // The first set exists from the beginning and is edge-triggered. The steps make and use the
+    // other one.
     let sets = [twin.watch(0, IN | OUT | ET), Sets::new()];
     twin.ctl(
         libc::EPOLL_CTL_ADD,
@@ -400,7 +401,8 @@ fn a_socket_is_writable_again_when_a_quarter_is_used_not_before() {
     let bytes = [0; 100_000];
     while one.try_write(&bytes).is_ok() {}
     while kernel_one.write(&bytes).is_ok() {}
-    // Equal on either side, however large the host's buffer: full, half full, empty.
+    // Both sides report the same events when full, half full and empty, whatever the size of the
+    // host's buffer.
     let shown = |count: usize| {
         let (mut left, mut kernel_left) = (count, count);
         let mut buffer = [0; 4_096];
@@ -430,7 +432,7 @@ fn the_send_buffer_can_be_set_within_bounds() {
     }
     twin.set_send_buffer(0, 0);
     assert_eq!(twin.sockets[0].as_ref().unwrap().0.send_buffer(), 4_608);
-    // Less than half of it at a time, as long as there is any room.
+    // A write takes less than half of the buffer at a time, as long as there is any room.
     twin.write(0, 100_000);
     assert!(twin.look(1).unwrap() < 2 * 4_608);
     let sets = twin.watch(0, OUT | ET);
@@ -457,7 +459,7 @@ fn shutting_down_sending_gives_the_peer_the_end_and_this_side_epipe() {
     assert_eq!(twin.write_vectored(0, 0, 0), Some(Ok(0)));
     assert_eq!(twin.read(1, 10), Some(Ok(3)));
     assert_eq!(twin.read(1, 10), Some(Ok(0)));
-    // The other direction goes on.
+    // The other direction still works.
     assert_eq!(twin.write(1, 4), Some(Ok(4)));
     assert_eq!(twin.read(0, 10), Some(Ok(4)));
 }
@@ -547,7 +549,7 @@ fn flags_that_linux_does_not_know_are_invalid() {
     assert_eq!(one.flags(), SocketFlags::empty());
 }
 
-/// What threads do with a socket, in either world.
+/// The operations that threads use on a socket of either world.
 trait Socket: Send + Sync {
     fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno>;
     fn write(&self, bytes: &[u8]) -> Result<usize, Errno>;
@@ -582,7 +584,7 @@ impl Socket for StreamSocket {
     }
 }
 
-/// Pairs that block: the kernel's, and one from here.
+/// Returns blocking pairs: one of the kernel and one of upoll.
 fn both_worlds() -> [[Arc<dyn Socket>; 2]; 2] {
     let [kernel_one, kernel_other] = kernel_pair(SocketFlags::empty()).unwrap();
     let (one, other) = socketpair(SocketFlags::empty()).unwrap();
@@ -638,11 +640,11 @@ fn a_blocked_write_meets_a_reset_before_the_broken_pipe() {
         fill(&one);
         let writer = one.clone();
         let (thread, _) = asleep(move || writer.write(&[0]));
-        // Closes with unread bytes.
+        // The socket closes with unread bytes.
         drop(other);
         assert_eq!(thread.join().unwrap(), Err(Errno::CONNRESET));
         assert_eq!(one.write(&[0]), Err(Errno::PIPE));
-        // It is said once.
+        // The reset is reported once.
         assert_eq!(one.read(&mut [0]), Ok(0));
     }
 }
@@ -676,7 +678,7 @@ fn a_signal_ends_a_blocked_call_unless_its_handler_restarts_it() {
         signal(tid, false);
         assert_eq!(thread.join().unwrap(), Err(Errno::INTR));
     }
-    // A part written: any handler ends it, and the part counts.
+    // After a partial write any handler ends the call, which returns the bytes written.
     for [one, _other] in both_worlds() {
         let (thread, tid) = asleep(move || one.write(&[0; 1_000_000]));
         signal(tid, true);

@@ -1,5 +1,5 @@
-//! Tasks are woken with no lock held, also by wakes that a signal handler left to the holder of a
-//! queue's lock.
+//! Tasks are woken with no lock held, also by wakeups that a signal handler has left to the holder
+//! of a queue's lock.
 #![cfg(not(loom))]
 
 use std::future::Future;
@@ -14,7 +14,7 @@ use upoll::{Epoll, Event, EventFd, Events, Readiness};
 
 const IN: Event = Event::new(Events::IN, 0);
 
-/// Counts how often it is woken outside of handlers, and how often of these under a lock.
+/// Counts its wakeups outside of handlers, and how many of these came with a lock held.
 struct Task<F> {
     is_free: F,
     is_in_handler: &'static AtomicBool,
@@ -58,7 +58,7 @@ fn handle(signal: i32, handler: extern "C" fn(libc::c_int)) {
     unsafe { libc::signal(signal, handler as *const () as usize) };
 }
 
-/// Interrupts ADD and DEL until some of the handler's wakes have been left to them.
+/// Interrupts ADD and DEL until they have delivered some of the handler's wakeups.
 #[test]
 fn add_and_del_wake_the_tasks_of_wakes_left_to_them_once_the_set_is_unlocked() {
     static COUNTER: OnceLock<EventFd> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! Limits of waits, threads in a crowd, and the turns of a rotating set's workers. Where Linux has
-//! the behaviour, the host kernel shows it in the same test.
+//! Time limits of waits, many threads in one set, and the order of a rotating set's workers.
+//! Behaviour that Linux has is checked on the host kernel in the same test.
 #![cfg(not(loom))]
 
 mod one_processor;
@@ -65,7 +65,7 @@ fn a_wait_without_room_for_events_is_invalid() {
     let set = Epoll::new().unwrap();
     assert_eq!(set.wait(&mut [], LONG), Err(Errno::INVAL));
     let kernel = kernel_set();
-    // SAFETY: no event is written where there is room for none.
+    // SAFETY: the room is zero, so the call writes no event.
     let ready = unsafe { libc::epoll_wait(kernel.as_raw_fd(), std::ptr::null_mut(), 0, 0) };
     assert_eq!(ready, -1);
     assert_eq!(
@@ -90,8 +90,8 @@ fn threads_never_see_a_ready_level_triggered_item_as_idle() {
     });
 }
 
-/// `workers` threads take `events` events from a rotating set, each through a set of its own or
-/// all from the set itself; says how many each took.
+/// Starts `workers` threads that take `events` events from a rotating set, through a set of each thread or
+/// all from the rotating set. Returns the number that each took.
 fn rotate(workers: usize, events: usize, through_own_sets: bool) -> Vec<usize> {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
@@ -171,7 +171,7 @@ fn workers_of_a_rotating_set_take_turns() {
             if order.len() < 16 {
                 until_asleep(workers[worker].1);
             } else {
-                // A thread that ends has another one look, if the source is ready by then.
+                // A thread that ends wakes another one if the source is ready by then.
                 workers[worker].0.take().unwrap().join().unwrap();
             }
             order.push(worker);
@@ -220,7 +220,7 @@ fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
         source.read().unwrap();
     }
     assert_eq!(manager.harvest(&mut events), Ok(0));
-    // With somebody above it, it is next.
+    // With a waiter above it, the manager's set is next in line.
     let (thread, _) = asleep(move || manager.wait(&mut [Event::default()], LONG));
     source.write(1).unwrap();
     assert_eq!(thread.join().unwrap(), Ok(1));
@@ -238,7 +238,7 @@ fn a_worker_that_only_an_idle_poll_context_watches_is_passed_over() {
     let mut context = PollContext::new();
     let mut list = [PollFd::new(&polled, Events::IN)];
     for _ in 0..5 {
-        // What it registers stays registered.
+        // The context stays registered after the call.
         assert_eq!(context.poll(&mut list, Duration::ZERO), Ok(0));
         let waiter = awaited.clone();
         let (thread, _) = asleep(move || waiter.wait(&mut [Event::default()], LONG));
@@ -271,8 +271,8 @@ fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
     let source = EventFd::new(0).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(&source, interest(Events::IN)).unwrap();
-    // Each worker set is awaited through a set above it, so that being chosen and looking are two
-    // steps.
+    // Each worker set is awaited through a set above it, so that the choice of the worker and its
+    // poll are two steps.
     let worker = || {
         let set = Epoll::new().unwrap();
         set.add(&rotating, interest(Events::IN)).unwrap();
@@ -298,7 +298,7 @@ fn a_thread_that_comes_while_another_is_on_its_way_has_the_next_event() {
             let ready = set.wait(&mut [Event::default()], LONG);
             (ready, counter.try_read())
         };
-        // Neither comes back after its event.
+        // Neither thread waits again after its event.
         let (first, _) = asleep(take.clone());
         let (begin, begun) = mpsc::channel();
         let second = thread::spawn(move || {
@@ -334,13 +334,13 @@ fn a_worker_that_was_served_out_of_turn_waits_until_the_others_had_as_many() {
             source.try_read()
         })
     };
-    // The last set is the only one that anybody waits on, for three events.
+    // The last set is the only awaited one, for three events.
     for _ in 0..3 {
         let (thread, _) = take(&sets[2]);
         source.write(1).unwrap();
         assert_eq!(thread.join().unwrap(), Ok(1));
     }
-    // Now all are waited on, all the time.
+    // From here on all sets are awaited, all the time.
     let mut threads: Vec<_> = sets.iter().map(|set| Some(take(set).0)).collect();
     let mut order = Vec::new();
     for _ in 0..9 {
@@ -396,7 +396,7 @@ fn workers_behind_the_thread_that_wakes_them_get_to_run() {
                 })
             })
             .collect();
-        // Others may take the processor from all of them now and then.
+        // Other processes may preempt all of these threads now and then.
         let mut came = 0;
         for _ in 0..20 {
             let before = taken.load(Ordering::SeqCst);
@@ -421,8 +421,8 @@ fn workers_behind_the_thread_that_wakes_them_get_to_run() {
     assert!(came > 10, "somebody ran in {came} of 20 times");
 }
 
-/// Two threads wait to write, each through a set of its own. The one that a read wakes leaves its
-/// set before it has looked, and meanwhile the counter can be read again: the other one is woken.
+/// Two threads wait to write, each through a set of its own. The thread that a read wakes loses its
+/// interest before it polls, while the counter becomes readable again. The other thread is woken.
 #[test]
 fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
     let writable = Events::OUT | Events::EXCLUSIVE;
@@ -439,14 +439,14 @@ fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
         source.try_write(1).unwrap();
         first.delete(&source).unwrap();
         if leaves.join().unwrap() == Ok(1) {
-            // It was quicker, and had the event. This one is for the other.
+            // The thread came first and has the event. The next one is for the other thread.
             source.try_read().unwrap();
         }
         assert_eq!(stays.join().unwrap(), Ok(1));
     }
 }
 
-/// Ready once it was woken; the first look then panics.
+/// An object that is ready after a wakeup; the first poll then panics.
 #[derive(Default)]
 struct Fragile {
     looks_since_ready: AtomicUsize,

@@ -1,5 +1,5 @@
-//! The moment at which a thread that wakes others gives up its processor. Linux has no rotating sets, so
-//! there is nothing to compare with.
+//! The point at which a thread that wakes others yields the processor. Linux has no rotating sets,
+//! so there is no oracle.
 #![cfg(not(loom))]
 
 mod one_processor;
@@ -24,7 +24,7 @@ use threads::{asleep, until_asleep};
 const LONG: Duration = Duration::from_secs(20);
 
 std::thread_local! {
-    /// The task that this thread wakes by the write that it is in the midst of.
+    /// The task that the current write of this thread wakes.
     static WRITING: Cell<Option<Arc<Task>>> = const { Cell::new(None) };
 }
 
@@ -34,7 +34,7 @@ static YIELDS_BEFORE_THE_TASK: AtomicUsize = AtomicUsize::new(0);
 /// The first argument of a `sched_yield` that the filter lets through.
 const REAL: libc::c_ulong = 0x7569_656c;
 
-/// Runs instead of the system call: `SIGSYS` is raised by the filter.
+/// Runs in place of the system call: the filter raises `SIGSYS`.
 extern "C" fn on_yield(_: libc::c_int) {
     let task = WRITING.try_with(Cell::take);
     if let Ok(Some(task)) = task {
@@ -47,7 +47,8 @@ extern "C" fn on_yield(_: libc::c_int) {
     unsafe { libc::syscall(libc::SYS_sched_yield, REAL) };
 }
 
-/// Sends each `sched_yield(2)` of this thread and of those it creates through [`on_yield`].
+/// Redirects each `sched_yield(2)` of this thread and of the threads that it creates to
+/// [`on_yield`].
 fn watch_yields() {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -57,7 +58,7 @@ fn watch_yields() {
     const UNUSED: libc::c_ulong = 0;
     let argument =
         mem::offset_of!(libc::seccomp_data, args) + if cfg!(target_endian = "big") { 4 } else { 0 };
-    // SAFETY: the two only fill in a structure.
+    // SAFETY: both macros only fill in a structure.
     let mut filter = unsafe {
         [
             libc::BPF_STMT(LOAD, mem::offset_of!(libc::seccomp_data, nr) as u32),
@@ -120,7 +121,7 @@ fn a_thread_wakes_tasks_before_it_lets_workers_run() {
             })
             .collect();
         for _ in 0..20 {
-            // The event is gone when the worker comes that was chosen for it.
+            // The event is gone before the worker that was chosen for it runs.
             for _ in 0..3 {
                 source.try_write(1).unwrap();
                 source.try_read().unwrap();
@@ -145,7 +146,7 @@ fn a_thread_wakes_tasks_before_it_lets_workers_run() {
         }
     });
     writer.join().unwrap();
-    // Others may take the processor from all of them now and then.
+    // Other processes may preempt all of these threads now and then.
     assert!(YIELDS.load(Ordering::SeqCst) > 10, "{YIELDS:?} yields");
     assert_eq!(YIELDS_BEFORE_THE_TASK.load(Ordering::SeqCst), 0);
 }

@@ -1,4 +1,4 @@
-//! How the processes of a line of forks number themselves.
+//! The generation numbers of processes in a line of forks.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use upoll::{Rule, generation};
 
 use super::{model, must_fail_without};
 
-/// What a process has to find its number.
+/// The state from which a process finds its generation.
 struct Process {
     count: AtomicU32,
-    /// In memory that a child finds wiped.
+    /// In memory that is zero after a fork.
     mark: AtomicU32,
 }
 
@@ -28,7 +28,7 @@ impl Process {
     }
 }
 
-/// Two threads of a child ask for its number for the first time, one of which forks.
+/// Two threads of a child ask for its generation for the first time; one of them forks.
 fn asking_against_forking() {
     model(3, || {
         let parent = Process {
@@ -38,7 +38,8 @@ fn asking_against_forking() {
         let child = Arc::new(parent.fork());
         let other = child.clone();
         let asking = thread::spawn(move || other.generation());
-        // loom by itself begins with this thread, and misses what it finds of the other half done.
+        // loom runs this thread first otherwise, and misses the schedules in which the other one is
+        // halfway.
         thread::yield_now();
         let known = child.generation();
         let grandchild = child.fork();

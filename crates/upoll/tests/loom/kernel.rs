@@ -1,5 +1,5 @@
-//! The model of the kernel (`src/host/kernel_model.rs`) against the kernel: the same random system calls,
-//! none of which sleeps, have the same results.
+//! The model of the kernel (`src/host/kernel_model.rs`), compared with the kernel: random system
+//! calls, none of which sleeps, have the same results.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use upoll::kernel_model::program;
 use upoll::{Errno, Event, Events, Op};
 
-/// In the kernel each number of the model has this added, out of the way of what other tests open.
+/// The kernel's fd is the model's number plus this, above the fds that other tests open.
 const FIRST: RawFd = 500;
 const SETS: u32 = 4;
 const SEQUENCES: u64 = 6000;
@@ -39,13 +39,13 @@ enum Outcome {
     Revents(Vec<i16>),
 }
 
-/// What a test knows of an open file, to make calls that mean something.
+/// An open file, as far as a test needs it to choose valid calls.
 #[derive(Clone)]
 enum Opened {
     /// With the write end.
     Pipe(Rc<OwnedFd>),
     Socket,
-    /// A set may watch those that were made later, so that there is no circle.
+    /// Sets watch only sets that were made later, so there are no loops.
     Set(u32),
 }
 
@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// Both sides, which have the same numbers open.
+/// Both sides, with the same fds open.
 struct Both {
     opened: HashMap<RawFd, Opened>,
     sets: u32,
@@ -75,7 +75,7 @@ struct Both {
 impl Drop for Both {
     fn drop(&mut self) {
         for number in self.opened.keys() {
-            // SAFETY: opened below, and used by nothing else.
+            // SAFETY: the fd was opened below, and nothing else uses it.
             unsafe { libc::close(FIRST + number) };
         }
     }
@@ -91,9 +91,9 @@ fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
 }
 
 impl Both {
-    /// Puts a file that was just opened under a number of the kernel's side.
+    /// Moves a file that was just opened to a number on the kernel's side.
     fn put(&mut self, file: RawFd, number: RawFd, opened: Opened) {
-        // SAFETY: `file` was opened by the caller for this, and the other number is this test's.
+        // SAFETY: the caller opened `file` for this, and the other fd is this test's.
         unsafe {
             check(libc::dup3(file, FIRST + number, libc::O_CLOEXEC)).unwrap();
             libc::close(file);
@@ -107,7 +107,7 @@ impl Both {
             Call::Pipe => {
                 let number = program::pipe().unwrap();
                 let mut ends = [0; 2];
-                // SAFETY: there is room for two.
+                // SAFETY: there is room for two fds.
                 let write = unsafe {
                     check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC)).unwrap();
                     Rc::new(OwnedFd::from_raw_fd(ends[1]))
@@ -145,7 +145,7 @@ impl Both {
             }
             Call::Dup2(old, new) => {
                 let model = program::dup2(old, new);
-                // SAFETY: both numbers are this test's.
+                // SAFETY: both fds are this test's.
                 let kernel =
                     check(unsafe { libc::dup3(FIRST + old, FIRST + new, libc::O_CLOEXEC) });
                 if kernel.is_ok() {
@@ -156,7 +156,7 @@ impl Both {
             }
             Call::Close(number) => {
                 let model = program::close(number);
-                // SAFETY: the number is this test's.
+                // SAFETY: the fd is this test's.
                 let kernel = check(unsafe { libc::close(FIRST + number) }).map(drop);
                 self.opened.remove(&number);
                 (Outcome::Done(model), Outcome::Done(kernel))
@@ -179,7 +179,7 @@ impl Both {
                 let model = program::read_all(number);
                 let mut buffer = [0_u8; 256];
                 let mut available = 0;
-                // SAFETY: the buffer is as long as is claimed, and there is room for the number.
+                // SAFETY: the buffer is as long as is claimed, and there is room for the count.
                 unsafe {
                     check(libc::ioctl(
                         FIRST + number,
@@ -216,7 +216,7 @@ impl Both {
                 });
                 let mut found = vec![libc::epoll_event { events: 0, u64: 0 }; room];
                 let room = libc::c_int::try_from(room).unwrap();
-                // SAFETY: there is room for as many as are asked for.
+                // SAFETY: the buffer has room for as many events as are requested.
                 let kernel =
                     check(unsafe { libc::epoll_wait(FIRST + set, found.as_mut_ptr(), room, 0) });
                 let kernel = kernel.map(|count| {
@@ -251,7 +251,7 @@ impl Both {
         }
     }
 
-    /// A call that is allowed now.
+    /// Chooses a call that is valid now.
     fn choose(&self, random: &mut Random) -> Call {
         let any = |random: &mut Random| RawFd::try_from(random.below(8)).unwrap();
         let of_kind = |random: &mut Random, is: fn(&Opened) -> bool| {
@@ -339,7 +339,7 @@ fn same(number: RawFd) -> (Outcome, Outcome) {
     (Outcome::Number(Ok(number)), Outcome::Number(Ok(number)))
 }
 
-/// Makes random calls until the outcomes differ, and returns all of them then.
+/// Makes random calls until the outcomes differ. Returns all of the calls and their outcomes then.
 fn differing(seed: u64, length: u64) -> Option<String> {
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     random.below(2);
@@ -348,7 +348,7 @@ fn differing(seed: u64, length: u64) -> Option<String> {
         sets: 0,
     };
     let mut made = String::new();
-    // Before the random ones, so that most calls name something.
+    // These calls come before the random ones, so that most of those name an open file.
     let first = [Call::EpollCreate, Call::Pipe, Call::EpollCreate, Call::Pipe];
     for at in 0..length {
         let call = match first.get(usize::try_from(at).unwrap()) {
@@ -364,7 +364,7 @@ fn differing(seed: u64, length: u64) -> Option<String> {
     None
 }
 
-/// One thread: loom makes one run of each.
+/// There is only one thread, so loom runs each sequence once.
 #[test]
 fn the_model_of_the_kernel_answers_as_the_kernel() {
     let mut shortest: Option<String> = None;

@@ -1,4 +1,4 @@
-//! Sets that watch kernel fds, and threads that sleep in the kernel. The kernel's epoll sets are a model
+//! Sets that watch kernel fds, and threads that sleep in the kernel. The kernel's epoll is a model
 //! (`src/host/kernel_model.rs`).
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use upoll::{
 use super::sleeping::{FOREVER, LIMIT, time_passes_then_one_is_written, wait};
 use super::{EDGE, IN, model};
 
-/// A set with a kernel fd, which is not readable.
+/// Returns a set with a kernel fd that is not readable.
 fn set_with_source() -> (Epoll, Source) {
     let source = Source::new();
     let set = Epoll::new().unwrap();
@@ -36,7 +36,7 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_arrival() {
     }
 }
 
-/// Of two threads that sleep in one kernel set one is woken, as its limit ends.
+/// Two threads sleep in one kernel set. One is woken as its limit ends.
 #[test]
 fn a_wake_is_not_lost_with_a_sleep_in_the_kernel_that_times_out() {
     model(2, || {
@@ -55,7 +55,8 @@ fn a_wake_is_not_lost_with_a_sleep_in_the_kernel_that_times_out() {
     });
 }
 
-/// A thread goes to sleep in a set as that gets its nesting fd, and where to sleep changes with it.
+/// A thread goes to sleep in a set while the set gets its nesting fd, which changes where the
+/// thread sleeps.
 #[test]
 fn a_thread_that_goes_to_sleep_learns_of_a_set_below_with_kernel_fds() {
     for by_counter in [false, true] {
@@ -79,7 +80,7 @@ fn a_thread_that_goes_to_sleep_learns_of_a_set_below_with_kernel_fds() {
     }
 }
 
-/// A look from above takes a wake back to see whether a kernel fd is ready as well.
+/// A poll from above takes a wakeup back to check whether a kernel fd is ready as well.
 #[test]
 fn a_look_from_above_takes_no_wake_from_a_thread_that_sleeps() {
     model(2, || {
@@ -96,7 +97,8 @@ fn a_look_from_above_takes_no_wake_from_a_thread_that_sleeps() {
     });
 }
 
-/// A thread in `poll` of a set with both kinds of members sleeps in the kernel's `ppoll`, with its wake fd.
+/// A thread polls a set with both kinds of members, and sleeps in the kernel's `ppoll` with its
+/// wake fd.
 #[test]
 fn a_thread_in_poll_hears_of_both_kinds_of_members() {
     for by_counter in [false, true] {
@@ -150,7 +152,7 @@ fn a_thread_in_select_hears_of_both_kinds_of_fds() {
     });
 }
 
-/// The context has the kernel fd in a kernel set of its own.
+/// The context holds the kernel fd in a kernel set of its own.
 #[test]
 fn a_thread_with_a_poll_context_hears_of_both_kinds_of_fds() {
     a_thread_hears_of_both_kinds(|counter, source| {

@@ -1,5 +1,5 @@
 //! Workers of a rotating set whose source is a kernel fd. The kernel is a model
-//! (`src/host/kernel_model.rs`). A wake that is lost is a deadlock.
+//! (`src/host/kernel_model.rs`). A lost wakeup is a deadlock.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use super::rotation::workers as workers_of;
 use super::sleeping::{FOREVER, LIMIT, wait};
 use super::{IN, Waiter, model};
 
-/// A rotating set with a kernel source, which is not readable, and the sets of workers that watch it.
+/// Returns a rotating set with a kernel source, which is not readable, and the workers' sets that
+/// watch it.
 fn workers<const N: usize>() -> (Epoll, Arc<Source>, [Epoll; N]) {
     let source = Arc::new(Source::new());
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
@@ -23,13 +24,13 @@ fn workers<const N: usize>() -> (Epoll, Arc<Source>, [Epoll; N]) {
     (rotating, source, sets)
 }
 
-/// Waits for an event, in a thread that ends then.
+/// Waits for an event, in a thread that ends afterwards.
 fn wait_and_end(set: &Epoll) {
     assert_eq!(wait(set, FOREVER), Ok(1));
     end_thread();
 }
 
-/// The source stays readable: the worker stands last in the kernel's line before its second wait.
+/// The source stays readable. The worker is last in the kernel's line before its second wait.
 #[test]
 fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
     model(2, || {
@@ -43,7 +44,7 @@ fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
     });
 }
 
-/// A worker that comes back for the next event is the last in line, and sleeps without a look of its own.
+/// A worker waits for its second event. It is last in line, and sleeps without a poll of its own.
 #[test]
 fn a_worker_that_comes_back_misses_no_event() {
     model(2, || {
@@ -58,8 +59,8 @@ fn a_worker_that_comes_back_misses_no_event() {
     });
 }
 
-/// Two threads sleep in the kernel, and there is an event for each: the second one comes as the first one
-/// has been read.
+/// Two threads sleep in the kernel, and each gets an event. The second event comes while the first
+/// one is read.
 #[test]
 fn each_of_two_workers_that_sleep_has_an_event() {
     model(1, || {
@@ -80,7 +81,8 @@ fn each_of_two_workers_that_sleep_has_an_event() {
     });
 }
 
-/// The first worker in line leaves the set without a look, or its limit ends, as it is chosen.
+/// The first worker in line is chosen while it leaves the set without a poll, or while its limit
+/// ends.
 #[test]
 fn an_event_is_not_lost_with_a_worker_that_leaves() {
     for deletes in [false, true] {
@@ -105,7 +107,7 @@ fn an_event_is_not_lost_with_a_worker_that_leaves() {
     }
 }
 
-/// The source is deleted beside a worker that goes to sleep, and added again.
+/// The source is deleted while a worker goes to sleep, and added again.
 #[test]
 fn a_worker_that_sleeps_hears_of_a_source_that_is_deleted_and_added_again() {
     model(2, || {
@@ -122,7 +124,7 @@ fn a_worker_that_sleeps_hears_of_a_source_that_is_deleted_and_added_again() {
     });
 }
 
-/// A worker watches two rotating sets with one source: one of them deletes it.
+/// A worker watches two rotating sets with one source, and one of the sets deletes the source.
 #[test]
 fn a_worker_still_hears_of_a_source_that_one_of_two_rotating_sets_has_deleted() {
     model(1, || {
@@ -140,7 +142,7 @@ fn a_worker_still_hears_of_a_source_that_one_of_two_rotating_sets_has_deleted() 
     });
 }
 
-/// A worker that was chosen stands last in line as the source is deleted.
+/// The source is deleted while a worker that was chosen is last in line.
 #[test]
 fn no_worker_watches_a_source_that_was_deleted() {
     model(2, || {
@@ -161,7 +163,8 @@ fn no_worker_watches_a_source_that_was_deleted() {
     });
 }
 
-/// The kernel fails the second DEL of a member with `ENOENT`. After both, no worker watches it.
+/// The kernel fails the second DEL of a member with `ENOENT`. When a DEL returns, no worker watches
+/// the source.
 #[test]
 fn a_source_is_deleted_once() {
     model(2, || {
@@ -177,7 +180,7 @@ fn a_source_is_deleted_once() {
             deleting.join().unwrap(),
         ];
         let deleted = outcomes.iter().filter(|(deleted, _)| deleted.is_ok());
-        // Once it is deleted it is.
+        // When the successful DEL returns, the source is deleted.
         assert_eq!(
             deleted.map(|&(_, watchers)| watchers).collect::<Vec<_>>(),
             [0]
@@ -191,8 +194,8 @@ fn a_source_is_deleted_once() {
     });
 }
 
-/// The number of the source comes to mean another file as a worker stands last in line: no set of the
-/// library's watches that one.
+/// The number of the source becomes another file's while a worker is last in line. No set of the
+/// library watches that file.
 #[test]
 fn no_worker_watches_what_took_the_place_of_the_source() {
     model(2, || {
@@ -211,8 +214,8 @@ fn no_worker_watches_what_took_the_place_of_the_source() {
     });
 }
 
-/// A worker that has left an event to another one, which does not come, is woken for nothing before it
-/// asks for the event again.
+/// A worker has left an event to another one, which does not come. The first worker is woken
+/// spuriously before it checks for the event again.
 #[test]
 fn a_worker_takes_what_it_has_left_to_one_that_does_not_come() {
     for in_kernel in [false, true] {

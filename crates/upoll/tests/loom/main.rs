@@ -1,5 +1,5 @@
-//! Models of the concurrent protocols, checked by loom over all interleavings up to a bound on
-//! preemptions. Each has a deliberate break: with one rule switched off, loom must find the fault.
+//! Models of the concurrent protocols. loom checks all interleavings up to a bound on preemptions.
+//! Each model has a broken variant: with one rule switched off, loom must find the fault.
 #![cfg(loom)]
 
 mod forks;
@@ -33,7 +33,7 @@ use upoll::{
 const IN: Event = Event::new(Events::IN, 0);
 const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
 
-/// The library's own fds are out of the program's reach, as in the preload.
+/// Runs a model. The library's own fds are protected, as under the preload.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     unprotected_model(preemptions, move || {
         own_fds::protect();
@@ -48,7 +48,7 @@ fn unprotected_model(preemptions: usize, body: impl Fn() + Sync + Send + 'static
     builder.check(body);
 }
 
-/// Runs a model with `rule` switched off and demands that it fails.
+/// Runs a model with `rule` switched off, and checks that it fails.
 fn must_fail_without(rule: Rule, model: fn()) {
     break_rule(Some(rule));
     let outcome = catch_unwind(AssertUnwindSafe(model));
@@ -60,7 +60,7 @@ fn harvest(set: &Epoll) -> usize {
     set.harvest(&mut [Event::default(); 2]).unwrap()
 }
 
-/// Somebody who waits for `events` of a file.
+/// Waits for `events` of a file.
 struct Waiter {
     ready: Events,
     told: Arc<AtomicUsize>,
@@ -68,7 +68,7 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Registers, then looks.
+    /// Registers, then polls.
     fn at(file: FileRef<'_>, events: Events) -> Self {
         let told = Arc::new(AtomicUsize::new(0));
         let note = told.clone();
@@ -83,7 +83,7 @@ impl Waiter {
         }
     }
 
-    /// For something in a set.
+    /// Waits for any event of a set.
     fn in_set(set: &Epoll) -> Self {
         Self::at(set.as_file_ref(), Events::IN)
     }
@@ -92,14 +92,14 @@ impl Waiter {
         self.told.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether it saw what it waits for, or was told.
+    /// Returns whether the waiter found the event when it registered, or was woken.
     fn has_heard(&self) -> bool {
         !self.ready.is_empty() || self.was_told()
     }
 }
 
-/// Waits at a file, and then, once `change` is done on a thread of its own, demands that whoever waits
-/// has heard that `events` are there.
+/// Registers a waiter while `change` runs on another thread, and checks that the waiter learns of
+/// `events`.
 fn hears_of<T: Send + 'static>(
     file: FileRef<'_>,
     events: Events,
@@ -107,14 +107,13 @@ fn hears_of<T: Send + 'static>(
 ) {
     let changing = thread::spawn(change);
     let waiter = Waiter::at(file, events);
-    // What it gives back stays open: its close would be news too.
+    // The result stays open: its close would be an event too.
     let _open = changing.join().unwrap();
     assert!(waiter.ready.intersects(events) || waiter.was_told());
     assert!(file.is_ready(events));
 }
 
-/// Register, then look, against publish, then wake: a waiter either sees the new state or is
-/// told.
+/// Register then poll, against publish then wake: a waiter either sees the new state or is woken.
 fn registering_against_publishing() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
@@ -135,14 +134,14 @@ fn a_waiter_that_does_not_look_after_registering_misses_a_wake() {
     must_fail_without(Rule::LookAfterRegistering, registering_against_publishing);
 }
 
-/// The ready list against the arrivals, level-triggered: whatever two scanners find while a writer
-/// writes, an item that is ready at the end is reported.
+/// The ready list and the arrivals, level-triggered: two scanners and a writer race, and an item
+/// that is ready at the end is reported.
 fn scanning_against_writing() {
     model(3, || {
         let counter = EventFd::new(1).unwrap();
         let set = Epoll::new().unwrap();
         set.add(&counter, IN).unwrap();
-        // Queued, and idle when the scan looks.
+        // The item is queued, and idle when it is scanned.
         counter.try_read().unwrap();
         let writer = counter.clone();
         let writing = thread::spawn(move || writer.try_write(1).unwrap());
@@ -165,8 +164,8 @@ fn without_the_second_look_a_scan_loses_a_wake() {
     must_fail_without(Rule::RepollAfterUnqueue, scanning_against_writing);
 }
 
-/// Whoever wrote to a file finds it ready at once, although a MOD or an ADD of another thread may
-/// be just about to queue it for the same reason.
+/// A thread that has written to a file finds it ready at once, even if a MOD or an ADD of another
+/// thread is about to queue it for the same write.
 #[test]
 fn a_writer_that_looks_finds_what_it_wrote_while_others_change_the_set() {
     model(3, || {
@@ -181,7 +180,7 @@ fn a_writer_that_looks_finds_what_it_wrote_while_others_change_the_set() {
     });
 }
 
-/// Whoever adds a file that is ready finds it so at once, although a wake may be on its way.
+/// A thread that has added a ready file finds it ready at once, even if a wakeup is in progress.
 #[test]
 fn an_add_that_looks_finds_what_is_ready_while_a_wake_is_on_its_way() {
     model(5, || {
@@ -198,7 +197,7 @@ fn an_add_that_looks_finds_what_is_ready_while_a_wake_is_on_its_way() {
     });
 }
 
-/// Edge-triggered: one write is reported exactly once, to one of two scanners.
+/// Edge-triggered: one write is reported exactly once, by one of two scanners.
 #[test]
 fn an_edge_is_reported_once_however_scanners_race() {
     model(4, || {
@@ -217,7 +216,7 @@ fn an_edge_is_reported_once_however_scanners_race() {
     });
 }
 
-/// An object that counts how often it is dropped and released.
+/// An object that counts its drops and releases.
 struct Probe {
     queue: WaitQueue,
     released: Arc<AtomicUsize>,
@@ -241,7 +240,7 @@ impl Drop for Probe {
     }
 }
 
-/// A set that watches a probe, and what the probe is to count.
+/// Returns a set that watches a probe, and the probe's counters.
 fn probed() -> (File<Probe>, Epoll, [Arc<AtomicUsize>; 2]) {
     let [released, dropped] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let file = File::new(Probe {
@@ -258,8 +257,8 @@ fn all_once(counts: &[Arc<AtomicUsize>]) -> bool {
     counts.iter().all(|count| count.load(Ordering::SeqCst) == 1)
 }
 
-/// Close of the file, close of the set and DEL race: the item is removed once, the object released
-/// and dropped once.
+/// Close of the file, close of the set and DEL race: the item is removed once, and the object is
+/// released and dropped once.
 fn closes_and_del_race() {
     model(4, || {
         let (file, set, counts) = probed();
@@ -275,7 +274,7 @@ fn closes_and_del_race() {
     });
 }
 
-/// Close of the file against DEL by its number's key and close of the set.
+/// Close of the file against DEL by fd and close of the set.
 fn file_close_against_set_close() {
     model(4, || {
         let (file, set, counts) = probed();
@@ -297,8 +296,8 @@ fn a_closing_file_that_does_not_recheck_meets_a_removed_item() {
     must_fail_without(Rule::RecheckUnderSetLock, file_close_against_set_close);
 }
 
-/// A maximum that is set while others write: no write is lost, none goes beyond it, and a writer
-/// that does not fit is told when it may look again.
+/// The maximum is set while others write: no write is lost, none exceeds the maximum, and a writer
+/// that did not fit is woken when there is room.
 fn limiting_against_writing() {
     model(4, || {
         let counter = EventFd::new(1).unwrap();
@@ -306,7 +305,7 @@ fn limiting_against_writing() {
         let writing = thread::spawn(move || writer.try_write(2));
         let limited = counter.set_maximum(3);
         let written = writing.join().unwrap();
-        // One of the two came first, and the other then did not fit.
+        // Exactly one of the two came first, and the other one failed.
         assert_ne!(limited.is_ok(), written.is_ok());
         let maximum = if limited.is_ok() { 3 } else { u64::MAX };
         assert_eq!(counter.maximum(), maximum);
@@ -344,7 +343,7 @@ fn a_writer_that_does_not_fit_learns_of_a_read_or_of_a_raised_maximum() {
     }
 }
 
-/// What there is of `poll` and `select` without a thread to put to sleep.
+/// The part of `poll` and `select` that works without putting a thread to sleep.
 #[test]
 fn poll_and_select_look_without_waiting() {
     model(1, || {
@@ -367,7 +366,7 @@ fn poll_and_select_look_without_waiting() {
     });
 }
 
-/// The close of one end against a waiter at the other that goes to sleep.
+/// One end closes while a waiter at the other end goes to sleep.
 fn closing_against_registering() {
     model(4, || {
         let (reader, writer) = pipe().unwrap();
@@ -393,8 +392,8 @@ fn a_waiter_that_does_not_look_after_registering_misses_a_close() {
     must_fail_without(Rule::LookAfterRegistering, closing_against_registering);
 }
 
-/// The first byte against a reader that goes to sleep, and a read that makes room against a writer
-/// that does: the first waiters that the pipe ever has.
+/// The first byte comes while a reader goes to sleep, and a read makes room while a writer goes to
+/// sleep. They are the first waiters of the pipe.
 fn moving_bytes_against_registering() {
     model(4, || {
         let (reader, writer) = pipe().unwrap();
@@ -424,7 +423,7 @@ fn a_waiter_that_does_not_look_after_registering_with_a_pipe_misses_something() 
     must_fail_without(Rule::LookAfterRegistering, moving_bytes_against_registering);
 }
 
-/// The first byte against a reader of a socket that goes to sleep.
+/// The first byte comes while a reader of a socket goes to sleep.
 #[test]
 fn a_waiter_that_registers_with_a_socket_and_looks_misses_nothing() {
     model(4, || {
@@ -436,9 +435,9 @@ fn a_waiter_that_registers_with_a_socket_and_looks_misses_nothing() {
     });
 }
 
-/// Writes wake always from the first poll on, before it only from empty to not empty: whoever is
-/// edge-triggered and reads until `EAGAIN` after each report misses nothing, even if the first poll
-/// and a write race.
+/// From the first poll on, each write wakes. Before it, only a write to an empty pipe does. An
+/// edge-triggered reader that reads until `EAGAIN` after each report misses nothing, even if the
+/// first poll and a write race.
 #[test]
 fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
     model(4, || {
@@ -470,14 +469,14 @@ fn an_edge_triggered_reader_that_drains_the_pipe_misses_no_write() {
     });
 }
 
-/// A scan that has taken the only arrival off, and finds it idle, against one who makes it ready,
-/// looks, and makes it idle again: one of the two has the edge.
+/// A scan takes the only arrival off and finds it idle. Meanwhile another thread makes it ready,
+/// polls it, and makes it idle again. The edge goes to one of the two threads.
 fn scanning_alone_against_writing() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::new().unwrap();
         set.add(&counter, EDGE).unwrap();
-        // Queued by a wake, and idle when the scan looks.
+        // The item was queued by a wakeup, and is idle when it is scanned.
         counter.try_write(1).unwrap();
         counter.try_read().unwrap();
         let scanner = set.clone();
@@ -499,8 +498,8 @@ fn a_lone_scan_that_others_do_not_see_hides_an_edge() {
     must_fail_without(Rule::LoneScanIsPending, scanning_alone_against_writing);
 }
 
-/// The lock of a `std` build: whoever holds it is alone, sees what the last holder did, and whoever
-/// sleeps for it is woken.
+/// The lock of a `std` build: it has one holder at a time, who sees the writes of the last holder,
+/// and a thread that sleeps for it is woken.
 fn locking(threads: usize, preemptions: usize) {
     model(preemptions, move || {
         let guarded = Arc::new((Lock::new(), AtomicU32::new(0)));

@@ -1,4 +1,4 @@
-//! Wakes that find their queue's lock held and are delivered by its holder, and what they call.
+//! Wakeups that find their queue's lock held, and that the holder of the lock delivers.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,7 +12,7 @@ use upoll::{Epoll, EventFd, Events, Readiness, Rule, Watch};
 use super::rotation::workers;
 use super::{IN, Waiter, harvest, model, must_fail_without};
 
-/// A counter is written while another thread comes and goes in its queue.
+/// A counter is written while another thread registers and unregisters in its queue.
 fn waking_against_holding_the_lock() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
@@ -47,8 +47,8 @@ fn a_holder_that_does_not_look_for_marks_loses_a_wake() {
     must_fail_without(Rule::LookAfterReleasing, waking_against_holding_the_lock);
 }
 
-/// The source of a rotating set is written while another thread comes and goes in the queue of that
-/// set: one of the workers has the event.
+/// The source of a rotating set is written while another thread registers and unregisters in the
+/// queue of that set. The event reaches a worker.
 fn waking_in_turn_against_holding_the_lock() {
     model(3, || {
         let source = EventFd::new(0).unwrap();
@@ -77,8 +77,8 @@ fn a_rotating_wake_that_does_not_try_again_after_its_mark_is_lost() {
     );
 }
 
-/// Two events come while another thread comes and goes in the source's queue, which may keep both wakes
-/// from the lock: two workers learn of them.
+/// Two events come while another thread registers and unregisters in the source's queue. Both
+/// wakeups may find the lock held. Two workers are woken.
 #[test]
 fn two_wakes_that_do_not_get_the_lock_are_both_made_by_its_holder() {
     model(2, || {
@@ -97,7 +97,7 @@ fn two_wakes_that_do_not_get_the_lock_are_both_made_by_its_holder() {
     });
 }
 
-/// A task that notes, when another thread than its own wakes it, whether the set is locked.
+/// A task that records whether the set is locked when another thread than its own wakes it.
 struct Task {
     set: Epoll,
     home: ThreadId,
@@ -112,8 +112,8 @@ impl Wake for Task {
     }
 }
 
-/// A counter is written while another thread, the only one that uses the set, adds the counter to it.
-/// That thread may have to wake the task that waits for the counter.
+/// A counter is written while another thread, the only one that uses the set, adds the counter to
+/// it. That thread may have to wake the task that waits for the counter.
 pub(super) fn waking_a_task_against_adding() {
     model(2, || {
         let counter = EventFd::new(0).unwrap();
@@ -148,8 +148,8 @@ fn a_task_that_is_woken_as_soon_as_its_queue_is_unlocked_may_find_the_set_locked
     must_fail_without(Rule::LeaveTasksToTheOutermost, waking_a_task_against_adding);
 }
 
-/// Two threads write, and a callback reads what it can: it is called after each write, by one thread at
-/// a time.
+/// Two threads write, and a callback reads until the counter is empty. It is called after each
+/// write, by one thread at a time.
 pub(super) fn calling_against_waking() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
@@ -184,7 +184,7 @@ fn a_callback_that_is_not_called_again_misses_a_wake_that_comes_while_it_runs() 
     must_fail_without(Rule::CallAgain, calling_against_waking);
 }
 
-/// A watch is dropped while another thread writes: its callback is over then.
+/// A watch is dropped while another thread writes. Its callback is not running afterwards.
 pub(super) fn dropping_a_watch_against_waking() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();

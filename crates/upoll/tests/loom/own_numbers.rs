@@ -1,5 +1,6 @@
-//! The library's own fds (`src/host/own_fds.rs`) while the program closes their numbers, or puts files of its
-//! own under them. In the preload an own fd is moved away before; elsewhere it is found lost and made anew.
+//! The library's own fds (`src/host/own_fds.rs`), while the program closes their numbers or opens
+//! files of its own there. Under the preload an own fd is moved away first. Elsewhere the library
+//! finds it lost, and makes a new one.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use upoll::{Epoll, Errno, EventFd, Op, OwnSet, own_fds};
 use super::sleeping::{FOREVER, wait};
 use super::{IN, model, unprotected_model};
 
-/// No own fd has a number below this one.
+/// Own fds have this number or a higher one.
 const FIRST: RawFd = 24;
 
-/// The numbers of a set and of the seal in it, which are the first that the library takes.
+/// The fds of a set and of its seal, which are the first that the library opens.
 const SET: RawFd = FIRST;
 const SEAL: RawFd = FIRST + 1;
 
@@ -24,7 +25,7 @@ fn own_numbers() -> Vec<RawFd> {
     numbers
 }
 
-/// `dup2(2)` as the preload makes it.
+/// Calls `dup2(2)` like the preload.
 fn dup2(old: RawFd, new: RawFd) -> Result<(), Errno> {
     let held = own_fds::hold_numbers(new);
     if !own_fds::is_own(new) {
@@ -35,7 +36,7 @@ fn dup2(old: RawFd, new: RawFd) -> Result<(), Errno> {
     own_fds::replace(new, || program::dup2(old, new))
 }
 
-/// `close(2)` as the preload makes it.
+/// Calls `close(2)` like the preload.
 fn close(number: RawFd) -> Result<(), Errno> {
     match own_fds::is_own(number) {
         true => Err(Errno::BADF),
@@ -43,7 +44,7 @@ fn close(number: RawFd) -> Result<(), Errno> {
     }
 }
 
-/// A file of the program's: a set that watches nothing.
+/// A file of the program: a set that watches nothing.
 struct Precious(RawFd);
 
 impl Precious {
@@ -51,16 +52,17 @@ impl Precious {
         Precious(program::epoll_create().unwrap())
     }
 
-    /// Demands that a number stands for it still, and that nothing was added to it.
+    /// Checks that the number still stands for the file, and that nothing was added to it.
     fn is_left_alone(&self, number: RawFd) {
-        // A set cannot be a member of itself, whatever number it has there.
+        // Adding a set to itself fails with `EINVAL`, whatever number it has.
         let added = program::epoll_ctl(number, Op::Add, self.0, IN);
         assert_eq!(added, Err(Errno::INVAL), "the number means another file");
         assert_eq!(program::number_of_members(number), Ok(0));
     }
 }
 
-/// Runs `body` while the program puts a file under a number of the set's or the seal's, and then `after`.
+/// Runs `body` while the program puts a file at the number of the set or of the seal, and then
+/// `after`.
 fn beside_a_move<T: Send + 'static>(
     preemptions: usize,
     body: fn(&OwnSet) -> T,
@@ -84,12 +86,12 @@ fn beside_a_move<T: Send + 'static>(
     }
 }
 
-/// Nothing is in the set but the seal, under one number.
+/// Checks that the set has one member: the seal, under one number.
 fn has_one_member(set: &OwnSet) {
     assert_eq!(program::number_of_members(set.number()), Ok(1));
 }
 
-/// The set is closed, and nothing of the library's is left but the one seal.
+/// Closes the set, and checks that the seal is the only own fd that is left.
 fn nothing_is_left(set: OwnSet) {
     drop(set);
     let left = own_numbers()
@@ -106,7 +108,7 @@ fn a_wake_is_heard_though_a_number_is_taken_meanwhile() {
         |set| assert!(set.ring()),
         |set, ()| {
             assert!(set.hear());
-            // And the next one.
+            // The next wakeup arrives too.
             assert!(set.ring());
             assert!(set.hear());
             assert!(!set.hear());
@@ -125,7 +127,7 @@ fn a_wake_that_is_taken_back_is_gone_though_a_number_is_taken_meanwhile() {
             assert!(set.quiet());
         },
         |set, ()| {
-            // The move may have made one of its own.
+            // The move may have caused a wakeup.
             set.hear();
             assert!(!set.hear());
             assert!(set.ring());
@@ -145,7 +147,7 @@ fn a_set_that_is_made_while_the_seal_moves_can_be_woken_in() {
                 assert!(set.ring());
                 assert!(set.hear());
                 assert!(!set.hear());
-                // The program's file was not added in place of the seal.
+                // The program's file was not added in the place of the seal.
                 let left = program::epoll_ctl(set.number(), Op::Del, SEAL, IN);
                 assert!(own_fds::is_own(SEAL) || left == Err(Errno::NOENT));
             }
@@ -155,7 +157,8 @@ fn a_set_that_is_made_while_the_seal_moves_can_be_woken_in() {
     );
 }
 
-/// A set is closed as the program takes one of the two numbers: the program's file stays, and no own fd.
+/// A set is closed while the program takes one of the two numbers. The program's file stays open,
+/// and no own fd is left.
 #[test]
 fn a_set_that_is_closed_while_its_number_is_taken_closes_its_own_file_alone() {
     for taken in [SET, SEAL] {
@@ -174,7 +177,7 @@ fn a_set_that_is_closed_while_its_number_is_taken_closes_its_own_file_alone() {
     }
 }
 
-/// Two threads of the program take the same number, and one closes it again.
+/// Two threads of the program put a file at the same number, and one of them closes it again.
 #[test]
 fn two_threads_that_take_one_number_leave_the_set_as_it_is() {
     for taken in [SET, SEAL] {
@@ -229,14 +232,14 @@ fn a_thread_asleep_is_woken_though_a_number_is_taken_meanwhile() {
     }
 }
 
-/// Closes all numbers of the library's, and puts a file of the program's under each.
+/// Closes all own fds of the library, and puts a file of the program at each number.
 fn take_all(precious: &Precious) {
     for number in own_numbers() {
         program::dup2(precious.0, number).unwrap();
     }
 }
 
-/// Without protection a wake beside that is sent, or finds the set lost.
+/// Without protection a concurrent wakeup is sent, or finds the set lost.
 #[test]
 fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
     unprotected_model(3, || {
@@ -257,7 +260,7 @@ fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
     });
 }
 
-/// A set that was lost is made anew as another thread sends a wake: that one fails, or is heard.
+/// A lost set is replaced while another thread sends a wakeup. The wakeup fails, or is received.
 #[test]
 fn a_wake_is_heard_by_a_set_that_is_made_anew_or_fails() {
     unprotected_model(3, || {
@@ -282,7 +285,7 @@ fn a_wake_is_heard_by_a_set_that_is_made_anew_or_fails() {
     });
 }
 
-/// The seal is lost, and two threads make sets.
+/// The seal is lost while two threads make sets.
 #[test]
 fn two_sets_that_are_made_after_the_seal_was_lost_can_be_woken_in() {
     unprotected_model(2, || {
@@ -302,7 +305,7 @@ fn two_sets_that_are_made_after_the_seal_was_lost_can_be_woken_in() {
     });
 }
 
-/// The program closes everything as a thread sleeps, or is about to, and time passes.
+/// The program closes everything while a thread sleeps or is about to, and time passes.
 #[test]
 fn a_thread_that_sleeps_while_its_numbers_are_closed_is_woken() {
     for by_counter in [false, true] {

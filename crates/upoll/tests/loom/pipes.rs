@@ -1,4 +1,4 @@
-//! Reads and writes of pipes and socket pairs that sleep. A wake that is lost is a deadlock.
+//! Reads and writes of pipes and socket pairs that sleep. A lost wakeup is a deadlock.
 
 use loom::thread;
 use upoll::kernel_model::interrupt;
@@ -23,7 +23,7 @@ fn write_on_thread(
     thread::spawn(move || writer.write(bytes))
 }
 
-/// A pipe of as many pages, all of them used.
+/// Returns a pipe of `pages` pages, all of them used.
 fn full_pipe(pages: usize) -> (PipeReader, PipeWriter) {
     let (reader, writer) = pipe().unwrap();
     writer.set_capacity(pages * PIPE_BUF).unwrap();
@@ -33,7 +33,7 @@ fn full_pipe(pages: usize) -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// Takes `pages` pages.
+/// Reads `pages` pages.
 fn take(reader: &PipeReader, pages: usize) {
     for _ in 0..pages {
         assert_eq!(reader.read(&mut [0; PIPE_BUF]), Ok(PIPE_BUF));
@@ -50,7 +50,7 @@ fn a_reader_that_goes_to_sleep_misses_no_write() {
     });
 }
 
-/// A write wakes one reader, which wakes the next if it leaves something.
+/// A write wakes one reader, which wakes the next if it leaves bytes.
 #[test]
 fn each_of_two_readers_asleep_has_a_byte_of_one_write() {
     model(3, || {
@@ -63,7 +63,7 @@ fn each_of_two_readers_asleep_has_a_byte_of_one_write() {
     });
 }
 
-/// A signal comes for readers at any moment, as bytes come.
+/// Readers are interrupted by a signal while bytes come.
 #[test]
 fn a_byte_is_not_lost_with_a_reader_that_a_signal_wakes() {
     model(3, || {
@@ -94,7 +94,7 @@ fn a_writer_that_goes_to_sleep_at_a_full_pipe_misses_no_read() {
     });
 }
 
-/// A write that fills a pipe and sleeps wakes the reader that is to make room.
+/// A write that fills a pipe and sleeps wakes the reader that makes room.
 #[test]
 fn a_writer_and_a_reader_go_to_sleep_in_turn() {
     model(2, || {
@@ -167,7 +167,7 @@ fn writes_of_up_to_a_page_stay_whole() {
             writing.map(|writing| writing.join().unwrap()),
             [Ok(4), Ok(PIPE_BUF)]
         );
-        // Each is in one piece.
+        // The bytes of each write are contiguous.
         assert_eq!(all.chunk_by(|one, next| one == next).count(), 3);
     });
 }
@@ -195,10 +195,10 @@ fn a_socket_that_goes_to_sleep_misses_no_close() {
     });
 }
 
-/// The first can read, and the second has used up its send buffer.
+/// Returns a pair. The first socket can read; the send buffer of the second one is full.
 fn full_socket() -> (StreamSocket, StreamSocket) {
     let (reader, writer) = socketpair(SocketFlags::empty()).unwrap();
-    // The least there is.
+    // The smallest send buffer.
     writer.set_send_buffer(0);
     while writer.try_write(&[0; PIPE_BUF]).is_ok() {}
     (reader, writer)
@@ -209,7 +209,7 @@ fn read_all(reader: &StreamSocket) {
     assert_eq!(reader.try_read(&mut [0; 4 * PIPE_BUF]), Ok(all));
 }
 
-/// Writes a byte on a thread, which gives the socket back, so that it stays open.
+/// Writes a byte on a thread. The thread returns the socket, so that it stays open.
 fn send_on_thread(
     writer: StreamSocket,
 ) -> thread::JoinHandle<(Result<usize, Errno>, StreamSocket)> {
@@ -227,7 +227,7 @@ fn a_socket_writer_that_goes_to_sleep_misses_no_read() {
     });
 }
 
-/// It may come before the first look of the writer, which finds the pipe broken, or after that.
+/// The close may come before the writer's first check, which finds the pipe broken, or after it.
 #[test]
 fn a_socket_writer_that_goes_to_sleep_misses_no_close() {
     model(4, || {
@@ -239,7 +239,7 @@ fn a_socket_writer_that_goes_to_sleep_misses_no_close() {
     });
 }
 
-/// A signal comes at any moment, as room comes.
+/// A signal comes at any moment while room comes.
 #[test]
 fn a_socket_writer_that_a_signal_wakes_has_written_or_not() {
     model(3, || {

@@ -1,4 +1,5 @@
-//! What a poll context keeps registered, against writes, closes and drops, and threads that sleep with it.
+//! The registrations of a poll context, against writes, closes and drops, and threads that sleep
+//! with it.
 
 use loom::thread;
 use upoll::{
@@ -13,7 +14,7 @@ fn poll_kept(context: &mut PollContext, counter: &EventFd) -> usize {
     context.poll(&mut fds, Timeout::NOW).unwrap()
 }
 
-/// What a poll context registers while a writer writes is found ready by the next call.
+/// A poll context registers a counter while a writer writes. The next call finds the counter ready.
 fn keeping_against_writing() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
@@ -36,14 +37,14 @@ fn an_entry_that_is_not_looked_at_after_registering_misses_a_wake() {
     must_fail_without(Rule::LookAfterRegistering, keeping_against_writing);
 }
 
-/// Marks that wakes leave with a poll context while it looks: nothing that is ready at the end is
-/// taken for idle, whatever was read meanwhile.
+/// Wakeups leave marks with a poll context while it polls. An entry that is ready at the end is
+/// never taken for idle, whatever was read meanwhile.
 fn marking_against_looking() {
     model(4, || {
         let counter = EventFd::new(0).unwrap();
         let mut context = PollContext::new();
         assert_eq!(poll_kept(&mut context, &counter), 0);
-        // Marked, and idle when it looks.
+        // The entry is marked, and idle when it is polled.
         counter.try_write(1).unwrap();
         counter.try_read().unwrap();
         let writer = counter.clone();
@@ -84,7 +85,7 @@ fn a_context_selects() {
     });
 }
 
-/// A wake on its way through the queue while the context is dropped.
+/// A context is dropped while a wakeup walks the queue.
 #[test]
 fn a_context_may_go_while_a_wake_comes() {
     model(4, || {
@@ -99,7 +100,8 @@ fn a_context_may_go_while_a_wake_comes() {
     });
 }
 
-/// What a poll context registers while the other end closes is found hung up by the next call.
+/// A poll context registers a reader while the other end closes. The next call finds that it has
+/// hung up.
 fn keeping_against_closing() {
     model(4, || {
         let (reader, writer) = pipe().unwrap();
@@ -123,8 +125,8 @@ fn an_entry_that_is_not_looked_at_after_registering_misses_a_close() {
     must_fail_without(Rule::LookAfterRegistering, keeping_against_closing);
 }
 
-/// The file of a kept entry closes, which wakes it, while the next call, whose list has another
-/// file, lets go of it and uses its slot again.
+/// The file of a kept entry closes, which wakes the entry. Meanwhile the next call, with another
+/// file in its list, drops the entry and uses its slot again.
 #[test]
 fn a_context_may_use_the_slot_of_a_file_again_while_it_closes() {
     model(3, || {
@@ -147,7 +149,7 @@ fn wait_kept(context: &mut PollContext, file: &impl Source) {
     assert_eq!(context.poll(&mut fds, Timeout::NEVER), Ok(1));
 }
 
-/// The wake comes before or while a thread sleeps for an entry that is new, or was kept.
+/// The wakeup comes before or while a thread sleeps for an entry that is new, or was kept.
 fn sleeping_against_writing(was_kept: bool) {
     model(3, move || {
         let flag = Flag::new();
@@ -173,7 +175,7 @@ fn a_thread_that_goes_to_sleep_with_a_context_misses_no_change_of_what_was_kept(
     sleeping_against_writing(true);
 }
 
-/// The same for one that was woken for nothing, and looks again.
+/// The same after a spurious wakeup, when the thread polls again.
 #[test]
 fn a_thread_with_a_context_that_is_woken_for_nothing_misses_no_change() {
     model(3, || {
@@ -200,8 +202,8 @@ fn a_thread_that_goes_to_sleep_with_a_context_misses_no_close() {
     });
 }
 
-/// A thread changes its list and sleeps, while a wake comes for what was in it before and the new entry
-/// takes that one's slot.
+/// A thread changes its list and sleeps. Meanwhile a wakeup comes for an old entry whose slot the
+/// new one takes.
 #[test]
 fn a_thread_that_sleeps_with_a_changed_list_misses_no_change() {
     model(2, || {
@@ -220,7 +222,7 @@ fn a_thread_that_sleeps_with_a_changed_list_misses_no_change() {
     });
 }
 
-/// The file of a kept entry closes while its owner goes to sleep for another one.
+/// The file of a kept entry closes while the context's thread goes to sleep for another one.
 #[test]
 fn a_thread_that_sleeps_with_a_changed_list_may_have_the_old_one_closed() {
     model(2, || {
@@ -257,8 +259,8 @@ fn list_of(flags: &[File<Flag>; 2]) -> [PollFd<'_>; 2] {
     flags.each_ref().map(|flag| PollFd::new(flag, Events::IN))
 }
 
-/// A thread that has slept with a context gives it to another one, which sleeps with it, while wakes come
-/// for the entry of either.
+/// A thread has slept with a context and passes it to another thread, which sleeps with it, while
+/// wakeups come for the entries of both.
 #[test]
 fn a_thread_that_sleeps_with_the_context_of_another_one_misses_no_change() {
     model(2, || {
@@ -276,7 +278,7 @@ fn a_thread_that_sleeps_with_the_context_of_another_one_misses_no_change() {
             wait_kept(&mut context, &second[1]);
             context
         });
-        // The wakes of the first thread's list are for the second one by now, or for nobody.
+        // Wakeups for the first thread's list now go to the second thread, or to none.
         flags[0].queue.wake(Events::IN);
         let mut context = using.join().unwrap();
         raising.join().unwrap();
@@ -284,7 +286,7 @@ fn a_thread_that_sleeps_with_the_context_of_another_one_misses_no_change() {
     });
 }
 
-/// The same with a kept entry whose wake comes between the two threads, and the first one ends.
+/// The same with a kept entry. Its wakeup comes between the two threads, and the first thread ends.
 #[test]
 fn a_wake_that_comes_while_a_context_moves_is_found_by_the_next_thread() {
     model(3, || {

@@ -1,5 +1,5 @@
-//! The lock of one word that survives its owner's death: threads of a model stand for processes, some of which
-//! are killed.
+//! The one-word lock that survives its owner's death. Threads of a model stand for processes, some
+//! of which are killed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,16 +10,16 @@ use upoll::{LockModel, Rule, kernel_model};
 
 use super::{model, must_fail_without};
 
-/// A lock and what it guards.
+/// A lock and the data that it guards.
 struct Guarded {
     lock: LockModel,
-    /// How often it was held.
+    /// The number of times that it was held.
     count: UnsafeCell<usize>,
-    /// How many owners learned that the last one died.
+    /// The number of owners that learned of the death of the previous one.
     learned: AtomicUsize,
 }
 
-// SAFETY: `count` is touched with the lock held alone, or by the last thread. The model checks that.
+// SAFETY: `count` is touched only with the lock held, or by the last thread. The model checks this.
 unsafe impl Sync for Guarded {}
 
 impl Guarded {
@@ -31,10 +31,11 @@ impl Guarded {
         })
     }
 
-    /// Holds the lock once, as the thread `id`, which is killed after `steps` steps. Returns whether it was.
+    /// Holds the lock once, as the thread `id`, which is killed after `steps` steps. Returns
+    /// whether it was killed.
     fn hold(&self, id: u32, steps: Option<usize>) -> bool {
         self.lock.hold(id, steps, |owner_died| {
-            // loom fails if another thread does so meanwhile, or without order.
+            // loom fails if another access is concurrent or unordered.
             // SAFETY: with the lock held.
             self.count.with_mut(|count| unsafe { *count += 1 });
             self.learned
@@ -42,7 +43,7 @@ impl Guarded {
         })
     }
 
-    /// Has a thread of the model hold the lock once.
+    /// Starts a thread that holds the lock once.
     fn held_by(self: &Arc<Self>, id: u32) -> thread::JoinHandle<bool> {
         let guarded = self.clone();
         thread::spawn(move || guarded.hold(id, None))
@@ -59,7 +60,7 @@ impl Guarded {
     }
 }
 
-/// Two more threads than the main one hold the lock. No time passes, so that no limit of a sleep ends.
+/// Three threads hold the lock. No time passes, so no sleep ends by its limit.
 fn holding_against_holding() {
     model(3, || {
         let guarded = Guarded::new();
@@ -68,7 +69,7 @@ fn holding_against_holding() {
         for other in others {
             other.join().unwrap();
         }
-        // SAFETY: nobody else has it.
+        // SAFETY: no other thread is left.
         assert_eq!(guarded.count.with(|count| unsafe { *count }), 3);
         assert_eq!(guarded.learned(), 0);
     });
@@ -79,15 +80,16 @@ fn threads_hold_the_lock_one_after_the_other_and_none_is_forgotten() {
     holding_against_holding();
 }
 
-/// The steps of a thread that takes the lock at its first attempt: two beside its mark, two beside the body,
-/// and one just after it has freed the lock, if others sleep for it.
+/// The number of steps of a thread that takes the lock at its first attempt, up to the end of the
+/// body, and up to the wake after the release. A step is counted before and after the thread's mark
+/// changes, around the body, and after the release if others sleep for the lock.
 const AFTER_BODY: usize = 3;
 const BEFORE_WAKE: usize = 4;
 
 /// More steps than a thread makes that takes the lock at its second attempt.
 const STEPS: usize = 12;
 
-/// Another thread wants the lock while its owner is killed, after each number of steps.
+/// Another thread waits for the lock while its owner is killed, after each number of steps.
 fn taking_against_dying() {
     for steps in 0..STEPS {
         model(3, move || {
@@ -96,10 +98,10 @@ fn taking_against_dying() {
             let killed = guarded.hold(1, Some(steps));
             other.join().unwrap();
             guarded.hold(3, None);
-            // SAFETY: nobody else has it.
+            // SAFETY: no other thread is left.
             let held = guarded.count.with(|count| unsafe { *count });
             assert!(held == 3 || killed && held == 2);
-            // The mark is one for one owner alone.
+            // At most one owner learns of one death.
             assert!(guarded.learned() <= usize::from(killed));
         });
     }
@@ -115,7 +117,7 @@ fn an_owner_that_ends_its_mark_before_it_wakes_the_waiters_leaves_one_behind_whe
     must_fail_without(Rule::PendingUntilWoken, taking_against_dying);
 }
 
-/// An owner is killed while it holds the lock, and two others want it: one of them learns of that.
+/// An owner is killed while it holds the lock and two others wait. Exactly one waiter learns of the death.
 #[test]
 fn one_thread_alone_learns_that_the_owner_died() {
     model(3, || {
@@ -133,7 +135,7 @@ fn one_thread_alone_learns_that_the_owner_died() {
     });
 }
 
-/// An owner is killed, at its release or before it, when two others are asleep for the lock.
+/// An owner is killed at its release, or before it, while two others sleep for the lock.
 fn dying_with_two_asleep() {
     for dies_at_release in [false, true] {
         model(2, move || {
@@ -167,7 +169,8 @@ fn a_thread_that_slept_and_does_not_mark_that_others_may_sleep_leaves_one_behind
     must_fail_without(Rule::HandOnWaiters, dying_with_two_asleep);
 }
 
-/// Of three threads one is killed at any step, and time passes: a sleep of two hundred milliseconds ends.
+/// A thread is killed at any step while two others use the lock, and time passes: a sleep of two
+/// hundred milliseconds ends.
 #[test]
 fn nobody_waits_for_ever_whichever_step_a_thread_is_killed_at() {
     for steps in 0..STEPS {
@@ -187,7 +190,8 @@ fn nobody_waits_for_ever_whichever_step_a_thread_is_killed_at() {
     }
 }
 
-/// A thread with the owner's id, of another pid namespace, waits and is killed: the lock stays the owner's.
+/// A thread of another pid namespace, with the owner's ID, waits and is killed. The lock stays the
+/// owner's.
 #[test]
 fn a_waiter_with_the_owners_id_that_is_killed_leaves_the_lock() {
     for steps in 0..4 {

@@ -1,4 +1,4 @@
-//! Rotating sets: workers come, go, and are chosen, while events come.
+//! Rotating sets: workers come, go and are chosen while events come.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Rule, Sour
 
 use super::{IN, Waiter, model, must_fail_without};
 
-/// A rotating set over `source`, and the sets of workers that watch it.
+/// Returns a rotating set over `source`, and the workers' sets that watch it.
 pub(super) fn workers<const N: usize>(source: &impl Source) -> (Epoll, [Epoll; N]) {
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(source, IN).unwrap();
@@ -19,18 +19,18 @@ pub(super) fn workers<const N: usize>(source: &impl Source) -> (Epoll, [Epoll; N
     (rotating, sets)
 }
 
-/// Looks as a thread does that begins to wait. It finds an event that is there at once, without the
-/// second look that it would have later.
+/// Harvests like a thread that begins to wait. An event that is there is found at once, without the
+/// second poll of a thread that continues to wait.
 fn harvest(set: &Epoll) -> usize {
     set.harvest_in_turn(&mut [Event::default(); 2])
 }
 
-/// A source of which each read takes one event.
+/// Returns a source of which each read takes one event.
 fn semaphore() -> EventFd {
     EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap()
 }
 
-/// An exclusive waiter leaves while a wake picks it: the event is with the one that stays.
+/// An exclusive waiter leaves while a wakeup picks it. The waiter that stays gets the event.
 fn leaving_against_choosing() {
     model(4, || {
         let source = semaphore();
@@ -56,14 +56,14 @@ fn a_worker_that_leaves_with_its_claim_loses_the_event() {
     must_fail_without(Rule::PassOnWhenLeaving, leaving_against_choosing);
 }
 
-/// A worker looks for an event that is gone, and then leaves or is busy, while the next one comes and
-/// another worker begins to wait: that one has it.
+/// A worker polls for an event that is gone, and then leaves or is busy. Meanwhile the next event
+/// comes and another worker begins to wait. That worker gets it.
 fn looking_in_vain_against_coming(leaves: bool) {
     model(2, move || {
         let source = semaphore();
         let (rotating, [first, second]) = workers(&source);
         let waiting_first = Waiter::in_set(&first);
-        // The first worker is chosen, for an event that somebody else takes.
+        // The first worker is chosen for an event that another thread takes.
         source.try_write(1).unwrap();
         source.try_read().unwrap();
         drop(waiting_first);
@@ -111,7 +111,7 @@ fn a_worker_that_forgets_what_came_after_its_look_keeps_others_from_the_event() 
     must_fail_without(Rule::OweWhatCameAfterTheLook, being_busy_against_coming);
 }
 
-/// Rotation while workers come and look: of two events that came with one wake both are taken.
+/// Workers come and poll while one wakeup announces two events. Both events are taken.
 fn rotating_while_workers_look() {
     model(4, || {
         let source = semaphore();
@@ -124,7 +124,7 @@ fn rotating_while_workers_look() {
         let worker = thread::spawn(move || take(&set, &counter) + take(&set, &counter));
         source.try_write(2).unwrap();
         let mut taken = worker.join().unwrap();
-        // Whoever has the turn uses it; nothing may be left behind.
+        // Workers that are chosen take their events; no event may be left.
         for _ in 0..3 {
             for set in &sets {
                 taken += take(set, &source);
@@ -144,13 +144,13 @@ fn a_turn_that_is_not_handed_on_loses_an_event() {
     must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
 }
 
-/// A worker of which every other one has been left a note looks for what was there, finds it gone,
-/// and waits, while the next event comes.
+/// A worker whose recheck flag is set polls, finds the event gone, and waits while the next event
+/// comes.
 fn using_up_a_note_against_writing() {
     model(3, || {
         let source = semaphore();
         let (_rotating, [worker]) = workers(&source);
-        // Nobody waits: the worker gets a note, and nobody else comes.
+        // Nobody waits: the worker's recheck flag is set, and no other worker comes.
         source.try_write(1).unwrap();
         source.try_read().unwrap();
         let writer = source.clone();
@@ -173,7 +173,8 @@ fn a_note_that_counts_although_it_is_used_up_loses_an_event() {
     must_fail_without(Rule::UseUpNotes, using_up_a_note_against_writing);
 }
 
-/// Two workers come to wait while events come: whatever notes they had, one of them learns of it.
+/// Two workers begin to wait while events come. A worker is woken, whatever
+/// the recheck flags are.
 fn two_workers_come_while_events_come() {
     model(2, || {
         let source = semaphore();
@@ -202,8 +203,9 @@ fn notes_that_count_although_they_are_used_up_lose_an_event() {
     must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
 }
 
-/// The kernel chooses a worker by a line of its own while a wake here chooses the first in line, who may
-/// be the same. It takes one event, and is busy then: the other one is known to who still waits.
+/// The kernel chooses a worker by its own line, while a wakeup chooses the first worker of upoll's
+/// line. Both may choose the same one. It takes one event and is busy then; a worker that still
+/// waits learns of the other event.
 fn choosing_against_waking() {
     model(3, || {
         let source = semaphore();
@@ -233,11 +235,11 @@ fn a_worker_that_keeps_a_second_event_leaves_the_others_asleep() {
     must_fail_without(Rule::HandOnSecondEvent, choosing_against_waking);
 }
 
-/// A worker is woken for an event that somebody else takes, looks, in vain, while that wake is still
-/// under way, and is busy then: the next event is another worker's.
+/// A worker is woken for an event that another thread takes. It polls in vain while that wakeup is
+/// in progress, and is busy then. The next event goes to another worker.
 fn looking_in_vain_against_waking() {
     model(3, || {
-        // A read of an eventfd would wait for the wake.
+        // Not an eventfd: its read would wait for the wakeup to end.
         let (source, writer) = pipe().unwrap();
         let (_rotating, [first, second]) = workers(&source);
         let told = Arc::new(AtomicUsize::new(0));
@@ -251,7 +253,8 @@ fn looking_in_vain_against_waking() {
             writer
         });
         let is_gone = source.try_read(&mut [0]).is_ok();
-        // It waits no more from here on, and looks, as it may have been chosen without being told.
+        // From here on the worker does not wait. It polls, because it may have been chosen without
+        // being woken yet.
         drop(waiting);
         let seen = told.load(Ordering::SeqCst);
         harvest(&first);

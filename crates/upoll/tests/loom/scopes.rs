@@ -22,7 +22,7 @@ impl Drop for Sharing {
     }
 }
 
-/// Has the models of this thread share scopes, until the result goes.
+/// Makes the models of this thread share scopes, until the result is dropped.
 fn share() -> Sharing {
     share_scopes(true);
     Sharing
@@ -34,7 +34,7 @@ fn a_task_is_woken_with_the_set_of_another_threads_scope_unlocked() {
     waking_a_task_against_adding();
 }
 
-/// Each of two wakes may be left to the scope of the other thread, or to that of a third.
+/// Each of two wakeups may be left to the scope of the other thread, or to that of a third one.
 #[test]
 fn a_wake_that_is_left_to_the_scopes_of_other_threads_is_made() {
     let _sharing = share();
@@ -79,7 +79,7 @@ fn a_watch_that_does_not_wait_may_be_dropped_under_a_callback_of_another_scope()
     must_fail_without(Rule::WaitForCallbacks, dropping_a_watch_against_waking);
 }
 
-/// What a callback uses. It goes with the callback, and not while that runs.
+/// Data of a callback. It is dropped with the callback, and not while the callback runs.
 struct Used {
     is_running: AtomicBool,
 }
@@ -90,7 +90,7 @@ impl Drop for Used {
     }
 }
 
-/// A watch is dropped after its wake may have been left to the scope of a third thread.
+/// A watch is dropped after its wakeup may have been left to the scope of a third thread.
 #[test]
 fn a_callback_that_was_left_to_another_scope_is_not_called_once_its_watch_is_dropped() {
     let _sharing = share();
@@ -128,7 +128,8 @@ impl Wake for Note {
     }
 }
 
-/// A task gives another waker while a wake for the one before comes, which a third thread's scope may have.
+/// A task replaces its waker while a wakeup for the old waker is in progress. A third thread's
+/// scope may hold the wakeup.
 #[test]
 fn a_task_that_gives_another_waker_beside_other_scopes_misses_no_wake() {
     let _sharing = share();

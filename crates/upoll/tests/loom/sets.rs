@@ -1,4 +1,4 @@
-//! Sets against changes of what they watch: interests, sets within sets, closes, order.
+//! Sets, and changes of the things that they watch: interests, nested sets, closes and order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use upoll::{Epoll, Errno, Event, EventFd, Events, File, PollTable, Pollable, Wai
 
 use super::{EDGE, IN, Waiter, harvest, hears_of, model};
 
-/// MOD to an interest in input against a write: the wake goes by the new interest, or MOD sees what
-/// was written.
+/// A MOD to an interest in input races with a write: the wakeup uses the new interest, or MOD finds
+/// the written value.
 #[test]
 fn an_interest_that_changes_while_a_wake_comes_misses_nothing() {
     for interest in [IN, EDGE] {
@@ -28,7 +28,7 @@ fn an_interest_that_changes_while_a_wake_comes_misses_nothing() {
     }
 }
 
-/// MOD that arms a oneshot interest anew against a write.
+/// A MOD that rearms a oneshot interest races with a write.
 #[test]
 fn a_oneshot_interest_that_is_armed_anew_while_a_wake_comes_misses_nothing() {
     model(3, || {
@@ -46,7 +46,7 @@ fn a_oneshot_interest_that_is_armed_anew_while_a_wake_comes_misses_nothing() {
     });
 }
 
-/// Two sets that are added to each other at once do not both get in.
+/// Two sets are added to each other concurrently. At most one ADD succeeds.
 #[test]
 fn of_two_sets_that_are_added_to_each_other_one_is_refused() {
     model(3, || {
@@ -60,7 +60,7 @@ fn of_two_sets_that_are_added_to_each_other_one_is_refused() {
     });
 }
 
-/// A set that is added to another one while a member of its own becomes ready.
+/// A set is added to another one while its own member becomes ready.
 #[test]
 fn a_set_that_is_added_while_a_wake_comes_is_found_ready() {
     model(3, || {
@@ -75,7 +75,7 @@ fn a_set_that_is_added_while_a_wake_comes_is_found_ready() {
     });
 }
 
-/// Whoever waits at an outer set hears of what happens below it, while others look at the set.
+/// A waiter at an outer set learns of an event below it while others poll the set.
 #[test]
 fn a_waiter_at_an_outer_set_hears_of_a_member_below() {
     model(3, || {
@@ -92,8 +92,8 @@ fn a_waiter_at_an_outer_set_hears_of_a_member_below() {
     });
 }
 
-/// Two exclusive interests in one file: one of the sets goes while a wake comes, the other has the
-/// event.
+/// Two exclusive interests in one file. One is deleted while a wakeup comes: the set that stays
+/// gets the event.
 #[test]
 fn an_exclusive_wake_is_with_the_set_that_stays() {
     model(3, || {
@@ -114,7 +114,7 @@ fn an_exclusive_wake_is_with_the_set_that_stays() {
     });
 }
 
-/// An object of an embedder's, which orders its state no more than it must.
+/// An object of an embedder, which orders its state no more than it must.
 pub(super) struct Flag {
     pub(super) queue: WaitQueue,
     is_up: AtomicBool,
@@ -144,7 +144,8 @@ impl Pollable for Flag {
     }
 }
 
-/// Every kind of wake comes after what it announces, however weakly an object orders that.
+/// Every kind of wakeup comes after the state that it announces, however weakly an object orders
+/// that state.
 #[test]
 fn a_waiter_at_an_embedders_object_misses_no_wake() {
     for wake in [WaitQueue::wake, WaitQueue::wake_all, WaitQueue::wake_rotate] {
@@ -160,7 +161,7 @@ fn a_waiter_at_an_embedders_object_misses_no_wake() {
     }
 }
 
-/// A waiter at a set that registers while a member becomes ready.
+/// A waiter at a set registers while a member becomes ready.
 #[test]
 fn a_waiter_at_a_set_misses_no_arrival() {
     model(4, || {
@@ -174,19 +175,19 @@ fn a_waiter_at_a_set_misses_no_arrival() {
     });
 }
 
-/// An object whose state nobody may touch but who has a reference.
+/// An object whose state may be touched only through a reference.
 struct Owned {
     queue: WaitQueue,
     uses: [UnsafeCell<u32>; 2],
     released: Arc<AtomicUsize>,
 }
 
-// SAFETY: loom finds it out if two threads use a cell at once.
+// SAFETY: loom fails if two threads use a cell concurrently.
 unsafe impl Sync for Owned {}
 
 impl Owned {
     fn all_uses(&self) -> u32 {
-        // SAFETY: loom finds it out if somebody writes it meanwhile.
+        // SAFETY: loom fails if another thread writes concurrently.
         let uses = |cell: &UnsafeCell<u32>| cell.with(|uses| unsafe { *uses });
         self.uses.iter().map(uses).sum()
     }
@@ -210,7 +211,7 @@ impl Drop for Owned {
     }
 }
 
-/// Two threads use a file and let go of it: whoever is last sees what the other one did.
+/// Two threads use a file and drop it. The last one sees the uses of the other.
 #[test]
 fn the_last_reference_comes_after_all_uses() {
     model(3, || {
@@ -233,7 +234,7 @@ fn the_last_reference_comes_after_all_uses() {
     });
 }
 
-/// A set keeps the memory of what it watches; whoever lets go of it last sees all uses.
+/// A set keeps the memory of a watched file alive. The last thread that drops it sees all uses.
 #[test]
 fn memory_goes_after_the_last_look() {
     model(3, || {
@@ -254,7 +255,7 @@ fn memory_goes_after_the_last_look() {
     });
 }
 
-/// Two files become ready one after the other while somebody scans: that is how they are reported.
+/// Two files become ready one after the other during a scan. They are reported in that order.
 #[test]
 fn two_arrivals_are_reported_in_their_order() {
     model(3, || {

@@ -1,4 +1,4 @@
-//! Counters that processes share: threads of a model stand for processes, some of which die.
+//! Counters that processes share. Threads of a model stand for processes, some of which die.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use upoll::{Rule, SharedModel};
 
 use super::{model, must_fail_without};
 
-/// A process that listens for the changes of a counter that it shares, while another one writes.
+/// A process arms its notifier for changes of a shared counter while another one writes.
 fn listening_against_writing() {
     model(4, || {
         let counter = Arc::new(SharedModel::new());
@@ -35,8 +35,8 @@ fn a_process_that_counts_the_changes_before_it_listens_misses_one() {
     must_fail_without(Rule::ArmThenCount, listening_against_writing);
 }
 
-/// A process begins to sleep for a counter that it shares; one that is to change it dies when it
-/// tells of that, and another one may write.
+/// A process begins to sleep for a shared counter. The process that writes it dies while it
+/// notifies the sleeper, and another one may write.
 fn sleeping_against_dying(others: usize) {
     model(4, move || {
         let counter = Arc::new(SharedModel::new());

@@ -1,4 +1,4 @@
-//! Sets that watch eventfds which processes share, and sets that watch those. Threads stand for processes.
+//! Sets that watch shared eventfds, and sets above those. Threads stand for processes.
 
 use loom::thread;
 use upoll::{Epoll, EventFd, EventFdFlags, Events, PollFd, Rule, poll};
@@ -29,7 +29,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_hears_of_a_shared_counter() {
     }
 }
 
-/// A counter is shared, and nobody harvests the set that watches it.
+/// Returns a set that watches the counter and that nobody harvests, and a set above it.
 fn set_above(counter: &EventFd) -> (Epoll, Epoll) {
     let below = Epoll::new().unwrap();
     below.add(counter, IN).unwrap();
@@ -38,12 +38,12 @@ fn set_above(counter: &EventFd) -> (Epoll, Epoll) {
     (above, below)
 }
 
-/// Each write is an edge for the set above, though the counter stays ready from the first one on.
+/// Each write is an edge for the set above, although the counter stays ready from the first one on.
 fn writing_twice_against_waiting_above() {
     model(2, || {
         let counter = shared();
         let (above, _below) = set_above(&counter);
-        // From now on the set below is ready, so a look need not go as far as its bell.
+        // From now on the set below is ready, so a poll need not check the notifier of the counter.
         counter.try_write(1).unwrap();
         assert_eq!(harvest(&above), 1);
         for _ in 0..2 {
@@ -64,7 +64,7 @@ fn a_look_from_above_that_does_not_arm_the_bell_misses_the_next_write() {
     must_fail_without(Rule::HearFromAbove, writing_twice_against_waiting_above);
 }
 
-/// Without a thread that sleeps below, one write is one edge.
+/// With no thread asleep below, one write is one edge.
 #[test]
 fn a_write_to_a_shared_counter_is_one_edge_for_the_set_above() {
     model(2, || {
@@ -80,7 +80,7 @@ fn a_write_to_a_shared_counter_is_one_edge_for_the_set_above() {
     });
 }
 
-/// With a thread that sleeps below: at most one edge more than there were writes.
+/// With a thread asleep below, there is at most one edge more than there are writes.
 #[test]
 fn a_thread_that_sleeps_below_adds_at_most_one_edge_for_the_set_above() {
     model(1, || {
@@ -99,7 +99,7 @@ fn a_thread_that_sleeps_below_adds_at_most_one_edge_for_the_set_above() {
     });
 }
 
-/// The look from above takes the event of the counter that the thread below sleeps for.
+/// The poll from above takes the notification that the thread below sleeps for.
 #[test]
 fn a_look_from_above_takes_no_change_from_a_thread_that_sleeps_below() {
     model(1, || {

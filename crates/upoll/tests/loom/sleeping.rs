@@ -1,5 +1,5 @@
-//! Threads that sleep, against wakes, limits and signals. The kernel's part, its futexes and its time, is
-//! a model (`src/host/kernel_model.rs`). A wake that is lost is a deadlock.
+//! Threads that sleep, against wakeups, time limits and signals. The kernel's futexes and clocks
+//! are a model (`src/host/kernel_model.rs`). A lost wakeup is a deadlock.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) fn wait(set: &Epoll, limit: Option<Duration>) -> Result<usize, Errno>
     set.wait(&mut [Event::default(); 2], limit)
 }
 
-/// As [`wait`], by a thread that ends then.
+/// Calls [`wait`] in a thread that ends afterwards.
 fn wait_and_end(set: &Epoll, limit: Option<Duration>) -> Result<usize, Errno> {
     let ended = wait(set, limit);
     end_thread();
@@ -58,7 +58,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_misses_no_arrival() {
     }
 }
 
-/// Of two threads that sleep in one set one is woken, as its limit ends.
+/// Two threads sleep in one set. One is woken as its limit ends.
 #[test]
 fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
     model(2, || {
@@ -77,7 +77,7 @@ fn a_wake_is_not_lost_with_a_sleep_that_times_out() {
     });
 }
 
-/// Of two threads that sleep in one set one is woken, as a signal comes for it.
+/// Two threads sleep in one set. One is woken as a signal comes for it.
 #[test]
 fn a_wake_is_not_lost_with_a_sleep_that_a_signal_ends() {
     model(2, || {
@@ -100,7 +100,7 @@ fn a_wake_is_not_lost_with_a_sleep_that_a_signal_ends() {
     });
 }
 
-/// Two sets watch one file exclusively, and a thread sleeps in each: one of them is woken, as its limit
+/// Two sets watch one file exclusively, and a thread sleeps in each. A thread is woken as its limit
 /// ends.
 #[test]
 fn an_exclusive_wake_is_not_lost_with_a_sleep_that_times_out() {
@@ -124,7 +124,8 @@ fn an_exclusive_wake_is_not_lost_with_a_sleep_that_times_out() {
     });
 }
 
-/// A thread that sleeps where only user-level members are seen, as the set gets its first kernel fd.
+/// A thread sleeps where only user-level members can wake it, while the set gets its first kernel
+/// fd.
 #[test]
 fn a_thread_that_goes_to_sleep_in_a_set_learns_of_its_first_kernel_fd() {
     model(3, || {
@@ -140,7 +141,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_learns_of_its_first_kernel_fd() {
     });
 }
 
-/// A thread in `poll`, of an object that orders its state no more than it must.
+/// A thread polls an object that orders its state no more than it must.
 #[test]
 fn a_thread_that_goes_to_sleep_in_poll_misses_no_change() {
     model(3, || {
@@ -152,7 +153,7 @@ fn a_thread_that_goes_to_sleep_in_poll_misses_no_change() {
     });
 }
 
-/// The same for one that was woken for nothing, and looks again.
+/// The same after a spurious wakeup, when the thread polls again.
 #[test]
 fn a_thread_in_poll_that_is_woken_for_nothing_misses_no_change() {
     model(3, || {
@@ -229,7 +230,7 @@ fn what_is_ready_when_a_select_times_out_is_reported() {
     });
 }
 
-/// A pipe hangs up as a thread goes to sleep for it.
+/// A pipe hangs up while a thread goes to sleep for it.
 #[test]
 fn a_thread_that_goes_to_sleep_in_poll_or_select_misses_no_close() {
     for selects in [false, true] {
@@ -248,7 +249,7 @@ fn a_thread_that_goes_to_sleep_in_poll_or_select_misses_no_close() {
     }
 }
 
-/// A read that blocks, against a write; and of two reads each has one.
+/// A blocking read races with a write; of two reads each gets one value.
 #[test]
 fn a_thread_that_goes_to_sleep_in_read_misses_no_write() {
     model(2, || {
@@ -265,7 +266,7 @@ fn a_thread_that_goes_to_sleep_in_read_misses_no_write() {
     });
 }
 
-/// Two threads sleep in a rotating set: the one that an event chooses leaves, as its limit ends.
+/// Two threads sleep in a rotating set. An event chooses one of them as its limit ends.
 #[test]
 fn a_turn_is_not_lost_with_a_sleep_that_times_out() {
     model(2, || {

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Runs `body` on a thread of its own; fails if it does not return.
+/// Runs `body` on a thread of its own, and fails if it does not return.
 pub fn returns(body: impl FnOnce() + Send + 'static) {
     let (ended, end) = mpsc::channel();
     let running = thread::spawn(move || {

@@ -1,10 +1,10 @@
-//! Threads that are known to sleep.
+//! Waits until threads are asleep.
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// The calling thread's number.
+/// Returns the calling thread's ID.
 pub fn tid() -> i32 {
     // SAFETY: no arguments, no memory.
     unsafe { libc::gettid() }
@@ -22,7 +22,7 @@ pub fn until_asleep(tid: i32) {
     panic!("thread {tid} does not sleep");
 }
 
-/// A thread that runs `body` and is asleep in it when this returns.
+/// Starts a thread that runs `body`. Returns when the thread is asleep in it.
 pub fn asleep<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> (thread::JoinHandle<T>, i32) {

@@ -1,5 +1,5 @@
-//! The kernel's side of a pair of worlds: descriptors, streams of bytes and sets by system calls,
-//! and the comparisons.
+//! The kernel's half of a comparison: fds, byte streams and sets by system calls, and the
+//! assertions.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 #[cfg(feature = "std")]
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, FileRef, PipeFlags, Shutdown, SocketFlags};
 
-/// Asserts that both worlds gave the same, and gives it.
+/// Asserts that both worlds returned the same, and returns it.
 #[track_caller]
 pub fn same<T: PartialEq + Debug>(what: impl Debug, upoll: T, kernel: T) -> T {
     assert_eq!(upoll, kernel, "{what:?}: upoll left, kernel right");
@@ -26,13 +26,13 @@ pub fn result(result: isize) -> Result<usize, Errno> {
         .map_err(|_| Errno::from_raw(std::io::Error::last_os_error().raw_os_error().unwrap()))
 }
 
-/// A descriptor of the kernel.
+/// A kernel fd.
 pub struct Fd(OwnedFd);
 
 impl Fd {
     pub fn new(raw: i32) -> Self {
         assert!(raw >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: the caller made the descriptor just now.
+        // SAFETY: the caller has just opened the fd.
         Fd(unsafe { OwnedFd::from_raw_fd(raw) })
     }
 
@@ -50,7 +50,7 @@ impl Fd {
     }
 
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        // SAFETY: there are as many bytes as is claimed.
+        // SAFETY: the buffer has as many bytes as is claimed.
         result(unsafe { libc::write(self.raw(), bytes.as_ptr().cast(), bytes.len()) })
     }
 
@@ -73,7 +73,7 @@ impl Fd {
     }
 
     pub fn fcntl(&self, command: i32, argument: i32) -> Result<usize, Errno> {
-        // SAFETY: the commands used take a number.
+        // SAFETY: the commands in use take a number.
         result(unsafe { libc::fcntl(self.raw(), command, argument) } as isize)
     }
 
@@ -86,33 +86,33 @@ impl Fd {
         usize::try_from(count).unwrap()
     }
 
-    /// What `poll` shows of everything.
+    /// Returns all events that `poll` reports.
     pub fn events(&self) -> Events {
         let mut poll = libc::pollfd {
             fd: self.raw(),
             events: 0x7fff,
             revents: 0,
         };
-        // SAFETY: one entry.
+        // SAFETY: one live entry.
         result(unsafe { libc::poll(&raw mut poll, 1, 0) } as isize).unwrap();
         Events::from_bits_retain(poll.revents.cast_unsigned().into())
     }
 }
 
-/// Both ends of a pipe of the kernel, the reading one first.
+/// Opens a kernel pipe. Returns the read end first.
 pub fn kernel_pipe(flags: PipeFlags) -> Result<(Fd, Fd), Errno> {
     let mut fds = [0; 2];
-    // SAFETY: two descriptors are written.
+    // SAFETY: the call writes two fds.
     let made = unsafe { libc::pipe2(fds.as_mut_ptr(), flags.bits().cast_signed()) };
     result(made as isize)?;
     Ok((Fd::new(fds[0]), Fd::new(fds[1])))
 }
 
-/// Two connected sockets of the kernel.
+/// Opens two connected kernel sockets.
 pub fn kernel_pair(flags: SocketFlags) -> Result<[Fd; 2], Errno> {
     let mut fds = [0; 2];
     let kind = libc::SOCK_STREAM | flags.bits().cast_signed();
-    // SAFETY: two descriptors are written.
+    // SAFETY: the call writes two fds.
     let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) };
     result(made as isize)?;
     Ok(fds.map(Fd::new))
@@ -129,7 +129,7 @@ pub fn kernel_shutdown(fd: &Fd, how: Shutdown) {
     result(unsafe { libc::shutdown(fd.raw(), how) } as isize).unwrap();
 }
 
-/// What a user-level file shows of everything.
+/// Returns all events of a user-level file.
 pub fn events(file: FileRef<'_>) -> Events {
     let bits = (0..15).map(|bit| Events::from_bits_retain(1 << bit));
     bits.filter(|&bit| file.is_ready(bit)).collect()
@@ -179,7 +179,7 @@ impl Sets {
             .unwrap();
     }
 
-    /// What is ready now: events and data.
+    /// Compares the ready events and their data, and returns them.
     #[track_caller]
     pub fn wait(&self) -> Vec<(Events, u64)> {
         let mut ours = [Event::default(); 8];
@@ -204,7 +204,7 @@ impl Sets {
     }
 }
 
-/// Bytes that tell where in a stream they are, so that one in a wrong place shows.
+/// A byte pattern that depends on the position in the stream, so that a misplaced byte is detected.
 pub struct Pattern(u32);
 
 impl Pattern {
@@ -239,7 +239,7 @@ pub fn until_asleep(tid: i32) {
     panic!("thread {tid} does not sleep");
 }
 
-/// A thread that runs `body` and is asleep in it when this returns.
+/// Starts a thread that runs `body`. Returns when the thread is asleep in it.
 pub fn asleep<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> (thread::JoinHandle<T>, i32) {
@@ -253,15 +253,15 @@ pub fn asleep<T: Send + 'static>(
     (thread, tid)
 }
 
-/// How many signals were handled.
+/// The number of signals that were handled.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn on_signal(_: i32) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Sends a signal to thread `tid`, whose handler asks for a restart or not, and waits until it was
-/// handled. One test at a time.
+/// Sends a signal to thread `tid`, with or without `SA_RESTART` in its action, and waits until it
+/// was handled. One test at a time.
 pub fn signal(tid: i32, restart: bool) {
     let handled = HANDLED.load(Ordering::SeqCst);
     let number = if restart {

@@ -6,7 +6,7 @@ use upoll::{Errno, Events, FdSet, PollFd};
 
 use super::result;
 
-/// `poll(2)`: the result and the masks.
+/// Calls `poll(2)`. Returns the result and the masks.
 pub fn kernel_poll(fds: &[(i32, Events)], timeout_ms: i32) -> (Result<usize, Errno>, Vec<Events>) {
     let mut list: Vec<_> = fds
         .iter()
@@ -25,12 +25,12 @@ pub fn kernel_poll(fds: &[(i32, Events)], timeout_ms: i32) -> (Result<usize, Err
     (result(ready as isize), masks)
 }
 
-/// What a poll wrote.
+/// Returns the masks that a poll has written.
 pub fn masks(fds: &[PollFd<'_>]) -> Vec<Events> {
     fds.iter().map(PollFd::revents).collect()
 }
 
-/// `select(2)` on copies of the sets: the result, and the sets as it left them.
+/// Calls `select(2)` on copies of the sets. Returns the result and the sets as the call left them.
 pub fn kernel_select(
     n: i32,
     sets: &[Option<FdSet>; 3],
