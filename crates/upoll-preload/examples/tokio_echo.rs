@@ -1,6 +1,6 @@
-//! A tokio program that `ci/preload` runs natively and under the library: an echo server and its
-//! clients on several workers, threads from outside that wake them (mio does so by an eventfd that is
-//! watched edge-triggered), and programs started meanwhile.
+//! A tokio program that `ci/preload` runs natively and under the library. An echo server and its
+//! clients run on several workers. Other threads wake them, which mio does by an eventfd that is
+//! watched edge-triggered. Meanwhile the program starts other programs.
 
 use std::time::Duration;
 

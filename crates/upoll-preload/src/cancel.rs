@@ -1,11 +1,11 @@
 //! Cancellation points, and `pthread_cancel(3)`.
 //!
-//! A call that names no object of ours is passed on to the C library, which cancels its thread as ever. Within
-//! calls on objects it does not: their system calls are inline. So a thread that makes such a call has a
-//! record that says whether it is in one that may block. `pthread_cancel` interrupts
-//! such a call with the signal that the C library has for this; the call ends with `EINTR`, everything
-//! of upoll's is left in good order, and then the C library is asked whether to end the thread. What
-//! unwinds from there has only the frame of the exported function to pass.
+//! A call that names no object of ours is passed on to the C library, which handles cancellation as usual. The
+//! C library does not see calls on objects of ours: their system calls are inline. A thread that makes such a
+//! call therefore has a record, which shows whether the thread is in a call that may block. `pthread_cancel`
+//! interrupts the call with the signal that the C library reserves for this. The call ends with `EINTR` and
+//! leaves everything of upoll's in good order. Then the C library is asked whether to end the thread. If it
+//! does, only the frame of the exported function is unwound.
 
 use std::alloc::{self, Layout};
 use std::cell::Cell;
@@ -25,15 +25,15 @@ use crate::next::{next, pass_on};
 use crate::stats::{self, Call, is_ours};
 use crate::{files, polls, raw, sets, sockets};
 
-/// What a thread is doing.
+/// The state of a thread's cancellable calls.
 struct Record {
     /// The id of the thread that has the record; 0 if no thread has it.
     owner: AtomicI32,
-    /// How many calls there were, times two; the lowest bit says that one is under way.
+    /// Twice the number of calls so far; the lowest bit is set while a call is under way.
     calls: AtomicU32,
     /// Where the stack of the call under way begins.
     frame: AtomicUsize,
-    /// The call under way was interrupted to have the thread look whether it is cancelled.
+    /// The call under way was interrupted so that the thread checks whether it is cancelled.
     is_told: AtomicBool,
     /// The thread may have been cancelled: it asks the C library at the beginning of each call.
     may_be_cancelled: AtomicBool,
@@ -119,7 +119,7 @@ pub(crate) fn prepare() {
     unsafe { libc::pthread_atfork(None, None, Some(forget_other_threads)) };
 }
 
-/// Gives the thread's record to others when it ends.
+/// Returns the thread's record to the free ones when the thread ends.
 extern "C" fn return_record(_: *mut c_void) {
     if let Some(record) = MINE.take() {
         record.give_back();
@@ -128,7 +128,7 @@ extern "C" fn return_record(_: *mut c_void) {
 
 impl Record {
     fn give_back(&self) {
-        // Before another thread has it, whose cancellation must not be forgotten.
+        // Before the owner is cleared: the cancellation of the next owner must not be forgotten.
         self.may_be_cancelled.store(false, Ordering::SeqCst);
         self.owner.store(0, Ordering::Release);
     }
@@ -191,17 +191,17 @@ pub(crate) extern "C" fn forget_other_threads() {
     }
 }
 
-/// Ends the thread if it is cancelled and has not forbidden it.
+/// Ends the thread if it is cancelled and has not disabled cancellation.
 fn end_if_cancelled() {
     unsafe extern "C-unwind" {
         fn pthread_testcancel();
     }
-    // SAFETY: it needs nothing, and what it may unwind has nothing to be dropped.
+    // SAFETY: it has no preconditions, and the frames that it may unwind have nothing to drop.
     unsafe { pthread_testcancel() };
 }
 
-/// Runs `call`, in whose midst the C library does not end the thread. A thread with the type
-/// `PTHREAD_CANCEL_ASYNCHRONOUS` could be unwound at any instruction, and leave locked or linked what it uses.
+/// Runs `call` with deferred cancellation. A thread with the type `PTHREAD_CANCEL_ASYNCHRONOUS` could
+/// otherwise be unwound at any instruction, and leave locks held or entries linked.
 #[inline]
 fn deferred<T>(call: impl FnOnce() -> T) -> T {
     match IS_ASYNCHRONOUS.get() {
@@ -216,7 +216,7 @@ fn deferred_for_once<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: there is no place to write to.
     unsafe { set_type(PTHREAD_CANCEL_DEFERRED, nowhere) };
     let result = call();
-    // SAFETY: as above. What it may unwind has nothing to be dropped.
+    // SAFETY: as above. The frames that it may unwind have nothing to drop.
     unsafe { set_type(PTHREAD_CANCEL_ASYNCHRONOUS, nowhere) };
     result
 }
@@ -238,7 +238,7 @@ unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
 #[doc = "`pthread_setcanceltype(3)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
-    // First: the C library's may end the thread.
+    // First: the C library's function may end the thread.
     let before = IS_ASYNCHRONOUS.replace(kind == PTHREAD_CANCEL_ASYNCHRONOUS);
     // SAFETY: the caller's contract.
     let answer = unsafe { set_type(kind, old) };
@@ -248,7 +248,7 @@ pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_i
     answer
 }
 
-/// A call at which its thread can be cancelled. -1 is what it gives if it fails.
+/// Runs `call` as a cancellation point. `call` returns -1 when it fails.
 #[inline]
 fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     deferred(|| interruptible(call))
@@ -259,7 +259,7 @@ fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     let Some(record) = record() else {
         return call();
     };
-    // From now on an interruption may be one to be cancelled, until the next call.
+    // From here until the next call, an interruption may mean that the thread is cancelled.
     record.is_told.store(false, Ordering::Relaxed);
     let here = 0_u8;
     let frame = (&raw const here).addr();
@@ -305,8 +305,8 @@ fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     }
 }
 
-/// Whether the call that is said to be under way is not, as a handler has left it by `siglongjmp`: a call
-/// of whoever it was made by begins no deeper in the stack than that one did.
+/// Returns whether the call that is recorded as under way is over: a handler has left it by `siglongjmp`.
+/// A call that a handler makes within another one begins deeper in the stack than that one.
 #[cold]
 fn is_over(record: &Record, frame: usize) -> bool {
     // SAFETY: all zeros is one.
@@ -321,7 +321,8 @@ fn is_interrupted() -> bool {
     unsafe { *libc::__errno_location() == libc::EINTR }
 }
 
-/// A call at whose beginning alone its thread can be cancelled: it is not begun a second time.
+/// Runs `call` after a cancellation point. The call itself is no cancellation point: it must not be
+/// run twice.
 #[inline]
 fn cancellable_before<T>(call: impl FnOnce() -> T) -> T {
     if IS_USED.load(Ordering::SeqCst) {

@@ -1,11 +1,11 @@
-//! The C library's way to say what came of a call.
+//! Results of calls in the C library's convention: -1 and `errno`.
 
 use std::ffi::{c_int, c_long};
 
 use libc::ssize_t;
 use upoll::Errno;
 
-/// What the kernel's signal set has.
+/// The size of the kernel's signal set.
 pub(crate) const MASK_SIZE: usize = size_of::<u64>();
 
 pub(crate) fn set_errno(errno: Errno) {
@@ -13,7 +13,7 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.raw() };
 }
 
-/// What a call gives in C.
+/// A result as C functions return it.
 pub(crate) trait Value {
     fn value(self) -> c_int;
 }

@@ -1,12 +1,12 @@
 //! The program's signal handlers: called by one of this library's, which puts them off while their
 //! thread is in the midst of a call on an object (see `upoll_fds`' module `signals`).
 //!
-//! Not by locks that know when their own thread holds them already: what is half changed under such a lock
-//! is no better known then. Nor by a mask around each call, which costs two system calls.
+//! Locks that detect recursion would not help: the state under such a lock is half changed when the
+//! handler comes. A signal mask around each call would, but costs two system calls.
 //!
-//! What the program sees of its actions is what it has set: handlers, masks and flags. Handlers of
-//! signals that a fault raises are called by the kernel itself, for the thread cannot go on without
-//! them; so is that of `SIGABRT`.
+//! The program sees its own handlers, masks and flags when it queries an action. The kernel itself calls
+//! the handlers of signals that a fault raises, because the thread cannot go on without them, and the
+//! handler of `SIGABRT`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
@@ -20,56 +20,57 @@ use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::next::next;
 use crate::{raw, settings, stats};
 
-/// The program's handler of each signal, with these three bits that no address has. What the kernel has for
-/// the signal says whether it is in force.
+/// The program's handler of each signal, with the three bits below, which no address has. A handler is in
+/// force while the kernel's action for the signal is [`call_handler`].
 static HANDLERS: [AtomicUsize; SIGNALS + 1] = [const { AtomicUsize::new(0) }; SIGNALS + 1];
 const SIGNALS: usize = 64;
-/// `SA_SIGINFO`, without which the kernel does not say what came with a signal.
+/// `SA_SIGINFO`. The kernel always gets this flag, so that it passes the signal's information.
 const TAKES_INFO: usize = 1 << 62;
-/// `SA_RESETHAND`, which is not for the kernel: a handler that was put off is called for another signal.
+/// `SA_RESETHAND`, which the kernel does not get: it would remove `call_handler`, which a delayed
+/// handler is called by later.
 const IS_CALLED_ONCE: usize = 1 << 63;
-/// That has been.
+/// A handler with `SA_RESETHAND` has been called.
 const WAS_CALLED: usize = 1 << 61;
 const BITS: usize = TAKES_INFO | IS_CALLED_ONCE | WAS_CALLED;
 
-/// The process whose handlers these are; 0 while no other one has this memory.
+/// The process whose handlers these are; 0 as long as no other process shares this memory.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
 
-/// Before a child that is to have this memory, but actions of its own (`CLONE_VM` without
-/// `CLONE_SIGHAND`), and where nothing new is served. What it sets the kernel has alone: nothing is served there
-/// that a handler might meet.
+/// Prepares for a child that shares the memory but has actions of its own (`CLONE_VM` without `CLONE_SIGHAND`),
+/// where nothing new is served. The actions that the child sets are then only the kernel's: no handler of the
+/// child can interrupt a call on a user-level object.
 ///
-/// The named pair: this thread has said that nothing new is served, then looks whether handlers are put off; a
-/// thread that has handlers put off from now on says so, then looks whether anything is served.
+/// Named pair: this thread has published that nothing new is served, then checks whether handlers are delayed.
+/// A thread that begins to delay handlers publishes that, then checks whether anything is served.
 pub(crate) fn before_actions_part_there() {
     fence(Ordering::SeqCst);
-    // Statistics are the process's, too.
+    // Statistics are reported by the process that owns the memory.
     if has_begun() || stats::is_on() {
         before_actions_part();
     }
 }
 
-/// The same where more may be served.
+/// Prepares for such a child where more may be served.
 pub(crate) fn before_actions_part() {
     if let Ok(process) = raw::kernel!(SYS_getpid) {
-        // A child's own child finds them as it does.
+        // A child's own child keeps the first owner.
         let _ = OWNER.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// Whether the program's handlers are called by the one of this library: from just before the first
-/// user-level object on.
+/// Whether this library's handler calls the program's. It does so from just before the first
+/// user-level object.
 static STATE: AtomicU8 = AtomicU8::new(NOT_BEGUN);
 const NOT_BEGUN: u8 = 0;
-/// A thread is just seeing to the handlers that were set before.
+/// A thread is replacing the handlers that were set before.
 const BEGUN: u8 = 1;
 const WRAPS: u8 = 2;
 
-/// Those that the C library has for itself.
+/// Signals that the C library uses itself.
 const OF_THE_C_LIBRARY: [c_int; 2] = [32, 33];
 
-/// Has handlers be put off from now on, those as well that the program has set already. It is called before
-/// the first object is made: a handler cannot meet one before.
+/// Delays handlers from now on, including those that the program has set already. Called before the first
+/// object is made: until then no handler can interrupt a call on one.
 #[inline]
 pub(crate) fn begin_to_wrap() {
     if STATE.load(Ordering::Acquire) != WRAPS {
@@ -87,9 +88,10 @@ fn wrap_all() {
     wrap_from(NOT_BEGUN, 1..=SIGNALS.cast_signed() as c_int);
 }
 
-/// Sees to the handlers of `signals`, once no other thread does, if the state is `before` then.
+/// Replaces the handlers of `signals` if the state is `before`, after any other thread has finished
+/// doing so.
 fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
-    // A handler in the midst of this could wait for the thread that it has interrupted.
+    // A handler that interrupted this could wait for the thread that it has interrupted.
     let (all, mut mask) = (u64::MAX, 0_u64);
     let (new, old) = (&raw const all, &raw mut mask);
     let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, MASK_SIZE);
@@ -117,20 +119,23 @@ fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
     let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, old, 0, MASK_SIZE);
 }
 
-/// Sets a handler by `call`, of the C library or the kernel, before handlers are put off.
+/// Sets a handler by `call`, a function of the C library or a system call, while handlers are not
+/// delayed yet.
 #[inline]
 fn passed_on<T>(signal: c_int, call: impl FnOnce() -> T) -> T {
     let result = call();
-    // Set, now look: a thread that has handlers be put off from now on says so, then looks what is set.
+    // Named pair: the handler is set, then the state is checked. A thread that begins to delay handlers
+    // publishes the state, then reads the handlers.
     fence(Ordering::SeqCst);
-    // What a child that has actions of its own sets stays its own.
+    // Actions that a child with actions of its own sets are not replaced.
     if STATE.load(Ordering::SeqCst) != NOT_BEGUN && wraps() && !is_others() {
         wrap_from(WRAPS, signal..=signal);
     }
     result
 }
 
-/// Has the program's handler of a signal, if there is one, called by this library's.
+/// Replaces the program's handler of a signal, if there is one, with this library's, which calls
+/// it.
 fn wrap(signal: c_int) {
     let mut action = raw::Action::default();
     let known = raw::kernel!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
@@ -144,8 +149,7 @@ fn wrap(signal: c_int) {
     let _ = raw::kernel!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
 }
 
-/// Waits until another thread has seen to all handlers, if one is doing so. Says whether handlers are put
-/// off.
+/// Returns whether handlers are delayed. Waits while another thread replaces the handlers.
 fn wraps() -> bool {
     while STATE.load(Ordering::Acquire) == BEGUN {
         let _ = raw::kernel!(SYS_sched_yield);
@@ -153,7 +157,7 @@ fn wraps() -> bool {
     STATE.load(Ordering::Acquire) == WRAPS
 }
 
-/// What is known of a handler with these flags.
+/// The word in [`HANDLERS`] for a handler with these flags.
 fn word_for(handler: sighandler_t, flags: usize) -> usize {
     let mut word = handler;
     if flags & TAKES_INFO_FLAG != 0 {
@@ -165,7 +169,7 @@ fn word_for(handler: sighandler_t, flags: usize) -> usize {
     word
 }
 
-/// The flags that the kernel is given for a handler.
+/// Returns the flags that the kernel gets for a handler.
 fn passed(flags: usize) -> usize {
     (flags | TAKES_INFO_FLAG) & !CALLED_ONCE_FLAG
 }
@@ -176,20 +180,21 @@ pub(crate) fn prepare() {
     unsafe { libc::pthread_atfork(None, None, Some(own_again)) };
 }
 
-/// The child of a fork has a memory of its own.
+/// Resets the state in the child of a fork, which has a memory of its own.
 #[unsafe(link_section = "upoll_fork")]
 pub(crate) extern "C" fn own_again() {
     // A page is not to be copied for what is right already.
     if OWNER.load(Ordering::Relaxed) != 0 {
         OWNER.store(0, Ordering::Relaxed);
     }
-    // The thread that was seeing to handlers is not there; it has done so for some signals.
+    // The thread that was replacing handlers does not exist here. It may have replaced some of
+    // them.
     if STATE.load(Ordering::Relaxed) == BEGUN {
         STATE.store(NOT_BEGUN, Ordering::Relaxed);
     }
 }
 
-/// Whether this is such a child.
+/// Returns whether the calling process shares the memory of its parent, but not the actions.
 pub(crate) fn is_others() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && raw::kernel!(SYS_getpid) != Ok(owner)
@@ -205,13 +210,14 @@ const CALLED_BY_THE_KERNEL: [c_int; 7] = [
     libc::SIGABRT,
 ];
 
-/// Calls the program's handler, or has it called later.
+/// Calls the program's handler, or delays it.
 unsafe extern "C-unwind" fn call_handler(
     signal: c_int,
     info: *mut siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: the kernel has given it all that; after this nothing is done.
+    // SAFETY: the arguments come from the kernel. If the call is delayed, this function returns at
+    // once.
     if unsafe { upoll_fds::put_off(signal, info, context.cast()) } {
         return;
     }
@@ -231,7 +237,8 @@ unsafe extern "C-unwind" fn call_handler(
         }
     }
     if word & WAS_CALLED != 0 || word == SIG_DFL {
-        // Another thread was quicker. What the kernel does by default it does after this.
+        // Another thread was quicker. The signal is sent again; the kernel's default action
+        // follows.
         let (process, thread) = (raw::kernel!(SYS_getpid), raw::kernel!(SYS_gettid));
         if let (Ok(process), Ok(thread)) = (process, thread) {
             let _ = raw::kernel!(SYS_rt_tgsigqueueinfo, process, thread, signal, info);
@@ -239,8 +246,8 @@ unsafe extern "C-unwind" fn call_handler(
         return;
     }
     type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
-    // SAFETY: the program says that this is its handler; one that takes a number only does not look for
-    // the rest.
+    // SAFETY: the program has installed this address as its handler. A handler without `SA_SIGINFO`
+    // ignores the other arguments.
     let handler = unsafe { transmute::<usize, Handler>(word & !BITS) };
     // SAFETY: as above.
     unsafe { handler(signal, info, context) }
@@ -250,7 +257,7 @@ fn own() -> usize {
     call_handler as *const () as usize
 }
 
-/// What `SA_RESETHAND` asks for.
+/// Sets the kernel's action of a handler with `SA_RESETHAND` back to the default.
 #[cold]
 fn reset(signal: c_int, word: usize) {
     let mut action = raw::Action::default();
@@ -262,11 +269,11 @@ fn reset(signal: c_int, word: usize) {
     }
 }
 
-/// Flags of an action, as the kernel has them.
+/// Flags of an action, as the kernel stores them.
 const TAKES_INFO_FLAG: usize = libc::SA_SIGINFO.cast_unsigned() as usize;
 const CALLED_ONCE_FLAG: usize = libc::SA_RESETHAND.cast_unsigned() as usize & 0xffff_ffff;
 
-/// The flags that the program has given, of those that the kernel has.
+/// Returns the flags that the program has passed, from those that the kernel stores.
 fn seen(flags: usize, word: usize) -> usize {
     let mut flags = flags & !(TAKES_INFO_FLAG | CALLED_ONCE_FLAG);
     if word & TAKES_INFO != 0 {
@@ -281,8 +288,8 @@ fn seen(flags: usize, word: usize) -> usize {
 /// A handler and its flags.
 type Called = (sighandler_t, usize);
 
-/// Has `change` set what the kernel is to call for what the program wants, and gives what the program had
-/// set before for what it then says of that.
+/// Sets an action by `change`, which passes a handler and flags to the kernel. Returns the handler and
+/// flags that the program had set before.
 fn exchange<E>(
     signal: c_int,
     wanted: Option<Called>,
@@ -300,7 +307,7 @@ fn exchange<E>(
         return Ok(as_seen(before, flags, place.load(Ordering::Acquire)));
     };
     let word = word_for(handler, flags);
-    // A signal that comes before the kernel knows is one that came a little later.
+    // A signal that comes before `change` is handled as if it came just after.
     let known = place.swap(word, Ordering::AcqRel);
     match change(Some((own(), passed(flags)))) {
         Ok((before, flags)) => Ok(as_seen(before, flags, known)),
@@ -436,7 +443,7 @@ pub(crate) unsafe fn raw_sigaction(
     give(done)
 }
 
-/// Signals that `siginterrupt(3)` has interrupt calls.
+/// Signals whose handlers interrupt calls, by `siginterrupt(3)`.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
 #[doc = "`siginterrupt(3)`"]
@@ -460,7 +467,8 @@ fn bit(signal: c_int) -> u64 {
     at.and_then(|at| 1_u64.checked_shl(at)).unwrap_or(0)
 }
 
-/// Sets a handler with these flags and, if `blocks_itself`, its signal in the mask; gives the one before.
+/// Sets a handler with these flags. If `blocks_itself`, its mask contains the signal. Returns the
+/// previous handler.
 fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) -> sighandler_t {
     // SAFETY: all zeros is an action.
     let (mut new, mut old): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
@@ -560,7 +568,7 @@ pub unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> 
     }
 }
 
-/// Other names of the same.
+/// Other names of these functions.
 macro_rules! also_called {
     ($($name:ident = $function:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]

@@ -1,4 +1,4 @@
-//! The library's own heap: blocks in pages of its own, given out and taken back without a lock.
+//! The library's own heap: blocks in its own pages, allocated and freed without a lock.
 //!
 //! The C library's `malloc` is the program's: a signal handler that has interrupted it may call `dup`,
 //! `close`, `pipe` or `fork`, which allocate here. A lock would have to be kept from handlers, from
@@ -25,10 +25,10 @@ const UNIT: usize = 64;
 /// Blocks of 64 bytes to 16 KiB.
 const CLASSES: usize = 9;
 const LARGEST: usize = UNIT << (CLASSES - 1);
-/// What is taken from a region at once, and cut into blocks of one size.
+/// The number of units that are taken from a region at once, and cut into blocks of one size.
 const SPAN: u64 = 2 * (LARGEST / UNIT) as u64;
-/// Units of the first region, of 256 KiB, and the number of its first unit. So the highest bit of a
-/// number tells the region, and no block has number 0.
+/// Units of the first region, of 256 KiB, and the number of its first unit. The highest bit of a
+/// unit's number thus identifies its region, and no unit has number 0.
 const FIRST: u64 = 4096;
 /// The last region that numbers of 32 bits reach.
 const REGIONS: usize = 20;

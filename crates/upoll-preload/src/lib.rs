@@ -6,32 +6,34 @@
 //! names; by `syscall(2)`, to the kernel with the same number and arguments. That holds for sets as well until their
 //! first user-level member ([`upoll_fds::plain_sets`]).
 //!
-//! # What it cannot see
+//! # Calls that it cannot see
 //! Inline system calls of the program, static programs, calls within the C library that are not named
-//! here, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)`
-//! gives `ENOSYS`, so that no ring edits a set that is served here.
+//! here, and files opened by `/dev/fd` or `/proc/self/fd`. `io_uring_setup` by `syscall(2)` fails
+//! with `ENOSYS`, so that no ring edits a set that is served here.
 //!
-//! # What is handed over
-//! Before others see an object the kernel has it: `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
-//! streams, `splice`, `sendfile`, asynchronous calls (`io_submit` among them), `pidfd_getfd`, and on sockets
-//! options, control messages, and flags that only the kernel knows. A request to a device that signals by
-//! eventfds (KVM, vhost, VFIO and their like) demotes everything for good.
-//! `docs/fds-and-fork.md` and `docs/preload.md` list the differences that a program can notice.
+//! # Demoted objects
+//! An object is demoted before others see it: by `fork` and its kin, `exec`, `posix_spawn`, `SCM_RIGHTS`,
+//! streams, `splice`, `sendfile`, asynchronous calls (`io_submit` among them), and `pidfd_getfd`. A socket is
+//! also demoted by options, control messages and flags that only the kernel knows. A request to a device that
+//! signals by eventfds (KVM, vhost, VFIO and their like) demotes everything for good. `docs/fds-and-fork.md`
+//! and `docs/preload.md` list the differences that a program can notice.
 //!
 //! # Signal handlers
-//! A handler may call what POSIX lets it call, and `epoll_wait` and `epoll_ctl` besides, whatever it
-//! interrupts, and may leave that by `siglongjmp`: handlers are put off until the call on an object that
-//! they come in is over (module `handlers`). Those of faults (`SIGSEGV` and its like) are not, and those that
-//! were set by inline system calls; they must not use what their thread is just using.
+//! A handler may call the functions that POSIX allows there, and also `epoll_wait` and `epoll_ctl`. It may
+//! leave by `siglongjmp`. It may interrupt any call: a handler that comes during a call on an object is
+//! delayed until the call ends (module `handlers`). Handlers of faults (`SIGSEGV` and its like) are not
+//! delayed, nor are handlers that were set by inline system calls. Such a handler must not use an object that
+//! its thread is using.
 //!
-//! Whatever they interrupt includes an allocation: this library has a heap of its own, without locks, and
-//! takes no memory from the program's.
+//! A handler may also interrupt an allocation. The library therefore has a heap of its own, without locks,
+//! and allocates nothing from the program's.
 //!
 //! # Panics
 //! A panic in an `extern "C"` function ends the process: none reaches the program.
 //!
 //! # Safety
-//! The functions need what the C library's need. Pointers that lead nowhere give `EFAULT`.
+//! The functions have the same preconditions as the C library's. They fail with `EFAULT` for
+//! invalid pointers.
 
 // Its model takes the one module that it needs by itself.
 #![cfg(not(loom))]

@@ -1,5 +1,5 @@
-//! What lets other processes or the C library's inner calls see an object: it is handed over to the
-//! kernel first.
+//! Calls after which other processes, or inner calls of the C library, can use an object. The
+//! object is demoted before the call.
 //!
 //! `fork(2)` is noticed by `pthread_atfork(3)` in [`upoll_fds`].
 
@@ -16,13 +16,13 @@ use crate::{cancel, files, handlers, raw, settings, stats};
 
 type Strings = *const *mut c_char;
 
-/// Hands over what a program that is executed inherits.
+/// Demotes the objects that an executed program inherits.
 pub(crate) fn demote_inherited() {
     plain_sets::forget_all();
     for fd in upoll_fds::user_level_numbers() {
         let flags = raw::kernel!(SYS_fcntl, fd, libc::F_GETFD);
         if flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize == 0) {
-            // What cannot be is lost to that program.
+            // An object that cannot be demoted is lost to that program.
             let _ = upoll_fds::demote(fd);
         }
     }
@@ -30,16 +30,17 @@ pub(crate) fn demote_inherited() {
 
 static FORK: Next = Next::new(c"_Fork");
 
-/// Has no handler look for it.
+/// Finds `_Fork` in advance, so that no signal handler has to, and registers the handler of forks.
 pub(crate) fn prepare() {
     FORK.find();
-    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it nothing new is
-    // served in the child of a fork that comes while another thread waits for a child in this memory.
+    // SAFETY: the handler is never unloaded, as this library is not. If there is no memory for it, the
+    // child of a fork serves nothing new if another thread was waiting for a child in this memory.
     unsafe { libc::pthread_atfork(None, None, Some(settings::forget_other_threads)) };
 }
 
-/// `_Fork(3)`: the program's handlers of forks are not called, and it may be in one of a signal. The child
-/// calls what POSIX lets handlers call, so nothing that is made there is served there: that takes memory.
+/// `_Fork(3)`: it does not run the program's fork handlers, and a signal handler may call it. The child is
+/// then limited to calls that are safe in signal handlers. Making a user-level object takes memory, so the
+/// child makes none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     type Function = unsafe extern "C-unwind" fn() -> pid_t;
@@ -50,7 +51,7 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     // SAFETY: it is the C library's function of that name, which has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
     upoll_fds::begin_unseen_fork();
-    // SAFETY: the caller is a program that asks for a child.
+    // SAFETY: `_Fork` has no preconditions.
     let child = unsafe { function() };
     match child {
         0 => begin_in_the_child(false, false),
@@ -59,7 +60,7 @@ pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     child
 }
 
-/// What a child is to do that has a memory of its own, and whose handlers of forks are not called.
+/// Prepares a child that has a memory of its own, where the C library does not run fork handlers.
 fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
     // SAFETY: called only where `_Fork` or `clone` has just returned 0, in a child with a memory of its
     // own, after `begin_unseen_fork`.
@@ -78,35 +79,38 @@ fn begin_in_the_child(shares_numbers: bool, serves_new: bool) {
     stats::begin_anew();
 }
 
-/// Calls the C library's `fork(3)`, also if the program defines one, which may end up here.
+/// Calls the C library's `fork(3)`. The program's own `fork`, if it defines one, may end up here.
 pub(crate) fn fork() -> pid_t {
     next!(c"fork" as fn() -> pid_t, ())
 }
 
-/// What is under way while a child is made by `clone(2)`.
+/// State from before a `clone(2)` until its child has been made.
 pub(crate) enum Cloning {
-    /// It gets a memory of its own.
+    /// The child gets a memory of its own.
     Fork {
         shares_numbers: bool,
         serves_new: bool,
     },
-    /// The thread waits for it; it has numbers of its own unless it `shares_numbers`.
+    /// The thread waits for the child. The child has fds of its own unless it `shares_numbers`.
     Wait {
         shares_numbers: bool,
-        /// The kernel has every object.
+        /// The kernel serves every object.
         is_all: bool,
     },
     Thread,
-    /// It gets a memory of its own, in which there is nothing of this library's.
+    /// The child gets a memory of its own, in which the library has no state.
     Untouched,
 }
 
 impl Cloning {
-    /// Hands objects over before a `clone` whose child could misuse them. A child with this memory and
-    /// a table of fds of its own would find objects behind the wrong fds. A thread that the C library
-    /// does not know may use the thread-local records of the thread that made it. A child with these
-    /// fds and another memory would find fds without their objects. As long as both run, no new object
-    /// may be made either.
+    /// Demotes objects before a `clone` whose child could misuse them:
+    ///
+    /// - A child with this memory and fds of its own would find objects behind the wrong fds.
+    /// - A thread that the C library does not know may use the thread-local records of the thread that
+    ///   made it.
+    /// - A child with these fds and another memory would find fds without their objects.
+    ///
+    /// As long as both run, no new object may be made either.
     pub(crate) fn begin(flags: usize) -> Self {
         let has = |flag: c_int| flags & flag.cast_unsigned() as usize != 0;
         let [memory, numbers] = [has(libc::CLONE_VM), has(libc::CLONE_FILES)];
@@ -115,12 +119,12 @@ impl Cloning {
         }
         if !memory {
             if numbers {
-                // What it leaves open is its parent's, too.
+                // A new fd of the child would be open in its parent, too.
                 serve_nothing_new();
             }
             upoll_fds::begin_unseen_fork();
-            // Another thread may be in the midst of an allocation, which is never over in the child. None is that
-            // has begun to make no object yet.
+            // Another thread may be in the midst of an allocation, which never ends in the child. Before the
+            // first object is made, no thread can be.
             let serves_new = !numbers && (!handlers::has_begun() || files::is_only_thread());
             return Cloning::Fork {
                 shares_numbers: numbers,
@@ -148,7 +152,7 @@ impl Cloning {
         }
     }
 
-    /// In the parent.
+    /// Ends the preparations, in the parent.
     pub(crate) fn end(self) {
         match self {
             Cloning::Fork { .. } => upoll_fds::end_unseen_fork(),
@@ -160,7 +164,7 @@ impl Cloning {
         }
     }
 
-    /// In the child.
+    /// Ends the preparations, in the child.
     fn begin_in_the_child(&self) {
         if let Cloning::Fork {
             shares_numbers,
@@ -174,13 +178,13 @@ impl Cloning {
 
 type Function = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// Goes on in `function` on the stack that ends at `stack`, and ends the thread with what it returns.
+/// Calls `function` on the stack that ends at `stack`. Ends the thread with the result.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mut c_void) -> ! {
     std::arch::naked_asm!(
         ".cfi_startproc",
-        // Nothing unwinds beyond here.
+        // End of unwinding.
         ".cfi_undefined rip",
         "and rdi, -16",
         "mov rsp, rdi",
@@ -196,13 +200,13 @@ unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mu
     )
 }
 
-/// Goes on in `function` on the stack that ends at `stack`, and ends the thread with what it returns.
+/// Calls `function` on the stack that ends at `stack`. Ends the thread with the result.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mut c_void) -> ! {
     std::arch::naked_asm!(
         ".cfi_startproc",
-        // Nothing unwinds beyond here.
+        // End of unwinding.
         ".cfi_undefined x30",
         "and x0, x0, #-16",
         "mov sp, x0",
@@ -217,8 +221,8 @@ unsafe extern "C" fn enter(stack: *mut c_void, function: Function, argument: *mu
     )
 }
 
-/// `clone(2)` with a copy of the memory and a stack for the child, which returns from here on its copy of this
-/// stack all the same.
+/// `clone(2)` with a copy of the memory and a new stack for the child. The child nevertheless returns from
+/// here on its copy of the current stack.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn clone_here(
@@ -230,7 +234,7 @@ unsafe extern "C" fn clone_here(
 ) -> usize {
     std::arch::naked_asm!(
         "mov r10, rcx",
-        // The kernel leaves this register alone.
+        // The kernel preserves this register.
         "mov r9, rsp",
         "mov eax, {number}",
         "syscall",
@@ -240,8 +244,8 @@ unsafe extern "C" fn clone_here(
     )
 }
 
-/// `clone(2)` with a copy of the memory and a stack for the child, which returns from here on its copy of this
-/// stack all the same.
+/// `clone(2)` with a copy of the memory and a new stack for the child. The child nevertheless returns from
+/// here on its copy of the current stack.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 unsafe extern "C" fn clone_here(
@@ -252,7 +256,7 @@ unsafe extern "C" fn clone_here(
     fifth: usize,
 ) -> usize {
     std::arch::naked_asm!(
-        // The kernel leaves this register alone.
+        // The kernel preserves this register.
         "mov x9, sp",
         "mov x8, #{number}",
         "svc #0",
@@ -274,14 +278,14 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Makes a child that has a copy of the memory. It prepares itself on its copy of this stack: the one that
-    /// it is given may be too small.
+    /// Makes a child that has a copy of the memory. The child prepares itself on its copy of this stack,
+    /// because the new stack may be too small.
     unsafe fn clone_memory(self, cloning: &Cloning) -> Result<usize, Errno> {
         // The C library refuses these.
         let Some(function) = self.function.filter(|_| !self.stack.is_null()) else {
             return Err(Errno::INVAL);
         };
-        // As the C library has it: room for the two that the child takes from there.
+        // As in the C library: with room for the two arguments that the child takes from its stack.
         let stack = (self.stack.addr() & !15) - 16;
         let flags = self.flags.cast_unsigned() as usize;
         let [parent, child] = [self.parent_place.addr(), self.child_place.addr()];
@@ -330,8 +334,8 @@ impl Arguments {
     }
 }
 
-/// Names of `clone(2)`. It is variadic in C; what is not given has an arbitrary value, which nobody looks at
-/// without the flag for it.
+/// Names of `clone(2)`. It is variadic in C; an argument that was not passed has an arbitrary value. Without
+/// the flag for it, it is not used.
 macro_rules! clones {
     ($($name:ident;)*) => { $(
         #[doc = "`clone(2)`"]
@@ -372,7 +376,7 @@ clones! {
     __clone;
 }
 
-/// `clone(2)` as the system call is. A child with a stack of its own does not come back from here.
+/// `clone(2)` as a system call. A child with a stack of its own does not return from here.
 ///
 /// # Safety
 /// That of the call.
@@ -469,13 +473,13 @@ pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_cha
     )
 }
 
-/// The two that start a program. Their file actions may name any number.
+/// Functions that start a program. Their file actions may name any fd.
 macro_rules! spawn {
     ($($symbol:literal $name:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "(3)`")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
-            // Of a `pid_t`, or of a descriptor.
+            // A `pid_t`, or an fd.
             process: *mut c_int,
             path: *const c_char,
             actions: *const posix_spawn_file_actions_t,

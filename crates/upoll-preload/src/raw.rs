@@ -43,7 +43,7 @@ pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize
     self::result(result.cast_unsigned())
 }
 
-/// What the kernel means by what it gives.
+/// Converts the kernel's return value: -4095 to -1 are errors.
 #[inline]
 pub(crate) fn result(given: usize) -> Result<usize, Errno> {
     match given.cast_signed() {
@@ -369,7 +369,8 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
             )),
             libc::SYS_clone => give_word(process::raw_clone(a, || call(number, arguments))),
             libc::SYS_clone3 => {
-                // They come first in its structure. One that cannot be read the kernel refuses.
+                // The flags come first in the structure. The kernel refuses a structure that cannot
+                // be read.
                 let flags = upoll_fds::read_memory(a.ptr::<usize>()).unwrap_or(0);
                 give_word(process::raw_clone(flags, || call(number, arguments)))
             }

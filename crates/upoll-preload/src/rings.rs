@@ -1,9 +1,10 @@
 //! `io_uring(7)`.
 //!
-//! What is put into a ring nobody sees but the kernel, so it has to have every object that a ring may
-//! name. liburing's functions can be seen: from the first ring on the kernel serves all. A program that
-//! asks for a ring by `syscall(2)` gets `ENOSYS`, as where rings are switched off: those that do have
-//! a way without (libuv). What makes rings by inline system calls is out of reach.
+//! The library cannot see the requests in a ring, so the kernel must serve every object that a ring may
+//! name. Calls of liburing can be seen: from the first ring on, the kernel serves all objects. A
+//! program that asks for a ring by `syscall(2)` gets `ENOSYS`, as on a system where rings are disabled;
+//! programs that do so (libuv) work without rings. Rings that are made by inline system calls are out
+//! of reach.
 
 use std::ffi::{c_int, c_uint, c_void};
 

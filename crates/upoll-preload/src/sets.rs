@@ -96,7 +96,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
 
 fn serve(epfd: c_int) {
     if settings::is_user_level(Kind::Epoll) {
-        // What cannot be yet will be once it has to be.
+        // A set that cannot be user-level yet becomes so when it has to be.
         let _ = upoll_fds::serve_here(epfd);
     }
 }

@@ -55,7 +55,7 @@ pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     give(upoll_fds::shutdown(fd, how))
 }
 
-/// Has the kernel serve a socket of ours: it alone knows many messages at once.
+/// Demotes a socket of ours: only the kernel has calls that transfer several messages at once.
 ///
 /// # Errors
 /// `EBADF`: the number is the library's own.

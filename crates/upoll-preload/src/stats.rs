@@ -43,7 +43,7 @@ const CALLS: usize = NAMES.len();
 /// Threads are spread over as many sets of counters, so that they seldom write the same line.
 const SHARDS: usize = 64;
 
-/// Served here, served by the kernel.
+/// The counters of one shard: calls served here, calls served by the kernel.
 #[repr(align(128))]
 struct Shard([[AtomicU64; 2]; CALLS]);
 
@@ -51,10 +51,10 @@ static SHARDS_OF_ALL: [Shard; SHARDS] =
     [const { Shard([const { [const { AtomicU64::new(0) }; 2] }; CALLS]) }; SHARDS];
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-/// The file that the report goes to, opened when the library is loaded.
+/// The file for the report, opened when the library is loaded.
 static REPORT: OnceLock<KeptFile> = OnceLock::new();
-/// What the file is (`st_dev`, `st_ino`, `st_rdev`): a program that makes system calls by itself may close
-/// the number, and open something else by it.
+/// The identity of that file (`st_dev`, `st_ino`, `st_rdev`). A program with inline system calls may close
+/// the fd and open another file there.
 static REPORT_IS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 #[inline]
@@ -63,10 +63,10 @@ pub(crate) fn is_on() -> bool {
 }
 
 extern "C" fn at_start() {
-    // Where nothing is served, nothing is registered either.
+    // Without kinds to serve, nothing has to be registered.
     if settings::is_any_kind_served() {
         own_fds::protect();
-        // Without memory for it, what is made fails later.
+        // If memory is short, making an object fails later.
         let _ = upoll_fds::prepare();
         crate::cancel::prepare();
         crate::handlers::prepare();
@@ -78,8 +78,8 @@ extern "C" fn at_start() {
     own_fds::protect();
     open_report(path);
     IS_ON.store(true, Ordering::Relaxed);
-    // SAFETY: the handler is never unloaded, as this library is not. Without memory for it a
-    // child counts on from what its parent had.
+    // SAFETY: the handler is never unloaded, as this library is not. If there is no memory for it,
+    // a child starts with the counts of its parent.
     unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
 }
 
@@ -87,7 +87,7 @@ extern "C" fn at_start() {
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = at_start;
 
-/// A child of `fork` counts its own calls.
+/// Resets the counters in a child of `fork`, which counts its own calls.
 pub(crate) extern "C" fn begin_anew() {
     for counter in SHARDS_OF_ALL.iter().flat_map(|shard| &shard.0).flatten() {
         counter.store(0, Ordering::Relaxed);
@@ -106,7 +106,8 @@ pub(crate) fn count(call: Call, fd: i32) {
     }
 }
 
-/// Whether a call on `fd` is not for the kernel alone. If it is, the call is passed on, and counted here.
+/// Returns whether a call on `fd` concerns the library. A call that does not is passed on, and counted
+/// here.
 #[inline]
 pub(crate) fn is_ours(call: Call, fd: i32) -> bool {
     let is_ours = upoll_fds::is_ours(fd);
@@ -125,7 +126,7 @@ pub(crate) fn count_ctl(epfd: i32, fd: i32) {
     }
 }
 
-/// Counts a call.
+/// Counts a call as served here or by the kernel.
 #[inline]
 pub(crate) fn count_as(call: Call, is_user_level: bool) {
     if is_on() {
@@ -146,10 +147,10 @@ fn add(call: Call, is_user_level: bool) {
     SHARDS_OF_ALL[shard].0[call as usize][place].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Says what was counted, once.
+/// Writes the report, once.
 pub(crate) fn report() {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
-    // A child in its parent's memory leaves it to that one.
+    // A child in its parent's memory leaves the report to the parent.
     if !is_on() || crate::handlers::is_others() || IS_SAID.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -160,14 +161,14 @@ pub(crate) fn report() {
         return;
     };
     if identity(to) == Some(known_identity()) {
-        // There is nobody to tell if it cannot be written.
+        // Nobody could be told of an error.
         let _ = raw::write_all(to, &text.bytes[..text.len]);
     }
 }
 
-/// Opens the file that the report is added to: what is standard error now, if `path` is empty. The program
-/// cannot reach its number. A symbolic link is not followed: a program may run with other rights
-/// than whoever can write to a folder.
+/// Opens the file that the report is appended to. An empty `path` stands for the current standard error.
+/// The program cannot reach the fd. A symbolic link is not followed: the program may have more rights than
+/// the users that can write to the directory.
 fn open_report(path: &CStr) {
     let flags =
         libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
@@ -207,7 +208,7 @@ fn known_identity() -> [u64; 3] {
         .map(|part| part.load(Ordering::Relaxed))
 }
 
-/// What open file a number stands for; none if it is not open.
+/// Returns the identity of an open file. Returns `None` if the fd is not open.
 fn identity(fd: i32) -> Option<[u64; 3]> {
     // SAFETY: all zeros is one.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -215,7 +216,7 @@ fn identity(fd: i32) -> Option<[u64; 3]> {
     Some([found.st_dev, found.st_ino, found.st_rdev])
 }
 
-/// How often one call was served here and by the kernel.
+/// Returns how often one call was served here and by the kernel.
 fn sums(call: usize) -> [u64; 2] {
     let mut sums = [0; 2];
     for shard in &SHARDS_OF_ALL {
@@ -226,14 +227,15 @@ fn sums(call: usize) -> [u64; 2] {
     sums
 }
 
-/// A report. Not a `String`: `_exit` may be called by a signal handler, in the midst of an allocation.
+/// The text of the report. Not a `String`: a signal handler may call `_exit` in the midst of an
+/// allocation.
 struct Text {
     bytes: [u8; 2048],
     len: usize,
 }
 
 impl Text {
-    /// As much as there is room for.
+    /// Appends as many bytes as there is room for.
     fn add(&mut self, bytes: &[u8]) {
         let room = &mut self.bytes[self.len..];
         let len = bytes.len().min(room.len());
@@ -249,7 +251,8 @@ impl Write for Text {
     }
 }
 
-/// Nothing if the program had to do with no object that could be served here.
+/// Returns the report, or `None` if the program had nothing to do with objects that could be served
+/// here.
 fn text() -> Option<Text> {
     let mut text = Text {
         bytes: [0; 2048],
@@ -264,7 +267,7 @@ fn text() -> Option<Text> {
     let mut line = |text: &mut Text, name: &str, [here, kernel]: [u64; 2]| {
         served += here;
         if here + kernel > 0 {
-            // What there is no room for is left out.
+            // Text beyond the room is dropped.
             let _ = writeln!(text, "  {name:<14}{here:>14}{kernel:>14}");
         }
     };
@@ -282,7 +285,7 @@ fn text() -> Option<Text> {
         line(&mut text, name, sums(call));
     }
     let _ = writeln!(text, "  {:<14}{served:>14}", "in all");
-    // Every shell has pipes of the kernel's.
+    // Every shell has kernel pipes.
     let made_here = [Call::Pipe, Call::SocketPair];
     let has_made = made_here.iter().any(|&call| sums(call as usize)[0] > 0);
     let concerned = [

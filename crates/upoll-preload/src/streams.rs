@@ -21,19 +21,21 @@ unsafe extern "C" {
     static NEWEST: *const Stream;
 }
 
-/// Returns whether a stream may be open over an fd, whether or not the fd itself is: a program may close
-/// the fd of a stream and go on with the stream once another file has that number.
+/// Returns whether a stream may be open over `fd`. The fd need not be open itself: a program may close
+/// the fd of a stream, and use the stream again once another file has that fd.
 pub(crate) fn may_be_over(fd: c_int) -> bool {
     (0..=libc::STDERR_FILENO).contains(&fd) || may_be_listed(fd)
 }
 
-/// Looks through the list of streams without the C library's lock. A thread that flushes all streams holds that
-/// one for as long as another thread reads from one of them, a handler may leave by `siglongjmp` or the thread be
-/// cancelled meanwhile, and in a child of a fork that the C library has not seen nobody gives it back.
+/// Searches the list of streams without the C library's lock. A thread that flushes all streams holds the lock
+/// for as long as another thread reads from one of them. The lock could also be held for ever: a handler may
+/// leave by `siglongjmp`, the thread may be cancelled, and a child may come from a fork that the C library has
+/// not seen.
 ///
-/// So a stream may be closed just now, and the kernel reads it, which fails for memory that is gone.
+/// So a stream may be closed during the search. The kernel reads the memory of the stream, and fails if it is
+/// gone.
 fn may_be_listed(fd: c_int) -> bool {
-    /// Of a list that is longer, or that leads back to itself, nothing is known.
+    /// The number of streams to check. A longer list may lead back to itself.
     const MOST: usize = 1 << 16;
     // SAFETY: a variable of the C library, which has the size of a pointer; one access reads it whole.
     let mut at = unsafe { (&raw const NEWEST).read_volatile() };
@@ -50,7 +52,7 @@ fn may_be_listed(fd: c_int) -> bool {
     true
 }
 
-/// Reads what is needed of a stream. None if the kernel cannot.
+/// Reads the link and the fd of a stream. Returns `None` if the kernel cannot read them.
 fn read(stream: *const Stream) -> Option<(*const Stream, c_int)> {
     const FROM: usize = offset_of!(Stream, next);
     const SIZE: usize = offset_of!(Stream, fd) + size_of::<c_int>() - FROM;

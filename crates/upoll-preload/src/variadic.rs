@@ -18,8 +18,8 @@ static NEXT: [Next; 5] = [
     Next::new(c"__dprintf_chk"),
 ];
 
-// What is done first, given which function it is and its first argument; gives the C
-// library's, to go on with.
+// The functions below run before the C library's. They get the index of the function and its first
+// argument, and return the address at which to go on.
 
 extern "C" fn before_exec(which: usize, _: usize) -> *mut c_void {
     demote_inherited();

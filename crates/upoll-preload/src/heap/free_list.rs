@@ -1,9 +1,9 @@
 //! A list of free blocks that are known by their numbers, last in, first out, without a lock.
 //!
-//! The head is the number of the first block with a count of the changes beside it, in one word. A thread
-//! that has read the head and its link, and then is held up while others take that block, something else,
-//! and give the block back, finds another count. (It would have to be held up for exactly as many
-//! changes as 32 bits count to find the same one.)
+//! The head is one word: the number of the first block, and a count of the changes. A thread may read the
+//! head and its link, and then be held up while other threads take that block, take another one, and give
+//! the first block back. The thread then finds another count, and tries again. (It would find the same
+//! one only if it were held up for exactly as many changes as 32 bits count.)
 
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// See the module. Where the link of a block is the caller tells; it can be read at any time.
+/// See the module. The caller knows where the link of a block is; the link can be read at any time.
 pub(crate) struct FreeList {
     /// A count of changes above, the first block below; 0 if there is none.
     head: AtomicU64,
