@@ -11,11 +11,11 @@ use crate::memory::boxed;
 use crate::sync::Ordering;
 
 impl Epoll {
-    /// Has an epoll set of the kernel's be where this set keeps its members that are descriptors of
-    /// the kernel, `members` of which it has already, or more.
+    /// Uses an epoll set of the kernel as the place of this set's members that are kernel fds. It
+    /// has `members` of them already, or more.
     ///
-    /// `kernel_set` may be closed afterwards. If this set has a place for such members already, the
-    /// place that it got first stays; `members` that the last such call was not told of are counted.
+    /// `kernel_set` may be closed afterwards. If this set has a place for such members already,
+    /// that place stays. `members` that the last such call did not count are counted.
     ///
     /// From then on [`len`](Self::len), [`is_empty`](Self::is_empty) and [`fdinfo`](Self::fdinfo) read
     /// `/proc`, which alone shows these members. Without it, or without a free fd to read it, `len` counts

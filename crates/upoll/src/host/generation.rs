@@ -18,7 +18,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// How many words there are for others in the page that a child finds wiped.
 pub const WIPED_WORDS: usize = 2;
 
-/// What is in memory that a child finds wiped.
+/// The contents of the memory that a child finds wiped.
 pub(super) struct Wiped {
     /// [`GENERATION`] plus one.
     mark: AtomicU32,
@@ -87,7 +87,7 @@ pub(crate) fn current() -> u32 {
     forks::generation(&GENERATION, mark)
 }
 
-/// Has children noticed that the C library does not make.
+/// Detects children that the C library does not make.
 fn map_wiped() {
     let Some(place) = kernel::map_wiped(size_of::<Wiped>()) else {
         return;
@@ -104,8 +104,8 @@ fn map_wiped() {
     let _ = WIPED.compare_exchange(ptr::null_mut(), place, success, failure);
 }
 
-/// Has each `fork` from now on noticed in the child. It is called where that is first needed; a program
-/// that makes a shared object in a handler of `pthread_atfork` calls it before.
+/// Detects each later `fork` in the child. It is called where that is first needed. A program that
+/// makes a shared object in a handler of `pthread_atfork` calls it before.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for that.

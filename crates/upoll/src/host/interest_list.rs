@@ -1,8 +1,8 @@
-//! Which fds of the kernel a set watches, as the library knows it.
+//! The kernel fds that a set watches, as the library knows them.
 //!
-//! The kernel set has the same, but tells it through `/proc` alone, and is gone when the program closes
-//! its number. This list is exact but for interests whose file was closed: the kernel drops those
-//! unseen, so readers check each.
+//! The kernel set has the same list, but shows it through `/proc` alone, and is gone when the
+//! program closes its fd. This list is exact but for interests whose file was closed. The kernel
+//! drops those without notice, so readers check each entry.
 
 use std::os::fd::RawFd;
 
@@ -52,7 +52,7 @@ pub(super) struct Listed {
     pub(super) interest: Event,
     /// There was an interest in the number before that had not left by itself.
     pub(super) is_again: bool,
-    /// Of the file when the interest came; 0 if that is not known.
+    /// The inode of the file when the interest was added; 0 if it is not known.
     pub(super) inode: u64,
 }
 

@@ -28,9 +28,8 @@ pub(super) fn close(number: RawFd) {
     let _ = unsafe { syscall!(Sysno::close, number) };
 }
 
-/// Takes over the result of a call that opens something, under a number that is out of the way:
-/// programs rely on getting the lowest free number, and a number that they have closed must not mean
-/// something of the library's.
+/// Moves the result of a call that opens something to a high fd. Programs rely on getting the
+/// lowest free fd, and an fd that they have closed must not become an own fd of the library.
 fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
     let low = RawFd::try_from(check(result)?).expect("fds are ints");
     let _held = hold_protected_numbers();
@@ -100,13 +99,14 @@ pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     opened(unsafe { syscall!(Sysno::socket, libc::AF_UNIX, kind, 0) })
 }
 
-/// What tells a socket from all other open files.
+/// The identity of a socket among all open files.
 #[derive(Debug)]
 pub(super) struct Socket {
-    /// Its number among all sockets that the kernel ever made (`SO_COOKIE`).
+    /// Its number among all sockets that the kernel ever made (`SO_COOKIE`). None where a filter of
+    /// system calls refuses to return it.
     cookie: Option<u64>,
-    /// Told instead where a filter of system calls refuses to tell the cookie. Another socket can come to
-    /// have the same one once this one is closed everywhere.
+    /// Compared in place of a missing cookie. Another socket can get the same inode once this one
+    /// is closed everywhere.
     inode: u64,
 }
 
@@ -266,10 +266,10 @@ fn stat(number: RawFd) -> Option<libc::stat> {
     Some(stat)
 }
 
-/// What a sleep lets through: the signals of `ppoll(2)`, or those that are let through anyway.
+/// The signals that may end a sleep: the mask of `ppoll(2)`, or None for the thread's own mask.
 pub(crate) type SignalMask<'a> = Option<&'a libc::sigset_t>;
 
-/// How many events a call may be asked for: with more than `EP_MAX_EVENTS` it gives EINVAL.
+/// How many events a call may ask for: with more than `EP_MAX_EVENTS` it fails with `EINVAL`.
 fn room_in(events: &[Event]) -> usize {
     let most = i32::MAX as usize / size_of::<libc::epoll_event>();
     events.len().min(most)
@@ -374,8 +374,8 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
     tv_nsec: 0,
 });
 
-/// `poll(2)` of one own fd for `POLLIN`, without waiting. One that the program has closed is not readable,
-/// and is recorded as lost.
+/// Calls `poll(2)` on one own fd for `POLLIN`, without waiting. An fd that the program has closed
+/// is not readable, and is recorded as lost.
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
     let is_readable = fd.call(|number| {
         let mut entry = libc::pollfd {

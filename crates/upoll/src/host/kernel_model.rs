@@ -1,10 +1,10 @@
 //! The kernel in a model: its epoll sets, the sleep of threads, time and signals.
 //!
-//! It has the interface of `kernel.rs` as far as models need it. A set keeps Linux's rules for level-
-//! and edge-triggered members, for `EPOLL_CTL_MOD` of a ready member, and for who is woken: one thread
-//! in `epoll_wait`, all in `ppoll`, and the sets above, of the exclusive ones the first in which a thread
-//! sleeps. Each set has a lock of its own, and so has each line of sets that watch a file, as in
-//! Linux, so that a system call orders nothing but what it acts on.
+//! It has the interface of `kernel.rs` as far as models need it. A set keeps Linux's rules for
+//! level- and edge-triggered members, and for `EPOLL_CTL_MOD` of a ready member. An event wakes one
+//! thread in `epoll_wait`, all threads in `ppoll`, and the sets above; of the exclusive sets it
+//! wakes the first in which a thread sleeps. Each set has its own lock, and so has each line of
+//! sets that watch a file. As in Linux, a system call orders nothing but what it acts on.
 //!
 //! Locks are taken in this order: lines, that of a member before that of its set; then states, that of
 //! a set before those of its members.
@@ -68,7 +68,7 @@ fn nanoseconds(time: libc::timespec) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// What any clock shows.
+/// Returns the time that every clock shows.
 pub(crate) fn clock() -> libc::timespec {
     let now = now().cast_signed();
     libc::timespec {
@@ -77,7 +77,7 @@ pub(crate) fn clock() -> libc::timespec {
     }
 }
 
-/// Lets time pass, from now on: all sleeps with a limit end, also those that begin later.
+/// Starts the flow of time: all sleeps with a limit end, also those that begin later.
 pub fn pass_time() {
     NOW.fetch_or(FLOWS, Ordering::Relaxed);
     for sleep in sleeps() {
@@ -126,7 +126,7 @@ impl Sleep {
         self.changed.notify_one();
     }
 
-    /// Lets time pass until the limit.
+    /// Advances the time to the limit.
     fn time_out(&self) {
         if let Some(until) = self.until {
             NOW.fetch_max(until | FLOWS, Ordering::Relaxed);
@@ -239,7 +239,7 @@ enum Kind {
 /// An open file: its place in [`FILES`], and its cookie and inode.
 type FileId = usize;
 
-/// What the kernel knows a member of a set by.
+/// The key of a member: the kernel knows it by fd and open file.
 type Key = (RawFd, FileId);
 
 /// A set that watches a file.
@@ -260,7 +260,7 @@ struct File {
     uses: AtomicUsize,
 }
 
-/// What the kernel has of a file.
+/// The kernel's state of a file.
 #[derive(Default)]
 struct State {
     is_readable: bool,
@@ -303,7 +303,7 @@ impl Used {
         Used { id, file }
     }
 
-    /// One that is a set.
+    /// Like [`of`](Self::of), for an fd that must stand for a set.
     fn set(number: RawFd) -> Result<Self, Errno> {
         let used = Self::of(number)?;
         match used.kind {
@@ -347,7 +347,7 @@ fn release(id: FileId, released: &File) {
     }
 }
 
-/// Gives an open file the lowest free number from `first`.
+/// Opens the lowest free fd from `first` for a file.
 fn number_for(used: Used, first: RawFd) -> Result<RawFd, Errno> {
     let number = {
         let mut taken = TAKEN.lock().unwrap();
@@ -385,7 +385,7 @@ pub(crate) fn most_numbers() -> libc::rlim64_t {
     MOST.cast_unsigned().into()
 }
 
-/// Lets other threads run.
+/// Yields to other threads.
 pub(super) fn sleep_a_millisecond() {
     loom::thread::yield_now();
 }
@@ -460,7 +460,7 @@ pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     opened(Kind::Socket)
 }
 
-/// What tells a socket from all other open files.
+/// The identity of a socket among all open files.
 #[derive(Debug)]
 pub(super) struct Socket(FileId);
 
@@ -527,7 +527,7 @@ impl State {
         member.map(|(_, interest)| interest)
     }
 
-    /// What is ready of what is wanted of a member.
+    /// Returns the ready events of a member that its interest asks for.
     fn ready_events(&self, key: Key) -> Events {
         let wanted = self.interest(key).map(Event::events);
         wanted.map_or(Events::empty(), |wanted| file(key.1).poll() & wanted)
@@ -560,7 +560,7 @@ impl State {
     }
 }
 
-/// Something happened to a file: tells the sets above (`__wake_up_common`, `ep_poll_callback`).
+/// Wakes the sets above after a change of a file (`__wake_up_common`, `ep_poll_callback`).
 fn tell(id: FileId, key: Events) {
     let changed = file(id);
     let line = changed.line.lock().unwrap();
@@ -587,7 +587,7 @@ fn tell(id: FileId, key: Events) {
 pub struct Source(RawFd);
 
 impl Source {
-    /// One that is not readable.
+    /// Makes a source that is not readable.
     #[expect(clippy::new_without_default, reason = "for models only")]
     pub fn new() -> Self {
         Source(program::pipe().expect("few"))
@@ -894,7 +894,7 @@ fn wait_in(
             .sleepers
             .iter()
             .position(|sleeper| Arc::ptr_eq(sleeper, &sleep));
-        // One that was woken looks once more than its limit allows.
+        // A thread that was woken checks once more after its limit.
         timed_out = ended.timed_out && place.is_some();
         interrupted |= ended.interrupted;
         if let Some(place) = place {

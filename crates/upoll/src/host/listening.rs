@@ -1,8 +1,8 @@
 //! Sets that watch shared counters.
 //!
-//! The bells of a counter are in the hub of each set that watches it, edge-triggered, once however
-//! many items of the set watch it. What rings there has the core look, as what is heard of sets
-//! below.
+//! The notifiers of a counter are members of the nesting fd of each set that watches it. They are
+//! edge-triggered, and registered once however many items of the set watch the counter. An event of
+//! a notifier makes the core check, as an event of a set below does.
 
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -50,8 +50,8 @@ fn address(counter: &Description) -> usize {
 }
 
 impl KernelSide {
-    /// Makes the hub hear what the items of this set that watch `counter` need it to hear.
-    /// `interests` is the set's, locked.
+    /// Adds the notifiers of `counter` to the nesting fd, or removes them, after an item of this
+    /// set that watches `counter` came or went. `interests` is the set's, locked.
     pub(super) fn listen_to(
         &self,
         set: &Set,
@@ -156,8 +156,9 @@ impl KernelSide {
         queued
     }
 
-    /// A bell of the counter that the item in `slot` watches has rung: queues the items of this set
-    /// that want to know. Says whether that is new to the core. `interests` is the set's, locked.
+    /// Queues the items of this set that wait for a change in `direction`, after a notifier of the
+    /// counter that the item in `slot` watches was triggered. Returns whether the core has
+    /// something new to check. `interests` is the set's, locked.
     pub(super) fn hear(
         &self,
         set: &Set,

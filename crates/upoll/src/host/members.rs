@@ -44,7 +44,8 @@ impl<'a> Line<'a> {
 }
 
 impl KernelSide {
-    /// What `/proc` says of the kernel set that has the members, or else what the library knows.
+    /// Returns the text in `/proc` about the kernel set that has the members. Without it, returns
+    /// the list that the library keeps.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.

@@ -1,24 +1,26 @@
-//! The kernel side of a set: its members that are descriptors of the kernel.
+//! The kernel backend of a set: its members that are kernel fds.
 //!
-//! The layer between the core and sleeping threads. It gives a set a [`Companion`]: a kernel epoll
-//! set in which the descriptors are registered with the user's own data, and in which threads of
-//! such a set sleep. So level, edge, oneshot and exclusive interests in descriptors mean exactly
-//! what the kernel means by them. A bell ([`sleep_set`]) rouses a thread there when something in the
-//! core becomes ready, and a set that watches others with a kernel side learns through a kernel set
-//! of its own what happens in theirs ([`nested`]). The source of a rotating set is watched by each worker's kernel set
-//! separately ([`rotation`]). Eventfds that processes share ([`shared`]) tell sets what happens
-//! elsewhere by descriptors of their own ([`listening`]).
+//! The layer between the core and sleeping threads. It adds a [`Companion`] to a set: a kernel
+//! epoll set in which the kernel fds are registered with the user's own data, and in which threads
+//! of such a set sleep. So level, edge, oneshot and exclusive interests in kernel fds mean exactly
+//! what the kernel means by them. When something in the core becomes ready, the wake fd of the set
+//! ([`sleep_set`]) wakes a thread there. A set that watches others with a kernel backend learns
+//! through a nesting fd of its own what happens in theirs ([`nested`]). Each worker watches the
+//! source of a rotating set separately, in its own kernel set ([`rotation`]). Shared eventfds
+//! ([`shared`]) report changes in other processes to sets by kernel fds of their own
+//! ([`listening`]).
 //!
-//! # Numbers
-//! The kernel knows an interest by open file and number. A number that the user closes may mean
-//! something else the next moment; no call here acts on such a number unless the user has just
-//! passed it, or the kernel has confirmed that it still means the same.
+//! # Fds
+//! The kernel knows an interest by open file and fd. An fd that the user closes may stand for
+//! another file the next moment. So no call here acts on such an fd unless the user has just passed
+//! it, or the kernel has confirmed that it still stands for the same file.
 //!
 //! # Fork
 //! A child shares no kernel sets with its parent: it closes its copies ([`own_fds`]) and leaves its
-//! parent's sets alone until it calls `exec` or `_exit`. A child that was made by a bare `clone(2)` has the
-//! copies open: what it waits for, changes or drops there the parent misses. Shared eventfds a child may
-//! use and drop as it likes: the parent's sets hear of them as before ([`generation`]).
+//! parent's sets alone until it calls `exec` or `_exit`. A child that was made by a bare `clone(2)`
+//! has the copies open: the parent misses what the child waits for, changes or drops there. A child
+//! may use and drop shared eventfds as it likes: the parent's sets still see their changes
+//! ([`generation`]).
 
 #[cfg(not(loom))]
 mod adopted;
@@ -115,15 +117,16 @@ pub(crate) struct KernelSide {
     listed: InterestList,
     /// Held while kernel sets are made anew whose numbers the program has closed. Outside all locks.
     restoring: Mutex<()>,
-    /// Kernel sets that were made anew do not know all that they have to: the kernel has refused that.
+    /// Some kernel sets that were made anew lack members, because the kernel has refused them.
     is_half_restored: AtomicBool,
-    /// Of the sets below.
+    /// When the sets below were last checked.
     last_check: LastCheck,
     /// The program's number of an adopted kernel set; -1 if there is none.
     adopted_from: AtomicI32,
     /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
     adopted: AtomicUsize,
-    /// Whose turn it is to fill a report first, so that neither side starves the other.
+    /// Whether the core fills the next report first. The two sides take turns, so that neither
+    /// starves the other.
     core_first: AtomicBool,
     /// Kernel sides below. The lock nests inside the set's lock.
     links: Mutex<Links>,
@@ -135,7 +138,7 @@ pub(crate) struct KernelSide {
     /// No member is registered in `first`, which has the part of the hub: the set rotates, or a thread
     /// waits through it in a rotating set.
     first_is_hub: bool,
-    /// What only a rotating set has.
+    /// The state that only a rotating set has.
     rotation: Option<Rotation>,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
     /// nests inside the set's lock.
@@ -149,7 +152,7 @@ pub(crate) struct KernelSide {
 
 const EDGE: Events = Events::IN.union(Events::ET);
 
-/// What events of a kernel set said, beside those of the user's.
+/// The meaning of the library's own events of a kernel set, without those of the user's members.
 #[derive(Clone, Copy, Default)]
 struct Heard {
     /// The core has something to look at, and another thread might have been told of it instead.
@@ -214,7 +217,7 @@ impl KernelSide {
         let side = set.companion_or_insert(|| boxed(KernelSide::new(set)?))?;
         if !side.is_known_above() {
             let current = side.sleep_set().fd.as_raw_fd();
-            // Whoever is linked above but not found here finds the companion itself.
+            // A watcher that was linked above after this search finds the companion itself.
             for above in sets_above(description.watchers())? {
                 side.nest_in(description, &above)?;
             }
@@ -248,10 +251,11 @@ impl KernelSide {
             )?;
             boxed(hub)
         })?;
-        // The hub is there, now look: whoever counts itself in `first` later finds the hub.
+        // The hub is published, now check: a thread that counts itself in `first` later finds the
+        // hub.
         fence(Ordering::SeqCst);
         side.vacate();
-        // Whoever polls the set awaits the kernel set that it had before.
+        // The pollers of the set still wait for its first kernel set.
         description.object().watched_by.wake_all(Events::empty());
         Self::ensure(description)
     }
@@ -328,7 +332,8 @@ impl KernelSide {
         }
     }
 
-    /// What is below a rotating set has come: the hidden sets of threads that wait there learn of it.
+    /// Updates the links of the hidden sets of threads that wait in a rotating set, after a set
+    /// with a kernel backend was added below it.
     fn tell_hidden(rotating: &Description<Set>) -> Result<(), Errno> {
         if !rotating.object().rotates() {
             return Ok(());
@@ -714,7 +719,7 @@ impl KernelSide {
         }
         // It may have been the bell alone.
         let ready = kernel::is_readable(&members.fd);
-        // A thread may have been about to hear it.
+        // The wake that was taken back may have been meant for a sleeping thread.
         self.vacate();
         self.rouse_another(set);
         ready
@@ -771,8 +776,8 @@ impl Companion for KernelSide {
             if heard.core && set.has_ready() {
                 self.rouse_another(set);
                 if heard.queued && (!for_item || set.watched_by.has_several()) {
-                    // The sets above may check too late for the kernel to tell them. An item that asks
-                    // needs no wake.
+                    // The sets above may check too late for the kernel to wake them. An item that
+                    // polls needs no wakeup.
                     set.wake_watchers();
                 }
                 return true;
@@ -936,7 +941,7 @@ pub(crate) fn ctl(
     fd: BorrowedFd<'_>,
     interest: &Event,
 ) -> Result<(), Errno> {
-    // What is above the set has been told when the member came.
+    // The sets above the set were informed when the member was added.
     let changed = match epoll.set().companion() {
         Some(companion) if op == Op::Mod && !companion.is_found_lost() => {
             companion.modify(epoll, fd.as_raw_fd(), interest)

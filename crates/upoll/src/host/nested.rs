@@ -1,10 +1,10 @@
-//! Sets with a kernel side that are watched by other sets.
+//! Sets with a kernel backend that are watched by other sets.
 //!
-//! The outer set gets a hub: a kernel set that has the kernel set of each inner one in it,
-//! edge-triggered, and that of the outer set's own members. From then on threads sleep in the hub,
-//! and learn there when something becomes ready below. What the core then makes of it is its
-//! business: the inner set is queued in the outer one and looked at like any member. As nothing in
-//! a hub is the user's, anyone may empty it at any time and hand on what it says.
+//! The outer set gets a nesting fd (the *hub*): a kernel set whose members are the kernel set of
+//! each inner set, edge-triggered, and the kernel set of the outer set's own members. From then on
+//! threads sleep in the nesting fd, which wakes them when something becomes ready below. The core
+//! queues the inner set in the outer one and polls it like any member. Nothing in a nesting fd is
+//! the user's, so any thread may drain it at any time and forward its events.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
@@ -57,9 +57,9 @@ impl Links {
 }
 
 impl KernelSide {
-    /// Makes the hub know what the items of this set that watch `inner` need it to know: the
-    /// kernel set that `inner`'s threads sleep in, and its source if it is a rotating set.
-    /// `interests` is the set's, locked. Without a hub nothing has been linked yet.
+    /// Registers in the hub what the items of this set that watch `inner` need: the kernel set that
+    /// `inner`'s threads sleep in, and its source if it is a rotating set. `interests` is the
+    /// set's, locked. Without a hub nothing has been linked yet.
     pub(super) fn link(
         &self,
         set: &Set,
@@ -229,10 +229,10 @@ impl KernelSide {
         Ok(lost)
     }
 
-    /// Something happened below: has the core look there. Says whether it has anything new to
-    /// look at.
+    /// Queues the items above the sets below that had events. Returns whether the core has anything
+    /// new to check.
     pub(super) fn kick(&self, set: &Set, below: &[(Special, Events)]) -> bool {
-        // What it hears of a set below may wake a callback there.
+        // Events of a set below may wake a callback there.
         let _scope = Scope::enter();
         let interests = set.inner.lock();
         let mut queued = false;
@@ -304,7 +304,7 @@ impl KernelSide {
         queued
     }
 
-    /// Has the item in `slot` stand last in the kernel's line from the next sleep on.
+    /// Moves the item in `slot` to the end of the kernel's line from the next sleep on.
     pub(super) fn choose(&self, slot: u32) {
         let mut chosen = self.chosen.lock();
         if !chosen.contains(&slot) {
@@ -379,7 +379,8 @@ fn held_at(interests: &Interests, slot: u32) -> Option<Held<Set>> {
     Some(unsafe { Held::new(NonNull::from(set)) })
 }
 
-/// What is special to the rotating set with a kernel side that the item in `slot` watches.
+/// Returns the rotation state of the rotating set with a kernel backend that the item in `slot`
+/// watches.
 fn rotation_at(interests: &Interests, slot: u32) -> Option<&Rotation> {
     let item = interests.at(slot)?;
     // SAFETY: registered, and the set's lock is held for as long as `interests` is borrowed.

@@ -5,12 +5,13 @@
 //! own file.
 //!
 //! # The seal
-//! A socket of the process, a *seal*, is a member of every kernel set that the library makes. It
-//! is always writable, and asked for only while a wake is under way: `EPOLL_CTL_MOD` of a ready
-//! member triggers it anew. So a wake is one call that names both numbers, and that fails without
-//! any effect unless the first is a kernel set and the second one of its members. The socket's cookie
-//! tells it from every other socket ever made, and a set with the seal in it is the library's.
-//! `EPOLL_CTL_ADD` fails with `EEXIST` on such a set, which makes it a check that changes nothing.
+//! A socket of the process, a *seal*, is a member of every kernel set that the library makes. It is
+//! always writable, and asked for only while a wakeup is under way: `EPOLL_CTL_MOD` of a ready
+//! member triggers it anew. So a wakeup is one call that names both fds. It fails without any
+//! effect unless the first is a kernel set and the second one of its members. The seal is
+//! identified by its cookie, which no other socket ever has, and a set with the seal in it is the
+//! library's. `EPOLL_CTL_ADD` fails with `EEXIST` on such a set, which makes it a check that
+//! changes nothing.
 //!
 //! Where sets nest, each set that a seal is in is the start of a path up, and the kernel allows 10 to
 //! 500 of them from one file. So a seal is in few sets, and in those of one process.
@@ -134,15 +135,15 @@ impl LastCheck {
         is_due
     }
 
-    /// Has the next check be due at once: the last one found something that could not be repaired.
+    /// Makes the next check due at once: the last one found something that could not be repaired.
     pub(super) fn repeat(&self) {
         let long_ago = kernel::coarse_milliseconds().wrapping_sub(Self::PERIOD_MS);
         self.milliseconds.store(long_ago, Ordering::Relaxed);
     }
 }
 
-/// What is known of an own fd by its number. Entries are never freed: a thread that moves one away may read
-/// an entry that was just given up.
+/// The state of an own fd, found by its number. Entries are never freed: a thread that moves an fd
+/// away may read an entry that was just given up.
 struct Entry {
     /// The number in the lower half: [`NONE`] if it was closed, or another own fd has it. The upper half
     /// counts how often the entry was given out, so that a change that was begun for an earlier fd fails.
@@ -168,8 +169,8 @@ const BRIEF: u32 = 0;
 const SET: u32 = 1;
 /// The number of a seal.
 const SEAL: u32 = 2;
-/// What a child of a fork goes on to use: the wake fds of shared eventfds, the set that they are members
-/// of, and files of embedders.
+/// An own fd that a child of a fork continues to use: a wake fd of shared eventfds, the set that
+/// they are members of, or a file of an embedder.
 const KEPT: u32 = 3;
 
 impl Entry {
@@ -189,7 +190,7 @@ impl Entry {
         number_in(self.state.load(Ordering::SeqCst))
     }
 
-    /// Gives the entry, which is in no use, to another fd.
+    /// Reuses the entry, which is in no use, for another fd.
     fn begin(&self, number: RawFd) {
         self.kind.store(BRIEF, Ordering::Relaxed);
         self.seal.store(ptr::null_mut(), Ordering::Relaxed);
@@ -423,8 +424,8 @@ fn recorded(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     })
 }
 
-/// Has `replace` put another file under `number`. If the number is an own fd's, that fd moves to another
-/// number before. The caller [holds](hold_numbers) the numbers.
+/// Calls `replace`, which puts another file under `number`. An own fd under that number is moved to
+/// another one before. The caller [holds](hold_numbers) the numbers.
 ///
 /// # Errors
 /// Those of `replace`. `EBUSY`: there is no other number for the own fd, or it is just being closed.
@@ -485,8 +486,8 @@ fn replace_moved<R>(
     replaced
 }
 
-/// Closes the own fds that this process, which was just forked, has from its parent, but for those that it
-/// goes on to use. What belongs to them has lost its number then.
+/// Closes the own fds that this process, which was just forked, has from its parent, but for those
+/// that it continues to use. The structures that used the closed fds are left without one.
 ///
 /// To be called before anything else of the library is, and by the only thread. Async-signal-safe.
 pub(super) fn close_inherited() {
@@ -584,7 +585,7 @@ impl std::fmt::Debug for Entry {
     }
 }
 
-/// How to tell that the number still stands for the file.
+/// The evidence that the number still stands for the file.
 #[derive(Debug)]
 enum Proof {
     /// It is closed by the very call that opened it.
@@ -798,7 +799,7 @@ impl OwnFd {
     /// then.
     ///
     /// # Errors
-    /// Those of the call. `EBADF`: the number was lost.
+    /// Any error of the call. `EBADF`: the number was lost.
     #[inline]
     pub(super) fn call<R>(&self, call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
         match is_protected() || self.is_in_place() {
@@ -903,8 +904,8 @@ impl OwnFd {
             self.entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
             seal.leave();
         }
-        // A thread that moves the fd at this moment closes its own number, as the state has changed. One that
-        // replaces the file waits until the number is forgotten.
+        // A thread that moves the fd at this moment closes its own number, as the state has
+        // changed. A thread that replaces the file waits until the number is forgotten.
         let number = self.entry.take_if(|_| true);
         if is_intact && let Some(number) = number {
             kernel::close(number);
@@ -1128,8 +1129,9 @@ impl Seal {
         is_intact
     }
 
-    /// Has the sets that the seal is in know it by its new number alone, as long as the old one, `old`,
-    /// can be named: later, a wake that is under way would keep a set readable for ever.
+    /// Registers the seal under its new number in the sets that it is in, and deletes the
+    /// registration under `old`. That must be done while `old` is still open: a later wakeup would
+    /// keep a set readable for ever.
     fn follow_from(&'static self, old: RawFd) {
         let number = self.number();
         let is_in = |entry: &&Entry| {

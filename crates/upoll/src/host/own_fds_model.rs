@@ -39,7 +39,7 @@ impl OwnSet {
         self.0.is_intact()
     }
 
-    /// Hears a wake, and returns whether there was one.
+    /// Takes a wakeup, and returns whether there was one.
     pub fn hear(&self) -> bool {
         let mut events = [Event::default(); 2];
         match kernel::epoll_harvest(&self.0, &mut events) {

@@ -1,10 +1,11 @@
 //! A lock of one word for memory that processes share, which survives the death of its owner.
 //!
-//! The word holds the owner's thread id. When a thread ends, the kernel looks at the *pending* lock of
-//! the thread's robust list (`set_robust_list(2)`), and at every lock that is linked into that list. A
-//! link would be a pointer in the shared memory, where other processes can change it. So a lock is never
-//! linked here: it is the pending one from just before its owner takes it until it is released, and the
-//! only pointer to it is in memory of the owner's alone. A thread holds one such lock at a time.
+//! The word holds the owner's thread id. When a thread ends, the kernel checks the *pending* lock
+//! of the thread's robust list (`set_robust_list(2)`), and every lock that is linked into that
+//! list. A link would be a pointer in the shared memory, where other processes can change it. So a
+//! lock is never linked here. It is the pending lock from just before its owner takes it until it
+//! is released, and the only pointer to it is in the owner's private memory. A thread holds one
+//! such lock at a time.
 //!
 //! If the word holds the thread's id when the thread ends, the kernel replaces it with
 //! [`OWNER_DIED`] and wakes a waiter. A waiter that is killed in turn wakes no other one, so waiters
@@ -15,11 +16,12 @@
 //! process that writes to the word can keep others from taking the lock, or let two take it.
 //!
 //! # Equal thread ids
-//! Two processes in different pid namespaces may have threads with the same id. The kernel would take the
-//! lock away from one of them if the other one ended with the lock pending. So a waiting thread has no
-//! lock pending, and does not try to take a lock whose word has its own id. What is left are the moments
-//! between the mark and the attempt, and between the release and the end of the mark: if a thread is
-//! killed there, and just then another one with its id takes the lock, the kernel releases it.
+//! Two processes in different pid namespaces may have threads with the same id. The kernel would
+//! take the lock away from one of them if the other one ended with the lock pending. So a waiting
+//! thread has no lock pending, and does not try to take a lock whose word has its own id. Two short
+//! windows remain: between the mark and the attempt, and between the release and the end of the
+//! mark. If a thread is killed there, and just then another thread with its id takes the lock, the
+//! kernel releases it.
 
 #[cfg_attr(loom, path = "robust_lock/thread_model.rs")]
 mod thread;

@@ -1,27 +1,27 @@
-//! The source of a rotating set that is a descriptor of the kernel.
+//! The source of a rotating set, if it is a kernel fd.
 //!
 //! Each worker's kernel set watches the source by itself, edge-triggered and exclusive, so the
 //! kernel wakes one worker that sleeps, the first in line, and passes over those that do not. A
 //! worker that was chosen registers anew before it sleeps again, which makes it the last in line.
 //!
-//! # The source's number
-//! The user may close the source's number at any time, and the number may mean another file the next
-//! moment. The registrations go by that number, since one of the library's own would keep the source
-//! open. They are in kernel sets that hold nothing of the user's, so a registration of the user's under
-//! the same number is never met. A DEL that succeeds was the source's. After an ADD the number is
-//! checked: it still means the source if `members`, which has the source under that number, refuses it
-//! as a duplicate. Else what was added is deleted again.
+//! # The source's fd
+//! The user may close the source's fd at any time, and the fd may stand for another file the next
+//! moment. The registrations use that fd, since an own fd of the library would keep the source
+//! open. They are in kernel sets that hold nothing of the user's, so they never meet a registration
+//! of the user's under the same fd. A DEL that succeeds was the source's. After an ADD the fd is
+//! checked: it still stands for the source if `members`, which has the source under that fd,
+//! refuses it as a duplicate. Else the new registration is deleted again.
 //!
-//! So an event costs a worker four system calls: DEL, ADD, the check and the sleep, and as many checks of own
-//! numbers that are not protected ([`own_fds`](super::own_fds)). The check cannot be left
-//! to the next DEL, which succeeds for any file that the ADD has found under the number. Until then the
-//! worker would sleep in that file's line, and could take an exclusive wake from another waiter there.
-//! Nor can a second kernel set do without it (ADD there first, then a DEL here that succeeds for the source
-//! only): the kernel passes over an exclusive registration in a set in which no thread sleeps, so the worker
-//! would have to sleep in either set by turns.
+//! So an event costs a worker four system calls: DEL, ADD, the check and the sleep, and as many
+//! checks of own fds that are not protected ([`own_fds`](super::own_fds)). The check cannot be left
+//! to the next DEL, which succeeds for any file that the ADD has found under the fd. Until then the
+//! worker would sleep in that file's line, and could take an exclusive wakeup from another waiter
+//! there. A second kernel set cannot replace the check (ADD there first, then a DEL here that
+//! succeeds for the source only). The kernel passes over an exclusive registration in a set in
+//! which no thread sleeps, so the worker would have to sleep in both sets alternately.
 //!
-//! A source whose number was closed counts as gone, also while its file lives on under another one:
-//! a second source may then be added.
+//! A source whose fd was closed counts as gone, even while its file lives on under another fd: a
+//! second source may then be added.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -35,10 +35,10 @@ use crate::events::{Event, Events};
 use crate::memory::boxed;
 use crate::sync::{AtomicBool, Mutex, OnceBox, Ordering, is_held_by_this_thread};
 
-/// What the kernel side of a rotating set has in addition.
+/// The additional kernel backend of a rotating set.
 pub(super) struct Rotation {
-    /// A kernel set with the source alone, and nobody sleeping in it: it keeps the interest, and
-    /// says whether the source is ready by it.
+    /// A kernel set with the source alone, in which no thread sleeps. It keeps the interest, and is
+    /// readable while the source is ready by it.
     pub(super) members: Descriptor,
     /// A kernel set with `members` and the set that workers' sets nest, once somebody polls.
     for_pollers: OnceBox<Descriptor>,
@@ -186,7 +186,7 @@ impl Rotation {
         }
     }
 
-    /// Has the worker whose kernel set is `worker` watch the source. Returns the source's fd, if there
+    /// Registers the source in the worker's kernel set `worker`. Returns the source's fd, if there
     /// is a source.
     pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<Option<RawFd>, Errno> {
         let source = self.source.lock();
@@ -196,7 +196,8 @@ impl Rotation {
         self.register(worker, source, data)
     }
 
-    /// Has the worker forget the source. If it was closed the kernel has done so already.
+    /// Deletes the source from the worker's kernel set. The kernel has already done so if the
+    /// source was closed.
     pub(super) fn unwatch(&self, worker: &Descriptor) {
         let source = self.source.lock();
         if let Some(source) = source.filter(|&source| self.is_current(source)) {
@@ -226,8 +227,8 @@ impl Rotation {
             Err(Errno::BADF) => Ok(Some(source.number)),
             // The number means something else by now.
             Err(_) => Ok(None),
-            // A registration that stayed would make the next ADD of the source find it, and so tell
-            // the kernel's line nothing of what is ready then.
+            // If a registration stayed, the next ADD of the source would find it. The kernel's line
+            // would then not learn what is ready at that time.
             Ok(()) if source.leaving => Ok(None),
             Ok(()) => self.register(worker, source, data),
         }
@@ -304,7 +305,7 @@ impl Rotation {
             ..leaving
         });
         drop(source);
-        // The workers first, while `members` can tell the source from another file.
+        // The workers first, while `members` can distinguish the source from another file.
         let told = self.tell_workers(epoll);
         let mut source = self.source.lock();
         let is_leaving = |source: &&mut SourceFd| source.leaving && source.number == number;
@@ -323,7 +324,8 @@ impl Rotation {
         kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default())
     }
 
-    /// The source came, changed or leaves: every worker's kernel set learns of it.
+    /// Updates every worker's kernel set after the source was added or changed, or before it
+    /// leaves.
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers())? {
@@ -343,10 +345,10 @@ impl SourceFd {
         (self.wanted - as_asked).is_empty() && self.wanted.intersects(as_asked)
     }
 
-    /// What a worker's kernel set wants of the source.
+    /// Returns the interest in the source that a worker's kernel set has.
     ///
-    /// Beside `EXCLUSIVE` the kernel takes `IN` and `OUT` only. The finer bits never come without
-    /// one of these in a wake; whether the source is ready by the finer ones is looked at later.
+    /// Beside `EXCLUSIVE` the kernel accepts only `IN` and `OUT`. The finer bits never come without
+    /// one of these in a wakeup; a later poll checks whether the source is ready by the finer ones.
     fn interest(self, data: u64) -> Event {
         let mut events = Events::EXCLUSIVE | Events::ET;
         let writes = Events::OUT | Events::WRNORM | Events::WRBAND;

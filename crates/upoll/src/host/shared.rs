@@ -2,13 +2,13 @@
 //!
 //! The count and its maximum are on a page that a child of `fork` has in common with its parent,
 //! behind a [`RobustLock`]. A thread that waits outside a set sleeps on a word of that page, with
-//! `futex(2)`. Sets, `poll` and `select` listen to two *bells*, kernel eventfds that a child
-//! inherits: one for each direction, rung by changes and never read, so each ring is one
-//! edge-triggered event for every kernel set that has it.
+//! `futex(2)`. Sets, `poll` and `select` listen to two *notifiers*, kernel eventfds that a child
+//! inherits. There is one for each direction. Changes write to it and nobody reads it, so each
+//! write is one edge-triggered event for every kernel set that has it.
 //!
 //! # A process that dies
-//! It may do so anywhere: in which order a change is told and made is in
-//! [`listeners`](crate::eventfd::listeners). A thread that takes the lock after its owner's death sets
+//! A process may die at any point. [`listeners`](crate::eventfd::listeners) defines the order in
+//! which a change is announced and made. A thread that takes the lock after its owner's death sets
 //! the marks again by which waiters are found.
 //!
 //! # A hostile process
@@ -16,10 +16,10 @@
 //! that do not go together are corrected as they are read. So a process that overwrites the page makes
 //! calls of others block, return a wrong count, or be woken for nothing.
 //!
-//! Nothing on the page counts processes or threads, so none can be missed when it dies. A word says
-//! by one bit that somebody sleeps on it, and the next change takes the bit away; the sleeper sets
-//! it again. A bell is armed by whoever has heard it and listens on, and a ring disarms it: changes
-//! that nobody listens to make no system call.
+//! Nothing on the page counts processes or threads, so the death of one leaves no count wrong. One
+//! bit of a word records that a thread sleeps on it. The next change clears the bit; the sleeper
+//! sets it again. A listener arms a notifier again after each event that it has taken, and a change
+//! disarms it. So a change that nobody listens to makes no system call.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
@@ -42,14 +42,14 @@ use crate::wait::WaitQueue;
 
 pub(super) const DIRECTIONS: [Direction; 2] = [Direction::In, Direction::Out];
 
-/// What the processes share.
+/// The memory that the processes share.
 #[repr(C)]
 struct Page {
     lock: RobustLock,
     shared: Shared,
 }
 
-/// What a process has of a counter that it shares with others.
+/// A process's part of a counter that it shares with others.
 struct Share {
     page: NonNull<Page>,
     inward: Descriptor,
@@ -111,28 +111,28 @@ impl EventFd {
     /// An eventfd that this process shares with the children it forks from now on, and they with
     /// theirs: `eventfd(initial, flags)` whose count and maximum live in shared memory.
     ///
-    /// Handles that a child inherits are handles to the same counter: reads, writes, signals and
-    /// maxima of one process are seen by all, and wake whoever waits in any of them: in blocking
-    /// calls, in sets, in `poll` and in `select`. For as long as one process has it open it stays,
-    /// with its count; the last handle that a process drops takes nothing away from the others.
-    /// All calls cost more than those of an eventfd of one process alone: each takes a lock that
-    /// several processes share, and a change that somebody waits for makes system calls.
+    /// Handles that a child inherits are handles to the same counter. Reads, writes, signals and
+    /// maxima of one process are seen by all, and wake the waiters in every process: in blocking
+    /// calls, in sets, in `poll` and in `select`. The counter stays, with its count, as long as one
+    /// process has it open; the last handle that a process drops takes nothing away from the
+    /// others. All calls cost more than those of an eventfd of one process: each takes a lock that
+    /// several processes share, and a change with a waiter makes system calls.
     ///
-    /// - A process that dies, whatever it is doing, neither blocks the others nor leaves a count
-    ///   that is not the sum of the calls that took effect. An interest with `ET` may be reported
-    ///   once more than there were changes. One that is *stopped* in the midst of a call holds up the
-    ///   others' calls until it goes on.
+    /// - A process that dies, at any point, neither blocks the others nor leaves a count that is
+    ///   not the sum of the calls that took effect. An interest with `ET` may be reported once more
+    ///   than there were changes. A process that is *stopped* during a call holds up the others'
+    ///   calls until it continues.
     /// - A process that overwrites the shared memory makes the count wrong, or keeps the others' calls on
     ///   it from returning. It reaches no other memory of theirs.
     /// - Sets made before a fork belong to the process that made them: a child leaves them alone,
     ///   and makes its own.
-    /// - Interests with `EXCLUSIVE` are woken as any other. A set that watches a shared counter is
-    ///   one with descriptors of the kernel in it: its threads sleep in the kernel.
-    /// - [`Watch`](crate::Watch), [`Readiness`](crate::Readiness) and objects that hand its queue on
-    ///   from their own `poll` hear only of changes that the same process makes.
-    /// - A signal handler must not use the counter, and a child must be made by `fork`; one that
-    ///   calls `exec` has it no more. Two descriptors of the kernel's belong to it: a child that
-    ///   closes all it has inherited has to drop its handles before.
+    /// - Interests with `EXCLUSIVE` are woken as any other. A set that watches a shared counter
+    ///   counts as a set with kernel fds: its threads sleep in the kernel.
+    /// - [`Watch`](crate::Watch), [`Readiness`](crate::Readiness) and objects that pass its queue
+    ///   on from their own `poll` see only changes that the same process makes.
+    /// - A signal handler must not use the counter. A child must be made by `fork`; a child that
+    ///   calls `exec` no longer has the counter. Two kernel fds belong to it: a child that closes
+    ///   all fds that it has inherited has to drop its handles before.
     /// - [`retire`](Self::retire) does nothing to it.
     ///
     /// # Errors
@@ -182,9 +182,9 @@ impl EventFd {
     /// Another open file with the same count, maximum and flags, if it is [shared](Self::shared) and there is
     /// memory for it.
     ///
-    /// That is for the child of a fork: other threads of its parent may have been in the midst of
-    /// whatever this file knows of those who wait for it, and have left it locked. No lock of this
-    /// file is taken. It is not to be used or dropped in the child then.
+    /// It is for the child of a fork. Other threads of the parent may have been changing the data
+    /// that this file has about its waiters, and have left that data locked. No lock of this file
+    /// is taken. The child must then neither use nor drop this file.
     #[must_use]
     pub fn reopened(&self) -> Option<EventFd> {
         let counter = self.shared_counter()?;
@@ -253,7 +253,8 @@ impl SharedCounter {
         unsafe { self.share.page.as_ref() }
     }
 
-    /// What a kernel set has to watch, edge-triggered, to hear of changes. It is always readable.
+    /// Returns the notifier that a kernel set has to watch, edge-triggered, to see changes. It is
+    /// always readable.
     pub(super) fn bell(&self, direction: Direction) -> &Descriptor {
         match direction {
             Direction::In => &self.share.inward,
@@ -261,8 +262,8 @@ impl SharedCounter {
         }
     }
 
-    /// Has the next change ring; says how many changes there were before. Whoever was told of one
-    /// arms first, then looks at what it did.
+    /// Arms the notifier for the next change. Returns how many changes there were before. A
+    /// listener that has seen a change arms first, then checks what the change did.
     pub(super) fn arm(&self, direction: Direction) -> u64 {
         self.shared().arm(direction)
     }
@@ -282,7 +283,7 @@ impl SharedCounter {
         self.shared().enlist(direction)
     }
 
-    /// What those who wait for a change in `direction` sleep on.
+    /// Returns the word that waiters for a change in `direction` sleep on.
     pub(crate) fn word(&self, direction: Direction) -> &AtomicU32 {
         self.shared().word(direction)
     }
@@ -410,7 +411,7 @@ impl Ears {
         }
     }
 
-    /// Has the next change of `target` that concerns `wanted` be heard.
+    /// Arms the notifiers for the next change of `target` that concerns `wanted`.
     pub(crate) fn arm(target: Target<'_>, wanted: Events) {
         if let Some(counter) = target.shared_counter() {
             for direction in wanted_directions(wanted) {

@@ -25,7 +25,7 @@ impl SleepSet {
         Self::around(kernel::epoll_create()?, specials)
     }
 
-    /// One that exists, and may have members.
+    /// Makes one around a kernel set that exists, and may have members.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
@@ -93,7 +93,7 @@ impl WakeableSet {
         deferred.push(wake_now, set.as_ptr().expose_provenance());
     }
 
-    /// Has the set keep nothing for wakes but a member that is never asked for anything.
+    /// Clears the data of wakeups: the seal stays a member that is never asked for anything.
     pub(super) fn forget_wakes(&self) {
         self.fd.quiet(0);
     }

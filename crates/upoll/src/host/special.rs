@@ -1,10 +1,10 @@
 //! Events in a kernel set that are not for the user.
 //!
-//! A member's event carries the user's data as it is, so a wait can hand the kernel's events on
-//! without looking each of them up. The few events that are ours must be told from those: their
-//! data is a random number of the set's plus a multiple of a constant. Data of a user's that looks
-//! like that by chance would be lost; for a set with a thousand specials that is one chance in
-//! 2^54 for each different data, and no program can aim for it.
+//! A member's event carries the user's data as it is, so a wait can return the kernel's events
+//! without a lookup of each. The few events of the library must be distinguishable from those:
+//! their data is a random number of the set plus a multiple of a constant. User data that equals
+//! such a value by chance would be lost. For a set with a thousand specials the chance is 2^-54 for
+//! each different data, and no program can aim for it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -13,7 +13,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// An odd number with well-mixed bits (2^64 divided by the golden ratio).
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// What undoes a multiplication by it.
+/// The inverse of a multiplication by it.
 const STEP_INVERSE: u64 = inverse(STEP);
 
 /// Newton's method doubles the right bits each time; an odd number is right to three.
@@ -27,7 +27,7 @@ const fn inverse(odd: u64) -> u64 {
     guess
 }
 
-/// What an event that is not for the user means.
+/// The meaning of an event that is not for the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Special {
     /// Something in the core became ready.
@@ -83,7 +83,7 @@ impl Specials {
         data.wrapping_sub(self.first).wrapping_mul(STEP_INVERSE)
     }
 
-    /// What an event's data means; None if it is a user's.
+    /// Returns the meaning of an event's data; None if the data is a user's.
     pub(super) fn decode(&self, data: u64) -> Option<Special> {
         if !self.has(data) {
             return None;

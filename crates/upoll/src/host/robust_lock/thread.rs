@@ -11,8 +11,8 @@ use syscalls::{Sysno, syscall};
 use crate::host::generation;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Sleeps while the word is `expected`, at most until the lock is released or its owner dies; not for
-/// longer than a moment, as the thread that was woken instead of this one may have died.
+/// Sleeps while the word is `expected`, until the lock is released or its owner dies. The sleep has
+/// a short limit, as the thread that was woken instead of this one may have died.
 pub(super) fn sleep(word: &AtomicU32, expected: u32) {
     let operation = libc::FUTEX_WAIT;
     let limit = libc::timespec {
@@ -49,7 +49,7 @@ struct RobustList {
     pending: AtomicUsize,
 }
 
-/// What the pending lock of a thread was before.
+/// The previous pending lock of a thread.
 pub(super) struct Pending {
     list: *const RobustList,
     before: usize,
@@ -79,10 +79,11 @@ impl Pending {
     }
 }
 
-/// What the kernel knows of this thread.
+/// The kernel's data about this thread.
 #[derive(Clone, Copy)]
 pub(super) struct Thread {
-    /// Which process this was asked in: a child that the C library did not make has no robust list yet.
+    /// The process that this was read in: a child that the C library did not make has no robust
+    /// list yet.
     generation: u32,
     pub(super) id: u32,
     list: *const RobustList,

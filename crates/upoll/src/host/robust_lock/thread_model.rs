@@ -16,7 +16,7 @@ const LIMIT: libc::timespec = libc::timespec {
     tv_nsec: 0,
 };
 
-/// What a thread that is killed unwinds with.
+/// The panic payload of a thread that is killed.
 struct Killed;
 
 loom::lazy_static! {
@@ -61,7 +61,7 @@ pub(super) struct Thread {
     pub(super) id: u32,
 }
 
-/// What the pending lock of a thread was before.
+/// The previous pending lock of a thread.
 pub(super) struct Pending(*const AtomicU32);
 
 impl Thread {
