@@ -8,14 +8,15 @@ use crate::eventfd::Direction;
 use crate::host::SharedCounter;
 use crate::wait::{Place, WaitQueue};
 
-/// Makes `attempt` until it gives anything but `EAGAIN`, and sleeps in `queue` in between. Gives
-/// `EINTR` if a signal handler without `SA_RESTART` ran and one more attempt found nothing.
+/// Repeats `attempt` until it returns anything but `EAGAIN`, and sleeps in `queue` in between.
+/// Fails with `EINTR` if a signal handler without `SA_RESTART` ran and one more attempt found
+/// nothing.
 ///
-/// `attempt` is shown when the sleep ends by itself: one that has done a part makes it
+/// `attempt` receives the deadline of the wait. An attempt that has done a part sets it to
 /// [`Deadline::Never`], so that any signal handler ends the wait.
 ///
-/// At an exclusive `place` the caller may have used up a wake that others wait for too: once this
-/// has returned it must wake the next one if there is something left.
+/// At an exclusive `place` the caller may have used up a wakeup that others wait for too. When this
+/// function has returned, the caller must wake the next waiter if there is something left.
 #[cold]
 pub(super) fn until_done<T>(
     queue: &WaitQueue,

@@ -92,7 +92,7 @@ impl Doorbell {
         self.set.is_in_place()
     }
 
-    /// What to wait for: it is readable once a wake was sent.
+    /// Returns the fd to wait for: it is readable once a wakeup was sent.
     pub(super) fn fd(&self) -> RawFd {
         self.set.as_raw_fd()
     }

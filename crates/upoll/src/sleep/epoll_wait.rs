@@ -93,9 +93,9 @@ impl Epoll {
 
     /// `epoll_pwait2(2)`: [`wait`](Self::wait) while exactly the signals in `mask` are held back.
     ///
-    /// While the thread sleeps `mask` is its signal mask, set and reset together with the sleep: a
-    /// signal that the thread holds back otherwise and `mask` does not is never missed, and ends
-    /// the call. If something is ready at once, or the limit is zero, no signal gets through.
+    /// While the thread sleeps, `mask` is its signal mask, set and reset together with the sleep.
+    /// So a signal that the thread blocks otherwise and `mask` does not is never missed, and ends
+    /// the call. If something is ready at once, or the limit is zero, no signal is delivered.
     ///
     /// # Errors
     /// As [`wait`](Self::wait). `EINTR` if and only if a handler ran of a signal that `mask` let
@@ -162,11 +162,11 @@ fn remember(set: &Set) {
     }
 }
 
-/// How long a thread leaves an event of a rotating set to other workers, before it asks once more
+/// How long a thread leaves an event of a rotating set to other workers. Then it polls once more,
 /// and takes what is still there.
 ///
-/// A worker that was chosen and gets to run takes a few microseconds. One that does not get to run
-/// must not keep the event from a thread that waits.
+/// A worker that was chosen and gets to run takes a few microseconds. A worker that does not get to
+/// run must not keep the event from a thread that waits.
 const YIELD_FOR: Duration = Duration::from_millis(1);
 
 /// Returns when the next sleep ends at the latest. A thread that left an event to other workers asks for it
@@ -300,7 +300,7 @@ fn wait_in_turn(
             // Out of the line before the look: the event of a wake that chooses this thread after it
             // would be lost.
             sleeper.entry.unhook();
-            // One that was not woken takes what is there: the worker that was chosen may not come.
+            // A thread that was not woken takes what is there: the chosen worker may not come.
             ready = set.harvest(events);
             if hangs_up(&events[..ready]) {
                 // No thread can use that up.
@@ -314,7 +314,7 @@ fn wait_in_turn(
             let mut deferred = Deferred::new();
             // SAFETY: the queue is the set's, which is borrowed.
             unsafe {
-                // Who comes next looks before it sleeps.
+                // The next thread polls before it sleeps.
                 sleeper
                     .entry
                     .settle(|| ready > 0 || set.is_pending(), Notes::Stay, &mut deferred)
@@ -411,7 +411,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     Ok(worker)
 }
 
-/// Has this thread wait through `worker` no more. What chose it goes to others when it is dropped.
+/// Ends the use of `worker` by this thread. Its claims are forwarded when it is dropped.
 fn dismiss(worker: &Epoll) {
     let identity = worker.as_file_ref().identity();
     let _ = WORKERS.try_with(|workers| {
@@ -429,7 +429,7 @@ fn wait_in_kernel_set(
     turns: &mut Turns,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
-    // If there is one it will do: whoever adds a member tells the sets above.
+    // An existing companion is enough: an ADD of a member informs the sets above.
     let side = match set.companion() {
         Some(side) => side,
         None => KernelSide::ensure(epoll.description())?,

@@ -17,7 +17,7 @@ use crate::host::kernel;
 use crate::interruptible_call;
 use crate::sync::AtomicU32;
 
-/// Who may rouse a sleeper.
+/// The processes that may wake a sleeper.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
     /// This process.
@@ -102,11 +102,11 @@ pub(super) fn wake_one(address: usize) {
     kernel::futex_wake(address);
 }
 
-/// Rouses one thread that sleeps on the word at `address`, which need not exist any more.
+/// Wakes one thread that sleeps on the word at `address`, which need not exist any more.
 #[cfg(not(loom))]
 pub(super) fn wake_one(address: usize) {
-    // SAFETY: the kernel takes the address as a key and does not write to it; a stale one gives
-    // an error or a spurious wake.
+    // SAFETY: the kernel takes the address as a key and does not write to it; a stale one causes an
+    // error or a spurious wakeup.
     let _ = unsafe {
         syscall!(
             Sysno::futex,

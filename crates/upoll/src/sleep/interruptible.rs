@@ -1,11 +1,11 @@
 //! The system calls in which a thread sleeps, made so that a signal handler can end them.
 //!
-//! Whoever puts a signal off until a call is over (`upoll-preload` does) must see to it that the call
-//! does not go to sleep first: the signal may come just before the system call, and where handlers have
-//! `SA_RESTART` the kernel begins the call anew after them. So all such calls are made at one place, of
-//! which [`place`] knows by the address whether the thread is still to leave it, as the C library
-//! does for its cancellation points. There a thread looks, with no gap before the system call, whether
-//! something was [put off](put_off) already.
+//! A library that delays a signal until a call is over, as `upoll-preload` does, must keep the call
+//! from going to sleep first. The signal may come just before the system call, and after a handler
+//! with `SA_RESTART` the kernel restarts the call. So all such calls are made at one place. From an
+//! address there, [`place`] knows whether the thread is still before the system call, as the C
+//! library does for its cancellation points. The thread checks there, with no gap before the system
+//! call, whether a signal was [put off](put_off) already.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,7 +16,7 @@ std::thread_local! {
     static IS_PUT_OFF: AtomicU32 = const { AtomicU32::new(0) };
 }
 
-/// Sets whether the thread has put a signal off: from now on its sleeps give `EINTR` at once.
+/// Sets whether the thread has put a signal off: from now on its sleeps fail with `EINTR` at once.
 pub fn put_off(is_put_off: bool) {
     IS_PUT_OFF.with(|word| word.store(is_put_off.into(), Ordering::Relaxed));
 }
@@ -49,7 +49,7 @@ pub unsafe fn call(number: Sysno, arguments: [usize; 6]) -> Result<usize, Errno>
     }
 }
 
-/// Makes a call unless `word` is set; gives the address after the system call if it is null.
+/// Makes a call unless `word` is set. Returns the address after the system call if `word` is null.
 ///
 /// Up to that address nothing is on the stack, which is what unwinders take for granted. A handler may
 /// end the thread there.
@@ -143,7 +143,7 @@ pub enum Place {
 /// Where the instruction at `address` is, which a signal has interrupted.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn place(address: usize) -> Place {
-    // SAFETY: with no word it only gives an address.
+    // SAFETY: with a null word it only returns an address.
     let after = unsafe { enter(0, core::ptr::null(), core::ptr::null()) }.cast_unsigned();
     if address == after {
         Place::After

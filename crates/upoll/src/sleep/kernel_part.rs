@@ -1,24 +1,24 @@
 //! The part of a [`PollContext`](super::PollContext)'s registrations that is with the kernel.
 //!
-//! Descriptors that are known to mean one open file as long as they live stay registered in a set
-//! of the kernel's, and a call takes from there what is ready. The others are asked about anew with
-//! each call: bare numbers, which may mean another file by then; sets of the kernel's, to which
-//! being in one more would show; what the set does not take.
+//! Kernel fds that are known to mean one open file as long as they live stay registered in a kernel
+//! set, and a call takes the ready ones from there. Each call passes the other fds to the kernel's
+//! `poll` anew. Those are bare fds, which may stand for another file by then; kernel sets, where
+//! one more set above would be visible; and fds that the set refuses.
 //!
-//! # What an event says
-//! It carries the entry's slot and a stamp. A stamp that is not the slot's says that the event is of
-//! a file whose number was closed while the file lives on under another one: the kernel keeps such a
-//! registration, and lets nobody delete it. Then a new set is made.
+//! # The data of an event
+//! It holds the entry's slot and a stamp. A stamp that is not the slot's marks an event of a file
+//! whose fd was closed while the file lives on under another one. The kernel keeps such a
+//! registration, and nobody can delete it. Then a new set is made.
 //!
-//! A set whose number the program has closed is replaced, too, once it is missed: with the number
-//! reused for something that is no set, at the next harvest.
+//! A set whose own fd the program has closed is replaced, too, once that is noticed. If the fd was
+//! reused for something that is no set, that is at the next harvest.
 //!
 //! # What is not counted
-//! A set reports more than `select` counts, for instance that a descriptor in the writable set has
-//! only hung up. An entry that shows only what does not count is made edge-triggered, so that it
-//! ends no sleep until it wakes anew. (What counts for `poll` is just what a set reports. Both rely
-//! on a wake that says what it is for, which all files but sets do: a set says `IN` when it shows
-//! `RDNORM`, too.)
+//! A set reports more than `select` counts, for instance that an fd in the writable set has only
+//! hung up. An entry that shows only events that do not count is made edge-triggered, so that it
+//! ends no sleep until the next wakeup. (`poll` counts exactly the events that a set reports.) Both
+//! rely on wakeups with the events that changed, which all files but sets send: a set that shows
+//! `RDNORM` sends `IN`.
 
 use alloc::vec::Vec;
 use core::cell::Cell;
@@ -32,8 +32,8 @@ use crate::host::generation;
 use crate::host::kernel::{self, Descriptor};
 use crate::kept::{Kept, Outside, Registration};
 
-/// Who may use a set: threads see different signals through the same `signalfd`, so a set belongs
-/// to the thread that made it.
+/// The thread that may use a set. Threads see different signals through the same `signalfd`, so a
+/// set belongs to the thread that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Maker {
     generation: u32,
@@ -75,7 +75,7 @@ pub(super) struct KernelPart {
     is_foreign: bool,
     /// How many entries are in the set.
     registered: usize,
-    /// What the events of each slot's entry carry; zero if it has none.
+    /// The stamp that the events of each slot's entry carry; zero if it has none.
     stamps: Vec<u32>,
     last_stamp: u32,
     /// Slots of entries that are asked about with each call, in no order.
@@ -139,7 +139,8 @@ impl KernelPart {
         Some(set.fd.as_raw_fd())
     }
 
-    /// What the last harvest found: slots, and what of the entries' interest is ready.
+    /// Returns the result of the last harvest: slots, and the ready events of each entry's
+    /// interest.
     pub(super) fn heard(&self) -> impl Iterator<Item = (u32, Events)> {
         self.events[..self.heard]
             .iter()
@@ -151,7 +152,7 @@ impl KernelPart {
         self.heard = 0;
     }
 
-    /// Takes from the set what is ready there now, and says whether that is anything.
+    /// Takes the ready events from the set. Returns whether there are any.
     pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
@@ -170,7 +171,8 @@ impl KernelPart {
         Ok(self.heard > 0)
     }
 
-    /// Keeps of `count` events those that say that something is ready. False if one is nobody's.
+    /// Keeps those of `count` events whose entries are ready. Returns false if an event has no
+    /// entry.
     fn sort(&mut self, kept: &mut Kept, count: usize) -> bool {
         self.heard = 0;
         for at in 0..count {
@@ -248,7 +250,7 @@ impl KernelPart {
         }
     }
 
-    /// Has the set report an entry in another way, or for other events.
+    /// Changes how the set reports an entry, or for which events.
     fn modify(
         &mut self,
         number: RawFd,

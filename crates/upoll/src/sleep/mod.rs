@@ -118,6 +118,6 @@ unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     Reply::TookAndLeft
 }
 
-/// Gives the objects of this crate's own tests a kernel side.
+/// A kernel source for the objects of this crate's own tests.
 #[cfg(all(test, not(loom)))]
 pub(crate) use self::poller::tests::side as test_side;

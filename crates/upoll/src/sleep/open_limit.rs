@@ -14,8 +14,9 @@ use crate::errno::Errno;
 /// The number of entries up to which a call relies on the limit that was read last.
 pub(super) const FEW: usize = 8;
 
-/// How often the limit was changed, times two. The lowest bit says that it allowed [`FEW`] entries when it
-/// was read last. Not one of the `sync` module: loom's do not outlive an execution.
+/// Twice the number of changes of the limit. The lowest bit is set if the limit allowed [`FEW`]
+/// entries when it was read last. The atomic is not from the `sync` module: loom's do not outlive
+/// an execution.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 const ALLOWS_FEW: usize = 1;
 const ONE_CHANGE: usize = 2;

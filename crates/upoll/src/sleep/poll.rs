@@ -13,8 +13,8 @@ use crate::host::{kernel, own_fds, restore_lost};
 use crate::poll::{LookOnly, PollFd, Seen, on_stack, pass};
 use crate::target::Target;
 
-/// What the kernel is asked stays on the stack for this many descriptors, the doorbell among them;
-/// with its own two words the list takes `FRONT` bytes (`N_STACK_PPS`).
+/// The kernel's list stays on the stack for this many fds, including the thread's wake fd. With its
+/// own two words the list takes `FRONT` bytes (`N_STACK_PPS`).
 const INLINE: usize = 30;
 
 const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::FRONT);
@@ -29,25 +29,24 @@ const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::F
 /// - It returns 0 when the limit has passed, never before; what is ready then is still reported.
 /// - With a limit of zero it polls and does not wait. Without a limit it waits however long it takes.
 ///
-/// Up to nine wait queues and 29 descriptors of the kernel cost no allocation, as in Linux since
-/// 2.6.17, which puts small sets on the stack. Objects are first looked at without registering
-/// with them, and if one of them is ready nothing else happens. If only user-level objects are
-/// waited for the thread sleeps on a futex; with descriptors of the kernel among them, in the
-/// kernel's `ppoll`, together with an eventfd of its own that user-level wakes ring. That one is
-/// made when the thread first needs it, and closed when the thread ends.
+/// Up to nine wait queues and 29 kernel fds cost no allocation, as in Linux since 2.6.17, which
+/// puts small sets on the stack. The call first polls the objects without registering with them,
+/// and if one of them is ready nothing else happens. If all entries are user-level objects, the
+/// thread sleeps on a futex. With kernel fds among them, it sleeps in the kernel's `ppoll`, which
+/// also waits for the thread's own wake fd. That fd is made when the thread first needs it, and
+/// closed when the thread ends.
 ///
-/// All who poll an object are woken by each of its wakes: nobody is passed over, and nobody has to
-/// take turns. An entry borrows its object, so that cannot be closed meanwhile. A descriptor of
-/// the kernel that is closed by its number while `poll` waits for it does not end the wait, and
-/// shows as `NVAL` when it ends.
+/// Each wakeup of an object wakes all threads that poll it: none is passed over, and none has to
+/// take turns. An entry borrows its object, so that cannot be closed meanwhile. A kernel fd that is
+/// closed while `poll` waits for it does not end the wait, and shows as `NVAL` when it ends.
 ///
 /// # Errors
 /// - `EINVAL`: there are more entries than `RLIMIT_NOFILE` allows. Up to eight entries, all user-level, are
 ///   checked against the limit that a call has read last if this call does not sleep.
-/// - `EINTR`: a signal handler ran while the thread slept, and nothing was ready; the call is never
-///   restarted, whatever `SA_RESTART` says. A handler that runs in the moment between a wake for
-///   nothing and the next sleep does not end the call: whoever depends on the signal uses [`ppoll`],
-///   where there is no such moment.
+/// - `EINTR`: a signal handler ran while the thread slept, and nothing was ready. The call is never
+///   restarted, with or without `SA_RESTART`. A handler that runs between a spurious wakeup and the
+///   next sleep does not end the call. A program that depends on the signal uses [`ppoll`], which
+///   has no such gap.
 /// - `ENOMEM`: no memory for a long list, or no descriptor for the thread's eventfd.
 ///
 /// # Example
@@ -75,9 +74,9 @@ pub fn poll(fds: &mut [PollFd<'_>], timeout: impl Into<Timeout>) -> Result<usize
 
 /// `ppoll(2)`: [`poll`] while exactly the signals in `mask` are held back.
 ///
-/// From when it begins to wait until it returns `mask` is the thread's signal mask, set and reset
-/// together with the sleep: a signal that the thread holds back otherwise and `mask` does not is
-/// never missed, and ends the call. If something is ready at once, no signal gets through.
+/// From the start of the wait until it returns, `mask` is the thread's signal mask, set and reset
+/// together with the sleep. So a signal that the thread blocks otherwise and `mask` does not is
+/// never missed, and ends the call. If something is ready at once, no signal is delivered.
 ///
 /// # Errors
 /// As [`poll`]. `EINTR` if and only if a handler ran of a signal that `mask` let through.
@@ -114,7 +113,8 @@ fn poll_masked(
     if poller::is_final(seen, timeout, mask) {
         return Ok(seen.ready);
     }
-    // With descriptors of its own the kernel checks the number: `PollCall::ask` gives it as many entries.
+    // With kernel fds in the list, the kernel checks the number: `PollCall::ask` passes it as many
+    // entries.
     if seen.kernel == 0 && fds.len() <= FEW {
         check_against_limit(fds.len())?;
     }
@@ -150,7 +150,7 @@ impl PollCall<'_, '_> {
 /// The number of an entry that the kernel ignores, but counts.
 const IGNORED: RawFd = -1;
 
-/// What the kernel is asked about a descriptor.
+/// Returns the kernel's entry for an fd.
 #[inline]
 fn question(fd: RawFd, events: Events) -> libc::pollfd {
     libc::pollfd {

@@ -36,9 +36,9 @@ use crate::target::Target;
 /// # The same results
 /// A call finds what [`poll`](crate::poll()) would find at that moment, with the same errors. It
 /// relies on an object to wake its queues when it becomes ready, as [`Pollable`](crate::Pollable)
-/// demands; who always looks does not notice if it does not. What is not open, what is ignored and
-/// what is listed twice is all as there. Any list goes with any context, only slower if there is
-/// nothing in common with the last one; so a context for each place that polls is best.
+/// demands; `poll` alone would not notice an object that does not. Entries that are not open,
+/// ignored or listed twice are treated as there. Any list may be used with any context, only slower
+/// if there is nothing in common with the last one; so a context for each place that polls is best.
 ///
 /// # Files that close
 /// Entries are kept by open file, never by number. A context keeps no file open: it closes as if
@@ -55,8 +55,8 @@ use crate::target::Target;
 ///
 /// # Threads and processes
 /// A context may be dropped or used on any thread. The first call on another thread than the last
-/// one, or in a child of `fork`, makes a new set and registers the descriptors anew; the parent's
-/// set is left as it is. Others may poll the same files meanwhile, by whatever means.
+/// one, or in a child of `fork`, makes a new set and registers the fds anew. The parent's set is
+/// left as it is. Other threads may poll the same files meanwhile, by any means.
 ///
 /// # Example
 /// ```
@@ -81,12 +81,12 @@ pub struct PollContext {
     numbers: Vec<i32>,
 }
 
-/// What is kept between calls.
+/// The state that is kept between calls.
 struct Registered {
     kept: Kept,
     kernel: KernelPart,
-    /// What the kernel's `poll` is given: the entries that it is asked about, the set, the kernel
-    /// sides of files, the doorbell.
+    /// The list for the kernel's `poll`: the entries that are not in the set, the set, the kernel
+    /// sources of files, the thread's wake fd.
     list: Vec<libc::pollfd>,
     /// The slots of the first of these.
     asked: Vec<u32>,

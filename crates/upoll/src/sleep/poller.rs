@@ -76,8 +76,8 @@ pub(super) trait Call {
         own: Option<Own>,
     ) -> Result<Heard, Errno>;
 
-    /// Adds to the last look what [`ask`](Self::ask) found, nothing if it failed, and says how much
-    /// that is.
+    /// Adds the result of [`ask`](Self::ask), nothing if it failed, to the last poll. Returns the
+    /// number of ready entries.
     fn merge(&mut self) -> usize;
 
     /// Whether [`ask`](Self::ask) may end before its limit with nothing to [`merge`](Self::merge).
@@ -86,7 +86,7 @@ pub(super) trait Call {
     }
 }
 
-/// What a thread sleeps by in the kernel besides what it was given.
+/// The own fds that a thread sleeps on in the kernel, besides those of the call.
 #[derive(Clone, Copy)]
 pub(super) struct Own {
     pub(super) doorbell: RawFd,
@@ -94,7 +94,7 @@ pub(super) struct Own {
     pub(super) ears: Option<RawFd>,
 }
 
-/// What ended a sleep in the kernel, besides what [`Call::merge`] finds.
+/// The reason why a sleep in the kernel ended, besides the entries that [`Call::merge`] finds.
 #[derive(Clone, Copy)]
 pub(super) struct Heard {
     /// The doorbell rang.
@@ -104,13 +104,13 @@ pub(super) struct Heard {
 /// A thread in `poll` or `select`: what its entries lead to.
 struct Poller<'d> {
     state: AtomicU32,
-    /// What to ring; none if the thread sleeps on `state`.
+    /// The wake fd to wake; none if the thread sleeps on `state`.
     doorbell: Option<&'d SharedBox<Doorbell>>,
 }
 
-/// It will look once more before it sleeps.
+/// It will poll once more before it sleeps.
 const AWAKE: u32 = 0;
-/// It sleeps, or is about to: a wake has to rouse it.
+/// It sleeps, or is about to: a wakeup has to wake it.
 const ASLEEP: u32 = 1;
 /// A wake came since it last looked.
 const ROUSED: u32 = 2;
@@ -285,7 +285,7 @@ impl<'p> WaitTable<'p> {
 impl Viewer for WaitTable<'_> {
     fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events {
         let object = file.description().object();
-        // Whoever sleeps for a shared counter hears of its changes from the kernel.
+        // A thread that sleeps for a shared counter is woken by the kernel.
         if !self.registers || shared_count(file.description()).is_some() {
             return object.poll(&mut PollTable::look_only());
         }
@@ -327,8 +327,8 @@ pub(super) fn is_final(seen: Seen, timeout: Timeout, mask: Option<&SigSet>) -> b
     seen.kernel == 0 && (seen.ready > 0 || (timeout.is_now() && mask.is_none()))
 }
 
-/// Finishes a call whose first look found `seen`: asks the kernel about its descriptors, and waits
-/// if nothing is ready. Says how much is.
+/// Finishes a call whose first poll found `seen`: passes its kernel fds to the kernel, and waits if
+/// nothing is ready. Returns the number of ready entries.
 #[inline(never)]
 pub(super) fn wait(
     call: &mut impl Call,
@@ -500,7 +500,7 @@ fn wait_for_any(
                 Outcome::Woken
             };
             poller.get_up();
-            // Whatever ended the sleep: what is ready goes before a limit or a signal.
+            // Ready entries take precedence over a limit or a signal, whatever ended the sleep.
             seen = call.look(&mut table);
             match outcome {
                 _ if seen.ready > 0 => {}

@@ -34,9 +34,9 @@ use crate::target::Target;
 /// - Linux quietly lowers `n` to the size of its table of fds. An embedder with such a table
 ///   does that before the call; here each fd below `n` counts.
 ///
-/// How it waits, what it costs, and what happens to a descriptor that is closed meanwhile, is as
-/// in [`poll`](crate::poll()); numbers below 320 cost no allocation, but for
-/// a thread's first call that sleeps in the kernel. There is no limit of 1024.
+/// The wait, its cost, and the treatment of an fd that is closed meanwhile are as in
+/// [`poll`](crate::poll()). Fds below 320 cost no allocation, but for a thread's first call that
+/// sleeps in the kernel. There is no limit of 1024.
 ///
 /// # Errors
 /// - `EINVAL`: `n` is negative.
@@ -80,7 +80,7 @@ pub fn select<'a>(
 /// `pselect(2)`: [`select`] while exactly the signals in `mask` are held back, with a limit that
 /// is not written.
 ///
-/// What the mask means is as in [`ppoll`](crate::ppoll).
+/// The mask has the same effect as in [`ppoll`](crate::ppoll).
 ///
 /// # Errors
 /// As [`select`]. `EINTR` if and only if a handler ran of a signal that `mask` let through.

@@ -44,7 +44,7 @@ impl SigSet {
         }
     }
 
-    /// What the calling thread holds back now.
+    /// Returns the signals that the calling thread blocks now.
     #[must_use]
     pub fn of_this_thread() -> Self {
         let mut set = Self::empty();

@@ -77,8 +77,9 @@ impl StreamSocket {
         self.receive_into(&mut Scatter::new(&mut slices_mut(buffers)?), flags)
     }
 
-    /// [`receive`](Self::receive) for a caller that asks for `missing` more bytes, in memory that cannot be
-    /// written. What is asked for of a piece that was sent is received whole or not at all, as in Linux.
+    /// [`receive`](Self::receive) for a caller that asks for `missing` more bytes, in memory that
+    /// cannot be written. The requested part of a piece that was sent is received whole or not at
+    /// all, as in Linux.
     ///
     /// # Errors
     /// As [`receive`](Self::receive). `EFAULT`: no piece is received.
@@ -127,11 +128,11 @@ impl StreamSocket {
         }
     }
 
-    /// Writes all of `bytes`; waits while the send buffer is used up. Once it is, a blocked write
-    /// goes on when at most a quarter is used.
+    /// Writes all of `bytes`; waits while the send buffer is used up. A write that has begun to
+    /// wait continues when at most a quarter of the buffer is used.
     ///
-    /// It gives less than asked for if a signal handler ran or sending came to its end when a part
-    /// was written, or if the socket is `NONBLOCK`, where it is as [`try_write`](Self::try_write).
+    /// It writes less than asked for if a signal handler ran or sending was shut down after a part
+    /// was written. It also does so if the socket is `NONBLOCK`, as [`try_write`](Self::try_write).
     /// A signal handler with `SA_RESTART` does not end the wait, unless a part is written.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use core::time::Duration;
 /// The clock that a time limit is measured by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Clock {
-    /// `CLOCK_MONOTONIC`: never set. What `epoll_wait`, `poll` and `select` use.
+    /// `CLOCK_MONOTONIC`: never set. The clock of `epoll_wait`, `poll` and `select`.
     #[default]
     Monotonic,
     /// `CLOCK_REALTIME`: the wall clock. If it is set while a thread waits, the limit moves along.
