@@ -1,4 +1,4 @@
-//! What a wake puts off until its locks are free.
+//! The work that a wakeup delays until its locks are free.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -81,7 +81,7 @@ impl Deferred {
         }
     }
 
-    /// Has a waker or callback run for a wake with this key once all locks are free.
+    /// Runs a waker or callback for a wakeup with this key once all locks are free.
     pub(crate) fn push_task(&mut self, slot: &SharedBox<TaskSlot>, key: Events) {
         self.scope.push(slot, key);
     }

@@ -20,8 +20,8 @@ pub(super) struct List {
 // linked (`WaitEntry::hook`'s contract); they are followed only under the lock.
 unsafe impl Send for List {}
 
-/// What a wake calls: the entry, and the wake. Runs under the queue's lock and takes only locks
-/// that nest inside it.
+/// The function that a wakeup calls, with the entry and the wakeup. It runs under the queue's lock
+/// and takes only locks that nest inside it.
 ///
 /// # Safety
 /// Called only with an entry that is linked into the queue being woken.
@@ -101,10 +101,10 @@ impl WaitEntry {
         fence_after_rmw();
     }
 
-    /// Takes this entry out of its queue, if it is in one. After it returned no wake calls it.
+    /// Takes this entry out of its queue, if it is in one. No wakeup calls the entry after that.
     ///
-    /// Says whether the entry held a claim: its owner must pass that on
-    /// ([`WaitQueue::pass_on`]) or have looked at the object since.
+    /// Returns the queue if the entry held a claim. The owner must then forward the claim
+    /// ([`WaitQueue::pass_on`]) or have polled the object since.
     pub(crate) fn unhook(&self) -> Option<NonNull<WaitQueue>> {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).
@@ -151,7 +151,8 @@ impl WaitEntry {
         NonNull::new(self.queue.load(Ordering::Relaxed))
     }
 
-    /// Gives up the claim that this entry may hold; says whose it was. The owner passes it on.
+    /// Removes the claim that this entry may hold. Returns the claim's queue; the owner forwards
+    /// the claim.
     pub(crate) fn disclaim(&self) -> Option<NonNull<WaitQueue>> {
         let queue = self.queue()?;
         // SAFETY: the queue outlives the hook (`hook`'s contract).

@@ -1,12 +1,14 @@
 //! A queue's lock, and wakes that find it held.
 //!
-//! A wake never waits for a queue's lock: the lock may be held by the code that its signal handler has
-//! interrupted, or by a thread that itself wakes one of the queues that this wake holds. It leaves its
-//! key in `missed` and goes on. The holder delivers it after it has released the lock.
+//! A wakeup never waits for a queue's lock. The lock may be held by the code that the wakeup's
+//! signal handler has interrupted, or by a thread that itself wakes one of the queues that this
+//! wakeup holds. The wakeup stores its key in `missed` and continues. The holder delivers it after
+//! it has released the lock.
 //!
 //! # The named pair
-//! A wake writes `missed`, then tries to take the lock once more. The holder releases the lock, then
-//! reads `missed`. Both do so in sequentially consistent order, so one of them sees the other.
+//! A wakeup writes `missed`, then tries to take the lock once more. The holder releases the lock,
+//! then reads `missed`. Both do so in sequentially consistent order, so at least one of them sees
+//! the other.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
@@ -70,7 +72,7 @@ impl WaitQueue {
     }
 }
 
-/// What kind of wake it is.
+/// The kind of a wakeup.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
@@ -98,9 +100,9 @@ mod missed {
     /// More are as many.
     const MOST: u32 = 1 << 8;
 
-    /// How often a wake tries for the lock before it leaves its key. A wake that is delivered by
-    /// another thread cannot tell its caller who took it, and exclusive waiters of other queues are
-    /// woken for nothing then; most holders release the lock before this is over.
+    /// How often a wakeup tries for the lock before it leaves its key. If another thread delivers a
+    /// wakeup, the caller does not learn which waiter took it, and wakes exclusive waiters of other
+    /// queues in vain. Most holders release the lock before the tries are over.
     #[cfg(not(loom))]
     const TRIES: u32 = 100;
 

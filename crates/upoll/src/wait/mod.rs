@@ -1,23 +1,23 @@
-//! Wait queues: who wants to know that an object changed (`wait_queue_head_t`).
+//! Wait queues: the waiters for a change of an object (`wait_queue_head_t`).
 //!
-//! An object owns one [`WaitQueue`] per kind of news. Whoever wants the news links an intrusive
-//! entry into it; [`WaitQueue::wake`] calls the entries in Linux's order. A wake allocates nothing
-//! and runs under the queue's lock, so an entry that has been unlinked is never called again.
+//! An object owns one [`WaitQueue`] per kind of change. A waiter links an intrusive entry into it;
+//! [`WaitQueue::wake`] calls the entries in Linux's order. A wakeup allocates nothing and runs
+//! under the queue's lock, so an entry that has been unlinked is never called again.
 //!
 //! # Order and exclusivity
-//! Non-exclusive entries stand first, the newest of them foremost; exclusive ones follow in the
-//! order they came. A wake calls every non-exclusive entry, then exclusive ones until one says
-//! that it took the event. How exclusive waiters take turns instead is in `rotation.rs`.
+//! Non-exclusive entries come first, the newest at the front; exclusive ones follow in the order of
+//! their arrival. A wakeup calls every non-exclusive entry, then exclusive ones until one has taken
+//! the event. `rotation.rs` describes how exclusive waiters take turns instead.
 //!
 //! # Claims
-//! A wake that an exclusive waiter took is that waiter's *claim* until it has looked at the object
-//! ([`WaitEntry::settle`]). A waiter that leaves before that hands its claim to the next one: it
-//! would be lost otherwise.
+//! A wakeup that an exclusive waiter took is that waiter's *claim* until it has polled the object
+//! ([`WaitEntry::settle`]). A waiter that leaves before that forwards its claim to the next one,
+//! because the wakeup would be lost otherwise.
 //!
-//! # The named pair: publish then wake, register then look
-//! An object publishes its new state, then [`wake`](WaitQueue::wake) reads `linked`. A waiter
-//! links itself (which writes `linked`), then reads the state. Both do so with sequentially
-//! consistent order, so one of the two sees the other and no wake is lost.
+//! # The named pair: publish then wake, register then poll
+//! An object publishes its new state, then [`wake`](WaitQueue::wake) reads `linked`. A waiter links
+//! itself (which writes `linked`), then reads the state. Both do so with sequentially consistent
+//! order, so at least one of the two sees the other and no wakeup is lost.
 
 mod deferred;
 mod list;
@@ -81,25 +81,25 @@ pub(crate) enum Place {
     ExclusiveHead,
 }
 
-/// What a wake asks of an entry.
+/// The mode in which a wakeup calls an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Take note; say whether somebody was waiting for it.
+    /// Notify: record the event. The reply is whether a thread was waiting for it.
     Tell,
-    /// Take note only if somebody waits for it right now.
+    /// Try to wake: record the event only if a thread waits for it now.
     Offer,
-    /// Say whether somebody waits for it right now, and take no note.
+    /// Query: reply whether a thread waits for it now, and record nothing.
     Ask,
 }
 
-/// What an entry answers.
+/// The reply of an entry to a wakeup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// Nobody waited for it.
+    /// No thread waited for it.
     Passed,
-    /// Somebody did.
+    /// A thread waited for it.
     Took,
-    /// Somebody did, and the entry is done: unlink it.
+    /// A thread waited for it, and the entry is done: unlink it.
     TookAndLeft,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct Wake<'a> {
     /// Which events happened; empty means unknown.
     pub(crate) key: Events,
     pub(crate) mode: Mode,
-    /// What is to be done once all locks are free.
+    /// The work that is done once all locks are free.
     pub(crate) deferred: &'a mut Deferred,
 }
 
@@ -337,7 +337,8 @@ impl WaitQueue {
         took
     }
 
-    /// What [`call`](Self::call) unlinked counts no more; what took a rotating wake still does.
+    /// Subtracts an entry that [`call`](Self::call) has unlinked. An entry that took a rotating
+    /// wakeup stays counted.
     #[inline]
     fn uncount(&self, reply: Reply) {
         if reply == Reply::TookAndLeft {

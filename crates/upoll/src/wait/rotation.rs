@@ -12,8 +12,9 @@
 //! object ready asks for its turn ([`WaitQueue::turn`]): waiters with claims and those in line come first.
 //!
 //! # More events than waiters
-//! A wake that finds no waiter leaves a note with each entry, so that the first one to come polls the
-//! object (`noted`), and has the next claim that is settled hand on one event more (`owed`).
+//! A wakeup that finds no waiter sets a recheck flag in each entry, so that the first worker to
+//! come polls the object (`noted`). It also leaves a wakeup pending: the next claim that is settled
+//! forwards one event more (`owed`).
 
 use core::ptr::{self, NonNull};
 
@@ -23,14 +24,14 @@ use super::{Deferred, Mode, Reply, WaitEntry, WaitQueue, Wake};
 use crate::events::Events;
 use crate::sync::{AtomicBool, Ordering, Rule, broken, fence, fence_after_rmw};
 
-/// What a queue keeps for rotation.
+/// The state of a queue for rotation.
 pub(super) struct Rotation {
-    /// A rotating wake found no waiter, and all exclusive entries have the note to poll before they
-    /// sleep. Until one of them uses it up no further note is needed, and no entry is in line. Set under
-    /// the list's lock.
+    /// A rotating wakeup found no waiter, and all exclusive entries have the recheck flag. Until
+    /// one of them uses it up no further flag is needed, and no entry is in line. Set under the
+    /// list's lock.
     pub(super) noted: AtomicBool,
-    /// A rotating wake found no waiter: the next claim that is settled hands on one event more. Guarded
-    /// by the list's lock.
+    /// A rotating wakeup found no waiter: the next claim that is settled forwards one event more.
+    /// Guarded by the list's lock.
     pub(super) owed: AtomicBool,
 }
 
@@ -71,7 +72,7 @@ pub(crate) enum Ask {
     Chosen,
 }
 
-/// What a thread finds that is about to sleep in a rotating set.
+/// The result of the last check before a thread sleeps in a rotating set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// The object is ready, and it is the thread's turn. Its entry is not linked.
@@ -101,14 +102,16 @@ enum Whom {
 }
 
 impl WaitQueue {
-    /// Like [`wake`](Self::wake), but exclusive waiters take turns: the one that took the event
-    /// has had a turn, and stands behind those that had as many or fewer; one that nobody waits on
-    /// is passed over.
+    /// Like [`wake`](Self::wake), but exclusive waiters take turns. The entry that took the event
+    /// has had a turn, and moves behind those that had as many or fewer. An entry that no thread
+    /// waits on is passed over.
     ///
-    /// If nobody takes it every exclusive waiter is left a note, so that the first to come looks.
+    /// If no entry takes the event, every exclusive waiter gets a recheck flag, so that the first
+    /// to come polls the object.
     ///
-    /// A wake that chooses a waiter while three others that were chosen have not come yet ends with a
-    /// `sched_yield(2)`, as does the eighth, the sixteenth and so on: hold no lock that they need.
+    /// A wakeup that chooses a waiter while three other chosen ones have not come yet ends with a
+    /// `sched_yield(2)`, as does the eighth, the sixteenth and so on. The caller must hold no lock
+    /// that they need.
     pub fn wake_rotate(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         let mut deferred = Deferred::new();
@@ -174,8 +177,8 @@ impl WaitQueue {
         took
     }
 
-    /// Nobody waits: leaves a note with all exclusive entries, so that whoever comes first will look.
-    /// Says whether one was waiting after all, and took it.
+    /// Sets a recheck flag in all exclusive entries, because no thread waits. Returns whether a
+    /// thread was waiting after all, and took the event.
     fn leave_notes(&self, list: &mut List, wake: &mut Wake<'_>, notes_last: bool) -> bool {
         if self.rotation.noted.load(Ordering::SeqCst) {
             return false;
@@ -485,8 +488,8 @@ impl WaitEntry {
 }
 
 impl List {
-    /// By how many turns the entry is ahead of those that count as having had the fewest. One that
-    /// was away for long is not behind them.
+    /// Returns by how many turns the entry is ahead of those that count as having had the fewest.
+    /// An entry that was away for long is not behind them.
     pub(super) fn lead(&self, entry: &WaitEntry) -> u32 {
         let turns = entry.standing.load(Ordering::Relaxed) & !(TURN - 1);
         let lead = turns.wrapping_sub(self.floor);

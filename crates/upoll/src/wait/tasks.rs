@@ -42,13 +42,13 @@ const DEEPEST: u32 = 64;
 
 /// A scope has the slot and will run it.
 const OWNED: u32 = 1;
-/// A wake has come that no call was made for.
+/// A wakeup has come for which no call was made yet.
 const WANTED: u32 = 2;
 
-/// Stands for the key of a wake that does not say what happened.
+/// The key of a wakeup that carries no events.
 const UNKNOWN: u32 = u32::MAX;
 
-/// A callback, as an embedder gives it.
+/// A callback of an embedder.
 pub(crate) type Call = Box<dyn Fn(Events) + Send + Sync>;
 
 /// A task's waker or a callback, in a place where wakes find it.
@@ -56,7 +56,7 @@ pub(crate) struct TaskSlot {
     whom: Whom,
     /// [`OWNED`] and [`WANTED`].
     state: AtomicU32,
-    /// What the wakes said that no call was made for.
+    /// The keys of the wakeups for which no call was made yet.
     key: AtomicU32,
     /// The next in the list that the slot is in; the owning scope's.
     next: AtomicPtr<()>,
@@ -204,7 +204,7 @@ impl TaskSlot {
     }
 }
 
-/// Gives up a slot whose callback panics.
+/// Releases a slot whose callback panics.
 struct Owned<'a>(&'a TaskSlot);
 
 impl Drop for Owned<'_> {
@@ -271,7 +271,7 @@ impl Stack {
 }
 
 impl Drop for Stack {
-    /// What was not run is given up; its wakes go with the next one.
+    /// Releases the slots that were not run; their wakeups are delivered with the next one.
     fn drop(&mut self) {
         while let Some(slot) = self.pop() {
             slot.give_up();
@@ -294,7 +294,8 @@ impl Scope {
         list::List::depth() > DEEPEST
     }
 
-    /// Has the slot run when the outermost scope ends, unless another one is about to run it.
+    /// Queues the slot to run when the outermost scope ends, unless another scope is about to run
+    /// it.
     pub(crate) fn push(&mut self, slot: &SharedBox<TaskSlot>, key: Events) {
         if slot.want(key) {
             self.0.push(SharedBox::clone(slot));
@@ -352,8 +353,8 @@ struct Panicked {
 #[cfg(all(feature = "std", not(loom)))]
 impl Panicked {
     fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
-        // What of the foreign code's is broken afterwards, the same panic shows as if it had not been
-        // caught.
+        // The panic is resumed later. Foreign state that it has left inconsistent is then reported
+        // by the same panic, as if it had not been caught.
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
             Ok(again) => again,
             Err(payload) => {
@@ -393,8 +394,8 @@ mod here {
     use crate::memory::SharedBox;
     use crate::sync::{Rule, broken};
 
-    /// What belongs to a thread. A signal handler that runs on it finds it in order at any moment: it
-    /// leaves `depth` as it was, and `tasks` changes in one step.
+    /// The state of a thread. A signal handler that runs on the thread finds it consistent at any
+    /// moment: the handler leaves `depth` as it was, and `tasks` changes in one step.
     struct Here {
         /// How many scopes the thread is in.
         depth: Cell<u32>,
@@ -477,8 +478,8 @@ mod here {
             Stack(HERE.with(|here| here.tasks.swap(ptr::null_mut(), Ordering::Relaxed)))
         }
 
-        /// What a callback wakes comes after it, instead of running within it; a waker may run for
-        /// long, and what that wakes must not wait for its end.
+        /// A callback's wakeups are delivered after it, and not within it. A waker may run for
+        /// long, and its wakeups must not wait for its end.
         pub(super) fn run(&self, slot: &TaskSlot) -> bool {
             if !slot.is_callback() {
                 return slot.run();
@@ -512,8 +513,8 @@ mod chosen {
         static IS_SHARED: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Has the models that this thread runs from now on put off tasks as a build without `std` does, or as
-    /// one with it.
+    /// Sets whether the models that this thread runs from now on delay tasks as a build without
+    /// `std` does.
     pub fn share_scopes(is_shared: bool) {
         IS_SHARED.with(|cell| cell.set(is_shared));
     }
@@ -672,8 +673,8 @@ mod shared {
             mem::take(&mut self.ended)
         }
 
-        /// What a callback wakes runs within it: a scope around it, which may run for long, would hold up
-        /// the slots of other threads.
+        /// A callback's wakeups are delivered within it: a scope around it, which may run for long,
+        /// would hold up the slots of other threads.
         #[expect(clippy::unused_self, reason = "it is of use where threads have lists")]
         pub(super) fn run(&self, slot: &TaskSlot) -> bool {
             slot.run()
