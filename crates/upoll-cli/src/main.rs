@@ -1,5 +1,5 @@
-//! `upoll`: shows what the library does, on real traffic and against the host kernel, and runs
-//! programs over it.
+//! `upoll` demonstrates the library on real traffic, measures it against the host kernel, and runs
+//! programs with it.
 
 mod bench;
 mod demo;
@@ -23,23 +23,22 @@ enum Command {
     /// Serves HTTP from one listening socket with N workers, three ways, and compares them.
     Demo(demo::Options),
     /// Measures upoll against the host kernel in the same run.
-    ///
-    /// Every figure is a ratio: upoll and the kernel do the same work by turns, in short batches on
-    /// one CPU (or with the threads that the table names), and the median of the ratios counts. It
-    /// stands beside the ratio to reach. A spread too wide to trust is marked: the machine was
-    /// busy with something else. A full run takes about two minutes and a half.
+    /// Every figure is a ratio. upoll and the kernel do the same work alternately, in short batches
+    /// on one CPU (or with the threads that the table names), and the median of the ratios counts.
+    /// The table has the target ratio beside it. A spread too wide to trust is marked: the machine
+    /// was busy with other work. A full run takes about two minutes and a half.
     Bench(bench::Options),
-    /// Runs a program as it is with its eventfds and epoll sets in user space.
+    /// Runs an unmodified program with its eventfds and epoll sets in user space.
     ///
-    /// The program is replaced, not wrapped: standard input, signals and the exit status are its
-    /// own. Programs that are linked statically or run with another user's rights cannot be run so.
+    /// The program replaces this process: standard input, signals and the exit status are its own.
+    /// Programs that are linked statically or run with another user's rights are refused.
     Run(run::Options),
-    /// Does everything at random from many threads and checks that nothing is lost.
+    /// Runs random operations from many threads, and checks that nothing is lost.
     ///
-    /// Units are sent through objects of every kind to threads that wait in sets, polls and reads of
-    /// every shape, while others change, close, nest, poll, signal and fork. Each unit must be
-    /// received exactly once, no thread may be left asleep, and memory and descriptors must stay
-    /// what they were. A fault ends the run with what it was and exit status 1.
+    /// Units are sent through objects of every kind to threads that wait in sets, polls and reads
+    /// of every shape, while others change, close, nest, poll, signal and fork. Each unit must be
+    /// received exactly once, no thread may be left asleep, and memory and fds must not grow. A
+    /// fault ends the run with a report and exit status 1.
     Soak(soak::Options),
 }
 

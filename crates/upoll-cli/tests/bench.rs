@@ -1,12 +1,12 @@
-//! `upoll bench` runs to its end and its JSON holds what the tables promise. How fast anything is
-//! is not asserted: that is the machine's as well.
+//! `upoll bench` runs to its end, and its JSON has the fields of the tables. Speed is not asserted,
+//! because it depends on the machine.
 
 use std::fs::{self, File};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs `upoll bench --quick` with these names; its JSON and what it printed.
+/// Runs `upoll bench --quick` with these names. Returns its JSON and its output.
 fn quick(test: &str, names: &[&str]) -> (Value, String) {
     let json = format!("{}/{test}.json", env!("CARGO_TARGET_TMPDIR"));
     let output = Command::new(env!("CARGO_BIN_EXE_upoll"))
@@ -28,8 +28,8 @@ fn rows<'a>(report: &'a Value, table: &str) -> &'a [Value] {
     report[table].as_array().unwrap()
 }
 
-/// All five figures of a spread, finite and in their order. On a busy machine a short round may end before
-/// its threads have run, so the lowest may be zero.
+/// Checks that all five figures of a spread are finite and ascending. On a busy machine a short
+/// round may end before its threads have run, so the lowest may be zero.
 fn assert_spread(spread: &Value) {
     let figure = |key: &str| spread[key].as_f64().unwrap_or(f64::NAN);
     let [p10, median, p90] = ["p10", "median", "p90"].map(figure);
@@ -88,7 +88,7 @@ fn a_quick_run_measures_calls_wakes_and_growth() {
         }
     }
 
-    // Whatever the JSON has is in the printed tables, too.
+    // The printed tables have all rows of the JSON.
     for table in ["comparisons", "growth"] {
         assert!(!rows(&report, table).is_empty(), "{table}");
         for row in rows(&report, table) {
@@ -202,7 +202,7 @@ fn threads_with_a_set_each_share_no_lock_of_the_library() {
         assert!(row["locks"]["taken_per_request"].as_f64().unwrap() >= 1.0);
         assert_eq!(row["locks"]["shared_in_all"], 0, "{row}");
         assert_eq!(row["locks"]["contended"], 0.0, "{row}");
-        // What the machine cannot show is said, and not judged.
+        // If the machine cannot measure a row, the row has a note and no verdict.
         let crowded = row["threads"].as_u64().unwrap() > cpus;
         assert!(row["note"].is_string() || !crowded, "{row}");
         assert_eq!(row["reached"].is_null(), row["note"].is_string(), "{row}");
@@ -243,7 +243,7 @@ fn poll_and_select_are_measured_on_the_stack_on_the_heap_and_in_the_kernel() {
         let has_kernel = row["what"] != "objects, registers with each";
         assert_eq!(row["kernel_nanoseconds"].is_object(), has_kernel, "{row}");
         assert_eq!(row["ratio"].is_object(), has_kernel, "{row}");
-        // A context has registered already.
+        // A call with a context has registered already.
         assert_eq!(row["context_nanoseconds"].is_object(), has_kernel, "{row}");
         assert_eq!(row["context_gain"].is_object(), has_kernel, "{row}");
         if row["files"].as_u64() > Some(30) {
@@ -263,7 +263,7 @@ fn help_lists_every_name_in_its_group() {
     let groups = arguments.split("\n          - ").skip(1);
     let groups: Vec<_> = groups.filter_map(|group| group.split_once(":\n")).collect();
     assert_eq!(groups.len(), 10, "{help}");
-    // A name that does not exist is refused with a list of all that do.
+    // An unknown name is refused with a list of the known ones.
     let refused = String::from_utf8(bench("no-such-name").stderr).unwrap();
     let (_, names) = refused.split_once("[possible values: ").unwrap();
     let (names, _) = names.split_once(']').unwrap();

@@ -1,4 +1,4 @@
-//! `upoll demo` as a program: what it prints, what it answers, and how it ends.
+//! `upoll demo` as a program: its output, its responses and its exit status.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Long enough for any machine; only what is broken takes so long.
+/// Longer than any machine takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn demo(arguments: &[&str]) -> Command {
@@ -31,7 +31,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(pid, signal).expect("the program runs");
 }
 
-/// A `demo --listen` that runs; killed on drop, lest a test that fails leaves it behind.
+/// A running `demo --listen`. Killed on drop, so that a failed test does not leave it behind.
 struct Serving {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -64,14 +64,14 @@ impl Serving {
         stream
     }
 
-    /// Sends `request` and reads to the end of the connection.
+    /// Sends `request`, and reads to the end of the connection.
     fn exchange(&self, request: &[u8]) -> String {
         let mut stream = self.connect();
         stream.write_all(request).expect("it reads");
         read_to_end(&stream)
     }
 
-    /// Ends it with `by`; what it said last.
+    /// Ends the program with the signal `by`. Returns the rest of its output.
     fn end(mut self, by: Signal) -> String {
         signal(&self.child, by);
         let ended = self.child.wait().expect("it is a child");
@@ -95,7 +95,7 @@ fn read_to_end(mut stream: &TcpStream) -> String {
     answers
 }
 
-/// Reads one answer that has a body.
+/// Reads one response that has a body.
 fn read_answer(stream: &TcpStream) -> String {
     let mut stream = BufReader::new(stream);
     let mut answer = String::new();
@@ -180,7 +180,7 @@ fn the_table_has_a_column_for_each_way_asked_for() {
 
 #[test]
 fn workers_that_take_turns_get_equal_shares() {
-    // One request at a time: whose turn it is does not depend on how fast anybody is.
+    // One request at a time, so that the order of the workers does not depend on speed.
     let output = run(&[
         "--workers=5",
         "--connections=1",
@@ -200,7 +200,7 @@ fn a_signal_ends_a_comparison_with_what_there_was() {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the program starts");
-        // It handles signals by the time that its first thread runs.
+        // Its signal handlers are installed before its first thread runs.
         let tasks = format!("/proc/{}/task", child.id());
         while std::fs::read_dir(&tasks).expect("it runs").count() < 2 {
             thread::yield_now();
@@ -251,7 +251,7 @@ fn serves_until_a_signal_and_says_what_it_served() {
     for way in ["stock", "exclusive", "rotating"] {
         for by in [Signal::INT, Signal::TERM] {
             let serving = Serving::start(&["--workers=2", "--way", way]);
-            // A client that is still there does not keep it from ending.
+            // A client that is still connected does not keep it running.
             let idle = serving.connect();
             let both = b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.0\r\n\r\n";
             assert_eq!(statuses(&serving.exchange(both)), ["200", "200"]);
@@ -293,7 +293,7 @@ fn answers_what_clients_send() {
     ] {
         let mut stream = serving.connect();
         stream.write_all(request.as_bytes()).expect("it reads");
-        // A half-closed connection still takes the answers.
+        // A half-closed connection still receives the responses.
         stream.shutdown(Shutdown::Write).expect("it is connected");
         let answers = read_to_end(&stream);
         assert_eq!(statuses(&answers), expected, "{request:.60}");
@@ -309,7 +309,7 @@ fn a_client_that_is_refused_while_it_sends_gets_to_read_why() {
     let mut stream = serving.connect();
     let head = b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n";
     stream.write_all(head).expect("it reads");
-    // To close with these unread would reset the connection, and the answer would be lost.
+    // A close with these unread would reset the connection, and the response would be lost.
     for _ in 0..20 {
         stream.write_all(&[b'x'; 10_000]).expect("it reads on");
     }
@@ -323,7 +323,7 @@ fn a_connection_stays_for_more_requests_and_these_may_come_in_pieces() {
     for _ in 0..6 {
         let stream = serving.connect();
         for _ in 0..3 {
-            // In pieces, as from a slow client.
+            // In pieces, like a slow client.
             for piece in ["GET / HT", "TP/1.1\r\nHo", "st: a\r\n\r", "\n"] {
                 (&stream).write_all(piece.as_bytes()).expect("it reads");
             }
@@ -365,7 +365,7 @@ fn clients_that_go_away_disturb_nobody() {
         stream.write_all(b"GET / HTTP/1.1\r\nHo").expect("it reads");
         drop(stream);
 
-        // Answers that nobody reads, so that to close is to reset the connection.
+        // The responses stay unread, so closing resets the connection.
         let mut stream = serving.connect();
         stream.write_all(&pipelined).expect("it reads");
         drop(stream);

@@ -1,5 +1,5 @@
-//! The page that `upoll bench --html` writes: what it says, that it needs nothing but itself, and
-//! that a browser draws it, by day and by night.
+//! The page that `upoll bench --html` writes: its content, that it loads nothing, and that a
+//! browser draws it in light and dark mode.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
@@ -19,7 +19,7 @@ const TABLES: [&str; 8] = [
     "backpressure",
 ];
 
-/// Measures a little of everything, with its files in `folder`: the page, and the figures behind it.
+/// Measures a little of everything, with files in `folder`. Returns the page and its figures.
 fn measured(folder: &Path) -> (PathBuf, Value) {
     let (html, json) = (folder.join("page.html"), folder.join("figures.json"));
     let names = "wait-idle mod wake poll growth-wait timeout numbers workers close eventfd";
@@ -65,7 +65,7 @@ fn assert_says_what_was_measured(page: &str, figures: &Value) {
     }
 }
 
-/// Nothing is loaded, and nothing runs.
+/// Checks that the page loads nothing and runs no script.
 fn assert_needs_nothing(page: &str) {
     for word in [
         "<script", "<link", "<img", " src=", "href=", "@import", "url(",
@@ -76,7 +76,7 @@ fn assert_needs_nothing(page: &str) {
     assert!(!without_namespace.contains("://"));
 }
 
-/// The browser on this machine, if there is one.
+/// Returns the browser on this machine, if there is one.
 fn browser() -> Option<&'static str> {
     let works = |name: &&str| {
         let version = Command::new(name).arg("--version").output();
@@ -85,7 +85,7 @@ fn browser() -> Option<&'static str> {
     ["chromium", "google-chrome"].into_iter().find(works)
 }
 
-/// A browser without a window, and how it was told to show pages.
+/// A headless browser and its options.
 struct Browser<'a> {
     name: &'static str,
     folder: &'a Path,
@@ -95,7 +95,7 @@ struct Browser<'a> {
 const WIDTH: u32 = 1000;
 
 impl Browser<'_> {
-    /// Opens a page: what it printed, and what it reported.
+    /// Opens a page. Returns the output and the messages of the browser.
     fn open(&self, page: &Path, height: u32, task: &str) -> [String; 2] {
         let output = Command::new("timeout")
             .arg("120")
@@ -106,7 +106,7 @@ impl Browser<'_> {
                 "--user-data-dir={}",
                 self.folder.join("profile").display()
             ))
-            // The numbers of the setting: 0 is dark, 1 light.
+            // Chromium's values of the setting: 0 is dark, 1 is light.
             .arg(format!(
                 "--blink-settings=preferredColorScheme={}",
                 u8::from(!self.dark)
@@ -122,10 +122,10 @@ impl Browser<'_> {
         [printed, reported]
     }
 
-    /// What `PROBE` finds in the page.
+    /// Runs `PROBE` in the page. Returns its result.
     fn probe(&self, page: &str) -> Value {
         let path = self.folder.join("probed.html");
-        // The page allows no scripts; the probe is one.
+        // The page's policy allows no scripts, and the probe is one.
         let end = page.find("<meta http-equiv").unwrap();
         let policy_ends = end + page[end..].find('>').unwrap() + 1;
         let open = format!("{}{}", &page[..end], &page[policy_ends..]);
@@ -140,7 +140,7 @@ impl Browser<'_> {
         serde_json::from_str(found).unwrap()
     }
 
-    /// The page as it is, in its full height.
+    /// Returns a picture of the unmodified page, in full height.
     fn screenshot(&self, page: &Path, height: u32) -> Picture {
         let path = self.folder.join("page.png");
         let [_, reported] = self.open(page, height, &format!("--screenshot={}", path.display()));
@@ -149,8 +149,8 @@ impl Browser<'_> {
     }
 }
 
-/// Says where each plot is, where its marks are, and in which colours they are drawn; and reports
-/// something, so that it is seen that reports are heard.
+/// Reports the position of each plot, the positions of its marks, and their colours. It also logs
+/// an error, to check that the test receives the messages.
 const PROBE: &str = r##"<script>
 console.error("heard");
 const root = getComputedStyle(document.documentElement);
@@ -193,7 +193,7 @@ out.textContent = JSON.stringify(found);
 document.body.append(out);
 </script>"##;
 
-/// The numbers of `rgb(1, 2, 3)`.
+/// Parses `rgb(1, 2, 3)`.
 fn rgb(colour: &Value) -> [u8; 3] {
     let text = colour.as_str().unwrap();
     let inner = text
@@ -230,7 +230,7 @@ impl Picture {
         }
     }
 
-    /// How many pixels of `place` are of `colour`, or nearly so.
+    /// Returns the number of pixels of `place` that have about this `colour`.
     fn count(&self, colour: [u8; 3], place: [f64; 4]) -> usize {
         let [left, top, width, height] = place.map(|figure| figure as usize);
         let rows = self.pixels.chunks_exact(self.width).skip(top).take(height);
@@ -243,7 +243,8 @@ impl Picture {
     }
 }
 
-/// Each plot has marks in its colours, within its frame, and so does the picture.
+/// Checks that each plot has marks in its colours within its frame, and that the picture shows
+/// them.
 fn assert_drawn(found: &Value, picture: &Picture) {
     let data: Vec<_> = found["data"].as_array().unwrap().iter().map(rgb).collect();
     for plot in found["plots"].as_array().unwrap() {
@@ -272,7 +273,7 @@ fn assert_drawn(found: &Value, picture: &Picture) {
         let legend = plot["swatches"].as_array().unwrap();
         for swatch in legend.iter().map(rgb) {
             let of = marks.iter().filter(|(colour, _)| *colour == swatch);
-            // A line may be as good as upright or level.
+            // A line may be almost vertical or horizontal.
             let large =
                 of.filter(|(_, [_, _, mark_width, mark_height])| mark_width + mark_height > 5.0);
             let large = large.count();
@@ -299,7 +300,7 @@ fn the_page_names_the_machine_marks_noise_and_is_drawn_by_a_browser() {
     assert!(plots >= 2 * TABLES.len(), "{plots}");
 
     let Some(name) = browser() else {
-        // Past the test harness, which keeps to itself what a test that passes prints.
+        // Written past the test harness, which hides the output of a test that passes.
         let skipped = "SKIPPED: no Chromium here, so no browser has opened the page of upoll bench";
         writeln!(io::stderr(), "{skipped}").unwrap();
         return;

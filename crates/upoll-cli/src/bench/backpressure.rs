@@ -1,5 +1,6 @@
-//! What a maximum does for a fast writer and a slow reader: the three measurements of the patch
-//! series that proposed it, with its parameters. The kernel's eventfd has none, upoll's has one.
+//! The effect of a maximum on a fast writer and a slow reader: the three measurements of the
+//! eventfd-maximum patch, with its parameters. The kernel's eventfd has no maximum, upoll's has
+//! one.
 
 use std::num::NonZeroU64;
 use std::thread;
@@ -21,13 +22,13 @@ const MAXIMUM: u64 = 10;
 /// How much to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Load {
-    /// How long the burst lasts.
+    /// The length of the burst.
     pub(super) burst_milliseconds: u64,
-    /// Events whose latency is taken.
+    /// The number of events whose latency is measured.
     pub(super) paced_events: u64,
-    /// How often it is taken, by the kernel's and by upoll's in turn.
+    /// The number of rounds, which alternate between the kernel's counter and upoll's.
     pub(super) paced_rounds: usize,
-    /// Writes that a slow reader collects.
+    /// The number of writes that a slow reader collects.
     pub(super) collected_writes: u64,
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Pressed {
     pub(super) writes: u64,
     pub(super) reads: u64,
     pub(super) average_batch: f64,
-    /// From before the write to after the read, where each read is of one event.
+    /// The time from before the write to after the read, if each read takes one event.
     pub(super) latency: Option<Latency>,
     pub(super) goal: Option<Goal>,
 }
@@ -68,17 +69,17 @@ pub(super) struct Latency {
     pub(super) p99_microseconds: f64,
     pub(super) p999_microseconds: f64,
     pub(super) worst_microseconds: f64,
-    /// Below which 0, 1, ... 100 % of the events stayed.
+    /// The latencies below which 0, 1, ... 100 % of the events stayed.
     pub(super) percentiles_microseconds: Vec<f64>,
 }
 
-/// What the row is to reach, beside the one without a maximum.
+/// The target of a row, relative to the row without a maximum.
 #[derive(Serialize)]
 pub(super) struct Goal {
     pub(super) what: &'static str,
     /// The median of the rounds.
     pub(super) figure: f64,
-    /// That of every round, the least first.
+    /// The figures of all rounds, in ascending order.
     pub(super) rounds: Vec<f64>,
     pub(super) reached: bool,
 }
@@ -195,7 +196,7 @@ pub(super) fn measure(load: Load, cpus: &[usize]) -> Result<Vec<Pressed>> {
         }
         taken.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
         let figures = taken.iter().map(|(figure, ..)| *figure).collect();
-        // The round that the figure is of is the one to show.
+        // The printed row is that of the median round.
         let (figure, without, with) = taken.swap_remove(rounds / 2);
         let goal = kind.goal(figure, figures);
         rows.push(without.into_row(kind, "kernel", u64::MAX, None));
@@ -204,13 +205,13 @@ pub(super) fn measure(load: Load, cpus: &[usize]) -> Result<Vec<Pressed>> {
     Ok(rows)
 }
 
-/// What happened in a run.
+/// The result of a run.
 struct Ran {
     writer_cpu: Duration,
     reader_cpu: Duration,
     writes: u64,
     reads: u64,
-    /// In nanoseconds; empty if reads are of several events.
+    /// In nanoseconds. Empty if a read takes several events.
     latencies: Histogram<u64>,
 }
 
@@ -244,12 +245,12 @@ impl Ran {
     }
 }
 
-/// A writer and a reader, each on a CPU of its own if there are two.
+/// Runs a writer and a reader, each on a CPU of its own if there are two.
 fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result<Ran> {
     let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
     let begun = Instant::now();
     thread::scope(|scope| {
-        // The reader learns of the end by the number of events that the writer has written.
+        // The reader learns the end from the number of events that the writer has written.
         let (say, hear) = std::sync::mpsc::channel();
         let writer = scope.spawn(move || {
             machine::pin(&[first]).context("binding the writer")?;
@@ -263,14 +264,15 @@ fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result
                 if matches!(kind, Kind::Latency) {
                     pace.step(Duration::from_micros(100));
                 }
-                // The burst is as fast as it gets, so its times are not taken.
+                // The burst is as fast as possible, so its times are not taken.
                 written_at.push(match kind {
                     Kind::Latency => Instant::now(),
                     Kind::Burst | Kind::Collecting => begun,
                 });
                 counter.write_one();
             }
-            // Said before the last write, so that the reader knows before it has taken everything.
+            // Sent before the last write, so that the reader knows the end before it has taken all
+            // events.
             say.send(written_at.len() as u64 + 1)?;
             written_at.push(Instant::now());
             counter.write_one();
@@ -312,10 +314,10 @@ fn run(kind: Kind, counter: &impl Counter, load: Load, cpus: &[usize]) -> Result
     })
 }
 
-/// Steps of equal length; one that is late does not hurry the next.
+/// Steps of equal length. A late step does not shorten the next one.
 ///
-/// It sleeps for all of a step: a thread that spins uses up its share of the CPU, and whatever else
-/// there is to run then comes before it, for milliseconds.
+/// It sleeps through each step. A spinning thread uses up its share of the CPU, and the scheduler
+/// then runs other threads first, for milliseconds.
 struct Pace {
     next: Instant,
 }
@@ -340,7 +342,7 @@ fn thread_cpu_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is there to be filled, and every thread has this clock.
+    // SAFETY: the call fills `time`, and every thread has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(
         u64::try_from(time.tv_sec).unwrap_or(0),

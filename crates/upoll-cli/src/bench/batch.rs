@@ -1,4 +1,4 @@
-//! Many changes in one call, against as many calls of the kernel's.
+//! Many changes in one call, compared with as many calls of the kernel.
 
 use std::cell::Cell;
 
@@ -16,9 +16,9 @@ pub(super) const NAMES: [&str; 1] = [NAME];
 /// Changes in a batch.
 const SIZES: [usize; 4] = [1, 16, 64, 256];
 
-/// What a batch is to reach where the targets say so: 64 changes of user-level members.
+/// The target ratio for a batch of 64 changes of user-level members.
 const TARGET: f64 = 10.0;
-/// Descriptors of the kernel cost what the kernel takes, and little more.
+/// Changes of kernel fds cost the kernel's time, and at most 3 % more.
 const KERNEL_TARGET: f64 = 1.0 / 1.03;
 
 /// Which members are changed.
@@ -54,7 +54,7 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
         }
     }
     for size in SIZES {
-        // A kernel without io_uring, or one that refuses it, has nothing to compare with.
+        // Without io_uring there is nothing to compare with.
         let Ok(linked) = linked(size) else { continue };
         let row = Row {
             name: NAME,
@@ -68,7 +68,7 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
     Ok(rows)
 }
 
-/// What each round asks for: never what it asked for before.
+/// The sequence of changes. No round repeats the change of the one before.
 #[derive(Default)]
 struct Turn(Cell<u64>);
 
@@ -147,7 +147,7 @@ fn batch(size: usize, members: Members) -> Result<Side> {
     }))
 }
 
-/// What keeps to the same contract in the kernel: a chain that ends with its first failure.
+/// The counterpart in the kernel: a linked io_uring chain, which also ends at its first failure.
 fn linked(size: usize) -> Result<Side> {
     let (set, counters) = watched(size)?;
     let entries = u32::try_from(size)?;
@@ -181,7 +181,7 @@ fn linked(size: usize) -> Result<Side> {
                 } else {
                     squeue::Flags::IO_LINK
                 };
-                // SAFETY: the event is alive until all have completed, below.
+                // SAFETY: the event lives until all entries have completed, below.
                 unsafe { ring.submission().push(&change.flags(flags)) }.expect("there is room");
             }
             ring.submit_and_wait(counters.len()).expect("submit");

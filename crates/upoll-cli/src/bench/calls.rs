@@ -1,4 +1,4 @@
-//! Single calls on one thread, the kernel's and upoll's by turns.
+//! Single calls on one thread, alternately of the kernel and of upoll.
 
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -10,14 +10,14 @@ use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout};
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
 
-/// What is compared.
+/// A comparison of one operation.
 #[derive(Clone, Serialize)]
 pub(super) struct Row {
     pub(super) name: &'static str,
     pub(super) what: Cow<'static, str>,
-    /// What upoll is compared with.
+    /// The other side of the comparison.
     pub(super) against: &'static str,
-    /// How many times faster than that upoll is to be; none if it is only shown.
+    /// The target: how many times faster upoll must be. `None` if the row is for information only.
     pub(super) target: Option<f64>,
 }
 
@@ -52,12 +52,12 @@ impl Comparison {
 }
 
 impl Compared {
-    /// Nanoseconds per operation of the other side, a figure for each batch.
+    /// Returns the other side's nanoseconds per operation, one figure per batch.
     pub(super) fn other_batches(&self) -> &[f64] {
         &self.other_batches.nanoseconds
     }
 
-    /// The same of upoll.
+    /// Returns upoll's nanoseconds per operation, one figure per batch.
     pub(super) fn upoll_batches(&self) -> &[f64] {
         &self.upoll_batches.nanoseconds
     }
@@ -94,7 +94,7 @@ pub(super) const fn row(
     }
 }
 
-/// The comparisons, with the ratio that each is to reach.
+/// All comparisons, with their target ratios.
 pub(super) const COMPARISONS: &[Comparison] = &[
     row(
         "eventfd-calls",
@@ -186,7 +186,7 @@ pub(super) const COMPARISONS: &[Comparison] = &[
             }),
         ])
     }),
-    // Only shown: the time is that of the walk, with which a system call's is little.
+    // Without a target: the walk takes most of the time, and the system call little of it.
     Comparison {
         row: Row {
             name: "add-nested",
@@ -288,7 +288,7 @@ fn polls(count: usize) -> Result<[Side; 2]> {
 /// Room for reports on both sides.
 const ROOM: usize = 128;
 
-/// The same counters in the same kind of set, the kernel's and ours.
+/// The same counters in the same kind of set, of the kernel and of upoll.
 struct Watched {
     theirs: Theirs,
     ours: Ours,
@@ -296,9 +296,9 @@ struct Watched {
 
 struct Theirs {
     set: Fd,
-    /// One of those that the set watches.
+    /// A watched counter.
     one: Fd,
-    /// The others.
+    /// The other watched counters.
     _rest: Vec<Fd>,
     reports: Box<[kernel::Event; ROOM]>,
 }
@@ -331,7 +331,7 @@ impl Ours {
     }
 }
 
-/// ADD and DEL of a set at the top of many: both look for circles below it.
+/// ADD and DEL of a set above many sets: both sides search for loops below it.
 fn nested() -> Result<[Side; 2]> {
     const WIDTH: usize = 40;
     let (outermost, top) = (Fd::epoll()?, Fd::epoll()?);
@@ -401,7 +401,7 @@ impl Watched {
         (self.theirs, self.ours)
     }
 
-    /// Waits without waiting, with `ready` to report.
+    /// Waits with a zero timeout for `ready` reports.
     fn waits(self, ready: usize) -> [Side; 2] {
         let (mut theirs, mut ours) = self.split();
         [

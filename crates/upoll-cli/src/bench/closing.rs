@@ -1,14 +1,13 @@
-//! Threads that serve one connection per request: make a file, add it, hear of it, close it. In the
-//! kernel of 2017 they met at one lock of all sets.
+//! Threads that serve one connection per request: each opens a file, adds it to a set, waits for an
+//! event on it and closes it. In the kernel of 2017 all sets shared one lock.
 //!
-//! How fast upoll is comes from upoll itself; how its locks are taken, from `upoll_counted`: the
-//! same source, compiled once more with locks that count. A lock that the thread before did not hold
-//! last is shared, even if the two did not meet there, so what the counts show does not hang on how
-//! many CPUs there are.
+//! The speed is that of upoll itself. The lock counts come from `upoll_counted`, the same source
+//! compiled again with counting locks. A lock counts as shared if another thread held it last, even
+//! if the two threads did not contend. So the counts do not depend on the number of CPUs.
 //!
-//! Work grows with the threads that have a core. On a machine that others use, or with more threads
-//! than cores, these are fewer than the threads: the time that a thread was ready to run and had to
-//! wait for a core is taken off. What a hypervisor takes away is not seen.
+//! Throughput grows with the number of threads that have a core. On a busy machine, or with more
+//! threads than cores, some threads wait for a core: the time that a thread was runnable and did
+//! not run is subtracted. Time stolen by a hypervisor is not measured.
 
 use std::cell::Cell;
 use std::fs;
@@ -27,13 +26,13 @@ use super::measure::{Series, Spread};
 pub(super) const NAME: &str = "close";
 pub(super) const NAMES: [&str; 1] = [NAME];
 
-/// Of proportional growth, what a row must reach.
+/// The part of proportional growth that a row must reach.
 const TARGET: f64 = 0.9;
 
-/// Threads that had less of a core each than this did not run side by side.
+/// Threads that had less of a core each than this did not run in parallel.
 const ENOUGH_CORES: f64 = 0.9;
 
-/// Requests between two looks at the clock.
+/// The number of requests between two reads of the clock.
 const STRETCH: u64 = 64;
 
 /// How much to measure.
@@ -54,7 +53,7 @@ impl Load {
     };
 }
 
-/// How locks were taken.
+/// How often locks were taken, and shared.
 #[derive(Clone, Copy, Default, Serialize)]
 pub(super) struct Locks {
     taken: u64,
@@ -63,11 +62,11 @@ pub(super) struct Locks {
     waited_nanoseconds: u64,
 }
 
-/// A set and what is done with it for a request.
+/// A set, and the calls that one request makes on it.
 trait Server: Send + Sync {
-    /// Makes a file, adds it, has an event on it reported, closes it.
+    /// Opens a file, adds it, waits for an event on it and closes it.
     fn serve(&self);
-    /// How the calling thread took locks so far, if that is counted.
+    /// Returns how the calling thread took locks so far, if they are counted.
     fn locks() -> Option<Locks> {
         None
     }
@@ -113,10 +112,10 @@ server_of!(upoll_counted, {
     })
 });
 
-/// upoll as it would be if all sets had one lock: each call that has to do with a set takes it.
+/// upoll with one lock for all sets: each call on a set takes it.
 struct Global(upoll::Epoll);
 
-/// Holds the thread that took it last, by the address of its counts; 0: none did.
+/// The last holder, by the address of its counts; 0 if none.
 static GLOBAL: Mutex<usize> = Mutex::new(0);
 
 thread_local! {
@@ -171,18 +170,18 @@ impl Server for Global {
     }
 }
 
-/// What a round gave.
+/// The result of a round.
 #[derive(Clone, Serialize)]
 pub(super) struct Round {
     requests: u64,
     nanoseconds: u64,
-    /// The threads together, less what they waited for a core.
+    /// The number of threads, less the time that they waited for a core.
     threads_with_a_core: f64,
-    /// Of all threads together, if counted.
+    /// The lock counts of all threads together, if counted.
     locks: Option<Locks>,
 }
 
-/// How long the calling thread has waited for a core since it began.
+/// Returns how long the calling thread has waited for a core since it began.
 fn waited_for_core() -> Result<u64> {
     let text = fs::read_to_string("/proc/thread-self/schedstat").context("schedstat")?;
     let waited = text.split_whitespace().nth(1).context("two figures")?;
@@ -319,21 +318,21 @@ const WAYS: [(By, Sets); 5] = [
     (By::Upoll, Sets::Shared),
 ];
 
-/// What the counted locks showed.
+/// Shares of the counted locks.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct LockUse {
     pub(super) taken_per_request: f64,
-    /// Of the locks taken, the part that another thread had held last.
+    /// The share of acquisitions whose previous holder was another thread.
     pub(super) shared: f64,
-    /// Of the locks taken, the part that another thread held at that moment.
+    /// The share of acquisitions that found the lock held by another thread.
     pub(super) contended: f64,
-    /// Of the threads' time, the part spent on waiting for locks.
+    /// The share of the threads' time that they waited for locks.
     pub(super) waiting: f64,
-    /// Shared ones over all rounds, as a number.
+    /// The number of shared acquisitions in all rounds.
     pub(super) shared_in_all: u64,
 }
 
-/// One way with so many threads.
+/// One way with a given number of threads.
 #[derive(Serialize)]
 pub(super) struct Closed {
     pub(super) name: &'static str,
@@ -343,18 +342,18 @@ pub(super) struct Closed {
     pub(super) load: Load,
     pub(super) requests_per_second: Spread,
     pub(super) threads_with_a_core: Spread,
-    /// Against one thread, round by round.
+    /// The throughput relative to one thread, round by round.
     pub(super) growth: Spread,
-    /// The growth as a part of what the threads that had a core would give.
+    /// The growth relative to the number of threads that had a core.
     pub(super) growth_per_core: Spread,
-    /// Requests per second in terms of the kernel's, with as many threads and sets.
+    /// Requests per second relative to the kernel's, with as many threads and sets.
     pub(super) ratio: Spread,
     pub(super) locks: Option<LockUse>,
-    /// `growth_per_core`, and no lock shared by sets that have nothing to do with each other.
+    /// The target of `growth_per_core`. In addition, unrelated sets must share no lock.
     pub(super) target: Option<f64>,
     pub(super) reached: Option<bool>,
     pub(super) trusted: bool,
-    /// What keeps the row from showing more.
+    /// The reason why this machine cannot measure the row.
     pub(super) note: Option<String>,
     rounds: Vec<Round>,
     counted_rounds: Vec<Round>,
@@ -368,7 +367,7 @@ fn thread_counts(cpus: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Nanoseconds per request of all threads together.
+/// Returns the nanoseconds per request of all threads together.
 fn series(rounds: &[Round]) -> Series {
     let per_request = |round: &Round| round.nanoseconds as f64 / round.requests as f64;
     Series {
@@ -377,7 +376,7 @@ fn series(rounds: &[Round]) -> Series {
     }
 }
 
-/// Nothing if nobody counted.
+/// Returns `None` if locks are not counted.
 fn lock_use(rounds: &[Round], threads: usize) -> Option<LockUse> {
     rounds.first()?;
     let sum = |of: fn(&Locks) -> u64| -> Option<u64> {
@@ -400,7 +399,7 @@ fn lock_use(rounds: &[Round], threads: usize) -> Option<LockUse> {
     })
 }
 
-/// One way with so many threads, and its rounds.
+/// One way with a given number of threads, and its rounds.
 struct Run {
     by: By,
     sets: Sets,
@@ -462,7 +461,7 @@ impl Run {
     }
 }
 
-/// Measures with the threads on whichever of `cpus` CPUs the caller may use.
+/// Measures with the threads on any of the `cpus` CPUs that the caller may use.
 pub(super) fn measure(load: Load, cpus: usize) -> Result<Vec<Closed>> {
     let length = Duration::from_millis(load.round_milliseconds);
     let mut runs = Vec::new();

@@ -1,5 +1,5 @@
-//! Descriptors of the kernel through a set of upoll, against the kernel's own set: each call on the set checks
-//! by another call that its own number still stands for it.
+//! Kernel fds in a set of upoll, compared with the kernel's own set. Each call on upoll's set
+//! checks by a further system call that the fd of its kernel set still refers to that set.
 
 use std::hint::black_box;
 
@@ -10,10 +10,10 @@ use super::calls::{Comparison, row};
 use super::kernel::{self, Fd};
 use super::measure::side;
 
-/// The check costs less than any call that it precedes.
+/// The check costs less than the call that follows it.
 const TARGET: f64 = 0.5;
 
-/// A set that watches an eventfd of the kernel's.
+/// A set that watches a kernel eventfd.
 struct Watched<S> {
     set: S,
     counter: Fd,

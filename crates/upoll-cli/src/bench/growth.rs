@@ -1,4 +1,4 @@
-//! What a call costs as the set grows: it should cost the same.
+//! The cost of a call as the set grows, which should stay the same.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -13,13 +13,13 @@ use super::measure::{Effort, Series, Side, Spread, interleave, side};
 pub(super) const WAIT: &str = "growth-wait";
 pub(super) const ADD_DEL: &str = "growth-add-del";
 pub(super) const LOOK: &str = "growth-look";
-/// The last one makes all counters ready.
+/// The last benchmark makes all counters ready.
 pub(super) const NAMES: [&str; 3] = [WAIT, ADD_DEL, LOOK];
 
-/// How much more than in the smallest set a call may cost to count as the same cost.
+/// The growth up to which a cost counts as the same.
 const TOLERATED: f64 = 1.1;
 
-/// Descriptors left for the rest of the process.
+/// The number of fds left for the rest of the process.
 const SPARE_DESCRIPTORS: u64 = 64;
 
 /// One call in sets of one size.
@@ -29,13 +29,13 @@ pub(super) struct Grown {
     pub(super) what: &'static str,
     /// Items in upoll's set.
     pub(super) items: usize,
-    /// Items in the kernel's set: fewer if there are not enough descriptors.
+    /// Items in the kernel's set: fewer if there are not enough fds.
     pub(super) kernel_items: usize,
     pub(super) kernel_nanoseconds: Spread,
     pub(super) upoll_nanoseconds: Spread,
     /// How many times faster upoll is.
     pub(super) ratio: Spread,
-    /// Cost against the smallest set, batch by batch.
+    /// The cost relative to the smallest set, batch by batch.
     pub(super) kernel_growth: Spread,
     pub(super) upoll_growth: Spread,
     pub(super) upoll_growth_tolerated: f64,
@@ -82,7 +82,7 @@ impl Sets {
         Ok(sets)
     }
 
-    /// Measures sides that come in pairs, the kernel's and upoll's, one pair for each size.
+    /// Measures pairs of sides, the kernel's and upoll's, one pair for each size.
     fn measure(
         &self,
         name: &'static str,
@@ -117,7 +117,7 @@ impl Sets {
             .collect()
     }
 
-    /// wait(0) with one counter ready, the middle one of the smallest set.
+    /// `wait(0)` with one counter ready, the middle one of the smallest set.
     fn waits(&self) -> Result<Vec<Side>> {
         let middle = self.kernel_sizes[0] / 2;
         self.their_counters[middle].write_count(1)?;
@@ -139,7 +139,7 @@ impl Sets {
         Ok(sides)
     }
 
-    /// ADD and DEL of one counter more.
+    /// ADD and DEL of one more counter.
     fn adds_and_deletes(&self) -> Result<Vec<Side>> {
         let (their_counter, our_counter) = (Rc::new(Fd::eventfd(0)?), Rc::new(EventFd::new(0)?));
         let mut sides = Vec::new();
@@ -160,7 +160,7 @@ impl Sets {
         Ok(sides)
     }
 
-    /// A poll of a set in which all counters are ready, and which watches another set, too.
+    /// A poll of a set in which all counters are ready, and which watches another set.
     fn looks(&self) -> Result<Vec<Side>> {
         for counter in &self.their_counters {
             counter.write_count(1)?;
@@ -195,7 +195,7 @@ fn counters<T>(sizes: &[usize], make: impl FnMut() -> Result<T>) -> Result<Vec<T
     std::iter::repeat_with(make).take(most).collect()
 }
 
-/// Measures the named ones in sets of these sizes, of which the first is the smallest.
+/// Measures the named benchmarks in sets of these sizes, smallest first.
 pub(super) fn measure(
     names: &[&'static str],
     sizes: &[usize],

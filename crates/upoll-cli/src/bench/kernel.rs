@@ -1,4 +1,4 @@
-//! The host kernel's calls that upoll is measured against, as thin as C has them.
+//! The host kernel's calls that upoll is compared with, in thin wrappers like C's.
 
 use std::io;
 use std::mem;
@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// A file descriptor of the kernel: an eventfd, a pipe's end or an epoll set.
+/// A kernel fd: an eventfd, a pipe's end or an epoll set.
 pub(super) struct Fd(OwnedFd);
 
-/// Which events, and the word that comes back with them.
+/// The events, and the data that is reported with them.
 pub(super) type Event = libc::epoll_event;
 
 pub(super) const IDLE: Event = Event { events: 0, u64: 0 };
@@ -27,7 +27,7 @@ impl AsFd for Fd {
 impl Fd {
     fn new(result: i32) -> io::Result<Self> {
         check(result.into())?;
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just opened this fd for us.
         Ok(Fd(unsafe { OwnedFd::from_raw_fd(result) }))
     }
 
@@ -47,9 +47,9 @@ impl Fd {
     /// `pipe(2)`: the end to read from, the end to write to.
     pub(super) fn pipe() -> io::Result<[Self; 2]> {
         let mut ends = [-1; 2];
-        // SAFETY: there is room for both numbers.
+        // SAFETY: there is room for both fds.
         check(unsafe { libc::pipe(ends.as_mut_ptr()) }.into())?;
-        // SAFETY: the kernel has just made these descriptors for us.
+        // SAFETY: the kernel has just opened these fds for us.
         Ok(ends.map(|end| Fd(unsafe { OwnedFd::from_raw_fd(end) })))
     }
 
@@ -83,7 +83,7 @@ impl Fd {
     /// `write(2)`
     #[inline]
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        // SAFETY: the bytes are there to be read.
+        // SAFETY: the bytes are live.
         check(unsafe { libc::write(self.raw(), bytes.as_ptr().cast(), bytes.len()) } as i64)
     }
 
@@ -91,7 +91,7 @@ impl Fd {
     #[inline]
     pub(super) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let (into, room) = (buffer.as_mut_ptr().cast(), buffer.len());
-        // SAFETY: the buffer is there to be filled.
+        // SAFETY: the call fills the buffer.
         check(unsafe { libc::read(self.raw(), into, room) } as i64)
     }
 
@@ -124,7 +124,7 @@ impl Fd {
         self.ctl(libc::EPOLL_CTL_DEL, target, 0, 0)
     }
 
-    /// `epoll_wait(2)`; a limit of -1 is none.
+    /// `epoll_wait(2)`; a timeout of -1 is infinite.
     #[inline]
     pub(super) fn wait(&self, events: &mut [Event], milliseconds: i32) -> io::Result<usize> {
         let room = i32::try_from(events.len()).unwrap_or(i32::MAX);
@@ -160,7 +160,7 @@ fn timespec(limit: Duration) -> libc::timespec {
     }
 }
 
-/// An entry for [`poll`] that looks for `IN`.
+/// Returns an entry for [`poll`] that waits for `IN`.
 pub(super) fn readable(fd: &Fd) -> libc::pollfd {
     libc::pollfd {
         fd: fd.raw(),
@@ -169,7 +169,7 @@ pub(super) fn readable(fd: &Fd) -> libc::pollfd {
     }
 }
 
-/// `poll(2)` without a wait.
+/// `poll(2)` with a zero timeout.
 #[inline]
 pub(super) fn poll(fds: &mut [libc::pollfd]) -> io::Result<usize> {
     // SAFETY: the list is as long as is claimed.
@@ -183,7 +183,7 @@ pub(super) fn poll_for(fds: &mut [libc::pollfd], limit: Duration) -> io::Result<
     check(unsafe { libc::ppoll(list, count, &raw const limit, ptr::null()) }.into())
 }
 
-/// Numbers of descriptors, as `select(2)` takes them.
+/// A set of fds for `select(2)`.
 #[derive(Clone)]
 pub(super) struct FdSet(libc::fd_set);
 
@@ -193,7 +193,7 @@ impl FdSet {
         FdSet(unsafe { mem::zeroed() })
     }
 
-    /// Whether `fd` fits: `fd_set` ends at 1024.
+    /// Returns whether `fd` fits: `fd_set` ends at 1024.
     pub(super) fn has_room_for(fd: &Fd) -> bool {
         usize::try_from(fd.raw()).is_ok_and(|number| number < libc::FD_SETSIZE)
     }
@@ -208,7 +208,7 @@ impl FdSet {
     }
 }
 
-/// `select(2)` for readable numbers below `n`, without a wait.
+/// `select(2)` for readable fds below `n`, with a zero timeout.
 #[inline]
 pub(super) fn select(n: i32, readable: &mut FdSet) -> io::Result<usize> {
     let mut limit = libc::timeval {
@@ -216,7 +216,7 @@ pub(super) fn select(n: i32, readable: &mut FdSet) -> io::Result<usize> {
         tv_usec: 0,
     };
     let none = ptr::null_mut();
-    // SAFETY: the set has room for all numbers below `n`, which the caller's descriptors passed
-    // when they were inserted; the limit outlives the call.
+    // SAFETY: `insert` has checked that the set has room for the caller's fds, and so for all below
+    // `n`. The limit outlives the call.
     check(unsafe { libc::select(n, &raw mut readable.0, none, none, &raw mut limit) }.into())
 }

@@ -1,4 +1,4 @@
-//! What the figures were taken on, and on which CPU.
+//! The machine on which the figures were taken, and the choice of CPUs.
 
 use std::fs;
 use std::hint;
@@ -11,24 +11,24 @@ use std::thread;
 use anyhow::Context;
 use serde::Serialize;
 
-/// The machine and the program, as far as they bear on the figures.
+/// The properties of the machine and of the program that affect the figures.
 #[derive(Clone, Serialize)]
 pub(super) struct Machine {
-    /// The version of this program and of the library in it: one workspace.
+    /// The version of this program and of the library in it, which share a workspace.
     pub(super) upoll_version: &'static str,
-    /// When the run began, by the system's clock, in UTC.
+    /// The start of the run by the system clock, in UTC.
     pub(super) date: String,
     pub(super) kernel_release: String,
     pub(super) cpu_model: String,
     /// CPUs that this process may run on.
     pub(super) cpus: Vec<usize>,
     pub(super) clock_source: String,
-    /// How many descriptors a process may have, as raised for this run.
+    /// The limit of fds, as raised for this run.
     pub(super) descriptor_limit: u64,
 }
 
 impl Machine {
-    /// Looks around, and raises the limit on descriptors as far as it goes.
+    /// Collects the properties, and raises the limit of fds to its maximum.
     pub(super) fn look() -> io::Result<Self> {
         Ok(Machine {
             upoll_version: env!("CARGO_PKG_VERSION"),
@@ -56,7 +56,7 @@ fn date() -> io::Result<String> {
     let now = unsafe { libc::time(ptr::null_mut()) };
     // SAFETY: the structure is plain numbers and a pointer, for which all zeros is a value.
     let mut utc: libc::tm = unsafe { mem::zeroed() };
-    // SAFETY: both are alive, and `utc` is there to be filled.
+    // SAFETY: both are live, and the call fills `utc`.
     if unsafe { libc::gmtime_r(&raw const now, &raw mut utc) }.is_null() {
         return Err(io::Error::last_os_error());
     }
@@ -106,10 +106,11 @@ pub(super) fn pin(cpus: &[usize]) -> io::Result<()> {
     Ok(())
 }
 
-/// Does `work` while no CPU of `cpus` ever idles: whatever else wants to run goes first, at once.
+/// Runs `work` while no CPU of `cpus` idles. The threads that keep them busy yield to all others at
+/// once.
 ///
-/// A virtual machine gives up a CPU that idles, and to get it back takes milliseconds at times, which
-/// shows as latency of whatever is measured.
+/// A virtual machine gives up an idle CPU. Getting it back sometimes takes milliseconds, which
+/// would show as latency in all measurements.
 pub(super) fn awake<Done>(
     cpus: &[usize],
     work: impl FnOnce() -> anyhow::Result<Done>,
@@ -140,7 +141,7 @@ pub(super) fn awake<Done>(
     })
 }
 
-/// Says on drop that it is over: also if there is a panic, or the scope would wait for ever.
+/// Sets the flag when it is dropped. On a panic as well: the scope would wait forever otherwise.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
@@ -163,7 +164,7 @@ fn raise_descriptor_limit() -> io::Result<u64> {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is there to be filled.
+    // SAFETY: the call fills `limit`.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,14 +1,14 @@
-//! Two or more sides of a comparison, measured in one run: a short batch of each in turn, so that
-//! what slows the machine for a while slows all of them.
+//! Two or more sides of a comparison, measured in one run. Short batches of all sides alternate, so
+//! that a slower phase of the machine affects all of them.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Does the operation as often as it is told.
+/// Runs the operation the given number of times.
 pub(super) type Side = Box<dyn FnMut(u64)>;
 
-/// A side that repeats `operation`.
+/// Returns a side that repeats `operation`.
 pub(super) fn side(mut operation: impl FnMut() + 'static) -> Side {
     Box::new(move |times| {
         for _ in 0..times {
@@ -20,9 +20,9 @@ pub(super) fn side(mut operation: impl FnMut() + 'static) -> Side {
 /// How much to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Effort {
-    /// Batches of each side.
+    /// The number of batches of each side.
     pub(super) batches: usize,
-    /// What a batch is made to last.
+    /// The intended duration of a batch.
     pub(super) batch_microseconds: u64,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Effort {
 #[derive(Clone, Serialize)]
 pub(super) struct Series {
     pub(super) operations_per_batch: u64,
-    /// Nanoseconds per operation, a figure for each batch.
+    /// Nanoseconds per operation, one figure per batch.
     pub(super) nanoseconds: Vec<f64>,
 }
 
@@ -39,14 +39,14 @@ impl Series {
         Spread::of(self.nanoseconds.clone())
     }
 
-    /// How many times faster `other` is, batch by batch.
+    /// Returns how many times faster `other` is, batch by batch.
     pub(super) fn ratio_to(&self, other: &Series) -> Spread {
         let ratios = self.nanoseconds.iter().zip(&other.nanoseconds);
         Spread::of(ratios.map(|(mine, theirs)| mine / theirs).collect())
     }
 }
 
-/// Measures all sides, batch by batch in turn; every other round backwards, so that none always
+/// Measures all sides, batch by batch. Every other round runs backwards, so that no side always
 /// comes first.
 pub(super) fn interleave(sides: &mut [Side], effort: Effort) -> Vec<Series> {
     let mut series: Vec<Series> = sides
@@ -79,9 +79,9 @@ fn clocked(side: &mut Side, times: u64) -> Duration {
     begun.elapsed()
 }
 
-/// How many operations fill a batch. Warms up, too.
+/// Returns the number of operations that fill a batch. Also warms up.
 fn calibrate(side: &mut Side, batch: Duration) -> u64 {
-    /// The fastest of so many counts: one during which another program ran says nothing.
+    /// The fastest of several counts is taken: a count is too low if another program ran meanwhile.
     const TRIES: usize = 5;
     let mut times = 1;
     loop {
@@ -95,7 +95,7 @@ fn calibrate(side: &mut Side, batch: Duration) -> u64 {
     }
 }
 
-/// A figure that was taken many times.
+/// The spread of a figure that was measured many times.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Spread {
     pub(super) p10: f64,
@@ -106,8 +106,8 @@ pub(super) struct Spread {
     pub(super) median_high: f64,
 }
 
-/// A spread from the 10th to the 90th percentile of more than this part of the median is too large
-/// to trust the median.
+/// The median is not trusted if the spread from the 10th to the 90th percentile is more than this
+/// part of it.
 pub(super) const TRUSTED_SPREAD: f64 = 0.3;
 
 impl Spread {

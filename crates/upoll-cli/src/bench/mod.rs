@@ -1,4 +1,4 @@
-//! `upoll bench`: how fast upoll is, as ratios against the host kernel in the same run.
+//! `upoll bench`: the speed of upoll, as ratios to the host kernel in the same run.
 
 mod backpressure;
 mod batch;
@@ -31,7 +31,7 @@ use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
 
-/// What to measure, and where to put it.
+/// The benchmarks to run, and the files to write.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     #[arg(
@@ -41,7 +41,7 @@ pub(crate) struct Options {
         long_help = names_help()
     )]
     names: Vec<String>,
-    /// Of the servers of `fair`, measure these alone; `ci/fair-servers` installs them.
+    /// Measure only these servers in `fair`; `ci/fair-servers` installs them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(fair::servers()))]
     servers: Vec<String>,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
@@ -61,7 +61,7 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
     calls::COMPARISONS.iter().chain(descriptors::COMPARISONS)
 }
 
-/// All benchmarks, by what they are about.
+/// All benchmarks, in groups by subject.
 fn groups() -> [(&'static str, Vec<&'static str>); 10] {
     let calls = |comparisons: &[Comparison]| {
         let names = comparisons.iter().map(|comparison| comparison.row.name);
@@ -119,10 +119,10 @@ fn names_help() -> String {
     help
 }
 
-/// Items in the sets whose growth is measured.
+/// The numbers of items in the sets of the `growth` benchmarks.
 const SIZES: [usize; 3] = [100, 10_000, 1_000_000];
 
-/// Measures, prints the tables, writes the JSON.
+/// Measures, prints the tables and writes the files.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let machine = Machine::look().context("looking at the machine")?;
     let report = Run {
@@ -150,13 +150,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 impl Options {
     fn wants(&self, name: &str) -> bool {
-        // A benchmark of other people's programs is not part of everything.
+        // Third-party programs are measured only if named.
         self.names.is_empty() && name != fair::NAME
             || self.names.iter().any(|wanted| wanted == name)
     }
 }
 
-/// A run under way.
+/// A run in progress.
 struct Run<'a> {
     options: &'a Options,
     effort: Effort,
@@ -168,7 +168,8 @@ struct Run<'a> {
 impl Run<'_> {
     fn measure(self) -> Result<Report> {
         machine::pin(&[self.pinned_to]).context("binding to one CPU")?;
-        // The calls of one thread come first: the kernel's are faster while the process has no other.
+        // The calls of one thread come first: the kernel's are faster while the process has no
+        // other thread.
         let mut comparisons = self.one_thread()?;
         let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
         let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
@@ -229,7 +230,7 @@ impl Run<'_> {
         })
     }
 
-    /// Calls of one thread against the kernel.
+    /// Measures the calls of one thread against the kernel.
     fn one_thread(&self) -> Result<Vec<Compared>> {
         let mut comparisons = Vec::new();
         for comparison in calls() {
@@ -259,7 +260,7 @@ impl Run<'_> {
         Ok(rows)
     }
 
-    /// Runs a step if it is wanted.
+    /// Runs a step if it was selected.
     fn step<T>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
         if !self.options.wants(name) {
             return Ok(None);
@@ -271,7 +272,7 @@ impl Run<'_> {
     }
 }
 
-/// Shown on a terminal only.
+/// Returns a progress bar, which is shown only on a terminal.
 fn progress(steps: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
         .expect("the template is a valid one");

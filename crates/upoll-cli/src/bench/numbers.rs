@@ -1,5 +1,5 @@
-//! What a number costs: calls on objects, and the same ones by number through the C interface, on
-//! objects in the same state.
+//! The cost of fds: calls on objects, compared with the same calls by fd through the C interface,
+//! on objects in the same state.
 
 use std::ffi::c_int;
 use std::hint::black_box;
@@ -16,21 +16,22 @@ use super::measure::{Effort, Series, Side, Spread, interleave, side};
 pub(super) const NAME: &str = "numbers";
 pub(super) const NAMES: [&str; 1] = [NAME];
 
-/// What a call by number may add, in nanoseconds.
+/// The most nanoseconds that a call by fd may add.
 const TARGET: f64 = 5.0;
 
-/// An operation both ways.
+/// An operation in both ways.
 #[derive(Serialize)]
 pub(super) struct Numbered {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
-    /// How many calls by number one operation makes.
+    /// The number of calls by fd in one operation.
     pub(super) calls: u32,
-    /// Per operation.
+    /// Per operation on objects.
     pub(super) object_nanoseconds: Spread,
-    /// The same by number.
+    /// Per operation by fd.
     pub(super) number_nanoseconds: Spread,
-    /// What each call by number adds, batch by batch; the batches' own noise is in it.
+    /// The nanoseconds that each call by fd adds, batch by batch. They include the noise of the
+    /// batches.
     pub(super) added_nanoseconds: Spread,
     pub(super) target_nanoseconds: Option<f64>,
     pub(super) reached: Option<bool>,
@@ -42,7 +43,7 @@ struct Operation {
     what: &'static str,
     calls: u32,
     has_target: bool,
-    /// On objects, and by number.
+    /// The side on objects, and the side by fd.
     sides: fn() -> Result<[Side; 2]>,
 }
 
@@ -101,7 +102,7 @@ const OPERATIONS: [Operation; 10] = [
         has_target: true,
         sides: pipe,
     },
-    // Each change has a number of its own to be looked up: no target for the call.
+    // Each change looks up an fd of its own, so the call has no target.
     Operation {
         what: "batch of 64 MODs",
         calls: 1,
@@ -138,7 +139,7 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Numbered>> {
     rows.collect()
 }
 
-/// A number that is closed with this.
+/// An fd that is closed on drop.
 struct Number(c_int);
 
 impl Number {
@@ -151,12 +152,13 @@ impl Number {
         Self::new(upoll_c::upoll_eventfd(initial, 0))
     }
 
-    /// Not the field, which a closure would take out and leave the rest to be dropped.
+    /// A method, because a closure that uses the field would move it alone out of `self`, and drop
+    /// the rest.
     fn fd(&self) -> c_int {
         self.0
     }
 
-    /// A set that watches `counter`.
+    /// Returns a set that watches `counter`.
     fn watching(counter: &Number) -> Result<Self> {
         let set = Self::new(upoll_c::upoll_epoll_create1(0))?;
         let event = Event::new(Events::IN, 1);
@@ -173,7 +175,7 @@ impl Drop for Number {
     }
 }
 
-/// A function that the compiler knows no more of than a C program does.
+/// Hides which function the address is of, so that the compiler cannot inline it, as in a C program.
 macro_rules! by_address {
     ($function:ident as $kind:ty) => {
         black_box(upoll_c::$function as $kind)
@@ -194,7 +196,7 @@ type Select = unsafe extern "C" fn(
 ) -> c_int;
 type CtlBatch = unsafe extern "C" fn(c_int, c_int, c_int, *mut EpollCtlCmd) -> c_int;
 
-/// Writes to a counter by number.
+/// Writes to a counter by fd.
 #[inline]
 fn write_one(write: Write, number: &Number) {
     let one = black_box(1_u64);
@@ -203,7 +205,7 @@ fn write_one(write: Write, number: &Number) {
     assert_eq!(written, 8);
 }
 
-/// Reads a counter by number.
+/// Reads a counter by fd.
 #[inline]
 fn read_count(read: Read, number: &Number) {
     let mut value = 0_u64;
@@ -232,14 +234,14 @@ fn write_read() -> Result<[Side; 2]> {
 /// Room for reports on both sides.
 const ROOM: usize = 16;
 
-/// A set that watches a counter, by objects.
+/// Returns a set that watches a counter, as objects.
 fn watched(initial: u32) -> Result<(Epoll, EventFd)> {
     let (set, counter) = (Epoll::new()?, EventFd::new(initial)?);
     set.add(&counter, Event::new(Events::IN, 1))?;
     Ok((set, counter))
 }
 
-/// Waits without waiting, with `ready` to report.
+/// Waits with a zero timeout for `ready` reports.
 fn waits(ready: u32) -> Result<[Side; 2]> {
     let (set, counter) = watched(ready)?;
     let by_number = Number::eventfd(ready)?;
@@ -254,7 +256,7 @@ fn waits(ready: u32) -> Result<[Side; 2]> {
             black_box((&reports, &counter));
         }),
         side(move || {
-            // SAFETY: there is room for as many.
+            // SAFETY: there is room for `ROOM` events.
             let found = unsafe { wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0) };
             assert_eq!(found, ready.cast_signed());
             black_box((&others, &by_number));
@@ -279,7 +281,7 @@ fn write_wait_read() -> Result<[Side; 2]> {
         }),
         side(move || {
             write_one(write, &by_number);
-            // SAFETY: there is room for as many.
+            // SAFETY: there is room for `ROOM` events.
             let found = unsafe { wait(number.fd(), others.as_mut_ptr(), ROOM as c_int, 0) };
             assert_eq!(found, 1);
             read_count(read, &by_number);
@@ -370,7 +372,7 @@ fn select_one() -> Result<[Side; 2]> {
             let (mut readable, mut limit): (libc::fd_set, libc::timeval) =
                 unsafe { (mem::zeroed(), mem::zeroed()) };
             let none = ptr::null_mut();
-            // SAFETY: the number is one of the set's, and set and limit are live.
+            // SAFETY: the fd is in the set, and set and limit are live.
             let ready = unsafe {
                 libc::FD_SET(number.fd(), &raw mut readable);
                 let end = black_box(number.fd() + 1);
@@ -384,7 +386,7 @@ fn select_one() -> Result<[Side; 2]> {
 fn pipe() -> Result<[Side; 2]> {
     let (reader, writer) = upoll::pipe()?;
     let mut numbers = [-1; 2];
-    // SAFETY: there is room for two numbers.
+    // SAFETY: there is room for two fds.
     let made = unsafe { upoll_c::upoll_pipe(&raw mut numbers) };
     ensure!(made == 0, std::io::Error::last_os_error());
     let [read_end, write_end] = numbers.map(Number);

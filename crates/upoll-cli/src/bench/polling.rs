@@ -1,11 +1,10 @@
-//! `poll` and `select` over more and more files: with what they keep on the stack, against the same
-//! code with it on the heap, against a context that is kept from call to call, and against the
-//! kernel's calls.
+//! `poll` and `select` of growing numbers of files: with their memory on the stack, with it on the
+//! heap, with a context that is kept between calls, and the kernel's calls.
 //!
-//! The same code: `upoll_heap` is upoll's source, compiled once more with a constant that says how
-//! much goes on the stack set to nothing. Both are called in turns, in one process. What is asked
-//! of the kernel is then one allocation of the size that is needed; entries in wait queues are in
-//! allocations of 64, which is the page that Linux took before it had them on the stack.
+//! `upoll_heap` is upoll's source, compiled again with the constant for the amount of stack set to
+//! zero. Both run alternately in one process. The version on the heap makes one allocation of the
+//! size that the call needs for the kernel. Entries of wait queues are allocated in chunks of 64,
+//! which is the page that Linux took before it had them on the stack.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -20,7 +19,7 @@ pub(super) const NAME: &str = "poll";
 pub(super) const NAMES: [&str; 1] = [NAME];
 
 const SIZES: [usize; 5] = [1, 8, 30, 100, 1000];
-/// Up to this size the stack is to save `TARGET`.
+/// Up to this number of files the stack must save `TARGET`.
 const TARGET_SIZE: usize = 30;
 /// 13 % less than on the heap.
 const TARGET: f64 = 1.13;
@@ -31,23 +30,23 @@ enum Call {
     Select,
 }
 
-/// What is looked at, and how far the call gets.
+/// The polled files, and how far the call gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
-    /// Eventfds of upoll, idle, with a limit of zero.
+    /// Idle eventfds of upoll, with a limit of zero.
     Objects,
-    /// The same without a limit. News comes for the last one after the first look, so the call
-    /// registers with each and does not sleep.
+    /// The same without a limit. An event comes for the last file after its first poll, so the call
+    /// registers with each file and does not sleep.
     Registering,
-    /// Eventfds of the kernel, idle, with a limit of zero.
+    /// Idle kernel eventfds, with a limit of zero.
     Descriptors,
 }
 
-/// What is kept from call to call.
+/// The state that is kept between calls.
 #[derive(Clone, Copy)]
 enum Keeps {
     Nothing,
-    /// What the calls register, so that the next call finds it done.
+    /// The registrations, so that the next call need not repeat them.
     Context,
 }
 
@@ -69,13 +68,13 @@ impl Work {
         }
     }
 
-    /// Whether the call keeps anything that is on the stack or on the heap.
+    /// Returns whether the call needs memory on the stack or on the heap.
     fn keeps(self, call: Call) -> bool {
         !(self == Work::Objects && call == Call::Poll)
     }
 }
 
-/// One call over so many files.
+/// One call for a given number of files.
 #[derive(Serialize)]
 pub(super) struct Polled {
     pub(super) name: &'static str,
@@ -84,18 +83,18 @@ pub(super) struct Polled {
     pub(super) files: usize,
     pub(super) upoll_nanoseconds: Spread,
     pub(super) heap_nanoseconds: Spread,
-    /// With a context that is kept. Nothing where each call sees to it that it has to register.
+    /// With a context that is kept. `None` if each call has to register again.
     pub(super) context_nanoseconds: Option<Spread>,
-    /// Nothing if there is no such work for the kernel.
+    /// `None` if the kernel has no such case.
     pub(super) kernel_nanoseconds: Option<Spread>,
-    /// What the heap costs in terms of the stack.
+    /// The time with the heap, relative to the stack.
     pub(super) gain: Spread,
-    /// Nothing where the call keeps nothing, or where more is kept than the stack has room for.
+    /// `None` if the call needs no memory, or more than the stack has room for.
     pub(super) gain_target: Option<f64>,
     pub(super) reached: Option<bool>,
     /// How many times faster than the kernel upoll is.
     pub(super) ratio: Option<Spread>,
-    /// How many times faster than without it upoll is with a context.
+    /// How many times faster upoll is with a context than without one.
     pub(super) context_gain: Option<Spread>,
     pub(super) trusted: bool,
     upoll_batches: Series,
@@ -121,7 +120,7 @@ macro_rules! sides_of {
 
             use super::{Call, Fd, Keeps, Side, Work};
 
-            /// Has news at every second look.
+            /// An object that becomes ready at every second poll.
             #[derive(Default)]
             struct LateNews {
                 arrived: AtomicBool,
@@ -131,7 +130,7 @@ macro_rules! sides_of {
             impl Pollable for LateNews {
                 fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
                     table.register(&self.queue);
-                    // One thread looks, so nothing comes between.
+                    // Only one thread polls, so nothing changes in between.
                     let arrived = self.arrived.load(Ordering::Relaxed);
                     self.arrived.store(!arrived, Ordering::Relaxed);
                     if arrived { Events::IN } else { Events::empty() }
@@ -233,7 +232,7 @@ macro_rules! sides_of {
 sides_of!(stack, upoll);
 sides_of!(heap, upoll_heap);
 
-/// The kernel's call over its own files; nothing if `select` has no room for their numbers.
+/// Returns the kernel's call with files of its own; `None` if `select` has no room for their fds.
 fn kernel_side(call: Call, descriptors: &Rc<Vec<Fd>>) -> Option<Side> {
     let descriptors = descriptors.clone();
     match call {

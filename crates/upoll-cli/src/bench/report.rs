@@ -1,4 +1,4 @@
-//! The figures as tables for people and as JSON for programs.
+//! The figures as tables for readers, and as JSON for programs.
 
 use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
@@ -18,14 +18,14 @@ use super::polling::Polled;
 use super::timeouts::Late;
 use super::workers::Shared;
 
-/// Marks a spread that makes its median worth little.
+/// Marks a spread that is too wide for its median to count.
 pub(super) const TOO_WIDE: &str = "too wide to trust";
 
-/// All that was measured.
+/// All figures of a run.
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) machine: Machine,
-    /// The CPU that everything with one thread was bound to.
+    /// The CPU that all benchmarks with one thread were bound to.
     pub(super) pinned_to: usize,
     pub(super) quick: bool,
     pub(super) effort: Effort,
@@ -40,10 +40,10 @@ pub(super) struct Report {
     pub(super) fair: Fair,
 }
 
-/// Rows of words and figures.
+/// Rows of text and figures.
 pub(super) struct Table {
     pub(super) header: Vec<&'static str>,
-    /// Which columns hold figures.
+    /// The columns that hold figures.
     pub(super) figures: Range<usize>,
     pub(super) rows: Vec<Vec<String>>,
 }
@@ -54,7 +54,7 @@ impl Table {
     }
 }
 
-/// As a terminal shows it.
+/// Formats the table for a terminal.
 impl Display for Table {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut table = comfy_table::Table::new();
@@ -103,7 +103,7 @@ impl Part {
 }
 
 impl Report {
-    /// The parts that were measured.
+    /// Returns the parts that were measured.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         [
             (Part::Comparisons, self.comparisons.is_empty()),
@@ -123,7 +123,7 @@ impl Report {
         .filter_map(|(part, is_empty)| (!is_empty).then_some(part))
     }
 
-    /// What the table of a part shows.
+    /// Returns the caption of a part's table.
     pub(super) fn about(&self, part: Part) -> String {
         match part {
             Part::Comparisons => format!(
@@ -186,7 +186,7 @@ impl Report {
         }
     }
 
-    /// The tables of what was measured.
+    /// Returns the tables of all measured parts.
     pub(super) fn tables(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(

@@ -1,4 +1,4 @@
-//! How late a wait with a time limit ends, in sets and lists of several sizes.
+//! The lateness of waits with a time limit, in sets and lists of several sizes.
 
 use std::time::{Duration, Instant};
 
@@ -14,18 +14,18 @@ pub(super) const NAME: &str = "timeout";
 pub(super) const NAMES: [&str; 1] = [NAME];
 
 const LIMITS_MICROSECONDS: [u64; 5] = [10, 37, 50, 100, 1000];
-/// Idle files that are waited for.
+/// The numbers of idle files.
 const SIZES: [usize; 3] = [15, 85, 200];
-/// Waits of each side in a round.
+/// The number of waits of each side in a round.
 const WAITS: u64 = 2;
 
-/// The limit whose lateness is to stay the same with more files, and below `ppoll`'s.
+/// The limit whose lateness must not grow with the number of files, and must stay below `ppoll`'s.
 const FLAT_LIMIT: u64 = 37;
-/// How much later than with the fewest files counts as the same.
+/// The growth up to which a lateness counts as the same.
 const FLAT: f64 = 1.1;
-/// The limit that is to be kept as well as `epoll_pwait2` keeps it.
+/// The limit at which upoll must be as punctual as `epoll_pwait2`.
 const EQUAL_LIMIT: u64 = 50;
-/// upoll may be later by what nobody notices.
+/// The ratio that counts as equally punctual.
 const EQUAL: f64 = 0.99;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,13 +60,13 @@ impl By {
         matches!(self, By::Objects | By::Descriptors)
     }
 
-    /// A wait over `files` idle files that ends for its limit.
+    /// Returns a wait for `files` idle files that ends by its limit.
     fn waiter(self, files: usize, limit: Duration) -> Result<Box<dyn FnMut() -> Result<usize>>> {
         let (of_kernel, of_upoll) = match self {
             By::Objects => (0, files),
             _ => (files, 0),
         };
-        // Each closure keeps its files open by holding them.
+        // Each closure owns its files, and so keeps them open.
         let descriptors: Vec<_> = (0..of_kernel)
             .map(|_| Fd::eventfd(0))
             .collect::<Result<_, _>>()?;
@@ -119,7 +119,7 @@ impl By {
     }
 }
 
-/// How late the waits of one side ended.
+/// The lateness of the waits of one side.
 #[derive(Serialize)]
 pub(super) struct Late {
     pub(super) name: &'static str,
@@ -129,17 +129,17 @@ pub(super) struct Late {
     pub(super) p50_nanoseconds: u64,
     pub(super) p99_nanoseconds: u64,
     pub(super) worst_nanoseconds: u64,
-    /// Waits that ended before their time.
+    /// Waits that ended early.
     pub(super) early: u64,
     /// How many times later `ppoll` and `epoll_pwait2` end, round by round.
     pub(super) ppoll_ratio: Spread,
     pub(super) pwait2_ratio: Spread,
-    /// Lateness against that with the fewest files.
+    /// The lateness relative to that with the fewest files.
     pub(super) growth: Spread,
     pub(super) goal: Option<String>,
     pub(super) reached: Option<bool>,
     pub(super) trusted: bool,
-    /// Lateness that 0, 1, ... 100 % of the waits kept below.
+    /// The lateness below which 0, 1, ... 100 % of the waits stayed.
     pub(super) percentiles_nanoseconds: Vec<u64>,
     /// The mean of each round.
     rounds: Series,
@@ -192,7 +192,7 @@ impl Side {
         Ok(())
     }
 
-    /// `sides` are all of the same limit.
+    /// `sides` are all sides with the same limit.
     fn late(&self, sides: &[Side]) -> Option<Late> {
         let of = |by, files| {
             let side = sides

@@ -1,4 +1,4 @@
-//! Waking a thread that sleeps: two threads that wake each other by turns.
+//! Waking a sleeping thread: two threads wake each other alternately.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,14 +19,14 @@ pub(super) const NAMES: [&str; 2] = [ONE_CPU, TWO_CPUS];
 /// Within 15 % of the bare futex.
 const TARGET: f64 = 1.0 / 1.15;
 
-/// Something that one thread sleeps on and another rings.
+/// A primitive by which one thread wakes another.
 trait Bell: Send + Sync + 'static {
     fn ring(&self);
     /// Returns once it was rung since the last return.
     fn sleep(&self);
 }
 
-/// The least that Linux offers: a word and a system call on either side.
+/// The minimum that Linux offers: a word, and a system call on each side.
 struct Futex(AtomicU32);
 
 impl Bell for Futex {
@@ -59,7 +59,7 @@ impl Bell for Futex {
     }
 }
 
-/// A counter of the kernel's in a set of the kernel's, edge-triggered.
+/// A kernel counter in a kernel set, edge-triggered.
 struct Theirs(Fd, Fd);
 
 impl Theirs {
@@ -81,7 +81,7 @@ impl Bell for Theirs {
     }
 }
 
-/// The same of upoll.
+/// The same with upoll's objects.
 struct Ours(Epoll, EventFd);
 
 impl Ours {
@@ -104,9 +104,9 @@ impl Bell for Ours {
     }
 }
 
-/// A thread that answers each ring with one.
+/// A thread that replies to each ring with one of its own.
 struct Partner<B: Bell> {
-    /// His and mine.
+    /// The partner's bell and this thread's.
     bells: Arc<[B; 2]>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -136,7 +136,7 @@ impl<B: Bell> Partner<B> {
         }
     }
 
-    /// A side whose operation is one wake: half of a ring and its answer.
+    /// Returns a side whose operation is one wakeup: half of a ring and its reply.
     fn into_side(self) -> Side {
         let mut answered = side(move || {
             self.bells[0].ring();
@@ -156,7 +156,7 @@ impl<B: Bell> Drop for Partner<B> {
     }
 }
 
-/// Measures with the calling thread where it is and the other one on `cpu`.
+/// Measures with the calling thread where it is, and the other thread on `cpu`.
 pub(super) fn measure(name: &'static str, cpu: usize, effort: Effort) -> Result<[Compared; 2]> {
     let futexes = [Futex(AtomicU32::new(0)), Futex(AtomicU32::new(0))];
     let mut sides = [

@@ -1,9 +1,8 @@
-//! Workers that share one source of events, after the test program of the patch series that
-//! proposed `EPOLL_ROTATE`: each worker has a set of its own, takes an event at a time and waits
-//! again.
+//! Workers that share one source of events, after the test program of the EPOLL_ROTATE patch: each
+//! worker has a set of its own, takes one event at a time and waits again.
 //!
-//! The source is an eventfd in semaphore mode on both sides, where the test program has a pipe: an
-//! event is taken by one worker, and one that comes too late sees that there is none.
+//! The source is an eventfd in semaphore mode on both sides, where the test program has a pipe. One
+//! worker takes an event, and a worker that comes too late finds none.
 
 use std::fs;
 use std::io;
@@ -29,19 +28,19 @@ const WORKERS: usize = 100;
 /// How much to measure.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Load {
-    /// Events that the workers take in a round.
+    /// The number of events that the workers take in a round.
     pub(super) events: u64,
-    /// Rounds of each way, by turns.
+    /// The number of rounds of each way, which alternate.
     pub(super) rounds: usize,
 }
 
-/// What workers that take turns are to reach.
+/// The targets of rotating workers.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Goal {
     /// How many times faster than the kernel.
     pub(super) ratio: f64,
-    /// Jain's index, in the middle round: a round is so short that a worker which other programs
-    /// keep from running may miss much of it.
+    /// Jain's index in the median round. Rounds are so short that a worker may miss much of one
+    /// while other programs keep it from running.
     pub(super) fairness: f64,
     pub(super) switches_per_event: f64,
 }
@@ -52,31 +51,31 @@ const GOAL: Goal = Goal {
     switches_per_event: 2.5,
 };
 
-/// Data of the interest in the source, and of the one in the bell that ends the work.
+/// The data of the interest in the source, and of that in the bell that ends the work.
 const EVENT: u64 = 0;
 const STOP: u64 = 1;
 
-/// A source of events and the sets that workers wait for it in.
+/// A source of events, and the sets in which workers wait for it.
 trait Way: Send + Sync + 'static {
-    /// A worker's own set.
+    /// The set of a worker.
     type Set: Send + 'static;
 
     fn set(&self) -> Result<Self::Set>;
-    /// Waits until there is something to look at; false if that is the end.
+    /// Waits for an event. Returns false when the work ends.
     fn wait(&self, set: &Self::Set) -> bool;
-    /// Puts an event in the source.
+    /// Adds an event to the source.
     fn put(&self);
-    /// Takes an event if there is one.
+    /// Takes an event. Returns false if there is none.
     fn take(&self) -> bool;
     /// Rings the bell for all workers.
     fn stop(&self);
 }
 
-/// Linux as it is.
+/// Linux's epoll.
 struct Stock {
     source: Fd,
-    /// The set between the source and the workers' sets; without it they watch the source
-    /// themselves with `EPOLLEXCLUSIVE`, which Linux does not allow on a set.
+    /// The set between the source and the workers' sets. Without it they watch the source directly
+    /// with `EPOLLEXCLUSIVE`, which Linux does not allow for a set.
     shared: Option<Fd>,
     bell: Fd,
 }
@@ -135,7 +134,7 @@ impl Way for Stock {
     }
 }
 
-/// The same in upoll, with a shared set that rotates or not.
+/// The same in upoll, with a shared set that rotates or does not.
 struct Ours {
     source: EventFd,
     shared: Epoll,
@@ -188,18 +187,18 @@ impl Way for Ours {
     }
 }
 
-/// What a round of one way took, until the last event was taken.
+/// The result of one round of a way, up to the last event.
 #[derive(Clone, Serialize)]
 pub(super) struct Round {
     pub(super) nanoseconds: u64,
-    /// Events that each worker took.
+    /// The number of events that each worker took.
     pub(super) shares: Vec<u64>,
     /// Jain's index of the shares.
     pub(super) fairness: f64,
-    /// Context switches of all threads, the writer's too.
+    /// Context switches of all threads, including the writer.
     pub(super) voluntary_switches: u64,
     pub(super) involuntary_switches: u64,
-    /// Waits that ended with no event left to take.
+    /// Waits that ended after all events had been taken.
     pub(super) empty_wakes: u64,
 }
 
@@ -211,9 +210,9 @@ pub(super) struct Shared {
     pub(super) workers: usize,
     pub(super) load: Load,
     pub(super) milliseconds: Spread,
-    /// How many times faster than the first way, round by round. Each way takes the same events.
+    /// How many times faster than the first way, round by round. All ways take the same events.
     pub(super) ratio: Spread,
-    /// The fewest and the most events that a worker took in a round, and the middle worker's.
+    /// The fewest events, the median, and the most events that a worker took in a round.
     pub(super) shares: [Spread; 3],
     pub(super) fairness: Spread,
     pub(super) worst_fairness: f64,
@@ -222,16 +221,16 @@ pub(super) struct Shared {
     pub(super) switches_per_event: Spread,
     pub(super) empty_wakes_per_event: Spread,
     pub(super) goal: Option<Goal>,
-    /// Every part of the goal by its median, and no worker without an event in any round.
+    /// Whether the medians reach every target, and each worker took an event in each round.
     pub(super) reached: Option<bool>,
     rounds: Vec<Round>,
 }
 
-/// Context switches of all threads of this process so far: voluntary, involuntary.
+/// Returns the context switches of all threads of this process so far: voluntary, involuntary.
 fn switches() -> io::Result<[u64; 2]> {
     // SAFETY: the structure is plain numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
-    // SAFETY: `usage` is there to be filled.
+    // SAFETY: the call fills `usage`.
     if unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -241,15 +240,15 @@ fn switches() -> io::Result<[u64; 2]> {
     ])
 }
 
-/// The state of a thread of this process, as the kernel shows it.
+/// Returns whether a thread of this process sleeps, from `/proc`.
 fn is_asleep(thread: i32) -> io::Result<bool> {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"))?;
-    // The name before it is in parentheses and may hold anything.
+    // The name before the state is in parentheses and may contain any character.
     let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
     Ok(state == Some(b'S'))
 }
 
-/// What the worker that took the last event saw.
+/// The time and the context switches when the last event was taken.
 type Finish = (Instant, [u64; 2]);
 
 struct Work<W> {
@@ -261,7 +260,8 @@ struct Work<W> {
 }
 
 impl<W: Way> Work<W> {
-    /// Takes events until the bell rings: how many, and how often there was none.
+    /// Takes events until the bell rings. Returns the number of events, and of waits that found
+    /// none.
     fn worker(&self, set: &W::Set) -> Result<[u64; 2]> {
         let (mut taken, mut empty) = (0, 0);
         while self.way.wait(set) {
@@ -278,7 +278,7 @@ impl<W: Way> Work<W> {
     }
 }
 
-/// A round begins when all workers wait: who has not come yet has no place in line.
+/// A round begins when all workers wait: a worker that has not waited yet has no place in line.
 fn round<W: Way>(way: W, events: u64) -> Result<Round> {
     let (finished, finish) = mpsc::sync_channel(1);
     let work = Arc::new(Work {
@@ -332,7 +332,7 @@ fn round<W: Way>(way: W, events: u64) -> Result<Round> {
     })
 }
 
-/// A way and how to run a round of it.
+/// A way, and a function that runs a round of it.
 struct Runner {
     way: &'static str,
     goal: Option<Goal>,
@@ -362,7 +362,7 @@ const RUNNERS: [Runner; 4] = [
     },
 ];
 
-/// Measures all ways by turns, with the threads on whichever CPUs the caller may use.
+/// Measures all ways alternately, with the threads on the CPUs that the caller may use.
 pub(super) fn measure(load: Load) -> Result<Vec<Shared>> {
     let mut rounds = RUNNERS.map(|_| Vec::with_capacity(load.rounds));
     for _ in 0..load.rounds {
@@ -387,7 +387,7 @@ fn series(rounds: &[Round], load: Load) -> Series {
 }
 
 impl Shared {
-    /// Events of each worker, ascending, in the round of the middle fairness.
+    /// Returns the events of each worker, ascending, in the round with the median fairness.
     pub(super) fn middle_round(&self) -> Vec<u64> {
         let mut rounds: Vec<_> = self.rounds.iter().collect();
         rounds.sort_by(|one, other| one.fairness.total_cmp(&other.fairness));

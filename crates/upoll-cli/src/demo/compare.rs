@@ -1,8 +1,8 @@
 //! The comparison: the same load to one server after the other.
 //!
-//! All servers stand from the beginning; those that are not loaded sleep. The load comes in rounds,
-//! each way once per round and in another order each time, so that a machine that grows slower or
-//! faster meanwhile favours none.
+//! All servers run from the beginning; those without load sleep. The load comes in rounds. Each
+//! round loads each way once, in another order each time, so that a machine that becomes slower or
+//! faster during the run favours no way.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,10 +22,10 @@ use super::ways::Way;
 
 /// A multiple of the number of ways, so that each has each place in the order equally often.
 const ROUNDS: u64 = 6;
-/// How often the progress is shown, and signals are looked for.
+/// How often the progress is shown, and signals are checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What to compare, and with how much.
+/// The ways to compare, and the amount of load.
 #[derive(Debug)]
 pub(super) struct Comparison {
     pub(super) ways: Vec<Way>,
@@ -34,7 +34,7 @@ pub(super) struct Comparison {
     pub(super) requests: u64,
 }
 
-/// A way, its server, and what has come of it so far.
+/// A way, its server, and its results so far.
 struct Contender {
     way: Way,
     server: Server,
@@ -43,17 +43,18 @@ struct Contender {
 }
 
 impl Comparison {
-    /// How many client threads there are: half the processors, the other half is the workers'.
+    /// Returns the number of client threads: half of the processors. The other half is for the
+    /// workers.
     fn clients(&self) -> usize {
         (processors() / 2).clamp(1, self.connections)
     }
 
-    /// How many descriptors the client needs.
+    /// Returns the number of fds that the client needs.
     pub(super) fn client_descriptors(&self) -> usize {
         self.clients() + self.connections
     }
 
-    /// Runs it to its end, or until a signal comes.
+    /// Runs the comparison to its end, or until a signal comes.
     pub(super) fn run(&self, signals: &mut Signals) -> anyhow::Result<Report> {
         let mut contenders = Vec::new();
         for &way in &self.ways {
@@ -113,7 +114,8 @@ impl Comparison {
         })
     }
 
-    /// Sends one load and adds what came of it to `outcome`. Says which signal ended it, if any.
+    /// Sends one load and adds its results to `outcome`. Returns the signal that ended the load, if
+    /// any.
     fn send(
         &self,
         load: &Load<'_>,
@@ -131,7 +133,7 @@ impl Comparison {
                 let ended = ended.clone();
                 scope.spawn(move || {
                     let result = Client::new(load, connections).and_then(Client::run);
-                    // Nobody listens any more if another client failed.
+                    // The receiver is gone if another client has failed.
                     let _ = ended.send(result);
                 });
             }
@@ -156,12 +158,12 @@ impl Comparison {
     }
 }
 
-/// How many processors the threads may run on.
+/// Returns the number of processors that the threads may run on.
 fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Shown on standard error, and only if that is a terminal.
+/// The bar goes to standard error, and only if that is a terminal.
 fn progress_bar(requests: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:16} {wide_bar} {pos}/{len}, {eta} to go")
         .expect("the template is well-formed");

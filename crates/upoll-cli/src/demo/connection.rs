@@ -1,4 +1,4 @@
-//! One connection of the server: bytes in, answers out, never blocking.
+//! One connection of the server: it reads requests and sends responses, and never blocks.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,32 +8,32 @@ use upoll::Events;
 
 use super::http::{CONTINUE, Decoder, Found, Then};
 
-/// With this many bytes of answers unsent, the client must read before more is read from it.
+/// With this many unsent bytes no more requests are read, until the client has read some.
 const UNSENT_LIMIT: usize = 64 * 1024;
-/// How much of what a client still sends after its last answer is thrown away.
+/// The number of bytes that are discarded after the last response.
 const LEFTOVER_LIMIT: usize = 256 * 1024;
 
-/// What a connection needs next.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Wait(Events),
     Close,
 }
 
-/// A client's connection, and what is on its way in and out.
+/// A client's connection with its buffers.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     decoder: Decoder,
-    /// Received, and not understood yet.
+    /// Bytes that are received and not parsed yet.
     received: Vec<u8>,
-    /// Answers; those before `sent` have gone out.
+    /// Responses; the bytes before `sent` have been sent.
     answers: Vec<u8>,
     sent: usize,
     ending: Ending,
-    /// What the worker's set watches it for.
+    /// The events that the worker's set watches it for.
     pub(super) watched_for: Events,
-    /// When it last did something.
+    /// The time of its last activity.
     pub(super) active: Instant,
 }
 
@@ -41,12 +41,12 @@ pub(super) struct Connection {
 enum Ending {
     /// More requests may come.
     Open,
-    /// It closes when the answers are out.
+    /// The connection closes when all responses are sent.
     Close,
-    /// It closes when the answers are out and the client has stopped sending. To close with bytes
-    /// unread would reset the connection, and the client might lose the answer.
+    /// The connection closes when all responses are sent and the client has stopped sending. A
+    /// close with unread bytes would reset the connection, and the client might lose the response.
     AfterLeftover,
-    /// The answers are out: so many more bytes are thrown away.
+    /// All responses are sent; up to this many more bytes are discarded.
     Leftover(usize),
 }
 
@@ -64,13 +64,13 @@ impl Connection {
         }
     }
 
-    /// Goes on after an event: one read, then as many answers as there are whole requests.
-    /// Counts those in `requests`. `scratch` is where to read to.
+    /// Handles an event: reads once, and sends a response for each whole request. Adds the number
+    /// of these to `requests`. `scratch` is the read buffer.
     pub(super) fn advance(&mut self, scratch: &mut [u8], requests: &mut u64) -> Next {
         self.try_advance(scratch, requests).unwrap_or(Next::Close)
     }
 
-    /// An error is the client's going away: there is nobody to tell.
+    /// An error means that the client is gone, so there is nobody to report it to.
     fn try_advance(&mut self, scratch: &mut [u8], requests: &mut u64) -> io::Result<Next> {
         if let Ending::Leftover(left) = self.ending {
             return Ok(match self.read(scratch)? {
@@ -110,8 +110,8 @@ impl Connection {
         }
     }
 
-    /// Answers the requests that have arrived; whether there may be more when these answers are
-    /// out.
+    /// Writes responses to the requests that have arrived. Returns whether more may follow once
+    /// these are sent.
     fn answer(&mut self, requests: &mut u64) -> bool {
         let mut done = 0;
         let more = loop {
@@ -141,7 +141,7 @@ impl Connection {
         more
     }
 
-    /// Sends answers; whether all are out.
+    /// Sends responses. Returns whether all are sent.
     fn send(&mut self) -> io::Result<bool> {
         while self.sent < self.answers.len() {
             match self.stream.write(&self.answers[self.sent..]) {
@@ -157,7 +157,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Reads once: `None` if there is nothing yet, 0 at the end.
+    /// Reads once. Returns `None` if there is nothing yet, and 0 at the end.
     fn read(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             return match self.stream.read(scratch) {

@@ -1,13 +1,13 @@
-//! The limit of open file descriptors, `RLIMIT_NOFILE`.
+//! The limit of open fds, `RLIMIT_NOFILE`.
 
 use anyhow::{Context, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Standard input, output and error, the signal pipe, and what the libraries may hold.
+/// Standard input, output and error, the signal pipe, and the fds that libraries may open.
 const ALWAYS: u64 = 24;
 
-/// Sees to it that the process may have `more` descriptors, beside those it always has; raises the
-/// soft limit if that is needed. `for_what` tells people what needs them.
+/// Ensures that the process may have `more` fds, beside those it always has. Raises the soft limit
+/// if necessary. `for_what` names their use in the error message.
 pub(super) fn allow(more: u64, for_what: &str) -> anyhow::Result<()> {
     let needed = more + ALWAYS;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

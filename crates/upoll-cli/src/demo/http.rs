@@ -1,25 +1,25 @@
-//! The HTTP/1.1 of the server (RFC 9112): where a request ends, and what the answer is.
+//! The server's HTTP/1.1 (RFC 9112): the end of a request, and the response to it.
 //!
-//! No input or output here: [`Decoder`] looks at the bytes that a connection has received, and
-//! [`Answer`] writes into a buffer.
+//! This module does no input or output: [`Decoder`] parses the bytes that a connection has
+//! received, and [`Answer`] writes into a buffer.
 //!
-//! There is one resource, `/`, to GET and HEAD. Bodies of requests are read and dropped, whether
-//! their length is given or they come in chunks.
+//! There is one resource, `/`, for GET and HEAD. Bodies of requests are read and discarded, with a
+//! given length as well as in chunks.
 
 use httparse::{EMPTY_HEADER, Header, ParserConfig};
 
-/// What `/` holds.
+/// The content of `/`.
 pub(super) const PAGE: &str = "Answered by one of several workers that share a listening socket.\n";
-/// A request line and header fields, and likewise trailer fields, may be this long together.
+/// The greatest length of a request line with its header fields, and of the trailer fields.
 const HEAD_LIMIT: usize = 8 * 1024;
-/// How many header fields a request may have.
+/// The most header fields of a request.
 const FIELDS_LIMIT: usize = 64;
-/// A body may be this long: it is dropped, and whoever sends more is better told so.
+/// The greatest length of a body. Bodies are discarded, so a longer one is refused.
 const BODY_LIMIT: u64 = 1024 * 1024;
-/// The line that begins a chunk may be this long.
+/// The greatest length of the line that begins a chunk.
 const CHUNK_LINE_LIMIT: usize = 256;
 
-/// The status codes that the server gives.
+/// The status codes of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Ok,
@@ -49,30 +49,31 @@ impl Status {
     }
 }
 
-/// What is to be sent for one request.
+/// The response to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: Status,
-    /// HEAD is answered without the body.
+    /// The response to HEAD has no body.
     with_body: bool,
     pub(super) then: Then,
 }
 
-/// What becomes of the connection after an answer.
+/// The fate of the connection after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// It stays, as HTTP/1.1 has it unless told otherwise.
+    /// The connection stays open, the default of HTTP/1.1.
     Stay,
-    /// It stays because an HTTP/1.0 client asked for it, who wants to be told so.
+    /// The connection stays open because an HTTP/1.0 client asked for it, which expects a
+    /// confirmation.
     StayAsAsked,
     Close,
-    /// It closes although the client may be sending still: nobody knows where the next request
-    /// would begin.
+    /// The connection closes although the client may still be sending: the start of the next
+    /// request is unknown.
     CloseUnread,
 }
 
 impl Answer {
-    /// The request makes no sense, and so where the next one begins is unknown.
+    /// Refuses a malformed request. The start of the next request is unknown.
     fn refusal(status: Status) -> Self {
         Answer {
             status,
@@ -81,7 +82,7 @@ impl Answer {
         }
     }
 
-    /// Appends the answer to `out`.
+    /// Appends the response to `out`.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let line = self.status.line();
         let error_page;
@@ -117,21 +118,21 @@ impl Answer {
     }
 }
 
-/// What one look at the received bytes found.
+/// The result of parsing the received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// More bytes are needed.
+    /// The request is not complete.
     Nothing,
     /// The client waits for [`CONTINUE`] before it sends the body.
     ContinueAwaited,
-    /// A whole request, body included.
+    /// A whole request, including its body.
     Request(Answer),
 }
 
-/// Asks a client that waits for it to send the body.
+/// Allows a client that waits for it to send the body.
 pub(super) const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Finds the requests of a connection, one after the other.
+/// Parses the requests of a connection, one after the other.
 #[derive(Debug)]
 pub(super) struct Decoder {
     expecting: Expecting,
@@ -146,13 +147,13 @@ enum Expecting {
     },
     Chunks {
         at: Chunk,
-        /// How long the body may yet be.
+        /// The greatest length that the rest of the body may have.
         room: u64,
         answer: Answer,
     },
 }
 
-/// Where in a chunked body.
+/// A position in a chunked body.
 #[derive(Debug)]
 enum Chunk {
     Size,
@@ -168,10 +169,10 @@ impl Decoder {
         }
     }
 
-    /// Looks at `input`; says how many bytes of it are done with, and what they meant.
+    /// Parses `input`. Returns the number of bytes that it has consumed, and what they were.
     ///
-    /// To be called again as long as it finds something. After an answer that closes the
-    /// connection there is nothing more to find.
+    /// The caller repeats this as long as it finds something. After a response that closes the
+    /// connection it finds nothing more.
     pub(super) fn next(&mut self, input: &[u8]) -> (usize, Found) {
         let mut used = 0;
         loop {
@@ -210,7 +211,7 @@ impl Decoder {
             Ok(httparse::Status::Partial) if input.len() < HEAD_LIMIT => {
                 return (0, Found::Nothing);
             }
-            // Too long: mostly because of the target, or because of the rest?
+            // The head is too long: mostly because of the target, or because of the rest?
             Ok(_) if request.path.is_none_or(|path| path.len() > HEAD_LIMIT / 2) => {
                 return refused(Status::UriTooLong);
             }
@@ -256,7 +257,7 @@ impl Decoder {
 }
 
 enum Step {
-    /// So many bytes are done with; the answer, if the request ends there.
+    /// This many bytes are consumed; the response, if the request ends there.
     Used(usize, Option<Answer>),
     Refused(Status),
 }
@@ -316,19 +317,19 @@ impl Chunk {
     }
 }
 
-/// How much of `input` belongs to the `left` bytes that are due.
+/// Returns how much of `input` belongs to the `left` bytes that are expected.
 fn within(left: u64, input: &[u8]) -> usize {
     usize::try_from(left).map_or(input.len(), |left| left.min(input.len()))
 }
 
-/// How a request's body is delimited.
+/// The framing of a request's body.
 enum Body {
     None,
     Length(u64),
     Chunked,
 }
 
-/// The header fields that matter here.
+/// The header fields that the server uses.
 struct Fields {
     body: Body,
     close: bool,
@@ -373,8 +374,8 @@ impl Fields {
                 coding = Some(chunked_alone);
             }
         }
-        // A client of HTTP/1.1 must name the host; two names, or two ends of the body, are how
-        // requests are smuggled past a proxy.
+        // An HTTP/1.1 client must name the host. Two hosts, or two body lengths, are used to
+        // smuggle requests past a proxy.
         if hosts > 1 || (version > 0 && hosts == 0) {
             return Err(Status::BadRequest);
         }
@@ -405,7 +406,7 @@ fn judge(method: &str, target: &str) -> Status {
         }
         _ => return Status::NotImplemented,
     }
-    // A target may be a whole URI, as for a proxy.
+    // The target may be a whole URI, as for a proxy.
     let path = match target.split_once("://") {
         Some((scheme, rest)) if scheme.bytes().all(|byte| byte.is_ascii_alphabetic()) => {
             match rest.find(['/', '?']) {

@@ -1,12 +1,11 @@
-//! The client: loads a server and checks every answer.
+//! The client: loads a server and checks every response.
 //!
-//! Each request has a connection of its own: connect, send, read the answer to its end, close. What
-//! the workers share is the listening socket, so new connections are what they compete for; with
-//! connections kept alive each would stay with the worker that accepted it, and the three ways
-//! would not differ.
+//! Each request has a connection of its own: connect, send, read the response to its end, close.
+//! The workers share the listening socket, so they compete for new connections. A connection that
+//! is kept alive would stay with the worker that accepted it, and the three ways would not differ.
 //!
-//! The client runs in threads of its own, on the kernel's plain epoll, the same for all three ways.
-//! It closes with a reset once the server has closed (SO_LINGER of 0), so neither side is left in
+//! The client has threads of its own, which use the kernel's plain epoll for all three ways. It
+//! closes with a reset once the server has closed (SO_LINGER of 0), so neither side stays in
 //! TIME_WAIT, and a run cannot use up the local ports.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -22,41 +21,42 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, 
 
 use super::http::PAGE;
 
-/// A request that is not answered after this long has failed.
+/// A request without a response after this time has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often to look whether to stop, or whether a request has failed.
+/// How often the client checks for the end of the run, and for requests that have failed.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
-/// Latencies are kept with this many significant digits.
+/// The number of significant digits of latencies.
 const DIGITS: u8 = 3;
 const BATCH: usize = 64;
 const SCRATCH: usize = 4096;
 
-/// What all client threads share.
+/// The state that all client threads share.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
     pub(super) server: SocketAddr,
-    /// How many requests to send in all.
+    /// The number of requests to send.
     pub(super) requests: u64,
-    /// How many of them have been begun.
+    /// The number of requests that have begun.
     pub(super) begun: AtomicU64,
-    /// Counts requests that are over, well or badly, beyond this load too.
+    /// Counts completed and failed requests, also across loads.
     pub(super) over: &'a AtomicU64,
     pub(super) stop: &'a AtomicBool,
 }
 
-/// What came of a load.
+/// The result of a load.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// Requests that were answered as they should be.
+    /// Requests with the right response.
     pub(super) answered: u64,
-    /// Requests that failed, in any way.
+    /// Requests that failed in any way.
     pub(super) failed: u64,
-    /// How the first of them failed.
+    /// The failure of the first of them.
     pub(super) first_failure: Option<String>,
-    /// From before the connect to the end of the answer, in nanoseconds; of answered requests.
+    /// The time from before the connect to the end of the response, in nanoseconds, of answered
+    /// requests.
     pub(super) latency: Histogram<u64>,
 }
 
@@ -80,14 +80,14 @@ impl Outcome {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 struct Exchange {
     stream: TcpStream,
     begun: Instant,
     sent: usize,
     received: Vec<u8>,
-    /// When the answer was complete; what is missing then is the server's close.
+    /// The time at which the response was complete; the server has not closed yet.
     answered: Option<Instant>,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Client<'a> {
     load: &'a Load<'a>,
     request: Vec<u8>,
     epoll: OwnedFd,
-    /// `None`: there was nothing left to begin.
+    /// `None`: no request was left to begin.
     slots: Vec<Option<Exchange>>,
     under_way: usize,
     outcome: Outcome,
@@ -105,7 +105,7 @@ pub(super) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// A client that has up to `connections` requests under way at a time.
+    /// Makes a client with up to `connections` requests in flight.
     pub(super) fn new(load: &'a Load<'a>, connections: usize) -> io::Result<Self> {
         let request = format!(
             "GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
@@ -122,7 +122,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Sends requests until there are no more to begin, or it is told to stop.
+    /// Sends requests until all have begun, or the run is stopped.
     pub(super) fn run(mut self) -> io::Result<Outcome> {
         for slot in 0..self.slots.len() {
             self.begin(slot);
@@ -148,8 +148,8 @@ impl<'a> Client<'a> {
         Ok(self.outcome)
     }
 
-    /// Begins the next request in `slot`, if there is one. Those that fail at once are counted and
-    /// the next is begun.
+    /// Begins the next request in `slot`, if there is one. A request that fails at once is counted,
+    /// and the next one begins.
     fn begin(&mut self, slot: usize) {
         while !self.load.stop.load(Ordering::Relaxed)
             && self.load.begun.fetch_add(1, Ordering::Relaxed) < self.load.requests
@@ -185,9 +185,9 @@ impl<'a> Client<'a> {
             received: Vec::new(),
             answered: None,
         };
-        // On the loopback the connection often stands already.
+        // On the loopback device the connection is often established already.
         exchange.send(&self.request)?;
-        // Edge-triggered: registered once for all that is to come.
+        // Edge-triggered: one registration serves the whole exchange.
         epoll::add(
             &self.epoll,
             &exchange.stream,
@@ -254,7 +254,7 @@ impl Exchange {
         while self.sent < request.len() {
             match self.stream.write(&request[self.sent..]) {
                 Ok(sent) => self.sent += sent,
-                // Not connected yet, or no room.
+                // Not connected yet, or the send buffer is full.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -263,7 +263,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Reads what there is. At the end, how long the answer took, if it was right.
+    /// Reads all available bytes. At the end of a right response returns its latency.
     fn receive(&mut self, scratch: &mut [u8]) -> io::Result<Option<Duration>> {
         loop {
             match self.stream.read(scratch) {
@@ -285,7 +285,7 @@ impl Exchange {
     }
 }
 
-/// Whether `received` is the whole answer; an error if it is not even the beginning of it.
+/// Returns whether `received` is the whole response, or an error if it is not a prefix of it.
 fn is_whole(received: &[u8]) -> io::Result<bool> {
     let wrong = |what: String| io::Error::new(ErrorKind::InvalidData, what);
     let mut fields = [httparse::EMPTY_HEADER; 16];

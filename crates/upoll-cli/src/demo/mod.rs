@@ -36,9 +36,10 @@ use self::report::{Report, span};
 use self::server::{DESCRIPTORS_PER_SERVER, DESCRIPTORS_PER_WORKER, Server};
 use self::ways::Way;
 
-/// What was asked for cannot be done, or not here: as clap does for arguments that make no sense.
+/// The exit status if the options make no sense or cannot be met here, like clap's for invalid
+/// arguments.
 const USAGE: u8 = 2;
-/// Something failed while it ran.
+/// The exit status if an operation fails during the run.
 const FAILED: u8 = 1;
 /// Added to the number of the signal that ended the comparison.
 const BY_SIGNAL: u8 = 128;
@@ -46,17 +47,17 @@ const BY_SIGNAL: u8 = 128;
 /// The options.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
-    /// How many threads share the listening socket. (A set can be watched by at most 500 sets, with
-    /// upoll as with the kernel's epoll.)
+    /// The number of threads that share the listening socket. (A set can be watched by at most 500
+    /// sets, with upoll as with the kernel's epoll.)
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=500))]
     workers: u16,
 
-    /// How many requests are under way at a time, each on a connection of its own. The kernel keeps
-    /// at most net.core.somaxconn connections that no worker has accepted yet.
+    /// The number of requests in flight at a time, each on a connection of its own. The kernel
+    /// keeps at most net.core.somaxconn connections that no worker has accepted yet.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..))]
     connections: u32,
 
-    /// How many requests each way is sent, a new connection for each.
+    /// The number of requests to each way, with a new connection for each.
     #[arg(long, value_name = "N", default_value_t = 80_000, value_parser = value_parser!(u32).range(1..))]
     requests: u32,
 
@@ -65,8 +66,8 @@ pub(crate) struct Options {
           conflicts_with_all = ["connections", "requests", "json"])]
     listen: Option<SocketAddr>,
 
-    /// Only this way; may be given more than once, but not with --listen, whose way is rotating
-    /// unless told otherwise.
+    /// Only this way; may be given more than once, but not with --listen, which uses rotating by
+    /// default.
     #[arg(long, value_enum)]
     way: Vec<Way>,
 
@@ -83,9 +84,9 @@ fn socket_address(text: &str) -> Result<SocketAddr, String> {
         .ok_or_else(|| wanted.into())
 }
 
-/// Runs it.
+/// Runs the demo.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    // First of all, so that no signal ends the program by itself any more.
+    // Installed first, so that a signal cannot end the program without the handler.
     let signals = Signals::new([SIGINT, SIGTERM]).context("handling signals")?;
     let ended = match options.listen {
         Some(address) => options.serve(address, signals),
@@ -147,7 +148,7 @@ impl Options {
             connections: self.connections as usize,
             requests: self.requests.into(),
         };
-        // Each connection has two ends here.
+        // Both ends of each connection are in this process.
         let descriptors = self.descriptors_of_a_server() * comparison.ways.len() as u64
             + comparison.client_descriptors() as u64
             + u64::from(self.connections);
@@ -192,7 +193,7 @@ impl Options {
     }
 }
 
-/// Tells what went wrong, in the form that clap has for arguments.
+/// Prints an error in clap's format.
 fn told(error: &anyhow::Error, code: u8) -> ExitCode {
     eprintln!("error: {error:#}");
     ExitCode::from(code)

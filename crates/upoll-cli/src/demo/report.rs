@@ -1,4 +1,4 @@
-//! What a comparison found: as a table for people, as JSON for programs.
+//! The results of a comparison, as a table for readers and as JSON for programs.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use super::load::Outcome;
 use super::ways::Way;
 use super::worker::Counts;
 
-/// All that a comparison found.
+/// All results of a comparison.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) workers: usize,
     pub(super) connections: usize,
-    /// How many requests were asked for, of each way.
+    /// The number of requests to send, for each way.
     pub(super) requests: u64,
-    /// How many processors there are to run on.
+    /// The number of processors that the threads may run on.
     pub(super) processors: usize,
-    /// Whether it was ended before all requests were sent.
+    /// Whether a signal ended the comparison before all requests were sent.
     pub(super) interrupted: bool,
-    /// The signal that ended it.
+    /// The signal that ended the comparison.
     #[serde(skip)]
     pub(super) ended_by: Option<c_int>,
     pub(super) ways: Vec<Row>,
 }
 
-/// What one way did. Quotients are missing if nothing was answered.
+/// The results of one way. Quotients are missing if no request was answered.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     way: Way,
@@ -38,14 +38,14 @@ pub(super) struct Row {
     requests_per_second: Option<f64>,
     latency_us: Option<Latency>,
     wakeups_per_request: Option<f64>,
-    /// Wakeups of a worker that found nothing to do, in all.
+    /// The number of wakeups in which a worker found nothing to do.
     empty_wakeups: u64,
     context_switches_per_request: Switches,
     requests_per_worker: Vec<u64>,
     fairness: Option<f64>,
 }
 
-/// Latencies that so much of the requests did not exceed.
+/// Percentiles of the latencies.
 #[derive(Debug, Serialize)]
 struct Latency {
     p50: f64,
@@ -54,7 +54,7 @@ struct Latency {
     p99_9: f64,
 }
 
-/// How often a worker left its processor.
+/// The context switches of the workers.
 #[derive(Debug, Serialize)]
 struct Switches {
     voluntary: Option<f64>,
@@ -100,21 +100,21 @@ fn quotient(of: f64, by: f64) -> Option<f64> {
     (by > 0.0).then(|| of / by)
 }
 
-/// Jain's fairness index: 1 if all got the same, 1/n if one of n got all.
+/// Jain's fairness index: 1 if all shares are equal, 1/n if one of n got all.
 fn fairness(shares: &[u64]) -> Option<f64> {
     let sum: f64 = shares.iter().map(|&share| share as f64).sum();
     let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
     quotient(sum * sum, shares.len() as f64 * squares)
 }
 
-/// The smallest and the largest share.
+/// Formats the smallest and the largest share.
 pub(super) fn span(shares: impl Iterator<Item = u64> + Clone) -> String {
     let least = shares.clone().min().unwrap_or_default();
     format!("{least}..{}", shares.max().unwrap_or_default())
 }
 
 impl Report {
-    /// Whether anything was not answered as it should have been.
+    /// Returns the failures of all ways, as messages.
     pub(super) fn failures(&self) -> impl Iterator<Item = String> + '_ {
         self.ways.iter().filter(|row| row.failed > 0).map(|row| {
             let first = row.first_failure.as_deref().unwrap_or_default();
@@ -123,7 +123,7 @@ impl Report {
         })
     }
 
-    /// A column for each way.
+    /// Makes a table with a column for each way.
     pub(super) fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_style(presets::UTF8_FULL_CONDENSED);

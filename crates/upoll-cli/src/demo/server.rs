@@ -11,15 +11,16 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use super::ways::{Bell, KernelSet, TurnSet, Way, WorkerSet};
 use super::worker::{Counts, Worker};
 
-/// How many descriptors a worker needs before its first connection: its set and its bell.
+/// The number of fds that a worker needs before its first connection: its set and its bell.
 pub(super) const DESCRIPTORS_PER_WORKER: u64 = 2;
-/// The listening socket, and what stands behind the rotating set.
+/// The listening socket, and the fds that the rotating set needs.
 pub(super) const DESCRIPTORS_PER_SERVER: u64 = 6;
 
-/// How many connections may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+/// The number of connections that may wait to be accepted. The kernel reduces it to
+/// `net.core.somaxconn`.
 const BACKLOG: i32 = 65_535;
 
-/// A server that runs. Dropping it stops it.
+/// A running server. Dropping it stops it.
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
@@ -55,7 +56,7 @@ impl Server {
         }
     }
 
-    /// Makes all sets, in the workers' order, and then the threads.
+    /// Makes all sets, in the order of the workers, and then the threads.
     fn employ<S: WorkerSet>(
         &mut self,
         workers: usize,
@@ -86,7 +87,7 @@ impl Server {
         self.address
     }
 
-    /// Ends the workers and says what each did.
+    /// Ends the workers. Returns the counts of each.
     pub(super) fn stop(mut self) -> io::Result<Vec<Counts>> {
         self.end()
     }
@@ -108,7 +109,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What went wrong, if anything, its worker has told already.
+        // A worker that failed has reported its error already.
         let _ = self.end();
     }
 }
@@ -121,8 +122,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
-    // Connections inherit it. An answer goes out in one piece, and must not wait for the client
-    // to acknowledge the last one.
+    // Connections inherit the option. A response is sent in one piece, and must not wait for the
+    // client to acknowledge the previous one.
     sockopt::set_tcp_nodelay(&socket, true)?;
     net::bind(&socket, &address)?;
     net::listen(&socket, BACKLOG)?;

@@ -1,8 +1,8 @@
 //! The three ways in which workers can share a listening socket.
 //!
-//! Every worker has a set of its own, which watches the listening socket, the worker's connections
-//! and its stop bell. The ways differ only in what kind of set that is, and how the listening
-//! socket is in it. [`WorkerSet`] is what the worker sees of it.
+//! Each worker has a set of its own, which watches the listening socket, the worker's connections
+//! and its stop bell. The ways differ only in the kind of that set, and in the way that the
+//! listening socket is a member of it. [`WorkerSet`] is the worker's view of it.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -16,15 +16,15 @@ use rustix::io::Errno;
 use serde::Serialize;
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Timeout};
 
-/// How workers share the listening socket.
+/// The way in which workers share the listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Way {
-    /// The kernel's epoll: a new connection wakes all workers that wait.
+    /// The kernel's epoll: a new connection wakes all waiting workers.
     Stock,
-    /// The kernel's epoll with EPOLLEXCLUSIVE: it wakes one, whoever is first in line.
+    /// The kernel's epoll with EPOLLEXCLUSIVE: a new connection wakes the first worker in line.
     Exclusive,
-    /// upoll's rotating set: it wakes one, and the workers take turns.
+    /// upoll's rotating set: a new connection wakes one worker, and the workers take turns.
     Rotating,
 }
 
@@ -40,32 +40,32 @@ impl Way {
     }
 }
 
-/// `data` of events of the listening socket. Connections have small numbers.
+/// The `data` of events of the listening socket. Connections have small numbers.
 pub(super) const LISTENER: u64 = u64::MAX;
-/// `data` of events of the stop bell.
+/// The `data` of events of the stop bell.
 pub(super) const BELL: u64 = u64::MAX - 1;
 
-/// How many events one wait can report.
+/// The greatest number of events in one wait.
 const BATCH: usize = 64;
 
-/// A worker's own epoll set, of whichever kind.
+/// A worker's own epoll set, of either kind.
 pub(super) trait WorkerSet: Send + 'static {
-    /// Where a wait puts its events; it stays in the worker's thread.
+    /// The buffer for the events of a wait, which stays in the worker's thread.
     type Ready;
-    /// Room for the events of a wait.
+    /// Returns an empty buffer.
     fn room() -> Self::Ready;
-    /// Waits for events and says how many there are: 0 when the time is up or a signal came.
+    /// Waits for events. Returns their number, which is 0 after the timeout or a signal.
     fn wait(&self, ready: &mut Self::Ready, timeout: Option<Duration>) -> io::Result<usize>;
-    /// What the interest was given as `data`, of one of the events that a wait reported.
+    /// Returns the `data` of an event that the last wait reported.
     fn data(ready: &Self::Ready, index: usize) -> u64;
     fn add(&self, stream: &TcpStream, wanted: Events, data: u64) -> io::Result<()>;
     fn modify(&self, stream: &TcpStream, wanted: Events, data: u64) -> io::Result<()>;
     fn add_listener(&self) -> io::Result<()>;
-    /// Until it is added again, new connections are left to other workers.
+    /// Leaves new connections to other workers until the listening socket is added again.
     fn delete_listener(&self) -> io::Result<()>;
 }
 
-/// Tells one worker to stop.
+/// The bell that stops one worker.
 #[derive(Debug)]
 pub(super) enum Bell {
     Kernel(Arc<OwnedFd>),
@@ -90,12 +90,12 @@ pub(super) struct KernelSet {
     epoll: OwnedFd,
     listener: Arc<TcpListener>,
     listener_flags: epoll::EventFlags,
-    /// Watched, so it stays open.
+    /// Kept open, because the set watches it.
     _bell: Arc<OwnedFd>,
 }
 
 impl KernelSet {
-    /// A set that watches `listener` and a bell of its own.
+    /// Makes a set that watches `listener` and a bell of its own.
     pub(super) fn new(listener: &Arc<TcpListener>, exclusive: bool) -> io::Result<(Self, Bell)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -172,24 +172,24 @@ impl WorkerSet for KernelSet {
     }
 }
 
-/// A upoll set that watches a rotating one, which watches the listening socket.
+/// A set of upoll that watches a rotating set, which watches the listening socket.
 #[derive(Debug)]
 pub(super) struct TurnSet {
     set: Epoll,
     turns: Epoll,
-    /// Watched, so it stays open.
+    /// Kept open, because the set watches it.
     _bell: EventFd,
 }
 
 impl TurnSet {
-    /// The set in which the workers take turns.
+    /// Makes the rotating set that the workers' sets watch.
     pub(super) fn turns(listener: &TcpListener) -> io::Result<Epoll> {
         let turns = Epoll::create(CreateFlags::ROTATE)?;
         turns.add(listener, Event::new(Events::IN, LISTENER))?;
         Ok(turns)
     }
 
-    /// A set that watches `turns` and a bell of its own.
+    /// Makes a set that watches `turns` and a bell of its own.
     pub(super) fn new(turns: &Epoll) -> io::Result<(Self, Bell)> {
         let set = Epoll::new()?;
         let bell = EventFd::new(0)?;

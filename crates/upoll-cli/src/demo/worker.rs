@@ -1,12 +1,11 @@
-//! What each worker thread does: wait in its set, accept, answer.
+//! A worker thread: it waits in its set, accepts connections, and responds to requests.
 //!
-//! # One accept per wake
-//! When the listening socket is ready a worker accepts exactly one connection and goes back to
-//! wait, in all three ways alike. If it accepted until there is no more, the worker that is woken
-//! first would drain the whole backlog, whatever the set's idea of whose turn it is: the others
-//! would find nothing, and who gets the work would be decided by the loop and not by the set. The
-//! socket is watched level-triggered, so what is left is reported again, to whomever the set
-//! chooses.
+//! # One accept per wakeup
+//! When the listening socket is ready, a worker accepts exactly one connection and waits again, in
+//! all three ways. If it accepted until there were no more, the first worker to wake would drain
+//! the whole backlog, whichever workers the set chooses. The others would find nothing, and this
+//! loop instead of the set would decide who gets the work. The socket is watched level-triggered,
+//! so the rest is reported again, to the worker that the set chooses.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -22,13 +21,13 @@ use super::ways::{BELL, LISTENER, WorkerSet};
 
 /// A client may be silent for this long.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
-/// How often to look for silent clients, and whether more connections can be accepted again.
+/// How often the worker checks for silent clients, and whether it can accept connections again.
 const PATROL: Duration = Duration::from_secs(1);
-/// How often one accept is tried again because the client was gone already, or a signal came.
+/// How often one accept is repeated because the client was gone already, or a signal came.
 const ACCEPT_TRIES: usize = 8;
 const SCRATCH: usize = 16 * 1024;
 
-/// What a worker did.
+/// The counts of a worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     /// Requests answered.
@@ -37,23 +36,23 @@ pub(super) struct Counts {
     pub(super) accepted: u64,
     /// Waits that reported an event.
     pub(super) wakeups: u64,
-    /// Of those, waits that reported the listening socket alone, and another worker had been
-    /// quicker to accept. Those that the set itself notices are not among them: it has the thread
-    /// sleep on, and only the context switches tell.
+    /// The wakeups that reported only the listening socket, and found that another worker
+    /// had accepted the connection. They do not include wakeups that end inside the set, which lets
+    /// the thread sleep on: these show only as context switches.
     pub(super) empty_wakeups: u64,
-    /// How often the thread left its processor because it slept.
+    /// Context switches because the thread slept.
     pub(super) voluntary_switches: u64,
-    /// How often it was made to leave.
+    /// Context switches by preemption.
     pub(super) involuntary_switches: u64,
 }
 
-/// One worker.
+/// A worker with its set and its connections.
 #[derive(Debug)]
 pub(super) struct Worker<S> {
     set: S,
     listener: Arc<TcpListener>,
     connections: Slab<Connection>,
-    /// False while there is no descriptor, or no memory, for more connections.
+    /// False while there are no fds, or no memory, for more connections.
     accepting: bool,
     next_patrol: Instant,
     scratch: Vec<u8>,
@@ -73,7 +72,7 @@ impl<S: WorkerSet> Worker<S> {
         }
     }
 
-    /// Works until the bell rings; then drops what connections there are.
+    /// Works until the bell rings, and then drops the remaining connections.
     pub(super) fn run(mut self) -> io::Result<Counts> {
         let mut room = S::room();
         loop {
@@ -104,7 +103,7 @@ impl<S: WorkerSet> Worker<S> {
         }
     }
 
-    /// Accepts one connection, if there is one.
+    /// Accepts one connection, if there is one. Returns whether there was.
     fn accept(&mut self, now: Instant) -> io::Result<bool> {
         for _ in 0..ACCEPT_TRIES {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -140,8 +139,8 @@ impl<S: WorkerSet> Worker<S> {
         Ok(false)
     }
 
-    /// For want of descriptors or memory. The socket stays ready: to keep watching it would be to
-    /// wait no more.
+    /// Stops watching the listening socket for lack of fds or memory. The socket stays ready, so a
+    /// wait that watches it would never sleep.
     fn accept_no_more(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.accepting) {
             self.set.delete_listener()?;
@@ -163,7 +162,7 @@ impl<S: WorkerSet> Worker<S> {
     }
 
     fn close(&mut self, key: usize) -> io::Result<()> {
-        // The set forgets a stream that is closed.
+        // Closing the stream removes it from the set.
         drop(self.connections.remove(key));
         self.accept_again()
     }
@@ -181,7 +180,8 @@ impl<S: WorkerSet> Worker<S> {
         }
     }
 
-    /// Closes connections that were silent for too long, and sees whether to accept again.
+    /// Closes connections that were silent for too long, and checks whether the worker can accept
+    /// again.
     fn patrol(&mut self, now: Instant) -> io::Result<()> {
         self.next_patrol = now + PATROL;
         let silent: Vec<usize> = self
@@ -199,7 +199,7 @@ impl<S: WorkerSet> Worker<S> {
     fn count_context_switches(&mut self) {
         // SAFETY: all-zero bytes are a valid `rusage`.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: `usage` is an rusage to be filled.
+        // SAFETY: the call fills `usage`.
         let failed = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
         debug_assert_eq!(failed, 0, "the call fails only for bad arguments");
         self.counts.voluntary_switches = usage.ru_nvcsw.unsigned_abs();
@@ -207,14 +207,14 @@ impl<S: WorkerSet> Worker<S> {
     }
 }
 
-/// Whether there is too little of something that others may give back.
+/// Returns whether the error is a lack of a resource that others may release.
 fn is_shortage(error: &io::Error) -> bool {
     let shortages = [
         Errno::MFILE,
         Errno::NFILE,
         Errno::NOBUFS,
         Errno::NOMEM,
-        // As many members as `fs.epoll.max_user_watches` allows.
+        // The number of members has reached `fs.epoll.max_user_watches`.
         Errno::NOSPC,
     ];
     Errno::from_io_error(error).is_some_and(|error| shortages.contains(&error))

@@ -13,7 +13,7 @@ pub(super) const LIBRARY: &str = "libupoll_fair.so";
 /// The variable that names the place for statistics.
 pub(super) const STATISTICS: &str = "UPOLL_FAIR_STATS";
 
-/// When a worker that has taken a wakeup goes to the end of the line.
+/// The point at which a worker that has taken a wakeup goes to the end of the line.
 #[derive(Clone, Copy)]
 pub(super) enum Policy {
     Every(u32),
@@ -41,7 +41,7 @@ impl FromStr for Policy {
     }
 }
 
-/// Sets what the library reads from the environment.
+/// Sets the environment variables that the library reads.
 pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
     let policy = match policy {
         Policy::Every(wakeups) => wakeups.to_string(),
@@ -56,8 +56,9 @@ pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
 
 const PREFIX: &str = "upoll-fair-";
 
-/// Removes the files of runs whose first process was killed, and so did not. A run in another PID namespace may lose
-/// its file, too: programs that it executes from then on share state with their own children alone.
+/// Removes the files of runs whose first process was killed and could not remove its own. This may
+/// also remove the file of a run in another PID namespace. Programs that such a run executes
+/// afterwards share state only with their own children.
 fn remove_stale(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return;
@@ -65,22 +66,22 @@ fn remove_stale(folder: &Path) {
     for entry in entries.flatten() {
         let ended = |process| test_kill_process(process) == Err(Errno::SRCH);
         if first_process(&entry.file_name()).is_some_and(ended) {
-            // Another user's file stays.
+            // Fails for another user's file.
             let _ = std::fs::remove_file(entry.path());
         }
     }
 }
 
-/// Returns the first process of the run that a file is of.
+/// Returns the first process of the run that the file belongs to.
 fn first_process(name: &OsStr) -> Option<Pid> {
     let (process, _) = name.to_str()?.strip_prefix(PREFIX)?.split_once('-')?;
     Pid::from_raw(process.parse().ok()?)
 }
 
-/// Creates the file through which the processes of the run see each other, of which the library removes the
-/// name when the first process ends.
+/// Creates the file that the processes of the run share. The library unlinks it when the first
+/// process ends.
 fn shared_file() -> Result<PathBuf> {
-    /// The library has no use for a file that is too short for its state.
+    /// The library ignores a file that is too short for its state.
     const SIZE: u64 = 1 << 17;
     let folder = Path::new("/dev/shm");
     let folder = if folder.is_dir() {
@@ -89,7 +90,7 @@ fn shared_file() -> Result<PathBuf> {
         std::env::temp_dir()
     };
     remove_stale(&folder);
-    // The process becomes the program, so its number is that of the first process of the run.
+    // This process becomes the program, so its PID is that of the first process of the run.
     let path = folder.join(format!(
         "{PREFIX}{}-{:x}",
         std::process::id(),

@@ -1,8 +1,7 @@
 //! `upoll run`: starts a program with `libupoll_preload.so` before its C library, or with
 //! `libupoll_fair.so`.
 //!
-//! The program takes this process's place, so standard input, signals and the exit status are its
-//! own.
+//! The program replaces this process, so standard input, signals and the exit status are its own.
 
 mod fair;
 mod program;
@@ -14,11 +13,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
-/// What `upoll run` is told.
+/// The options of `upoll run`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to serve in user space. Epoll sets are whenever they hold such an object; with `epoll` they
-    /// are from their start. With `none` the calls are only passed on.
+    /// The objects to serve in user space. An epoll set is served when it holds such an object;
+    /// with `epoll` it is from its start. With `none` all calls are passed on.
     #[arg(
         long,
         value_name = "KINDS",
@@ -26,10 +25,11 @@ pub(crate) struct Options {
         value_delimiter = ','
     )]
     user: Vec<Kind>,
-    /// Lets workers that share a listening socket take turns, and does nothing else: with POLICY `every`
-    /// after each wakeup, with a number after as many, with `adaptive` after each one if another worker
-    /// is asleep, with `exclusive` never (each connection wakes one worker, in the kernel's order). With `observe`
-    /// each connection wakes every worker, as it does without the library, and `--stats` counts.
+    /// Makes workers that share a listening socket take turns, and has no other effect. A worker
+    /// goes to the end of the line after each wakeup with POLICY `every`, after N wakeups with a
+    /// number, after a wakeup with `adaptive` if another worker is asleep, and never with
+    /// `exclusive` (each connection wakes one worker, in the kernel's order). With `observe` each
+    /// connection wakes every worker, as without the library, and `--stats` counts.
     #[arg(
         long,
         value_name = "POLICY",
@@ -39,8 +39,8 @@ pub(crate) struct Options {
         conflicts_with = "user"
     )]
     fair: Option<fair::Policy>,
-    /// Says what was served in user space and what by the kernel when a process ends by `exit` or
-    /// `_exit`, on standard error or at the end of FILE.
+    /// Reports the calls that were served in user space and those that the kernel served, when a
+    /// process ends by `exit` or `_exit`. Writes to standard error or to the end of FILE.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     stats: Option<PathBuf>,
     /// The program and its arguments.
@@ -78,11 +78,11 @@ impl Kind {
 
 const LIBRARY: &str = "libupoll_preload.so";
 
-/// As of `env(1)`: the program cannot be run, and there is none.
+/// The exit statuses of `env(1)`: the program cannot be run, or does not exist.
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Becomes the program; returns only if that fails.
+/// Replaces this process by the program. Returns only on failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let library = library(if options.fair.is_some() {
         fair::LIBRARY
@@ -127,7 +127,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(CANNOT_RUN))
 }
 
-/// Returns the value of `LD_PRELOAD`: the library, then the libraries that were there already.
+/// Returns the value of `LD_PRELOAD`: the library, then the libraries that were named before.
 fn preloaded(library: &Path) -> OsString {
     let mut list = by_glibc_only(library);
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -137,10 +137,10 @@ fn preloaded(library: &Path) -> OsString {
     list
 }
 
-/// Returns an absolute path under which only glibc's loader finds the file. A child may be linked to another C
-/// library: musl's loader does not start a program if a library to be loaded first needs symbols of glibc, but
-/// ignores one that it does not find. glibc puts the system's folder of libraries in place of `$LIB`; the
-/// way back from there to the root is at most as long as this.
+/// Returns an absolute path under which only glibc's loader finds the file. A child may be linked
+/// to another C library. musl's loader refuses to start a program if a preloaded library needs
+/// symbols of glibc, but ignores a library that it does not find. glibc replaces `$LIB` by the
+/// system's library folder. That folder is at most as deep as the way back to the root is long.
 fn by_glibc_only(path: &Path) -> OsString {
     const TO_THE_ROOT: &str = "/$LIB/../../../../../../../..";
     let mut found = OsString::from(if is_expanded(TO_THE_ROOT) {
@@ -152,27 +152,29 @@ fn by_glibc_only(path: &Path) -> OsString {
     found
 }
 
-/// Returns whether glibc's loader finds files behind `prefix`, by the file of the C library itself.
+/// Returns whether glibc's loader expands `prefix` to the root, by loading the C library's own file
+/// through it.
 fn is_expanded(prefix: &str) -> bool {
-    // SAFETY: all zeros is one.
+    // SAFETY: all zeros is a valid value.
     let mut own: libc::Dl_info = unsafe { std::mem::zeroed() };
     let function = libc::getpid as unsafe extern "C" fn() -> libc::pid_t;
-    // SAFETY: any address will do, and the place is live.
+    // SAFETY: the call accepts any address, and `own` is live.
     if unsafe { libc::dladdr(function as *const libc::c_void, &raw mut own) } == 0 {
         return false;
     }
-    // SAFETY: the loader's name for the file, a C string as long as the file is loaded.
+    // SAFETY: the loader's name for the file is a C string that lives as long as the file is
+    // loaded.
     let own = unsafe { CStr::from_ptr(own.dli_fname) };
     let path = [prefix.as_bytes(), own.to_bytes()].concat();
     let Ok(path) = CString::new(path) else {
         return false;
     };
-    // SAFETY: the path is a C string. The file is loaded already, so nothing of it is run.
+    // SAFETY: the path is a C string. The file is loaded already, so no initializer runs.
     let loaded = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     own.to_bytes().starts_with(b"/") && !loaded.is_null()
 }
 
-/// Finds a library next to this program, or in the `lib` beside its folder.
+/// Finds a library next to this program, or in the `lib` folder beside its folder.
 fn library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("where this program is")?;
     let folder = own.parent().context("this program is in no folder")?;

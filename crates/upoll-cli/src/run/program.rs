@@ -1,4 +1,4 @@
-//! Whether a program will load a library at all.
+//! Checks whether the loader will load the library into a program.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fmt;
@@ -13,7 +13,7 @@ use elf::abi::{ELFMAGIC, EM_AARCH64, EM_X86_64, PT_INTERP};
 use elf::endian::NativeEndian;
 use elf::file::Class;
 
-/// Why a program cannot be run with the library.
+/// The reason why a program cannot be run with the library.
 pub(super) enum Obstacle {
     Unreadable(io::Error),
     NotExecutable,
@@ -68,12 +68,12 @@ fn is_executable(file: &std::fs::Metadata) -> bool {
     file.is_file() && file.permissions().mode() & 0o111 != 0
 }
 
-/// Whether the library will be loaded into a program.
+/// Checks that the library will be loaded into a program.
 pub(super) fn check(path: &Path) -> Result<(), Obstacle> {
     check_at(path, 0)
 }
 
-/// As many interpreters of interpreters as the kernel follows.
+/// The number of nested interpreters that the kernel follows.
 const DEEPEST: usize = 5;
 
 fn check_at(path: &Path, depth: usize) -> Result<(), Obstacle> {
@@ -83,7 +83,7 @@ fn check_at(path: &Path, depth: usize) -> Result<(), Obstacle> {
     }
     let mut file = match File::open(path) {
         Ok(file) => file,
-        // A program may be executable and not readable.
+        // A program may be executable but not readable.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         Err(error) => return Err(Obstacle::Unreadable(error)),
     };
@@ -127,14 +127,15 @@ fn check_at(path: &Path, depth: usize) -> Result<(), Obstacle> {
 /// `_PATH_BSHELL`
 const SHELL: &str = "/bin/sh";
 
-/// Whether a shell takes this for the beginning of a script: there is no zero in its first line.
+/// Returns whether a shell takes this for the beginning of a script: the first line has no zero
+/// byte.
 fn is_text(start: &[u8]) -> bool {
     let line = start.split(|&byte| byte == b'\n').next().unwrap_or(start);
     !start.starts_with(&ELFMAGIC) && !line.contains(&0)
 }
 
-/// Whether a loader is that of a C library that is known not to be glibc. Some are called `ld-linux`
-/// with something behind it, but not all.
+/// Returns whether the loader is that of a C library other than glibc. Not all such loaders have a
+/// name of their own: some begin with `ld-linux`.
 fn is_of_another_library(loader: &Path) -> bool {
     let name = loader.file_name().unwrap_or_default().to_string_lossy();
     ["musl", "uClibc", "linker"]
@@ -151,15 +152,15 @@ fn has_capabilities(path: &Path) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
-/// The machine that this program is for.
+/// The ELF machine of this program.
 const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
     EM_X86_64
 } else {
     EM_AARCH64
 };
 
-/// Returns the loader that an ELF file names to load its libraries, if it names one; `None` for a file that this machine
-/// does not run.
+/// Returns the loader that an ELF file names, if it names one. Returns `None` for a file that this
+/// machine cannot run.
 fn loader(file: File) -> Option<Option<PathBuf>> {
     let mut elf = ElfStream::<NativeEndian, _>::open_stream(file).ok()?;
     if elf.ehdr.class != Class::ELF64 || elf.ehdr.e_machine != MACHINE {
@@ -182,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// An executable file, gone with this.
+    /// An executable file that is removed on drop.
     struct Executable(PathBuf);
 
     impl Executable {
@@ -203,7 +204,7 @@ mod tests {
         }
     }
 
-    /// A program that names a loader, if any.
+    /// Returns an ELF file that names `loader`, if any.
     fn program(loader: Option<&str>) -> Vec<u8> {
         let mut file = vec![0; 64 + 56];
         file[..4].copy_from_slice(&ELFMAGIC);

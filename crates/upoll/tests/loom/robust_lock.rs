@@ -80,9 +80,8 @@ fn threads_hold_the_lock_one_after_the_other_and_none_is_forgotten() {
     holding_against_holding();
 }
 
-/// The number of steps of a thread that takes the lock at its first attempt, up to the end of the
-/// body, and up to the wake after the release. A step is counted before and after the thread's mark
-/// changes, around the body, and after the release if others sleep for the lock.
+/// The number of steps after which a thread that took the lock at its first attempt dies at the end
+/// of the body, or after the release and before it wakes the sleepers.
 const AFTER_BODY: usize = 3;
 const BEFORE_WAKE: usize = 4;
 

@@ -12,26 +12,26 @@ use hdrhistogram::Histogram;
 /// A connection that takes longer is a failure.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How requests come.
+/// The arrival of requests.
 #[derive(Clone, Copy)]
 pub(super) enum Pace {
-    /// At fixed times, whether the ones before are answered or not.
+    /// At fixed times, whether or not the earlier ones are answered.
     PerSecond(f64),
-    /// As soon as an answer has come, from as many clients.
+    /// Each of this many clients sends its next request when it has the response.
     Clients(usize),
 }
 
-/// Clients that send requests at fixed times: as many requests can be under way at once.
+/// The number of clients that send requests at fixed times, and so the most requests in flight.
 const CLIENTS: usize = 32;
 
 /// The result of the requests.
 pub(super) struct Outcome {
     pub(super) took: Duration,
-    /// Microseconds from the time at which a request was due to the end of its answer.
+    /// Microseconds from the time at which a request was due to the end of its response.
     pub(super) latency: Histogram<u64>,
     /// Requests that failed.
     pub(super) failures: u64,
-    /// Answers of each worker, by the number in them.
+    /// The number of responses of each worker, by the number in the response.
     pub(super) answers: HashMap<u64, u64>,
 }
 
@@ -97,7 +97,7 @@ pub(super) fn send(address: SocketAddr, requests: u64, pace: Pace) -> Outcome {
     sum
 }
 
-/// Sends one request. Returns the number in the answer, which stands for the worker.
+/// Sends one request. Returns the number in the response, which identifies the worker.
 pub(super) fn exchange(address: SocketAddr) -> io::Result<u64> {
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;

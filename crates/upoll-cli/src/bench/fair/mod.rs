@@ -1,8 +1,8 @@
-//! Servers that others wrote, whose workers share a listening socket: as they are, with `EPOLLEXCLUSIVE` alone, and
-//! with workers that take turns.
+//! Third-party servers whose workers share a listening socket: unmodified, with `EPOLLEXCLUSIVE`
+//! alone, and with rotating workers.
 //!
-//! Each request has a connection of its own. The servers, the clients and their load share the machine, so that a
-//! figure is worth what the same figure of the other ways is beside it.
+//! Each request has a connection of its own. The servers and their clients share the machine, so a
+//! figure is meaningful only relative to the same figure of the other ways.
 
 mod load;
 mod processes;
@@ -40,7 +40,7 @@ impl Effort {
     };
 }
 
-/// How much of what the server can do is asked of it.
+/// The load as a part of the server's capacity.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Load {
     Light,
@@ -59,7 +59,7 @@ impl Load {
         }
     }
 
-    /// Returns the pace for a server that answers so many requests a second at most.
+    /// Returns the pace for a server that handles at most `most` requests a second.
     fn pace(self, most: f64) -> Pace {
         match self {
             Load::Light => Pace::PerSecond(most / 10.0),
@@ -85,7 +85,7 @@ impl Way {
 #[derive(Clone, Serialize)]
 struct Sample {
     requests_per_second: f64,
-    /// 50 %, 99 % and 99.9 % of the requests were answered within.
+    /// The times within which 50 %, 99 % and 99.9 % of the requests were answered.
     microseconds: [u64; 3],
     cpu_microseconds: f64,
     switches: f64,
@@ -106,15 +106,15 @@ pub(super) struct Served {
     pub(super) requests_per_second: Spread,
     /// Response time: 50th, 99th and 99.9th percentile.
     pub(super) microseconds: [Spread; 3],
-    /// Of all processes of the server, for a request.
+    /// The processor time of all processes of the server, per request.
     pub(super) cpu_microseconds: Spread,
     pub(super) switches: Spread,
     pub(super) fairness: Spread,
     pub(super) failures: u64,
-    /// Waits that ended for a connection that another worker took, for a request, by the library's counters in a run
-    /// of its own; none if the library has seen no wakeup.
+    /// Waits that ended for a connection that another worker took, per request. The library counts
+    /// them in a separate run. `None` if the library has counted no wakeup.
     pub(super) empty_wakes: Option<f64>,
-    /// The targets that the way has not reached.
+    /// The targets that this way missed.
     pub(super) missed: Option<Vec<&'static str>>,
     samples: Vec<Sample>,
 }
@@ -126,7 +126,7 @@ pub(super) struct LeftOut {
     pub(super) why: String,
 }
 
-/// All that was measured of servers.
+/// All results of the servers.
 #[derive(Default, Serialize)]
 pub(super) struct Fair {
     pub(super) rounds: usize,
@@ -134,7 +134,7 @@ pub(super) struct Fair {
     pub(super) left_out: Vec<LeftOut>,
 }
 
-/// Measures every server, or those that are named.
+/// Measures the named servers, or all.
 pub(super) fn measure(effort: Effort, names: &[String]) -> Result<Fair> {
     let mut fair = Fair {
         rounds: effort.rounds,
@@ -166,7 +166,7 @@ pub(super) fn measure(effort: Effort, names: &[String]) -> Result<Fair> {
     Ok(fair)
 }
 
-/// Names of the servers, for the command line.
+/// Returns the names of the servers, for the command line.
 pub(super) fn servers() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|kind| kind.name)
 }
@@ -182,7 +182,7 @@ fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>>
     let mut samples = WAYS.map(|_| LOADS.map(|_| Vec::with_capacity(effort.rounds)));
     for round in 0..effort.rounds {
         for turn in 0..WAYS.len() {
-            // None always comes first.
+            // The order of the ways changes from round to round.
             let way = (round + turn) % WAYS.len();
             let server = kind.start(workers, WAYS[way])?;
             for (load, samples) in LOADS.iter().zip(&mut samples[way]) {
@@ -246,7 +246,7 @@ fn fairness(outcome: &Outcome, workers: usize) -> f64 {
     of_shares(outcome.answers.values().copied(), workers)
 }
 
-/// Returns Jain's index of as many workers; those without a share are left out of `shares`, or have zeros there.
+/// Returns Jain's index of `workers` shares. Shares of zero may be left out of `shares`.
 fn of_shares(shares: impl Iterator<Item = u64>, workers: usize) -> f64 {
     let mut shares: Vec<_> = shares.filter(|&share| share > 0).collect();
     if shares.len() < workers {
@@ -264,7 +264,7 @@ fn count_empty_wakes(server: &Server, requests: u64, pace: Pace) -> Option<f64> 
         .then(|| (sum(|worker| worker.empty) - empty) as f64 / requests as f64)
 }
 
-/// Returns what a server whose workers take turns has not reached.
+/// Returns the targets that a server with rotating workers missed.
 fn missed(fair: &Served, stock: &Served, load: Load) -> Vec<&'static str> {
     let needed = if fair.workers > 8 { 0.97 } else { 0.99 };
     let is_above = |figure: Spread, other: Spread| {

@@ -9,7 +9,7 @@ struct Thread {
     process: u32,
     nanoseconds: u64,
     switches: u64,
-    /// Bytes written by `write` and its like, of the whole process.
+    /// Bytes that the whole process has written by `write` and similar calls.
     written: u64,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Used {
 }
 
 impl Usage {
-    /// Looks at a process and its descendants. Threads that end meanwhile are left out.
+    /// Reads the usage of a process and its descendants. Threads that end meanwhile are left out.
     pub(super) fn of(root: u32) -> Usage {
         let mut threads = BTreeMap::new();
         let mut processes = vec![root];
@@ -59,14 +59,14 @@ impl Usage {
         Usage(threads)
     }
 
-    /// Returns what was used since `earlier`, by threads that have come meanwhile as well.
+    /// Returns the usage since `earlier`, including threads that were created since.
     pub(super) fn since(&self, earlier: &Usage) -> Used {
         let mut used = Used::default();
         for (thread, now) in &self.0 {
             let before = earlier.0.get(thread).copied().unwrap_or_default();
             used.nanoseconds += now.nanoseconds.saturating_sub(before.nanoseconds);
             used.switches += now.switches.saturating_sub(before.switches);
-            // Every thread shows the sum of its process.
+            // Each thread reports the sum of its process.
             let written = used.written.entry(now.process).or_default();
             *written = (*written).max(now.written.saturating_sub(before.written));
         }

@@ -1,4 +1,4 @@
-//! Servers that others wrote, with workers that share a listening socket.
+//! Third-party servers with workers that share a listening socket.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,33 +16,33 @@ use upoll_fair_state::Counts;
 use super::load;
 use super::processes::Usage;
 
-/// How a server is started: its program and arguments.
+/// Returns the program and arguments that start a server.
 type Arguments = fn(&Place) -> Vec<String>;
 
 /// A kind of server.
 pub(super) struct Kind {
     pub(super) name: &'static str,
-    /// How its workers wait.
+    /// The call by which its workers wait.
     pub(super) waits_by: &'static str,
     program: &'static str,
     /// A module that the Debian package of the server may lack.
     needs: Option<&'static str>,
     arguments: Arguments,
     pub(super) shares: Shares,
-    /// Whether the server lets its workers take turns by itself.
+    /// Whether the server rotates its workers by itself.
     pub(super) rotates: bool,
 }
 
-/// The means to find the worker of an answer.
+/// The way to find the worker of a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shares {
-    /// By the number in the answer.
+    /// By the number in the response.
     Answers,
-    /// By what each process has written: each answer has the same length.
+    /// By the bytes that each process has written: all responses have the same length.
     Written,
 }
 
-/// Where a server runs.
+/// The environment of a server: port, folder and number of workers.
 pub(super) struct Place {
     folder: PathBuf,
     port: u16,
@@ -243,7 +243,7 @@ pub(super) const KINDS: [Kind; 12] = [
     },
 ];
 
-/// Debian's, which has Debian's modules.
+/// Debian's interpreter, which finds Debian's modules.
 const PYTHON: &str = "/usr/bin/python3";
 
 impl Place {
@@ -253,7 +253,7 @@ impl Place {
 
     /// Creates a folder with the applications and settings.
     fn new(workers: usize) -> Result<Place> {
-        // The kernel hands out another port to whoever asks next.
+        // The kernel does not reuse the port for the next caller.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
             .local_addr()?
             .port();
@@ -275,7 +275,7 @@ impl Place {
             ("cluster.js", include_str!("apps/cluster.js").to_owned()),
             ("config.ru", include_str!("apps/config.ru").to_owned()),
             ("unicorn.rb", format!("worker_processes {workers}\n")),
-            // lighttpd answers with a file.
+            // lighttpd serves a file.
             ("index.html", "1\n".to_owned()),
             (
                 "haproxy.cfg",
@@ -316,12 +316,12 @@ impl Drop for Place {
     }
 }
 
-/// The order in which workers are woken for a connection.
+/// The order in which a connection wakes workers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// As the kernel does by default, without the library.
+    /// The kernel's order, without the library.
     Stock,
-    /// The same with the library, which counts.
+    /// The kernel's order, with the library, which counts.
     Observed,
     Exclusive,
     Fair,
@@ -338,7 +338,8 @@ impl Way {
     }
 }
 
-/// Returns where to look for programs: some servers are where only the administrator looks.
+/// Returns the search path for programs. It includes the folders of the administrator, where some
+/// servers are.
 fn path() -> Result<OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
@@ -352,7 +353,7 @@ pub(super) struct Server {
 }
 
 impl Kind {
-    /// Returns why the server cannot be started here, if so.
+    /// Returns the reason why the server cannot be started here, if there is one.
     pub(super) fn obstacle(&self) -> Option<String> {
         if which::which_in(self.program, path().ok(), ".").is_err() {
             return Some(format!("{} is not installed", self.program));
@@ -406,7 +407,7 @@ impl Server {
         Usage::of(self.process.id())
     }
 
-    /// Returns what the library has counted; nothing without it.
+    /// Returns the library's counts. Without the library there are none.
     pub(super) fn counts(&self) -> Vec<Counts> {
         let prefix = format!("upoll-fair-{}-", self.process.id());
         let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
@@ -416,7 +417,7 @@ impl Server {
         bytes.map_or_else(Vec::new, |bytes| Counts::in_file(&bytes))
     }
 
-    /// Waits until the server answers and is idle, with all workers started.
+    /// Waits until the server responds and is idle, with all workers started.
     fn settle(&mut self) -> Result<()> {
         const STARTS_WITHIN: Duration = Duration::from_secs(60);
         const IDLE: Duration = Duration::from_millis(300);
@@ -448,7 +449,7 @@ impl Server {
             .ok()
             .and_then(Pid::from_raw)
         {
-            // It may have ended.
+            // The group may have ended already.
             let _ = kill_process_group(group, signal);
         }
     }

@@ -1,7 +1,7 @@
 //! Two kinds of charts, as SVG: bars with their spread, and lines.
 //!
-//! Colours are the constants below, which the page's style sheet replaces when the reader's browser
-//! asks for a dark page; it finds them by their values.
+//! Colours are the constants below. The page's style sheet finds them by their values, and replaces
+//! them when the browser asks for a dark page.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use plotters::prelude::{
 };
 use plotters::style::{IntoFont, TextStyle};
 
-/// What is drawn with data, in the order in which series take them.
+/// The colours of series, in order.
 pub(super) const SERIES: [RGBColor; 6] = [
     RGBColor(0x00, 0x66, 0xB3),
     RGBColor(0xC2, 0x4E, 0x00),
@@ -27,14 +27,14 @@ pub(super) const SERIES: [RGBColor; 6] = [
 ];
 /// A bar whose figure is too noisy to trust.
 pub(super) const NOISY: RGBColor = RGBColor(0xAF, 0xC9, 0xDE);
-/// Words, axes and spreads.
+/// Text, axes and spreads.
 pub(super) const INK: RGBColor = RGBColor(0x1C, 0x1E, 0x21);
 pub(super) const GRID: RGBColor = RGBColor(0xDA, 0xDD, 0xE1);
 
 const WIDTH: u32 = 900;
 const LINES_HEIGHT: u32 = 340;
 const BAR_HEIGHT: u32 = 24;
-/// Above and below the bars.
+/// The space above and below the bars.
 const BARS_MARGIN: u32 = 58;
 const LABELS_WIDTH: u32 = 370;
 const FONT: (&str, i32) = ("sans-serif", 14);
@@ -47,27 +47,27 @@ pub(super) struct Bar {
     pub(super) value: f64,
     pub(super) low: f64,
     pub(super) high: f64,
-    /// What it is to reach.
+    /// The target.
     pub(super) target: Option<f64>,
     pub(super) trusted: bool,
 }
 
-/// Points that belong together, ascending.
+/// The points of a series, in ascending order.
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// What an axis stands for.
+/// The quantity on an axis.
 #[derive(Clone, Copy)]
 pub(super) struct Axis {
     pub(super) title: &'static str,
-    /// Equal distances are equal ratios.
+    /// Whether the axis is logarithmic.
     pub(super) ratios: bool,
 }
 
-/// An axis as a chart has it: from where to where, and where its ticks are. Figures that an axis of
-/// ratios cannot show are at its lower end.
+/// The range and the ticks of an axis in a chart. Figures below the range of a logarithmic axis are
+/// drawn at its lower end.
 #[derive(Clone)]
 struct Scale {
     axis: Axis,
@@ -76,7 +76,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Room for all `figures`.
+    /// Makes an axis that covers all `figures`.
     fn over(axis: Axis, figures: impl Iterator<Item = f64>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for figure in figures.filter(|figure| figure.is_finite()) {
@@ -102,7 +102,7 @@ impl Scale {
         }
     }
 
-    /// More room at the upper end, for words.
+    /// Extends the upper end, to make room for labels.
     fn with_room(mut self) -> Self {
         let Range { start, end } = self.range;
         self.range.end = match self.axis.ratios {
@@ -112,7 +112,7 @@ impl Scale {
         self
     }
 
-    /// How far along the axis `figure` is.
+    /// Returns the position of `figure` along the axis, from 0 to 1.
     fn part(&self, figure: f64) -> f64 {
         let Range { start, end } = self.range;
         match self.axis.ratios {
@@ -132,7 +132,7 @@ impl Ranged for Scale {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        // The light lines between the ticks are left out.
+        // The light lines between the ticks are omitted.
         match hint.weight().allow_light_points() {
             true => Vec::new(),
             false => self.ticks.clone(),
@@ -150,7 +150,7 @@ impl ValueFormatter<f64> for Scale {
     }
 }
 
-/// 1, 2, 5, 10, ..., or only powers of ten if that makes too many.
+/// Returns ticks at 1, 2, 5, 10, ..., or only at powers of ten if those are too many.
 fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
     let steps: &[f64] = match high / low {
         span if span < 1e4 => &[1.0, 2.0, 5.0],
@@ -163,7 +163,7 @@ fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
         .collect()
 }
 
-/// About six, at round figures.
+/// Returns about six ticks, at round figures.
 fn even_ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 6.0;
     let power = 10_f64.powf(rough.log10().floor());
@@ -175,7 +175,7 @@ fn even_ticks(low: f64, high: f64) -> Vec<f64> {
     (first..=last).map(|at| at as f64 * step).collect()
 }
 
-/// A figure as short as an axis wants it.
+/// Formats a figure as a short label.
 pub(super) fn short(figure: f64) -> String {
     let magnitude = figure.abs();
     let (figure, unit) = match magnitude {
@@ -210,7 +210,7 @@ fn drawn(height: u32, draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Stri
     Ok(svg)
 }
 
-/// A bar for each figure, the first on top; targets are upright marks.
+/// Draws a bar for each figure, the first one at the top. Targets are vertical marks.
 pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
     let count = i32::try_from(bars.len())?;
     let height = bars.len() as u32 * BAR_HEIGHT + BARS_MARGIN;
@@ -218,9 +218,9 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
         let target = bar.target.unwrap_or(bar.value);
         [bar.value, bar.low, bar.high, target]
     });
-    // 1 is where nothing is gained or lost.
+    // The axis includes 1, the ratio of equal cost.
     let scale = Scale::over(axis, figures.chain([1.0])).with_room();
-    // Segments are counted from below.
+    // Segments count from below.
     let bar_at = |at: i32| {
         usize::try_from(count - 1 - at)
             .ok()
@@ -280,7 +280,7 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
     })
 }
 
-/// Lines with a dot at each point, or without where there are many.
+/// Draws lines, with a dot at each point unless there are many.
 pub(super) fn lines(lines: &[Line], across: Axis, up: Axis) -> Result<String> {
     let points = || lines.iter().flat_map(|line| line.points.iter().copied());
     let (x, y) = (

@@ -1,5 +1,5 @@
-//! The report as one page for a browser: the tables, and plots of what they say. The page needs
-//! nothing but itself.
+//! The report as one HTML page: the tables, and plots of their figures. The page loads no other
+//! file.
 
 mod chart;
 mod plots;

@@ -1,4 +1,4 @@
-//! Which plots each part of a report has.
+//! The plots of each part of a report.
 
 use anyhow::Result;
 
@@ -13,13 +13,13 @@ use crate::bench::report::{Part, Report};
 use crate::bench::timeouts::Late;
 use crate::bench::workers::Shared;
 
-/// A plot and what it shows.
+/// A plot and its legend.
 pub(super) struct Plot {
     pub(super) caption: String,
-    /// What the colours stand for, in their order; empty: nothing to tell apart.
+    /// The meaning of the colours, in order. Empty if there is only one series.
     pub(super) legend: Vec<String>,
     pub(super) svg: String,
-    /// Some of what it shows is too noisy to trust.
+    /// Whether some figures are too noisy to trust.
     pub(super) noisy: bool,
 }
 
@@ -39,7 +39,7 @@ const PERCENT: Axis = Axis {
 pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     match part {
         Part::Comparisons => comparisons(&report.comparisons),
-        // A few figures next to each other say more than a plot.
+        // A table shows these few figures better than a plot.
         Part::Numbers | Part::Fair => Ok(Vec::new()),
         Part::Polls => polls(&report.polls),
         Part::Growth => growth(&report.growth),
@@ -50,7 +50,7 @@ pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     }
 }
 
-/// Each once, in the order in which they first come.
+/// Returns each item once, in order of first appearance.
 fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for item in items {
@@ -90,7 +90,7 @@ fn line_plot(caption: String, lines: &[Line], across: Axis, up: Axis, noisy: boo
     })
 }
 
-/// How many percent of `figures` are at most so large.
+/// Returns the cumulative distribution of `figures`, in percent.
 fn distribution(name: &str, figures: &[f64]) -> Line {
     let mut figures = figures.to_vec();
     figures.sort_by(f64::total_cmp);
@@ -244,7 +244,7 @@ fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
         plots.push(line_plot(caption, &lines, late, PERCENT, noisy)?);
 
         let mut ways = distinct(of.iter().map(|row| row.by));
-        // Whole milliseconds are far off the others.
+        // Times of whole milliseconds are out of the range of the others.
         ways.retain(|way| !way.starts_with("epoll_wait"));
         let lines: Vec<_> = ways
             .into_iter()
@@ -283,7 +283,7 @@ fn workers(rows: &[Shared]) -> Result<Vec<Plot>> {
                 .middle_round()
                 .into_iter()
                 .enumerate()
-                // An axis of ratios has no zero; below one is none.
+                // A logarithmic axis has no zero: a share of zero is drawn below one.
                 .map(|(rank, events)| ((rank + 1) as f64, (events as f64).max(0.5)))
                 .collect(),
         })

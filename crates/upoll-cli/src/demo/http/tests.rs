@@ -1,11 +1,11 @@
-//! Framing: what is a request, where does it end, what is the answer.
+//! Framing: requests, their ends, and the responses.
 
 use super::{
     Answer, BODY_LIMIT, CONTINUE, Decoder, FIELDS_LIMIT, Found, HEAD_LIMIT, PAGE, Status, Then,
 };
 
-/// All that is found in `input` if it arrives in pieces of `piece` bytes, and how much of it was
-/// done with.
+/// Returns all that is found in `input` if it arrives in pieces of `piece` bytes, and the number of
+/// bytes that were consumed.
 fn find_in_pieces(input: &[u8], piece: usize) -> (Vec<Found>, usize) {
     let mut decoder = Decoder::new();
     let (mut found, mut done) = (Vec::new(), 0);
@@ -291,7 +291,7 @@ fn a_client_that_waits_for_it_is_told_to_send_its_body() {
     assert!(matches!(found, Found::Request(_)) && used == 3);
     assert!(CONTINUE.starts_with(b"HTTP/1.1 100 ") && CONTINUE.ends_with(b"\r\n\r\n"));
 
-    // Who sends the body at once is not answered twice.
+    // A client that sends the body at once gets one response.
     let (found, _) = find_in_pieces(&[&head[..], b"abc"].concat(), usize::MAX >> 1);
     assert_eq!(found.len(), 1);
 }
