@@ -9,10 +9,10 @@ use crate::target::{Source, Target};
 
 /// An owner or borrower of a kernel fd, with an identity of its own.
 ///
-/// An fd means one open file only until it is closed. The kernel then gives the number to another
-/// file, and the two cannot be told apart by it. A `Descriptor` has an identity that no other one ever
-/// has. So a [`PollContext`](crate::PollContext) can leave it registered between calls and know that its
-/// fd still means the same file.
+/// An fd means one open file only until it is closed. The kernel then uses the same number for
+/// another file, so the number alone does not identify the file. A `Descriptor` has an identity
+/// that no other one ever has. So a [`PollContext`](crate::PollContext) can leave it registered
+/// between calls and know that its fd still means the same file.
 ///
 /// It gives no access that could put another descriptor in the place of its own. If its
 /// [`AsFd`] has several to offer it must offer the same each time.

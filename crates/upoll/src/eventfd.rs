@@ -49,8 +49,8 @@ impl EventFdFlags {
     }
 }
 
-/// What the maximum is until it is set: a write must leave the count below it, and only `signal`
-/// reaches it.
+/// The maximum until one is set: a write must leave the count below it, and only `signal` reaches
+/// it.
 const NO_MAXIMUM: u64 = u64::MAX;
 
 /// The counter behind the handles (`struct eventfd_ctx`).
@@ -95,15 +95,15 @@ enum Beyond {
 /// Which waiters a change concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// Those who want to read.
+    /// Readers.
     In,
-    /// Those who want to write.
+    /// Writers.
     Out,
 }
 
 #[cfg(any(feature = "std", loom))]
 impl Direction {
-    /// What a wake for such a change says.
+    /// Returns the events of a wakeup for such a change.
     pub(crate) fn key(self) -> Events {
         match self {
             Direction::In => Events::IN,
@@ -112,12 +112,12 @@ impl Direction {
     }
 }
 
-/// What the next count and maximum are, given those now.
+/// Computes the next count and maximum from the present ones.
 pub(crate) type Step<'a> = &'a dyn Fn(Limited) -> Result<Limited, Errno>;
 
 /// A count and its maximum in memory that several processes share.
 pub(crate) trait SharedCount: Any + Send + Sync {
-    /// Takes `step`, tells whoever waits, here or elsewhere, and says what was before.
+    /// Applies `step`, and wakes the waiters in this and other processes. Returns the state before.
     fn change(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno>;
 
     fn look(&self) -> Limited;
@@ -146,8 +146,8 @@ impl Counter {
         self.flags().contains(EventFdFlags::SEMAPHORE)
     }
 
-    /// Makes `step` of the count and the maximum the new count; says what the old one was. The
-    /// caller then wakes `queue`.
+    /// Replaces the count by the result of `step` on the count and the maximum. Returns the old
+    /// count. The caller then wakes `queue`.
     #[inline]
     fn change(
         &self,
@@ -187,7 +187,8 @@ impl Counter {
             let new = match step(Limited::without_maximum(count)) {
                 Ok(new) => new,
                 Err(errno) => {
-                    // What was read relaxed may be stale; one who blocks decides on this.
+                    // The relaxed load may have been stale, and a thread that blocks relies on this
+                    // result.
                     let now = self.word.load(Ordering::SeqCst);
                     if now == count {
                         return Err(errno);
@@ -293,7 +294,7 @@ impl Counter {
         let limited = limited.lock();
         match self.word.load(Ordering::SeqCst) {
             LIMITED => *limited,
-            // Moved back. Who did so held the lock, so this is no older than the first look.
+            // It was moved back, under this lock, so this is no older than the first read.
             count => Limited::without_maximum(count),
         }
     }
@@ -399,14 +400,14 @@ impl Pollable for Counter {
 /// A user-level eventfd: a 64-bit counter that sets, `poll` and `select` can watch.
 ///
 /// A write keeps the count below a maximum, which is `u64::MAX` unless
-/// [`set_maximum`](Self::set_maximum) changes it; a write that does not fit gives `EAGAIN` or, from
-/// the blocking call, waits. So writers are held back by a slow reader.
+/// [`set_maximum`](Self::set_maximum) changes it. A write that does not fit fails with `EAGAIN`;
+/// the blocking call waits. So writers are held back by a slow reader.
 ///
-/// Readiness as in Linux 6.18, and with a maximum as in the eventfd-maximum patch: `IN` iff the count is above
-/// 0, `OUT` iff it is below the maximum less one, `ERR` iff it is the maximum, where only
-/// [`signal`](Self::signal) brings it. Every write wakes readers, even of 0 and even if nothing was
-/// read since the last, so an edge-triggered interest reports each; every read wakes writers, and
-/// so does a new maximum.
+/// Readiness is as in Linux 6.18, and with a maximum as in the eventfd-maximum patch. `IN` iff the
+/// count is above 0, `OUT` iff it is below the maximum less one, `ERR` iff it is the maximum, which
+/// only [`signal`](Self::signal) can reach. Every write wakes readers, even of 0 and even if
+/// nothing was read since the last, so an edge-triggered interest reports each. Every read wakes
+/// writers, and so does a new maximum.
 ///
 /// With `std` there is `EventFd::shared`, too: a counter that a process shares with the children it
 /// forks.

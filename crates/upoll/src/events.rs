@@ -49,9 +49,9 @@ bitflags! {
 }
 
 impl Events {
-    /// What Linux adds to every interest: nobody can opt out of these.
+    /// The events that Linux adds to every interest.
     pub(crate) const ALWAYS: Events = Events::ERR.union(Events::HUP);
-    /// The bits that say how an interest behaves; what is left when a oneshot interest fired.
+    /// The flags of an interest. A oneshot interest that has fired keeps only these.
     pub(crate) const CONTROL: Events = Events::EXCLUSIVE
         .union(Events::WAKEUP)
         .union(Events::ONESHOT)

@@ -1,15 +1,15 @@
 //! Open file descriptions: what sets and pollers watch.
 //!
-//! A [`File`] is a counted reference to an *open file description* in the sense of `open(2)`: an
-//! object that implements [`Pollable`], how many references keep it open, and the list of epoll
-//! items that watch it. Cloning a `File` is `dup(2)`; dropping the last clone is the last
-//! `close(2)`: the items that watch it vanish from their sets, then the object's
+//! A [`File`] is a counted reference to an *open file description* in the sense of `open(2)`. That
+//! is an object that implements [`Pollable`], the number of references that keep it open, and the
+//! list of epoll items that watch it. Cloning a `File` is `dup(2)`; dropping the last clone is the
+//! last `close(2)`. Then the items that watch it are removed from their sets, and the object's
 //! [`release`](Pollable::release) runs.
 //!
 //! # Open and alive
-//! A description has two counts. `open` counts `File`s: at zero it is closed. `held` counts who may
-//! still touch its memory: each item does, so a set may poll an object that is just being closed. That
-//! needs no per-poll pin, and cannot meet freed memory.
+//! A description has two counts. `open` counts `File`s: at zero it is closed. `held` counts the
+//! users of its memory. Each item is one, so a set may poll an object that is just being closed.
+//! That needs no per-poll pin, and never accesses freed memory.
 
 use alloc::boxed::Box;
 use core::any::Any;
@@ -151,7 +151,8 @@ impl fmt::Debug for PollTable<'_> {
 pub(crate) struct Description<T: ?Sized = dyn Pollable> {
     /// `File`s that refer to this. Zero: closed, and it stays closed.
     open: AtomicUsize,
-    /// What keeps the memory: each [`Held`], and one for all `File`s together.
+    /// The number of references that keep the memory: each [`Held`], and one for all `File`s
+    /// together.
     held: AtomicUsize,
     /// The epoll items that watch this (`file->f_ep`). The lock nests inside a set's lock and
     /// outside the wait queues' locks.
@@ -300,7 +301,7 @@ impl<T: ?Sized> Description<T> {
             .fetch_sub(1, Ordering::Release)
             == 1
         {
-            // What others did before they let go comes before the end.
+            // The accesses of other threads before they released it happen before the end.
             fence(Ordering::Acquire);
             // SAFETY: it was made by `Box::into_raw`, and this was the last reference.
             drop(unsafe { Box::from_raw(this.as_ptr()) });
@@ -333,7 +334,7 @@ impl<T: ?Sized> Description<T> {
 /// ```
 pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>);
 
-// SAFETY: it is a shared reference to a description that any thread may be the last to let go of; an
+// SAFETY: it is a shared reference to a description, and any thread may release the last one. An
 // object is `Send` and `Sync`, and the rest is atomic or behind a lock.
 unsafe impl<T: Pollable + ?Sized> Send for File<T> {}
 // SAFETY: as above.
@@ -428,7 +429,7 @@ impl<T: Pollable + ?Sized> Deref for File<T> {
 
 impl<T: Pollable + ?Sized> Drop for File<T> {
     fn drop(&mut self) {
-        /// What all files together hold goes, also if foreign code panics.
+        /// Releases the memory reference that all files share, even if foreign code panics.
         struct LetGo<T: ?Sized>(NonNull<Description<T>>);
 
         impl<T: ?Sized> Drop for LetGo<T> {
@@ -552,7 +553,7 @@ impl<'a> FileRef<'a> {
         FileRef::new(description.0)
     }
 
-    /// What it consists of, to be handed on in registers.
+    /// Splits it into its parts, which are passed in registers.
     #[inline]
     pub(crate) fn into_parts(self) -> (NonNull<Description>, i32) {
         (self.description, self.number)

@@ -39,7 +39,7 @@ mod target;
 mod wait;
 mod watch;
 
-/// What sets have outside the core.
+/// The kernel backend of sets.
 #[cfg(all(not(feature = "std"), not(loom)))]
 use crate::epoll::companion::Nothing as Outside;
 #[cfg(any(feature = "std", loom))]

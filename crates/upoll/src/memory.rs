@@ -1,4 +1,4 @@
-//! Allocations that fail with `ENOMEM`. Those of [`alloc`] end the process instead.
+//! Allocations that fail with `ENOMEM`. The functions of [`alloc`] end the process instead.
 
 use alloc::alloc::{Layout, alloc};
 use alloc::boxed::Box;
@@ -146,7 +146,7 @@ impl<T> Drop for SharedBox<T> {
         if self.counted().owners.fetch_sub(1, Ordering::Release) != 1 {
             return;
         }
-        // What other owners did with the value comes before its drop.
+        // The accesses of other owners to the value happen before its drop.
         fence(Ordering::Acquire);
         // SAFETY: from `Box::leak` in `new`, and this was the last owner.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });

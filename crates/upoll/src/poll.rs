@@ -1,8 +1,7 @@
 //! `poll(2)` without the wait: the entries, and one pass over them.
 //!
-//! A pass looks at each user-level object once. What a pass does beyond looking, such as
-//! registering with the objects' wait queues, is its [`Viewer`]'s business; sleeping, and the
-//! kernel's descriptors, belong to the layer above.
+//! A pass polls each user-level object once. Its [`Viewer`] does the rest, such as the registration
+//! with the objects' wait queues. Sleeping, and kernel fds, belong to the layer above.
 
 use core::fmt;
 
@@ -89,7 +88,7 @@ impl<'a> PollFd<'a> {
         Events::from_bits_retain(self.revents.into())
     }
 
-    /// What it stands for, if that is open.
+    /// Returns the object of the entry, if that is open.
     pub(crate) fn target(&self) -> Option<Target<'a>> {
         match self.subject {
             Subject::Open(target) => Some(target),
@@ -97,8 +96,8 @@ impl<'a> PollFd<'a> {
         }
     }
 
-    /// Forgets what was found before. Says whether the entry is ready by itself, as one that is not
-    /// open is.
+    /// Clears the last result. Returns whether the entry is ready by itself, as an entry that is
+    /// not open is.
     #[inline]
     pub(crate) fn clear_revents(&mut self) -> bool {
         let not_open = matches!(self.subject, Subject::NotOpen);
@@ -144,20 +143,20 @@ pub(crate) const fn on_stack(room: usize) -> usize {
     }
 }
 
-/// What a pass of `poll` or `select` found.
+/// The result of a pass of `poll` or `select`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     /// Entries, or for `select` bits, that are ready.
     pub(crate) ready: usize,
-    /// User-level objects that were looked at.
+    /// User-level objects that were polled.
     pub(crate) objects: usize,
-    /// Descriptors of the kernel, which were not looked at.
+    /// Kernel fds, which were not polled.
     #[cfg(any(feature = "std", loom))]
     pub(crate) kernel: usize,
-    /// User-level objects that the kernel has to be asked about too, before the thread sleeps.
+    /// User-level objects with a kernel source, which a thread that sleeps has to wait for too.
     #[cfg(any(feature = "std", loom))]
     pub(crate) sides: usize,
-    /// Those of them that are shared counters.
+    /// The shared eventfds among `sides`.
     #[cfg(any(feature = "std", loom))]
     pub(crate) shared: usize,
 }
@@ -172,7 +171,8 @@ impl Seen {
         }
     }
 
-    /// What [`count`](Self::count) leaves out, as only a thread that is going to sleep has to know.
+    /// Counts the kernel sources and shared eventfds, which only a thread that is going to sleep
+    /// needs.
     #[cfg(any(feature = "std", loom))]
     pub(crate) fn count_sides(&mut self, target: Target<'_>, wanted: Events) {
         let is_shared = target.shared_counter().is_some();
@@ -190,10 +190,11 @@ pub(crate) trait Viewer {
     )]
     const SLEEPS: bool = true;
 
-    /// What is ready on `file`. Wakes with another key than `wanted` are of no interest.
+    /// Returns the ready events of `file`. Wakeups with another key than `wanted` are of no
+    /// interest.
     fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events;
 
-    /// The last look found something to report.
+    /// The last poll found something to report.
     fn hit(&mut self) {}
 }
 

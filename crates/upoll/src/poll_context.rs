@@ -9,12 +9,13 @@ use crate::poll::{PollFd, Seen};
 use crate::select::{Bitmaps, FdSet, Selection};
 use crate::target::Target;
 
-/// What a call is given, and where it puts what it finds.
+/// The arguments of a call, and the place of its results.
 pub(crate) trait Front {
-    /// How much is ready whatever the objects show.
+    /// Returns how much is ready whatever the objects show.
     fn ready_anyway(&self) -> usize;
 
-    /// The entry at `position` has something ready. Says how much that makes.
+    /// Reports ready events of the entry at `position`. Returns by how much the result of the call
+    /// grows.
     fn report(&mut self, position: usize, found: Events) -> usize;
 
     /// Looks at what may be ready. Findings are not taken back: a look that has any is the last of
@@ -35,7 +36,7 @@ pub(crate) struct PollFront<'c, 'a> {
 }
 
 impl<'c, 'a> PollFront<'c, 'a> {
-    /// Has `kept` stand for this list.
+    /// Compares this list with the kept one, and updates the registrations in `kept`.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -77,7 +78,8 @@ pub(crate) struct SelectFront<'c, 's> {
 }
 
 impl<'c, 's> SelectFront<'c, 's> {
-    /// Has `kept` stand for these sets, and `numbers` for their members.
+    /// Compares these sets with the kept list, and updates the registrations in `kept`. Stores the
+    /// members of the sets in `numbers`.
     ///
     /// # Errors
     /// `EINVAL`: `n` is negative. `EBADF`: a member is not open. `ENOMEM`.

@@ -26,7 +26,7 @@ const _: () = assert!(INLINE / 3 * WORD >= 320);
 /// Three bitmaps of the same size, one behind the other: readable, writable, exceptional.
 pub(crate) type Bitmaps = SmallVec<[c_ulong; on_stack(INLINE)]>;
 
-/// What each of the three sets counts as ready.
+/// The events that count as ready in each of the three sets.
 pub(crate) const REPORTED: [Events; 3] = [FdSet::READABLE, FdSet::WRITABLE, FdSet::EXCEPTIONAL];
 
 /// A set of numbers, for [`select`](crate::select()): `fd_set` without its limit of 1024.
@@ -223,7 +223,7 @@ impl Member {
         (self.word * WORD + self.bit.trailing_zeros() as usize) as i32
     }
 
-    /// What makes it ready in one of the sets that it is in.
+    /// Returns the events that make it ready in one of the sets that it is in.
     pub(crate) fn counted(self) -> Events {
         let sets = self.wanted.into_iter().zip(REPORTED);
         sets.filter(|(wanted, _)| *wanted)

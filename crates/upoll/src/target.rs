@@ -1,4 +1,4 @@
-//! What a call may be aimed at.
+//! The targets of a call: user-level files and kernel fds.
 
 #[cfg(any(feature = "std", loom))]
 use std::os::fd::{AsFd, BorrowedFd};
@@ -84,7 +84,7 @@ impl<'a> Target<'a> {
 /// or borrows a file descriptor of the kernel ([`AsFd`](std::os::fd::AsFd)), also within a
 /// `Descriptor`.
 pub trait Source {
-    /// What to act on.
+    /// Returns the target.
     fn target(&self) -> Target<'_>;
 }
 

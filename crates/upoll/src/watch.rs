@@ -45,7 +45,7 @@ pub struct Watch {
     /// Boxed, because wait queues link them where they are.
     #[expect(clippy::vec_box, reason = "linked in place")]
     entries: Vec<Box<WatchEntry>>,
-    /// What the entries point to. Boxed, so that it stays put.
+    /// The state that the entries point to. Boxed, so that it stays put.
     notify: Box<Notify>,
     /// Keeps the queues alive that the entries are hooked into.
     file: Held,
@@ -93,19 +93,19 @@ impl Watch {
     /// A wake is a hint: look at the object, for instance with
     /// [`Epoll::harvest`](crate::Epoll::harvest).
     ///
-    /// Without `std` there are no threads to tell apart. If another thread is in a call of this library at
-    /// the end of the wake, the callback may run at the end of that call instead. The callbacks that a
-    /// callback wakes run within it. A callback must not drop its own `Watch`, and a panic of it keeps the
-    /// wake from those behind it.
+    /// Without `std` the library cannot distinguish threads. If another thread is in a call of this
+    /// library at the end of the wakeup, the callback may run at the end of that call instead. The
+    /// callbacks that a callback wakes run within it. A callback must not drop its own `Watch`, and
+    /// after a panic of it the callbacks behind it are not called for this wakeup.
     ///
     /// `ERR` and `HUP` always concern it.
     ///
     /// # Errors
-    /// `EPERM`: `file` is a set that has, itself or in a set below, a descriptor of the kernel or an
-    /// eventfd that processes share. Such a member wakes only threads that sleep in the kernel, so
-    /// nobody would make the callback: wait with [`Epoll::wait`](crate::Epoll::wait) or
-    /// [`poll`](crate::poll()). A member that was closed, not deleted, may still count. While the
-    /// `Watch` exists the set takes no such member (`EBUSY`).
+    /// `EPERM`: `file` is a set that has, itself or in a set below, a kernel fd or a shared
+    /// eventfd. Such a member wakes only threads that sleep in the kernel, so nobody would call the
+    /// callback: wait with [`Epoll::wait`](crate::Epoll::wait) or [`poll`](crate::poll()). A member
+    /// that was closed, not deleted, may still count. While the `Watch` exists the set takes no
+    /// such member (`EBUSY`).
     ///
     /// `ENOMEM`: there is no memory for it.
     pub fn new(
@@ -160,7 +160,7 @@ impl Watch {
         Ok((watch, ready & interest))
     }
 
-    /// What of the interest is ready now.
+    /// Returns the events of the interest that are ready now.
     #[must_use]
     pub fn ready(&self) -> Events {
         if !self.file.is_open() {
@@ -205,9 +205,10 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
 
 /// A future that is ready when an open file is.
 ///
-/// It resolves to the events of the interest that are ready. Nothing is consumed: two futures on one file both
-/// resolve. Dropping it ends the registration. The task's waker is called at the end of the call that
-/// changed the object, with no lock of this crate held, so it may run the task on the spot, or drop it.
+/// It resolves to the events of the interest that are ready. Nothing is consumed: two futures on
+/// one file both resolve. Dropping it ends the registration. The task's waker is called at the end
+/// of the call that changed the object, with no lock of this crate held. So it may run the task on
+/// the spot, or drop it.
 ///
 /// # Example
 /// ```

@@ -1,16 +1,16 @@
-//! What processes share of a counter, and how those who wait hear of its changes.
+//! The shared state of a counter, and the order in which a change reaches its waiters.
 //!
-//! The lock that guards it, futexes and bells are the layer's above ([`Voice`]); here is in which
-//! order they are used, so that a process may die anywhere. A change is told *before* it is made,
-//! with the lock held: who was told takes the lock to look, and there finds the change, or that it
-//! was not made. The count and the maximum are a store each, and a change is one of the two, so
-//! there is no half-made change to mend.
+//! The layer above has the lock that guards the state, the futexes and the notifiers ([`Voice`]).
+//! This module defines the order of their use, so that a process may die anywhere. A change is
+//! announced *before* it is made, with the lock held. A waiter that was woken takes the lock, and
+//! then finds the change, or that it was not made. The count and the maximum are a store each, and
+//! a change is one of the two, so no change is ever half made.
 
 use super::{Direction, Limited, Step};
 use crate::errno::Errno;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Rule, broken};
 
-/// Written with the lock held, but for what says otherwise.
+/// Written with the lock held, except where a field's comment allows more.
 #[repr(C)]
 pub(crate) struct Shared {
     count: AtomicU64,
@@ -19,16 +19,16 @@ pub(crate) struct Shared {
     outward: Listeners,
 }
 
-/// Those who want to hear of changes in one direction.
+/// The listeners for changes in one direction.
 #[repr(C)]
 struct Listeners {
-    /// Changes that were told.
+    /// The number of announced changes.
     changes: AtomicU64,
-    /// [`ASLEEP`] and, above it, a number that is another one after each change that found somebody
-    /// asleep.
+    /// [`ASLEEP`] and, above it, a number that differs after each change that found a sleeper.
     word: AtomicU32,
-    /// The bell is to be rung. The named pair: a change counts itself in `changes`, then looks here;
-    /// a listener, without the lock, arms the bell, then looks at `changes` or takes the lock.
+    /// Whether the next change triggers the notifier. The named pair: a change counts itself in
+    /// `changes`, then checks this word; a listener, without the lock, arms the notifier, then
+    /// checks `changes` or takes the lock.
     ///
     /// Not zero: it is armed. A word, as other processes may write any byte here, and a `bool` has two.
     armed: AtomicU32,
@@ -68,7 +68,7 @@ impl Shared {
         }
     }
 
-    /// What waiters for a change in `direction` sleep on.
+    /// Returns the word that waiters for a change in `direction` sleep on.
     pub(crate) fn word(&self, direction: Direction) -> &AtomicU32 {
         &self.listeners(direction).word
     }
@@ -85,7 +85,7 @@ impl Shared {
         }
     }
 
-    /// Takes `step`, and tells whoever waits, with the lock held; says what was before.
+    /// Applies `step` and wakes the waiters, with the lock held. Returns the state before.
     pub(crate) fn change(
         &self,
         direction: Direction,
@@ -110,7 +110,7 @@ impl Shared {
         Ok(before)
     }
 
-    /// Says that there is a change, which must be there when the lock is free.
+    /// Announces a change, which must be made by the time the lock is free.
     fn tell(&self, direction: Direction, voice: &impl Voice) {
         let listeners = self.listeners(direction);
         listeners.changes.fetch_add(1, Ordering::SeqCst);
@@ -143,8 +143,8 @@ impl Shared {
         self.word(direction).fetch_or(ASLEEP, Ordering::SeqCst) | ASLEEP
     }
 
-    /// Has the next change ring; says how many changes there were before. Whoever was told of one
-    /// arms first, then looks at what it did.
+    /// Arms the notifier for the next change. Returns how many changes there were before. A
+    /// listener that has seen a change arms first, then checks what the change did.
     pub(crate) fn arm(&self, direction: Direction) -> u64 {
         let listeners = self.listeners(direction);
         if broken(Rule::ArmThenCount) {

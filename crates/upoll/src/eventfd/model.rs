@@ -75,7 +75,7 @@ impl SharedModel {
         let _ = self.locked(|shared| shared.change(Direction::In, &step, &writer));
     }
 
-    /// What the count is.
+    /// Returns the count.
     pub fn count(&self) -> u64 {
         self.locked(|shared| shared.look().count).unwrap_or(0)
     }
@@ -94,12 +94,12 @@ impl SharedModel {
         *self.sleeps.lock()
     }
 
-    /// Has the next write ring; says how many there were before.
+    /// Arms the notifier for the next write. Returns how many writes there were before.
     pub fn arm(&self) -> u64 {
         self.shared.arm(Direction::In)
     }
 
-    /// Whether the bell was rung.
+    /// Whether the notifier was triggered.
     pub fn rang(&self) -> bool {
         self.rang.load(SeqCst)
     }

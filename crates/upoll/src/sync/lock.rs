@@ -1,14 +1,13 @@
-//! The lock of a `std` build: one locked instruction to take it, none to let go.
+//! The lock of a `std` build: one locked instruction to take it, none to release it.
 //!
-//! Letting go of a lock has to leave a store that frees it before a load that asks whether somebody
-//! sleeps for it, and the instruction that orders the two costs as much as the rest. Here whoever
-//! goes to sleep, which is slow anyway, has the kernel make every other thread of the process pass
-//! a barrier: `membarrier(2)`. So either the sleeper sees that the lock is free, or whoever lets go
-//! of it sees the sleeper. Where the kernel refuses that call a sleeper looks again every
-//! millisecond.
+//! To release a lock, a thread stores that it is free, then checks for sleepers. The instruction
+//! that orders this store before this load costs as much as the rest. Here the slow path pays for
+//! it: before a thread goes to sleep, it makes every other thread of the process pass a barrier,
+//! with `membarrier(2)`. So either the sleeper sees that the lock is free, or the releasing thread
+//! sees the sleeper. Where the kernel refuses that call a sleeper checks again every millisecond.
 //!
-//! A lock is inside the object that it guards. Letting go of it reads the lock once more after
-//! others can take it: whoever frees the object must hold a reference that outlasts the call.
+//! A lock is inside the object that it guards. A release reads the lock once more after others can
+//! take it: a thread that frees the object must hold a reference that outlasts the call.
 
 #[cfg(not(loom))]
 use core::hint;
@@ -69,8 +68,8 @@ fn holder() -> u32 {
         }
         thread = HERE.with(|here| core::ptr::from_ref(here).addr()) << 12;
     }
-    // No two threads have theirs in one page, as each has a stack between; this tells all apart that
-    // are within 8 TiB.
+    // No two threads have their variable in the same page, as each has a stack between. So the id
+    // is unique among threads whose variables are within 8 TiB.
     #[expect(clippy::cast_possible_truncation, reason = "enough to tell them apart")]
     let id = (thread >> 12 << 1) as u32;
     id | 1
@@ -153,18 +152,19 @@ impl Lock {
         }
     }
 
-    /// Lets go of the lock, which this thread holds.
+    /// Releases the lock, which this thread holds.
     #[inline]
     pub fn release(&self) {
         self.state.word.store(FREE, Ordering::Release);
-        // The processor may look before others see the lock free; the barrier of a sleeper covers that.
+        // The processor may load before others see the lock free; the barrier of a sleeper covers
+        // that.
         compiler_fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             self.state.wake_one();
         }
     }
 
-    /// Looks again for a moment; says whether the lock came free.
+    /// Checks the lock again for a short time. Returns whether it came free.
     #[cfg(not(loom))]
     fn spin(&self) -> bool {
         for round in 0..SPINS {
@@ -204,8 +204,8 @@ pub(crate) fn is_held_by_this_thread<T>(mutex: &Mutex<T>) -> bool {
     unsafe { mutex.raw() }.is_this_threads()
 }
 
-/// Tells the kernel, once, that this process will ask for barriers: with many threads that takes a
-/// while, which is better spent when a set is made than when a thread first waits for a lock.
+/// Registers this process for `membarrier(2)`, once. With many threads that takes a while, which is
+/// better spent when a set is made than when a thread first waits for a lock.
 #[cfg(not(loom))]
 pub(crate) fn prepare() {
     static PREPARED: AtomicBool = AtomicBool::new(false);
@@ -271,20 +271,20 @@ mod kernel {
         }
     }
 
-    /// Has every thread of the process that runs pass a full barrier; says whether the kernel did it.
+    /// Issues `membarrier(2)` on all running threads. Returns whether the kernel supports it.
     pub(crate) fn barrier() -> bool {
         let ask = |command: libc::c_int| {
             // SAFETY: no memory is involved.
             unsafe { syscall!(Sysno::membarrier, command, 0, 0) }
         };
-        // The kernel wants to be told once that the process will ask, and asks for it by failing.
+        // The kernel demands one registration of the process, and fails until then.
         ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
             || ask(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok()
                 && ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
     }
 }
 
-/// What the lock needs of the kernel, for its model.
+/// The kernel's part of the lock, for its model.
 #[cfg(loom)]
 mod kernel {
     use loom::sync::{Condvar, Mutex};

@@ -1,9 +1,9 @@
 //! Atomics, cells and locks: the one place they come from, so that the same source runs under
 //! the loom model checker (`--cfg loom`).
 //!
-//! Three builds differ here and nowhere else: with `std` a lock sleeps when contended ([`lock`]),
-//! without it spins (`spin`), and under loom it is loom's, [`lock`] being the subject of a model of
-//! its own.
+//! Three builds differ here and nowhere else. With `std` a lock sleeps when contended ([`lock`]),
+//! and without it a lock spins (`spin`). Under loom the locks are loom's, and [`lock`] is the
+//! subject of a model of its own.
 #[cfg(all(feature = "count-locks", not(loom)))]
 mod counted;
 #[cfg(any(feature = "std", loom))]
@@ -184,8 +184,8 @@ mod model {
     }
 }
 
-/// A full fence behind a `SeqCst` read-modify-write: what was written before it is seen by whoever
-/// reads next, and what is read after it is read after it, whatever the reads' own order.
+/// A full fence after a `SeqCst` read-modify-write. Earlier writes are visible to threads that read
+/// later, and later reads are not done before it, whatever the reads' own ordering.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
     // On x86-64 a locked instruction is a full fence by itself; only the compiler must be told.
@@ -210,12 +210,12 @@ pub enum Rule {
     RecheckUnderSetLock,
     /// A worker that comes back to a source still ready hands the turn on.
     HandOnTurn,
-    /// Who sleeps for a lock has the other threads pass a barrier first.
+    /// A thread that sleeps for a lock makes the other threads pass a barrier first.
     #[cfg(any(feature = "std", loom))]
     BarrierBeforeSleep,
     /// A worker that finds nothing settles a claim that it does not see, too: a wake under way makes it.
     SettleUnseenClaims,
-    /// What a wake after a worker's look has left owing stays owed.
+    /// A wakeup that stays pending after a worker's last poll is not dropped.
     OweWhatCameAfterTheLook,
     /// A worker that was meant for two events hands the second one on.
     HandOnSecondEvent,
@@ -228,16 +228,17 @@ pub enum Rule {
     /// The holder of a queue's lock that has released it looks for marks.
     #[cfg(any(feature = "std", loom))]
     LookAfterReleasing,
-    /// A worker that takes its item off the ready list says that its note is used up.
+    /// A worker that takes its item off the ready list marks its recheck flag as used up.
     UseUpNotes,
     /// A look at what a poll context keeps takes the marks of wakes away before it looks.
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
-    /// A change of a counter that processes share is told before it is made.
+    /// A change of a shared eventfd is announced before it is made.
     #[cfg(any(feature = "std", loom))]
     TellBeforeChanging,
-    /// Who finds a shared counter's lock left by the dead marks that somebody may wait.
+    /// A thread that finds a shared eventfd's lock left by a dead owner marks that threads may
+    /// wait.
     #[cfg(any(feature = "std", loom))]
     MarkForTheDead,
     /// A thread that has slept for a shared counter's lock takes it with the mark that others may sleep.
@@ -246,7 +247,7 @@ pub enum Rule {
     /// The owner of a shared counter's lock has it pending until it has woken the waiters.
     #[cfg(any(feature = "std", loom))]
     PendingUntilWoken,
-    /// Who listens for changes of a shared counter has the next one ring, then reads their number.
+    /// A listener of a shared eventfd arms the notifier, then reads the number of changes.
     #[cfg(any(feature = "std", loom))]
     ArmThenCount,
     /// A look from above arms the bells that a set below has heard.

@@ -1,9 +1,9 @@
 //! Atomics for models: loom's, and the one total order of `SeqCst` operations, which loom leaves out.
 //!
-//! loom lets a `SeqCst` load return a value from before the last `SeqCst` store, so a correct
-//! program fails in it, unless fences are put where the program has none; and with such fences a
-//! model cannot tell whether the orderings beside them are needed. Here loom's atomic holds the number
-//! of a store, and the values are kept beside it. A load that found a store older than the standard
+//! loom lets a `SeqCst` load return a value from before the last `SeqCst` store. So a correct
+//! program fails in it, unless fences are put where the program has none. With such fences a model
+//! cannot show whether the orderings beside them are needed. Here loom's atomic holds the number of
+//! a store, and the values are kept beside it. A load that found a store older than the standard
 //! allows is made again, as an operation that reads the newest one. So each of these orders a store
 //! before a load, and nothing weaker does:
 //!
@@ -38,16 +38,16 @@ fn tick() -> u64 {
 loom::thread_local! {
     /// When this thread ran its last `SeqCst` fence; 0 if it has run none.
     static FENCED: Cell<u64> = Cell::new(0);
-    /// What this thread has stored since then without `SeqCst`.
+    /// The stores of this thread since then without `SeqCst`.
     static UNFENCED: RefCell<Vec<Unfenced>> = RefCell::new(Vec::new());
 }
 
 loom::lazy_static! {
     /// The atomics of this run of the model.
     static ref ATOMICS: Mutex<Vec<Weak<Mutex<History>>>> = Mutex::new(Vec::new());
-    /// Written by each `SeqCst` fence. loom runs operations on one atomic in every order, but takes fences
-    /// for operations on none: without this it would run a thread on to its next fence before
-    /// another thread's load.
+    /// Written by each `SeqCst` fence. loom runs operations on one atomic in every order, but it
+    /// takes fences for operations on none. Without this atomic, loom would run a thread on to its
+    /// next fence before another thread's load.
     static ref FENCES: plain::AtomicUsize = plain::AtomicUsize::new(0);
 }
 
@@ -184,7 +184,7 @@ macro_rules! atomic {
     ($name:ident $(<$of:ident>)?, $kind:ty) => {
         pub struct $name $(<$of>)? {
             stores: Stores,
-            /// What each store has written.
+            /// The value of each store.
             values: Mutex<Vec<std_atomic::$name $(<$of>)?>>,
         }
 
@@ -211,7 +211,7 @@ macro_rules! atomic {
                 values.len() - 1
             }
 
-            /// Has a store write what `with` makes of the value that it replaces.
+            /// Stores the result of `with` on the value that the store replaces.
             #[track_caller]
             fn change(&self, with: impl FnOnce($kind) -> $kind, order: Ordering) -> $kind {
                 let store = self.prepare(self.value(0));
@@ -299,7 +299,7 @@ macro_rules! atomic {
     };
 }
 
-/// What those that count have besides.
+/// The additional operations of atomics that count.
 macro_rules! changes {
     ($name:ident, $kind:ty: $($change:ident = $with:expr),*) => {
         #[allow(dead_code, reason = "not every kind needs everything")]
