@@ -220,9 +220,9 @@ pub(crate) fn slices_mut<B: DerefMut<Target = [u8]>>(
     Ok(slices)
 }
 
-/// What a write has still to give: the rest of several buffers (`struct iov_iter`).
+/// The rest of a write: what remains of several buffers (`struct iov_iter`).
 pub(crate) struct Gather<'a> {
-    /// What the first buffer has still to give; those behind it.
+    /// The rest of the first buffer; the buffers behind it.
     first: &'a [u8],
     behind: &'a [&'a [u8]],
     left: usize,
@@ -235,7 +235,7 @@ impl<'a> Gather<'a> {
         Gather::before(buffers, 0)
     }
 
-    /// What a write gives that asks for `missing` more bytes, from memory that cannot be read.
+    /// A write that asks for `missing` more bytes, from memory that cannot be read.
     #[inline]
     pub(crate) fn before(buffers: &'a [&'a [u8]], missing: usize) -> Self {
         let (first, behind) = match buffers {
@@ -284,7 +284,7 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// What a read has still room for: the rest of several buffers.
+/// The room that a read has left: what remains of several buffers.
 pub(crate) struct Scatter<'a, 'b> {
     /// The room in the first buffer that is not full; the buffers behind it.
     first: &'a mut [u8],

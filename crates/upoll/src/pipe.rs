@@ -43,18 +43,19 @@ pub const PIPE_MAX_SIZE: usize = 1 << 20;
 /// How many pages a new pipe holds.
 const DEFAULT_PAGES: usize = 16;
 
-/// What both ends share (`struct pipe_inode_info`).
+/// The state that both ends share (`struct pipe_inode_info`).
 pub(crate) struct Pipe {
     /// The innermost lock: nothing is locked while it is held, and wakes come after it is free.
     /// Polls, which run under the locks of sets, take it once, the first of all.
     ring: Mutex<Ring>,
-    /// What a poll sees; written under `ring`'s lock.
+    /// The state that polls read; written under `ring`'s lock.
     state: AtomicU32,
-    /// [`AWAITED`] and [`POLLED`]: who has ever registered. Written under `ring`'s lock.
+    /// [`AWAITED`] and [`POLLED`]: which kinds of users have ever registered. Written under
+    /// `ring`'s lock.
     users: AtomicU32,
-    /// Whoever waits for bytes (`rd_wait`).
+    /// Waiters for bytes (`rd_wait`).
     readers: WaitQueue,
-    /// Whoever waits for room (`wr_wait`).
+    /// Waiters for room (`wr_wait`).
     writers: WaitQueue,
 }
 
@@ -104,7 +105,7 @@ impl Ring {
     }
 }
 
-/// What one pass of a write found.
+/// The result of one pass of a write.
 pub(crate) struct Pass {
     /// Nobody can read any more.
     pub(crate) is_broken: bool,
@@ -123,7 +124,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// What a write says whose last pass this was.
+    /// Returns the result of a write whose last pass this was.
     #[inline]
     pub(crate) fn outcome(&self, written: usize) -> Result<usize, Errno> {
         match written {
@@ -197,7 +198,7 @@ impl Pipe {
     /// The wake at the end of a write, whether it wrote or not.
     #[inline]
     pub(crate) fn wake_readers_after(&self, pass: &Pass) {
-        // Without a change from empty to not empty nothing was published: an interest that is not
+        // Without a change from empty to not empty nothing was published. An interest that is not
         // linked yet sees the bytes, and one that has seen them reads until there are no more.
         if pass.is_news {
             self.wake_readers();

@@ -53,7 +53,7 @@ pub enum Shutdown {
     Both,
 }
 
-/// What is shut down of a socket.
+/// The directions of a socket that are shut down.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Halves {
     receiving: bool,
@@ -83,14 +83,14 @@ impl From<Shutdown> for Halves {
 
 /// The send buffer of a new socket, in bytes as charged: the usual `net.core.wmem_default`.
 const DEFAULT_SEND_BUFFER: usize = 212_992;
-/// More than this cannot be asked for, whatever capabilities the process has: the usual
+/// The largest send buffer that can be requested, with any capabilities: the usual
 /// `net.core.wmem_max` of Linux 6.18.
 const MAX_SEND_BUFFER: usize = 4 << 20;
-/// Nor does less come out than this (`SOCK_MIN_SNDBUF`).
+/// The smallest send buffer (`SOCK_MIN_SNDBUF`).
 const MIN_SEND_BUFFER: usize = 4_608;
 
-/// What one write is cut into, at most: a page less what Linux keeps at its end, and the largest
-/// run of pages (`SKB_MAX_HEAD(0)`, `UNIX_SKB_FRAGS_SZ`).
+/// The largest message that a write is cut into: a page less what Linux keeps at its end, and the
+/// largest run of pages (`SKB_MAX_HEAD(0)`, `UNIX_SKB_FRAGS_SZ`).
 const MAX_MESSAGE: usize = MAX_HEAD + 8 * PAGE;
 const MAX_HEAD: usize = PAGE - SHARED_INFO;
 /// `struct skb_shared_info`.
@@ -98,8 +98,8 @@ const SHARED_INFO: usize = 320;
 /// `struct sk_buff`.
 const HEADER: usize = 256;
 
-/// What a message of `size` bytes takes of the send buffer until all of it is read
-/// (`skb->truesize`): what does not fit into its first block is in whole pages.
+/// Returns the charge of a message of `size` bytes to the send buffer until all of it is read
+/// (`skb->truesize`). The part that does not fit into its first block is in whole pages.
 const fn charge(size: usize) -> usize {
     let over = size.saturating_sub(MAX_HEAD).next_multiple_of(PAGE);
     let in_pages = if over < size { over } else { size };
@@ -121,22 +121,22 @@ fn smallest(charged: usize) -> usize {
     low
 }
 
-/// What one socket of a pair holds, as [`StreamSocket::retire`] shows it.
+/// The contents of one socket of a pair, as [`StreamSocket::retire`] passes them on.
 #[derive(Clone, Debug)]
 pub struct SocketContents {
-    /// What it received and nobody has read.
+    /// The bytes that it received and nobody has read.
     pub bytes: Vec<u8>,
     /// The pieces that came in.
     pub messages: Vec<SocketMessage>,
     /// Whether receiving and sending are shut down.
     pub is_shut: [bool; 2],
-    /// Whether a read is to give `ECONNRESET` once the bytes are read.
+    /// Whether a read fails with `ECONNRESET` once the bytes are read.
     pub is_reset: bool,
     /// [`StreamSocket::send_buffer`].
     pub send_buffer: usize,
 }
 
-/// A piece of what a socket received.
+/// A piece of the bytes that a socket received.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketMessage {
     /// How many bytes of it are unread.
@@ -153,16 +153,16 @@ struct Message {
 
 /// One socket (`struct unix_sock`).
 struct Endpoint {
-    /// What it received and nobody has read.
+    /// The bytes that it received and nobody has read.
     bytes: Pages,
     /// Where in `bytes` each message ends, for the peer's account.
     messages: VecDeque<Message>,
     shut: Halves,
     /// The peer closed with unread bytes: `ECONNRESET`, once.
     is_reset: bool,
-    /// What the peer has not read of it, as charged (`sk_wmem_alloc`).
+    /// The charge for its bytes that the peer has not read (`sk_wmem_alloc`).
     charged: usize,
-    /// How far that may go (`sk_sndbuf`).
+    /// The limit of `charged` (`sk_sndbuf`).
     send_buffer: usize,
 }
 
@@ -212,7 +212,7 @@ impl Endpoint {
         })
     }
 
-    /// What a poll shows.
+    /// Returns the events that a poll shows.
     #[inline]
     fn events(&self) -> Events {
         let mut events = Events::empty();
@@ -244,7 +244,7 @@ pub(crate) struct Pair {
     is_retired: AtomicBool,
 }
 
-/// What polls need of a socket.
+/// The part of a socket that polls use.
 struct Side {
     /// [`Endpoint::events`]; written under the lock.
     events: AtomicU32,
@@ -252,7 +252,7 @@ struct Side {
     queue: WaitQueue,
 }
 
-/// One of the two: 0 or 1.
+/// The index of a socket in its pair: 0 or 1.
 pub(crate) type Me = usize;
 
 /// Both endpoints under the lock, `me` first.
@@ -293,7 +293,7 @@ impl Pair {
     pub(crate) fn fill(&self, me: Me, from: &mut Gather<'_>, is_first: bool) -> Result<(), Errno> {
         let mut endpoints = self.endpoints.lock();
         let (mine, peer) = split(&mut endpoints, me);
-        // One that waited for room meets the reset first, one that comes later the shutdown.
+        // A write that waited for room fails with the reset first, a later write with the shutdown.
         let ended = if !is_first && mem::take(&mut mine.is_reset) {
             Err(Errno::CONNRESET)
         } else if mine.shut.sending {
@@ -417,7 +417,7 @@ impl Pair {
         self.is_retired.load(Ordering::SeqCst)
     }
 
-    /// What a call says that found its direction shut down.
+    /// Returns the error of a call that found its direction shut down.
     fn or_stale(&self, errno: Errno) -> Errno {
         match self.is_retired() {
             true => Errno::STALE,
@@ -569,25 +569,32 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
 /// Made by [`socketpair()`]. A clone is the same open file (`dup(2)`); the last to go closes the
 /// socket.
 ///
-/// Readiness as in Linux 6.18 (`unix_poll`): `IN` and `RDNORM` iff there is something to read or
-/// receiving is shut down; `RDHUP` iff receiving is shut down, by whichever side; `HUP` iff both
-/// directions are, or the peer closed; `OUT`, `WRNORM` and `WRBAND` iff at most a quarter of the
-/// send buffer is used, shut down or not; `ERR` iff the peer closed without having read everything,
-/// until a read has said so. Every write wakes the peer, so that an edge-triggered interest reports
-/// each; a read wakes the peer if it finished a message and at most a quarter is used.
+/// Readiness is as in Linux 6.18 (`unix_poll`):
 ///
-/// Closing it wakes the peer, who gets what is left and then `ECONNRESET`, if this side had not read
-/// everything, or the end; what this side had not read is gone.
+/// - `IN` and `RDNORM` iff there is something to read or receiving is shut down;
+/// - `RDHUP` iff receiving is shut down, by whichever side;
+/// - `HUP` iff both directions are, or the peer closed;
+/// - `OUT`, `WRNORM` and `WRBAND` iff at most a quarter of the send buffer is used, shut down or
+///   not;
+/// - `ERR` iff the peer closed without having read everything, until a read has failed with that.
+///
+/// Every write wakes the peer, so that an edge-triggered interest reports each. A read wakes the
+/// peer if it finished a message and at most a quarter is used.
+///
+/// Closing it wakes the peer. The peer reads the rest, and then gets the end of the stream, or
+/// `ECONNRESET` if this side had not read everything. The bytes that this side had not read are
+/// lost.
 ///
 /// # Room
-/// A write is cut into messages of up to 36 544 bytes, and less than half the send buffer. Each is
-/// charged to the sender until the last of it is read, with what Linux 6.18 on x86-64 needs to
-/// keep it: 768 bytes for a message of one byte. (Linux built for other hardware or with more kinds
-/// of networks charges small ones otherwise.) A message may be sent while less than the send buffer
-/// is charged.
+/// A write is cut into messages of up to 36 544 bytes, and less than half the send buffer. Each
+/// message is charged to the sender until the last of it is read. The charge is the memory that
+/// Linux 6.18 on x86-64 needs to keep it: 768 bytes for a message of one byte. (Linux built for
+/// other hardware or with more kinds of networks charges small ones otherwise.) A message may be
+/// sent while less than the send buffer is charged.
 ///
 /// # Not there
-/// Descriptors and credentials, urgent data, and socket options except the send buffer. A write that fails with `EPIPE` raises no `SIGPIPE`: a caller that wants the signal raises it.
+/// Descriptors and credentials, urgent data, and socket options except the send buffer. A write
+/// that fails with `EPIPE` raises no `SIGPIPE`: a caller that wants the signal raises it.
 #[derive(Clone, Debug)]
 #[doc(alias = "socketpair")]
 #[doc(alias = "UnixStream")]
@@ -672,9 +679,9 @@ impl StreamSocket {
         self.file.pair.try_write(self.file.me, from)
     }
 
-    /// Ends one direction or both (`shutdown(2)`), for both sockets: what is not received by the
-    /// one is not sent by the other. What was sent before can still be read. Wakes whoever waits
-    /// for either.
+    /// Ends one direction or both (`shutdown(2)`), for both sockets: what one socket no longer
+    /// receives, the other no longer sends. Bytes that were sent before can still be read. Wakes
+    /// all waiters of both.
     pub fn shutdown(&self, how: Shutdown) {
         self.file.pair.shutdown(self.file.me, how);
     }

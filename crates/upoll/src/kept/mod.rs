@@ -1,21 +1,21 @@
-//! What is kept between two calls of `poll` or `select`: the entries' places in the objects' wait
+//! The state between two calls of `poll` or `select`: the entries' places in the objects' wait
 //! queues, and which of them woke.
 //!
-//! A call first compares its list with the kept one ([`Kept::compare`]), and changes what is
-//! registered where they differ ([`Kept::settle`]). Then it looks at the *active* entries: those
-//! that were ready at the last look, and those that a wake has marked since ([`Kept::look`]). The
-//! others are as idle as they were.
+//! A call first compares its list with the kept one ([`Kept::compare`]), and changes the
+//! registrations where the two differ ([`Kept::settle`]). Then it polls the *active* entries
+//! ([`Kept::look`]): those that were ready at the last poll, and those that a wakeup has marked
+//! since. The others are as idle as they were.
 //!
 //! # Marks
-//! A wake marks its entry in the [`Inbox`], under the inbox's lock, the innermost of all. A look
-//! takes the marks away, under the same lock, *before* it looks at the objects. So a wake whose mark
-//! was taken away is seen by the look, and one that comes later leaves a new mark, for the next
-//! look. An entry that is found ready stays active without a mark.
+//! A wakeup marks its entry in the [`Inbox`], under the inbox's lock, the innermost of all. A call
+//! takes the marks away, under the same lock, *before* it polls the objects. So the poll sees the
+//! change of a wakeup whose mark was taken away, and a later wakeup leaves a new mark for the next
+//! call. An entry that is found ready stays active without a mark.
 //!
 //! # Keys
-//! Entries are told apart by open file. An entry keeps its object's memory, not the file open, so a
-//! file that has closed cannot come back under the same address while its entry is kept. Its entry
-//! goes at the next call, whose list cannot have it.
+//! Entries are identified by open file. An entry keeps its object's memory, but does not keep the
+//! file open. So a file that has closed cannot come back under the same address while its entry is
+//! kept. The next call, whose list cannot have the file, removes its entry.
 
 mod inbox;
 
@@ -43,12 +43,12 @@ use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
 use crate::wait::{Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
-/// Who an entry is for.
+/// The identity of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
-    /// Of a user-level file, its address; of the kernel's, its identity, zero if unknown.
+    /// The address of a user-level file; the identity of a kernel fd, zero if unknown.
     identity: u64,
-    /// The kernel's number, or one of the below.
+    /// The kernel fd, or one of the constants below.
     number: i32,
 }
 
@@ -87,13 +87,13 @@ impl Key {
     }
 }
 
-/// What an entry has been registered with.
+/// The registration of an entry.
 enum Kind {
     /// Nothing: the slot is free.
     Free,
     /// The wait queues of a user-level object.
     User(Held),
-    /// What the kernel is asked, and how.
+    /// How the kernel is asked.
     #[cfg(any(feature = "std", loom))]
     Kernel(Registration),
 }
@@ -133,7 +133,7 @@ const NOT_LISTED: Listed = Listed {
 struct Slot {
     key: Key,
     kind: Kind,
-    /// What is looked for; `ERR` and `HUP` are in it if they count.
+    /// The events that are polled for; `ERR` and `HUP` are in it if they count.
     wanted: Events,
     /// Where it is in the list.
     position: u32,
@@ -289,8 +289,9 @@ impl Kept {
         Ok(())
     }
 
-    /// The call's list has `len` entries, and `at` says what is where: changes what is registered
-    /// where the lists differ. After an error the rest is up to the next call.
+    /// Changes the registrations where the call's list differs from the kept one. The list has
+    /// `len` entries, and `at` returns the target and the events of each. After an error the next
+    /// call does the rest.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -326,7 +327,7 @@ impl Kept {
             .try_reserve(room, |&slot| slots[slot as usize].key.hash())
             .map_err(|_| Errno::NOMEM)?;
 
-        // What has only another interest stays where it is.
+        // An entry with only another interest stays where it is.
         changed.retain(|&position| {
             let Some(&listed) = self.listed.get(position as usize) else {
                 return true;
@@ -348,7 +349,7 @@ impl Kept {
         }
         self.listed.resize(len, NOT_LISTED);
 
-        // What has only moved is found by its key.
+        // An entry that has only moved is found by its key.
         changed.retain(|&position| {
             let (target, wanted) = at(position as usize);
             let key = Key::of(target);
@@ -398,7 +399,7 @@ impl Kept {
             });
     }
 
-    /// What is registered in `slot` stands at `position`, and is looked at for `wanted`.
+    /// Puts the entry of `slot` at `position`, polled for `wanted`.
     fn list_as(
         &mut self,
         position: u32,
@@ -575,7 +576,7 @@ impl Kept {
             .object()
             .poll(&mut PollTable::new(&mut on_register));
         if is_short {
-            // What was registered is released as after a panic.
+            // The registrations made so far are released as after a panic.
             return Err(Errno::NOMEM);
         }
         core::mem::forget(registering);
@@ -626,8 +627,8 @@ impl Kept {
         }
     }
 
-    /// Looks at all active entries and hands what is ready to `report`, with its position; `report`
-    /// says how much that makes.
+    /// Polls all active entries, and passes the ready ones to `report`, with their positions.
+    /// `report` returns how much that adds to the result.
     pub(crate) fn look(&mut self, mut report: impl FnMut(usize, Events) -> usize) -> Seen {
         self.take_marks();
         let mut seen = Seen {
@@ -708,10 +709,10 @@ fn is_shared(file: &Held) -> bool {
     Target::File(FileRef::of(file)).shared_counter().is_some()
 }
 
-/// What the layer above asks about the kernel's part.
+/// The queries of the layer above for the kernel's part.
 #[cfg(any(feature = "std", loom))]
 impl Kept {
-    /// Calls `visit` with each counter that other processes may change, and what of it is wanted.
+    /// Calls `visit` with each shared eventfd and the events that are wanted of it.
     pub(crate) fn try_for_each_shared(
         &self,
         visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
