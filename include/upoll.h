@@ -1,15 +1,15 @@
 /* upoll: epoll, poll, select, eventfd, pipes and stream socket pairs in user space.
  *
- * Each function is the one of the C library with its name, less "upoll_": the same arguments, the
- * same results, -1 and the same errno if it fails. What they make stands behind a file descriptor
- * of the kernel, so its number is an ordinary one; a call of the C library on it does not see what
- * these functions do. Descriptors of the kernel may be passed to all of them.
+ * Each function is the one of the C library with its name, less "upoll_": it has the same arguments
+ * and results, and fails with -1 and the same errno. The fd of a user-level object is an ordinary
+ * one, because the kernel has a file descriptor with its number. A call of the C library on that fd
+ * does not see the user-level object. All functions accept fds of the kernel.
  *
- * All functions may be called from any thread. A pointer that leads nowhere gives EFAULT. None
- * throws, and no exception may pass through one.
+ * All functions may be called from any thread. A pointer to memory that is not mapped fails with
+ * EFAULT. No function throws, and no exception may pass through one.
  *
- * With UPOLL_REDIRECT defined, the C library's names mean these functions from here on, for what is
- * compiled with it. Include this header after all others then.
+ * With UPOLL_REDIRECT defined, the C library's names mean these functions in the code after this
+ * header. Include it after all others then.
  */
 #ifndef UPOLL_H
 #define UPOLL_H
@@ -31,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Before all declarations, so that a member of a structure that has such a name is found by it. */
+/* Before all declarations, so that structure members with these names are renamed everywhere. */
 #ifdef UPOLL_REDIRECT
 #define epoll_create upoll_epoll_create
 #define epoll_create1 upoll_epoll_create1
@@ -79,14 +79,14 @@
 extern "C" {
 #endif
 
-/* For epoll_create1: sets that watch this one, and threads that wait in it, are woken one at a
- * time, in turn. It watches one source that is not a set. */
+/* For epoll_create1: wakes the sets that watch this one, and the threads that wait in it, one at a
+ * time, in turn. The set has at most one member that is not a set. */
 #ifndef EPOLL_ROTATE
 #define EPOLL_ROTATE 1
 #endif
 
 /* For ioctl on an eventfd, with a pointer to uint64_t: writes keep the count below this maximum.
- * SET gives EINVAL if the count is there already. */
+ * SET fails with EINVAL if the count has reached the maximum already. */
 #ifndef EFD_IOC_SET_MAXIMUM
 #define EFD_IOC_SET_MAXIMUM _IOW('J', 0, uint64_t)
 #define EFD_IOC_GET_MAXIMUM _IOR('J', 1, uint64_t)
@@ -102,12 +102,12 @@ struct epoll_ctl_cmd {
 	int result;      /* written: 0 or a negative error number */
 };
 
-/* How epoll_pwait1 waits. */
+/* The time limit and signal mask of epoll_pwait1. */
 struct epoll_wait_params {
 	uint32_t size;                  /* 0, or the size of this structure */
 	int clockid;                    /* CLOCK_MONOTONIC or CLOCK_REALTIME */
-	const struct timespec *timeout; /* NULL: however long it takes */
-	const sigset_t *sigmask;        /* NULL: as it is */
+	const struct timespec *timeout; /* NULL: no time limit */
+	const sigset_t *sigmask;        /* NULL: the mask stays unchanged */
 	size_t sigsetsize;              /* 8, if there is a sigmask */
 };
 
@@ -120,14 +120,14 @@ int upoll_epoll_pwait(int epfd, struct epoll_event *events, int maxevents, int t
 int upoll_epoll_pwait2(int epfd, struct epoll_event *events, int maxevents,
 		       const struct timespec *timeout, const sigset_t *sigmask);
 
-/* Executes cmds in their order until one fails. Returns how many succeeded; if that is less than
- * ncmds, cmds[that].result says why. -1, and nothing done: EINVAL: flags is not 0, ncmds is not
- * positive or too large, cmds is NULL. EFAULT: cmds cannot be read; if a result cannot be written,
- * the commands were executed all the same. */
+/* Executes cmds in order until one fails. Returns the number of commands that succeeded. If it is less
+ * than ncmds, the result of the next command holds the error. Fails without executing a command:
+ * EINVAL: flags is not 0, ncmds is not positive or too large, or cmds is NULL. EFAULT: cmds cannot be
+ * read. Also fails with EFAULT if a result cannot be written; the commands were executed then. */
 int upoll_epoll_ctl_batch(int epfd, int flags, int ncmds, struct epoll_ctl_cmd *cmds);
 
-/* epoll_pwait2 by a clock of choice. In addition, EINVAL: flags is not 0, or the size or the clock
- * is unknown; EFAULT: params cannot be read. */
+/* Like epoll_pwait2, with a choice of clocks. In addition: EINVAL: flags is not 0, or the size or the
+ * clock is unknown. EFAULT: params cannot be read. */
 int upoll_epoll_pwait1(int epfd, int flags, struct epoll_event *events, int maxevents,
 		       struct epoll_wait_params *params);
 
@@ -140,9 +140,8 @@ int upoll_pipe2(int fds[2], int flags);
 int upoll_socketpair(int domain, int type, int protocol, int fds[2]);
 int upoll_shutdown(int fd, int how);
 
-/* On a socketpair's user-level sockets these know MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK and
- * MSG_WAITALL. With other flags or control messages the kernel serves the socket from then on, if it
- * can be handed over. */
+/* On user-level sockets these implement MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK and MSG_WAITALL. A call
+ * with other flags or control messages demotes the socket (see upoll_demote), if possible. */
 ssize_t upoll_send(int fd, const void *bytes, size_t count, int flags);
 ssize_t upoll_sendto(int fd, const void *bytes, size_t count, int flags,
 		     const struct sockaddr *to, socklen_t size);
@@ -170,17 +169,20 @@ int upoll_dup3(int oldfd, int newfd, int flags);
 int upoll_fcntl(int fd, int cmd, ...);
 int upoll_ioctl(int fd, unsigned long request, ...);
 
-/* Hands what fd stands for over to the kernel, in which it goes on as it is, both ends of a pipe at
- * once: from then on other processes may have it, too, and calls that are not in this header see it.
- * fork does so by itself, and an eventfd with a maximum goes on in parent and child with the one
- * maximum. Call it for every number concerned before posix_spawn, vfork, clone, exec, fdopen and
- * other streams, splice, tee, vmsplice, sendfile, send, recv, O_ASYNC, sending a descriptor
- * (SCM_RIGHTS), and before a number is given to io_uring or aio.
- * EOPNOTSUPP: an eventfd with a maximum, an object of your own, a rotating set, or a set that
- * watches one of these; the child of a fork has a set of its own that watches the same. An object of
- * your own gives EBADF there.
- * EBUSY: called by a signal handler in the midst of a call on it. EPERM, ENOMEM, EMFILE, ENFILE: the
- * kernel does not give what it takes; the object is as it was. */
+/* Demotes the object behind fd, and the other end of a pipe or socketpair: the kernel serves it from
+ * then on, with the state that it has. Afterwards other processes may share it, and calls that are
+ * not in this header see it.
+ *
+ * fork demotes objects by itself. An eventfd with a maximum is not demoted: parent and child share
+ * it and its maximum. Demote every fd before it is used by posix_spawn, vfork, clone, exec, fdopen
+ * and other streams, splice, tee, vmsplice, sendfile, send, recv, O_ASYNC, SCM_RIGHTS, io_uring or
+ * aio.
+ *
+ * EOPNOTSUPP: fd is an eventfd with a maximum, an object of your own, a rotating set, or a set that
+ * watches one of these. After fork the child has a set of its own that watches the same. An object
+ * of your own fails with EBADF there.
+ * EBUSY: a signal handler that has interrupted a call on the object called this.
+ * EPERM, ENOMEM, EMFILE, ENFILE: the kernel refuses the new objects. The object is unchanged. */
 int upoll_demote(int fd);
 
 int upoll_poll(struct pollfd *fds, nfds_t nfds, int timeout);
@@ -191,30 +193,31 @@ int upoll_select(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds,
 int upoll_pselect(int nfds, fd_set *readfds, fd_set *writefds, fd_set *exceptfds,
 		  const struct timespec *timeout, const sigset_t *sigmask);
 
-/* The C library's functions. poll reads RLIMIT_NOFILE again after them; otherwise calls with up to eight
- * entries, all of them user-level, that do not sleep rely on the limit that was read last. */
+/* Call the C library's functions. The next poll reads RLIMIT_NOFILE again. Without these, a poll that
+ * does not sleep, of at most eight entries that are all user-level, uses the limit read last. */
 int upoll_setrlimit(int resource, const struct rlimit *limit);
 int upoll_prlimit(pid_t pid, int resource, const struct rlimit *limit, struct rlimit *before);
 
 /* An object of your own.
  *
- * poll says what is ready now, in bits of <sys/epoll.h>. It is called from any thread, from several
- * at once, with locks of a set held: it must not block, nor call a function of this header. release
- * is called once, when the last number of the object is closed and no call looks at it any more; it
- * may be NULL. */
+ * poll returns the events that are ready, in bits of <sys/epoll.h>. Any thread may call it, several at
+ * once, with locks of a set held: it must not block, nor call a function of this header. release is
+ * called once, when the last fd of the object is closed and no call uses it any more. release may be
+ * NULL. */
 struct upoll_object_ops {
 	size_t size; /* of this structure */
 	uint32_t (*poll)(void *context);
 	void (*release)(void *context);
 };
 
-/* Returns a descriptor that epoll_ctl, poll and select of this header accept; flags is 0 or
- * O_CLOEXEC. EINVAL: an unknown flag or size, or no poll. EMFILE, ENFILE, ENOMEM: there is no number
- * to give; release is not called. */
+/* Returns an fd that epoll_ctl, poll and select of this header accept. flags is 0 or O_CLOEXEC.
+ * EINVAL: an unknown flag or size, or poll is NULL. EMFILE, ENFILE, ENOMEM: no fd or memory is left.
+ * release is not called if this fails. */
 int upoll_object_create(const struct upoll_object_ops *ops, void *context, int flags);
 
-/* Call this after the object has become ready for something, with what: EPOLLIN, EPOLLOUT, ...; 0
- * if you cannot say. EBADF: fd is not open. EINVAL: it is something else. */
+/* Wakes the waiters of the object. Call this after it has become ready, with its new events: EPOLLIN,
+ * EPOLLOUT, ..., or 0 if they are unknown. EBADF: fd is not open. EINVAL: fd is not an object of your
+ * own. */
 int upoll_object_wake(int fd, uint32_t events);
 
 #ifdef __cplusplus

@@ -1,15 +1,15 @@
 //! libupoll: the functions of `include/upoll.h`, which documents them.
 //!
-//! Each is the function of [`upoll_fds`] with its name, with C's way to say what went wrong: -1, and
-//! `errno`. The C library's functions hide the size of a signal mask; so do these.
+//! Each function is that of [`upoll_fds`] with its name. Errors are returned as in C: -1 and
+//! `errno`. Signal masks have no size argument, as in the C library.
 //!
 //! # Panics
-//! A panic in an `extern "C"` function ends the process (`abort`): none reaches the caller. It would
-//! be a bug of this library, in the midst of a change, and nothing to go on from.
+//! A panic in an `extern "C"` function aborts the process, so it never reaches the caller. A panic
+//! is a bug of this library in the middle of a change, after which it cannot continue.
 //!
 //! # Safety
-//! What all of them need: memory that a pointer leads to is the caller's to give. A pointer that
-//! leads nowhere gives `EFAULT`.
+//! All pointers must be valid for the access that the C function of the same name makes. A pointer
+//! to memory that is not mapped fails with `EFAULT`.
 #![expect(clippy::missing_safety_doc, reason = "one contract for all, above")]
 
 mod object;
@@ -25,10 +25,10 @@ use libc::{
 use upoll::{Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
 
-/// What the kernel's signal set has.
+/// The size of the kernel's signal set.
 const MASK_SIZE: usize = size_of::<u64>();
 
-/// What a call gives in C.
+/// The return value of a call in C.
 trait Value {
     fn value(self) -> c_int;
 }
@@ -67,7 +67,7 @@ fn give<T: Value>(result: Result<T, Errno>) -> c_int {
     }
 }
 
-/// The same for a number of bytes.
+/// Like `give`, for a number of bytes.
 #[inline]
 fn give_size(result: Result<usize, Errno>) -> ssize_t {
     match result {
@@ -90,7 +90,7 @@ macro_rules! plain {
     )* };
 }
 
-/// Functions that take pointers; their arguments are passed on as `=>` says.
+/// Functions that take pointers: the call, and the function that converts its result.
 macro_rules! with_pointers {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $give:ident($call:expr);)*) => { $(
         #[doc = concat!("See `include/upoll.h` and `", stringify!($call), "` in [`upoll_fds`].")]
@@ -213,14 +213,14 @@ fn length(count: nfds_t) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// The variadic argument of `fcntl` and `ioctl`, which the header declares as such: on every ABI of
-/// Linux an integer or a pointer is passed there as a named one is. Whatever else is in the register
-/// of a 32-bit one is of no account to commands that take an int.
+/// Converts the variadic argument of `fcntl` and `ioctl`. On every ABI of Linux an integer or a
+/// pointer is passed there like a named argument. Commands that take an int ignore the upper half
+/// of the register.
 fn word(argument: c_ulong) -> usize {
     usize::try_from(argument).unwrap_or(usize::MAX)
 }
 
-/// The kernel looks at 32 bits of a request.
+/// Takes the lower 32 bits of a request, which are all that the kernel uses.
 #[expect(clippy::cast_possible_truncation, reason = "that is what it is for")]
 fn low(request: c_ulong) -> u32 {
     request as u32

@@ -1,4 +1,5 @@
-//! Objects of an embedder's own in C: `poll` and `release` are its callbacks, the wait queue is ours.
+//! Objects of an embedder in C. `poll` and `release` are callbacks of the embedder; the wait queue
+//! belongs to this library.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +12,11 @@ use crate::give;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ObjectOps {
-    /// The size of this structure, for those to come.
+    /// The size of this structure, which tells later versions apart.
     pub size: usize,
-    /// What is ready now.
+    /// Returns the events that are ready.
     pub poll: Option<unsafe extern "C" fn(context: *mut c_void) -> u32>,
-    /// The last reference is gone; may be null.
+    /// Called after the last use of the object; may be null.
     pub release: Option<unsafe extern "C" fn(context: *mut c_void)>,
 }
 
@@ -23,12 +24,12 @@ struct Object {
     poll: unsafe extern "C" fn(context: *mut c_void) -> u32,
     release: Option<unsafe extern "C" fn(context: *mut c_void)>,
     context: *mut c_void,
-    /// It has a number, or had: from then on its end is told.
+    /// Set once the object has an fd. From then on `release` is called at its end.
     is_created: AtomicBool,
     queue: WaitQueue,
 }
 
-// SAFETY: the header says that the callbacks come from any thread, several at once.
+// SAFETY: the header requires callbacks that any thread may call, several at once.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
@@ -36,29 +37,30 @@ unsafe impl Sync for Object {}
 impl Pollable for Object {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.queue);
-        // SAFETY: the header's contract: the context is the callback's until `release`.
+        // SAFETY: the header requires a context that the callback may use until `release`.
         Events::from_bits_retain(unsafe { (self.poll)(self.context) })
     }
 }
 
-/// The object's end: no thread looks at it any more. (`Pollable::release` may come before that.)
+/// Calls `release` when no thread uses the object any more. `Pollable::release` may run before
+/// that.
 impl Drop for Object {
     fn drop(&mut self) {
         if let Some(release) = self.release.filter(|_| *self.is_created.get_mut()) {
-            // SAFETY: as above; this is the last call.
+            // SAFETY: the header requires a context that `release` may use; this is the last call.
             unsafe { release(self.context) };
         }
     }
 }
 
-/// Makes an object of the caller's own pollable, and gives it a number.
+/// Creates an object of the embedder. Returns its fd.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn upoll_object_create(
     ops: *const ObjectOps,
     context: *mut c_void,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's contract: null or a live structure.
+    // SAFETY: the header requires null or a live structure.
     give(match unsafe { ops.as_ref() } {
         None => Err(Errno::FAULT),
         Some(ops) => create(ops, context, flags),
@@ -82,7 +84,7 @@ fn create(ops: &ObjectOps, context: *mut c_void, flags: c_int) -> Result<c_int, 
     Ok(fd)
 }
 
-/// Tells whoever waits for the object that something has become ready.
+/// Wakes the waiters of the object that wait for `events`.
 #[unsafe(no_mangle)]
 pub extern "C" fn upoll_object_wake(fd: c_int, events: u32) -> c_int {
     let key = Events::from_bits_retain(events);

@@ -1,10 +1,10 @@
-//! Differential fuzzing by number.
+//! Differential fuzzing of calls by fd.
 //!
-//! `tests/fuzz/replay.c` makes the calls of a script in several processes and prints what each
-//! returned. This program makes random scripts, has them replayed on the kernel, with
-//! `-DUPOLL_REDIRECT`, and under `upoll run`, and compares what is printed. A script with a
-//! difference is made smaller as long as the difference stays, and written to a file. Scripts that
-//! once showed a fault are kept in `tests/fuzz/kept` and replayed first.
+//! `tests/fuzz/replay.c` makes the calls of a script in several processes and prints their results.
+//! This program makes random scripts, replays them on the kernel, with `-DUPOLL_REDIRECT` and under
+//! `upoll run`, and compares the output. A script with a difference is reduced as long as the
+//! difference stays, and written to a file. Scripts that once showed a fault are kept in
+//! `tests/fuzz/kept` and replayed first.
 
 mod script;
 mod worlds;
@@ -22,22 +22,22 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use self::script::Script;
 use self::worlds::Worlds;
 
-/// Scripts between two looks at the clock.
+/// The number of scripts between two reads of the clock.
 const BATCH: u32 = 10;
 
-/// Compares random calls by number on the kernel and on upoll.
+/// Compares random calls by fd on the kernel and on upoll.
 #[derive(Parser)]
 struct Options {
-    /// How long to make new scripts, after the kept ones.
+    /// The number of seconds to make new scripts, after the kept ones.
     #[arg(long, default_value_t = 120)]
     seconds: u64,
     /// Makes the same scripts again.
     #[arg(long)]
     seed: Option<u64>,
-    /// Leaves these calls out of new scripts, to look for other differences.
+    /// Leaves these calls out of new scripts, to find other differences.
     #[arg(long, value_delimiter = ',', value_name = "CALLS")]
     without: Vec<String>,
-    /// Replays these scripts alone.
+    /// Replays only these scripts.
     scripts: Vec<PathBuf>,
 }
 
@@ -101,7 +101,7 @@ fn fuzz(options: &Options, worlds: &Worlds) -> Result<ExitCode> {
         match result {
             Ok(()) => count += BATCH,
             Err(TestError::Fail(found, script)) => {
-                // The smallest script shows its difference again, if that does not come and go.
+                // The reduced script shows the difference again, unless it is intermittent.
                 let difference = worlds.compare(&script.text)?;
                 let path = std::env::temp_dir().join(format!("upoll-fuzz-{seed}.script"));
                 fs::write(&path, &script.text)?;

@@ -1,11 +1,11 @@
-//! Scripts: what is called, by which process, with which arguments.
+//! Scripts: the calls, the processes that make them, and the arguments.
 
 use std::fmt::Write;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// One step: process, call and four arguments; `replay.c` gives the numbers their meaning.
+/// One step: process, call and four arguments. `replay.c` interprets the numbers.
 type Step = (u8, u8, [u8; 4]);
 
 /// The text of a script.
@@ -14,13 +14,13 @@ pub(crate) struct Script {
     pub(crate) text: String,
 }
 
-/// Makes the steps of a script.
+/// Returns a strategy for the steps of a script.
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let process = prop_oneof![6 => Just(0_u8), 1 => 1..4_u8];
     vec((process, any::<u8>(), any::<[u8; 4]>()), 4..70)
 }
 
-/// Calls that a script has more often than the others.
+/// Calls that are more frequent in a script than the others.
 const FREQUENT: [&str; 16] = [
     "eventfd",
     "epoll_create1",
@@ -40,8 +40,8 @@ const FREQUENT: [&str; 16] = [
     "close",
 ];
 
-/// Calls after which edge-triggered and one-shot interests may be reported once more: objects are
-/// demoted.
+/// Calls that demote objects. After them edge-triggered and one-shot interests may be reported once
+/// more.
 const DEMOTING: [&str; 10] = [
     "fork",
     "vfork",
@@ -70,7 +70,7 @@ impl Script {
             let [a, b, mut c, d] = arguments;
             is_demoting |= DEMOTING.contains(&name);
             if matches!(name, "epoll_ctl_add" | "epoll_ctl_mod") {
-                // The last three of its choices of events are edge-triggered or one-shot.
+                // The last three choices of events are edge-triggered or one-shot.
                 let is_edge = c % 10 >= 7;
                 if is_edge && is_demoting {
                     c %= 7;

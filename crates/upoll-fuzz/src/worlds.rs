@@ -1,4 +1,4 @@
-//! The worlds that a script is replayed in, and the comparison of what they print.
+//! The implementations that replay a script, and the comparison of their output.
 
 use std::fs;
 use std::io::Read;
@@ -10,17 +10,17 @@ use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 use wait_timeout::ChildExt;
 
-/// How long one replay may take; a script has at most a few seconds of blocked calls.
+/// The longest time of one replay. The blocked calls of a script take a few seconds at most.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Programs that replay scripts.
+/// The programs that replay scripts.
 pub(crate) struct Worlds {
     scratch: TempDir,
     upoll: PathBuf,
     calls: Vec<String>,
 }
 
-/// The root of the checkout.
+/// Returns the root of the checkout.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -82,15 +82,16 @@ impl Worlds {
         })
     }
 
-    /// The names of all calls that a script may have.
+    /// Returns the names of all calls that a script may have.
     pub(crate) fn calls(&self) -> &[String] {
         &self.calls
     }
 
-    /// Replays a script everywhere; returns the first difference from the kernel that shows each time of four.
+    /// Replays a script on all implementations. Returns the first difference from the kernel that
+    /// appears in each of four replays.
     ///
-    /// On a busy machine a timer may interrupt a call that the kernel would have served. A difference that
-    /// comes and goes is printed and passed over.
+    /// On a busy machine a timer may interrupt a call that the kernel would have completed. An
+    /// intermittent difference is printed and ignored.
     pub(crate) fn compare(&self, script: &str) -> Result<Option<String>> {
         let Some(first) = self.compare_once(script)? else {
             return Ok(None);
@@ -145,7 +146,7 @@ impl Worlds {
     }
 }
 
-/// Runs a program; returns what it printed and how it ended.
+/// Runs a program. Returns its output and its exit status.
 fn print(mut command: Command) -> Result<String> {
     let mut child = command
         .stdin(Stdio::null())
@@ -180,7 +181,7 @@ fn print(mut command: Command) -> Result<String> {
     Ok(text)
 }
 
-/// The first line that differs.
+/// Returns the first line that differs.
 fn first_difference(expected: &str, printed: &str) -> String {
     let position = expected
         .lines()

@@ -1,7 +1,7 @@
-//! Back-pressure with an eventfd: a fast producer is held back by a slow consumer.
+//! Back-pressure with an eventfd: a fast producer waits for a slow consumer.
 //!
-//! With a maximum of 10 at most 9 jobs are ever waiting. The producer blocks in its write, instead
-//! of spinning or of running ahead.
+//! With a maximum of 10 at most 9 jobs are waiting at any time. The producer blocks in its write,
+//! instead of spinning or running ahead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -30,7 +30,7 @@ fn main() -> Result<(), upoll::Errno> {
         }
         Ok::<_, upoll::Errno>(ahead)
     })?;
-    // 9 waiting, and one that was taken but is not counted as started yet.
+    // 9 jobs are waiting, and one was taken but is not counted as started yet.
     assert!(ahead <= 10, "the producer was {ahead} jobs ahead");
     println!("{JOBS} jobs; the producer was never more than {ahead} ahead of the consumer");
     Ok(())

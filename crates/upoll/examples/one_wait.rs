@@ -1,7 +1,7 @@
-//! One wait over a user-level object and a TCP socket.
+//! One wait for a user-level object and a TCP socket.
 //!
-//! A server answers over TCP with numbers that a thread of the same process produces. It waits for
-//! both, the real socket and the in-process queue, in one call.
+//! A server sends numbers over TCP that a thread of the same process produces. One call waits for
+//! both, the socket and the in-process queue.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -44,7 +44,7 @@ impl Pollable for Numbers {
 const SOCKET: u64 = 1;
 const NUMBERS: u64 = 2;
 
-/// Sends each number that is produced, until the client says that it has enough.
+/// Sends each number that is produced, until the client writes or closes its end.
 fn serve(
     mut stream: TcpStream,
     numbers: &File<Numbers>,

@@ -1,4 +1,4 @@
-//! Make your own object pollable, and wait for it.
+//! Makes a type of one's own pollable, and waits for it.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::thread;
 
 use upoll::{Epoll, Errno, Event, Events, File, PollTable, Pollable, WaitQueue};
 
-/// A queue in the process that sets can watch.
+/// An in-process queue that sets can watch.
 #[derive(Default)]
 struct Channel {
     messages: Mutex<VecDeque<String>>,

@@ -1,5 +1,5 @@
-//! Workers that share one source: through a plain set whoever is quickest takes the most, through
-//! a rotating one they take turns.
+//! Workers that share one source. Through a plain set the fastest worker takes the most events;
+//! through a rotating set the workers take turns.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -11,7 +11,7 @@ const WORKERS: usize = 8;
 const EVENTS: u64 = 4_000;
 const STOP: u64 = 1;
 
-/// Jain's fairness index: 1 if all got the same, 1/n if one got all.
+/// Jain's fairness index: 1 if all shares are equal, 1/n if one of n got all.
 fn fairness(shares: &[u64]) -> f64 {
     let shares: Vec<f64> = shares.iter().map(|&share| share as f64).collect();
     let sum: f64 = shares.iter().sum();
@@ -38,7 +38,7 @@ fn run(flags: CreateFlags) -> Result<Vec<u64>, Errno> {
                 all_here.wait();
                 loop {
                     let ready = mine.wait(&mut events, None)?;
-                    // An event that another worker was quicker to take is not counted.
+                    // An event that another worker has taken first is not counted.
                     taken += u64::from(source.try_read().is_ok());
                     if events[..ready].iter().any(|event| event.data() == STOP)
                         && source.try_read().map(|_| taken += 1).is_err()
@@ -54,7 +54,7 @@ fn run(flags: CreateFlags) -> Result<Vec<u64>, Errno> {
     for _ in 0..EVENTS {
         source.write(1)?;
     }
-    // Only when all is taken: the bell makes workers look at the source out of turn.
+    // The bell wakes workers out of turn, so it waits until all events are taken.
     while source.as_file_ref().is_ready(Events::IN) {
         thread::yield_now();
     }
