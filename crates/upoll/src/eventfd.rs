@@ -56,9 +56,9 @@ const NO_MAXIMUM: u64 = u64::MAX;
 /// The counter behind the handles (`struct eventfd_ctx`).
 ///
 /// Without a maximum the count is one atomic word. A maximum and the count must be read and changed
-/// as one, so as long as there is one both are behind a lock and the word says so. A change under
-/// way that goes by the word alone fails at its compare-and-swap and starts again. The count of a
-/// shared counter is never in the word.
+/// as one. So as long as there is a maximum, both are behind a lock, and the word is [`LIMITED`]. A
+/// change under way that relies on the word alone fails at its compare-and-swap and starts again.
+/// The count of a shared counter is never in the word.
 pub(crate) struct Counter {
     /// The count, or [`LIMITED`].
     word: AtomicU64,
@@ -549,9 +549,9 @@ impl EventFd {
         self.file.look().maximum
     }
 
-    /// Takes the count for good, for whoever goes on with it elsewhere: the kernel, when a second
-    /// process is to share it. None, and nothing is done, if there is a maximum or it has been
-    /// retired before.
+    /// Takes the count for good, to continue it elsewhere: in the kernel, when a second process is
+    /// to share it. Returns None, and does nothing, if there is a maximum or it has been retired
+    /// before.
     ///
     /// From then on calls that do not wait fail with `EAGAIN`, and calls that wait with `ESTALE`, also if
     /// they began before. Polls show `HUP`. There is no way back.

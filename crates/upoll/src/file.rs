@@ -130,7 +130,7 @@ impl<'q> PollTable<'q> {
         self.on_register.is_some()
     }
 
-    /// Puts whoever polls on `queue`, if they asked to be (`poll_wait`).
+    /// Registers the poller with `queue`, if it wants to be registered (`poll_wait`).
     #[inline]
     pub fn register(&mut self, queue: &'q WaitQueue) {
         if let Some(on_register) = &mut self.on_register {
@@ -263,7 +263,7 @@ impl Watchers {
 #[inline]
 fn count_one_more(references: &AtomicUsize) {
     if references.fetch_add(1, Ordering::Relaxed) > usize::MAX / 2 {
-        // Or whoever catches the panic comes nearer to the end each time.
+        // Else each caught panic would bring the count nearer to the end.
         references.fetch_sub(1, Ordering::Relaxed);
         panic!("too many references to a file");
     }

@@ -71,8 +71,8 @@ const NO_WRITER: u32 = 8;
 /// `state`: the bytes are elsewhere, and so are the ends.
 const RETIRED: u32 = 16;
 
-/// `users`: somebody has waited. A change before that needs no wake: whoever registers takes the
-/// lock first, and so sees it.
+/// `users`: somebody has waited. A change before that needs no wakeup: a waiter that registers
+/// takes the lock first, and so sees the change.
 const AWAITED: u32 = 1;
 /// `users`: somebody has polled an end. From then on every write wakes readers, even if there was
 /// something to read before (`poll_usage`): edge-triggered interests rely on it.
@@ -146,9 +146,9 @@ impl Pipe {
         }
     }
 
-    /// Shows polls the new state. With `wakes` it is one half of the named pair: whoever registers
-    /// from now on sees it, whoever registered before is found by the wake that follows. Without,
-    /// readiness only went, or nobody has ever registered.
+    /// Publishes the new state to polls. With `wakes` it is one half of the named pair: a waiter
+    /// that registers later sees the state, and the following wakeup finds a waiter that registered
+    /// before. Without `wakes`, the pipe only became less ready, or nobody has ever registered.
     #[inline]
     fn publish(&self, ring: &Ring, wakes: bool) {
         let state = ring.state();
@@ -464,7 +464,7 @@ pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
 /// `HUP` iff the writing end is closed. A write wakes readers if the pipe was empty; once somebody
 /// has polled either end it does so always, so that an edge-triggered interest reports each write.
 ///
-/// Closing it wakes writers, who get `EPIPE`.
+/// Closing it wakes writers, which fail with `EPIPE`.
 #[derive(Clone, Debug)]
 #[doc(alias = "pipe")]
 pub struct PipeReader {
@@ -478,7 +478,7 @@ pub struct PipeReader {
 /// Readiness as in Linux 6.18 (`pipe_poll`): `OUT` and `WRNORM` iff a page is free, `ERR` iff the
 /// reading end is closed. A read wakes writers if the pipe was full and a page came free.
 ///
-/// Closing it wakes readers, who get what is left and then the end.
+/// Closing it wakes readers, which read the rest and then the end.
 ///
 /// # Room
 /// A pipe counts pages, not bytes. A write whose size modulo a page fits into the last page begins
@@ -599,7 +599,7 @@ impl PipeWriter {
 macro_rules! both_ends {
     ($($end:ident),*) => { $(
         impl $end {
-            /// How many bytes are unread (`FIONREAD`). Either end says so.
+            /// Returns the number of unread bytes (`FIONREAD`). It is the same at either end.
             #[must_use]
             pub fn available(&self) -> usize {
                 self.file.pipe.ring.lock().pages.bytes()

@@ -243,7 +243,8 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
     seen
 }
 
-/// `poll(2)` with a timeout of 0: fills in what is ready now and says for how many entries.
+/// `poll(2)` with a timeout of 0: fills in what is ready now, and returns the number of ready
+/// entries.
 #[cfg(any(not(feature = "std"), loom))]
 pub fn poll_now(fds: &mut [PollFd<'_>]) -> usize {
     pass(fds, &mut LookOnly).ready

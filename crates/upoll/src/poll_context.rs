@@ -165,7 +165,8 @@ impl PollContext {
         *self = Self::new();
     }
 
-    /// `poll(2)` with a timeout of 0: fills in what is ready now and says for how many entries.
+    /// `poll(2)` with a timeout of 0: fills in what is ready now, and returns the number of ready
+    /// entries.
     ///
     /// # Errors
     /// `ENOMEM`: no memory for an entry that is new in the list; the next call tries again.

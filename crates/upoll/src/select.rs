@@ -192,8 +192,8 @@ pub(crate) struct Selection<'s> {
     /// Words of each bitmap that the call covers.
     words: usize,
     sets: [Option<&'s mut FdSet>; 3],
-    /// The members that are ready; becomes the sets' new content. The caller's, as it is long and
-    /// this is handed on.
+    /// The members that are ready; becomes the sets' new content. The memory is the caller's, as it
+    /// is long and this struct is moved.
     found: &'s mut Bitmaps,
 }
 
@@ -303,7 +303,8 @@ impl<'s> Selection<'s> {
         }
     }
 
-    /// Notes what of `member` is ready if its file shows `events`, and says in how many sets.
+    /// Records the ready events of `member` if its file shows `events`. Returns in how many sets it
+    /// is ready.
     #[inline]
     pub(crate) fn note_events(&mut self, member: Member, events: Events) -> usize {
         self.note(member, REPORTED.map(|reported| events.intersects(reported)))
@@ -330,7 +331,7 @@ impl<'s> Selection<'s> {
             .try_for_each(body)
     }
 
-    /// Notes what of `member` is ready, and says in how many sets.
+    /// Records the ready events of `member`. Returns in how many sets it is ready.
     #[inline]
     pub(crate) fn note(&mut self, member: Member, ready: [bool; 3]) -> usize {
         let mut count = 0;

@@ -266,9 +266,10 @@ fn split(endpoints: &mut [Endpoint; 2], me: Me) -> (&mut Endpoint, &mut Endpoint
 }
 
 impl Pair {
-    /// Shows polls the new state of both, and lets go of the lock. It is one half of the named
-    /// pair: whoever registers from now on sees the state, whoever registered before is found by
-    /// the wake that follows. A wake without a change is for those who know the state already.
+    /// Publishes the new state of both sockets to polls, and releases the lock. It is one half of
+    /// the named pair: a waiter that registers later sees the state, and the following wakeup finds
+    /// a waiter that registered before. A wakeup without a change is for waiters that know the
+    /// state already.
     #[inline]
     fn publish(&self, endpoints: MutexGuard<'_, [Endpoint; 2]>) {
         for (side, endpoint) in self.sides.iter().zip(&*endpoints) {
@@ -284,7 +285,7 @@ impl Pair {
         self.sides[side].queue.wake_published(key);
     }
 
-    /// `sk_state_change`: whoever waits for whatever looks again.
+    /// `sk_state_change`: wakes all waiters, for any events.
     fn wake_all(&self, side: Me) {
         self.sides[side].queue.wake_all(Events::empty());
     }

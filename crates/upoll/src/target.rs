@@ -47,8 +47,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The counter that it is a handle to, if other processes may change it: a thread that waits for
-    /// it has to listen to its bells.
+    /// The counter that it is a handle to, if other processes may change it: a thread that waits
+    /// for it has to listen to its notifiers.
     #[inline]
     pub(crate) fn shared_counter(self) -> Option<&'a crate::host::SharedCounter> {
         match self {

@@ -53,8 +53,8 @@ pub(crate) trait Companion: Send + Sync {
     /// ready in the core.
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;
 
-    /// Makes anew what the companion has of the kernel's and the program has closed, once a call has found it
-    /// lost.
+    /// Makes the companion's kernel sets anew that the program has closed, once a call has found
+    /// one lost.
     ///
     /// # Errors
     /// The kernel has nothing for it.
@@ -98,8 +98,8 @@ pub(crate) trait Companion: Send + Sync {
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result;
 }
 
-/// A set's companion, once it has one. Which kind there is the crate's root says: between a set and its
-/// companion lies each call of the kernel's, so it is not found out each time.
+/// A set's companion, once it has one. The crate's root defines its type, so that the calls to it, one
+/// before each system call, are not virtual.
 pub(crate) type Companionship = OnceBox<crate::Outside>;
 
 /// For sets that have nothing outside the core.

@@ -1,7 +1,7 @@
 //! `epoll_ctl(2)`, and the two closes: of a watched file and of the set.
 //!
-//! An item is removed exactly once, by whoever finds it in the table with the set's lock held:
-//! DEL, the close of the set, or the close of the file. There is no global lock in any of these.
+//! An item is removed exactly once, by the thread that finds it in the table with the set's lock held.
+//! That is a DEL, the close of the set, or the close of the file. None of these takes a global lock.
 
 use core::any::Any;
 use core::ptr::NonNull;
@@ -72,7 +72,8 @@ pub(super) struct Forgotten {
 }
 
 impl Forgotten {
-    /// Takes away the claim that an item has on an event of a rotating set, to be handed on.
+    /// Removes the claim that an item has on an event of a rotating set. The caller forwards the
+    /// claim.
     ///
     /// # Safety
     /// The item is registered, and its set's lock is held.
@@ -89,7 +90,7 @@ impl Forgotten {
         })
     }
 
-    /// Hands on the claim that the item had, then lets go of the file's memory.
+    /// Forwards the claim that the item had, then releases the file's memory.
     pub(super) fn finish(self) {
         if let Some(pass_on) = self.pass_on {
             pass_on.run(&self.file);
@@ -150,7 +151,8 @@ impl Epoll {
         }
     }
 
-    /// ADD; what it takes is handed on in registers, as for [`modify_file`](Self::modify_file).
+    /// Executes ADD. The arguments are passed in registers, as for
+    /// [`modify_file`](Self::modify_file).
     ///
     /// # Safety
     /// Description and number are the parts of a `FileRef` whose borrow outlasts the call.
@@ -185,7 +187,7 @@ impl Epoll {
         }
         #[cfg(any(feature = "std", loom))]
         if result.is_ok() && shared_count(file.description()).is_some() {
-            // A thread that is not told looks when its limit ends.
+            // A thread that is not woken polls when its limit ends.
             let _ = crate::host::tell_threads(self);
             // Added, now check for callbacks.
             let allowed = check_silent_member(self.description());
@@ -197,7 +199,8 @@ impl Epoll {
         result
     }
 
-    /// DEL; what it takes is handed on in registers, as for [`modify_file`](Self::modify_file).
+    /// Executes DEL. The arguments are passed in registers, as for
+    /// [`modify_file`](Self::modify_file).
     #[inline(never)]
     fn delete_file(&self, (identity, number): (Identity, i32)) -> Result<(), Errno> {
         self.check_self(identity)?;
@@ -214,10 +217,10 @@ impl Epoll {
         result
     }
 
-    /// An ADD or a DEL under the set's lock; anything but ADD of what is [added
+    /// Executes an ADD or a DEL under the set's lock, but no ADD of a file that is [added
     /// alone](is_added_alone). A MOD is done in two halves, [`Set::change_interest`] and
-    /// [`Set::look_after_change`]. The caller lets go of the lock, then finishes what is `left` and ends
-    /// `deferred`, in such a way that a panic in the one does not keep it from the other.
+    /// [`Set::look_after_change`]. The caller releases the lock, then finishes what is `left` and
+    /// ends `deferred`. A panic in one of these must not prevent the other.
     #[inline]
     pub(super) fn ctl_locked(
         &self,
@@ -369,8 +372,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// The end of ADD for a shared counter. It is not hooked: the companion hears of all changes, of
-    /// this process's too, so that none is reported twice.
+    /// The end of ADD for a shared eventfd. It is not hooked: the companion reports all changes,
+    /// including those of this process, so that none is reported twice.
     fn add_shared(
         &self,
         inner: &mut Interests,
@@ -483,8 +486,8 @@ impl Set {
         Ok(events)
     }
 
-    /// After ADD or MOD: an item that is ready is queued, and waiters learn of it. If it was queued
-    /// already they have been told before.
+    /// Queues an item that is ready after ADD or MOD, and wakes waiters. If it was queued already,
+    /// an earlier wakeup has woken them.
     fn queue_if_ready(
         &self,
         inner: &mut Interests,
@@ -517,8 +520,8 @@ impl Set {
         });
     }
 
-    /// The first half of a MOD: changes the interest by `publish`. The second half, a look at the
-    /// file, comes before the lock is let go of.
+    /// The first half of a MOD: changes the interest by `publish`. The second half, a poll of the
+    /// file, comes before the lock is released.
     #[inline]
     pub(super) fn change_interest(
         &self,

@@ -79,10 +79,10 @@ impl Epoll {
     /// `epoll_ctl_batch`: applies `commands` in their order, stops at the first that fails, and returns
     /// the number that succeeded.
     ///
-    /// Each executed command has its own [`result`](CtlCommand::result); if the count is less than
-    /// the number of commands, the one at that index says why. Those before it stay applied: a
-    /// batch is not atomic, and others may see it half done. Neighbouring changes to user-level
-    /// members share one pass under the set's lock.
+    /// Each executed command has its own [`result`](CtlCommand::result). If the count is less than
+    /// the number of commands, the result of the command at that index is the reason. The commands
+    /// before it stay applied: a batch is not atomic, and other threads may see it half done.
+    /// Neighbouring changes to user-level members share one pass under the set's lock.
     ///
     /// # Errors
     /// Nothing was done: `EINVAL`: `flags` is not 0, or there are no commands.

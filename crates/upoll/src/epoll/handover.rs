@@ -1,4 +1,4 @@
-//! The rotating sets whose events a thread may have: it hands them on when it ends.
+//! The rotating sets whose events a thread may have: it forwards the events when it ends.
 
 use alloc::vec::Vec;
 use core::cell::RefCell;
@@ -81,7 +81,7 @@ crate::sync::thread_locals! {
     static SERVED_BY: RefCell<ServedBy> = const { RefCell::new(ServedBy(Vec::new())) };
 }
 
-/// Hands on what an ending thread of a model has.
+/// Forwards the events of an ending thread of a model.
 #[cfg(loom)]
 pub(crate) fn end_thread() {
     drop(SERVED_BY.with(|served_by| served_by.replace(ServedBy(Vec::new()))));
@@ -115,7 +115,7 @@ impl ServedBy {
                 .any(|known| SharedBox::ptr_eq(known, handover));
             if !is_known {
                 self.0.retain(|known| known.is_open());
-                // Without memory for it the event is not handed on when the thread ends.
+                // Without memory for it the event is not forwarded when the thread ends.
                 if self.0.try_reserve(1).is_ok() {
                     self.0.push(SharedBox::clone(handover));
                 }
@@ -132,8 +132,8 @@ impl ServedBy {
     }
 }
 
-/// Hands on the events of rotating sets at or below `set` that it was chosen for, and that the calling
-/// thread, whose poll of it has just ended, has not seen.
+/// Forwards the events of rotating sets at or below `set` that it was chosen for, and that the
+/// calling thread, whose poll of it has just ended, has not seen.
 #[inline]
 pub(crate) fn hand_on_unseen(set: &Set) {
     if set.is_above_rotating() {
@@ -149,7 +149,7 @@ pub(crate) fn hand_on_unseen(set: &Set) {
     }
 }
 
-/// Claims to be handed on once no lock is held. There is room for one at least without more memory.
+/// Claims to forward once no lock is held. There is room for one at least without more memory.
 type Unseen = SmallVec<[Forgotten; 1]>;
 
 /// Takes the claims of the items below. Returns whether it has all of them: not if there was no room for more.

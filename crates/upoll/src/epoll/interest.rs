@@ -227,8 +227,8 @@ fn hash(identity: Identity, number: i32) -> u64 {
 }
 
 fn hash_of(slots: &Slab, slot: u32) -> u64 {
-    // SAFETY: only slots in the table are asked about. They are registered, and whoever has the slab has
-    // the set's lock.
+    // SAFETY: only slots in the table are asked about. They are registered, and a caller that has
+    // the slab holds the set's lock.
     unsafe {
         let item = &*slots.get(slot);
         hash(Identity::of(item.file()), item.number())
@@ -309,8 +309,8 @@ impl Interests {
         Ok(item)
     }
 
-    /// Forgets an item that is linked nowhere any more. The caller drops the file's memory, which
-    /// may run the object's destructor, after it has let go of the set's lock.
+    /// Removes an item that is linked nowhere any more. The caller drops the file's memory, which
+    /// may run the object's destructor, after it has released the set's lock.
     pub(crate) fn remove(&mut self, item: *const Item) -> Held {
         // SAFETY: the item is registered here and `&mut self` is the set's lock.
         let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };

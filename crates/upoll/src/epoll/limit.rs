@@ -171,8 +171,8 @@ fn max_user_watches() -> Option<usize> {
     let path = c"/proc/sys/fs/epoll/max_user_watches".as_ptr();
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let mut text = [0_u8; 32];
-    // SAFETY: the path is a C string, the buffer as long as the call is told, and the descriptor that
-    // is closed the one just opened.
+    // SAFETY: the path is a C string, the buffer has the length that is passed, and the descriptor
+    // that is closed is the one just opened.
     let len = unsafe {
         let fd = syscall!(Sysno::openat, libc::AT_FDCWD, path, flags).ok()?;
         let len = syscall!(Sysno::read, fd, text.as_mut_ptr(), text.len());

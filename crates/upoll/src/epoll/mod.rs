@@ -98,9 +98,9 @@ pub(crate) struct Set {
     /// The set is one that a thread waits through in a rotating set, known to nobody else: it counts as no
     /// level of nesting and no path.
     pub(crate) is_hidden: AtomicBool,
-    /// The source of this rotating set hung up when it was last heard of: no worker can use that up.
+    /// The source of this rotating set was hung up at its last event: no worker can use that up.
     hung_up: AtomicBool,
-    /// The source has told of a change without saying which: it may have hung up.
+    /// The source has reported a change without its events: it may have hung up.
     may_have_hung_up: AtomicBool,
     /// The way here for threads that may have an event of this set's, if it rotates.
     #[cfg(any(feature = "std", loom))]
@@ -147,8 +147,8 @@ impl Set {
         self.is_above_rotating.load(Ordering::Relaxed)
     }
 
-    /// Notes whether `events`, which the source of this rotating set has told, are its end. Empty
-    /// events mean any.
+    /// Records whether `events`, which the source of this rotating set has reported, are its end.
+    /// Empty events mean any.
     pub(crate) fn note_hang_up(&self, events: Events) {
         if events.is_empty() {
             self.may_have_hung_up.store(true, Ordering::Relaxed);
@@ -466,7 +466,7 @@ impl Epoll {
         Ok(ready)
     }
 
-    /// [`harvest`](Self::harvest) for a thread that hands the event on by other means if it ends.
+    /// [`harvest`](Self::harvest) for a thread that forwards the event by other means if it ends.
     pub(crate) fn harvest_unremembered(&self, events: &mut [Event]) -> Result<usize, Errno> {
         // Models show that wakes alone bring what is there to a waiter.
         #[cfg(not(loom))]

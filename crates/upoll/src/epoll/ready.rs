@@ -444,7 +444,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     if set.rotates {
         set.note_hang_up(wake.key);
     }
-    // Asked first: who is told waits no more.
+    // Asked first: a waiter that was woken waits no more.
     let is_awaited = wake.mode == Mode::Offer || is_rotating && set.is_awaited(wake.deferred);
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };

@@ -39,10 +39,10 @@ const ASLEEP: u32 = 1;
 
 /// How those who wait are reached.
 pub(crate) trait Voice {
-    /// Rouses everybody, in whatever process, who sleeps on `word`.
+    /// Wakes all threads, in every process, that sleep on `word`.
     fn rouse(&self, word: &AtomicU32);
 
-    /// Rings the bell of a direction.
+    /// Triggers the notifier of a direction.
     fn ring(&self, direction: Direction);
 }
 
@@ -125,8 +125,9 @@ impl Shared {
         }
     }
 
-    /// With the lock held, whose last holder died: it may have taken the marks away by which those
-    /// who wait are found, and not come to rouse anybody, nor to its change.
+    /// Restores the marks of waiters, with the lock held, whose last holder died. It may have
+    /// cleared the marks by which waiters are found, and have died before it woke them or made its
+    /// change.
     pub(crate) fn holder_died(&self) {
         if broken(Rule::MarkForTheDead) {
             return;

@@ -42,7 +42,7 @@ impl Epoll {
             boxed(side)
         });
         adopted?;
-        // Sets that watch this one already have to hear of the members.
+        // Sets that watch this one already must see events of the members.
         KernelSide::ensure(self.description())?.count_adopted(members);
         Ok(())
     }
@@ -61,8 +61,8 @@ impl Epoll {
     /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the
     /// members: from now on the kernel may serve the set instead.
     ///
-    /// Threads that wait in this set, by whatever call, go on to hear of those members. There must
-    /// be no others, and none must be added.
+    /// Threads that wait in this set, by any call, continue to see events of those members. There
+    /// must be no others, and none must be added.
     pub fn give_up_kernel_set(&self) {
         let Some(side) = self.set().companion() else {
             return;

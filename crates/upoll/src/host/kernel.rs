@@ -117,7 +117,7 @@ impl Socket {
             cookie: socket_cookie(number).ok(),
             inode: match may_be_lost() {
                 true => socket_inode(number)?,
-                // Nothing needs to be told apart.
+                // There is no other file to distinguish it from.
                 false => 0,
             },
         })

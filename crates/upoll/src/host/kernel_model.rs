@@ -253,7 +253,8 @@ struct Watcher {
 
 struct File {
     kind: Kind,
-    /// The sets that watch it, exclusive ones last: a wait queue. Locked while they are told of a change.
+    /// The sets that watch it, exclusive ones last: a wait queue. Locked during a wakeup of these
+    /// sets.
     line: Mutex<Vec<Watcher>>,
     state: Mutex<State>,
     /// Numbers and calls that have it. The last one releases it.
@@ -776,7 +777,7 @@ pub(super) fn epoll_ctl_by_number(
         (Op::Mod | Op::Del, None) => return Err(Errno::NOENT),
         (Op::Add, None) => {
             state.members.push((key, *interest));
-            // The last one is told first, or last of all.
+            // The last one is woken first, or last of all.
             let place = if is_exclusive { line.len() } else { 0 };
             let watcher = Watcher {
                 set: set.id,

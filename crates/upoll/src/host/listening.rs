@@ -28,8 +28,9 @@ struct Listened {
     counter: usize,
     /// An item that watches it.
     slot: u32,
-    /// How many changes the core has been told of. A bell that says no more than that is one that
-    /// was registered anew, which the kernel shows as an event, or one that two threads heard.
+    /// How many changes the core has seen. An event with no more changes than that comes from a
+    /// notifier that was registered anew, which the kernel reports as an event, or that two threads
+    /// have taken.
     heard: [u64; 2],
 }
 
@@ -62,7 +63,7 @@ impl KernelSide {
             return Err(Errno::NOMEM);
         };
         if self.generation != generation::current() {
-            // The hub is the parent's, who listens on.
+            // The nesting fd is the parent's, which continues to listen.
             return Ok(());
         }
         let register = |op, slot| {
@@ -136,8 +137,8 @@ impl KernelSide {
         Ok(())
     }
 
-    /// Checks all counters that the set watches for changes that no bell has told of: a process that has
-    /// closed a bell's number cannot ring it. Returns whether any is new to the core.
+    /// Checks all counters that the set watches for changes without an event: a process that has
+    /// closed a notifier's fd cannot trigger it. Returns whether any is new to the core.
     pub(super) fn hear_all(&self, set: &Set) -> bool {
         if self.generation != generation::current() {
             return false;

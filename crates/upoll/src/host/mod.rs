@@ -132,8 +132,8 @@ pub(crate) struct KernelSide {
     links: Mutex<Links>,
     /// Which kernel set all that watch this set know of; -1 if none.
     known_above: AtomicI32,
-    /// Held while the bell of `first` is silenced to see who else is ready. Nests inside all other
-    /// locks.
+    /// Held while a wakeup of `first` is taken back to see whether members are ready. Nests inside
+    /// all other locks.
     hushing: Mutex<()>,
     /// No member is registered in `first`, which has the part of the hub: the set rotates, or a thread
     /// waits through it in a rotating set.
@@ -155,7 +155,7 @@ const EDGE: Events = Events::IN.union(Events::ET);
 /// The meaning of the library's own events of a kernel set, without those of the user's members.
 #[derive(Clone, Copy, Default)]
 struct Heard {
-    /// The core has something to look at, and another thread might have been told of it instead.
+    /// The core has something to check, and another thread might have been woken for it instead.
     core: bool,
     /// It is new to the core.
     queued: bool,
@@ -273,14 +273,15 @@ impl KernelSide {
         self.hub().unwrap_or(&self.first)
     }
 
-    /// Rouses one of the threads that still sleep where they no longer should; it rouses the next.
+    /// Wakes one of the threads that still sleep where they no longer should; it wakes the next.
     fn vacate(&self) {
         if !ptr::eq(self.sleep_set(), &self.first) && self.first.is_awaited() {
             self.first.fd.wake();
         }
     }
 
-    /// Something that is pending in the core was heard of here, and is left: rouses a thread.
+    /// Wakes a thread, because an event of something that is pending in the core was taken here and
+    /// is left.
     fn rouse_another(&self, set: &Set) {
         if set.is_pending() && self.is_awaited() {
             self.sleep_set().fd.wake();
@@ -303,8 +304,8 @@ impl KernelSide {
         self.empty_members(set, out)
     }
 
-    /// As [`take_members`](Self::take_members), whether it has any or not: a bell that nobody has
-    /// heard goes with them, and would keep a hub awake.
+    /// Like [`take_members`](Self::take_members), whether it has any or not: a wakeup that no
+    /// thread has taken goes with them. It would keep a hub awake.
     fn empty_members(&self, set: &Set, out: &mut [Event]) -> (usize, Heard) {
         let mut heard = Heard::default();
         loop {
@@ -323,7 +324,7 @@ impl KernelSide {
         }
     }
 
-    /// Hands on all that the hub has to say, if there is one.
+    /// Forwards all events of the hub, if there is one.
     #[inline]
     fn empty_hub(&self, set: &Set) -> Heard {
         match self.hub() {
@@ -350,10 +351,10 @@ impl KernelSide {
         Ok(())
     }
 
-    /// Empties the hub for a set above, which was told of it and looks at this set next.
+    /// Drains the hub for a set above, which was woken by it and polls this set next.
     ///
-    /// The look may end before it comes to the hub. A bell that was not heard is not armed, so its counter
-    /// would tell of no further change.
+    /// The poll may end before it comes to the hub. A notifier whose event was not taken is not
+    /// armed, so its counter would report no further change.
     fn hear_from_above(&self, set: &Set) {
         // Else there are only wakes of threads that sleep here.
         if broken(Rule::HearFromAbove) || !self.has_sets_below() {
@@ -368,7 +369,7 @@ impl KernelSide {
         }
     }
 
-    /// Whether there is anything to hear of in the hub but wakes of threads that sleep there.
+    /// Whether the hub may have events other than wakeups of threads that sleep there.
     fn has_sets_below(&self) -> bool {
         !self.links.lock().is_empty() || !self.listening.lock().is_empty()
     }
@@ -485,7 +486,7 @@ impl KernelSide {
         if self.hub().is_some() || set.is_pending() || !has_members {
             return self.harvest_all(set, out, &mut core);
         }
-        // Only members can be ready, unless their set says otherwise.
+        // Only members can be ready, unless the data of an event shows something else.
         let found = harvest_of(&self.first.fd, out);
         let is_ours = |event: &Event| self.specials.has(event.data());
         if !out[..found].iter().any(is_ours) {
@@ -529,7 +530,7 @@ impl KernelSide {
         // First of all, so that the core knows what is ready below.
         let below = self.empty_hub(set);
         if below.queued {
-            // The kernel has told those above, but it forgets that if they look later.
+            // The kernel has woken the sets above, but it drops that event if they poll later.
             set.wake_watchers();
         }
         // Two threads that read the same take the same turn; the next one does not.
@@ -568,7 +569,7 @@ impl KernelSide {
         }
         match op {
             Op::Add => {
-                // Of what the interest is, for whoever finds the number to mean another file.
+                // The file of the interest, for a reader that finds another file under the fd.
                 let inode = match own_fds::may_be_lost() {
                     true => kernel::inode(number).unwrap_or(0),
                     false => 0,
@@ -611,7 +612,7 @@ impl KernelSide {
         self.is_half_restored.load(Ordering::Relaxed)
     }
 
-    /// Makes anew what the sets below have lost, which this one cannot notice by itself.
+    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself.
     #[cold]
     fn restore_below(&self, set: &Set) -> Result<(), Errno> {
         let below = self.sets_below(&set.inner.lock());
@@ -717,7 +718,7 @@ impl KernelSide {
         if !members.fd.take_back_wake() {
             return true;
         }
-        // It may have been the bell alone.
+        // The wakeup alone may have made it readable.
         let ready = kernel::is_readable(&members.fd);
         // The wake that was taken back may have been meant for a sleeping thread.
         self.vacate();
@@ -908,7 +909,7 @@ pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedF
     Some(fd.as_fd())
 }
 
-/// Makes anew what a set has lost. If that fails the next call on the set tries again.
+/// Makes the lost kernel sets of a set anew. If that fails the next call on the set tries again.
 pub(crate) fn restore_lost(target: Target<'_>) {
     if let Target::File(file) = target
         && let Some(set) = set_of(file.description())

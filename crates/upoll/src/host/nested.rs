@@ -1,10 +1,10 @@
 //! Sets with a kernel backend that are watched by other sets.
 //!
-//! The outer set gets a nesting fd (the *hub*): a kernel set whose members are the kernel set of
-//! each inner set, edge-triggered, and the kernel set of the outer set's own members. From then on
+//! The outer set gets a nesting fd (the *hub*). It is a kernel set whose members are the kernel set
+//! of each inner set, edge-triggered, and the kernel set of the outer set's own members. From then on
 //! threads sleep in the nesting fd, which wakes them when something becomes ready below. The core
-//! queues the inner set in the outer one and polls it like any member. Nothing in a nesting fd is
-//! the user's, so any thread may drain it at any time and forward its events.
+//! queues the inner set in the outer one and polls it like any member. Nothing in a nesting fd is the
+//! user's, so any thread may drain it at any time and forward its events.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
@@ -32,7 +32,7 @@ struct Link {
     inner: usize,
     /// An item that watches it.
     slot: u32,
-    /// Its kernel set; none while a thread's hidden set has nothing to hear from there.
+    /// Its kernel set; none while a thread's hidden set needs no events from there.
     fd: Option<RawFd>,
     /// The fd of its source, if that is watched from here, too. Several links may share one
     /// registration, under the same fd.

@@ -320,8 +320,9 @@ fn is_recorded(number: RawFd) -> bool {
     is_protected() && settled_entry(number).is_some()
 }
 
-/// Returns the entry whose number this is. A number whose entry has another one is just being closed or
-/// replaced, and cannot be told from a number of the program's until that is done.
+/// Returns the entry whose number this is. A number whose entry has another one is just being
+/// closed or replaced. Until that is done it cannot be distinguished from a number of the
+/// program's.
 fn settled_entry(number: RawFd) -> Option<&'static Entry> {
     let mut entry = entry_at(number)?;
     let mut turns = 0;
@@ -607,7 +608,7 @@ impl AsRawFd for OwnFd {
 
 impl AsFd for OwnFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the number was the library's own; whoever uses it checks that it still is.
+        // SAFETY: the number was the library's own; each user checks that it still is.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }
@@ -1141,7 +1142,7 @@ impl Seal {
             let set = entry.number();
             let _ = kernel::epoll_ctl_by_number(set, Op::Del, old, &Event::default());
             let events = match entry.is_rung.load(Ordering::SeqCst) {
-                // The wake may not have been heard.
+                // The wakeup may not have been taken.
                 true => Events::OUT | Events::ET,
                 false => Events::empty(),
             };

@@ -29,7 +29,7 @@ impl OwnSet {
         self.0.ring(Self::DATA)
     }
 
-    /// Takes back a wake that nobody has heard.
+    /// Takes back a wakeup that no thread has taken.
     pub fn quiet(&self) -> bool {
         self.0.quiet(Self::DATA)
     }

@@ -16,7 +16,8 @@ impl OwnFd {
         is_done
     }
 
-    /// Takes back a wake that nobody has heard. Returns false, and does nothing, if the set was lost.
+    /// Takes back a wakeup that no thread has taken. Returns false, and does nothing, if the set
+    /// was lost.
     pub(crate) fn quiet(&self, data: u64) -> bool {
         self.rung().store(false, Ordering::SeqCst);
         self.change_seal(&Event::new(Events::empty(), data))

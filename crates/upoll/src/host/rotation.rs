@@ -148,7 +148,7 @@ impl Rotation {
         self.source.lock().map(|source| source.number)
     }
 
-    /// Whether the source still is what its number says. `source` is locked.
+    /// Whether the fd still stands for the source. `source` is locked.
     fn is_current(&self, source: SourceFd) -> bool {
         let number = source.number;
         match kernel::epoll_ctl(&self.members, Op::Add, number, &Event::default()) {

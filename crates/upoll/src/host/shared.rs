@@ -159,9 +159,9 @@ impl EventFd {
         Self::with_shared_count(boxed(counter)?, flags)
     }
 
-    /// Moves count and maximum to a counter that [is shared](Self::shared) with children, for whoever
-    /// goes on with that one instead: this one is [retired](Self::retire), whatever its maximum. None,
-    /// and nothing is done, if it was before, or is shared itself.
+    /// Moves count and maximum to a new counter that [is shared](Self::shared) with children and
+    /// continues this one. This counter is [retired](Self::retire), whatever its maximum. Returns
+    /// None, and does nothing, if it was retired before, or is shared itself.
     ///
     /// # Errors
     /// As [`shared`](Self::shared); nothing is done then.
@@ -207,8 +207,8 @@ impl EventFd {
 
 impl SharedCounter {
     fn new(initial: u64) -> Result<Self, Errno> {
-        // The bells are members of a kernel set that asks for nothing: so they can be told from what the
-        // program may have opened under their numbers.
+        // The notifiers are members of a kernel set that asks for nothing. This distinguishes them
+        // from files that the program may have opened under their fds.
         let set = SharedBox::new(kernel::epoll_create()?)?;
         let inward = Descriptor::member_of(&set, kernel::eventfd()?)?;
         let outward = Descriptor::member_of(&set, kernel::eventfd()?)?;
@@ -367,7 +367,7 @@ impl Voice for SharedCounter {
     }
 }
 
-/// The bells that a thread listens to which sleeps in `poll` or `select`: a kernel set of its own.
+/// The notifiers that a thread in `poll` or `select` listens to: a kernel set of its own.
 pub(crate) struct Ears {
     set: Descriptor,
 }
@@ -403,7 +403,7 @@ impl Ears {
         Ok(())
     }
 
-    /// Forgets what has rung so far. Arm, and then look at the counters, afterwards.
+    /// Drains the events so far. Arm, then check the counters, afterwards.
     pub(crate) fn quiet(&self) {
         let mut events = [Event::default(); 16];
         while kernel::epoll_harvest(&self.set, &mut events).is_ok_and(|found| found == events.len())
@@ -425,7 +425,7 @@ impl Ears {
         self.set.is_in_place()
     }
 
-    /// Readable when a bell has rung.
+    /// Returns the fd that is readable when a notifier was triggered.
     pub(crate) fn fd(&self) -> RawFd {
         self.set.as_raw_fd()
     }

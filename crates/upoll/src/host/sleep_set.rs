@@ -81,7 +81,7 @@ impl WakeableSet {
         self.fd.ring(self.data);
     }
 
-    /// Takes back a wake that nobody has heard. Returns whether there may have been one.
+    /// Takes back a wakeup that no thread has taken. Returns whether there may have been one.
     pub(super) fn take_back_wake(&self) -> bool {
         self.fd.is_rung() && self.fd.quiet(self.data)
     }

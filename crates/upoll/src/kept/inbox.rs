@@ -1,4 +1,4 @@
-//! Marks: which kept entries woke since somebody looked, and who is to be told at once.
+//! Marks: the kept entries that woke since the last poll, and the sleeper to wake at once.
 
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -9,8 +9,8 @@ use crate::wait::Deferred;
 
 /// Where wakes leave their marks.
 pub(crate) struct Inbox {
-    /// There are marks. A call that finds none takes no lock: one that comes after a wake, in any
-    /// order that can be told, finds its mark. Written under the lock.
+    /// There are marks. A call that finds none takes no lock. A call that comes after a wakeup, in
+    /// any order that can be observed, finds its mark. Written under the lock.
     pub(super) is_marked: AtomicBool,
     pub(super) arrivals: Mutex<Arrivals>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Arrivals {
     sleeper: Option<Sleeper>,
 }
 
-/// Whom a mark is told to at once.
+/// The sleeper that a mark wakes at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleeper {
     /// Called with `whom` under the inbox's lock.
@@ -31,7 +31,7 @@ pub(crate) struct Sleeper {
     pub(crate) whom: NonNull<()>,
 }
 
-// SAFETY: what `whom` leads to may be told by any thread (`Inbox::attach`'s contract).
+// SAFETY: any thread may wake the sleeper that `whom` leads to (`Inbox::attach`'s contract).
 unsafe impl Send for Sleeper {}
 
 impl Inbox {
@@ -46,22 +46,22 @@ impl Inbox {
         }
     }
 
-    /// From now on a mark is told to `sleeper`. Look afterwards.
+    /// From now on a mark wakes `sleeper`. Poll afterwards.
     ///
     /// # Safety
-    /// `sleeper` may be roused by any thread until it is detached.
+    /// Any thread may wake `sleeper` until it is detached.
     #[cfg(any(feature = "std", loom))]
     pub(crate) unsafe fn attach(&self, sleeper: Sleeper) {
         self.arrivals.lock().sleeper = Some(sleeper);
     }
 
-    /// Nobody is told any more.
+    /// From now on a mark wakes no sleeper.
     #[cfg(any(feature = "std", loom))]
     pub(crate) fn detach(&self) {
         self.arrivals.lock().sleeper = None;
     }
 
-    /// Whether a thread is told of marks at once.
+    /// Whether marks wake a thread at once.
     pub(super) fn is_awaited(&self) -> bool {
         self.arrivals.lock().sleeper.is_some()
     }

@@ -145,7 +145,7 @@ struct Slot {
     hooks: SmallVec<[Box<Hook>; 1]>,
 }
 
-/// A place in a wait queue. The entry's owner word holds the events that rouse a sleeper.
+/// A place in a wait queue. The entry's owner word holds the events that wake a sleeper.
 #[repr(C)]
 struct Hook {
     /// First, so that a wake finds the rest.
@@ -171,8 +171,8 @@ unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
         (hook, hook.inbox.as_ref())
     };
     let wanted = Events::from_bits_retain(hook.entry.owner_word.load(Ordering::SeqCst));
-    // A look may find what no key has announced: a set wakes for `IN` and shows `RDNORM`, too. So
-    // the mark is left in any case, but as in Linux nobody is roused for it.
+    // A poll may find events that no key has announced: a set wakes for `IN` and shows `RDNORM`,
+    // too. So the mark is left in any case, but as in Linux it wakes no thread.
     let concerns = wake.key.is_empty() || wake.key.intersects(wanted);
     if wake.mode != Mode::Tell && !(concerns && inbox.is_awaited()) {
         // Between two calls nobody waits.

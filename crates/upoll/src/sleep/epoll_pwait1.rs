@@ -79,7 +79,7 @@ impl WaitParams<'_> {
 
 impl Epoll {
     /// `epoll_pwait1`: [`wait`](Self::wait) or, with a signal mask, [`pwait`](Self::pwait), by the
-    /// clock that `params` says.
+    /// clock in `params`.
     ///
     /// # Errors
     /// `EINVAL`: `flags` is not 0; `events` is empty; `params` has a size, a clock or a time that

@@ -27,9 +27,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty. `EINTR`: a signal handler ran and nothing was ready; the call
-    /// is never restarted, whatever `SA_RESTART` says. `EMFILE`, `ENFILE`, `ENOMEM`: a thread that
-    /// waits for the first time in a rotating set whose source is a kernel descriptor needs
-    /// descriptors of its own, and there are none.
+    /// is never restarted, with or without `SA_RESTART`. `EMFILE`, `ENFILE`, `ENOMEM`: a thread
+    /// that waits for the first time in a rotating set whose source is a kernel fd needs own fds,
+    /// and there are none.
     ///
     /// # Example
     /// ```
@@ -152,11 +152,12 @@ pub fn end_thread() {
     drop(WORKERS.with(|workers| workers.replace(Vec::new())));
 }
 
-/// Notes that this thread has an event of a rotating set at or below `set`, to hand it on if it ends.
+/// Records that this thread has an event of a rotating set at or below `set`, to forward it if it
+/// ends.
 #[inline]
 fn remember(set: &Set) {
-    // A thread that waits in a rotating set with a kernel side does so through a set of its own, which ends
-    // with the thread and hands the event on then.
+    // A thread that waits in a rotating set with a kernel backend does so through a set of its own.
+    // That set ends with the thread and forwards the event then.
     if !(set.rotates() && set.companion().is_some()) {
         handover::remember(set);
     }
@@ -228,8 +229,8 @@ fn wait_in_core(
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
         // borrowed for longer.
         unsafe { sleeper.entry.hook(&set.sleepers, Place::ExclusiveHead) };
-        // Registered, now look: whoever queued something before that did not see the sleeper, nor
-        // did whoever gave the set a companion.
+        // Registered, now check: a thread that queued something, or added a companion, before that
+        // did not see the sleeper.
         let has_companion = set.companion().is_some();
         let sleep = next_sleep(deadline, turns, &mut yields_until);
         let outcome = if set.is_pending() || has_companion {
@@ -269,7 +270,7 @@ fn wait_in_turn(
 ) -> Option<Result<usize, Errno>> {
     let mut chosen_for_nothing = false;
     loop {
-        // Take idle items off the list first: they must not look like something to hand on.
+        // Take idle items off the list first: they must not look like an event to forward.
         set.has_ready();
         let sleeper = Sleeper::new();
         let mut deferred = Deferred::new();

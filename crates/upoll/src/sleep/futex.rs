@@ -43,7 +43,7 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
         Deadline::NeverRestart => ptr::null(),
         Deadline::Never => {
             // With a time limit, however far, the kernel does not restart the call after a signal
-            // handler, whatever SA_RESTART says: as epoll_wait.
+            // handler, even with `SA_RESTART`: the same as in `epoll_wait`.
             limit = libc::timespec {
                 tv_sec: libc::time_t::MAX,
                 tv_nsec: 0,
@@ -74,7 +74,7 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
     match result {
         Err(Errno::ETIMEDOUT) => Outcome::TimedOut,
         Err(Errno::EINTR) => Outcome::Interrupted,
-        // Roused, or EAGAIN: the word has changed already.
+        // Woken, or EAGAIN: the word has changed already.
         _ => Outcome::Woken,
     }
 }

@@ -1,9 +1,9 @@
 //! How a thread waits: the layer above the core, with clocks and futexes.
 //!
 //! A thread that waits for user-level objects sleeps on a word of its own. Its entry in the wait
-//! queue leads there; a wake sets the word, unlinks the entry, and rouses the thread once it has
-//! let go of its locks. A thread that waits for descriptors of the kernel too sleeps in the kernel's
-//! `ppoll` or `pselect`, and the wake rings its doorbell.
+//! queue leads there. A wakeup sets the word, unlinks the entry, and wakes the thread once it has
+//! released its locks. A thread that also waits for kernel fds sleeps in the kernel's `ppoll` or
+//! `pselect`, and the wakeup makes the thread's wake fd readable.
 
 mod blocking;
 mod doorbell;
@@ -77,7 +77,7 @@ impl Sleeper {
         }
     }
 
-    /// Sleeps until roused, until `deadline`, or until a signal handler has run.
+    /// Sleeps until woken, until `deadline`, or until a signal handler has run.
     fn sleep(&self, deadline: Deadline) -> Outcome {
         while self.word.load(Ordering::Acquire) == ASLEEP {
             match futex::wait(&self.word, ASLEEP, deadline, Scope::Private) {
@@ -94,7 +94,8 @@ impl Drop for Sleeper {
         // Callers unhook by themselves; this is for a panic on the way. Sleepers have claims in
         // rotating sets only.
         if let Some(queue) = self.entry.unhook() {
-            // SAFETY: whoever hooked the entry borrows the queue for longer than the sleeper.
+            // SAFETY: the caller that hooked the entry borrows the queue for longer than the
+            // sleeper.
             unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
         }
     }
@@ -112,8 +113,8 @@ unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     // queue's lock that is held here.
     let word = unsafe { &entry.cast::<Sleeper>().as_ref().word };
     word.store(ROUSED, Ordering::Release);
-    // The word may be gone by the time this runs. The kernel only looks the address up: at worst
-    // it rouses another futex for nothing, which every futex user must bear.
+    // The word may be gone by the time this runs. The kernel only looks the address up: at worst it
+    // wakes another futex for nothing, which every futex user must bear.
     wake.deferred.push(futex::wake_one, futex::address(word));
     Reply::TookAndLeft
 }

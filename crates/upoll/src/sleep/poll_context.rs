@@ -282,7 +282,7 @@ struct ContextCall<'c, F> {
 }
 
 impl<F: Front> ContextCall<'_, F> {
-    /// Makes the list for the kernel's `poll`; says where in it the set is.
+    /// Makes the list for the kernel's `poll`. Returns the set's index in it.
     fn make_list(&mut self, own: Option<Own>) -> Result<Option<usize>, Errno> {
         let Registered {
             kept,

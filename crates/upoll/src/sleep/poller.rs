@@ -224,7 +224,7 @@ impl<'p> WaitTable<'p> {
         }
     }
 
-    /// From now on the call's thread is roused by the marks in `inbox`, too. Look afterwards.
+    /// From now on marks in `inbox` wake the call's thread, too. Poll afterwards.
     ///
     /// # Safety
     /// `inbox` outlives this table.
@@ -447,7 +447,7 @@ fn wait_for_kernel(
     }
 }
 
-/// Forgets which bells have rung, and has the next change of each shared counter ring. Look at them
+/// Drains the listening fd, and arms the notifiers of each shared eventfd. Poll the eventfds
 /// afterwards.
 fn listen_on(call: &impl Call, ears: &Ears) -> Result<(), Errno> {
     ears.quiet();
@@ -479,7 +479,7 @@ fn wait_for_any(
         call.try_for_each_target(&mut |target, wanted| new.listen_to(target, wanted))?;
         listen_on(call, ears.insert(new))?;
     }
-    // Register, then look: whoever published something before that did not see the entries.
+    // Register, then poll: a thread that published something before that did not see the entries.
     let mut seen = call.look(&mut table);
     table.registers = false;
     loop {

@@ -151,7 +151,7 @@ pub(super) fn select_anew<'a>(
 
 /// The three bitmaps that the kernel is given and writes its answer to, by its own numbers.
 struct Asked<'m> {
-    /// In the caller's frame, as they are long and this is handed on.
+    /// In the caller's frame, as they are long and this struct is moved.
     maps: &'m mut Bitmaps,
     /// Words of each of them.
     words: usize,

@@ -188,7 +188,7 @@ mod model {
 /// later, and later reads are not done before it, whatever the reads' own ordering.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
-    // On x86-64 a locked instruction is a full fence by itself; only the compiler must be told.
+    // On x86-64 a locked instruction is a full fence by itself; only the compiler needs one.
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     #[cfg(any(not(target_arch = "x86_64"), loom))]
@@ -204,11 +204,11 @@ pub enum Rule {
     LookAfterRegistering,
     /// A scan that finds an item idle looks once more after taking it off the ready list.
     RepollAfterUnqueue,
-    /// A waiter that leaves hands on a wake that it took and did not use.
+    /// A waiter that leaves forwards a wakeup that it took and did not use.
     PassOnWhenLeaving,
     /// The close of a file holds on to a set while it takes the file's item out of it.
     RecheckUnderSetLock,
-    /// A worker that comes back to a source still ready hands the turn on.
+    /// A worker that comes back to a source still ready forwards the turn.
     HandOnTurn,
     /// A thread that sleeps for a lock makes the other threads pass a barrier first.
     #[cfg(any(feature = "std", loom))]
@@ -250,7 +250,7 @@ pub enum Rule {
     /// A listener of a shared eventfd arms the notifier, then reads the number of changes.
     #[cfg(any(feature = "std", loom))]
     ArmThenCount,
-    /// A look from above arms the bells that a set below has heard.
+    /// A poll from above arms the notifiers whose events a set below has taken.
     #[cfg(any(feature = "std", loom))]
     HearFromAbove,
     /// A process that notices that it is a new one is counted, then marks that it has noticed.

@@ -9,8 +9,8 @@ use crate::memory::SharedBox;
 
 pub(crate) type Action = (fn(usize), usize);
 
-/// Actions put off until the locks of the wake are released: the system calls that rouse threads, and
-/// wakers and callbacks.
+/// Actions delayed until the locks of the wakeup are released: the system calls that wake threads,
+/// and wakers and callbacks.
 ///
 /// Room for a few system calls is on the stack. When it is full the oldest are done at once, under
 /// the locks: slower, never wrong.
@@ -19,8 +19,7 @@ pub(crate) struct Deferred {
     len: usize,
     /// The queue that the wake is walking, and those that it came through.
     pub(super) level: *const Level,
-    /// Workers that were chosen do not get to run: this thread lets them, once it has roused the
-    /// last.
+    /// Chosen workers do not get to run: this thread yields to them, once it has woken the last.
     #[cfg(all(feature = "std", not(loom)))]
     yields: bool,
     /// Ends after the actions are done.
@@ -35,8 +34,8 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// How many queues a wake goes through. Sets nest less deep; objects that hand on the queues of
-    /// sets may nest as deep as they like.
+    /// How many queues a wakeup goes through. Sets nest less deep; objects that forward the queues
+    /// of sets may nest as deep as they like.
     const DEEPEST: u32 = 64;
 
     /// None if the wake has come through `queue` before, or from too far below.

@@ -43,7 +43,7 @@ pub(crate) struct WaitEntry {
     _pinned: PhantomPinned,
 }
 
-/// A wake unlinks a sleeper that it roused.
+/// A wakeup unlinks a sleeper that it has woken.
 pub(super) const LINKED: u32 = 1;
 pub(super) const EXCLUSIVE: u32 = 2;
 /// The entry took a wake and has not settled it.

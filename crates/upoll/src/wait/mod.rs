@@ -69,9 +69,9 @@ pub struct WaitQueue {
 /// How an entry stands in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// At the head, told of every wake.
+    /// At the head, called by every wakeup.
     Shared,
-    /// At the tail, told until one took it: first come, first served.
+    /// At the tail, called until one took the wakeup: first come, first served.
     ExclusiveTail,
     /// Like `ExclusiveTail` but at the head: last come, first served, as threads in `epoll_wait`.
     #[cfg_attr(
@@ -113,9 +113,9 @@ pub(crate) struct Wake<'a> {
 }
 
 impl Wake<'_> {
-    /// Runs `walk` as the part of this wake that goes through `queue`. Returns None, and does not run
-    /// it, if the wake is in that queue already: objects that hand on the queues of sets can close a
-    /// circle that ADD does not see.
+    /// Runs `walk` as the part of this wakeup that goes through `queue`. Returns None, and does not
+    /// run it, if the wakeup is in that queue already: objects that forward the queues of sets can
+    /// form a cycle that ADD does not see.
     fn through<R>(
         &mut self,
         queue: &WaitQueue,
@@ -174,8 +174,8 @@ impl WaitQueue {
 
     /// Notifies the waiters of the events in `key` (`wake_up_poll`), and returns how many took them.
     ///
-    /// Call it after the new state is visible. Every non-exclusive waiter is told, then exclusive
-    /// ones until one took it. An empty `key` means "look for yourself".
+    /// Call it after the new state is visible. It calls every non-exclusive waiter, then exclusive
+    /// ones until one took it. An empty `key` means "poll yourself".
     pub fn wake(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         self.wake_published(key)
@@ -203,7 +203,7 @@ impl WaitQueue {
         })
     }
 
-    /// Like [`wake`](Self::wake), but every exclusive waiter is told too (`wake_up_all`): for news
+    /// Like [`wake`](Self::wake), but calls every exclusive waiter too (`wake_up_all`): for events
     /// that one of them cannot use up, such as a close.
     pub fn wake_all(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
@@ -353,8 +353,8 @@ impl WaitQueue {
         // SAFETY: the entry is linked into this queue, whose lock is held.
         let reply = unsafe { on_wake(entry, wake) };
         if reply == Reply::TookAndLeft {
-            // SAFETY: it was linked and the list is locked. Its owner cannot free it before it
-            // has taken this lock: a sleeper that was roused still unhooks under the lock.
+            // SAFETY: it was linked and the list is locked. Its owner cannot free it before it has
+            // taken this lock: a sleeper that was woken still unhooks under the lock.
             unsafe { list.unlink(entry.as_ref()) };
         }
         reply

@@ -124,8 +124,8 @@ impl WaitQueue {
         self.wake_in_turn(&mut wake, false)
     }
 
-    /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets:
-    /// whoever waits there uses up notes, and all wakes there have the same key.
+    /// Rotating counterpart of [`wake_within`](Self::wake_within), for the queues of rotating sets.
+    /// The waiters there use up recheck flags, and all wakeups there have the same key.
     pub(crate) fn wake_rotate_within(&self, wake: &mut Wake<'_>) -> usize {
         self.wake_in_turn(wake, true)
     }
@@ -449,8 +449,8 @@ impl WaitEntry {
         }
     }
 
-    /// The owner has looked at the object: its claim is used up. If the queue owes a wake that
-    /// found nobody, the next waiter is offered one now; if none waits, whoever comes next will look.
+    /// The owner has polled the object: its claim is used up. If a wakeup is pending in the queue,
+    /// the next waiter is offered it now; if none waits, the next to come polls.
     ///
     /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
     /// or what that wake left owing would be forgotten.

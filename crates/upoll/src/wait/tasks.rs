@@ -142,7 +142,7 @@ impl TaskSlot {
             0 => UNKNOWN,
             bits => bits,
         };
-        // Before the mark: whoever takes the mark away finds it.
+        // Before the mark: the thread that takes the mark away finds it.
         self.key.fetch_or(key, Ordering::SeqCst);
         self.state.fetch_or(OWNED | WANTED, Ordering::SeqCst) & OWNED == 0
     }
