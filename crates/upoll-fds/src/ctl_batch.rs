@@ -1,4 +1,4 @@
-//! `epoll_ctl_batch` (seed 4): many changes in one call, by number.
+//! `epoll_ctl_batch` (the patch of that name): many changes in one call, by fd.
 
 use std::os::fd::RawFd;
 
@@ -24,7 +24,7 @@ pub struct EpollCtlCmd {
     pub events: u32,
     /// As in `struct epoll_event`.
     pub data: u64,
-    /// What came of it: 0, or a negative error number.
+    /// The result: 0, or a negative errno.
     pub result: i32,
 }
 
@@ -42,31 +42,33 @@ const PASS: usize = 16;
 
 type Commands = SmallVec<[EpollCtlCmd; PASS]>;
 
-/// `epoll_ctl_batch` of seed 4: executes `commands` in their order, until one fails, and says how
-/// many succeeded.
+/// `epoll_ctl_batch` of the patch of that name: executes `commands` in order until one fails. Returns
+/// how many succeeded.
 ///
-/// Each executed command's `result` says what came of it; those after the first that failed are left
-/// alone. Commands before it stay executed: a batch is not atomic.
+/// The `result` of each executed command is set. Commands after the first that failed are not executed
+/// and not changed. Commands before it stay executed: a batch is not atomic.
 ///
-/// Changes to user-level members that follow one another are made in passes of 16, each under one
-/// hold of the set's lock. A member that is the kernel's, a set as a member, the ADD of an eventfd that
-/// other processes share, and every member of a set without user-level ones, takes an `epoll_ctl` of its
-/// own: the kernel has no call for several.
+/// Consecutive changes of user-level members are made in passes of 16, each under one hold of the set's
+/// lock. Every other change takes an `epoll_ctl` of its own, because the kernel has no call for
+/// several. These are:
+/// - changes of kernel members, and of any member of a set without user-level ones,
+/// - changes of a set as a member,
+/// - the ADD of an eventfd that other processes share.
 ///
 /// # Errors
-/// Nothing was done:
-/// - `EINVAL`: `flags` is not 0; `count` is not positive, or more than `INT_MAX` bytes hold;
-///   `commands` is null.
+/// The call fails, and nothing is done:
+/// - `EINVAL`: `flags` is not 0; `count` is not positive, or more than `INT_MAX` bytes hold; `commands`
+///   is null.
 /// - `EFAULT`: `commands` cannot be read.
 ///
-/// `EFAULT`: a result cannot be written. As in the seed's patch, the commands were executed all the
-/// same.
+/// The call also fails with `EFAULT` if a result cannot be written. As in the patch, the commands have
+/// been executed then.
 ///
-/// A number that is no set is found out by the first command: the call gives 0, and its `result` is
+/// An fd that is no set makes the first command fail: the call returns 0, and the command's `result` is
 /// `-EBADF` or `-EINVAL`.
 ///
 /// # Safety
-/// What `commands` leads to is the caller's, and nobody else uses it.
+/// The memory that `commands` points to belongs to the caller, and nobody else uses it.
 pub unsafe fn epoll_ctl_batch(
     epfd: RawFd,
     flags: i32,
@@ -124,8 +126,8 @@ fn alone(epfd: RawFd, command: &EpollCtlCmd) -> Result<(), Errno> {
     }
 }
 
-/// Executes the first of `commands` up to one that fails or is not for a pass; says how many have a
-/// result.
+/// Executes the first of `commands`, up to one that fails or cannot be part of a pass. Returns how
+/// many have a result.
 fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
     table::with(epfd, |set| {
         let Object::Epoll(set) = set else { return 0 };

@@ -1,8 +1,9 @@
-//! Handing an object over to the kernel: its state is poured into the kernel object behind it, and
-//! from then on the kernel serves its numbers.
+//! Demotes an object to the kernel: its state is transferred to the kernel object behind it, and from
+//! then on the kernel serves its fds.
 //!
-//! That is for when it can be seen from outside of this process: by the child of a fork, by a program
-//! that inherits the number, by whoever is sent it. A program cannot tell, except by speed.
+//! An object is demoted when it can be seen from outside of this process: by the child of a fork, by
+//! a program that inherits the fd, or by a process that receives it. A program notices only a
+//! difference in speed.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -20,21 +21,21 @@ use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
 use crate::table::{self, Group, Held};
 
-/// What cannot be handed over (yet).
+/// The error for an object that cannot be demoted (yet).
 const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
 
-/// Hands the object that `fd` stands for over to the kernel, with all its numbers, and in all sets
-/// that watch it. A number of the kernel's is left as it is.
+/// Demotes the object that `fd` stands for, under all its fds, and in all sets that watch it. A kernel fd is
+/// left as it is.
 ///
-/// Calls that block on it go on with the kernel object; sets report it once more if it is ready.
+/// Calls that block on the object continue with the kernel object. Sets report it once more if it is ready.
 ///
 /// # Errors
-/// - `EBADF`: the number is not open.
-/// - `EOPNOTSUPP`: an eventfd with a maximum, an object of the embedder's own, or a set that watches
-///   one of these.
-/// - `EBUSY`: a signal handler asks for it in the midst of a call on it.
-/// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`: the kernel does not give what it takes, such as watches
-///   for the sets that watch the object; the object is as it was.
+/// - `EBADF`: the fd is not open.
+/// - `EOPNOTSUPP`: an eventfd with a maximum, an object of the embedder's own, or a set that watches one of
+///   these.
+/// - `EBUSY`: a signal handler demotes the object in the midst of a call on it.
+/// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`: the kernel refuses a resource, such as a watch for a
+///   set that watches the object. The object is as it was.
 pub fn demote(fd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
     let Some(object) = table::get(fd) else {
@@ -46,24 +47,24 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     {
         demote_members(set)?;
     }
-    // Before its fds are held: in the child of a fork that another thread makes meanwhile they would be
-    // held for ever, by nobody, instead of standing for an object of the child's own.
+    // Before its fds are held. Otherwise another thread's fork could copy the held fds to a child,
+    // where they would stay held for ever instead of standing for an object of the child's own.
     if !can_go(&object) {
         return Err(NOT_SUPPORTED);
     }
     let under_way = UnderWay::begin();
     let tie = object.tie();
     let held = table::hold(|found| found.tie() == tie, &under_way.held_back)?;
-    // Without an fd another thread was quicker, or it was closed.
+    // Without an fd, another thread was quicker, or the object was closed.
     let mut result = Ok(());
     demote_held(held, |outcome| result = result.and(outcome))?;
     result
 }
 
-/// Returns whether the kernel has such objects. A set has to be without user-level members.
+/// Returns whether the kernel has such objects. A set must have no user-level members.
 fn can_go(object: &Object) -> bool {
     match object {
-        // The kernel's eventfd has no maximum, and a shared count is not this process's alone.
+        // A kernel eventfd has no maximum, and a shared count belongs to other processes too.
         Object::EventFd(counter) => !counter.is_shared() && counter.maximum() == u64::MAX,
         Object::PipeReader(_) | Object::PipeWriter(_) | Object::Socket(_) => true,
         Object::Epoll(set) => {
@@ -77,7 +78,7 @@ fn is_set(object: &Object) -> bool {
     matches!(object, Object::Epoll(_))
 }
 
-/// Hands over whatever can be; the rest stays user-level.
+/// Demotes every object that can be demoted; the others stay user-level.
 pub fn demote_all() {
     plain_sets::forget_all();
     if !table::has_any() {
@@ -86,7 +87,7 @@ pub fn demote_all() {
     let _section = Section::begin();
     // Sets come last: until then other threads may add members.
     demote_where(|object| !is_set(object) && can_go(object), |_| {});
-    // Those without user-level members first, and then those whose last members these were.
+    // Sets without user-level members first, then sets whose last such members these were.
     loop {
         let mut is_any = false;
         let is_meant = |object: &Object| is_set(object) && can_go(object);
@@ -97,8 +98,9 @@ pub fn demote_all() {
     }
 }
 
-/// Demotes all objects that are meant, and calls `outcome` with what became of each group, or with `ENOMEM` if
-/// there is no memory for the lists. What cannot be handed over is lost to other processes.
+/// Demotes all objects for which `is_meant` returns true. Calls `outcome` with the result for each group, or
+/// with `ENOMEM` if there is no memory for the lists. An object that cannot be demoted is lost to other
+/// processes.
 fn demote_where(is_meant: impl Fn(&Object) -> bool, mut outcome: impl FnMut(Result<(), Errno>)) {
     let under_way = UnderWay::begin();
     let held = table::hold(is_meant, &under_way.held_back);
@@ -107,7 +109,7 @@ fn demote_where(is_meant: impl Fn(&Object) -> bool, mut outcome: impl FnMut(Resu
     }
 }
 
-/// Demotes all that is held, and calls `outcome` with what became of each group.
+/// Demotes all held objects. Calls `outcome` with the result for each group.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list of interests. Nothing is demoted then.
@@ -122,7 +124,7 @@ fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) -> Re
 }
 
 fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
-    // First what may fail for want of fds or memory: an interest must not be lost.
+    // First the steps that may fail for lack of fds or memory: an interest must not be lost.
     let prepared = interests.iter().try_for_each(|interest| {
         interest.prepare()?;
         let set = interest.set.as_epoll();
@@ -143,8 +145,8 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Transfers the state of the objects to the kernel objects behind them. If that fails, they are as they
-/// were.
+/// Transfers the state of a group's objects to the kernel objects behind them. The objects are unchanged
+/// if that fails.
 fn transfer(group: &Group<'_>) -> Result<(), Errno> {
     if group.is_used() {
         return Err(Errno::BUSY);
@@ -157,13 +159,14 @@ fn transfer(group: &Group<'_>) -> Result<(), Errno> {
         Object::PipeReader(_) | Object::PipeWriter(_) | Object::Socket(_) => {
             transfer_contents(group, object)
         }
-        // The kernel set behind has all other members. Another thread may have added one just before.
+        // All other members are in the kernel set behind it. Another thread may have just added a
+        // user-level one.
         Object::Epoll(set) if can_go(object) => set.retire(fd),
         Object::Epoll(_) | Object::Own(_) => Err(NOT_SUPPORTED),
     }
 }
 
-/// Moves eventfds with a maximum to where a child of a fork has them, too.
+/// Moves the counts of eventfds with a maximum to memory that the child of a fork shares.
 pub(crate) fn share_all() {
     let _section = Section::begin();
     let is_meant = |object: &Object| match object {
@@ -171,7 +174,7 @@ pub(crate) fn share_all() {
         _ => false,
     };
     let under_way = UnderWay::begin();
-    // Without memory or descriptors for it the child does not get it.
+    // Without memory or fds for that, the child does not get the eventfds.
     let Ok(mut held) = table::hold(is_meant, &under_way.held_back) else {
         return;
     };
@@ -210,17 +213,17 @@ pub(crate) fn demote_any(fds: impl Iterator<Item = RawFd>) -> bool {
         > 0
 }
 
-/// Hands over an object of ours that no set watches, for which no set needs descriptors.
+/// Demotes a user-level object that no set watches. No set needs fds for it.
 ///
 /// # Errors
-/// `EINVAL`: it is not one of ours. `EBUSY`: a set watches it. Else as [`demote`].
+/// `EINVAL`: the object is not user-level. `EBUSY`: a set watches it. Else as [`demote`].
 pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
     let object = table::get(fd).ok_or(Errno::INVAL)?;
     let is_watched = table::numbers(0, u32::MAX).any(|epfd| {
         let set = table::get(epfd);
         let interests = |set: &NumberedSet| set.as_epoll().interests_in(object.as_file_ref(0));
-        // Without memory to look it may be.
+        // If there is no memory to find out, a set may watch it.
         let is_free = |set| interests(set).is_ok_and(|found| found.is_empty());
         matches!(&set, Some(Object::Epoll(set)) if !is_free(set))
     });
@@ -230,11 +233,11 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
-/// Hands over what a set watches, sets below it included. The set cannot be handed over without those that
-/// cannot.
+/// Demotes the members of a set, and those of sets below it. The set can be demoted only if all its
+/// members can.
 ///
 /// # Errors
-/// As [`demote`], for a member that could go.
+/// As [`demote`], for a member that can be demoted.
 fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
     let watched = addresses(set)?;
     let mut ties = HashSet::new();
@@ -270,11 +273,12 @@ fn addresses(set: &NumberedSet) -> Result<HashSet<usize>, Errno> {
     Ok(addresses)
 }
 
-/// One at a time: each waits for numbers that another one might hold. Not a `Mutex`: the child of a
-/// fork takes it from a thread that it does not have.
+/// One demotion at a time: each waits for fds that another one might hold. Not a `Mutex`: the child
+/// of a fork must take it over from a thread that it does not have.
 static IS_UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
-/// Signals are held back: a handler that hands something over would wait for its own thread.
+/// A demotion under way. Signals are held back: a handler that demotes an object would wait for its
+/// own thread.
 struct UnderWay {
     held_back: HeldBack,
 }
@@ -299,7 +303,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// In the child of a fork: what another thread was doing is not under way here.
+/// Resets the state in the child of a fork: no demotion is under way here.
 pub(crate) fn forget_other_threads() {
     if IS_UNDER_WAY.load(Ordering::Relaxed) {
         IS_UNDER_WAY.store(false, Ordering::Relaxed);
@@ -307,10 +311,10 @@ pub(crate) fn forget_other_threads() {
 }
 
 fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
-    // It may have got a maximum meanwhile.
+    // The eventfd may have got a maximum meanwhile.
     let count = counter.retire()?.ok_or(NOT_SUPPORTED)?;
     if count > 0 {
-        // The kernel's count is 0, and less than this fits. Nobody has signalled more than 2^64 times.
+        // The kernel's count is 0, so any smaller count fits. Nobody has signalled 2^64 times.
         let count = count.min(u64::MAX - 1);
         // SAFETY: `count` is live.
         unsafe { call!(write, fd, &raw const count, size_of::<u64>()) }?;
@@ -318,9 +322,9 @@ fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Both ends of a pipe, or both sockets of a pair, change hands together.
+/// Transfers both ends of a pipe, or both sockets of a pair, together.
 fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
-    // What is read of a pipe; or the first one of two sockets.
+    // The reader of a pipe, or the first one of two sockets.
     let is_one = |end: &Object| match end {
         Object::PipeReader(_) => true,
         Object::Socket(_) => end.is_same_file(first),
@@ -352,24 +356,24 @@ fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
     }
 }
 
-/// What a set wants of an object that is being handed over.
+/// An interest of a set in an object that is being demoted.
 struct Interest {
     /// The group of the object, by its first fd.
     group: RawFd,
-    /// How many were taken before this one.
+    /// The number of interests that were taken before this one.
     at: usize,
     object: Object,
     set: SharedBox<NumberedSet>,
-    /// A number of the set.
+    /// An fd of the set.
     epfd: RawFd,
     number: RawFd,
     event: Event,
-    /// Under which number the kernel set watches the object, for nothing so far.
+    /// The fd under which the kernel set watches the object, for no events so far.
     reserved: Cell<Option<RawFd>>,
 }
 
-/// Takes those in the objects of the next group from what is `rest` of all. Groups are to be asked for in
-/// their order.
+/// Splits the interests in the next group's objects off `rest`. The caller must pass groups in their
+/// order.
 fn own_interests<'a>(rest: &mut &'a [Interest], group: &Group<'_>) -> &'a [Interest] {
     let is_of_another = |interest: &Interest| interest.group != group.first();
     let end = rest.iter().position(is_of_another).unwrap_or(rest.len());
@@ -378,8 +382,8 @@ fn own_interests<'a>(rest: &mut &'a [Interest], group: &Group<'_>) -> &'a [Inter
     own
 }
 
-/// Takes the objects that are held, and in use no longer, out of all sets. Returns what these wanted of them,
-/// in the order of the objects' groups.
+/// Deletes the held objects, which are no longer in use, from all sets. Returns the deleted interests, in the
+/// order of the objects' groups.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the lists. The sets are as they were.
@@ -408,7 +412,8 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
     for (&epfd, set, interests) in wanted {
         for ((object, group), number, event) in interests {
             let target = Target::File(object.as_file_ref(number));
-            // A set with several numbers is listed once for each, and another thread may delete it too.
+            // A set with several fds is listed once for each. Another thread may also have deleted the
+            // interest.
             let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
             if deleted.is_ok() {
                 taken.push(Interest {
@@ -424,13 +429,14 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
             }
         }
     }
-    // Those of one group stay in the order in which they were taken. A stable sort would take memory.
+    // Interests of one group stay in the order in which they were taken. A stable sort would take
+    // memory.
     taken.sort_unstable_by_key(|interest| (interest.group, interest.at));
     Ok(taken)
 }
 
-/// Returns all sets with user-level members, but for those that are held and cannot be looked up now. A set
-/// that comes to be later does not watch what is held.
+/// Returns all sets with user-level members, except those that are held and cannot be looked up now. A set
+/// that is made later does not watch a held object.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list.
@@ -447,7 +453,7 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
     Ok(sets)
 }
 
-/// The objects stay as they were, in the sets as well.
+/// Restores the interests of objects that stay user-level.
 fn give_back(interests: &[Interest]) {
     for interest in interests {
         interest.add(&interest.object);
@@ -457,12 +463,12 @@ fn give_back(interests: &[Interest]) {
 impl Interest {
     fn add(&self, object: &Object) {
         let target = Target::File(object.as_file_ref(self.number));
-        // If there is no memory for it now, it is lost.
+        // Without memory for it, the interest is lost.
         let _ = self.set.as_epoll().ctl(Op::Add, target, self.event);
     }
 
-    /// Has the set keep members that are the kernel's, unless it has no fd left by which anybody could wait
-    /// in it. Fails if there are no fds or no memory for that.
+    /// Makes the set able to hold kernel members, unless it has no fd left by which anybody could wait in
+    /// it. Fails if there are no fds or no memory for that.
     fn prepare(&self) -> Result<(), Errno> {
         let adopted = table::with(self.epfd, |object| match object {
             Object::Epoll(set) if SharedBox::ptr_eq(set, &self.set) => set.adopt(self.epfd),
@@ -471,16 +477,16 @@ impl Interest {
         adopted.unwrap_or(Ok(()))
     }
 
-    /// Has the set watch `successor` under the same number.
+    /// Makes the set watch `successor` under the same fd.
     fn give_to(&self, successor: &Object) {
-        // One that is shared stirs in the kernel.
+        // A shared eventfd reports its changes through the kernel.
         if self.prepare().is_ok() {
             self.add(successor);
         }
     }
 
-    /// The numbers that may stand for the object in the kernel's set, its own first. That may be closed while
-    /// another one keeps the file open; that one does as well.
+    /// Returns the fds by which the kernel set may watch the object, its own fd first. That fd may have been
+    /// closed while another keeps the file open; the other fd serves as well.
     fn numbers_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
         let all = || {
             let objects = group.objects();
@@ -490,14 +496,14 @@ impl Interest {
         all().filter(|&number| number == self.number).chain(all())
     }
 
-    /// A change of what the kernel set watches, under one of [`numbers_in`](Self::numbers_in).
+    /// Changes an interest of the kernel set under one of [`numbers_in`](Self::numbers_in).
     fn ctl_kernel(&self, op: Op, number: RawFd, event: Event) -> Result<(), Errno> {
         // SAFETY: it is held open by the table.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         self.set.as_epoll().ctl(op, Target::Kernel(fd), event)
     }
 
-    /// Adds the object to the kernel set, under a number that it does not have yet.
+    /// Adds the object to the kernel set, under an fd that the kernel set does not watch yet.
     fn add_to_the_kernel(&self, group: &Group<'_>, event: Event) -> Result<Option<RawFd>, Errno> {
         for number in self.numbers_in(group) {
             match self.ctl_kernel(Op::Add, number, event) {
@@ -509,10 +515,10 @@ impl Interest {
         Ok(None)
     }
 
-    /// Has the kernel set watch what is behind the object, for nothing yet, so that it does not refuse to
-    /// watch the object when that has changed hands.
+    /// Adds the kernel object behind to the kernel set, for no events yet. The kernel set then cannot
+    /// refuse to watch the object after it is demoted.
     fn reserve(&self, group: &Group<'_>) -> Result<(), Errno> {
-        // What a rotating set watches is not changed.
+        // The members of a rotating set cannot be changed.
         if self.set.rotates() {
             return Ok(());
         }
@@ -520,13 +526,13 @@ impl Interest {
         match self.add_to_the_kernel(group, nothing) {
             Ok(number) => self.reserved.set(number),
             Err(errno @ (Errno::NOSPC | Errno::NOMEM)) => return Err(errno),
-            // It may do so when the objects that were there before are gone.
+            // The kernel may accept it once other watches are gone.
             Err(_) => {}
         }
         Ok(())
     }
 
-    /// The kernel set is as it was before [`reserve`](Self::reserve).
+    /// Undoes [`reserve`](Self::reserve).
     fn give_up(&self) {
         if let Some(number) = self.reserved.take() {
             let deleted = self.ctl_kernel(Op::Del, number, Event::default());
@@ -539,11 +545,11 @@ impl Interest {
             if self.ctl_kernel(Op::Mod, number, self.event).is_ok() {
                 return;
             }
-            // An exclusive interest comes by an ADD alone. If the number stands for a new file, the watch went
-            // with the old one.
+            // An exclusive interest cannot be made by a modification. If the fd stands for a new file, the
+            // watch is gone with the old file.
             let _ = self.ctl_kernel(Op::Del, number, Event::default());
         }
-        // If the kernel has no memory for it now, it is lost.
+        // If the kernel has no memory for it, the interest is lost.
         let _ = self.add_to_the_kernel(group, self.event);
     }
 }

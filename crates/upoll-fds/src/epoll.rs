@@ -57,15 +57,15 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     }
 }
 
-/// Has the set that `epfd` stands for be served here from now on. Without this it is so from its
-/// first member that is served here.
+/// Makes the set that `epfd` stands for active now. Otherwise it becomes active with its first
+/// user-level member.
 ///
 /// # Errors
-/// `EBADF`: it stands for no object of ours. `EINVAL`: for one that is no set. `EMFILE`, `ENFILE`,
-/// `ENOMEM`: the kernel gives no descriptors for it.
+/// `EBADF`: it stands for no user-level object. `EINVAL`: the object is no set. `EMFILE`, `ENFILE`,
+/// `ENOMEM`: the kernel cannot open the fds for it.
 pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
     let served = table::with(epfd, |object| match object {
-        // What descriptors it needs it gets while there are some.
+        // The set opens the fds that it needs while there are some.
         Object::Epoll(set) => set.activate(epfd).and_then(|()| set.adopt(epfd)),
         _ => Err(Errno::INVAL),
     });
@@ -204,11 +204,11 @@ pub unsafe fn epoll_pwait2(
     unsafe { wait(epfd, (events, room), asked, (mask, size)) }
 }
 
-/// `struct epoll_wait_params` of seed 4.
+/// `struct epoll_wait_params` of the `epoll_pwait1` patch.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct EpollWaitParams {
-    /// Which version of this structure the caller knows: 0 for the first, or its size.
+    /// The version of this structure that the caller uses: 0 for the first, or its size.
     pub size: u32,
     /// `CLOCK_MONOTONIC` or `CLOCK_REALTIME`.
     pub clockid: libc::clockid_t,
@@ -220,13 +220,13 @@ pub struct EpollWaitParams {
     pub sigsetsize: usize,
 }
 
-/// `epoll_pwait1` of seed 4: [`epoll_pwait2`] by a clock of choice.
+/// `epoll_pwait1` of the patch of that name: [`epoll_pwait2`] with a choice of clock.
 ///
 /// # Clocks
-/// `CLOCK_REALTIME`: the wait ends when that clock is as much later as `timeout` says, and not
-/// before, whoever sets it meanwhile. The kernel measures its sets' waits by `CLOCK_MONOTONIC` only, so
-/// such a wait sleeps for a second at most and looks at the clock: if it was set forward past the
-/// end, the wait ends up to a second after that.
+/// `CLOCK_REALTIME`: the wait ends when that clock has advanced by `timeout`, and not before, even if
+/// the clock is set meanwhile. The kernel limits waits in its sets by `CLOCK_MONOTONIC` only. Such a
+/// wait therefore sleeps for a second at most, then reads the clock. If the clock was set forward past
+/// the end, the wait ends up to a second later.
 ///
 /// # Errors
 /// As [`epoll_pwait2`], and before all others, in this order: `EINVAL`: `flags` is not 0. `EFAULT`:
@@ -266,14 +266,14 @@ pub unsafe fn epoll_pwait1(
     }
 }
 
-/// How long a wait may last, as the caller says it.
+/// The limit of a wait, as the caller passes it.
 #[derive(Clone, Copy)]
 enum Asked {
     /// Negative: without limit.
     Milliseconds(i32),
     /// Null: without limit.
     By(Clock, *const libc::timespec),
-    /// What is left of one of these.
+    /// The rest of another limit.
     Rest(Timeout),
 }
 
@@ -459,7 +459,7 @@ unsafe fn harvest_at_once(
 ) -> Option<Result<usize, Errno>> {
     let lasts = match asked {
         Asked::Milliseconds(timeout) => timeout != 0,
-        // SAFETY: the caller's contract. What is wrong with it the long way says.
+        // SAFETY: the caller's contract. The slow path returns the error, if there is one.
         _ => unsafe { asked.limit() }.ok()? != Timeout::NOW,
     };
     let room = usize::try_from(room).ok()?;
@@ -488,7 +488,7 @@ unsafe fn harvest_at_once(
             // SAFETY: they were just written there.
             let kept = unsafe { rousable.sift(events.as_mut_ptr(), found) };
             if kept == 0 && found == events.len() {
-                // What rouses has taken the only place.
+                // The event that interrupts waits has taken the only place.
                 return None;
             }
             Ok(kept)
@@ -543,7 +543,7 @@ unsafe fn wait_and_sleep(
                 let end = begun.saturating_add(whole);
                 let now = coarse_now(clock);
                 if now >= end.saturating_add(COARSENESS) {
-                    // What rouses stays until others have come.
+                    // The interrupting event stays until others have come.
                     return Ok(0);
                 }
                 let mut rest = end.saturating_sub(now);
@@ -557,8 +557,9 @@ unsafe fn wait_and_sleep(
     }
 }
 
-/// How often a wait that is not to last looks anew if what rouses has taken the only place: the kernel
-/// reports it again only behind what else is ready, but maybe to several threads by turns.
+/// How often a wait without a sleep tries again after the interrupting event has taken the only place.
+/// The kernel reports that event again only behind other ready ones, but maybe to several threads by
+/// turns.
 const LOOKS: usize = 64;
 
 /// The most that the coarse clock is behind: a tick of the slowest kernels.

@@ -18,14 +18,14 @@ use crate::{memory, table};
 ///
 /// # Errors
 /// In this order, as in Linux 6.18:
-/// - `EFAULT`: `event` cannot be read; not looked at by `EPOLL_CTL_DEL`.
+/// - `EFAULT`: `event` cannot be read; `EPOLL_CTL_DEL` does not read it.
 /// - `EBADF`: `epfd`, then `fd`, is not open.
 /// - `EPERM`: `fd` cannot be polled. Also: it is user-level, and `epfd` a set of the kernel's.
 /// - `EINVAL`: `epfd` is no set, or `fd` is the same one.
-/// - Those of [`Epoll::ctl`](upoll::Epoll::ctl), and `EINVAL` for an unknown `op`.
+/// - The errors of [`Epoll::ctl`](upoll::Epoll::ctl), and `EINVAL` for an unknown `op`.
 ///
 /// # Safety
-/// What `event` leads to is not being written.
+/// Nobody writes the memory that `event` points to during the call.
 pub unsafe fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: *const Event) -> Result<(), Errno> {
     let (epfd, fd) = (programs(epfd), programs(fd));
     let interest = if op == Op::Del as i32 {
@@ -84,7 +84,7 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result
     }
 }
 
-/// What is not a change of an object of ours in a set that is served here.
+/// Makes all changes but those of user-level members in an active set.
 #[inline(never)]
 fn ctl_otherwise(
     set: &Object,
@@ -139,8 +139,8 @@ fn lacks_something(errno: Errno) -> bool {
 #[inline(never)]
 fn ctl_in_the_kernels(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
     if op == Op::Add as i32 && table::is_user_level(fd) {
-        // A set of the kernel's would watch what stands behind the object, which never becomes
-        // ready. What it says of a number that is no set, or of one watched already, it says first.
+        // A kernel set would watch the kernel object behind, which never becomes ready. The kernel
+        // first checks the fds, and whether the set watches the fd already.
         match pass_on_ctl(epfd, Op::Del as i32, fd, interest) {
             Ok(()) | Err(Errno::NOENT) => demote(fd).map_err(|_| Errno::PERM)?,
             Err(errno) => return Err(errno),
@@ -216,7 +216,7 @@ fn ctl_kernel(
         }
         adopted => adopted?,
     }
-    // SAFETY: a number that is not open gives an error of the kernel's; it is not closed here.
+    // SAFETY: it is not closed here. For an fd that is not open, the kernel returns an error.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     set.as_epoll().ctl(op, Target::Kernel(fd), interest.event())
 }

@@ -1,29 +1,29 @@
 //! Which entry of the table a thread is using right now.
 //!
-//! A call that finds an object by its number writes down, in a record of its thread, which entry it
-//! uses, looks again whether the number still leads there, and wipes the record when it is done.
-//! Whoever takes an entry out of the table waits until no record names it. So a close takes effect
-//! after the calls that were under way, as in Linux, where each holds the open file; and looking a
-//! number up writes nothing that other threads write. A call that is about to block takes a
-//! reference of its own instead, so nobody waits for long.
+//! A call that finds an object by its fd stores the entry in a record of its thread, then checks
+//! that the fd still leads to the entry. It clears the record when it is done. A thread that takes
+//! an entry out of the table waits until no record names it. A close thus takes effect after the
+//! calls that were under way, as in Linux, where each call holds the open file. Looking an fd up
+//! writes nothing that other threads write. A call that is about to block takes a reference of its
+//! own instead, so nobody waits for long.
 //!
-//! These are hazard pointers. Reclamation by epochs would let a close return, and its number's open
-//! file live on, while an unrelated thread has its epoch open: a pipe's reader would see the end
-//! too late. A reference count per call costs two atomic operations on a shared word.
+//! These are hazard pointers. With epoch-based reclamation, a close could return while an unrelated
+//! thread keeps the open file alive by its epoch: the reader of a pipe would see the end too late. A
+//! reference count per call costs two atomic operations on a shared word.
 //!
 //! # The named pairs
 //! A call writes its record, then reads the slot. A close empties the slot, then reads the records.
-//! The second pays for both: it has the kernel put a barrier into every running thread
-//! (`membarrier(2)`), so the first needs none. Where the kernel cannot, both use a fence.
+//! The close pays for both: it issues `membarrier(2)`, which puts a barrier into every running
+//! thread, so the call needs none. Where the kernel does not support that, both use a fence.
 //!
-//! A close that has waited for long enough, or would wait for the code that its signal handler has
-//! interrupted, leaves the entry to the call that uses it: it puts it into [`LEAVING`], *asks* the
-//! record, then looks once more whether it is wiped. The call wipes its record, then looks whether it
-//! was asked.
+//! A close leaves the entry to the call that uses it if it has waited for too long, or if the call is
+//! one that its own signal handler has interrupted. The close pushes the entry to [`LEAVING`], sets
+//! the record's `is_asked`, then checks once more whether the record is cleared. The call clears its
+//! record, then checks `is_asked`.
 //!
 //! # Signal handlers
-//! Looking a number up allocates nothing and takes no lock, the first time as well: records come from
-//! pages of their own, and go back by a key of the C library's.
+//! Looking an fd up allocates nothing and takes no lock, not even the first time. Records are in
+//! pages of their own, and are returned by the destructor of a C library key.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -35,23 +35,24 @@ use crate::sync::{
     global, of_each_thread,
 };
 
-/// What one call of one thread uses. Threads do not share a cache line.
+/// The entries that one call of one thread uses. Records of different threads do not share a cache
+/// line.
 #[repr(align(64))]
 struct Record {
     entry: AtomicPtr<Entry>,
-    /// What the same call uses besides; null while `entry` is.
+    /// A second entry of the same call; null while `entry` is.
     another: AtomicPtr<Entry>,
-    /// What a call that may block is marked with.
+    /// The mark of a call that may block.
     mark: AtomicPtr<()>,
     /// The thread's record for a call inside this one: from a signal handler, or from the `poll`
     /// of an embedder's object.
     deeper: AtomicPtr<Record>,
-    /// A thread has it. Records are never freed, but change hands.
+    /// A thread owns the record. Records are never freed, but change owners.
     is_taken: AtomicBool,
-    /// Nobody waits for the call any more, and it is to let go of what it used; or a signal handler
-    /// waits for its end.
+    /// The call must release the entries in [`LEAVING`] at its end, because nobody waits for it any
+    /// more, or must call delayed signal handlers.
     is_asked: AtomicBool,
-    /// In the list of all records; written before it is there.
+    /// The next record in the list of all records; written before this one is in the list.
     next: AtomicPtr<Record>,
 }
 
@@ -82,20 +83,20 @@ impl Record {
 }
 
 global! {
-    /// All records.
+    /// The list of all records.
     static ALL: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
 }
 
 global! {
-    /// Entries that no slot leads to, and which a call was still using when whoever closed them
-    /// ceased to wait. Whoever takes one out owns it.
+    /// Entries that no slot leads to. A call was still using each when the close of its fd stopped
+    /// waiting. A thread that takes an entry out owns it.
     static LEAVING: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 }
 
 #[cfg(not(loom))]
 pub(crate) use self::kernel::prepare;
 
-/// What the protocol needs of the kernel and the C library.
+/// The parts of the protocol that need the kernel and the C library.
 #[cfg(not(loom))]
 mod kernel {
     use std::cell::UnsafeCell;
@@ -112,8 +113,8 @@ mod kernel {
     const FENCES: u8 = 1;
     const MEMBARRIER: u8 = 2;
 
-    /// By what threads are ordered: `MEMBARRIER` if the kernel puts barriers into other threads for
-    /// us. Known before the first entry is in the table, and the same from then on.
+    /// How threads are ordered: `MEMBARRIER` if the kernel supports barriers in other threads.
+    /// Known before the first entry is in the table, and constant from then on.
     static ORDERED_BY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     const MEMBARRIER_PRIVATE_EXPEDITED: usize = 1 << 3;
@@ -124,13 +125,13 @@ mod kernel {
         unsafe { call!(membarrier, command, 0, 0) }.is_ok()
     }
 
-    /// Whose destructor gives a thread's records back. Unlike Rust's thread-locals with destructors
-    /// it allocates nothing when a thread first sets it.
+    /// The key whose destructor returns a thread's records. Unlike a Rust thread-local with a
+    /// destructor, it allocates nothing when a thread first sets it.
     static KEY: AtomicU32 = AtomicU32::new(NO_KEY);
     const NO_KEY: u32 = u32::MAX;
 
-    /// Must have returned before an entry is put into the table. Not a `Once`: the child of a fork
-    /// would wait for a thread that it does not have.
+    /// Registers the key and the barriers. Must have returned before an entry is put into the
+    /// table. Not a `Once`: the child of a fork would wait for a thread that it does not have.
     #[inline]
     pub(crate) fn prepare() {
         if ORDERED_BY.load(Ordering::Acquire) == UNKNOWN {
@@ -153,7 +154,7 @@ mod kernel {
             true => MEMBARRIER,
             false => FENCES,
         };
-        // Another thread may have been quicker, and all have to agree.
+        // Another thread may have been quicker, and all threads must use the same.
         let _ =
             ORDERED_BY.compare_exchange(UNKNOWN, ordered_by, Ordering::SeqCst, Ordering::SeqCst);
     }
@@ -162,7 +163,7 @@ mod kernel {
         MINE.with(Mine::return_records);
     }
 
-    /// Has the thread's records be given to others when it ends.
+    /// Registers the thread's records to be returned when it ends.
     pub(super) fn return_at_the_end(record: &'static Record) {
         let key = KEY.load(Ordering::Relaxed);
         if key != NO_KEY {
@@ -172,7 +173,7 @@ mod kernel {
         }
     }
 
-    /// Between a thread's store to its record and its look at what others change.
+    /// Orders a thread's store to its record before its reads of words that other threads change.
     #[inline]
     pub(super) fn before_a_look() {
         if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER {
@@ -186,8 +187,8 @@ mod kernel {
         fence(Ordering::SeqCst);
     }
 
-    /// What other threads have written to their records can be seen from now on, and they see what
-    /// this one has written.
+    /// Orders this thread with all others: it sees what they have written to their records, and
+    /// they see what this thread has written.
     pub(super) fn see_others() {
         fence(Ordering::SeqCst);
         let is_others = |record: &'static Record| {
@@ -196,20 +197,20 @@ mod kernel {
         if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER || !records().any(is_others) {
             return;
         }
-        // A child of a fork may have to register anew.
+        // The child of a fork may have to register again.
         let done = membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
             || membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED)
                 && membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
         if !done {
-            // A filter of system calls has come that refuses it. No processor keeps a store back
-            // for so long.
+            // A seccomp filter that refuses the call has been installed. No processor delays a
+            // store for so long.
             nap();
         }
     }
 
     const PAGE: usize = 4096;
 
-    /// A new record, for ever.
+    /// Allocates a record, which is never freed.
     pub(super) fn new_record() -> &'static Record {
         /// The next one of the current page; at the beginning of a page: there is none left.
         static NEXT: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
@@ -281,7 +282,7 @@ mod kernel {
 
     pub(super) fn return_at_the_end(_: &'static Record) {}
 
-    /// A fence only where the kernel has no barriers, as in the library.
+    /// A fence only without kernel barriers, as in the library.
     pub(super) fn before_a_look() {
         if broken(Rule::KernelHasBarriers) {
             fence(Ordering::SeqCst);
@@ -319,7 +320,7 @@ impl Mine {
         }
     }
 
-    /// The thread ends.
+    /// Returns the thread's records when it ends.
     fn return_records(&self) {
         let mut record = self.first.get();
         self.current.set(ptr::null());
@@ -346,7 +347,7 @@ of_each_thread! {
     static MINE: Mine = Mine::new();
 }
 
-/// Every record there is.
+/// Returns an iterator over all records.
 fn records() -> impl Iterator<Item = &'static Record> {
     let mut at = ALL.load(Ordering::Acquire);
     std::iter::from_fn(move || {
@@ -357,7 +358,7 @@ fn records() -> impl Iterator<Item = &'static Record> {
     })
 }
 
-/// Takes a record that is nobody's.
+/// Takes a record that no thread owns. Returns whether that succeeded.
 fn take(record: &Record) -> bool {
     if record.is_taken.load(Ordering::Relaxed) {
         return false;
@@ -369,7 +370,7 @@ fn take(record: &Record) -> bool {
     !record.is_taken.swap(true, Ordering::SeqCst)
 }
 
-/// A record that is nobody's, for this thread.
+/// Finds or allocates a free record for this thread.
 #[cold]
 fn take_record(mine: &Mine) -> &'static Record {
     let record = records().find(|record| take(record)).unwrap_or_else(|| {
@@ -393,16 +394,17 @@ fn take_record(mine: &Mine) -> &'static Record {
         None => mine.first.set(record),
     }
     mine.last.set(record);
-    // Pairs with the reading of the records: one that was not seen as taken has not read the slot.
+    // Named pair with the reading of the records: a record that was not seen as taken has not read
+    // the slot.
     fence(Ordering::SeqCst);
     record
 }
 
-/// What a number stands for is just being changed.
+/// The slot of an fd is being changed.
 #[derive(Debug)]
 pub(crate) struct Changing;
 
-/// An entry that cannot go while this exists. They end in the reverse order of their beginning.
+/// Keeps an entry alive. Values of one thread are dropped in the reverse order of their creation.
 pub(crate) struct InUse {
     entry: NonNull<Entry>,
     record: &'static Record,
@@ -429,7 +431,7 @@ impl Drop for InUse {
     }
 }
 
-/// What the record named is no longer used.
+/// Clears the record: its entries are no longer in use.
 #[inline]
 fn wipe(record: &Record) {
     record.another.store(ptr::null_mut(), Ordering::Release);
@@ -437,7 +439,7 @@ fn wipe(record: &Record) {
     before_a_look();
 }
 
-/// Writes down what is to be used; look afterwards whether the slot still leads there.
+/// Stores an entry in a record. The caller then checks whether the slot still leads there.
 #[inline(always)]
 fn note(place: &AtomicPtr<Entry>, entry: NonNull<Entry>) {
     place.store(entry.as_ptr(), Ordering::Relaxed);
@@ -450,13 +452,13 @@ fn still_leads_to(slot: &Slot, entry: NonNull<Entry>) -> bool {
 }
 
 impl InUse {
-    /// Uses what `slot` leads to; None if that is nothing.
+    /// Uses the entry of `slot`. Returns `None` if it is empty.
     #[inline(always)]
     pub(crate) fn begin(slot: &Slot) -> Option<InUse> {
         let entry = slot.settled()?;
         let (record, mine) = next_record();
         note(&record.entry, entry);
-        // Only what begins anew goes through memory: this is passed on in registers.
+        // The result stays in registers unless the call begins again.
         let entry = match still_leads_to(slot, entry) {
             true => entry,
             false => InUse::begin_again(slot, record, mine)?,
@@ -468,7 +470,7 @@ impl InUse {
         })
     }
 
-    /// The same, but None as well if that is just being changed.
+    /// Like `begin`, but also returns `None` if the slot is being changed.
     #[inline]
     fn try_begin(slot: &Slot) -> Option<InUse> {
         let entry = slot.unless_changing()?;
@@ -482,7 +484,7 @@ impl InUse {
         still_leads_to(slot, entry).then_some(in_use)
     }
 
-    /// The slot led elsewhere when it was looked at again: says what the record names in the end.
+    /// Begins again after the slot has changed. Returns the entry that the record names in the end.
     #[cold]
     #[inline(never)]
     fn begin_again(
@@ -496,7 +498,7 @@ impl InUse {
             mine,
         };
         loop {
-            // Whoever changes the slot may be waiting for this record.
+            // A thread that changes the slot may be waiting for this record.
             wipe(record);
             let entry = slot.settled()?;
             note(&record.entry, entry);
@@ -507,10 +509,11 @@ impl InUse {
         }
     }
 
-    /// Uses what `slot` leads to besides, until this goes; None if that is nothing. For one slot at
-    /// most: a record has room for two.
+    /// Also uses the entry of `slot`, until this value is dropped. Returns `None` if the slot is
+    /// empty. Possible for one slot only: a record has room for two.
     ///
-    /// It waits for no change: whoever changes a number may wait for those that are in use already.
+    /// It does not wait for a change: the changing thread may be waiting for the entries that are
+    /// in use already.
     #[inline(always)]
     pub(crate) fn add(&self, slot: &Slot) -> Result<Option<&Entry>, Changing> {
         let Some(entry) = slot.at_once()? else {
@@ -532,8 +535,8 @@ impl InUse {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Has `call`, which may block, run while the thread is marked instead. None if it `is_still`
-    /// not as it was once the thread is marked.
+    /// Runs `call`, which may block, while the thread is marked instead of using the entry. Returns
+    /// `None` if `is_still` returns false once the thread is marked.
     #[inline]
     pub(crate) fn while_marked<R>(
         self,
@@ -551,14 +554,15 @@ impl InUse {
         }
         let result = is_still.then(call);
         record.mark.store(ptr::null_mut(), Ordering::Release);
-        // A signal handler that was put off is called when this goes, at the end.
+        // Delayed signal handlers run when `self` is dropped, at the end.
         result
     }
 }
 
-/// Entries that a call uses all at once, until this goes.
+/// Entries that a call uses at the same time, until this value is dropped.
 ///
-/// It waits for no change: whoever changes a number may wait for those that are in use already.
+/// It does not wait for a change: the changing thread may be waiting for the entries that are in
+/// use already.
 pub(crate) struct Several {
     /// The record of the first; the others' follow it.
     first: Cell<Option<&'static Record>>,
@@ -574,7 +578,7 @@ impl Several {
         }
     }
 
-    /// One more: what `slot` leads to. None if that is nothing, or just being changed.
+    /// Also uses the entry of `slot`. Returns `None` if the slot is empty or being changed.
     #[inline]
     pub(crate) fn add(&self, slot: &Slot) -> Option<&Entry> {
         let in_use = InUse::try_begin(slot)?;
@@ -601,7 +605,8 @@ impl Drop for Several {
         };
         // SAFETY: as in `InUse`.
         let mine = unsafe { &*self.mine.get() };
-        // Calls inside this one have ended, so what lies before the next call's record is this one's.
+        // Calls inside this one have ended, so the records before the current one belong to this
+        // value.
         let end = mine.current.get();
         let each = |call: fn(&Record)| {
             let mut at = ptr::from_ref(first);
@@ -622,7 +627,7 @@ impl Drop for Several {
     }
 }
 
-/// The thread's record for a call that begins.
+/// Returns the thread's record for a call that begins.
 #[inline]
 fn next_record() -> (&'static Record, *const Mine) {
     let found = MINE.with(|mine| {
@@ -639,11 +644,12 @@ fn next_record() -> (&'static Record, *const Mine) {
     found
 }
 
-/// In the child of a fork: the other threads are gone, and use nothing. What they left is not freed:
-/// they may have been in the midst of using it.
+/// Forgets the other threads, in the child of a fork. The entries that they used are not freed: the
+/// threads may have been in the midst of changing them.
 #[cfg(not(loom))]
 pub(crate) fn forget_other_threads() {
-    // Nothing is left to calls without a record, and then no page is read that the parent never had.
+    // Without a record there are no entries in `LEAVING`. The check avoids pages that the parent
+    // never touched.
     if ALL.load(Ordering::Relaxed).is_null() {
         return;
     }
@@ -660,7 +666,7 @@ pub(crate) fn forget_other_threads() {
     }
 }
 
-/// Whether a record is this thread's.
+/// Returns whether a record belongs to this thread.
 fn is_mine(record: &Record) -> bool {
     MINE.with(|mine| {
         let mut own = mine.first.get();
@@ -675,7 +681,7 @@ fn is_mine(record: &Record) -> bool {
     })
 }
 
-/// What a thread can be marked with: the address of a thing, which is only compared.
+/// A mark of a thread: an address, which is only compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark(*mut ());
 
@@ -686,7 +692,7 @@ impl Mark {
     }
 }
 
-/// Whether no other thread is marked so; waits a while for that if `patiently`.
+/// Returns whether no other thread has this mark. If `patiently`, waits a while for that.
 #[cfg(not(loom))]
 pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     see_others();
@@ -705,20 +711,20 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     })
 }
 
-/// How often the owner of a record is let run before its use counts as a long one: two milliseconds.
+/// How often to wait for a call before it counts as a long one: about two milliseconds.
 #[cfg(not(loom))]
 const PATIENCE: usize = Patience::SHORT + 5;
 #[cfg(loom)]
 const PATIENCE: usize = 0;
 
-/// The same for who cannot leave the rest to that owner: five seconds, as the last turns take a
-/// millisecond each.
+/// The same for a caller that cannot leave the entry to the call: five seconds, because the last
+/// waits take a millisecond each.
 pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
 
 /// Waits until no call uses `entry`, which no slot leads to any more.
 ///
-/// False if one still does: a call of this very thread, which a signal handler has interrupted, or
-/// one of a thread that does not get on.
+/// Returns false if a call still does: a call of this very thread that a signal handler has
+/// interrupted, or a call of a thread that makes no progress.
 pub(crate) fn wait_until_unused(entry: *mut Entry, patience: usize) -> bool {
     let mut is_used = false;
     wait_until_all_unused(&[entry], patience, |_| {
@@ -765,10 +771,10 @@ fn is_used(entry: *mut Entry) -> bool {
     records().any(|record| record.names(entry))
 }
 
-/// Lets go of an entry, or of nothing if it is null, once no call uses it. No slot leads to it.
+/// Releases an entry once no call uses it; null is ignored. No slot leads to the entry.
 ///
-/// That is at once, unless a signal handler closes what the code under it was just using, or a call
-/// does not get on; then it goes with the end of that call.
+/// The entry is freed at once unless a signal handler closes an fd that the interrupted code is
+/// using, or a call makes no progress. In these cases the entry is freed at the end of the call.
 pub(crate) fn release(entry: *mut Entry) {
     if entry.is_null() {
         return;
@@ -781,7 +787,7 @@ pub(crate) fn release(entry: *mut Entry) {
     }
 }
 
-/// Lets go of an entry.
+/// Frees an entry.
 ///
 /// # Safety
 /// The entry is the caller's alone: no slot leads to it, and no call uses it.
@@ -789,13 +795,13 @@ pub(crate) unsafe fn free(entry: *mut Entry) {
     #[cfg(not(loom))]
     // SAFETY: the caller's contract; it comes from `Box::into_raw`.
     drop(unsafe { Box::from_raw(entry) });
-    // The memory stays, for what a model finds is to be a failure of its own.
+    // The model keeps the memory, so that a failure that it finds is one of its own.
     #[cfg(loom)]
     // SAFETY: the caller's contract.
     unsafe { &*entry }.object.close();
 }
 
-/// Leaves an entry to a call that uses it. False if there is none any more.
+/// Leaves an entry to a call that uses it. Returns false if no call uses it any more.
 fn leave(entry: *mut Entry) -> bool {
     // SAFETY: it is the caller's to free, and so nobody has freed it.
     let next = unsafe { &(*entry).next_leaving };
@@ -811,7 +817,7 @@ fn leave(entry: *mut Entry) -> bool {
     while let Some(record) = records().find(|record| record.names(entry)) {
         record.is_asked.store(true, Ordering::SeqCst);
         see_others();
-        // Whoever is seen to use it now has been asked before it is done.
+        // A call that is seen to use the entry now finds `is_asked` set at its end.
         if broken(Rule::LookAgainAfterAsking) || record.names(entry) {
             return true;
         }
@@ -821,14 +827,15 @@ fn leave(entry: *mut Entry) -> bool {
 
 #[cold]
 fn let_go_as_asked(record: &Record) {
-    // A handler must not meet what letting go has locked, and at the end those run that were put off.
+    // A handler must not interrupt the release while it holds locks. At the end of the section
+    // delayed handlers run.
     let _section = Section::begin();
     record.is_asked.store(false, Ordering::SeqCst);
     let_go_of_unused();
 }
 
-/// Whether a call of this thread uses an entry, or is marked. If so it is asked: at its end it has those
-/// signal handlers called that were put off.
+/// Returns whether a call of this thread uses an entry, or is marked. Such a call then calls delayed
+/// signal handlers at its end.
 #[cfg(not(loom))]
 pub(crate) fn ask_this_thread() -> bool {
     MINE.with(|mine| {
@@ -838,7 +845,7 @@ pub(crate) fn ask_this_thread() -> bool {
             let is_used = !record.entry.load(Ordering::Relaxed).is_null()
                 || !record.mark.load(Ordering::Relaxed).is_null();
             if is_used {
-                // The outermost one.
+                // The outermost call.
                 record.is_asked.store(true, Ordering::Relaxed);
                 return true;
             }
@@ -848,7 +855,7 @@ pub(crate) fn ask_this_thread() -> bool {
     })
 }
 
-/// Lets go of what is used no longer of what was left.
+/// Frees the entries in [`LEAVING`] that no call uses any more.
 fn let_go_of_unused() {
     let mut is_over = false;
     while !is_over {

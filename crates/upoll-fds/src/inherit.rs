@@ -1,19 +1,17 @@
-//! What the child of a fork inherits of the sets that stay with its parent: sets of its own that watch
-//! the same.
+//! The child's part in sets that stay with the parent: new sets that watch the same.
 //!
-//! A set that the kernel cannot have, as it rotates or watches an eventfd with a maximum, cannot be one
-//! set in two processes as in Linux. Of what the parent has to keep, its threads' turns, the child needs
-//! nothing; what it needs, the interests, can be put into a set that begins anew. So before the fork
-//! they are written down ([`Inheritance`]), and in the child the numbers come to stand for new sets with
-//! those interests.
+//! The kernel cannot have a set that rotates or watches an eventfd with a maximum. So unlike in Linux,
+//! two processes cannot share it. The child does not need the state that the parent keeps, its threads'
+//! turns. The child needs the interests, and these can be put into a new set. They are recorded before
+//! the fork ([`Inheritance`]). In the child the fds come to stand for new sets with those interests.
 //!
-//! # What differs from Linux
-//! - Parent and child each have their own set: what one adds, changes or deletes the other one's set
-//!   does not know, and both report what happens, also to edge-triggered and one-shot interests.
-//! - The child's set reports first what was ready already, as after an `EPOLL_CTL_ADD`.
-//! - An interest whose number was closed in the parent while its file lives on under another is the
-//!   parent's, unless the file is user-level: then it goes by a number that is open.
-//! - Members that the child does not have are not in it: an embedder's objects.
+//! # Differences from Linux
+//! - Parent and child each have their own set. The set of one does not see what the other adds, changes
+//!   or deletes. Both report events, also to edge-triggered and one-shot interests.
+//! - The child's set first reports files that were ready already, as after an `EPOLL_CTL_ADD`.
+//! - The fd of an interest may be closed in the parent while its file stays open under another fd. The
+//!   child inherits such an interest only if the file is user-level, under an fd that is open.
+//! - The child's set has no members that the child does not have: an embedder's objects.
 
 use std::collections::HashMap;
 use std::collections::hash_map;
@@ -160,7 +158,7 @@ impl Bequest {
         let taken = numbers.iter().try_for_each(|&fd| {
             let entry = Entry::new(set.clone())?;
             kernel::replace(fd, behind);
-            // What it stood for is the parent's; a call that was interrupted may use it still.
+            // The old object is the parent's. An interrupted call may still use it.
             table::set_alone(fd, Some(entry));
             Ok(())
         });
@@ -178,8 +176,8 @@ pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
     }
 }
 
-/// In the child: has the numbers of shared eventfds stand for open files of the child's own, with the
-/// same counts. Says which these are.
+/// Makes the fds of shared eventfds stand for open files of the child's own, with the same counts.
+/// Called in the child. Returns these fds.
 pub(crate) fn reopen_shared() -> Vec<RawFd> {
     let _held_back = HeldBack::begin();
     let mut reopened = HashMap::new();

@@ -1,4 +1,4 @@
-//! What a caller of `epoll_ctl(2)` asks for.
+//! The interest that a caller of `epoll_ctl(2)` passes.
 
 use upoll::{Event, Events};
 

@@ -1,8 +1,7 @@
-//! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by number.
+//! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by fd.
 //!
-//! What can be done at once is done while the table keeps the object; what has to block takes a
-//! reference of its own and starts anew. If the object changes hands meanwhile, the call starts anew by
-//! the number.
+//! A call that does not block uses the object in the table. A call that has to block takes a reference
+//! of its own and begins again. If the object is demoted meanwhile, the call begins again by the fd.
 
 use std::os::fd::RawFd;
 
@@ -26,7 +25,7 @@ pub(crate) enum Step<T> {
     Block(Blocking),
 }
 
-/// What a call that blocks uses, and that no signal handler runs before it has let go of it.
+/// The object of a call that blocks. No signal handler runs before the call has released it.
 pub(crate) struct Blocking {
     object: Object,
     section: Section,
@@ -53,7 +52,7 @@ impl Blocking {
 }
 
 impl<T> Step<T> {
-    /// What becomes of a call that failed when it was to be done at once; the object is let go of.
+    /// Returns the next step of a call that failed without blocking. Releases the object.
     #[cold]
     #[inline(never)]
     fn after(errno: Errno, in_use: table::InUse, fd: RawFd) -> Self {
@@ -63,10 +62,10 @@ impl<T> Step<T> {
         }
     }
 
-    /// What becomes of a call that cannot go on.
+    /// Returns the next step of a call that made no progress.
     #[cold]
     fn without_progress(object: &Object, fd: RawFd) -> Self {
-        // Of a number that was closed or replaced meanwhile who hands an object over does not know.
+        // Demotion cannot see fds that were closed or replaced in the meantime.
         if object.is_retired() {
             Step::Done(Err(Errno::STALE))
         } else if object.is_nonblocking(fd) {
@@ -108,10 +107,10 @@ fn check_writes(object: &Object) -> Result<(), Errno> {
 /// Up to here all of a buffer is looked at, whatever there is to read.
 const SMALL: usize = 4 << 12;
 
-/// Returns how much of a buffer a read can fill: a look at a page takes memory for it. `nothing` is how much
-/// to look at if there is nothing to read yet.
+/// Returns how much of a buffer a read can fill, because a check of a page takes memory for it. Returns at
+/// most `nothing` if there is nothing to read yet.
 ///
-/// It is never less than the longest packet: another packet may be the first one by the time of the read, and
+/// It is never less than the longest packet. By the time of the read, another packet may be the first, and
 /// the rest of a packet that does not fit is lost.
 #[inline]
 fn fillable(object: &Object, count: usize, nothing: usize) -> usize {
@@ -269,7 +268,7 @@ fn read_places(object: &Object, places: &mut [&mut [u8]], missing: usize) -> Res
     }
 }
 
-/// Gives an eventfd's value to the caller.
+/// Writes an eventfd's value to the caller's buffer.
 ///
 /// # Safety
 /// As [`memory::write`].
@@ -364,8 +363,8 @@ unsafe fn write_anew(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize
     unsafe { write(fd, buffer, count) }
 }
 
-/// `EAGAIN` if it would have to block. What may have to block midway is left to
-/// [`write_blocking`] from its beginning.
+/// Fails with `EAGAIN` if it would have to block. A write that may block midway is left to
+/// [`write_blocking`] as a whole.
 #[inline]
 unsafe fn try_write(
     object: &Object,
@@ -449,7 +448,7 @@ fn write_sources(object: &Object, sources: &[&[u8]], missing: usize) -> Result<u
     }
 }
 
-/// What is to be written to an eventfd.
+/// Reads the value to be written to an eventfd.
 ///
 /// # Safety
 /// As [`memory::read`].
@@ -574,7 +573,7 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
     read_places(object, &mut places, missing)
 }
 
-/// An eventfd's value may be spread over several buffers.
+/// Reads an eventfd into several buffers; its value may be spread over them.
 ///
 /// # Safety
 /// As [`readv`].
@@ -625,7 +624,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         let asked = buffers.iter().map(|buffer| buffer.len).sum();
         match Short::of(object, part, asked) {
             Some(Short::Retired) => rest = Some(rest_of(&buffers, part)),
-            // One that does not block has found no room before the reader closed.
+            // A nonblocking call has found no room before the reader closed.
             Some(Short::Broken) => is_broken = !object.is_nonblocking(fd),
             None => {}
         }
@@ -649,7 +648,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     unsafe { writev(fd, list, count) }
 }
 
-/// What is left of the buffers after `done` bytes.
+/// Returns the rest of the buffers after `done` bytes.
 pub(crate) fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::iovec; 8]> {
     let mut rest = SmallVec::new();
     for buffer in buffers {
@@ -691,7 +690,7 @@ unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno>
 /// # Safety
 /// As [`writev`].
 unsafe fn eventfd_writev(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno> {
-    // Linux passes over empty buffers behind a write, but not before the first.
+    // Linux skips empty buffers after a write, but not before the first.
     if buffers.first().is_some_and(|first| first.len == 0) {
         return Err(Errno::INVAL);
     }

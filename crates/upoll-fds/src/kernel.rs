@@ -29,12 +29,12 @@ pub(crate) fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Err
     result.map_err(|errno| Errno::from_raw(errno.into_raw()))
 }
 
-/// What a call gave that opens a descriptor.
+/// Converts the result of a call that opens an fd.
 pub(crate) fn number(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
     result.map(|number| RawFd::try_from(number).expect("descriptor numbers are ints"))
 }
 
-/// What a call gave whose result is an int, as the C library passes it on.
+/// Converts the result of a call that returns an int, as the C library does.
 #[expect(clippy::cast_possible_truncation, reason = "so does the C library")]
 pub(crate) fn int(result: Result<usize, Errno>) -> Result<i32, Errno> {
     result.map(|value| value.cast_signed() as i32)
@@ -46,9 +46,9 @@ pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
     unsafe { call!(close, fd) }.map(drop)
 }
 
-/// Has `fd` stand for what `new` stands for; it stays close-on-exec if it was. Both are open.
+/// Makes `fd` refer to the file of `new`; `fd` stays close-on-exec if it was. Both are open.
 pub(crate) fn replace(fd: RawFd, new: RawFd) {
-    // SAFETY: no pointers are involved; what the number stood for is nobody's any more.
+    // SAFETY: no pointers are involved, and nobody uses the file that `fd` referred to.
     unsafe {
         let is_cloexec = call!(fcntl, fd, libc::F_GETFD)
             .is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize != 0);

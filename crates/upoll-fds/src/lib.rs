@@ -1,38 +1,36 @@
-//! Descriptor numbers for upoll's objects: `epoll(7)`, `eventfd(2)` and their like by number, with
-//! the semantics of the C library's functions of the same names.
+//! File descriptors for upoll's objects: `epoll(7)`, `eventfd(2)` and their like by fd, with the
+//! semantics of the C library's functions of the same names.
 //!
-//! [`upoll`] knows objects; C programs know numbers. This crate keeps the table between them. A
-//! number in the table stands for a user-level object, any other goes to the kernel. Every
-//! user-level object stands behind a kernel object of its kind, which holds the number.
+//! [`upoll`] knows objects; C programs know fds. This crate keeps the table between them. An fd in the
+//! table stands for a user-level object; calls on any other fd go to the kernel. Behind every
+//! user-level object is a kernel object of its kind, which occupies the fd.
 //!
-//! The functions take what the C functions take, pointers included, and give the result or the
-//! error number; none touches `errno`, and none calls a C library function that a library in its
-//! place would export.
+//! The functions have the arguments of the C functions, pointers included, and return the result or the
+//! errno. None of them sets `errno`. None calls a C library function that a library in its place would
+//! export.
 //!
 //! # Pointers
-//! They may be wild: what cannot be read or written gives `EFAULT` as from the kernel. So the
-//! functions are safe to call in that respect, and are marked `unsafe` because memory that a
-//! pointer does lead to must be the caller's to give. See [the costs](#costs).
+//! A pointer may be invalid: the functions then fail with `EFAULT`, as the kernel does. The functions
+//! are `unsafe` because valid memory must belong to the caller. See [the costs](#costs).
 //!
 //! # Costs
-//! Looking a number up writes only memory of the thread's own. The first use of a page of user
-//! memory by a thread costs a system call, later ones a comparison: a page that the program has
-//! unmapped since then raises `SIGSEGV`.
+//! Looking an fd up writes only memory of the thread's own. The first use of a page of user memory by a
+//! thread costs a system call, later ones a comparison. A page that the program has unmapped since then
+//! raises `SIGSEGV`.
 //!
 //! # Fork
-//! See [`demote()`]: what can be is handed over to the kernel by `fork`, and eventfds with a maximum
-//! move to memory that the child has, too. Of sets that the kernel cannot have, as they rotate or watch
-//! such an eventfd, the child gets its own with the same interests. Other numbers give `EBADF` in the
-//! child. `vfork`,
-//! `posix_spawn`, `clone` and raw system calls are not noticed.
+//! A fork demotes the objects that can be demoted (see [`demote()`]). Eventfds with a maximum move to
+//! memory that the child shares. Sets that the kernel cannot have, because they rotate or watch such an
+//! eventfd, are made anew in the child with the same interests. Calls on other fds fail with `EBADF` in
+//! the child. `vfork`, `posix_spawn`, `clone` and raw system calls are not noticed.
 //!
 //! # Close
-//! As in Linux a close does not end calls that are under way: those that block hold a reference to
-//! the open file, the others are waited for, or let go of the open file themselves at their end.
+//! As in Linux, a close does not end calls that are under way. Calls that block hold a reference to the
+//! open file. A close waits for the others, or leaves it to them to release the open file at their end.
 //!
-//! # What cannot be told
-//! A call that has found a number to be the kernel's goes to the kernel. If another thread makes the
-//! number stand for a user-level object at that very moment (`dup2`), the call meets the kernel object
+//! # Races that a program can notice
+//! A call that has found an fd to be the kernel's goes to the kernel. Another thread may make the fd
+//! stand for a user-level object at that very moment (`dup2`). The call then uses the kernel object
 //! behind it, which is empty.
 
 // For its models loom takes the modules that it needs by themselves.

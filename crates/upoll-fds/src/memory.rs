@@ -1,14 +1,15 @@
-//! Memory that a caller points to. A wild pointer gives `EFAULT`, as from the kernel, not a signal.
+//! Memory that a caller points to. An invalid pointer makes the call fail with `EFAULT`, as in the
+//! kernel, instead of raising a signal.
 //!
 //! # Cost
-//! Before a page is touched it is known to be readable, or writable, because the kernel has said so
-//! since this thread began: a `futex(2)` call that reads a word of it, or adds zero to it atomically,
-//! and fails with `EFAULT` if it cannot. What was found is remembered for 64 pages per thread and
-//! kind, so a call costs a comparison per page, and the first one on a page some 150 ns.
+//! Before a page is used, the kernel has confirmed to this thread that it is readable, or writable. A
+//! `futex(2)` call reads a word of the page, or adds zero to it atomically, and fails with `EFAULT`
+//! if it cannot. Each thread remembers 64 pages per kind of use. A call thus costs a comparison per
+//! page, and the first call on a page some 150 ns.
 //!
-//! # What this cannot see
-//! A page that this thread has used here and that was unmapped or protected since: touching it
-//! raises `SIGSEGV`, as it would in any library function.
+//! # Pages that it cannot check
+//! A page that this thread has used here may have been unmapped or protected since. Using it raises
+//! `SIGSEGV`, as it would in any library function.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -26,7 +27,7 @@ const END: usize = if cfg!(target_arch = "x86_64") {
     1 << 56
 };
 
-/// What a page is to be used for.
+/// How a page is to be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Read,
@@ -150,7 +151,7 @@ pub(crate) unsafe fn readable<'a>(buffer: *const u8, len: usize) -> &'a [u8] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the pages have just been found to be there. What races with it is the caller's.
+    // SAFETY: the pages have just been checked. The caller rules out races.
     unsafe { std::slice::from_raw_parts(buffer, len) }
 }
 

@@ -1,5 +1,5 @@
-//! What concerns a number more than what it stands for: `close(2)`, `dup(2)`, `fcntl(2)`,
-//! `ioctl(2)` and their kin.
+//! Calls on the fd rather than on the object: `close(2)`, `dup(2)`, `fcntl(2)`, `ioctl(2)` and
+//! their kin.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
@@ -11,8 +11,8 @@ use crate::object::Object;
 use crate::signals::Section;
 use crate::{demote, eventfd, kernel, memory, table};
 
-/// A number of the program's: -1 in the place of one of the library's own, where the program cannot close
-/// those ([`own_fds`]), so that calls on it fail as on one that is not open.
+/// Returns -1 for an own fd that is [protected](own_fds) from the program, so that calls on it fail as on
+/// a closed fd. Returns any other fd unchanged.
 #[inline]
 pub(crate) fn programs(fd: RawFd) -> RawFd {
     match own_fds::is_own(fd) {
@@ -30,15 +30,15 @@ pub(crate) fn programs(fd: RawFd) -> RawFd {
 /// `EBADF`: the number is not open.
 pub fn close(fd: RawFd) -> Result<(), Errno> {
     let fd = programs(fd);
-    // Whatever the kernel says of it, the number is not open any more.
+    // Even if the kernel reports an error, the fd is closed.
     table::close(fd, || Ok(kernel::close(fd)))?
 }
 
 /// `close_range(2)`.
 ///
-/// What a number stands for is the same here for all threads. After `CLOSE_RANGE_UNSHARE` in a process
-/// with several threads the kernel may take a number otherwise in the thread that asked for it: what is
-/// user-level is to be [handed over](crate::demote_all) first, and the threads are to use no more of it.
+/// The table here is the same for all threads. After `CLOSE_RANGE_UNSHARE` in a process with several
+/// threads, the calling thread may have fds of its own in the kernel. The caller must
+/// [demote](crate::demote_all) all user-level objects first, and the threads must not use them any more.
 ///
 /// # Errors
 /// `EINVAL`: an unknown flag, or `first` is beyond `last`. `EMFILE`, `ENOMEM`: see the man page.
@@ -71,7 +71,7 @@ fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     if first <= last {
         for fd in table::numbers(first, last) {
             let at = fd.cast_unsigned();
-            // What lies before it and it itself, in one call.
+            // Closes the kernel fds before it and the fd itself in one call.
             table::close(fd, || in_kernel(next, at))?;
             if at == last {
                 return Ok(());
@@ -123,11 +123,11 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 }
 
 /// `fcntl(2)`: `F_DUPFD`, `F_DUPFD_CLOEXEC`, `F_GETFD`, `F_SETFD`, `F_GETFL`, `F_SETFL`,
-/// `F_GETPIPE_SZ` and `F_SETPIPE_SZ` act on user-level objects; what other commands do they do to
-/// the kernel object behind.
+/// `F_GETPIPE_SZ` and `F_SETPIPE_SZ` act on user-level objects. Other commands act on the kernel
+/// object behind.
 ///
 /// # Errors
-/// Those of the kernel.
+/// The kernel's.
 ///
 /// # Safety
 /// `argument` is what `command` takes: a number, or the address of memory that may be used.
@@ -194,19 +194,18 @@ fn owner(fd: RawFd) -> Result<i32, Errno> {
     })
 }
 
-/// Signals for what happens on a number (`O_ASYNC`) only the kernel sends, and only a socket of its own
-/// knows what its peer has not read. What cannot be handed over does without.
+/// Demotes the object of `fd`: only the kernel sends signals for I/O (`O_ASYNC`), and only a kernel
+/// socket knows which data its peer has not read. An object that cannot be demoted does without.
 fn leave_to_the_kernel(fd: RawFd) {
     if table::is_user_level(fd) {
         let _ = demote::demote(fd);
     }
 }
 
-/// Has the object take over the status flags of the kernel object behind it, which the caller has
-/// just changed.
+/// Copies the status flags of the kernel object behind the object, which the caller has just changed.
 ///
-/// The flags are read once more after they were stored: another thread may have changed them between the
-/// two, and stored its own first.
+/// The flags are read again after they were stored. Another thread may have changed the flags in
+/// between, and stored its own first.
 fn follow_flags(fd: RawFd) -> Result<(), Errno> {
     if !table::is_user_level(fd) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What a number can stand for.
+//! The objects that an fd can stand for.
 
 use std::os::fd::RawFd;
 
@@ -65,7 +65,8 @@ impl Object {
         self.as_file_ref(0).is_same_file(other.as_file_ref(0))
     }
 
-    /// What `poll`, `select` and sets are to look at: a set has to be served here for that.
+    /// Prepares the object to be watched by `poll`, `select` or a set. A passive set becomes
+    /// active.
     pub(crate) fn prepare_to_be_watched(&self, fd: RawFd) -> Result<(), Errno> {
         match self {
             Object::Epoll(set) if set.is_passive() => set.activate(fd),
@@ -73,7 +74,7 @@ impl Object {
         }
     }
 
-    /// Whether calls give `EAGAIN` instead of blocking.
+    /// Returns whether calls fail with `EAGAIN` instead of blocking.
     pub(crate) fn is_nonblocking(&self, fd: RawFd) -> bool {
         self.renew_flags(fd);
         match self {

@@ -10,13 +10,14 @@ use crate::object::Object;
 use crate::slot::Entry;
 use crate::{change, table};
 
-/// Gives an open file a number that `epoll_ctl`, `poll` and `select` of this crate accept.
+/// Opens an fd for a file of the embedder. `epoll_ctl`, `poll` and `select` of this crate accept
+/// the fd.
 ///
-/// The number is a kernel eventfd's, close-on-exec if `cloexec`. `read` and `write` on it give
-/// `EINVAL`. The file closes with the last of its numbers and references.
+/// The fd is a kernel eventfd's, close-on-exec if `cloexec`. `read` and `write` on it fail with
+/// `EINVAL`. The file closes with the last of its fds and references.
 ///
 /// # Errors
-/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
+/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel cannot open an fd.
 pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let flags = if cloexec { libc::EFD_CLOEXEC } else { 0 };
     let _change = change::Change::begin();
@@ -26,10 +27,10 @@ pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     table::install(fd, entry)
 }
 
-/// Has `call` use the object of type `T` that a number stands for. It must not block.
+/// Calls `call` with the object of type `T` that an fd stands for. `call` must not block.
 ///
 /// # Errors
-/// `EBADF`: the number is not open. `EINVAL`: it stands for something else.
+/// `EBADF`: the fd is not open. `EINVAL`: it stands for another kind of object.
 pub fn with_own<T: Pollable, R>(fd: RawFd, call: impl FnOnce(&T) -> R) -> Result<R, Errno> {
     let found = table::with(fd, |object| {
         let Object::Own(file) = object else {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::kernel::call;
 
-/// Looks again, lets others run a few times, then sleeps: whoever is waited for may have to wait for a
-/// processor, and a thread of a lower real-time priority would get none otherwise. Each time that it lets
-/// others run takes their whole turns where processors are busy, which a short sleep does not.
+/// A backoff: spins, yields a few times, then sleeps. The awaited thread may need a processor, and a
+/// thread of a lower real-time priority would never get one from yields. On a busy machine each yield
+/// costs the whole time slices of others, which a short sleep does not.
 pub(crate) struct Patience {
     waits: u32,
 }
@@ -16,8 +16,8 @@ pub(crate) struct Patience {
 impl Patience {
     const SPINS: u32 = 100;
     const YIELDS: u32 = 4;
-    /// The waits that take almost no time. Those that follow are sleeps, each twice as long as the one before
-    /// it until they take a millisecond, as from the fifth on.
+    /// The number of waits that take almost no time. All later waits are sleeps, each twice as long as the
+    /// one before, up to a millisecond from the fifth on.
     pub(crate) const SHORT: usize = (Self::SPINS + Self::YIELDS) as usize;
 
     pub(crate) fn new() -> Self {

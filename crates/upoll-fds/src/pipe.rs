@@ -48,10 +48,10 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     unsafe { give(fds, numbers, ends) }
 }
 
-/// `socketpair(2)`. User-level are stream sockets of `AF_UNIX`; others are the kernel's.
+/// `socketpair(2)`. Stream sockets of `AF_UNIX` are user-level; all others are the kernel's.
 ///
 /// # Errors
-/// Those of the kernel. `EFAULT`: the numbers cannot be written.
+/// The kernel's. `EFAULT`: the numbers cannot be written.
 ///
 /// # Safety
 /// As [`pipe2`].
@@ -83,7 +83,7 @@ pub unsafe fn socketpair(
     unsafe { give(fds, numbers, ends) }
 }
 
-/// Installs both, if they are user-level, and tells the caller their numbers.
+/// Installs both ends if they are user-level, and writes their fds to the caller's memory.
 ///
 /// # Safety
 /// As [`pipe2`].
@@ -155,8 +155,8 @@ struct Sent {
 
 const _: () = assert!(size_of::<Sent>() == size_of::<libc::siginfo_t>());
 
-/// Raises `SIGPIPE` for the calling thread with the `siginfo_t` that the kernel gives it. `tgkill` would
-/// set another `si_code`.
+/// Raises `SIGPIPE` for the calling thread with the same `siginfo_t` as the kernel. `tgkill` would set
+/// another `si_code`.
 pub(crate) fn raise_sigpipe() {
     // SAFETY: no pointers are involved, and these calls do not fail.
     let ids = unsafe { (call!(getpid), call!(gettid), call!(getuid)) };

@@ -100,7 +100,7 @@ unsafe fn poll_masked(
 /// The kernel's.
 ///
 /// # Safety
-/// What the pointers lead to is the caller's.
+/// The memory that the pointers lead to is the caller's.
 pub unsafe fn prlimit(
     process: libc::pid_t,
     resource: i32,
@@ -241,7 +241,7 @@ fn ask_at_once(asked: &mut [libc::pollfd]) -> Result<usize, Errno> {
     }
 }
 
-/// Tells the caller what was found.
+/// Writes the returned events to the caller's entry.
 ///
 /// # Safety
 /// As [`memory::write`].
@@ -315,7 +315,7 @@ unsafe fn poll_once(
     }
     let mut entries = SmallVec::<[PollFd<'_>; INLINE]>::new();
     entries.try_reserve(count).map_err(|_| Errno::NOMEM)?;
-    // What is found later has room now: a report that cannot be written would be lost.
+    // Room for later results is allocated now: a report that cannot be stored would be lost.
     let mut found = SmallVec::<[Events; INLINE]>::new();
     found.try_reserve(count).map_err(|_| Errno::NOMEM)?;
     for (at, object) in objects.iter().enumerate() {
@@ -359,7 +359,7 @@ unsafe fn poll_once(
         found.push(revents);
     }
     match ended {
-        // What was found ready is not what the fds stand for now.
+        // The reported events belong to files that the fds no longer stand for.
         Ok(1..) if ready == 0 => return Ok(None),
         _ => {}
     }
@@ -426,7 +426,7 @@ unsafe fn pass_on(
     unsafe { interruptible!(ppoll, fds, count, limit, mask, size_of::<u64>()) }
 }
 
-/// What a limit is for the kernel; none: without limit.
+/// Converts a limit for the kernel. Returns `None` for a wait without limit.
 pub(crate) fn timespec(limit: Timeout) -> Option<libc::timespec> {
     let limit = limit.limit()?;
     Some(libc::timespec {

@@ -1,9 +1,8 @@
-//! What a pipe or a pair of sockets holds is put into the kernel object behind it: the same bytes in
-//! the same pieces, so that there is as much room left as before.
+//! Transfers the contents of a pipe or a pair of sockets to the kernel object behind it. The bytes are
+//! transferred in the same pieces, so that as much room is left as before.
 //!
-//! An end that is closed has no number any more, and what it has left behind cannot be written into
-//! the kernel's object. Then there is a new one, which takes the place of the old under the numbers of
-//! the end that is open.
+//! A closed end has no fd any more, so the data that it has sent cannot be written into that kernel
+//! object. A new kernel object then takes the place of the old one, under the fds of the open end.
 
 use std::os::fd::RawFd;
 
@@ -11,18 +10,18 @@ use upoll::{Errno, PageView, SocketContents};
 
 use crate::kernel::{self, call, number};
 
-/// The numbers of both ends of a pipe, or of both sockets of a pair; none if it is closed.
+/// The fds of both ends of a pipe, or of both sockets of a pair; empty for a closed end.
 pub(crate) struct Ends {
-    /// What is read of a pipe; one of two sockets.
+    /// The reader of a pipe; one of two sockets.
     pub(crate) one: Vec<RawFd>,
     pub(crate) other: Vec<RawFd>,
 }
 
-/// A descriptor of this module's own, until it is dropped.
+/// An fd of this module's own, closed when it is dropped.
 struct Own(RawFd);
 
 impl Own {
-    /// Has them stand where the lowest free number is not in the way.
+    /// Moves both to fds that are out of the way of the lowest free one.
     fn pair([one, other]: [RawFd; 2]) -> [Own; 2] {
         [one, other].map(|low| {
             // SAFETY: no pointers are involved.
@@ -30,7 +29,7 @@ impl Own {
             let low = Own(low);
             match high {
                 Ok(high) => Own(high),
-                // As it is, then.
+                // It stays where it is.
                 Err(_) => Own(std::mem::ManuallyDrop::new(low).0),
             }
         })
@@ -44,7 +43,7 @@ impl Drop for Own {
     }
 }
 
-/// What `F_SETFL` sets.
+/// The flags that `F_SETFL` sets.
 const STATUS: i32 =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
 
@@ -58,7 +57,7 @@ fn set_status(fd: RawFd, flags: i32) -> Result<(), Errno> {
     unsafe { call!(fcntl, fd, libc::F_SETFL, flags) }.map(drop)
 }
 
-/// Has all of `numbers` stand for what `new` stands for.
+/// Makes all of `numbers` refer to the file of `new`.
 fn replace(numbers: &[RawFd], new: &Own) -> Result<(), Errno> {
     if let Some(&first) = numbers.first() {
         set_status(new.0, status(first)?)?;
@@ -85,7 +84,7 @@ pub(crate) fn pipe(
         (None, None) => return Ok(()),
     };
     if pages.peek().is_none() {
-        // A smaller pipe than the kernel allows is not noticed: nobody reads, or nobody writes.
+        // A pipe smaller than ours is not noticed: nobody reads, or nobody writes.
         return resize(end, capacity).or(Ok(()));
     }
     let mut pair = [-1; 2];
@@ -115,7 +114,7 @@ fn fill_pipe<'a>(
     capacity: usize,
     [reader, writer]: [RawFd; 2],
 ) -> Result<(), Errno> {
-    // If it cannot be as large, what there is may fit all the same.
+    // If it cannot be as large, the contents may still fit.
     let resized = resize(writer, capacity);
     let mut pages = pages.peekable();
     if pages.peek().is_none() {
@@ -139,7 +138,8 @@ fn fill_pipe<'a>(
     result
 }
 
-/// What the user sees of a page is what is left of it, but it takes the room of the whole.
+/// Writes a whole page, then reads the part that the user has read: the rest takes the room of a
+/// whole page.
 fn fill_page(page: &PageView<'_>, [reader, writer]: [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let packet = if page.is_packet { libc::O_DIRECT } else { 0 };
     set_status(writer, flags & !libc::O_DIRECT | packet | libc::O_NONBLOCK)?;
@@ -149,10 +149,11 @@ fn fill_page(page: &PageView<'_>, [reader, writer]: [RawFd; 2], flags: i32) -> R
     Ok(())
 }
 
-/// What is read for nothing goes there, piece by piece: threads that fork may have small stacks.
+/// The size of the buffer for discarded bytes. It is small because threads that fork may have small
+/// stacks.
 const NOTHING: usize = 512;
 
-/// Reads so many bytes, which are there.
+/// Reads and discards `count` bytes, which are available.
 #[inline(never)]
 fn discard(fd: RawFd, count: usize) {
     let mut nothing = [0_u8; NOTHING];
@@ -193,7 +194,7 @@ pub(crate) fn sockets([one, other]: &[SocketContents; 2], ends: &Ends) -> Result
     }
 }
 
-/// For a socket whose peer is closed.
+/// Transfers the contents of a socket whose peer is closed.
 fn leave_behind(contents: &SocketContents, numbers: &[RawFd]) -> Result<(), Errno> {
     if contents.bytes.is_empty() && !contents.is_reset {
         return Ok(());
@@ -206,14 +207,14 @@ fn leave_behind(contents: &SocketContents, numbers: &[RawFd]) -> Result<(), Errn
     set_send_buffer(new.0, contents.send_buffer);
     send(contents, peer.0, new.0)?;
     if contents.is_reset {
-        // It goes unread.
+        // The peer closes with this byte unread, which resets the connection.
         send_bytes(new.0, &[0])?;
     }
     drop(peer);
     replace(numbers, &new)
 }
 
-/// Has the kernel's socket send as much ahead as ours.
+/// Sets the send buffer of the kernel's socket to the size of ours.
 fn set_send_buffer(fd: RawFd, bytes: usize) {
     let mut now = 0_i32;
     let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
@@ -222,14 +223,14 @@ fn set_send_buffer(fd: RawFd, bytes: usize) {
     let got = unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX);
     if got.is_ok() && now != wanted {
-        // The kernel doubles it. If it does not allow as much, it is as much as it allows.
+        // The kernel doubles the value, and limits it.
         let half = wanted / 2;
         // SAFETY: the value is live.
         let _ = unsafe { call!(setsockopt, fd, level, option, &raw const half, size) };
     }
 }
 
-/// Sends what `contents` holds, in its pieces.
+/// Sends the bytes of `contents` in the same pieces.
 fn send(contents: &SocketContents, from: RawFd, to: RawFd) -> Result<(), Errno> {
     let mut rest = &contents.bytes[..];
     let mut piece = Vec::new();
@@ -249,7 +250,7 @@ fn send(contents: &SocketContents, from: RawFd, to: RawFd) -> Result<(), Errno> 
     Ok(())
 }
 
-/// Reads whatever there is.
+/// Reads and discards all available bytes.
 #[inline(never)]
 fn drain(fd: RawFd) {
     let mut nothing = [0_u8; NOTHING];
@@ -270,7 +271,7 @@ fn send_bytes(fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
         match sent {
             Ok(sent) => done += sent,
             Err(errno) => {
-                // Other hardware charges otherwise, so that less may fit.
+                // On other hardware a message may be charged more, so that less fits.
                 if errno != Errno::AGAIN || !grow(fd) {
                     return Err(errno);
                 }
@@ -280,7 +281,7 @@ fn send_bytes(fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Lets a socket send more ahead than it was to.
+/// Increases the send buffer of a socket. Returns whether it is larger than before.
 fn grow(fd: RawFd) -> bool {
     let mut now = 0_i32;
     let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);

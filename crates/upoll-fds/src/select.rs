@@ -20,13 +20,13 @@ pub type UserSets = [*mut libc::fd_set; 3];
 
 const WORD: usize = c_ulong::BITS as usize;
 
-/// `select(2)`: `sets` are those for reading, writing and exceptional conditions. What is left of
-/// `timeout` is written to it.
+/// `select(2)`: `sets` are those for reading, writing and exceptional conditions. The remaining
+/// time is written to `timeout`.
 ///
 /// # Errors
 /// - `EFAULT`: `timeout` or a set cannot be read or written.
 /// - `EINVAL`: a negative time, or `n` is negative.
-/// - `EBADF`: a number in the sets is not open.
+/// - `EBADF`: an fd in the sets is not open.
 /// - `EINTR`: a signal handler ran and nothing was ready; never restarted.
 /// - `ENOMEM`: no memory, or no fd to wake the thread by, for an object that cannot be
 ///   [demoted](crate::demote). Others are demoted then.
@@ -178,7 +178,7 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
         if set.is_null() {
             continue;
         }
-        // What is wrong with it the long way says, which needs the sets as they were.
+        // The slow path returns the error. It needs the sets unchanged.
         if !memory::is_writable(set, bytes) {
             return None;
         }
@@ -227,8 +227,8 @@ unsafe fn select_at_once(end: usize, sets: UserSets, limit: Timeout) -> Option<u
     Some(ready)
 }
 
-/// What an object of ours shows right now. None if the number stands for none, or for one that has to be
-/// looked at in another way.
+/// Returns the current events of a user-level object. Returns `None` if the fd stands for none, or for
+/// one that must be polled in another way.
 #[inline]
 fn look(number: usize) -> Option<Events> {
     let number = RawFd::try_from(number).ok()?;
@@ -308,7 +308,7 @@ unsafe fn select_once(
     }
     match ended {
         Err(errno) if ready == 0 => return Err(errno),
-        // What was found ready is not what the fds stand for now.
+        // The reported events belong to files that the fds no longer stand for.
         Ok(1..) if ready == 0 => return Ok(None),
         _ => {}
     }

@@ -1,19 +1,19 @@
-//! A set with a number.
+//! A set with an fd.
 //!
 //! # Passive sets
-//! As long as a set has no member of ours, and is only waited in and not looked at from elsewhere,
-//! the kernel set behind it serves it: waits and changes are passed on, and cost a look-up more than
-//! the kernel's own. With the first member of ours it becomes *active*: the set of ours adopts the
-//! kernel set as the place of its members that are the kernel's. So nothing moves, and when the
-//! last member of ours has been handed over the kernel can have the set back.
+//! A set without user-level members that is only waited in, and not polled from elsewhere, is *passive*:
+//! the kernel set behind it serves it. Waits and changes are passed on, and cost a look-up more than the
+//! kernel's own. With the first user-level member the set becomes *active*: the user-level set adopts the
+//! kernel set as the place of its kernel members. So no member moves, and the kernel can have the set back
+//! when the last user-level member has been demoted.
 //!
-//! The preload library leaves sets out of the table until then instead, so that calls on them are passed on
+//! The preload library instead leaves sets out of the table until then, so that calls on them are passed on
 //! untouched ([`plain_sets`](crate::plain_sets)).
 //!
 //! # The named pair
-//! A thread that waits in a passive set marks that, then looks whether the set is passive still. Who
-//! makes it active says so, then looks for marks; it rouses the threads, by an eventfd that it puts
-//! into the kernel set for that time, and they wait anew.
+//! A thread that waits in a passive set marks itself, then checks whether the set is still passive. A
+//! thread that makes the set active publishes that, then checks for marks. It interrupts the waits by an
+//! eventfd that it adds to the kernel set for that time, and the threads wait again.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -29,22 +29,22 @@ use crate::patience::nap;
 
 const PASSIVE: u8 = 0;
 const ACTIVE: u8 = 1;
-/// The kernel has it.
+/// The set has been demoted.
 const RETIRED: u8 = 2;
 
-/// How many members a kernel set has that were not counted: more than there can be.
+/// The count for a kernel set whose members were not counted: more than there can be.
 const UNKNOWN: usize = usize::MAX / 2;
 
-/// A set, and what becomes of the kernel set behind it.
+/// A set, and the state of the kernel set behind it.
 #[derive(Debug)]
 pub(crate) struct NumberedSet {
     set: Epoll,
     state: AtomicU8,
-    /// Members of the kernel set while this one is passive, or more: those that were closed are
-    /// counted on.
+    /// An upper bound for the members of the kernel set while this one is passive. Members that
+    /// were closed are not subtracted.
     members: AtomicUsize,
     rotates: bool,
-    /// The kernel set has been adopted: a look at the set may be a system call.
+    /// The kernel set has been adopted: a check of the set may take a system call.
     is_mixed: AtomicBool,
 }
 
@@ -60,8 +60,8 @@ impl NumberedSet {
         }
     }
 
-    /// Makes `set` the set behind `epfd` from its start: the kernel set there keeps the members that it has,
-    /// if it `has_members`. No thread waits in it.
+    /// Makes `set` the set behind `epfd` from its start. The kernel set there keeps its members, if it
+    /// `has_members`. No thread waits in it.
     ///
     /// # Errors
     /// As [`adopt`](Self::adopt).
@@ -77,13 +77,13 @@ impl NumberedSet {
         Ok(set)
     }
 
-    /// Whether a look at the set may take a system call.
+    /// Returns whether a check of the set may take a system call.
     #[inline]
     pub(crate) fn is_mixed(&self) -> bool {
         self.rotates || self.is_mixed.load(Ordering::Relaxed)
     }
 
-    /// The set, whatever state it is in.
+    /// Returns the set in any state.
     pub(crate) fn as_epoll(&self) -> &Epoll {
         &self.set
     }
@@ -101,7 +101,7 @@ impl NumberedSet {
         self.rotates
     }
 
-    /// Has the kernel set, which `epfd` stands for, be the place of members that are the kernel's.
+    /// Makes the kernel set, which `epfd` stands for, the place of the kernel members.
     pub(crate) fn adopt(&self, epfd: RawFd) -> Result<(), Errno> {
         if self.rotates {
             return Ok(());
@@ -113,12 +113,13 @@ impl NumberedSet {
         self.set.adopt_kernel_set(behind, members)
     }
 
-    /// The set is served here from now on.
+    /// Makes the set active.
     pub(crate) fn activate(&self, epfd: RawFd) -> Result<(), Errno> {
         if !self.is_passive() {
             return Ok(());
         }
-        // Before, as it may fail; and again, for whoever added a member meanwhile.
+        // Before the change, because it may fail, and again after it, for a member that another
+        // thread added meanwhile.
         self.adopt_if_used(epfd)?;
         let was = self
             .state
@@ -137,12 +138,12 @@ impl NumberedSet {
         }
     }
 
-    /// By what threads that wait in the kernel set show that they do.
+    /// Returns the mark of threads that wait in the kernel set.
     pub(crate) fn mark(&self) -> in_use::Mark {
         in_use::Mark::of(self)
     }
 
-    /// A change of a member that is the kernel's, by the kernel. None if the set is not passive.
+    /// Changes a kernel member by the kernel. Returns `None` if the set is not passive.
     pub(crate) fn ctl_passive(
         &self,
         op: Option<Op>,
@@ -158,7 +159,8 @@ impl NumberedSet {
             }
             return Some(result);
         }
-        // Counted, now look: who makes the set active looks at the count after that.
+        // Named pair: the member is counted, then the state is checked. A thread that makes the set
+        // active then checks the count.
         self.members.fetch_add(1, Ordering::SeqCst);
         let result = self.is_passive().then(by_the_kernel);
         if result != Some(Ok(())) {
@@ -167,11 +169,11 @@ impl NumberedSet {
         result
     }
 
-    /// The kernel has the set from now on, which `epfd` stands for. It has no member of ours.
+    /// Demotes the set, which `epfd` stands for. It has no user-level member.
     pub(crate) fn retire(&self, epfd: RawFd) -> Result<(), Errno> {
         let was_active = !self.is_passive();
         if was_active {
-            // Threads that sleep without it, too, move to the kernel set.
+            // Threads that wait without the kernel set move to it as well.
             self.adopt(epfd)?;
             self.set.give_up_kernel_set();
         }
@@ -180,14 +182,14 @@ impl NumberedSet {
     }
 }
 
-/// How often threads were to be roused from kernel sets, and how often that was done.
+/// How many interruptions of waits in kernel sets have begun, and how many have ended.
 static ROUSING: AtomicU64 = AtomicU64::new(0);
 static ROUSED: AtomicU64 = AtomicU64::new(0);
 
-/// The data of the event that rouses.
+/// The data of the interrupting event.
 fn rouse_data() -> u64 {
-    // Zero until it is known. Not a `OnceLock`, in which the child of a fork could wait for a thread
-    // that it does not have.
+    // Zero until it is set. Not a `OnceLock`: the child of a fork could wait there for a thread that
+    // it does not have.
     static DATA: AtomicU64 = AtomicU64::new(0);
     let known = DATA.load(Ordering::Relaxed);
     if known != 0 {
@@ -198,12 +200,12 @@ fn rouse_data() -> u64 {
         .map_or_else(|first| first, |_| drawn)
 }
 
-/// Rounds of waiting for a thread that does not leave: it is in a signal handler, after which its
-/// wait ends anyway. A thread that a busy machine does not let run must not be given up: it would go
-/// on to wait for what the kernel set does not have. So this takes seconds.
+/// How often to wait for a thread that does not leave the kernel set. If it is in a signal handler,
+/// its wait ends after that anyway. If a busy machine does not let it run, it must not be abandoned:
+/// it would go on to wait for events that the kernel set does not have. So the limit is seconds.
 const PATIENCE: usize = 3000;
 
-/// Has the threads that wait in the kernel set behind `epfd` wait anew.
+/// Interrupts the threads that wait in the kernel set behind `epfd`. They then wait again.
 #[cold]
 fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     if in_use::wait_until_unmarked(mark, false) {
@@ -229,7 +231,7 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     added.map(drop)
 }
 
-/// A time during which threads may be roused.
+/// A time during which waits may be interrupted.
 pub(crate) struct Rousable(u64);
 
 impl Rousable {
@@ -237,7 +239,7 @@ impl Rousable {
         Rousable(ROUSED.load(Ordering::SeqCst))
     }
 
-    /// Takes out the events that were to rouse; says how many others there are.
+    /// Removes interrupting events. Returns the number of others.
     ///
     /// # Safety
     /// A wait has just written as many to `events`, which is a caller's buffer.

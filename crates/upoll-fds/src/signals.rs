@@ -1,25 +1,25 @@
-//! Signal handlers, and what they must not meet: locks of the code that they have interrupted, a number
-//! that it is changing, its entries in wait queues.
+//! Signal handlers, and the state that they must not meet: locks of the code that they have interrupted, an
+//! fd that it is changing, its entries in wait queues.
 //!
-//! - Signals are [held back](HeldBack) while a number cannot be looked up, by the thread's mask.
-//! - Whoever calls the program's handlers (`upoll-preload`) asks first whether the thread is in the midst
-//!   of a call, and [puts the handler off](put_off) until the end of that call if it is. No call pays for
-//!   that which has an object in use: its record says so, and is asked to look for what was put off as
-//!   it is asked to let go of a closed object. Calls that go on without, since they may block or change
-//!   a number, are in a [`Section`].
+//! - Signals are [held back](HeldBack), by the thread's mask, while an fd cannot be looked up.
+//! - The library that calls the program's handlers (`upoll-preload`) first checks whether the thread is in
+//!   the midst of a call. If it is, [`put_off`] delays the handler until the end of the call. A call that
+//!   has an object in use pays nothing for that: the flag of its record that asks it to release closed
+//!   objects also asks it to check for delayed handlers. Calls without a record, because they may block or
+//!   change an fd, are in a [`Section`].
 //!
-//! A handler so never runs above frames of a call on an object, and may call anything, and leave by
+//! So a handler never runs above frames of a call on an object. It may call anything, and leave by
 //! `siglongjmp`.
 //!
-//! # How a handler is put off
-//! Its signal is sent to the thread once more, with all that came with it, and blocked in the context
-//! that the interrupted code goes on with. At the end of the call it is unblocked. So the kernel calls
-//! the handler after all, with the mask, the stack and the flags that the program asked for. If it came
-//! in a sleep for which a call like `ppoll` has changed the mask, what unblocks it is one more `ppoll` with
-//! that mask, which does not sleep.
+//! # How a handler is delayed
+//! The signal is sent to the thread again, with the same information, and blocked in the context that the
+//! interrupted code continues with. At the end of the call it is unblocked. So the kernel itself calls the
+//! handler, with the mask, the stack and the flags that the program asked for. If the signal came in a
+//! sleep for which a call like `ppoll` has changed the mask, it is unblocked by another `ppoll` with that
+//! mask, which does not sleep.
 //!
-//! A call in which a handler was put off does not go to sleep, or leaves its sleep
-//! ([`interruptible`]): it gives `EINTR`. Reads and writes begin anew if the kernel would have done so.
+//! A call in which a handler was delayed does not go to sleep, or leaves its sleep ([`interruptible`]): it
+//! fails with `EINTR`. Reads and writes begin again if the kernel would have restarted them.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -31,8 +31,8 @@ use upoll::interruptible::{Place, place, put_off as end_sleeps};
 use crate::in_use;
 use crate::kernel::{call, interruptible};
 
-/// Those that a fault raises, or a system call that a filter traps, are not held back: the kernel would
-/// end the process.
+/// Signals that a fault raises, or a system call that a filter traps. They are not held back: the
+/// kernel would end the process.
 const RAISED_BY_THE_CODE: [libc::c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -43,11 +43,11 @@ const RAISED_BY_THE_CODE: [libc::c_int; 6] = [
 ];
 
 std::thread_local! {
-    /// How many of [`HeldBack`] the thread has, and its mask before the first.
+    /// The number of [`HeldBack`]s of the thread, and its mask before the first.
     static HELD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// No handler runs in this thread while one of these exists.
+/// Holds signals back from this thread while it exists.
 pub(crate) struct HeldBack {
     /// It is the thread's.
     _not_send: PhantomData<*mut ()>,
@@ -80,7 +80,7 @@ impl Drop for HeldBack {
     }
 }
 
-/// Has no handler run in this thread; says what its mask was.
+/// Blocks all signals but those that a fault raises. Returns the previous mask.
 fn hold_back() -> u64 {
     let raised = RAISED_BY_THE_CODE
         .iter()
@@ -92,7 +92,7 @@ fn set_mask(mask: u64) {
     change_mask(libc::SIG_SETMASK, mask);
 }
 
-/// Changes the thread's signal mask, and says what it was.
+/// Changes the thread's signal mask. Returns the previous one.
 fn change_mask(how: libc::c_int, mask: u64) -> u64 {
     let mut before = 0_u64;
     // SAFETY: both are live and of the size that is given. The call does not fail then.
@@ -108,23 +108,23 @@ fn change_mask(how: libc::c_int, mask: u64) -> u64 {
     before
 }
 
-/// Signals of a thread whose handlers wait for the end of its call. Handlers change it at any time.
+/// Delayed handlers of a thread. Handlers may change this at any time.
 struct PutOff {
-    /// How many of [`Section`] the thread has.
+    /// The number of [`Section`]s of the thread.
     sections: AtomicU32,
-    /// There are some.
+    /// Handlers are delayed.
     is_any: AtomicBool,
-    /// Those that are blocked for that alone.
+    /// Signals that are blocked only because their handlers are delayed.
     blocked: AtomicU64,
-    /// Those that were let through only by the mask of the sleep that they came in.
+    /// Delayed signals that only the mask of an interrupted sleep had let through.
     let_through: AtomicU64,
-    /// That mask.
+    /// The mask of that sleep.
     sleeping: AtomicU64,
-    /// Signals that a handler called now is to find unblocked in what it has interrupted.
+    /// Signals that a handler which is called now must find unblocked in the interrupted context.
     unblocked: AtomicU64,
-    /// A sleep was ended that the kernel would have begun anew.
+    /// A sleep was ended that the kernel would have restarted.
     is_cut_short: AtomicBool,
-    /// A sleep was ended by the kernel, for good.
+    /// The kernel ended a sleep, and would not have restarted it.
     is_interrupted: AtomicBool,
 }
 
@@ -143,7 +143,7 @@ std::thread_local! {
     };
 }
 
-/// A part of a call in which no handler of the program's runs, if those are called by who asks
+/// A part of a call in which no handler of the program runs, if the caller of the handlers uses
 /// [`put_off`].
 #[derive(Debug)]
 pub struct Section {
@@ -152,7 +152,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// Begins one; they nest, and end in any order.
+    /// Begins a section. Sections nest, and may end in any order.
     pub fn begin() -> Self {
         PUT_OFF.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
@@ -167,8 +167,8 @@ impl Section {
         }
     }
 
-    /// Ends it, and says whether an `EINTR` in it means that the call is to begin anew: handlers
-    /// have run, all of which ask for that or came before the call slept.
+    /// Ends the section. Returns whether an `EINTR` in it means that the call is to begin again:
+    /// all handlers that have run ask for a restart, or came before the call slept.
     pub(crate) fn end(self) -> bool {
         let begins_anew = PUT_OFF.with(|own| {
             own.is_any.load(Ordering::Relaxed) && !own.is_interrupted.load(Ordering::Relaxed)
@@ -183,7 +183,7 @@ impl Drop for Section {
         let is_any = PUT_OFF.with(|own| {
             let before = own.sections.load(Ordering::Relaxed);
             own.sections.store(before - 1, Ordering::Relaxed);
-            // A handler that comes between these two is called at once if nothing is put off.
+            // Between these two, a handler is called at once if none is delayed.
             compiler_fence(Ordering::SeqCst);
             own.is_any.load(Ordering::Relaxed)
         });
@@ -193,7 +193,7 @@ impl Drop for Section {
     }
 }
 
-/// Has the handlers run that were put off, unless the thread is still in the midst of a call.
+/// Calls the delayed handlers, unless the thread is still in the midst of a call.
 #[cold]
 pub(crate) fn call_what_was_put_off() {
     PUT_OFF.with(|own| {
@@ -220,7 +220,7 @@ pub(crate) fn call_what_was_put_off() {
             let (limit, mask) = (&raw const at_once, &raw const sleeping);
             own.unblocked
                 .store(blocked & let_through, Ordering::Relaxed);
-            // SAFETY: the list is empty, limit and mask are live. It says that it was interrupted.
+            // SAFETY: the list is empty, limit and mask are live. The call fails with `EINTR`.
             let _ = unsafe { interruptible!(ppoll, 0, 0, limit, mask, size_of::<u64>()) };
             own.unblocked.store(0, Ordering::Relaxed);
             call_handlers(before & !blocked);
@@ -228,16 +228,16 @@ pub(crate) fn call_what_was_put_off() {
     });
 }
 
-/// Sets the thread's signal mask; handlers run in this that may unwind (`pthread_exit`).
+/// Sets the thread's signal mask. The handlers that run now may unwind (`pthread_exit`).
 fn call_handlers(mask: u64) {
     let none = ptr::null_mut::<u64>();
     // SAFETY: the mask is live and of the size that is given. The call does not fail then.
     unsafe { set_signal_mask(libc::SIG_SETMASK, &raw const mask, none, size_of::<u64>()) };
 }
 
-/// Makes the system call `rt_sigprocmask`. A function of its own with a description of its frame, so
-/// that handlers may unwind through it: they may not through inline assembly. Not the C library's
-/// `syscall`, a name that a program may define.
+/// Makes the system call `rt_sigprocmask`. A separate function with unwind information: handlers may
+/// unwind through it, but not through inline assembly. Not the C library's `syscall`, a name that a
+/// program may define.
 ///
 /// # Safety
 /// That of the system call.
@@ -282,7 +282,7 @@ unsafe extern "C-unwind" fn set_signal_mask(
     )
 }
 
-/// Elsewhere the C library's `syscall` is the only function with such a description.
+/// Elsewhere only the C library's `syscall` has unwind information.
 ///
 /// # Safety
 /// That of the system call.
@@ -300,7 +300,7 @@ unsafe fn set_signal_mask(
     unsafe { syscall(libc::SYS_rt_sigprocmask, how, new, old, size) }
 }
 
-/// The signal mask with which a handler's `ucontext_t` has the interrupted code go on.
+/// Returns the place of the interrupted code's signal mask in a handler's `ucontext_t`.
 ///
 /// # Safety
 /// The context is the handler's.
@@ -311,7 +311,7 @@ unsafe fn mask_in(context: *mut libc::ucontext_t) -> *mut u64 {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod registers {
-    /// Where the interrupted code goes on.
+    /// Returns the place of the address at which the interrupted code continues.
     ///
     /// # Safety
     /// The context is the handler's.
@@ -328,7 +328,7 @@ mod registers {
         }
     }
 
-    /// What its system call gives.
+    /// Returns the place of the result of the interrupted system call.
     ///
     /// # Safety
     /// The context is the handler's.
@@ -346,12 +346,12 @@ mod registers {
     }
 }
 
-/// To be asked before a handler of the program's is called: whether it is not to be called now, since the
-/// thread is in the midst of a call. It is called at the end of that.
+/// Delays a handler of the program if the thread is in the midst of a call. Returns whether it has. The
+/// handler is then called at the end of the call.
 ///
 /// # Safety
-/// `info` and `context` are what the kernel has given to the handler of `signal` (`SA_SIGINFO`) that
-/// asks, which returns at once if it is put off.
+/// `info` and `context` are the arguments that the kernel has passed to the calling handler of
+/// `signal` (`SA_SIGINFO`). The handler returns at once if this function returns true.
 #[must_use]
 pub unsafe fn put_off(
     signal: i32,
@@ -359,8 +359,8 @@ pub unsafe fn put_off(
     context: *mut libc::ucontext_t,
 ) -> bool {
     PUT_OFF.with(|own| {
-        // What is put off is blocked in the interrupted code alone. A handler just before its end would
-        // have others run in its own calls, and they would stay blocked.
+        // A delayed signal is blocked in the interrupted context only. A handler near its end would run
+        // other handlers in its own calls, and these signals would stay blocked.
         let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
         if in_use::ask_this_thread() || waits {
             // SAFETY: the caller's contract.
@@ -377,11 +377,11 @@ pub unsafe fn put_off(
 /// A `siginfo_t`.
 type Information = [u64; 16];
 
-/// Signals up to this one are not queued: there is one of each, or none.
+/// Signals up to this one are not queued: at most one of each is pending.
 const ONE_AT_A_TIME: i32 = 31;
 
 impl PutOff {
-    /// What comes with a signal that is only to find a place in the queue again: no other has it.
+    /// Returns unique information for a signal that only marks a place in the queue.
     fn mark(&self, signal: i32) -> Information {
         let mut mark = [0; 16];
         mark[0] = u64::from(signal.cast_unsigned());
@@ -400,8 +400,9 @@ impl PutOff {
         context: *mut libc::ucontext_t,
     ) -> bool {
         let bit = 1_u64 << (signal - 1);
-        // From here on no handler comes above this one, whose context is not that of the call. It is the
-        // sleep's mask, that of the action, and the signal itself unless it has `SA_NODEFER`.
+        // From here on no handler can interrupt this one, whose context is not that of the call. The
+        // mask is that of the sleep, that of the action, and the signal itself unless it has
+        // `SA_NODEFER`.
         let now = hold_back();
         // SAFETY: the signal is live; the kernel reads what came with it.
         unsafe {
@@ -418,8 +419,7 @@ impl PutOff {
             let is_marked = is_queued && send((&raw const mark).cast()).is_ok();
             let is_sent = send(info).is_ok();
             if is_marked {
-                // Those that were sent to this thread before the mark come after the one that is put
-                // off.
+                // Signals that were sent to this thread before the mark come after the delayed one.
                 let at_once = libc::timespec {
                     tv_sec: 0,
                     tv_nsec: 0,
@@ -431,7 +431,7 @@ impl PutOff {
                 }
             }
             if !is_sent {
-                // No more fit into the queue.
+                // The queue is full.
                 set_mask(now);
                 return false;
             }
@@ -442,8 +442,8 @@ impl PutOff {
             *mask |= bit;
             self.blocked.fetch_or(bit, Ordering::Relaxed);
         } else {
-            // Those that came in the same sleep have had their handlers above this one, and have found
-            // its mask for that of the call. There are no others: they would have ended the sleep.
+            // Handlers of signals that came in the same sleep ran above this one, and took its mask
+            // for that of the call. There are no other signals: they would have ended the sleep.
             let above = self.blocked.swap(0, Ordering::Relaxed);
             self.let_through.fetch_or(bit | above, Ordering::Relaxed);
             self.sleeping.fetch_and(now, Ordering::Relaxed);
@@ -460,7 +460,8 @@ impl PutOff {
     #[cold]
     unsafe fn unblock_in(&self, context: *mut libc::ucontext_t) {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-        // SAFETY: the caller's contract. Of several handlers this is the outermost.
+        // SAFETY: the caller's contract. No other handler is between this one and the interrupted
+        // sleep.
         unsafe {
             if place(*registers::address(context)) == Place::After {
                 *mask_in(context) &= !self.unblocked.swap(0, Ordering::Relaxed);
@@ -470,7 +471,7 @@ impl PutOff {
         let _ = context;
     }
 
-    /// Has the thread leave the sleep that the signal came in.
+    /// Makes the thread leave the sleep that the signal came in.
     ///
     /// # Safety
     /// As [`put_off`].
@@ -491,7 +492,7 @@ impl PutOff {
                 self.is_cut_short.store(true, Ordering::Relaxed);
             }
             Place::After if *result == interrupted => {
-                // Unless that is what another handler has made of it.
+                // Unless another handler has already ended this sleep.
                 if !self.is_cut_short.load(Ordering::Relaxed) {
                     self.is_interrupted.store(true, Ordering::Relaxed);
                 }

@@ -1,12 +1,12 @@
-//! The place of one number in the table: what it leads to, and how that changes.
+//! The place of one fd in the table: the entry that it leads to, and how that changes.
 //!
-//! # Changing what a number means
-//! The kernel's table and this one cannot change in one step. While they do, the slot holds a mark,
-//! and whoever looks the number up meanwhile waits: it is for the length of one system call that
-//! does not block. The mark is the change's own, so none ends another one. All signals are held back
-//! meanwhile: a handler that looks the number up would wait for the code under it.
+//! # Changing the object of an fd
+//! The kernel's table and this one cannot change in one step. While they change, the slot holds a
+//! mark, and a look-up waits. The wait lasts as long as one system call that does not block. Each
+//! change has a mark of its own, so it cannot end another change. All signals are held back
+//! meanwhile: a handler that looks the fd up would wait for the code under it.
 //!
-//! Whoever [holds](Slot::hold) numbers may wait for changes of others; a change waits for nothing.
+//! A thread that [holds](Slot::hold) fds may wait for changes by others. A change waits for nothing.
 
 use std::ptr::{self, NonNull};
 
@@ -16,10 +16,10 @@ use crate::in_use::{self, Changing, InUse, Mark};
 use crate::object::Object;
 use crate::sync::{AtomicPtr, HeldBack, Ordering, Patience, Rule, broken};
 
-/// What a number stands for.
+/// The object of an fd.
 pub(crate) struct Entry {
     pub(crate) object: Object,
-    /// The next one of those that nobody waited for; see [`in_use::release`].
+    /// The next entry that was left to the calls that use it; see [`in_use::release`].
     pub(crate) next_leaving: AtomicPtr<Entry>,
 }
 
@@ -35,8 +35,8 @@ impl Entry {
         })
     }
 
-    /// Makes an entry for the object that goes on for another one. There is no way back from that, so
-    /// without memory the process ends.
+    /// Makes an entry for the successor of an object. The transfer cannot be undone, so the process
+    /// ends if there is no memory.
     fn of_successor(object: Object) -> *mut Entry {
         Box::into_raw(Box::new(Entry {
             object,
@@ -45,13 +45,14 @@ impl Entry {
     }
 }
 
-/// Null: the number is the kernel's, or not open. Odd: the mark of a change. Else an entry, and whether
-/// it is [kept](Slot::kept). The table takes its slots from memory of zero bytes.
+/// Null: the fd is the kernel's, or not open. Odd: the mark of a change. Otherwise a pointer to an
+/// entry, with a bit that is set while the fd is [copied](Slot::kept). The table allocates its slots as
+/// zero bytes.
 #[repr(transparent)]
 pub(crate) struct Slot(AtomicPtr<Entry>);
 
 const MARK: usize = 1;
-/// The number is being copied. Look-ups go on: also by a handler of what the copy itself raises.
+/// The fd is being copied. Look-ups go on, also in a handler of a signal that the copy raises.
 const KEPT: usize = 2;
 
 #[inline]
@@ -59,7 +60,7 @@ fn is_mark(word: *mut Entry) -> bool {
     word.addr() & MARK != 0
 }
 
-/// Whether the number may be changed.
+/// Returns whether the fd may be changed.
 #[inline]
 fn is_at_rest(word: *mut Entry) -> bool {
     word.addr() & (MARK | KEPT) == 0
@@ -69,7 +70,7 @@ fn entry_of(word: *mut Entry) -> *mut Entry {
     word.map_addr(|word| word & !KEPT)
 }
 
-/// The mark of a change, by the address of something that is this change's alone while it lasts.
+/// Returns the mark of a change: the address of a variable that only this change has.
 fn mark_by<T>(own: *const T) -> *mut Entry {
     match broken(Rule::OwnMark) {
         true => ptr::without_provenance_mut(1),
@@ -83,13 +84,13 @@ impl Slot {
         Slot(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// What it leads to right now; another call may let go of it at any time.
+    /// Returns the current word. Another thread may release the entry at any time.
     #[inline]
     pub(crate) fn word(&self) -> *mut Entry {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The same, once the change is over that is under way.
+    /// Returns the entry after any change that is under way.
     #[inline]
     pub(crate) fn settled(&self) -> Option<NonNull<Entry>> {
         let word = self.word();
@@ -114,7 +115,7 @@ impl Slot {
         }
     }
 
-    /// What it leads to, be it kept or not, unless that is just being changed.
+    /// Returns the entry, even while the fd is copied. Fails while it is changed.
     #[inline]
     pub(crate) fn at_once(&self) -> Result<Option<NonNull<Entry>>, Changing> {
         let word = self.word();
@@ -124,40 +125,41 @@ impl Slot {
         }
     }
 
-    /// Waits for the end of the change that is under way, if one is.
+    /// Waits for the end of a change that is under way.
     #[cold]
     pub(crate) fn outlast_change(&self) {
         let _ = self.settled_later();
     }
 
-    /// Whether it leads to `entry` right now, be it kept or not.
+    /// Returns whether the slot leads to `entry` now, even while the fd is copied.
     pub(crate) fn leads_to(&self, entry: NonNull<Entry>) -> bool {
         entry_of(self.word()) == entry.as_ptr()
     }
 
-    /// What it leads to, unless that is just being changed or copied.
+    /// Returns the entry unless the fd is being changed or copied.
     #[inline]
     pub(crate) fn unless_changing(&self) -> Option<NonNull<Entry>> {
         let word = self.word();
         NonNull::new(word).filter(|_| is_at_rest(word))
     }
 
-    /// Whether it leads to nothing, and nobody is about to change that.
+    /// Returns whether the slot is empty and not being changed.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed).is_null()
     }
 
-    /// Has `call` use what it leads to; None if that is nothing. A close waits for `call`, which must
-    /// not block.
+    /// Calls `call` with the object. Returns `None` if the slot is empty. A close waits for `call`,
+    /// which must not block.
     #[inline]
     pub(crate) fn with<R>(&self, call: impl FnOnce(&Object) -> R) -> Option<R> {
         let in_use = InUse::begin(self)?;
         Some(call(&in_use.entry().object))
     }
 
-    /// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for
-    /// the object, and still gives once the thread is marked. None if it gives nothing.
+    /// Runs `call`, which may block, while this thread has the mark that `mark_of` returns for the
+    /// object. `mark_of` is called again once the thread is marked. Returns `None` if it returns
+    /// `None`, or another mark the second time.
     #[inline]
     pub(crate) fn while_marked<R>(
         &self,
@@ -170,8 +172,8 @@ impl Slot {
         in_use.while_marked(mark, is_still, call)
     }
 
-    /// Has `call` copy the number, of which it is told what it leads to; whoever wants to change that has
-    /// to wait. None if it is being changed or copied now. Signals are held back.
+    /// Runs `call`, which copies the fd, with its object. Other changes of the fd wait meanwhile. Returns
+    /// `None` if the fd is being changed or copied now. Signals must be held back.
     pub(crate) fn kept<R>(&self, call: impl FnOnce(Option<&Object>) -> R) -> Option<R> {
         let own = 0_usize;
         let entry = self.word();
@@ -187,14 +189,15 @@ impl Slot {
         if !is_kept {
             return None;
         }
-        // SAFETY: an entry is released by who takes it out of its slot, and that is for us to do.
+        // SAFETY: no other thread releases the entry before `put`. Changes wait while the slot has
+        // this mark, and `install` leaves the entry to `put`.
         let result = call(unsafe { entry.as_ref() }.map(|entry| &entry.object));
         in_use::release(self.put(mark, entry));
         Some(result)
     }
 
-    /// Has the slot lead to `entry`: the kernel has just given out the number. What it led to was closed
-    /// behind our back, or is just being closed.
+    /// Makes the slot lead to `entry`, for an fd that the kernel has just opened. The old entry's fd was
+    /// closed behind the library's back, or is just being closed.
     pub(crate) fn install(&self, entry: Box<Entry>) {
         let old = self.0.swap(Box::into_raw(entry), Ordering::SeqCst);
         if is_at_rest(old) {
@@ -202,10 +205,11 @@ impl Slot {
         }
     }
 
-    /// Changes what the number means: in the kernel by `change`, and then, if that went well, here,
-    /// to the entry that it returns. What it stood for is released.
+    /// Changes the object of the fd: in the kernel by `change`, and, if that succeeds, here to the
+    /// entry that it returns. The old entry is released.
     ///
-    /// Nothing is marked if the slot is empty and `may_fill` is not so: `change` returns no entry.
+    /// Nothing is marked if the slot is empty and `may_fill` is false: `change` then returns no
+    /// entry.
     pub(crate) fn change<R, E>(
         &self,
         may_fill: bool,
@@ -242,8 +246,8 @@ impl Slot {
         result
     }
 
-    /// Ends the change that `mark` marks. Gives `entry` back if the number has become another
-    /// object's meanwhile: the kernel gave it out again, and that object was installed over the mark.
+    /// Ends the change with this `mark`. Returns `entry` if the fd has got another object meanwhile:
+    /// the kernel opened it again, and that object was installed over the mark.
     fn put(&self, mark: *mut Entry, entry: *mut Entry) -> *mut Entry {
         let put = self
             .0
@@ -254,9 +258,9 @@ impl Slot {
         }
     }
 
-    /// Keeps the number from being looked up and copied, if it leads to what `is_meant`. What it leads
-    /// to may still be in use. To be ended by [`give_back`](Self::give_back) or
-    /// [`give_up`](Self::give_up), until when signals are to be held back.
+    /// Keeps the fd from being looked up and copied, if `is_meant` returns true for its object. The
+    /// entry may still be in use. Signals must be held back until [`give_back`](Self::give_back) or
+    /// [`give_up`](Self::give_up).
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
         let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
         let mut patience = Patience::new();
@@ -276,19 +280,19 @@ impl Slot {
         None
     }
 
-    /// The number is what it was.
+    /// Makes the slot lead to its old entry again.
     pub(crate) fn give_back(&self, held: *mut Entry) {
         in_use::release(self.put(mark_by(held), held));
     }
 
-    /// The number leads to `successor` from now on, or is the kernel's.
+    /// Makes the slot lead to `successor`, or to nothing.
     pub(crate) fn give_up(&self, held: *mut Entry, successor: Option<Object>) {
         let new = successor.map_or(ptr::null_mut(), Entry::of_successor);
         in_use::release(self.put(mark_by(held), new));
         in_use::release(held);
     }
 
-    /// The same for an entry that no call uses any more.
+    /// Like `give_up`, for an entry that no call uses any more.
     ///
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
@@ -302,7 +306,7 @@ impl Slot {
         unsafe { in_use::free(held) };
     }
 
-    /// What it leads to while no other thread could change that.
+    /// Returns the object while no other thread can change the slot.
     #[cfg(not(loom))]
     pub(crate) fn alone(&self) -> Option<&Object> {
         // SAFETY: there is no other thread that could take it out.
@@ -312,7 +316,7 @@ impl Slot {
         entry.map(|entry| &entry.object)
     }
 
-    /// Takes out what it leads to without releasing it.
+    /// Empties the slot without releasing the entry.
     #[cfg(not(loom))]
     pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Ordering::Relaxed);

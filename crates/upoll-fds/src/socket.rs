@@ -1,9 +1,9 @@
-//! `send(2)`, `recv(2)` and their longer forms by number.
+//! `send(2)`, `recv(2)` and their longer forms by fd.
 //!
-//! On user-level sockets the flags are served here that the stream sockets of `unix(7)` look at, and
-//! those that they do not look at. For all else (urgent data, control messages, other flags) the
-//! socket is handed over to the kernel first; what cannot be handed over the kernel socket behind
-//! answers, which is connected and empty.
+//! User-level sockets implement the flags that `unix(7)` stream sockets use, and ignore those that
+//! these sockets ignore. For everything else (urgent data, control messages, other flags) the socket
+//! is demoted first. If it cannot be demoted, the call goes to the kernel socket behind it, which is
+//! connected and empty.
 
 use std::os::fd::RawFd;
 
@@ -29,13 +29,13 @@ fn socket(fd: RawFd, flags: i32, known: i32) -> Option<Socket> {
         _ => None,
     })??;
     if socket.is_none() {
-        // What cannot be handed over is the kernel's to refuse.
+        // If the socket cannot be demoted, the kernel refuses the call.
         let _ = demote(fd);
     }
     socket
 }
 
-/// What a call on a user-level socket uses.
+/// The state of a call on a user-level socket.
 struct Socket(Blocking);
 
 impl Socket {
@@ -142,7 +142,7 @@ fn with_rest<R>(buffers: &[Buffer], done: usize, call: impl FnOnce(&mut libc::ms
     call(&mut rest)
 }
 
-/// What Linux says of an address to send to, on a socket that is connected.
+/// Checks a destination address as Linux does for a connected socket.
 ///
 /// # Safety
 /// As [`memory::read`].
@@ -388,7 +388,7 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
                     0_u32,
                 )?;
             }
-            // Linux has it among those that tell what was received.
+            // Linux returns this flag with those that describe the received message.
             put_control(message, flags & libc::MSG_CMSG_CLOEXEC, 0)?;
             Ok((received, wants_rest.then_some((buffers, header))))
         }
@@ -446,7 +446,7 @@ unsafe fn put<T: Copy>(message: *mut libc::msghdr, at: usize, value: T) -> Resul
     unsafe { memory::write(message.wrapping_byte_add(at).cast(), value) }
 }
 
-/// What is looked at first (`copy_msghdr_from_user`).
+/// Checks the length of the address, which Linux does first (`copy_msghdr_from_user`).
 fn check_name_length(header: &libc::msghdr) -> Result<(), Errno> {
     if !header.msg_name.is_null() && header.msg_namelen.cast_signed() < 0 {
         return Err(Errno::INVAL);

@@ -1,6 +1,6 @@
-//! Atomics, fences and what belongs to a thread: the one place they come from, so that the protocols
-//! of [`slot`](crate::slot) and [`in_use`](crate::in_use), and of [`change`](crate::change), run under the
-//! loom model checker (`--cfg loom`) as they are.
+//! Atomics, fences and thread-local state for the protocols of [`slot`](crate::slot),
+//! [`in_use`](crate::in_use) and [`change`](crate::change). Under the loom model checker (`--cfg loom`)
+//! this module substitutes loom's.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{
@@ -115,13 +115,14 @@ pub enum Rule {
     KernelHasBarriers,
     /// A look-up that has written its record looks at the slot once more.
     LookAgain,
-    /// Whoever empties a slot waits for the calls that use what it led to.
+    /// A thread that empties a slot waits for the calls that use its entry.
     WaitUntilUnused,
-    /// A look-up that finds a number being changed waits for the end of that.
+    /// A look-up that finds an fd being changed waits for the end of the change.
     WaitWhileChanging,
     /// A call that ends lets go of what was closed meanwhile, if nobody waited for it.
     LetGoWhenAsked,
-    /// Whoever leaves an entry to the call that uses it looks once more whether it still does.
+    /// A close that leaves an entry to a call that uses it checks once more whether the call still
+    /// does.
     LookAgainAfterAsking,
     /// A thread takes a record in one step.
     TakeInOneStep,
@@ -129,15 +130,15 @@ pub enum Rule {
     OwnMark,
     /// A change is counted, then looks whether a fork is under way.
     CountThenLook,
-    /// A fork says that it is under way, then looks at the count of changes.
+    /// A fork publishes that it is under way, then checks the count of changes.
     SayThenLook,
     /// A fork waits for the changes that have begun.
     WaitForChanges,
-    /// What a change has done is seen by the fork that waited for it.
+    /// A fork that waited for a change sees its effects.
     ChangeBeforeFork,
-    /// What a fork has looked at is changed after it.
+    /// A change that waited for a fork comes after what the fork has read.
     ForkBeforeChange,
-    /// With the end of one fork another one is still under way.
+    /// At the end of one fork another one is still under way.
     CountForks,
     /// A change that is not to begin is counted no more.
     CountNoMoreWhenRefused,

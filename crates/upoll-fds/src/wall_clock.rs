@@ -21,10 +21,10 @@ pub(crate) fn now() -> Duration {
     Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Has `sleep` wait, by turns, with what it is to wait at most and the signals that it is to hold
-/// back, until it finds something or the wall clock is later by `limit`.
+/// Calls `sleep` repeatedly until it finds something or the wall clock has advanced by `limit`. The
+/// arguments of `sleep` are the longest time to wait, and the signals to hold back.
 ///
-/// A signal handler runs in a sleep, which it ends, and never unnoticed between two.
+/// A signal handler runs during a sleep and ends it. It never runs unnoticed between two sleeps.
 pub(crate) fn wait(
     limit: Duration,
     mask: Option<u64>,
@@ -48,7 +48,7 @@ struct HeldSignals {
 
 impl HeldSignals {
     fn new() -> Result<Self, Errno> {
-        /// Those that a fault of the thread's own raises, and two of the C library's own.
+        /// Signals that a fault of the thread raises, and two that the C library uses itself.
         const NOT_HELD: [i32; 8] = [
             libc::SIGSEGV,
             libc::SIGBUS,

@@ -1,8 +1,9 @@
 //! Steps of the wall clock during a wait.
 //!
-//! The clock of the machine stays as it is. This program has a `clock_gettime` of its own, which the libraries
-//! in it use, too, and a filter has each `futex(2)` that waits by the wall clock done by the test, as the kernel
-//! does it: it ends when the clock has come to its limit, whoever sets it.
+//! The clock of the machine stays as it is. This program defines `clock_gettime`, and the libraries in it use
+//! that definition, too. A seccomp filter passes each `futex(2)` that waits by the wall clock to the test,
+//! which implements it as the kernel does: the wait ends when the clock reaches the limit, even if the clock is
+//! set.
 #![cfg(not(loom))]
 
 mod notified;
@@ -31,7 +32,7 @@ const FOR_EVER: Duration = Duration::from_secs(60);
 /// The C library's, with a wall clock that this program sets.
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
-    // SAFETY: the caller gives a timespec to be filled.
+    // SAFETY: the caller passes a timespec to be filled.
     if unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) } != 0 {
         return -1;
     }
@@ -50,7 +51,7 @@ fn nanoseconds(time: &libc::timespec) -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// What the wall clock shows, in nanoseconds; not counted as a read.
+/// Returns the wall clock in nanoseconds; not counted as a read.
 fn wall() -> i64 {
     let mut now = libc::timespec {
         tv_sec: 0,

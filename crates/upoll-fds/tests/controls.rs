@@ -1,5 +1,5 @@
-//! `fcntl`, `ioctl`, `readv` and `writev` by number on pipes, eventfds and sockets give what they give on
-//! the kernel's.
+//! `fcntl`, `ioctl`, `readv` and `writev` by fd have the same results on user-level pipes, eventfds and
+//! sockets as on the kernel's.
 
 use upoll::Errno;
 

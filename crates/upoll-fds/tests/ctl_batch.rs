@@ -1,4 +1,4 @@
-//! `epoll_ctl_batch` by number gives what the kernel gives for the same changes one by one.
+//! `epoll_ctl_batch` by fd has the same results as the kernel's for the same changes one by one.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use upoll_fds::EpollCtlCmd;
 /// Numbers of one of the two, by what they stand for.
 struct World {
     set: i32,
-    /// What commands name; the last one is `set`.
+    /// The fds that commands name; the last one is `set`.
     targets: Vec<i32>,
     wait: fn(i32, &mut [Event; 32]) -> i64,
     close: fn(i32),
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// What is ready, in no order, twice: what is level-triggered is ready again.
+    /// Returns the ready events, unordered, from two rounds: level-triggered ones are ready again.
     fn ready(&self) -> Vec<Vec<(u64, u32)>> {
         let round = |_| {
             let mut events = [Event::default(); 32];
@@ -407,8 +407,9 @@ fn arguments_that_cannot_be_are_refused() {
     upoll_fds::close(set).unwrap();
 }
 
-/// Each number of a batch is closed, made anew and handed over while batches name it: each command's
-/// result is one that some order of the calls gives, and what is left in the set is what is open.
+/// Each fd of a batch is closed, opened again and demoted while batches name it. The result of each
+/// command is possible in some order of the calls, and the set's members at the end are the open
+/// fds.
 #[test]
 fn numbers_may_be_closed_and_handed_over_during_a_batch() {
     const ROUNDS: usize = 300;

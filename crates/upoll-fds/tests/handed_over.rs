@@ -1,6 +1,5 @@
-//! Objects that are handed over to the kernel while other threads read, write and wait: as with one
-//! object of the kernel's all the time, no byte is lost, none comes twice, their order is kept, and
-//! whoever waits is woken.
+//! Objects that are demoted while other threads read, write and wait. As with one kernel object
+//! throughout, no byte is lost or duplicated, the order is kept, and all waiters are woken.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -27,7 +26,7 @@ fn must_end(body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Whose the object is, at first and at last.
+/// The owner of the object, at first and at last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     TheKernels,
@@ -54,7 +53,7 @@ fn rounds() -> impl Iterator<Item = (Kind, Whose)> {
     (0..TRIES).flat_map(|_| kinds())
 }
 
-/// What is read, and what is written.
+/// A pair of ends, one read and one written.
 struct Stream {
     whose: Whose,
     fds: [RawFd; 2],
@@ -199,7 +198,7 @@ fn bytes(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(byte).collect()
 }
 
-/// A write that waits for room, or for anything to be read, says that it wrote all.
+/// A write that waits for room, or for a reader, returns the whole count.
 #[test]
 fn a_write_that_waits_writes_all_although_the_kernel_gets_the_object_meanwhile() {
     must_end(|| {
@@ -245,7 +244,7 @@ fn a_read_that_waits_for_all_has_all_although_the_kernel_gets_the_sockets_meanwh
                     wait_until(|| available(reader) == 0);
                     stream.hand_over(1);
                     assert_eq!(way.write(writer, &bytes(40, 60)), Ok(60));
-                    // What a read that did not wait has left.
+                    // The read ends even if it did not wait for all.
                     stream.close(1);
                     let (read, there) = reading.join().unwrap();
                     assert_eq!(read, Ok(100), "{whose:?} {way:?}");
@@ -256,7 +255,7 @@ fn a_read_that_waits_for_all_has_all_although_the_kernel_gets_the_sockets_meanwh
     });
 }
 
-/// What several threads write and read at a time, in one piece.
+/// The size of the records that several threads write and read at a time, in one piece.
 const RECORD: usize = 64;
 
 fn record(writer: u32, number: u32) -> [u8; RECORD] {
@@ -268,7 +267,7 @@ fn record(writer: u32, number: u32) -> [u8; RECORD] {
     record
 }
 
-/// Who wrote it, and which of their records it is.
+/// Returns the writer of a record and the record's number.
 fn parse(bytes: &[u8; RECORD]) -> (u32, u32) {
     let number = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let (writer, which) = (number(0), number(4));
@@ -522,7 +521,7 @@ fn an_interest_that_has_fired_stays_disabled() {
     }
 }
 
-/// What the closed end has left: the bytes, then the end.
+/// A closed end leaves its bytes, then the end of file.
 #[test]
 fn what_a_closed_end_has_left_is_read_to_the_end() {
     for (kind, whose) in kinds() {

@@ -86,7 +86,7 @@ mod number {
 
     use loom::cell::UnsafeCell;
 
-    /// What a number means in the kernel and here. A fork must not meet a change of it half made.
+    /// The meaning of an fd in the kernel and here. A fork must not meet a change of it half made.
     #[derive(Clone)]
     pub(crate) struct Number(Arc<[UnsafeCell<usize>; 2]>);
 
@@ -124,7 +124,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// Runs a model with `rule` switched off, which must fail, and says whether that is because it does not
+/// Runs a model with `rule` switched off, which must fail. Returns whether it fails because it does not
 /// end.
 fn has_no_end_without(rule: Rule, model: fn()) -> bool {
     break_rule(Some(rule));
@@ -243,8 +243,8 @@ fn a_close_that_does_not_look_again_after_asking_leaves_the_file_open() {
     must_fail_without(Rule::LookAgainAfterAsking, using_against_closing);
 }
 
-/// Two calls use what gives way to another object: the last one lets go of it. (In one step: loom does
-/// not come to an end with two threads that wait for a third one.)
+/// Two calls use an entry that another object replaces: the last call releases it. (In one step: loom
+/// does not come to an end with two threads that wait for a third one.)
 fn two_using_against_closing() {
     model(3, || {
         let object = Object::new();
@@ -524,7 +524,7 @@ fn a_record_that_two_threads_take_hides_that_one_of_them_uses_the_file() {
     must_fail_without(Rule::TakeInOneStep, taking_records_against_closing);
 }
 
-/// The kernel gives a number out again while its close is about to end, and the new one is changed.
+/// The kernel opens an fd again while its close is about to end, and the new object is changed.
 fn closing_against_the_next_change() {
     model(3, || {
         let (old, new) = (Object::new(), Object::new());
@@ -765,8 +765,8 @@ fn a_fork_within_a_change_that_waits_for_nobody_meets_the_other() {
     must_fail_without(Rule::WaitForChanges, forking_within_a_change);
 }
 
-/// In the child of a fork that a signal handler has made in the midst of a change, or of another fork,
-/// what it has interrupted goes on. (One thread: the child has no other.)
+/// A signal handler forks in the midst of a change, or of another fork. In the child the interrupted
+/// code continues. (One thread: the child has no other.)
 #[test]
 fn changes_and_forks_go_on_in_the_child_of_a_fork_within_them() {
     model(0, || {
@@ -852,7 +852,7 @@ fn a_set_is_forgotten_for_one_of_an_older_generation() {
     must_fail_without(Rule::NoteTheNewest, making_sets_in_two_generations);
 }
 
-/// What threads do with a plain set, in the model: its numbers, the table and the kernel set.
+/// The state of a plain set that the model's threads use: its fds, the table and the kernel set.
 struct PlainSet {
     record: Record,
     /// The table has it.

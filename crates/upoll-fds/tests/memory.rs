@@ -1,4 +1,4 @@
-//! What calls do to the memory that they are given, and what they take themselves.
+//! The memory that calls are given, and the memory that they allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -117,7 +117,7 @@ fn a_read_into_a_large_buffer_touches_what_it_fills() {
     }
 }
 
-/// As `fcntl(3)` has it; the system call cannot tell a group from an error.
+/// The result is that of `fcntl(3)`; the system call cannot distinguish a group from an error.
 #[test]
 fn the_owner_of_a_number_may_be_a_group() {
     let mut ends = [-1; 2];

@@ -1,6 +1,6 @@
-//! Numbers that are made, copied and replaced while whatever there is goes over to the kernel: a number
-//! that its object has left behind leads to what the kernel has, and no byte is lost. In a process of
-//! its own, where everything may be handed over.
+//! Fds that are made, copied and replaced while all objects are demoted. A kernel fd that remains
+//! refers to the same contents, and no byte is lost. In a process of its own, where everything may be
+//! demoted.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -28,7 +28,7 @@ fn sockets() -> Ends {
     fds
 }
 
-/// What is written at one end arrives at the other, whether they are copies or not.
+/// A byte that is written at one end arrives at the other. The fds may be copies.
 fn pass_on(read: RawFd, write: RawFd, is_socket: bool, byte: u8) {
     let (sent, mut there) = ([byte], [0]);
     // SAFETY: the bytes are live.
@@ -49,7 +49,7 @@ std::thread_local! {
     static UNTIL: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Has everything handed over in the midst of a call that allocates.
+/// Demotes everything in the midst of a call that allocates.
 struct HandsOver;
 
 // SAFETY: it is the system's.

@@ -29,7 +29,7 @@ fn demotes(fault: &mut Fault) {
     fault.during(|| upoll_fds::demote(world.outer));
     world.check_and_close();
     let world = World::new();
-    // What cannot be demoted stays as it is.
+    // An object that cannot be demoted stays as it is.
     fault.during(|| {
         upoll_fds::demote_all();
         Ok(())

@@ -93,7 +93,7 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// What a call gave: its result, and whatever it wrote.
+/// The outcome of a call: its result, and the words that it wrote.
 type Outcome = (Result<i64, i32>, Vec<u64>);
 
 /// The calls of one of the two.
@@ -243,7 +243,7 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    /// Has `place` stand for a new number, and the old one closed.
+    /// Makes `place` stand for a new fd, and closes the old one.
     fn put(&mut self, place: usize, made: Result<i64, i32>) -> Result<i64, i32> {
         let fd = made?;
         if self.fds[place] >= 0 {

@@ -1,5 +1,5 @@
-//! `epoll_pwait1` by number: on a set with members of ours, on one without, and on one that the
-//! kernel made, by both clocks. What the kernel's `epoll_pwait2` gives on the latter is the oracle.
+//! `epoll_pwait1` by fd, by both clocks: on a set with user-level members, on one without, and on a
+//! kernel set. The kernel's `epoll_pwait2` on the last one is the oracle.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};

@@ -124,7 +124,7 @@ fn a_handler_may_use_the_number_that_the_code_under_it_is_changing() {
     assert_eq!(REFUSED.load(Ordering::Relaxed), 0);
 }
 
-/// Says when its open file is gone.
+/// Records that its open file is gone.
 struct Tells(Arc<AtomicBool>);
 
 impl Pollable for Tells {
@@ -189,9 +189,9 @@ fn both_numbers_of_a_change_may_be_closed_in_the_midst_of_it() {
         file.0.store(closes, Ordering::SeqCst);
         drop(file);
         ctl(set, libc::EPOLL_CTL_MOD, fd);
-        // What was closed goes with the end of the change.
+        // The closed object goes with the end of the change.
         assert_eq!(is_gone.load(Ordering::SeqCst), !closes_the_set);
-        // The closed number may be one of another test's by now.
+        // The closed fd may be another test's by now.
         let other = if closes_the_set { fd } else { set };
         assert!(upoll_fds::is_user_level(other));
         upoll_fds::close(other).unwrap();

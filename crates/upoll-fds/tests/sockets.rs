@@ -1,5 +1,5 @@
-//! Socket pairs by number give what the kernel's give: `send`, `recv` and their longer forms, with
-//! flags, bad pointers and many buffers.
+//! Socket pairs by fd have the same results as the kernel's: `send`, `recv` and their longer forms,
+//! with flags, bad pointers and many buffers.
 
 use std::time::Duration;
 
@@ -232,7 +232,7 @@ fn message(list: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
-/// What a call gave, and what it wrote.
+/// Makes a call. Returns its outcome and the bytes and words that it wrote.
 fn make(pair: &mut Pair, call: &Call) -> (Outcome, Vec<Vec<u8>>, [i64; 3]) {
     let mut wrote = Vec::new();
     let mut fields = [0; 3];
@@ -517,7 +517,7 @@ fn a_signal_ends_waiting_for_all_with_what_is_there() {
     }
 }
 
-/// What is not a socket, and what the kernel object behind a number answers for it.
+/// Calls on fds that are no sockets, and calls that the kernel object behind an fd answers.
 #[test]
 fn other_numbers_answer_as_the_kernels_do() {
     let mut pipes = [[-1; 2]; 2];

@@ -1,5 +1,5 @@
-//! A program may have a filter that traps system calls, and a handler of `SIGSYS` answer them. Those
-//! that the library makes are answered as well.
+//! A program may have a filter that traps system calls, and a handler of `SIGSYS` that implements
+//! them. The handler also gets the calls that the library makes.
 #![cfg(all(
     not(loom),
     target_os = "linux",
@@ -33,7 +33,7 @@ extern "C" fn answers(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     ANSWERED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Has the `dup` of this thread be answered by the handler. False if there are no filters here.
+/// Makes the handler implement `dup` for this thread. Returns false if there are no filters here.
 fn trap_dup() -> bool {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const IS_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

@@ -84,7 +84,7 @@ fn open_numbers() -> Vec<RawFd> {
 
 /// Makes the calls with no watch left, with one, and so on until they need no more. No fd is left behind.
 fn each_watch_is_missing(calls: impl Fn(&Limit)) {
-    // What the library keeps for good.
+    // This call allocates the resources that the library keeps for good.
     calls(&Limit {
         watches: usize::MAX / 2,
         ran_out: AtomicUsize::new(0),
@@ -271,8 +271,8 @@ impl Tower {
     }
 }
 
-/// The library makes kernel sets in the place of those that the program has closed, and has them know again all
-/// that they have to. What the kernel refuses meanwhile comes later.
+/// The library replaces its kernel sets that the program has closed, and adds all their members again. A member
+/// that the kernel refuses for now is added later.
 #[test]
 fn sets_whose_fds_were_closed_lack_nothing_as_soon_as_there_are_watches() {
     let _alone = alone();
@@ -318,7 +318,8 @@ fn a_set_fails_as_long_as_one_below_lacks_watches() {
     });
 }
 
-/// The kernel answers `EEXIST` where the library checks that a set is its own; here it does not.
+/// The kernel fails with `EEXIST` where the library checks that a set is its own. Here the call
+/// fails with `ENOSPC` instead.
 #[test]
 fn sets_that_were_taken_for_lost_work_on() {
     let _alone = alone();

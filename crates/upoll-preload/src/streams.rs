@@ -27,10 +27,9 @@ pub(crate) fn may_be_over(fd: c_int) -> bool {
     (0..=libc::STDERR_FILENO).contains(&fd) || may_be_listed(fd)
 }
 
-/// Searches the list of streams without the C library's lock. A thread that flushes all streams holds the lock
-/// for as long as another thread reads from one of them. The lock could also be held for ever: a handler may
-/// leave by `siglongjmp`, the thread may be cancelled, and a child may come from a fork that the C library has
-/// not seen.
+/// Searches the list of streams without the C library's lock. A thread that flushes all streams holds the
+/// lock for as long as another thread reads from one of them. The lock may even stay held for ever: after a
+/// `siglongjmp` or a cancellation, or in the child of a fork that the C library has not seen.
 ///
 /// So a stream may be closed during the search. The kernel reads the memory of the stream, and fails if it is
 /// gone.

@@ -7,9 +7,9 @@ use std::thread;
 
 use libc::{seccomp_notif, seccomp_notif_resp, sock_filter, sock_fprog};
 
-/// What the caller of a system call gets.
+/// The answer to a system call.
 pub enum Answer {
-    /// What the kernel answers.
+    /// The kernel executes the call.
     Kernels,
     /// Success: the call has been made in the caller's place.
     Done,
@@ -68,7 +68,7 @@ pub fn answered<T: Send>(
     })
 }
 
-/// Has such calls of this thread reported.
+/// Returns the fd that reports such calls of this thread.
 fn listen(which: Which) -> OwnedFd {
     const ALLOW: u32 = 0x7fff_0000;
     const NOTIFY: u32 = 0x7fc0_0000;
@@ -105,7 +105,7 @@ fn listen(which: Which) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(i32::try_from(listener).unwrap()) }
 }
 
-/// Answers until the threads have ended.
+/// Handles calls until the threads have ended.
 fn serve(listener: &OwnedFd, answer: &mut impl FnMut(&Call) -> Answer) {
     const CONTINUE: u32 = 1;
     let listener = listener.as_raw_fd();

@@ -41,7 +41,7 @@ pub fn add(epfd: RawFd, fd: RawFd) {
     unsafe { upoll_fds::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &raw const event) }.unwrap();
 }
 
-/// What is ready, in ascending order.
+/// Returns the data of the ready events, in ascending order.
 pub fn ready(epfd: RawFd) -> Vec<u64> {
     let mut events = [Event::default(); 32];
     // SAFETY: there is as much room.

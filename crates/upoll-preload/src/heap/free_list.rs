@@ -1,9 +1,9 @@
 //! A list of free blocks that are known by their numbers, last in, first out, without a lock.
 //!
-//! The head is one word: the number of the first block, and a count of the changes. A thread may read the
-//! head and its link, and then be held up while other threads take that block, take another one, and give
-//! the first block back. The thread then finds another count, and tries again. (It would find the same
-//! one only if it were held up for exactly as many changes as 32 bits count.)
+//! The head is one word: the number of the first block, and a count of the changes. A thread may be held up
+//! after it has read the head and its link, while other threads take that block and another one, and free
+//! the first. The thread then finds another count, and tries again. (It would find the same one only if it
+//! were held up for exactly as many changes as 32 bits count.)
 
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
