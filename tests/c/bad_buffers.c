@@ -1,10 +1,10 @@
-/* Reads and writes whose buffers end in memory that is not there: pipes move whole pages, and sockets what was
- * sent in one piece, or nothing of it. */
+/* Reads and writes whose buffers end in unmapped memory. Pipes move whole pages, and sockets move
+ * whole messages or fail. */
 #include "check.h"
 
 enum { PAGE = 4096 };
 
-/* The last `there` bytes of memory before what is not there. */
+/* Returns the last `there` bytes of a page that an unmapped one follows. */
 static char *before_nothing(size_t there)
 {
 	static char *memory;
@@ -39,7 +39,7 @@ static void put(size_t count)
 	CHECK(write(ends[1], bytes, count) == (ssize_t)count);
 }
 
-/* All ways to read and to write. */
+/* All calls that read, and all calls that write. */
 enum { READ, READV, READV_OF_TWO, RECV, RECVMSG, PEEK, READS };
 enum { WRITE, WRITEV, WRITEV_OF_TWO, SEND, SENDMSG, WRITES };
 
@@ -50,7 +50,7 @@ static long count_of(int end)
 	return count;
 }
 
-/* A read of `asked` bytes with a place for `there`. */
+/* Reads `asked` bytes into a buffer of which `there` bytes are mapped. */
 static ssize_t take(int how, size_t there, size_t asked)
 {
 	char *place = before_nothing(there);
@@ -75,7 +75,7 @@ static ssize_t take(int how, size_t there, size_t asked)
 	}
 }
 
-/* A write of `asked` bytes of which `there` can be read. */
+/* Writes `asked` bytes of which `there` are mapped. */
 static ssize_t give(int how, size_t there, size_t asked)
 {
 	char *place = before_nothing(there);
@@ -98,7 +98,8 @@ static ssize_t give(int how, size_t there, size_t asked)
 	}
 }
 
-/* What such a read gives after writes of the sizes in `pieces`; -1: EFAULT. */
+/* Checks the results of all reads after writes of the sizes in `pieces`. An expected -1 is EFAULT.
+ */
 static void reads(int kind, const size_t *pieces, size_t there, size_t asked, long expected)
 {
 	int how, blocking;
@@ -126,7 +127,7 @@ static void reads(int kind, const size_t *pieces, size_t there, size_t asked, lo
 		}
 }
 
-/* What such a write gives after one of `first` bytes. */
+/* Checks the results of all writes after a write of `first` bytes. */
 static void writes(int kind, size_t first, size_t there, size_t asked, long expected)
 {
 	int how, blocking;
@@ -154,13 +155,13 @@ static void writes(int kind, size_t first, size_t there, size_t asked, long expe
 
 int main(void)
 {
-	/* One page: all that is asked for of it, or nothing. */
+	/* One page: the call moves all the bytes that it asks for, or none. */
 	reads(PIPE, PIECES(100), 1, 100, -1);
 	reads(PIPE, PIECES(100), 99, 200, -1);
 	reads(PIPE, PIECES(100), 100, 200, 100);
 	reads(PIPE, PIECES(100), 0, 8, -1);
 	reads(PIPE, PIECES(100), 40, 50, -1);
-	/* Several. */
+	/* Several pages. */
 	reads(PIPE, PIECES(PAGE, PAGE, PAGE), 1, 3 * PAGE, -1);
 	reads(PIPE, PIECES(PAGE, PAGE, PAGE), PAGE - 1, 3 * PAGE, -1);
 	reads(PIPE, PIECES(PAGE, PAGE, PAGE), PAGE, 3 * PAGE, PAGE);
@@ -170,7 +171,7 @@ int main(void)
 	reads(PIPE, PIECES(2 * PAGE + 10), 2 * PAGE + 10, 30 * PAGE, 2 * PAGE + 10);
 	reads(PACKETS, PIECES(100, 100), 50, 100, -1);
 	reads(PACKETS, PIECES(100, 100), 100, 300, 100);
-	/* Sockets: by what was sent at once. */
+	/* Sockets: the unit is one send. */
 	reads(SOCKETS, PIECES(100), 1, 100, -1);
 	reads(SOCKETS, PIECES(100), 0, 1, -1);
 	reads(SOCKETS, PIECES(100, 50), 149, 200, 100);
@@ -182,7 +183,7 @@ int main(void)
 	writes(PIPE, 0, 0, 1, -1);
 	writes(PIPE, 0, 2 * PAGE + 5, 3 * PAGE, 2 * PAGE);
 	writes(PIPE, 0, PAGE, PAGE + 1, PAGE);
-	/* What does not fill a page goes behind what is there. */
+	/* Less than a page is appended to the last page. */
 	writes(PIPE, 10, 60, 100, -1);
 	writes(PIPE, 10, PAGE - 1, PAGE + 50, 50);
 	writes(PIPE, 10, 2 * PAGE + 100, 3 * PAGE + 50, 2 * PAGE + 50);
@@ -193,7 +194,7 @@ int main(void)
 	writes(SOCKETS, 10, 36543, 40000, -1);
 	writes(SOCKETS, 10, 36544, 40000, 36544);
 
-	/* Where there is nothing, and no room, that comes first; an end of the stream does, too. */
+	/* An empty or full pipe, and the end of a stream, are reported before EFAULT. */
 	make(PIPE);
 	FAILS(take(READ, 0, 8), EAGAIN);
 	FAILS(take(READV, 4, 8), EAGAIN);

@@ -1,4 +1,5 @@
-/* A pointer that leads nowhere gives EFAULT, and an eventfd's value is gone all the same. */
+/* A pointer to unmapped memory fails with EFAULT. A read of an eventfd takes its value
+ * nevertheless. */
 #include "check.h"
 
 static const void *const TOO_HIGH = (const void *)-8L;
@@ -45,7 +46,7 @@ int main(void)
 	CHECK(poll(NULL, 0, 0) == 0);
 	FAILS(ppoll(&entry, 1, &never, NULL), EINVAL);
 #ifndef KERNEL_ONLY
-	/* glibc reads it itself. */
+	/* glibc itself reads the timeout. */
 	FAILS(ppoll(&entry, 1, (struct timespec *)bad, NULL), EFAULT);
 #endif
 	FAILS(ppoll(&entry, 1, NULL, (sigset_t *)bad), EFAULT);
@@ -59,7 +60,7 @@ int main(void)
 	FAILS(read(fds[0], bad, 8), EFAULT);
 	CHECK(read(fds[0], &value, 8) == 1);
 	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
-	/* The numbers are free again when they could not be told. */
+	/* The fds are free again if they could not be stored. */
 	number = dup(0);
 	CHECK(close(number) == 0);
 	FAILS(pipe((int *)bad), EFAULT);

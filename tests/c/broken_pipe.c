@@ -1,5 +1,5 @@
-/* SIGPIPE is raised as the kernel raises it: also by a blocked write that has written a part when the last
- * reader closes, and with the kernel's siginfo_t. */
+/* SIGPIPE is raised like the kernel's, with the same siginfo_t, also in a blocked write that has
+ * written a part when the last reader closes. */
 #include "check.h"
 #include <sys/syscall.h>
 
@@ -17,7 +17,8 @@ static void handler(int signal, siginfo_t *info, void *context)
 	thread_of = (int)syscall(SYS_gettid);
 }
 
-/* The signal is there when the call returns. Only valgrind delivers late what libupoll raises. */
+/* Checks that the signal has arrived when the call returns. Only valgrind delivers signals of
+ * libupoll late. */
 static void has_come(void)
 {
 #ifndef KERNEL_ONLY
@@ -78,7 +79,7 @@ int main(void)
 	action.sa_sigaction = handler, action.sa_flags = SA_SIGINFO;
 	CHECK(sigaction(SIGPIPE, &action, NULL) == 0);
 
-	/* Nothing is written. */
+	/* No byte is written. */
 	CHECK(pipe(ends) == 0);
 	CHECK(close(ends[0]) == 0);
 	FAILS(write(ends[1], "x", 1), EPIPE);

@@ -1,4 +1,4 @@
-/* Lengths that no buffer has, and vectors of empty buffers: which check comes first. */
+/* Impossible lengths, and vectors of empty buffers: the order of the checks. */
 #include "check.h"
 
 int main(void)
@@ -11,10 +11,10 @@ int main(void)
 
 	CHECK(counter >= 0 && epfd >= 0);
 	CHECK(pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-	/* A member that is user-level in libupoll makes the set user-level. */
+	/* A member that is user-level in libupoll also makes the set user-level. */
 	CHECK(add(epfd, counter, EPOLLIN, 0) == 0);
 
-	/* The length is checked against the address space, before anything else about the buffer. */
+	/* The length is checked against the address space before the rest of the buffer. */
 	FAILS(read(counter, &byte, -1), EFAULT);
 	FAILS(write(counter, &byte, -1), EFAULT);
 	FAILS(read(counter, &byte, half), EFAULT);
@@ -24,7 +24,7 @@ int main(void)
 	FAILS(read(pair[0], &byte, -1), EFAULT);
 	FAILS(write(pair[1], &byte, -1), EFAULT);
 
-	/* Whether the file can be read or written at all comes before that. */
+	/* The access mode of the file is checked before that. */
 	FAILS(read(ends[1], &byte, -1), EBADF);
 	FAILS(write(ends[0], &byte, -1), EBADF);
 	FAILS(read(epfd, &byte, -1), EINVAL);
@@ -48,7 +48,7 @@ int main(void)
 	FAILS(writev(ends[1], &endless, 1), EINVAL);
 	FAILS(readv(pair[0], &endless, 1), EINVAL);
 
-	/* Nothing to move is no error where there is something to move it to. */
+	/* Moving no bytes succeeds if the file could move some. */
 	CHECK(writev(counter, empty, 2) == 0 && readv(counter, empty, 2) == 0);
 	CHECK(writev(counter, empty, 0) == 0 && readv(counter, empty, 0) == 0);
 	CHECK(writev(ends[1], empty, 2) == 0 && readv(ends[0], empty, 2) == 0);

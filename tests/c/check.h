@@ -1,6 +1,6 @@
-/* What every test here uses. A test is compiled twice: as it is, against the kernel, and with
- * UPOLL_REDIRECT, against libupoll. It has to pass both ways. Exit 0: passed, 1: failed, 77: there
- * is nothing to test this way. */
+/* The helpers of all tests. Each test is compiled twice: unchanged, against the kernel, and with
+ * UPOLL_REDIRECT, against libupoll. Both must pass. Exit status 0: passed, 1: failed, 77: there is
+ * nothing to test in this variant. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -29,7 +29,7 @@
 #ifdef UPOLL_REDIRECT
 #include <upoll.h>
 #else
-/* The kernel has none of what is only in libupoll. */
+/* The kernel lacks the extensions of libupoll. */
 #define KERNEL_ONLY 1
 #endif
 
@@ -42,10 +42,10 @@
 		}                                                                             \
 	} while (0)
 
-/* The call fails with this error. */
+/* Checks that the call fails with this error. */
 #define FAILS(call, error) CHECK((errno = 0, (call) == -1) && errno == (error))
 
-/* An address that leads nowhere. */
+/* Returns an address that is not mapped. */
 static inline void *nowhere(void)
 {
 	void *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -59,8 +59,7 @@ static inline void sleep_ms(long ms)
 	nanosleep(&time, NULL);
 }
 
-/* Waits until a process or thread sleeps. One that is about to sleep may need some time on a busy
- * machine. */
+/* Waits until a process or thread sleeps. On a busy machine this may take some time. */
 static inline void wait_until_asleep(int tid)
 {
 	char path[64], line[512], *state;
@@ -71,7 +70,7 @@ static inline void wait_until_asleep(int tid)
 		stat = fopen(path, "r");
 		CHECK(stat != NULL && fgets(line, sizeof line, stat) != NULL);
 		fclose(stat);
-		/* The name before the state may hold anything. */
+		/* The name before the state may contain any character. */
 		state = strrchr(line, ')');
 		CHECK(state != NULL);
 	} while (state[2] != 'S');

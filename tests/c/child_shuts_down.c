@@ -1,12 +1,12 @@
-/* A child that calls shutdown(2) on all fds that its parent did not open by itself changes nothing for its
- * parent: waits sleep, end when they have to, and do not busy the processor. */
+/* A child calls shutdown(2) on all fds that its parent has not opened itself. The parent is not
+ * affected: its waits sleep, end in time, and do not spin. */
 #include "check.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
 
 static int set, counter, near, far;
 
-/* Of this process, in milliseconds. */
+/* Returns the processor time of this process, in milliseconds. */
 static long cpu_time(void)
 {
 	struct timespec time;

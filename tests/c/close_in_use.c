@@ -1,4 +1,4 @@
-/* A close does not end calls of other threads that are under way, and they keep the open file. */
+/* A close does not end calls of other threads that use the fd. They keep the open file. */
 #include "check.h"
 
 static int fds[2], epfd;
@@ -31,7 +31,7 @@ int main(void)
 	uint64_t value;
 	int fd, copy;
 
-	/* A reader of an eventfd gets what a copy is given. */
+	/* A read of an eventfd gets the value that is written to a duplicate. */
 	fds[0] = eventfd(0, 0);
 	copy = dup(fds[0]);
 	CHECK(pthread_create(&thread, NULL, reads, result) == 0);
@@ -44,7 +44,7 @@ int main(void)
 	CHECK(count == 8 && value == 4);
 	CHECK(close(copy) == 0);
 
-	/* A pipe whose reading end is closed while it is read from takes what is written meanwhile. */
+	/* A read of a pipe gets bytes that are written after its fd was closed. */
 	CHECK(pipe(fds) == 0);
 	CHECK(pthread_create(&thread, NULL, reads, result) == 0);
 	sleep_ms(100);
@@ -57,7 +57,7 @@ int main(void)
 	FAILS(write(fds[1], "x", 1), EPIPE);
 	CHECK(close(fds[1]) == 0);
 
-	/* A set that is closed while it is waited in goes on reporting. */
+	/* A wait in a set that is closed still reports events. */
 	epfd = epoll_create1(0);
 	fd = eventfd(0, 0);
 	CHECK(add(epfd, fd, EPOLLIN, 1) == 0);

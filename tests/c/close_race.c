@@ -1,5 +1,5 @@
-/* Threads that use, copy and close the same few numbers at once: no call sees a dead object, and
- * none reports anything but what a live or a closed number gives. */
+/* Threads use, duplicate and close the same few fds concurrently. No call uses a freed object, and
+ * all results are those of an open or a closed fd. */
 #include "check.h"
 
 enum { NUMBERS = 4, ROUNDS = 20000, THREADS = 4 };
@@ -32,7 +32,7 @@ static void *storms(void *seed)
 			break;
 		case 4:
 			result = eventfd(0, EFD_NONBLOCK);
-			/* Another number may have been closed meanwhile; keep to ours. */
+			/* Another fd may have been closed meanwhile; keep to the test's own. */
 			if (result >= base + NUMBERS)
 				CHECK(close((int)result) == 0);
 			result = 0;
@@ -65,7 +65,7 @@ int main(void)
 		CHECK(pthread_create(&threads[at], NULL, storms, (void *)(uintptr_t)(at + 1)) == 0);
 	for (at = 0; at < THREADS; at++)
 		CHECK(pthread_join(threads[at], NULL) == 0);
-	/* Nothing but our numbers is left open. */
+	/* No other fd is left open. */
 	for (at = 0; at < NUMBERS; at++)
 		close(base + at);
 	kept = dup(0);

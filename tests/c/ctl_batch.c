@@ -1,4 +1,4 @@
-/* epoll_ctl_batch: many changes in one call, up to the first that fails. */
+/* epoll_ctl_batch applies changes in one call, up to the first that fails. */
 #include "check.h"
 
 int main(void)

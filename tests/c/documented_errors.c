@@ -1,4 +1,4 @@
-/* Errors that the man pages name and no other test here asks for. */
+/* Errors that the man pages name and no other test here covers. */
 #include "check.h"
 
 #include <sys/syscall.h>
@@ -30,7 +30,7 @@ int main(void)
 	FAILS(poll(nowhere(), 1, 0), EFAULT);
 	FAILS(readv(fds[0], NULL, -1), EINVAL);
 	FAILS(readv(fds[0], NULL, 1025), EINVAL);
-	/* The other end had not read everything. */
+	/* The other end closes with unread bytes. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	CHECK(write(pair[0], &byte, 1) == 1 && close(pair[1]) == 0);
 	FAILS(read(pair[0], &byte, 1), ECONNRESET);
@@ -68,7 +68,7 @@ int main(void)
 		CHECK(ioctl(fd, EFD_IOC_SET_MAXIMUM, &maximum) == 0);
 		FAILS(upoll_demote(fd), EOPNOTSUPP);
 
-		/* What is no set is found out by the first command. */
+		/* The first command finds that fd is not a set. */
 		CHECK(epoll_ctl_batch(fd, 0, 1, &command) == 0 && command.result == -EBADF);
 		command.fd = fds[0];
 		CHECK(epoll_ctl_batch(fd, 0, 1, &command) == 0 && command.result == -EINVAL);
@@ -80,7 +80,7 @@ int main(void)
 		FAILS(epoll_pwait1(kernels_set, 0, &event, 1, &params), EINVAL);
 		params.clockid = CLOCK_MONOTONIC;
 		FAILS(epoll_pwait1(900, 0, &event, 1, &params), EBADF);
-		/* valgrind has no epoll_pwait2, which serves a set without user-level members. */
+		/* valgrind has no epoll_pwait2, which waits in a set without user-level members. */
 		CHECK(add(epfd, object, EPOLLIN, 0) == 0);
 		params.size = 1;
 		FAILS(epoll_pwait1(epfd, 0, &event, 1, &params), EINVAL);

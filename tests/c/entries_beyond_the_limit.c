@@ -1,5 +1,6 @@
-/* poll and ppoll with more entries than RLIMIT_NOFILE allows fail with EINVAL, however few they are, whether they would
- * sleep or not, and as soon as the program has changed the limit. */
+/* poll and ppoll with more entries than RLIMIT_NOFILE allows fail with EINVAL. This holds for any
+ * number of entries, for calls that would sleep and others, and directly after the program has
+ * changed the limit. */
 #include "check.h"
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -24,7 +25,7 @@ static int look_by_ppoll(unsigned count)
 	return ppoll(entries, count, &now, NULL);
 }
 
-/* Only the preload sees what is called by number. */
+/* Only the preload sees system calls by number. */
 #ifndef UPOLL_REDIRECT
 static int look_by_number(unsigned count)
 {
@@ -52,7 +53,7 @@ static void check_at(unsigned limit)
 		}
 }
 
-/* The ways to change the limit. */
+/* Changes the limit in one of several ways. */
 static void set_limit(int way, unsigned limit)
 {
 	struct rlimit new;
@@ -83,7 +84,7 @@ int main(void)
 	CHECK(counter >= 0);
 	for (at = 0; at < MOST; at++)
 		entries[at] = (struct pollfd){counter, POLLIN, 0};
-	/* Each limit by each way. */
+	/* Sets each limit in each way. */
 	for (at = 0; at < 3 * number; at++) {
 		unsigned limit = limits[at / 3];
 		set_limit((int)at, limit);

@@ -1,4 +1,4 @@
-/* The order in which epoll_ctl(2) and epoll_wait(2) find fault. */
+/* The order of the checks in epoll_ctl(2) and epoll_wait(2). */
 #include "check.h"
 
 int main(void)

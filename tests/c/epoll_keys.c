@@ -1,5 +1,5 @@
-/* An interest belongs to an open file and a number: dup(2) makes a second one, and a closed number
- * is watched as long as another one keeps the file open. */
+/* The key of an interest is an open file and an fd. dup(2) makes a second key, and an interest
+ * whose fd is closed stays as long as another fd keeps the file open. */
 #include "check.h"
 
 static void watches(int first)
@@ -36,7 +36,7 @@ int main(void)
 	struct epoll_event event;
 	int epfd, copy;
 	watches(eventfd(0, 0));
-	/* A copy of a set is the same set. */
+	/* A duplicate of a set is the same set. */
 	epfd = epoll_create1(0);
 	copy = fcntl(epfd, F_DUPFD_CLOEXEC, 100);
 	CHECK(copy == 100 && fcntl(copy, F_GETFD) == FD_CLOEXEC);

@@ -1,4 +1,4 @@
-/* eventfd(2): what is added and taken, and which lengths are refused. */
+/* The values that eventfds add and return, and the lengths that fail. */
 #include "check.h"
 
 int main(void)

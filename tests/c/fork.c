@@ -1,4 +1,4 @@
-/* fork(2): parent and child share eventfds and sets, and calls that were under way go on. */
+/* fork(2): parent and child share eventfds and sets, and calls of other threads continue. */
 #include "check.h"
 #include <sys/wait.h>
 
@@ -73,7 +73,7 @@ int main(void)
 		CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
 		CHECK(epoll_wait(epfd, events, 4, 0) == 1 && events[0].data.u64 == 9);
 		CHECK(close(epfd) == 0);
-		/* What the child makes is its own. */
+		/* The child's own pipe. */
 		CHECK(pipe(fds) == 0 && write(fds[1], "y", 1) == 1 && read(fds[0], events, 1) == 1);
 		epfd = epoll_create1(0);
 		CHECK(add(epfd, fds[1], EPOLLOUT, 3) == 0 && epoll_wait(epfd, events, 4, 0) == 1);
@@ -89,7 +89,7 @@ int main(void)
 	CHECK(epoll_wait(epfd, events, 4, 0) == 0);
 	CHECK(eventfd_read(semaphore, &value) == 0 && value == 1);
 	CHECK(eventfd_read(semaphore, &value) == 0 && value == 1);
-	/* The parent's pipe is as it was. */
+	/* The parent's pipe is unchanged. */
 	CHECK(write(fds[1], "z", 1) == 1 && read(fds[0], events, 1) == 1);
 	return 0;
 }

@@ -1,5 +1,5 @@
-/* An eventfd that parent and child share comes into a set by a batch: the set's members that are the
- * kernel's stay where a child finds them. */
+/* A batch adds an eventfd that parent and child share to a set. A child still finds the set's
+ * kernel members. */
 #include "check.h"
 #include <sys/wait.h>
 
@@ -11,7 +11,7 @@ static void joins(pid_t child)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* The only thing that is ready in the set. */
+/* Checks that this is the only ready member of the set. */
 static void shows(int epfd, uint64_t data)
 {
 	struct epoll_event events[4];
@@ -38,7 +38,7 @@ int main(void)
 		_exit(0);
 	joins(child);
 
-	/* It is served by the library, and has nothing of the kernel's yet. */
+	/* The set is user-level, and has no kernel member yet. */
 	own = eventfd(0, 0);
 	epfd = epoll_create1(0);
 	CHECK(own >= 0 && add(epfd, own, EPOLLIN, 1) == 0);
@@ -52,7 +52,7 @@ int main(void)
 	CHECK(eventfd_write(shared, 1) == 0);
 	shows(epfd, 2);
 
-	/* A member of the kernel's, which is all that is left at the fork. */
+	/* A kernel member, the only one that is left at the fork. */
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, sockets) == 0);
 	CHECK(add(epfd, sockets[0], EPOLLIN, 3) == 0);
 	command.op = EPOLL_CTL_DEL;

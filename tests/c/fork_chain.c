@@ -1,6 +1,6 @@
-/* A chain of forks: each process makes sets, eventfds, sockets and threads of its own, and closes what it
- * has. None has more fds open than those before it: what its ancestors' sets and threads have open is not
- * in it. */
+/* A chain of forks. Each process makes sets, eventfds, sockets and threads of its own, and closes
+ * the inherited ones. No process has more fds open than its ancestors: the fds of their sets and
+ * threads are closed in it. */
 #include "check.h"
 #include <dirent.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ static int open_fds(void)
 	while (readdir(folder))
 		count++;
 	closedir(folder);
-	/* Less ".." and the folder itself, which the first was counted for. */
+	/* Without ".." and the fd of the folder, which was counted as well. */
 	return count - 2;
 }
 
@@ -36,7 +36,7 @@ static struct made make(void)
 	CHECK((made.set = epoll_create1(0)) >= 0 && (made.above = epoll_create1(0)) >= 0);
 	CHECK((made.counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	CHECK((made.limited = eventfd(0, EFD_NONBLOCK)) >= 0);
-	/* The kernel's has none. */
+	/* The kernel's eventfd has no maximum. */
 	CHECK(ioctl(made.limited, EFD_IOC_SET_MAXIMUM, &maximum) == 0 || errno == ENOTTY);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
 	made.near = ends[0];

@@ -1,5 +1,5 @@
-/* Two threads make the first objects of a process at the same time; a child that is forked later has
- * what it is to have all the same. */
+/* Two threads make the first objects of a process concurrently. A child that is forked later has
+ * all objects that it must have. */
 #include "check.h"
 
 #ifdef KERNEL_ONLY
@@ -23,7 +23,7 @@ static void *makes(void *place)
 	return NULL;
 }
 
-/* In a process that has no objects yet. */
+/* Runs in a process that has no objects yet. */
 static void make_and_fork(void)
 {
 	pthread_t threads[2];
@@ -35,7 +35,7 @@ static void make_and_fork(void)
 		CHECK(pthread_create(&threads[at], NULL, makes, &counters[at]) == 0);
 	for (at = 0; at < 2; at++)
 		CHECK(pthread_join(threads[at], NULL) == 0 && counters[at] >= 0);
-	/* The kernel has no such eventfd: the child gets a set of its own that watches it. */
+	/* The kernel has no eventfd with a maximum: the child gets a set of its own that watches it. */
 	set = epoll_create1(0);
 	CHECK(ioctl(counters[0], EFD_IOC_SET_MAXIMUM, &maximum) == 0);
 	CHECK(add(set, counters[0], EPOLLIN, 1) == 0 && eventfd_write(counters[0], 1) == 0);

@@ -1,5 +1,6 @@
-/* Many threads fork at once while others make, copy, write, watch and close. Each child has the eventfd and the
- * pipe that it needs, with what was in them; the parent hears of each child. No thread hangs. */
+/* Many threads fork while others make, duplicate, write, watch and close objects. Each child has
+ * its eventfd and its pipe, with their contents, and the parent is notified by each child. No
+ * thread hangs. */
 #include "check.h"
 #include <sys/wait.h>
 

@@ -3,13 +3,13 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-/* As many again: a call that is quadratic takes 64 times as long. */
+/* With this factor a quadratic call takes 64 times as long. */
 #define TIMES 8
 #define AT_MOST (TIMES * 4)
 
 static int fds[8192];
 
-/* Of this process and of the children that it has waited for. */
+/* Returns the processor time of this process and of the children that it has waited for. */
 static double seconds_used(void)
 {
 	struct rusage own, children;
@@ -31,7 +31,7 @@ static void forks(void)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Seconds of processor time that a fork takes with this many of them. */
+/* Returns the processor time of a fork with this many eventfds. */
 static double with_eventfds(int count)
 {
 	double before;
@@ -115,7 +115,7 @@ static double with_sets(int count)
 
 static int is_in_proportion(const char *what, double (*with)(int), int many)
 {
-	/* Something else may have been charged for once, by page faults for one. */
+	/* Several tries: one of them may include other costs, for instance page faults. */
 	int tries;
 	double few_take = 0, many_take = 0;
 	for (tries = 0; tries < 3; tries++) {
@@ -124,7 +124,7 @@ static int is_in_proportion(const char *what, double (*with)(int), int many)
 		many_take = tries == 0 || all < many_take ? all : many_take;
 	}
 	printf("%s: %.1f ms, %d times as many: %.1f ms\n", what, few_take * 1e3, TIMES, many_take * 1e3);
-	/* What takes less cannot be measured. */
+	/* A shorter time cannot be measured. */
 	return many_take < 0.1 || many_take < few_take * AT_MOST;
 }
 
@@ -147,7 +147,7 @@ int main(void)
 	setrlimit(RLIMIT_NOFILE, &limit);
 	most = limit.rlim_cur > 8700 ? 8000 : 2000;
 	for (at = 0; at < sizeof kinds / sizeof *kinds; at++)
-		/* A set may take several descriptors. */
+		/* A set may take several fds. */
 		fails += !is_in_proportion(kinds[at].what, kinds[at].with,
 					   kinds[at].with == with_sets ? most / 4 : most);
 	return fails > 0;

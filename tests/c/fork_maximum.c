@@ -1,4 +1,5 @@
-/* fork(2) and eventfds with a maximum: parent and child have one count, and hold each other back. */
+/* fork(2) and eventfds with a maximum: parent and child share one count, and block at its maximum.
+ */
 #include "check.h"
 #include <sys/wait.h>
 
@@ -17,13 +18,13 @@ static int limited(uint64_t maximum, int flags)
 {
 	int fd = eventfd(0, flags);
 	if (ioctl(fd, EFD_IOC_SET_MAXIMUM, &maximum) == -1 && errno == ENOTTY)
-		/* The kernel's has none. */
+		/* The kernel's eventfd has no maximum. */
 		exit(77);
 	CHECK(ioctl(fd, EFD_IOC_GET_MAXIMUM, &maximum) == 0);
 	return fd;
 }
 
-/* Each has to wait for the other one. */
+/* Checks that values pass if each process has to wait for the other one. */
 static void passes(int fd, int writes, unsigned count)
 {
 	uint64_t value;
@@ -101,7 +102,7 @@ int main(void)
 		CHECK(eventfd_write(fd, 1) == 0);
 		entry.fd = fd, entry.events = POLLIN | POLLOUT;
 		CHECK(poll(&entry, 1, 0) == 1 && entry.revents == POLLIN);
-		/* A set of the child's own. */
+		/* A set of the child. */
 		late = epoll_create1(0);
 		CHECK(add(late, fd, EPOLLIN | EPOLLOUT, 1) == 0);
 		CHECK(epoll_wait(late, &event, 1, 0) == 1 && event.events == EPOLLIN);
@@ -116,7 +117,7 @@ int main(void)
 		passes(down, 1, 100);
 		passes(up, 0, 100);
 		CHECK(close(copy) == 0 && dup2(up, copy) == copy);
-		/* The child's own child has them too. */
+		/* The grandchild has them too. */
 		child = fork();
 		if (child == 0) {
 			CHECK(eventfd_write(copy, 1) == 0);
@@ -135,10 +136,10 @@ int main(void)
 	CHECK(eventfd_read(waiting.writing, &value) == 0 && value == 3);
 	CHECK(ioctl(fd, EFD_IOC_GET_MAXIMUM, &maximum) == 0 && maximum == 8);
 	FAILS(eventfd_write(fd, UINT64_MAX), EINVAL);
-	/* The flag that the child has changed. */
+	/* The child has changed the flag. */
 	CHECK(fcntl(fd, F_GETFL) == O_RDWR);
 	CHECK(eventfd_read(copy, &value) == 0 && value == 3);
-	/* The set of before is as it was. */
+	/* The set from before the fork is unchanged. */
 	CHECK(epoll_wait(waiting.epfd, &event, 1, 0) == 1 && event.data.u64 == 5);
 	CHECK(eventfd_read(waiting.watched, &value) == 0 && value == 1);
 	CHECK(epoll_wait(waiting.epfd, &event, 1, 0) == 0);

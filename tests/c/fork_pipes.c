@@ -1,4 +1,4 @@
-/* fork(2) and pipes: the bytes, the ends and who waits at them are the same before and after. */
+/* fork(2) and pipes: the bytes, the ends and the waiters are the same before and after. */
 #include "check.h"
 #include <sys/wait.h>
 
@@ -9,7 +9,7 @@ static void joins(pid_t child)
 	CHECK(status == 0);
 }
 
-/* What was written before is read by the child, and the other way round. */
+/* The child reads bytes written before the fork, and the parent those of the child. */
 static void bytes_go_along(int fds[2], int back[2])
 {
 	static char bytes[30000];
@@ -40,7 +40,7 @@ static void bytes_go_along(int fds[2], int back[2])
 	close(fds[0]), close(fds[1]), close(back[0]), close(back[1]);
 }
 
-/* Nothing is left of an end when both processes have closed it. */
+/* An end is closed when both processes have closed it. */
 static void ends_close(void)
 {
 	int fds[2], status;
@@ -51,7 +51,7 @@ static void ends_close(void)
 	if (child == 0) {
 		close(fds[1]);
 		CHECK(read(fds[0], buffer, 8) == 3);
-		/* Once the parent has closed its own. */
+		/* The parent has closed its end by then. */
 		CHECK(read(fds[0], buffer, 8) == 0);
 		_exit(0);
 	}
@@ -59,7 +59,7 @@ static void ends_close(void)
 	close(fds[1]);
 	joins(child);
 
-	/* The writer has gone before: what it left is there, then the end. */
+	/* The writer closed before the fork: its bytes are there, then the end of the stream. */
 	CHECK(pipe(fds) == 0 && write(fds[1], "abcd", 4) == 4 && read(fds[0], buffer, 1) == 1);
 	CHECK(fcntl(fds[0], F_SETFD, FD_CLOEXEC) == 0 && fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
 	close(fds[1]);
@@ -74,7 +74,7 @@ static void ends_close(void)
 	CHECK(read(fds[0], buffer, 8) == 0);
 	close(fds[0]);
 
-	/* The reader has gone before. */
+	/* The reader closed before the fork. */
 	CHECK(pipe(fds) == 0 && write(fds[1], "abcd", 4) == 4);
 	close(fds[0]);
 	child = fork();
@@ -89,7 +89,7 @@ static void ends_close(void)
 	close(fds[1]);
 }
 
-/* Packets stay packets, a pipe that was made larger or smaller stays so, and is as full. */
+/* Packets stay packets, and the sizes and fill levels of pipes stay the same. */
 static void sizes_stay(void)
 {
 	static char bytes[1 << 16];
@@ -102,7 +102,7 @@ static void sizes_stay(void)
 	CHECK(write(fds[1], "stream", 6) == 6 && write(fds[1], "ed", 2) == 2);
 	CHECK(pipe2(wide, O_NONBLOCK) == 0);
 	CHECK(fcntl(wide[0], F_SETPIPE_SZ, 8192) == 8192);
-	/* Two pages are used; the second has room. */
+	/* Two pages are used; the second one has room. */
 	CHECK(write(wide[1], bytes, 4096) == 4096 && write(wide[1], bytes, 10) == 10);
 	CHECK(read(wide[0], bytes, 100) == 100);
 	child = fork();
@@ -120,7 +120,7 @@ static void sizes_stay(void)
 	FAILS(write(wide[1], bytes, 1), EAGAIN);
 	close(fds[0]), close(fds[1]), close(wide[0]), close(wide[1]);
 
-	/* As large as a pipe gets. */
+	/* The largest size of a pipe. */
 	CHECK(pipe2(wide, O_NONBLOCK) == 0);
 	CHECK(fcntl(wide[1], F_SETPIPE_SZ, 1 << 20) == 1 << 20);
 	for (count = 0; count < 16; count++)
@@ -143,12 +143,12 @@ static void sockets(void)
 	char buffer[8];
 	int fds[2], gone[2], status, count;
 	pid_t child;
-	/* Bytes both ways, one half shut down. */
+	/* Bytes in both directions, with one direction shut down. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
 	CHECK(write(fds[0], bytes, sizeof bytes) == sizeof bytes);
 	CHECK(write(fds[1], "reply", 5) == 5 && read(fds[0], buffer, 2) == 2);
 	CHECK(shutdown(fds[0], SHUT_WR) == 0);
-	/* The peer has gone with bytes unread, and left some. */
+	/* The peer has closed with unread bytes, and has left some. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, gone) == 0);
 	CHECK(write(gone[0], "unread", 6) == 6 && write(gone[1], "left", 4) == 4);
 	close(gone[1]);
@@ -173,7 +173,7 @@ static void sockets(void)
 	close(fds[0]), close(fds[1]), close(gone[0]);
 }
 
-/* A buffer that is full is as full in the child. */
+/* A full buffer is full in the child as well. */
 static void room_stays(void)
 {
 	static char bytes[1000];
@@ -241,7 +241,7 @@ static void *waits(void *argument)
 	return NULL;
 }
 
-/* More than a pipe holds, so a part is written before the fork. */
+/* Larger than a pipe, so a part is written before the fork. */
 static char long_bytes[200000];
 
 static void *writes(void *argument)
@@ -271,7 +271,7 @@ static void reads_all(int fd)
 	CHECK(memcmp(buffer, long_bytes, sizeof buffer) == 0);
 }
 
-/* Threads wait in the parent for what the child does. */
+/* Threads of the parent wait for actions of the child. */
 static void waiters_go_on(int of_sockets)
 {
 	void *(*const calls[])(void *) = {reads, reads_vectors, polls, waits, writes, writes_once};
@@ -304,7 +304,7 @@ static void waiters_go_on(int of_sockets)
 		close(waiting[at].fds[0]), close(waiting[at].fds[1]), close(waiting[at].epfd);
 }
 
-/* A set that both have: what the one registers the other one waits for. */
+/* A set in both processes: each waits for the members that the other one adds. */
 static void sets_go_along(void)
 {
 	struct epoll_event event;
@@ -320,7 +320,7 @@ static void sets_go_along(void)
 		CHECK(epoll_wait(copy, &event, 1, 0) == 0);
 		CHECK(add(copy, other[0], EPOLLIN, 3) == 0);
 		CHECK(write(fds[1], "x", 1) == 1);
-		/* Which the parent reads. */
+		/* The parent reads this. */
 		CHECK(read(other[0], &event, 1) == 1);
 		_exit(0);
 	}
@@ -333,7 +333,7 @@ static void sets_go_along(void)
 	close(fds[0]), close(fds[1]), close(other[0]), close(other[1]), close(epfd), close(copy);
 }
 
-/* A set in a set. */
+/* A nested set. */
 static void nests_go_along(void)
 {
 	struct epoll_event event;

@@ -1,5 +1,5 @@
-/* What is made by a handler that the program has registered for forks, or by a signal handler meanwhile,
- * parent and child have in common. */
+/* Parent and child share the objects that a pthread_atfork handler of the program makes, and those
+ * of a signal handler during the fork. */
 #include "check.h"
 
 #include <sys/wait.h>
@@ -7,7 +7,7 @@
 static int ends[2], sockets[2], counter, copy, set;
 static int is_to_make;
 
-/* Called after the library has done what it does before a fork: this was registered first. */
+/* Registered before the library's handler, so it runs after it. */
 static void make(void)
 {
 	if (!is_to_make)

@@ -1,11 +1,12 @@
-/* fork(2) while other threads make, use, copy and close what the child inherits. */
+/* fork(2) while other threads make, use, duplicate and close the objects that the child inherits.
+ */
 #include "check.h"
 #include <stdatomic.h>
 #include <sys/wait.h>
 
 static atomic_bool is_over, is_stopped;
 
-/* Bytes go through one pipe or pair all the time, more than it holds at once. */
+/* Bytes flow through one pipe or pair all the time, more than it holds at once. */
 struct stream {
 	int fds[2];
 	size_t count;
@@ -39,7 +40,7 @@ static void *takes(void *argument)
 	size_t at = 0;
 	for (;;) {
 		ssize_t count, each;
-		/* Now waiting in the one call, now in the other. */
+		/* Waits in the two calls alternately. */
 		if (at % 2)
 			CHECK(poll(&entry, 1, -1) == 1);
 		count = read(stream->fds[0], buffer, sizeof buffer);
@@ -87,7 +88,7 @@ static void check_child(int fds[2])
 {
 	char buffer[8];
 	int fd;
-	/* It has all that the parent had. */
+	/* The child has all of the parent's fds. */
 	for (fd = 0; fd < 64; fd++) {
 		int flags = fcntl(fd, F_GETFL);
 		CHECK(flags == -1 || !(flags & O_PATH));

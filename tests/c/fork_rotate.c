@@ -1,5 +1,5 @@
-/* fork(2) and rotating sets: the workers of the parent go on to take turns, while the child has sets of
- * its own in the place of the parent's, which watch the same. */
+/* fork(2) and rotating sets: the parent's workers still take turns. The child has sets of its own
+ * in place of the parent's, which watch the same files. */
 #include "check.h"
 
 #ifdef KERNEL_ONLY
@@ -24,19 +24,19 @@ int main(void)
 	start_workers(rotating, fds[0]);
 	child = fork();
 	if (child == 0) {
-		/* The child's own: without threads that wait in them they take nothing from the parent's. */
+		/* The child's own sets: without waiting threads they take no events from the parent's. */
 		CHECK(epoll_wait(sets[0], &event, 1, 0) == 0);
 		FAILS(add(rotating, fds[0], EPOLLIN, 0), EEXIST);
-		/* It rotates: there is one source. */
+		/* The set rotates: it has one source already. */
 		FAILS(add(rotating, fds[1], EPOLLOUT, 0), EINVAL);
 		CHECK(epoll_ctl(rotating, EPOLL_CTL_DEL, fds[0], NULL) == 0);
 		CHECK(add(rotating, fds[1], EPOLLOUT, 0) == 0);
 		CHECK(epoll_wait(sets[1], &event, 1, 0) == 1 && event.events == EPOLLIN);
 		CHECK(close(sets[0]) == 0 && close(rotating) == 0);
-		/* Its source is one count in both. */
+		/* Both processes share the count of the source. */
 		CHECK(epoll_wait(counts, &event, 1, 0) == 0 && eventfd_write(counter, 1) == 0);
 		CHECK(epoll_wait(counts, &event, 1, 1000) == 1 && event.data.u64 == 8);
-		/* One of its own over what it shares. */
+		/* A rotating set of the child with a shared source. */
 		rotating = epoll_create1(EPOLL_ROTATE);
 		CHECK(add(rotating, fds[1], EPOLLOUT, 7) == 0);
 		CHECK(epoll_wait(rotating, &event, 1, 0) == 1 && event.data.u64 == 7);

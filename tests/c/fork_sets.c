@@ -1,5 +1,5 @@
-/* fork(2) and sets: whatever they watch, the child has sets under the same numbers that watch the same,
- * and the parent keeps its own. */
+/* fork(2) and sets: the child has sets with the same fds that watch the same files, whatever these
+ * are. The parent keeps its sets. */
 #include "check.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -29,7 +29,7 @@ static void joins(pid_t child)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* What a set of either process is to do, one at a time, and all of it taken away at the end. */
+/* Checks the events of a set, one at a time. Leaves all members idle. */
 static void works(int set, int outer, const int *line, int counter)
 {
 	char byte;
@@ -52,7 +52,8 @@ static uint32_t always(void *context)
 	return EPOLLIN;
 }
 
-/* An object of one's own is the parent's, and the set that watches it has the rest in the child. */
+/* An embedder's object stays with the parent. In the child the set that watches it has only its
+ * other members. */
 static void keeps_its_own(void)
 {
 	struct upoll_object_ops ops = {sizeof ops, always, NULL};
@@ -86,10 +87,10 @@ int main(void)
 	pid_t child;
 
 	CHECK(pipe(line) == 0);
-	/* The kernel's either way. */
+	/* Kernel pipes in both variants. */
 	CHECK(syscall(SYS_pipe2, gone, 0) == 0 && syscall(SYS_pipe2, done, 0) == 0);
 	counter = eventfd(0, EFD_NONBLOCK), silent = eventfd(0, EFD_NONBLOCK);
-	/* The kernel's eventfd has none, and the rest is the same. */
+	/* The kernel's eventfd has no maximum; the rest of the test is the same. */
 	ioctl(counter, EFD_IOC_SET_MAXIMUM, &maximum);
 	ioctl(silent, EFD_IOC_SET_MAXIMUM, &maximum);
 	set = epoll_create1(0), outer = epoll_create1(EPOLL_CLOEXEC), copy = dup(set);
@@ -97,9 +98,10 @@ int main(void)
 	CHECK(add(set, counter, EPOLLIN, COUNTER) == 0);
 	CHECK(add(set, silent, EPOLLIN | EPOLLONESHOT, SILENT) == 0);
 	CHECK(add(outer, set, EPOLLIN, OUTER) == 0);
-	/* One that has fired. */
+	/* A oneshot interest that has fired. */
 	CHECK(eventfd_write(silent, 1) == 0 && ready(set, SILENT, EPOLLIN, 0) && idle(set));
-	/* One that lives on under another number; its own is another file's, which nobody watches. */
+	/* An interest in a file that lives on under another fd. Its own fd now belongs to a file that
+	 * nobody watches. */
 	CHECK(add(set, gone[0], EPOLLIN, GONE) == 0);
 	reused = gone[0];
 	CHECK(dup(reused) > reused && dup2(done[0], reused) == reused);
@@ -112,20 +114,20 @@ int main(void)
 		works(set, outer, line, counter);
 		works(copy, outer, line, counter);
 		CHECK(read(reused, &byte, 1) == 1);
-		/* They can be changed. */
+		/* The child can change its sets. */
 		FAILS(add(copy, counter, EPOLLIN, 0), EEXIST);
 		CHECK(epoll_ctl(outer, EPOLL_CTL_DEL, set, NULL) == 0);
 		CHECK(add(outer, set, EPOLLIN, OUTER) == 0);
 		event.events = EPOLLIN | EPOLLONESHOT, event.data.u64 = SILENT;
 		CHECK(epoll_ctl(set, EPOLL_CTL_MOD, silent, &event) == 0);
 		CHECK(ready(copy, SILENT, EPOLLIN, 0) && idle(set));
-		/* poll, too. */
+		/* poll works, too. */
 		CHECK(eventfd_write(counter, 1) == 0);
 		entry.fd = outer, entry.events = POLLIN;
 		CHECK(poll(&entry, 1, 1000) == 1 && entry.revents == POLLIN);
 		CHECK(ready(set, COUNTER, EPOLLIN, 0));
 		CHECK(eventfd_read(counter, &maximum) == 0);
-		/* And once more. */
+		/* The grandchild's sets work as well. */
 		child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {

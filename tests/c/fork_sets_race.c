@@ -1,5 +1,5 @@
-/* fork(2) while other threads use, make and close sets that stay with the parent: nothing that a thread of
- * the parent was in the midst of holds up the child. */
+/* fork(2) while other threads use, make and close sets that stay with the parent. The child is not
+ * blocked by any operation that a thread of the parent was in. */
 #include "check.h"
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 enum { FORKS = 20, WORKERS = 2 };
 
 static atomic_bool is_over;
-/* What stays has to be in the sets before the first fork. */
+/* The permanent members must be in the sets before the first fork. */
 static pthread_barrier_t begun;
 static int source[2], rotating, common;
 
@@ -21,7 +21,7 @@ static int limited(void)
 	uint64_t maximum = 4;
 	int fd = eventfd(0, EFD_NONBLOCK);
 	CHECK(fd >= 0);
-	/* The kernel's has none. */
+	/* The kernel's eventfd has no maximum. */
 	ioctl(fd, EFD_IOC_SET_MAXIMUM, &maximum);
 	return fd;
 }
@@ -33,7 +33,7 @@ static void *makes(void *unused)
 	pthread_barrier_wait(&begun);
 	while (!is_over) {
 		int inner = epoll_create1(EPOLL_ROTATE), outer = epoll_create1(0), fd = limited();
-		/* A set that a fork finds empty is the kernel's, which has no such members. */
+		/* A set that is empty at a fork becomes a kernel set, which takes no such members. */
 		if (add(inner, fd, EPOLLIN, 1) == 0 && add(outer, inner, EPOLLIN, 2) == 0) {
 			CHECK(eventfd_write(fd, 1) == 0);
 			CHECK(epoll_wait(outer, &event, 1, -1) == 1 && event.data.u64 == 2);
@@ -61,7 +61,7 @@ static void *adds(void *unused)
 		CHECK(epoll_wait(set, &event, 1, 0) >= 0);
 		eventfd_read(common, &value);
 		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, common, NULL) == 0);
-		/* A set that is locked all the time lets nobody else in. */
+		/* Leaves the lock of the set to other threads for a moment. */
 		usleep(100);
 	}
 	CHECK(close(set) == 0 && close(own) == 0);
@@ -99,7 +99,7 @@ static void child(int set, int above, int line, int counter)
 {
 	struct epoll_event event;
 	int own = epoll_create1(0);
-	/* Whoever waits for what is not there fails. */
+	/* A wait for a lost event ends the process. */
 	alarm(200);
 	CHECK(write(line, "x", 1) == 1);
 	CHECK(epoll_wait(set, &event, 1, -1) == 1 && event.data.u64 == 1);

@@ -1,9 +1,9 @@
-/* A signal handler forks after each instruction of a call that gives out a number: the child goes on with
- * the call, and forks as fast as ever. */
+/* A signal handler forks after each instruction of a call that opens an fd. The child continues the
+ * call, and its forks take no longer than usual. */
 #include "check.h"
 
 #if defined(KERNEL_ONLY) || defined(__SANITIZE_ADDRESS__) || !defined(__x86_64__)
-/* AddressSanitizer's own locks may be held where the handler forks. */
+/* AddressSanitizer's own locks may be held when the handler forks. */
 int main(void)
 {
 	return 77;
@@ -36,8 +36,8 @@ static double now(void)
 	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* A fork that waits for a change that is over waits for a second, each time. On a busy machine one fork
- * may take that long, but not all of them. */
+/* A fork that waits for a change that is over waits for a second each time. On a busy machine a
+ * single fork may take that long, but not all of them. */
 static void fork_soon(void)
 {
 	int round, status;

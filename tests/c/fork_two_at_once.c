@@ -1,9 +1,10 @@
-/* fork(2) by two threads at the same time, and while a third one hands over what it can: each child has the
- * sets that the kernel cannot have, and what they watch, whatever the other threads were doing. */
+/* Two threads fork at the same time, while a third one demotes objects. Each child has the sets and
+ * members that the kernel cannot serve, whatever the other threads were doing. */
 #include "check.h"
 
 #ifdef __SANITIZE_ADDRESS__
-/* AddressSanitizer's own lock may be held by the thread that hands over; a child that makes its sets takes it. */
+/* The demoting thread may hold AddressSanitizer's own lock, which a child takes when it makes its
+ * sets. */
 int main(void)
 {
 	return 77;
@@ -72,7 +73,7 @@ int main(void)
 	int at;
 	counter = eventfd(1, EFD_NONBLOCK);
 	CHECK(counter >= 0);
-	/* The kernel's has none. */
+	/* The kernel's eventfd has no maximum. */
 	ioctl(counter, EFD_IOC_SET_MAXIMUM, &maximum);
 	for (at = 0; at < SETS; at++) {
 		sets[at] = epoll_create1(0);

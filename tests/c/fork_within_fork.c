@@ -1,4 +1,4 @@
-/* A signal handler forks in the midst of a fork: the child of either has what it is to have. */
+/* A signal handler forks in the middle of a fork. The children of both forks have their sets. */
 #include "check.h"
 
 #ifdef KERNEL_ONLY
@@ -10,10 +10,10 @@ int main(void)
 #include <sys/wait.h>
 
 static int set;
-/* What is to be seen: in the midst of which fork a signal comes. */
+/* Whether the next fork raises a signal. */
 static int is_to_come;
 
-/* The set is the process's own, with what its parent's has. */
+/* Checks that the process has a set of its own with the members of its parent's. */
 static void look(void)
 {
 	struct epoll_event event;
@@ -38,7 +38,7 @@ static void forks(int signal)
 		end_well(in_handler);
 }
 
-/* Called after the library has done what it does before a fork: this was registered first. */
+/* Registered before the library's handler, so it runs after it. */
 static void before(void)
 {
 	if (!is_to_come)
@@ -54,7 +54,7 @@ int main(void)
 	pid_t child;
 	CHECK(pthread_atfork(before, NULL, NULL) == 0);
 	CHECK(signal(SIGUSR1, forks) != SIG_ERR);
-	/* The kernel has no such eventfd: the child gets a set of its own that watches it. */
+	/* The kernel has no eventfd with a maximum: the child gets a set of its own that watches it. */
 	counter = eventfd(0, 0);
 	set = epoll_create1(0);
 	CHECK(ioctl(counter, EFD_IOC_SET_MAXIMUM, &maximum) == 0);
@@ -62,7 +62,7 @@ int main(void)
 	alarm(200);
 	is_to_come = 1;
 	child = fork();
-	/* In the parent, its child, the handler's child, and the child of that. */
+	/* Runs in the parent, in its child, in the handler's child, and in the child of that. */
 	look();
 	if (child == 0)
 		_exit(0);

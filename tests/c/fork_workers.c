@@ -1,5 +1,5 @@
-/* fork(2) and rotating sets: workers that are processes, each with a set of its own, which has the rotating
- * set of before the fork in it. */
+/* fork(2) and rotating sets: the workers are processes. Each has a set of its own that watches the
+ * rotating set from before the fork. */
 #include "check.h"
 #include <sys/wait.h>
 
@@ -8,7 +8,7 @@
 
 enum { WORKERS = 3, CONNECTIONS = 30 };
 
-/* What all processes see. */
+/* State that all processes share. */
 struct seen {
 	int served[WORKERS], in_vain[WORKERS], waits[WORKERS];
 };
@@ -36,7 +36,8 @@ static void works(int me, int rotating, int listener, int over, struct seen *see
 	}
 }
 
-/* A worker that has not come back to wait has no place in line, and a busy machine may take its time. */
+/* Waits for all workers: a worker that does not wait has no place in line, and a busy machine may
+ * take its time. */
 static void wait_for_all(const pid_t *workers, const struct seen *seen)
 {
 	int at;
@@ -87,7 +88,7 @@ int main(void)
 	}
 	wait_for_all(workers, seen);
 	for (at = 0; at < WORKERS; at++) {
-		/* The worker that was woken is the last in the kernel's line when it sleeps again. */
+		/* A worker that was woken is last in the kernel's line when it sleeps again. */
 		CHECK(seen->served[at] == CONNECTIONS / WORKERS && seen->in_vain[at] == 0);
 		served += seen->served[at];
 	}

@@ -1,4 +1,4 @@
-/* The header by itself, in every dialect: see ci/c. */
+/* The header alone, in every dialect: see ci/c. */
 #include <upoll.h>
 
 int main(void)

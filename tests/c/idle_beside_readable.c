@@ -1,4 +1,5 @@
-/* A call that waits for what a set does not show sleeps, though a member of the set is readable. */
+/* A call sleeps if it waits for an event that a set never reports, even if a member of the set is
+ * readable. */
 #include "check.h"
 #include <sys/resource.h>
 
@@ -57,7 +58,7 @@ static void all_sleep(int set, int idle)
 	CHECK(poll(&entry, 1, LIMIT_MS) == 1);
 }
 
-/* An interest in the set that reports once and no more. */
+/* Uses up an interest in the set that reports once only. */
 static void used_up(int set, uint32_t events)
 {
 	struct epoll_event event;
@@ -73,7 +74,7 @@ static void used_up(int set, uint32_t events)
 int main(void)
 {
 	int ends[2], sets[SETS], at, idle = eventfd(0, 0);
-	/* Datagrams: the kernel's own in any case. */
+	/* Datagram sockets: kernel fds in both variants. */
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
 	CHECK(write(ends[1], "x", 1) == 1);
 	for (at = 0; at < SETS; at++) {

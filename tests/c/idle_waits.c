@@ -1,4 +1,4 @@
-/* A call that waits sleeps: it takes no processor time to speak of, whatever it waits for. */
+/* A waiting call sleeps: it uses almost no processor time, whatever it waits for. */
 #include "check.h"
 #include <sys/resource.h>
 
@@ -75,12 +75,12 @@ int main(void)
 	fds[1] = ends[0];
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
 	fds[2] = ends[0];
-	/* The kernel's own in any case. */
+	/* A kernel fd in both variants. */
 	fds[3] = socket(AF_UNIX, SOCK_STREAM, 0);
 	CHECK(fds[3] >= 0 && bind(fds[3], &(struct sockaddr){.sa_family = AF_UNIX}, 2) == 0);
 	CHECK(listen(fds[3], 1) == 0);
 	for (at = 0; at < 4; at++) {
-		/* With each member more: user-level ones first, then one of the kernel's. */
+		/* Adds the members one by one: user-level ones first, then a kernel fd. */
 		set = epoll_create1(0);
 		for (int member = 0; member <= at; member++)
 			CHECK(add(set, fds[member], EPOLLIN, 0) == 0);

@@ -15,7 +15,7 @@ int main(void)
 	char *last = (char *)events + size / page * page - page;
 
 	CHECK(events != MAP_FAILED);
-	/* Where there are none the call says so. */
+	/* On a system without huge pages the call fails. */
 	(void)madvise(events, size, MADV_NOHUGEPAGE);
 	CHECK(add(epfd, ready, EPOLLIN, 1) == 0);
 	for (turn = 1; turn <= 2; turn++) {
@@ -23,7 +23,7 @@ int main(void)
 		CHECK(epoll_wait(epfd, events, ROOM, -1) == turn);
 		CHECK(epoll_pwait2(epfd, events, ROOM, &at_once, NULL) == turn);
 		CHECK(mincore(last, page, &is_there) == 0 && !(is_there & 1));
-		/* A member that is the kernel's as well. */
+		/* With a kernel member as well. */
 		CHECK(turn == 2 || socketpair(AF_UNIX, SOCK_DGRAM, 0, sockets) == 0);
 		CHECK(turn == 2 || add(epfd, sockets[0], EPOLLOUT, 2) == 0);
 	}

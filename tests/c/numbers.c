@@ -1,4 +1,4 @@
-/* Numbers: the lowest free one is given out, and dup2(2) goes onto anything and from anything. */
+/* Fds: the lowest free one is used, and dup2(2) accepts any two fds. */
 #include "check.h"
 
 int main(void)
@@ -18,12 +18,12 @@ int main(void)
 	CHECK(dup(base) == base + 1);
 	CHECK(fcntl(base, F_DUPFD, base + 3) == base + 6);
 
-	/* An eventfd onto a pipe's end: the end is closed by that. */
+	/* Duplicates an eventfd to a pipe's end, which closes the end. */
 	CHECK(dup2(base, fds[1]) == fds[1]);
 	CHECK(read(fds[0], &byte, 1) == 0);
 	CHECK(eventfd_write(fds[1], 5) == 0);
 	CHECK(eventfd_read(base, &value) == 0 && value == 5);
-	/* A file of the kernel's onto an eventfd, and back. */
+	/* Duplicates a kernel file to an eventfd, and back. */
 	CHECK(dup2(kernel, fds[1]) == fds[1]);
 	byte = 1;
 	CHECK(read(fds[1], &byte, 1) == 1 && byte == 0);
@@ -42,7 +42,7 @@ int main(void)
 	CHECK(eventfd_write(base, 7) == 0);
 	CHECK(eventfd_read(base, &value) == 0 && value == 7);
 
-	/* What is closed together. */
+	/* Closes several fds together. */
 	CHECK(close_range(base, base + 3, 0) == 0);
 	for (at = base; at <= base + 3; at++)
 		FAILS(fcntl(at, F_GETFD), EBADF);

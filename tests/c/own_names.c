@@ -1,18 +1,19 @@
-/* A program that defines names of the C library itself, and calls libupoll by its own names: no call of
- * the library goes by a name that the program has taken over. Both the shared and the static library. */
+/* A program defines names of the C library itself, and calls libupoll by its own names. The library
+ * never calls a function by a name that the program has replaced. With the shared and with the
+ * static library. */
 #include "check.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 #if defined(KERNEL_ONLY) || defined(__SANITIZE_ADDRESS__)
-/* AddressSanitizer takes over such names as well. */
+/* AddressSanitizer replaces these names as well. */
 int main(void)
 {
 	return 77;
 }
 #else
 
-/* Without the C library, any of whose names may be one of these. */
+/* Avoids the C library, whose names may be among the replaced ones. */
 static void raw_call(long number, long a, long b, long c)
 {
 #if defined __x86_64__
@@ -41,7 +42,7 @@ static long fail(const char *name)
 	{                                        \
 		return fail(#name);              \
 	}
-/* The header has redirected some of these. */
+/* The header has redirected some of these names. */
 #undef close
 #undef dup
 #undef dup2
@@ -110,7 +111,7 @@ static void *writes_later(void *unused)
 	return unused;
 }
 
-/* Several threads at once wait for locks, and for what another one is about to do. */
+/* Several threads wait for locks and for each other. */
 static void *makes_and_closes(void *unused)
 {
 	for (int round = 0; round < 2000; round++) {

@@ -1,4 +1,4 @@
-/* An object of one's own: epoll, poll and select see it, and its end is told once. */
+/* An embedder's object: epoll, poll and select see it, and release is called once. */
 #include "check.h"
 
 #ifndef KERNEL_ONLY

@@ -1,5 +1,5 @@
-/* A read with room for a packet of a pipe gets the whole packet, also if another thread reads the one that
- * was the first when the call began. */
+/* A read with room for a packet of a pipe returns the whole packet, even if another thread has read
+ * the packet that was first when the call began. */
 #include "check.h"
 #include <sched.h>
 

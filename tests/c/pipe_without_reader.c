@@ -1,5 +1,5 @@
-/* What a pipe holds whose reading end is closed stays there when the pipe is seen by others: FIONREAD tells
- * how much it is, and a reader that comes by /proc finds it. */
+/* The bytes of a pipe without a reader stay when the pipe is demoted: FIONREAD returns their
+ * number, and a reader that opens /proc/self/fd reads them. */
 #include "check.h"
 #include <sys/wait.h>
 

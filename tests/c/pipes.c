@@ -3,7 +3,8 @@
 
 static volatile sig_atomic_t pipes_broken;
 
-/* The signal is there when the call returns. Only valgrind delivers late what libupoll raises. */
+/* Checks that SIGPIPE has arrived when the call returns. Only valgrind delivers signals of libupoll
+ * late. */
 static int are_broken(int times)
 {
 #ifndef KERNEL_ONLY
@@ -97,7 +98,7 @@ int main(void)
 	CHECK(close(fds[1]) == 0);
 	CHECK(read(fds[0], buffer, 8) == 1 && buffer[0] == 'y');
 	FAILS(shutdown(eventfd(0, 0), SHUT_WR), ENOTSOCK);
-	/* Other kinds are the kernel's. */
+	/* The kernel serves the other kinds. */
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, fds) == 0);
 	CHECK(write(fds[0], "abc", 3) == 3 && read(fds[1], buffer, 8) == 3);
 	return 0;

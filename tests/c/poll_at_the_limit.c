@@ -1,5 +1,5 @@
-/* A process that has used up its descriptors waits for an eventfd and a descriptor of the kernel's at once,
- * by poll, ppoll, select and pselect. Each thread does so for the first time: nothing was kept from before. */
+/* A process without free fds waits for an eventfd and a kernel fd together, by poll, ppoll, select
+ * and pselect. It is the first such call of each thread, so nothing is cached. */
 #include "check.h"
 #include <sys/resource.h>
 
@@ -104,7 +104,7 @@ int main(void)
 	unsigned at;
 	alarm(200);
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-	/* The hard limit stays: valgrind lets nobody change it. */
+	/* The hard limit stays, because valgrind does not allow a change. */
 	limit.rlim_cur = NUMBERS;
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	for (at = 0; at < sizeof all / sizeof *all; at++) {

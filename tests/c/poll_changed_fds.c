@@ -1,6 +1,6 @@
-/* poll(2) and select(2) look every fd up again before they return: one that was closed meanwhile is
- * reported as such, one that was replaced as what it stands for then. A call that a signal ended has
- * written what it found, which is nothing. More entries than RLIMIT_NOFILE are refused. */
+/* poll(2) and select(2) look every fd up again before they return. A closed fd is reported as
+ * closed, and a replaced one as the new file. A call that ends by a signal has written no event.
+ * More entries than RLIMIT_NOFILE fail. */
 #include "check.h"
 #include <stdatomic.h>
 #include <sys/resource.h>
@@ -13,7 +13,7 @@ static void on_signal(int signal)
 	(void)signal;
 }
 
-/* What another thread does to `fd` while the main thread waits. */
+/* The action of another thread on `fd` while the main thread waits. */
 struct change {
 	pthread_t main, thread;
 	int fd, other, wakes, signals;
@@ -31,7 +31,7 @@ static void *change(void *argument)
 	sleep_ms(50);
 	if (todo->wakes >= 0)
 		CHECK(eventfd_write(todo->wakes, 1) == 0);
-	/* More than once: one that comes before the thread sleeps ends no call. */
+	/* Repeated, because a signal before the sleep does not end the call. */
 	while (todo->signals && !todo->is_over) {
 		sleep_ms(100);
 		pthread_kill(todo->main, SIGUSR1);
@@ -53,7 +53,7 @@ static void end(struct change *todo)
 	CHECK(pthread_join(todo->thread, NULL) == 0);
 }
 
-/* Every so often, as one that comes before the thread sleeps ends no call; 0 ends it. */
+/* Raises a signal periodically, because one before the sleep does not end the call. 0 stops it. */
 static void alarm_each(long ms)
 {
 	struct itimerval each = {{0, ms * 1000}, {0, ms * 1000}};
@@ -87,7 +87,7 @@ static void interrupted(void)
 	alarm_each(50);
 	FAILS(poll(list, 1, -1), EINTR);
 	CHECK(!list[0].revents);
-	/* select leaves its sets alone. */
+	/* select does not change its sets. */
 	FD_ZERO(&in);
 	FD_SET(counter, &in);
 	alarm_each(50);
@@ -123,7 +123,7 @@ static void closed_by_select(int limit, int signals)
 		FD_ZERO(&sets[n]);
 		FD_SET(counter, &sets[n]);
 	}
-	/* It can be written already, so not asked for that. */
+	/* The counter is writable already, so the set must not contain it. */
 	FD_CLR(counter, &sets[1]);
 	FD_SET(idle, &sets[0]);
 	begin(&todo, counter);
@@ -136,7 +136,7 @@ static void closed_by_select(int limit, int signals)
 
 static void replaced(void)
 {
-	/* By one that is ready. */
+	/* Replaced by a ready file. */
 	int counter = eventfd(0, 0), ready = eventfd(1, 0), waker = eventfd(0, 0), idle;
 	struct change todo = {.other = ready, .wakes = -1, .signals = 1};
 	struct pollfd list[2] = {{counter, POLLIN, 0}, {waker, POLLIN, 0}};
@@ -156,7 +156,7 @@ static void replaced(void)
 	end(&todo);
 	CHECK(close(counter) == 0 && close(ready) == 0);
 
-	/* By one that is not: what the old one shows does not count any more. */
+	/* Replaced by an idle file: the events of the old one do not count any more. */
 	idle = eventfd(0, 0);
 	counter = eventfd(0, 0);
 	ready = dup(counter);
@@ -194,7 +194,7 @@ static void limited(void)
 		list[n].fd = n % 2 ? -1 : idle;
 	CHECK(poll(list, 20, 1) == 0);
 	FAILS(poll(list, 21, 1), EINVAL);
-	/* A call that would sleep, however short its list. */
+	/* A call that would sleep fails, however short its list is. */
 	low.rlim_cur = 3;
 	CHECK(setrlimit(RLIMIT_NOFILE, &low) == 0);
 	CHECK(poll(list, 3, 1) == 0);

@@ -1,4 +1,4 @@
-/* poll of user-level objects and of fds of the kernel together, where it ends at once. */
+/* poll of user-level objects and kernel fds together, in calls that return at once. */
 #include "check.h"
 
 static volatile sig_atomic_t handled;
@@ -9,7 +9,7 @@ static void handler(int signal)
 	handled++;
 }
 
-/* Every revents holds something before, which the call has to overwrite. */
+/* Fills each revents first, so that the call must overwrite it. */
 static int polled(struct pollfd *entries, nfds_t count, int limit)
 {
 	nfds_t at;
@@ -21,7 +21,7 @@ static int polled(struct pollfd *entries, nfds_t count, int limit)
 int main(void)
 {
 	struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
-	/* Again and again, as the first may come before the call. */
+	/* Periodic, because the first signal may come before the call. */
 	struct itimerspec soon = {{0, 20000000}, {0, 1000000}};
 	struct sigevent by_signal = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
 	struct pollfd entries[9];
@@ -34,7 +34,7 @@ int main(void)
 	closed = dup(line[0]);
 	CHECK(closed >= 0 && close(closed) == 0);
 
-	/* Nothing is ready. */
+	/* No entry is ready. */
 	entries[0] = (struct pollfd){counter, POLLIN, 0};
 	entries[1] = (struct pollfd){line[0], POLLIN, 0};
 	entries[2] = (struct pollfd){-1, POLLIN, 0};
@@ -43,7 +43,8 @@ int main(void)
 	CHECK(polled(entries, 3, 5) == 0);
 	CHECK(entries[0].revents == 0 && entries[1].revents == 0 && entries[2].revents == 0);
 
-	/* One, the other, both. The fd behind a user-level object says nothing of its count. */
+	/* One is ready, then the other, then both. The fd behind a user-level object does not show its
+	 * count. */
 	CHECK(write(line[1], "x", 1) == 1);
 	CHECK(polled(entries, 3, -1) == 1);
 	CHECK(entries[0].revents == 0 && entries[1].revents == POLLIN && entries[2].revents == 0);
@@ -59,7 +60,8 @@ int main(void)
 	CHECK(polled(entries, 3, -1) == 2);
 	CHECK(entries[0].revents == (POLLIN | POLLOUT) && entries[1].revents == POLLOUT);
 
-	/* An fd twice, one that is not open, and as many as are polled without a wait queue, and one more. */
+	/* Duplicate entries, a closed fd, the most entries that are polled without a wait queue, and one
+	 * more. */
 	for (at = 0; at < 9; at++)
 		entries[at] = (struct pollfd){at % 3 == 0 ? counter : at % 3 == 1 ? line[0] : closed, POLLIN, 0};
 	for (at = 8; at <= 9; at++) {
@@ -69,13 +71,13 @@ int main(void)
 		CHECK(entries[2].revents == POLLNVAL && entries[5].revents == POLLNVAL);
 	}
 
-	/* A hang-up is told without being asked for. */
+	/* A hang-up is reported although no event is requested. */
 	CHECK(close(line[1]) == 0 && read(counter, &count, sizeof count) == sizeof count);
 	entries[0].events = entries[1].events = 0;
 	CHECK(polled(entries, 2, -1) == 1 && entries[0].revents == 0 && entries[1].revents == POLLHUP);
 	CHECK(close(line[0]) == 0);
 
-	/* A signal ends a call in which nothing is ready, and what it polled is written. */
+	/* A signal ends a call with no ready entry. The call has written the results. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, line) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
 	CHECK(timer_create(CLOCK_MONOTONIC, &by_signal, &timer) == 0 && timer_settime(timer, 0, &soon, NULL) == 0);
 	entries[0] = (struct pollfd){counter, POLLIN, 0};
@@ -84,7 +86,7 @@ int main(void)
 	CHECK(timer_delete(timer) == 0);
 	CHECK(handled > 0 && entries[0].revents == 0 && entries[1].revents == 0);
 
-	/* One that is held back does not. */
+	/* A blocked signal does not end the call. */
 	sigemptyset(&blocked);
 	sigaddset(&blocked, SIGUSR1);
 	CHECK(pthread_sigmask(SIG_BLOCK, &blocked, &before) == 0 && raise(SIGUSR1) == 0);

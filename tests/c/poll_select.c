@@ -1,4 +1,4 @@
-/* poll(2) and select(2) over eventfds, pipes, sets and files of the kernel in any mixture. */
+/* poll(2) and select(2) of eventfds, pipes, sets and kernel files in any combination. */
 #include "check.h"
 
 int main(void)
@@ -66,7 +66,7 @@ int main(void)
 	FAILS(select(fds[1] + 1, &in, NULL, NULL, &time), EBADF);
 	CHECK(FD_ISSET(counter, &in) && FD_ISSET(fds[0], &in));
 	FD_CLR(fds[0], &in);
-	/* Nobody reads the pipe any more: its end is readable and writable at once. */
+	/* The pipe has no reader any more: the write end is readable and writable at once. */
 	FD_ZERO(&out);
 	FD_SET(fds[1], &in);
 	FD_SET(fds[1], &out);

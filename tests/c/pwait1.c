@@ -1,4 +1,4 @@
-/* epoll_pwait1: a wait by a clock of choice. */
+/* epoll_pwait1: a wait with a choice of clocks. */
 #include "check.h"
 
 int main(void)
@@ -23,7 +23,7 @@ int main(void)
 		CHECK((end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec
 		      >= 19000000);
 	}
-	/* A set with nothing of ours, which the kernel serves. */
+	/* A set without user-level members, which the kernel serves. */
 	params.clockid = CLOCK_REALTIME;
 	CHECK(epoll_pwait1(epoll_create1(0), 0, &event, 1, &params) == 0);
 	FAILS(epoll_pwait1(epfd, 1, &event, 1, &params), EINVAL);

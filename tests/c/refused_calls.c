@@ -1,6 +1,6 @@
-/* A filter of system calls may refuse what it does not know with EPERM in place of ENOSYS, as those of
- * container runtimes did with epoll_pwait2(2). A wait in a set, whatever the set watches, keeps its limit
- * and reports its events all the same. */
+/* A seccomp filter may fail unknown system calls with EPERM instead of ENOSYS, as those of
+ * container runtimes did with epoll_pwait2(2). A wait in any set still keeps its time limit and
+ * reports its events. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -42,7 +42,7 @@ static void waits(int epfd, int fd)
 
 int main(void)
 {
-	/* With user-level members alone, with one of the kernel's besides, and with the latter alone. */
+	/* With user-level members only, with a kernel member as well, and with kernel members only. */
 	int user = epoll_create1(0), both = epoll_create1(0), kernel = epoll_create1(0);
 	int counter = eventfd(0, 0), listener = socket(AF_UNIX, SOCK_STREAM, 0);
 	struct epoll_event event;

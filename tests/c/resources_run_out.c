@@ -1,8 +1,8 @@
-/* The process runs out of descriptors (EMFILE), the system does (ENFILE), or there is no more memory (mmap
- * fails with ENOMEM), just before each step of a program that uses every call. A step that makes no
- * descriptor succeeds, as in Linux, but for an ADD to a set that watches objects of upoll and of the kernel.
- * One that fails does so with that error, and has no effect: it succeeds as soon as there is room, and the
- * steps after it do what they always do. No pass leaves a descriptor open. */
+/* The process runs out of fds (EMFILE), the system does (ENFILE), or memory is exhausted (mmap
+ * fails with ENOMEM), just before each step of a program that uses every call. As in Linux, a step
+ * that opens no fd succeeds, except for an ADD to a set that watches objects of both upoll and the
+ * kernel. A step that fails does so with that error, and has no effect. It succeeds as soon as
+ * there is room, and later steps behave as usual. No pass leaves an fd open. */
 #include "check.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -21,7 +21,7 @@ static struct {
 
 static int can_fail;
 
-/* Makes descriptors: 1 if it did, 0 if it failed with the error that there are no more. */
+/* Returns 1 if a call has opened fds, and 0 if it failed because there are none. */
 static int made(int result, enum kind kind)
 {
 	if (result >= 0)
@@ -66,7 +66,7 @@ static int copies_by_fcntl(enum kind kind)
 		return close(copy) == 0;
 	return 0;
 }
-/* Adds both, or none. upoll needs a descriptor for a set that watches objects of both kinds. */
+/* Adds both or none. upoll needs an fd for a set that watches objects of both kinds. */
 static int added(int epfd, int one, uint64_t data, int other, uint64_t other_data, enum kind kind)
 {
 	int is_one = add(epfd, one, EPOLLIN, data) == 0;
@@ -75,7 +75,7 @@ static int added(int epfd, int one, uint64_t data, int other, uint64_t other_dat
 		return 1;
 	}
 #ifdef KERNEL_ONLY
-	/* Not the kernel by itself. */
+	/* The test needs the preload: the kernel alone does not pass it. */
 	CHECK(getenv("LD_PRELOAD") != NULL);
 #endif
 	CHECK(kind == NO_NUMBER ? errno == EMFILE : kind == NO_FILE ? errno == ENFILE : errno == ENOMEM);
@@ -176,7 +176,7 @@ static int replaces(enum kind kind)
 	CHECK(dup2(all.counter, all.copy) == all.copy);
 	return 1;
 }
-/* An eventfd's state is the child's as well. */
+/* The child shares an eventfd's state. */
 static int forks(enum kind kind)
 {
 	uint64_t value = 0;
@@ -253,7 +253,7 @@ static void run_out_of_numbers(int at, int spare)
 	}
 }
 
-/* From now on what makes descriptors fails with ENFILE, or what maps memory with ENOMEM. */
+/* From now on calls that open fds fail with ENFILE, or calls that map memory with ENOMEM. */
 static int refuse(enum kind kind)
 {
 	static const unsigned files[] = {
@@ -277,7 +277,7 @@ static int refuse(enum kind kind)
 	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-/* From the step `at` on, as far as there are descriptors. */
+/* Runs the steps from `at` on without freeing fds, as far as they go. */
 static int run_out_for_good(enum kind kind, int at)
 {
 	int step;
@@ -325,7 +325,7 @@ int main(void)
 	limit.rlim_cur = NUMBERS;
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 #ifndef __SANITIZE_ADDRESS__
-	/* The sanitizer needs memory itself. */
+	/* The sanitizer itself needs memory. */
 	in_a_child(NO_MEMORY);
 #endif
 	in_a_child(NO_FILE);

@@ -1,12 +1,11 @@
-/* The test program of the patch series that proposed EPOLL_ROTATE, written as for its kernel: 100
- * workers, each with a set of its own, take numbers out of one pipe; their sets watch a set that
- * watches the pipe. Prints how long it took, how often a processor changed its thread, and how even
- * the shares are.
+/* The test program of the EPOLL_ROTATE patch, as written for its kernel. 100 workers, each with a
+ * set of its own, take numbers out of one pipe. Their sets watch a set that watches the pipe. It
+ * prints the time, the number of context switches, and how even the shares are.
  *
- * A kernel without EPOLL_ROTATE does it with a plain set between, as the program did for comparison.
- * Each number has to arrive once, however it is done. If the set rotates, no worker goes without, and
- * there is no herd: bounds that are far from what is reached, as a loaded machine lets threads run
- * when it likes. */
+ * A kernel without EPOLL_ROTATE runs it with a plain set in between, as the program did for
+ * comparison. Each number must arrive once in any case. If the set rotates, each worker must have a
+ * share, and there must be no thundering herd. The bounds are far from the usual results, because a
+ * loaded machine delays threads. */
 #include "check.h"
 
 #include <semaphore.h>
@@ -61,8 +60,9 @@ static void *works(void *which)
 	return NULL;
 }
 
-/* All numbers once, with new workers and a new source. Returns how even the shares are, by Jain's index: 1
- * if all got the same, 1/WORKERS if one got all; 1 also if the source does not rotate. */
+/* Passes all numbers once, with new workers and a new source. Returns Jain's index of the shares: 1
+ * if all are equal, 1/WORKERS if one worker got all. Also returns 1 if the source does not rotate.
+ */
 static double run(void)
 {
 	struct timespec begin;
@@ -128,7 +128,7 @@ static double run(void)
 	if (!rotates)
 		return 1;
 	CHECK(fewest > 0);
-	/* A wake for all costs nearly a switch for each worker. */
+	/* A wakeup of all workers costs nearly one switch for each of them. */
 	CHECK(switches < (long)EVENTS * WORKERS / 3);
 	return fairness;
 }
@@ -138,12 +138,12 @@ int main(void)
 #ifdef UPOLL_REDIRECT
 	int tries = 0;
 
-	/* The line is kept by turns, so that shares differ by what a worker that the machine does not let
-	 * run misses: on a loaded machine one can miss most of a run. */
+	/* Workers take turns, so shares differ only by the turns that a worker misses while it does not
+	 * run. On a loaded machine a worker may miss most of a run. */
 	while (run() <= 0.5)
 		CHECK(++tries < 5);
 #else
-	/* A source in the kernel has the kernel's line in addition. */
+	/* A source in the kernel also has the kernel's line. */
 	run();
 #endif
 	return 0;

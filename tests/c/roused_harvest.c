@@ -1,5 +1,6 @@
-/* While threads are roused from a set, since it gets its first member of another kind, others that wait in
- * it find what is ready, also with room for one event, and do not wait longer than they are to. */
+/* A set gets its first member of another kind, and threads are woken from it to sleep elsewhere.
+ * Meanwhile other threads that wait in it find the ready members, also with room for one event, and
+ * wait no longer than their limits. */
 #include "check.h"
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -37,7 +38,7 @@ static void *looks(void *unused)
 		if (turn % 20 == 0)
 			sleep_ms(10);
 	}
-	/* What is not ready ends no wait early, and keeps none from its end. */
+	/* Without a ready member a wait ends at its limit, not earlier and not later. */
 	CHECK(read(sockets[0], &byte, 1) == 1);
 	sigemptyset(&mask);
 	for (turn = 1; turn <= 2; turn++) {
@@ -47,7 +48,7 @@ static void *looks(void *unused)
 		CHECK(epoll_pwait(epfd, events, turn, 20, &mask) == 0);
 	}
 #ifndef KERNEL_ONLY
-	/* Threads are still being roused. */
+	/* Threads are still being woken. */
 	CHECK(!atomic_load(&is_added));
 #endif
 	CHECK(sem_post(&go_on) == 0);
@@ -69,7 +70,7 @@ int main(void)
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, sockets) == 0);
 	CHECK(add(epfd, sockets[0], EPOLLIN, 1) == 0);
 
-	/* A thread that does not come out of its wait as long as its handler runs. */
+	/* A thread that stays in its wait as long as its handler runs. */
 	CHECK(pthread_create(&waiting, NULL, waits, NULL) == 0);
 	sleep_ms(100);
 	CHECK(pthread_kill(waiting, SIGUSR1) == 0);

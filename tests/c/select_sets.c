@@ -1,4 +1,4 @@
-/* select(2): which bits of the three sets are looked at, counted and written. */
+/* select(2): the bits of the three sets that it checks, counts and writes. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -10,7 +10,7 @@ static struct timeval now(void)
 	return time;
 }
 
-/* The words of a set, to be compared whole. */
+/* Returns a word of a set, to compare it whole. */
 static unsigned long word(const fd_set *set, int at)
 {
 	unsigned long words[FD_SETSIZE / 8 / sizeof(long)];
@@ -42,7 +42,7 @@ int main(void)
 	high = fcntl(ready, F_DUPFD, 200);
 	CHECK(high >= 200);
 
-	/* One number counts once for each set that it is ready in. */
+	/* One fd counts once for each set that it is ready in. */
 	only(&in, idle, ready);
 	only(&out, ready, full);
 	only(&except, ready, idle);
@@ -51,7 +51,8 @@ int main(void)
 	CHECK(FD_ISSET(ready, &out) && !FD_ISSET(full, &out));
 	CHECK(!FD_ISSET(ready, &except) && !FD_ISSET(idle, &except));
 
-	/* Numbers from n on are not looked at, and what shares a word with others is cleared. */
+	/* Fds from n on are not checked. Their bits are cleared in a word that is shared with lower fds.
+	 */
 	only(&in, ready, high);
 	FD_SET(63, &in);
 	FD_SET(64 * (1 + high / 64), &in);
@@ -60,14 +61,14 @@ int main(void)
 	CHECK(word(&in, 0) == 1UL << ready && FD_ISSET(high, &in));
 	CHECK(FD_ISSET(64 * (1 + high / 64), &in));
 
-	/* High numbers, and the same file by two of them. */
+	/* High fds, and the same file by two of them. */
 	only(&in, ready, high);
 	time = now();
 	CHECK(select(high + 1, &in, NULL, NULL, &time) == 2);
 	CHECK(FD_ISSET(ready, &in) && FD_ISSET(high, &in));
 	CHECK(time.tv_sec == 0 && time.tv_usec == 0);
 
-	/* Something is ready: the limit does not matter, and nothing is without one. */
+	/* With a ready fd the limit does not matter, whether there is one or not. */
 	only(&in, idle, ready);
 	CHECK(select(ready + 1, &in, NULL, NULL, NULL) == 1);
 	CHECK(!FD_ISSET(idle, &in) && FD_ISSET(ready, &in));
@@ -77,13 +78,13 @@ int main(void)
 	CHECK(select(idle + 1, &in, NULL, NULL, &time) == 0 && word(&in, 0) == 0);
 	CHECK(time.tv_sec == 0 && time.tv_usec == 0);
 
-	/* A number that is not open spoils all, and no set is written. */
+	/* A closed fd fails the call, and no set is written. */
 	only(&in, ready, high + 1);
 	time = now();
 	FAILS(select(high + 2, &in, NULL, NULL, &time), EBADF);
 	CHECK(FD_ISSET(ready, &in) && FD_ISSET(high + 1, &in));
 
-	/* No more than the words of n numbers are read and written. */
+	/* Only the words of the first n fds are read and written. */
 	CHECK(mprotect(pages + page, (size_t)page, PROT_NONE) == 0);
 	at_the_end = (fd_set *)(void *)(pages + page - sizeof(long));
 	memset(at_the_end, 0, sizeof(long));
@@ -94,7 +95,7 @@ int main(void)
 	FAILS(select(65, at_the_end, &in, NULL, &time), EFAULT);
 	CHECK(FD_ISSET(ready, &in));
 
-	/* A set that can only be read: those before it are written, and it is not. */
+	/* The last set is read-only: those before it are written, and it is not. */
 	only(&in, idle, ready);
 	read_only = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(read_only != MAP_FAILED);

@@ -1,7 +1,7 @@
-/* An eventfd with a maximum has its count on a page that parent and child share. A child that writes
- * whatever it likes there may keep its parent's calls on that eventfd from returning, and make the count
- * wrong. It can neither crash its parent, nor change memory of the parent's, nor keep it busy once the
- * child has ended. */
+/* An eventfd with a maximum has its count on a page that parent and child share. A child that
+ * overwrites the page may keep its parent's calls on that eventfd from returning, and corrupt the
+ * count. It can neither crash its parent, nor change other memory of the parent, nor keep it busy
+ * after the child has ended. */
 #include "check.h"
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -12,12 +12,12 @@
 #define EFD_IOC_GET_MAXIMUM _IOR('J', 1, uint64_t)
 #endif
 
-/* How much of the page is overwritten, and how long with one value at one place. */
+/* The part of the page that is overwritten, and the time for one value at one place. */
 #define LENGTH 256
 #define NANOSECONDS 3000000
 
 #define COUNT 512
-/* Of the parent's. The child knows the address. */
+/* Memory of the parent. The child knows its address. */
 static uint64_t canary[COUNT];
 
 static uint64_t now(void)
@@ -41,7 +41,7 @@ static void is_untouched(void)
 		CHECK(canary[at] == 0x5555000000000000 + (uint64_t)at);
 }
 
-/* The pages that this process shares with others. */
+/* Finds the pages that this process shares with others. */
 static int shared_pages(volatile char **pages, int most)
 {
 	char line[512];
@@ -81,7 +81,7 @@ static void write_words(volatile char *page)
 					*word = values[which];
 				*word = before;
 			} while (now() < until);
-			/* A lock that looked as if somebody had it. */
+			/* The value made the lock look held. */
 			*word = 0;
 			syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 			syscall(SYS_futex, (volatile uint32_t *)word + 1, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
@@ -110,7 +110,7 @@ static void victim(int line)
 	struct epoll_event event;
 	struct pollfd entry = {fd, POLLIN | POLLOUT, 0};
 	if (ioctl(fd, EFD_IOC_SET_MAXIMUM, &maximum) == -1 && errno == ENOTTY)
-		/* The kernel's has none. */
+		/* The kernel's eventfd has no maximum. */
 		exit(77);
 	CHECK(add(epfd, fd, EPOLLIN | EPOLLOUT | EPOLLET, 1) == 0);
 	fill();
@@ -164,7 +164,7 @@ int main(void)
 		victim(line[1]);
 	}
 	close(line[1]);
-	/* Until the child has ended, or the parent crashed. */
+	/* Returns when the child has ended, or the parent has crashed. */
 	CHECK(read(line[0], &byte, 1) == 0);
 	for (times = 0; times < 2000 && asleep < 100; times++) {
 		pid_t ended = waitpid(parent, &status, WNOHANG);
@@ -178,7 +178,7 @@ int main(void)
 	}
 	kill(parent, SIGKILL);
 	waitpid(parent, &status, 0);
-	/* It waits for what the child has overwritten. */
+	/* It waits on the word that the child has overwritten. */
 	CHECK(asleep >= 100);
 	return 0;
 }

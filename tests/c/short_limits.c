@@ -1,5 +1,6 @@
-/* A limit below a millisecond is neither dropped nor made a millisecond, in epoll_pwait2, ppoll and
- * pselect, whatever is waited for. The shortest of many waits counts: a busy machine makes some late. */
+/* A time limit below a millisecond is neither dropped nor rounded to a millisecond in epoll_pwait2,
+ * ppoll and pselect, whatever the call waits for. The shortest of many waits counts, because a busy
+ * machine delays some. */
 #include "check.h"
 #include <limits.h>
 #include <sys/syscall.h>
@@ -54,7 +55,7 @@ static void is_short(int (*wait)(void))
 
 int main(void)
 {
-	/* A kernel before 5.11 has no such limits for sets, nor has valgrind. */
+	/* Kernels before 5.11 have no such limits for sets, and valgrind has none either. */
 	long found = syscall(SYS_epoll_pwait2, -1, NULL, 1, NULL, NULL, 8);
 	if (found == -1 && errno == ENOSYS)
 		return 77;

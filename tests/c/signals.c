@@ -1,4 +1,4 @@
-/* epoll_pwait(2) lets a signal through that is held back otherwise, and nothing restarts it. */
+/* epoll_pwait(2) unblocks a signal during the wait, and is never restarted. */
 #include "check.h"
 
 static volatile sig_atomic_t seen;
@@ -36,7 +36,7 @@ int main(void)
 	entry.fd = fd;
 	FAILS(ppoll(&entry, 1, NULL, &none), EINTR);
 	CHECK(seen == 2);
-	/* A ready event wins, and the signal stays pending. */
+	/* A ready event comes first, and the signal stays pending. */
 	CHECK(pthread_kill(pthread_self(), SIGUSR1) == 0);
 	CHECK(eventfd_write(fd, 1) == 0);
 	CHECK(epoll_pwait(epfd, &event, 1, -1, &none) == 1 && seen == 2);

@@ -1,4 +1,4 @@
-/* Options of sockets hold for pairs. */
+/* Socket options of pairs. */
 #include "check.h"
 
 int main(void)

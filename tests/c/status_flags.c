@@ -1,4 +1,4 @@
-/* Threads that change O_NONBLOCK at the same time leave one state: what F_GETFL says is what reads do. */
+/* Threads change O_NONBLOCK concurrently. Afterwards F_GETFL and the behaviour of reads agree. */
 #include "check.h"
 
 enum { ROUNDS = 4000 };
@@ -21,13 +21,13 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* Whether a read of `fd`, which has nothing to read, fails at once. */
+/* Returns whether a read of `fd`, which is empty, fails at once. */
 static int is_nonblocking(void)
 {
 	uint64_t room;
 	timer_t timer;
 	struct sigevent alarm = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
-	/* Again and again: the first one may come before the read. */
+	/* Periodic, because the first signal may come before the read. */
 	struct itimerspec soon = {{0, 20000000}, {0, 2000000}}, never = {{0, 0}, {0, 0}};
 	CHECK(timer_create(CLOCK_MONOTONIC, &alarm, &timer) == 0);
 	CHECK(timer_settime(timer, 0, &soon, NULL) == 0);

@@ -1,6 +1,6 @@
-/* A timer sends a signal every 50 microseconds, the handler interrupting every kind of call that blocks, with
- * and without SA_RESTART. Each unit that is sent is received once; a call that a handler ends fails with EINTR,
- * and with SA_RESTART no read or write does. */
+/* A timer sends a signal every 50 microseconds, and the handler interrupts every kind of blocking
+ * call, with and without SA_RESTART. Each unit that is sent is received once. A call that a handler
+ * ends fails with EINTR; with SA_RESTART no read or write does. */
 #include "check.h"
 #include <sys/time.h>
 
@@ -31,7 +31,7 @@ static void ends(void)
 	CHECK(handled > 0);
 }
 
-/* Calls again what a handler has ended. */
+/* Repeats a call that a handler has ended. */
 #define AGAIN(result, call)                                                                   \
 	do {                                                                                  \
 		(result) = (call);                                                            \
@@ -50,7 +50,7 @@ static void *sends_to_the_counter(void *nothing)
 	return nothing;
 }
 
-/* Blocks by turns at a full pipe or socket: each takes more than it holds. */
+/* Blocks at a full pipe and a full socket alternately: each write is larger than the buffer. */
 static void *sends_bytes(void *to)
 {
 	static const char bytes[3000];
@@ -68,7 +68,7 @@ static void *waits_in_sets(void *nothing)
 	uint64_t value;
 	int received = 0;
 	while (received < UNITS) {
-		/* A handler ends these whatever its flags are. */
+		/* A handler ends this call with any flags. */
 		int found = epoll_wait(many, &event, 1, -1);
 		CHECK(found == 1 || (found < 0 && errno == EINTR));
 		if (found == 1 && read(counter, &value, sizeof value) == sizeof value)
@@ -90,7 +90,7 @@ static void *receives_bytes(void *from)
 	return from;
 }
 
-/* Neither returns before its limit for another reason than a handler. */
+/* Checks that only a handler ends these calls before their limit. */
 static void *polls_in_vain(void *nothing)
 {
 	struct pollfd entries[] = {{empty, POLLIN, 0}, {pipes[1], 0, 0}};

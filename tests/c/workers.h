@@ -7,7 +7,7 @@
 
 enum { WORKERS = 3, EVENTS = 30 };
 
-/* What a child of fork(2) that writes the events sees, too. */
+/* A worker's state, which forked children that write the events share. */
 struct worker {
 	int tid, waits, served, ended;
 };
@@ -41,7 +41,7 @@ static void *works(void *which)
 	}
 }
 
-/* Waits until all workers that have not ended sleep. One that has not come back to wait has no place in
+/* Waits until all workers that have not ended sleep. A worker that does not wait has no place in
  * line, and a busy machine may take its time. */
 static void wait_for_workers(void)
 {
@@ -55,7 +55,7 @@ static void wait_for_workers(void)
 	}
 }
 
-/* They take what comes out of fd, which rotating watches. */
+/* Starts workers, which read from fd, the source of rotating. */
 static void start_workers(int rotating, int fd)
 {
 	int at;
@@ -80,7 +80,7 @@ static int all_served(void)
 	return all;
 }
 
-/* One at a time. */
+/* Writes the events one at a time. */
 static void write_events(int fd)
 {
 	int at;
@@ -92,15 +92,15 @@ static void write_events(int fd)
 	}
 }
 
-/* Each has had its share. Where a machine counts a worker as asleep that only waits to run, as valgrind
- * does, it makes up for what it missed in the turns that follow, of which there are none after the last. */
+/* Checks that each worker has had its share. A machine that counts a runnable worker as asleep,
+ * like valgrind, may skip it; it makes up for that in later turns, except after the last one. */
 static void end_workers(int fd)
 {
 	int at, ended, seen;
 	CHECK(all_served() == EVENTS);
 	for (at = 0; at < WORKERS; at++)
 		CHECK(abs(workers[at].served - EVENTS / WORKERS) <= 2);
-	/* One after the other. */
+	/* Ends the workers one after the other. */
 	for (ended = 0; ended < WORKERS; ended++) {
 		wait_for_workers();
 		CHECK(write(fd, "q", 1) == 1);

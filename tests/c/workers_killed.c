@@ -1,6 +1,6 @@
-/* Workers that wait in sets of their own for a semaphore that all share are killed at any moment, and others take
- * their places. The others go on, and no unit is lost but what a killed worker had just taken. The same with a
- * semaphore that has a maximum, where there is such a thing. */
+/* Workers wait in sets of their own for a semaphore that all share. They are killed at any moment,
+ * and others take their places. The remaining workers continue, and only units that a killed worker
+ * has just taken are lost. The same with a semaphore that has a maximum, where there is one. */
 #include "check.h"
 #include <sched.h>
 #include <sys/wait.h>
@@ -67,7 +67,7 @@ static void round_of(int with_maximum)
 	for (at = 0; at < WORKERS; at++)
 		begin(at);
 	while (sent < UNITS) {
-		/* One that is full has workers that are behind. */
+		/* A full semaphore fails the write: the workers are behind. */
 		if (sent - finished() - kills < 16 && write(semaphore, &one, sizeof one) == sizeof one)
 			sent++;
 		else
@@ -79,7 +79,7 @@ static void round_of(int with_maximum)
 			begin(at);
 		}
 	}
-	/* Somebody is woken for each of those that are left. */
+	/* A worker is woken for each remaining unit. */
 	while (finished() < sent - kills)
 		sleep_ms(1);
 	for (;;) {
