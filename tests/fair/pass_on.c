@@ -1,5 +1,6 @@
-/* A worker takes the wakeup for a connection and does not accept it. Another worker must.
- * Prints "ok" for each way in which a worker can fail, or how long the connection waited if it was too long. */
+/* A worker takes the wakeup for a connection and does not accept it, so another worker must. Prints
+ * "ok" for each way in which a worker can fail, or the time that the connection waited if it was
+ * too long. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

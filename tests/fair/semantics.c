@@ -98,7 +98,7 @@ static void accept_one(int fd)
 		close(connection);
 }
 
-/* Not valid: the compiler is not to know. */
+/* An invalid address. Volatile, so that the compiler does not warn. */
 static struct epoll_event *volatile nowhere = (struct epoll_event *)16;
 
 static long since(const struct timespec *start)
@@ -114,7 +114,7 @@ static void nothing(int number)
 	(void)number;
 }
 
-/* A wait that is about to sleep is where the library changes the registration. */
+/* Makes the library change the registration, which it does in a wait that is about to sleep. */
 static void settle(int set)
 {
 	struct epoll_event event;
@@ -430,7 +430,7 @@ static void forks(void)
 	wait_in("deleted by the child", set, 50);
 	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 4));
 	wait_in("added", set, -1);
-	/* The child of a vfork has fds of its own, and the parent's memory. */
+	/* The child of a vfork has an fd table of its own, and shares the parent's memory. */
 	accept_one(fd);
 	close(client);
 	settle(set);
@@ -615,7 +615,7 @@ static void *write_after(void *unused)
 	return unused;
 }
 
-/* Memory that cannot be read or written, and a number of fds that is larger than the sets. */
+/* Memory that cannot be read or written, and an `nfds` that exceeds the sets. */
 static void pointers(void)
 {
 	int fd = listen_at(AF_INET);
@@ -671,7 +671,7 @@ static void pointers(void)
 	close(fd);
 }
 
-/* A program that uses a ring goes on doing so. */
+/* A program that uses io_uring continues to do so. */
 static void ring(void)
 {
 	unsigned parameters[64] = {0};
@@ -745,7 +745,7 @@ static void *modify(void *stop)
 	return NULL;
 }
 
-/* Children without the handlers of fork, while threads of the parent change the set. */
+/* Children made without fork's handlers, while threads of the parent change the set. */
 static void raw_forks(void)
 {
 	pthread_t threads[2];

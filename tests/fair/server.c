@@ -1,8 +1,10 @@
-/* A server whose workers share one listening socket. It prints its port, then answers each connection with the
- * process ID of the worker and a newline. It replaces workers that die, and on SIGHUP all of them.
+/* A server whose workers share one listening socket. It prints its port, and then sends each
+ * connection the process ID of the worker and a newline. It replaces workers that die, and on
+ * SIGHUP all of them.
  *
  * Usage: server MODE WORKERS [many] [unix PATH]
- * MODE: epoll, edge, exclusive, poll, ppoll, select, pselect, threads (workers are threads of one process). */
+ * MODE: epoll, edge, exclusive, poll, ppoll, select, pselect, threads (workers are threads of one
+ * process). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -39,7 +41,7 @@ static void on_signal(int number)
 		leaving = 1;
 }
 
-/* A thread is told apart by its ID. */
+/* Serves connections. The ID of a thread stands for its worker. */
 static void serve(void)
 {
 	char text[32];
@@ -68,7 +70,7 @@ static void *work(void *unused)
 	sigemptyset(&open);
 	sigemptyset(&blocked);
 	sigaddset(&blocked, SIGTERM);
-	/* The mask of a wait lets the signal in, so that none is lost between the check and the wait. */
+	/* The wait unblocks the signal, so that none is lost between the check and the wait. */
 	sigprocmask(SIG_BLOCK, &blocked, NULL);
 	if (!strcmp(mode, "epoll") || !strcmp(mode, "edge") || !strcmp(mode, "exclusive") || !strcmp(mode, "threads")) {
 		struct epoll_event event = {.events = EPOLLIN, .data.fd = listener};

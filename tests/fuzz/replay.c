@@ -4,10 +4,10 @@
  *   replay [--portable] SCRIPT     a step a line: PROCESS CALL A B C D
  *   replay --calls                 prints the names of all calls
  *
- * The processes go in lock-step: each step is made by one process while the others wait on a word that
- * all share, so the log of a script is the same in every run. A call that would block for ever is
- * interrupted by a timer and fails with EINTR. The harness itself holds no file descriptor.
- * With UPOLL_REDIRECT, or with --portable, calls that only the preload library sees are left out.
+ * The processes run in lockstep. One process makes each step, while the others wait on a word that
+ * all share, so the log of a script is the same in every run. A timer interrupts calls that would
+ * block forever, and they fail with EINTR. The harness itself holds no fd. With UPOLL_REDIRECT, or
+ * with --portable, calls that only the preload library sees are left out.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -51,7 +51,7 @@ struct step {
 	unsigned a, b, c, d;
 };
 
-/* What all processes share. */
+/* The state that all processes share. */
 struct shared {
 	unsigned turn;                /* the step that is to be made; a futex */
 	pid_t pids[PROCESSES];        /* 0: not there */
@@ -66,7 +66,7 @@ static struct shared *shared;
 static struct step steps[STEPS];
 static unsigned step_count;
 static unsigned me;
-/* The numbers that the steps name by slot; each process has its own. */
+/* The fds that the steps name by slot. Each process has its own. */
 static int fds[SLOTS] = {-1, -1, -1, -1, -1, -1, -1, -1};
 static int signalled_fd = -1;
 static volatile sig_atomic_t handled;
@@ -139,7 +139,7 @@ static int nonblock_of(unsigned number, int flag)
 	return number % 3 != 0 ? flag : 0;
 }
 
-/* Puts a number into a slot; what was there before is closed. */
+/* Stores an fd in a slot. Closes the fd that was there before. */
 static long put(unsigned number, int fd)
 {
 	int *place = &fds[number % SLOTS];
@@ -177,7 +177,7 @@ static long do_eventfd_read(struct step *s)
 	long result = eventfd_read(slot(s->a), &value);
 
 	say(" value %llx", (unsigned long long)value);
-	/* For a short read glibc returns -1 and leaves errno alone, upoll sets EIO. */
+	/* For a short read glibc returns -1 without setting errno, and upoll sets EIO. */
 	if (result == -1 && errno == EIO)
 		errno = 0;
 	return result;
@@ -209,7 +209,7 @@ static int by_data(const void *left, const void *right)
 		return l->data.u64 < r->data.u64 ? -1 : 1;
 	return l->events < r->events ? -1 : l->events > r->events;
 }
-/* The order among user-level objects and kernel fds is open, so the report is sorted. */
+/* The order between user-level objects and kernel fds is unspecified, so the report is sorted. */
 static long reported(long count, struct epoll_event *events)
 {
 	long i;
@@ -547,7 +547,7 @@ static long do_raise(struct step *s)
 
 	handled = 0;
 	signalled_fd = s->b % 2 ? slot(s->a) : -1;
-	/* A blocking object might keep the handler. */
+	/* A blocking object might block the handler. */
 	if (signalled_fd >= 0 && !(fcntl(signalled_fd, F_GETFL) & O_NONBLOCK))
 		signalled_fd = -1;
 	result = raise(SIGUSR1);
@@ -753,7 +753,7 @@ static void on_alarm(int number)
 	(void)number;
 }
 
-/* Interrupts whatever blocks, again and again while a step is under way. */
+/* Interrupts blocking calls periodically while a step runs. */
 static void set_alarm(int is_on)
 {
 	struct itimerval timer;
@@ -771,7 +771,7 @@ static void futex(int operation, unsigned value)
 	syscall(SYS_futex, &shared->turn, operation, value, operation == FUTEX_WAIT ? &limit : NULL, NULL, 0);
 }
 
-/* Reaps a child of this process that ended by a step, so that all it held is closed. */
+/* Reaps a child of this process that ended in a step, so that all its fds are closed. */
 static void reap(void)
 {
 	unsigned exiting = __atomic_load_n(&shared->exiting, __ATOMIC_SEQ_CST);
@@ -807,7 +807,7 @@ static void make(struct step *step, unsigned position, int portable_only)
 
 static void run(int portable_only)
 {
-	/* The last step that this process, or the one that it was forked from, took part in. */
+	/* The last step of this process, or of the process that it was forked from. */
 	unsigned taken = UINT32_MAX;
 	unsigned turn, process;
 
@@ -886,7 +886,7 @@ int main(int argc, char **argv)
 	for (i = 1; i < PROCESSES; i++)
 		if (shared->pids[i] != 0 && shared->parents[i] == 0)
 			waitpid(shared->pids[i], NULL, 0);
-	/* The steps may have closed or replaced what stdio writes to only if they had its number, which they do not. */
+	/* The steps close or replace stdio's fd only if they have its number, and they do not. */
 	fwrite(shared->log, 1, shared->length, stdout);
 	return fflush(stdout) != 0;
 }

@@ -1,4 +1,5 @@
-/* What a program sees of its signal handlers: what it has set, and nothing of who calls them. */
+/* A program sees its signal handlers as it has set them, and no trace of the functions that call
+ * them. */
 #include "../c/check.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -192,7 +193,7 @@ static void calls_begin_anew_or_not(void)
 	CHECK(pthread_create(&thread, NULL, interrupts, NULL) == 0);
 	FAILS(read(counter, &value, sizeof value), EINTR);
 	CHECK(pthread_join(thread, NULL) == 0 && calls == 4);
-	/* Let through by the mask of the call alone. */
+	/* Unblocked only by the mask of the call. */
 	sigemptyset(&blocked), sigemptyset(&none);
 	sigaddset(&blocked, SIGUSR1);
 	CHECK(pthread_sigmask(SIG_BLOCK, &blocked, &before) == 0);
@@ -229,7 +230,7 @@ static void *queues(void *nothing)
 	return nothing;
 }
 
-/* None of those that are queued is lost or late. */
+/* Queued signals are neither lost nor delayed. */
 static void all_are_called_in_order(void)
 {
 	struct sigaction action;
@@ -242,7 +243,7 @@ static void all_are_called_in_order(void)
 	memset(&action, 0, sizeof action);
 	action.sa_sigaction = keeps, action.sa_flags = SA_SIGINFO;
 	CHECK(sigaction(SIGRTMIN, &action, NULL) == 0);
-	/* The thread that sends them blocks them. */
+	/* The sending thread blocks them. */
 	sigemptyset(&queued), sigaddset(&queued, SIGRTMIN);
 	CHECK(pthread_sigmask(SIG_BLOCK, &queued, NULL) == 0);
 	CHECK(pthread_create(&thread, NULL, queues, NULL) == 0);

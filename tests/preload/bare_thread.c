@@ -1,5 +1,5 @@
-/* A thread made by clone(2), of which the C library does not know: no write of either thread is lost, to
- * what was there before and to what came since. */
+/* A thread made by clone(2), which the C library does not know. No write of either thread is lost,
+ * to objects made before it and after it. */
 #include "../c/check.h"
 #include <sched.h>
 

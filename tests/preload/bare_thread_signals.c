@@ -1,5 +1,5 @@
-/* A thread made by clone(2) that has what belongs to its parent's thread: what it does to descriptors of the
- * kernel's neither puts that thread's handlers off nor leaves its signals blocked. */
+/* A thread made by clone(2) that shares the thread-local storage of its parent's thread. Its calls
+ * on kernel fds neither delay that thread's signal handlers nor leave its signals blocked. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/syscall.h>
@@ -30,7 +30,7 @@ static void bare(int (*function)(void *))
 	await(1);
 }
 
-/* Sleeps until there is something to read. */
+/* Sleeps until a byte can be read. */
 static int sleeps(void *unused)
 {
 	struct pollfd entry = {pipes[0], POLLIN, 0};
@@ -71,7 +71,7 @@ int main(void)
 	char byte = 1;
 	alarm(200);
 	CHECK(pipe(pipes) == 0 && signal(SIGUSR1, handler) != SIG_ERR);
-	/* There is something to serve in user space before. */
+	/* The process has a user-level object first. */
 	CHECK(add(epoll_create1(0), eventfd(0, 0), EPOLLIN, 1) == 0);
 	for (looks = 0; looks < 2; looks++) {
 		bare(sleeps);

@@ -1,4 +1,4 @@
-/* Signals of faults that the program has blocked stay blocked while it changes what numbers mean. */
+/* Fault signals that the program has blocked stay blocked while it changes fds. */
 #include "../c/check.h"
 
 int main(void)

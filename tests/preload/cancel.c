@@ -75,7 +75,7 @@ static void is_cancelled(enum how how, int fd, const char *what, int wait)
 	close(call.set);
 }
 
-/* Cancellation is held back by whoever does not want it. */
+/* A thread that has disabled cancellation. */
 static void *is_deaf(void *argument)
 {
 	struct call *call = argument;
@@ -116,7 +116,7 @@ int main(void)
 	CHECK(eventfd_write(call.fd, 7) == 0);
 	CHECK(pthread_join(thread, &result) == 0);
 	CHECK(result == PTHREAD_CANCELED && call.cleaned);
-	/* It can be used as before. */
+	/* The object still works. */
 	CHECK(eventfd_write(call.fd, 1) == 0 && eventfd_write(call.fd, 1) == 0);
 	close(call.fd);
 	return 0;

@@ -1,5 +1,5 @@
-/* Of 5000 threads that are all blocked in a read of an eventfd each one can be cancelled, the last as well
- * as the first, and when they have ended new threads can be. */
+/* 5000 threads block in a read of an eventfd, and each one can be cancelled, the last as well as
+ * the first. Afterwards new threads can be cancelled as well. */
 #include "../c/check.h"
 #include <limits.h>
 

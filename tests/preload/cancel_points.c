@@ -1,5 +1,5 @@
 /* Threads are cancelled in calls on sockets, while they splice or wait for a lock, and before they
- * close: the number stays open then. */
+ * close. In the last case the fd stays open. */
 #include "../c/check.h"
 #include <setjmp.h>
 
@@ -45,7 +45,7 @@ static void *blocks(void *argument)
 		case CLOSE:
 			CHECK(pthread_cancel(pthread_self()) == 0);
 			close(locked);
-			/* It is not reached. */
+			/* Not reached. */
 			_exit(4);
 		case HOWS: break;
 		}
@@ -60,7 +60,7 @@ static void is_cancelled(enum how how, int wait)
 	pthread_t thread;
 	struct timespec limit;
 	void *result;
-	/* A file without a name, and another open file of it. */
+	/* A file without a name, and another open file description of it. */
 	int holder = memfd_create("lock", 0);
 	snprintf(path, sizeof path, "/proc/self/fd/%d", holder);
 	CHECK(holder >= 0 && (locked = open(path, O_RDWR)) >= 0);
@@ -94,7 +94,8 @@ static void leaves(int signal)
 	siglongjmp(before, 1);
 }
 
-/* In no call that can be cancelled, after it has left one: nothing interrupts what it does then. */
+/* Leaves a cancellation point by siglongjmp. A cancellation must not interrupt nanosleep afterwards
+ * as if the thread were still in that call. */
 static void *leaves_a_call(void *nothing)
 {
 	struct timespec time = {0, 200000000};

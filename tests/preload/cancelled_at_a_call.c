@@ -1,5 +1,5 @@
-/* A thread that is cancelled at the beginning of a call ends at once: its cleanup handlers are not
- * interrupted again and again, and pthread_cancel(3) does not wait for their end. */
+/* A thread that is cancelled at the beginning of a call ends at once: further signals do not
+ * interrupt its cleanup handlers, and pthread_cancel(3) does not wait for their end. */
 #include "../c/check.h"
 #include <sched.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@ enum { ROUNDS = 300, LONGEST = 1000 };
 static int counter;
 static atomic_int runs, is_cancelled;
 
-/* It takes as long as the call that cancels the thread does. */
+/* A cleanup handler that runs as long as the call that cancels the thread. */
 static void cleans_up(void *nothing)
 {
 	const struct timespec moment = {0, 1000000};
@@ -18,7 +18,7 @@ static void cleans_up(void *nothing)
 	for (turn = 0; turn < LONGEST && !atomic_load(&is_cancelled); turn++)
 		if (nanosleep(&moment, NULL) == -1 && errno == EINTR)
 			interrupted++;
-	/* A signal or two may have been on their way already. */
+	/* One or two signals may have been in flight already. */
 	CHECK(interrupted <= 5);
 }
 

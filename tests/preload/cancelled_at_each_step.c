@@ -1,5 +1,5 @@
-/* A thread of the type PTHREAD_CANCEL_ASYNCHRONOUS that is cancelled in a call runs its cleanup handlers, whatever
- * instruction of the call it is at. */
+/* A thread with the type PTHREAD_CANCEL_ASYNCHRONOUS is cancelled at each instruction of a call. It
+ * runs its cleanup handlers. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -7,13 +7,14 @@
 #include <dlfcn.h>
 #include <unwind.h>
 
-/* A library may defer cancellation within a call. Then one of this many instructions is enough. */
+/* A library may defer cancellation within a call. Then it suffices to try one of this many
+ * instructions. */
 enum { LONGEST = 100000, PART = 50 };
 
 static int ends[2], counter, set, plain;
 static long at, cancels_at, cleanups;
 static char is_asynchronous[LONGEST];
-/* The C library's, which changes the type alone. */
+/* The C library's function, which only changes the type. */
 static int (*set_type)(int, int *);
 
 static void read_counter(void)
@@ -144,8 +145,8 @@ static void *makes(void *call)
 	return NULL;
 }
 
-/* Makes a call in a thread that cancels itself at the instruction of this number, or at none if it is 0.
- * Returns whether it has come there. */
+/* Makes a call in a thread that cancels itself at instruction `place`, or never if that is 0.
+ * Returns whether it reached the instruction. */
 static int is_cancelled(const void *call, long place)
 {
 	pthread_t thread;
@@ -170,7 +171,7 @@ int main(void)
 	CHECK(sigaction(SIGTRAP, &action, NULL) == 0);
 	for (call = 0; call < (int)(sizeof calls / sizeof *calls); call++) {
 		long place, last;
-		/* The first time names are found, and a library sees the call for the first time. */
+		/* The first call resolves symbols, and initializes the library. */
 		CHECK(!is_cancelled(&calls[call].make, 0));
 		CHECK(!is_cancelled(&calls[call].make, 0) && at > 5);
 		for (place = 1, last = at; place <= last; place++) {

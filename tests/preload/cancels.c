@@ -1,5 +1,5 @@
-/* pthread_cancel(3) is no cancellation point, and a call whose thread has disabled cancellation keeps its
- * limit. */
+/* pthread_cancel(3) is no cancellation point. A call whose thread has disabled cancellation keeps
+ * its time limit. */
 #include "../c/check.h"
 #include <sched.h>
 
@@ -27,7 +27,7 @@ static void on_one_processor(int policy)
 	CHECK(sched_setscheduler(0, policy, &none) == 0);
 }
 
-/* It does not run before the thread that cancels it sleeps. */
+/* A thread that does not run before the thread that cancels it sleeps. */
 static void *is_blocked(void *nothing)
 {
 	uint64_t count;
@@ -38,7 +38,7 @@ static void *is_blocked(void *nothing)
 	return NULL;
 }
 
-/* It is cancelled itself, and then cancels another one. */
+/* A thread that has been cancelled, and then cancels another one. */
 static void *cancels(void *other)
 {
 	on_one_processor(SCHED_OTHER);
@@ -61,7 +61,7 @@ static void *has_a_limit(void *milliseconds)
 	CHECK(now() - begun < 3);
 	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL) == 0);
 	poll(&entry, 1, 0);
-	/* It is not reached. */
+	/* Not reached. */
 	_exit(4);
 }
 
@@ -82,7 +82,7 @@ int main(void)
 	CHECK(is_through);
 	CHECK(pthread_join(one, &result) == 0 && result == PTHREAD_CANCELED);
 
-	/* However often it is cancelled. */
+	/* Cancelled many times. */
 	waits = 0;
 	CHECK(pthread_create(&one, NULL, has_a_limit, &limit) == 0);
 	while (!waits)

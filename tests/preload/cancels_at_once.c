@@ -1,5 +1,5 @@
-/* A thread with the type PTHREAD_CANCEL_ASYNCHRONOUS that is cancelled in a call ends, and the object that it
- * waited for works on. */
+/* A thread with the type PTHREAD_CANCEL_ASYNCHRONOUS ends when it is cancelled in a call, and the
+ * object that it waited for still works. */
 #include "../c/check.h"
 
 static int ends[2], full[2], pair[2], counter, set, cleanups;
@@ -69,7 +69,7 @@ static void compute(void)
 		__asm__ volatile("" ::: "memory");
 }
 
-/* It is in the midst of some call at every moment. */
+/* Makes calls without a pause. */
 static void keep_busy(void)
 {
 	uint64_t value = 1;
@@ -88,7 +88,7 @@ static void (*const calls[])(void) = {
 	read_pipe_to_buffers, write_pipe,     receive,	   compute,	 keep_busy,
 };
 
-/* A function of its own: handlers of the caller's are run only if it is in a call. */
+/* A function of its own: the caller's cleanup handlers run only if it is in a call. */
 __attribute__((noinline)) static void begin(void (*call)(void))
 {
 	has_begun = 1;
@@ -119,7 +119,7 @@ static void cancel_in(const void *call)
 	CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
 }
 
-/* Wakes whatever of the ended thread were still in a queue. */
+/* Wakes all queues: an entry of the ended thread would be used. */
 static void use_all(void)
 {
 	uint64_t value;

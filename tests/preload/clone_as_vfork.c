@@ -1,5 +1,5 @@
-/* A child made by clone(2) that its parent waits for, in the parent's memory but with numbers of its own:
- * what it opens stands for nothing in the parent. */
+/* A child made by clone(2) that its parent waits for shares the parent's memory, but has an fd
+ * table of its own. Objects that it opens do not exist in the parent. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/wait.h>

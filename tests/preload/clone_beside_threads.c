@@ -1,5 +1,5 @@
-/* A child made by clone(2) with a memory of its own, while other threads change what numbers mean and allocate:
- * it waits for none of them, as it does not have them. */
+/* A child made by clone(2) with a copy of the memory, while other threads change fds and allocate.
+ * It waits for none of these threads, because they do not exist in it. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/syscall.h>
@@ -28,7 +28,7 @@ static int uses(void *unused)
 	int counter, set, copy;
 	(void)unused;
 	alarm(100);
-	/* Whatever the others had open. */
+	/* The fds of the other threads. */
 	for (int fd = 3; fd < 16; fd++)
 		close(fd);
 	counter = eventfd(0, EFD_NONBLOCK), set = epoll_create1(0);

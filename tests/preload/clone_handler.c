@@ -1,5 +1,5 @@
-/* A handler that comes as its thread is about to make a child in its own memory, and makes objects: what the
- * child then opens, under numbers of its own, stands for nothing in the parent all the same. */
+/* A signal handler makes objects while its thread is about to make a child that shares its memory.
+ * Objects that the child opens in its own fd table still do not exist in the parent. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/time.h>

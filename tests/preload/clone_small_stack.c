@@ -1,4 +1,4 @@
-/* A child of clone(2) with a memory of its own needs no more of its stack than it does by itself. */
+/* A child of clone(2) with a copy of the memory needs no more stack than without the library. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/syscall.h>
@@ -13,7 +13,7 @@ static int in_the_child(void *argument)
 	uint64_t count;
 	if ((uintptr_t)&count % sizeof count != 0 || argument != &counter)
 		return 101;
-	/* Inline, for the C library's first call of a function takes more stack than there is. */
+	/* Inline, because the C library's first call of a function takes more stack than there is. */
 #ifdef __x86_64__
 	{
 		long result;
@@ -31,7 +31,7 @@ static int in_the_child(void *argument)
 
 int main(void)
 {
-	/* What is below it cannot be written. */
+	/* The page below the stack is inaccessible. */
 	char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int status, flags;
 	pid_t child, parent_has = 0;

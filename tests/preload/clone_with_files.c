@@ -1,5 +1,5 @@
-/* A child made by clone(2) that shares its parent's descriptors and has a memory of its own: what either one
- * makes the other one has. */
+/* A child made by clone(2) that shares its parent's fd table and has a copy of the memory: each
+ * process can use the objects of the other. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/syscall.h>
@@ -7,7 +7,8 @@
 
 static int numbers[2], begin[2];
 
-/* Makes a counter with 5, tells its number, and waits until another one has 6. */
+/* Makes a counter with the value 5, passes on its fd, and waits until another counter has the value
+ * 6. */
 static int makes(void *nothing)
 {
 	eventfd_t value;
@@ -33,7 +34,7 @@ static void check_child(int child)
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
-/* Either way in a process of its own, as what is noticed stays so. */
+/* Runs each test in a process of its own, because the library remembers such a child. */
 static void in_a_child(void (*test)(void))
 {
 	int status, child = fork();
@@ -54,7 +55,7 @@ static void by_function(void)
 
 static void by_number(void)
 {
-	/* All others are 0, in whatever order they come. */
+	/* The other arguments are 0, so their order does not matter. */
 	long child = syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0L, 0L, 0L, 0L);
 	if (child == 0)
 		makes(NULL);

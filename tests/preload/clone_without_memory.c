@@ -1,5 +1,5 @@
-/* A child made by clone(2) that has a copy of its parent's memory, as one of fork: what either one sleeps
- * by is its own. */
+/* A child made by clone(2) that has a copy of its parent's memory, like a child of fork. Parent and
+ * child each sleep by wake fds of their own. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/wait.h>
@@ -8,7 +8,7 @@ enum { ROUNDS = 20000 };
 
 static int there, back, others[2];
 
-/* Sleeps until somebody has counted, as a thread does that waits for a descriptor of the kernel's, too. */
+/* Sleeps until the counter is written, in a wait for a kernel fd as well. */
 static void await(int counter)
 {
 	struct pollfd entries[2] = {{counter, POLLIN, 0}, {others[0], POLLIN, 0}};
@@ -46,7 +46,7 @@ static void asks(void)
 static int in_the_child(void *nothing)
 {
 	(void)nothing;
-	/* An alarm is not inherited. */
+	/* The child does not inherit an alarm. */
 	alarm(200);
 	asks();
 	return 7;
@@ -59,7 +59,7 @@ int main(void)
 	int status, child;
 	alarm(200);
 	CHECK(pipe(others) == 0);
-	/* The thread sleeps by something of its own from now on. */
+	/* From now on the thread has a wake fd of its own. */
 	there = eventfd(0, 0);
 	entries[0].fd = there, entries[1].fd = others[0];
 	entries[0].events = entries[1].events = POLLIN;

@@ -1,6 +1,6 @@
-/* A program that closes and replaces all fds that it did not open: what it has open stays as it is, and
- * its sets go on. Also what libupoll and its preloaded form have open for themselves has such numbers.
- * By close_range(2), by the same as a raw system call, and by dup2(2) onto every number. */
+/* A program closes and replaces all fds that it did not open, which include own fds of libupoll and
+ * of the preload. The files of the program do not change, and its sets still work. It uses
+ * close_range(2), the raw system call, and dup2(2) to every number. */
 #include "../c/check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -14,7 +14,7 @@ enum { CONNECTIONS = 200, NUMBERS = 1024 };
 static int set, counter, near, far;
 static char path[] = "/tmp/closed_fds.XXXXXX";
 
-/* Makes what is kept: number 3 and those after it. */
+/* Opens the fds that the test keeps: 3 and the next ones. */
 static void make(void)
 {
 	int ends[2], listener;
@@ -68,7 +68,7 @@ static void close_others(void (*range)(unsigned, unsigned))
 	range(next, ~0u);
 }
 
-/* What the program has open beside: connections, and a file under every other number. */
+/* Other files of the program: connections, and one file at every other number. */
 static int connections[CONNECTIONS][2], file;
 
 static void open_others(int everywhere)

@@ -1,4 +1,4 @@
-/* Control messages that are malformed fail on a socket as the kernel has them fail. */
+/* Malformed control messages fail on a user-level socket with the kernel's errors. */
 #include "../c/check.h"
 
 static int pair[2];
@@ -24,7 +24,7 @@ static int sends(void *control, size_t size)
 
 int main(void)
 {
-	/* One that ends where no memory follows. */
+	/* The memory of this message ends at an unmapped page. */
 	char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	size_t room = CMSG_SPACE(sizeof(int));
 	struct cmsghdr *header;
@@ -48,13 +48,13 @@ int main(void)
 	header->cmsg_len = 0;
 	CHECK(sends(header, room) == EINVAL);
 	header->cmsg_len = CMSG_LEN(sizeof(int));
-	/* The length leads beyond the memory. */
+	/* The length exceeds the memory. */
 	CHECK(sends(header, 4096) == EFAULT);
-	/* The kernel refuses so much before it looks. */
+	/* The kernel refuses this length before it reads the message. */
 	CHECK(sends(header, (size_t)INT32_MAX + 1) == ENOBUFS);
 	CHECK(sends(pages + 4096, room) == EFAULT);
 	CHECK(sends(pages + 4096 - 8, room) == EFAULT);
-	/* Too short to have a header is none at all. */
+	/* Less than a header is ignored. */
 	CHECK(sends(header, 4) == 0);
 	CHECK(sends(header, room) == 0);
 	CHECK(read(counter, &count, sizeof count) == sizeof count && count == 3);

@@ -1,5 +1,5 @@
-/* A signal handler that leaves, by siglongjmp, a dup2 over a socket that lingers: the socket is closed once
- * its number stands for something else. */
+/* A signal handler leaves, by siglongjmp, a dup2 to the fd of a socket with SO_LINGER. The socket
+ * is closed as soon as its fd means another file. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -29,7 +29,7 @@ static void traps(int signal, siginfo_t *info, void *context)
 	}
 }
 
-/* Both ends of a connection. */
+/* Opens both ends of a connection. */
 static void connects(int *one, int *other)
 {
 	struct linger linger = {1, 1};
@@ -40,7 +40,7 @@ static void connects(int *one, int *other)
 	CHECK(setsockopt(*one, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
 }
 
-/* Whether it is over before the handler comes. */
+/* Returns whether the call returned before the handler ran. */
 static int is_over(int null, long at)
 {
 	struct stat is, was;
@@ -68,7 +68,7 @@ int main(void)
 {
 	socklen_t size = sizeof address;
 	struct sigaction action = {0};
-	/* With an object of the library's, numbers are its business. */
+	/* The library serves dup2 once the process has a user-level object. */
 	int counter = eventfd(0, 0), null = open("/dev/null", O_RDWR), other;
 	long at;
 	CHECK(counter >= 0 && null >= 0);
@@ -82,7 +82,7 @@ int main(void)
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	CHECK(bind(listening, (struct sockaddr *)&address, size) == 0 && listen(listening, 1) == 0);
 	CHECK(getsockname(listening, (struct sockaddr *)&address, &size) == 0);
-	/* The C library looks for a function when it is first called. */
+	/* The C library resolves a function when it is first called. */
 	other = dup2(null, dup(null));
 	CHECK(close(other) == 0);
 	for (at = 1; !is_over(null, at); at += 3)

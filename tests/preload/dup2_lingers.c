@@ -1,4 +1,5 @@
-/* dup2 over a socket that lingers: the close in it waits for the peer, and a signal ends that. */
+/* dup2 to the fd of a socket with SO_LINGER: the close waits for the peer, and a signal ends the
+ * wait. */
 #include "../c/check.h"
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -12,7 +13,7 @@ static void on_alarm(int signal)
 	ran = 1;
 }
 
-/* A socket with more to send than its peer takes. */
+/* Opens a socket with more unsent bytes than its peer takes. */
 static int lingering(void)
 {
 	static char bytes[65536];
@@ -41,7 +42,7 @@ int main(void)
 	struct itimerval soon = {{0, 0}, {0, 300000}};
 	struct sigaction action = {0};
 	struct timespec begun, ended;
-	/* With an object of the library's, numbers are its business. */
+	/* The library serves dup2 once the process has a user-level object. */
 	int counter = eventfd(0, 0), null = open("/dev/null", O_RDWR), socket = lingering();
 	CHECK(counter >= 0 && null >= 0);
 	action.sa_handler = on_alarm;

@@ -1,5 +1,6 @@
-/* A thread that copies an eventfd waits for no other one that is in the midst of a call on a stream: not for one that
- * flushes all streams while a third thread reads from one of them, for as long as that takes. */
+/* A thread duplicates an eventfd while other threads call stdio. It does not wait for them, not
+ * even for a thread that flushes all streams and itself waits for a third thread that reads from
+ * one. */
 #include "../c/check.h"
 
 static int ends[2], counter;

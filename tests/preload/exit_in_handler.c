@@ -1,5 +1,5 @@
-/* A handler that interrupts an allocation cannot make one: what it may call, and what is said as it
- * ends the process, needs no memory. */
+/* A signal handler that interrupts an allocation cannot allocate. The calls that it may make, and
+ * the report at the end of the process, need no memory. */
 #include "../c/check.h"
 #include <sys/wait.h>
 

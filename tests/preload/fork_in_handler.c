@@ -1,5 +1,5 @@
-/* _Fork calls no handlers of forks, and is for handlers of signals that interrupt an allocation beside other
- * threads. Its child finds what its parent had. */
+/* _Fork calls no atfork handlers, and is meant for signal handlers that interrupt an allocation
+ * beside other threads. Its child has all objects of its parent. */
 #include "../c/check.h"
 #include <dlfcn.h>
 #include <sys/time.h>
@@ -21,7 +21,7 @@ static void handler(int signal)
 	pid_t child = fork_alone();
 	(void)signal;
 	if (child == 0) {
-		/* What POSIX lets it call. */
+		/* Calls that POSIX allows here. */
 		alarm(100);
 		copy = dup(counter);
 		if (copy < 0 || write(copy, &value, sizeof value) != sizeof value || close(copy) != 0)
@@ -55,7 +55,7 @@ int main(void)
 	CHECK(pthread_atfork(counts, counts, counts) == 0);
 	CHECK(pthread_create(&thread, NULL, sleeps, NULL) == 0);
 	counter = eventfd(0, 0);
-	/* The first one has something to hand over, and is not in the midst of anything. */
+	/* The first call demotes objects, and interrupts no other call. */
 	handler(0);
 	CHECK(signal(SIGPROF, handler) != SIG_ERR);
 	CHECK(setitimer(ITIMER_PROF, &time, NULL) == 0);

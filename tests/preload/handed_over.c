@@ -1,5 +1,5 @@
-/* What lets others see a pipe or a pair of sockets: streams, programs that are started, messages, calls
- * that only the kernel serves. */
+/* Uses that demote a pipe or a socket pair: streams, executed programs, messages, and calls that
+ * only the kernel serves. */
 #include "../c/check.h"
 #include <aio.h>
 #include <sched.h>
@@ -29,7 +29,7 @@ static void done(int fds[2])
 	close(fds[0]), close(fds[1]);
 }
 
-/* Several bytes of a shell's output come in several reads. */
+/* Reads the whole text: the output of a shell may come in several reads. */
 static void says(int fd, const char *text)
 {
 	char buffer[64];
@@ -97,7 +97,7 @@ static void streams(void)
 	CHECK(fgets(line, sizeof line, stream) && strcmp(line, "more\n") == 0);
 	fclose(stream), close(fds[1]);
 
-	/* What is printed goes behind what is there. */
+	/* Printed bytes are appended. */
 	makes(fds, "one ");
 	CHECK(dprintf(fds[1], "%d %.1f %s ", 2, 3.5, "four") == 11);
 	CHECK(prints(fds[1], "%d", 5) == 1);
@@ -114,7 +114,7 @@ static void streams(void)
 	holds(fds[0], "first printed");
 	done(fds);
 
-	/* The lowest number is that of a stream. */
+	/* The lowest fd is that of a stream. */
 	makes(fds, "input\n");
 	close(STDIN_FILENO);
 	CHECK(dup(fds[0]) == STDIN_FILENO);
@@ -127,7 +127,7 @@ static void streams(void)
 	close(fds[1]);
 }
 
-/* A program has the pipe as its output. */
+/* An executed program writes to the pipe. */
 static void programs(void)
 {
 	char *args[] = {"sh", "-c", "echo child", NULL};
@@ -157,7 +157,7 @@ static void programs(void)
 	says(fds[0], "parent\nchild\n");
 	done(fds);
 
-	/* By numbers that are inherited. */
+	/* Through inherited fds. */
 	makes(in, "through");
 	makes(fds, "");
 	CHECK(dup2(in[0], 9) == 9 && dup2(fds[1], 8) == 8);
@@ -244,7 +244,7 @@ static void messages(void)
 	CHECK(epoll_wait(epfd, &event, 1, 0) == 0);
 	CHECK(write(fds[1], "y", 1) == 1);
 	CHECK(epoll_wait(epfd, &event, 1, 0) == 1 && event.data.u64 == 4);
-	/* It stays open elsewhere. */
+	/* The pipe stays open elsewhere. */
 	close(fds[0]);
 	holds(got, "y");
 	close(got);
@@ -297,7 +297,7 @@ static void on_io(int signal)
 	signals++;
 }
 
-/* A signal for each write. */
+/* Each write sends a signal. */
 static void signalled(void)
 {
 	int fds[2], unread = 0;

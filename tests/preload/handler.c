@@ -1,4 +1,4 @@
-/* An eventfd that a signal handler writes, as glib's main loop does. */
+/* A signal handler writes an eventfd, as in glib's main loop. */
 #include "../c/check.h"
 #include <sys/time.h>
 

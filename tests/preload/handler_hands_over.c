@@ -1,5 +1,5 @@
-/* A signal handler has its thread's library hand a socket over to the kernel, while the thread is in the
- * midst of that itself: with MSG_OOB only the kernel can send. */
+/* A signal handler demotes a socket by a send with MSG_OOB, which only the kernel serves, while its
+ * thread is demoting the same socket. */
 #include "../c/check.h"
 #include <sys/socket.h>
 #include <sys/time.h>

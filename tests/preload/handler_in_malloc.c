@@ -1,7 +1,7 @@
-// A signal handler that interrupts malloc may make every call that POSIX lets handlers make, and calls
-// on sets: none of them takes memory from the program's heap, the first time in a thread and the first
-// time at all included. The program's own malloc raises the signal in the midst of an allocation, and
-// fails if it is asked for another one before that is over.
+// A signal handler that interrupts malloc may make every async-signal-safe call, and calls on sets.
+// None of them allocates from the program's heap, not even the first call of a thread or of the
+// process. The program's own malloc raises the signal in the middle of an allocation, and fails if
+// it is entered again before that one ends.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -108,7 +108,7 @@ static void on_signal(int number) {
     CHECK(read(fds[0], &value, sizeof value) == sizeof value);
     CHECK(send(pair[0], &value, sizeof value, 0) == sizeof value);
     CHECK(recv(pair[1], &value, sizeof value, 0) == sizeof value);
-    // That sleep, for ours and for those of the kernel at once.
+    // These calls sleep, for user-level objects and for kernel fds together.
     struct pollfd polled[] = {{counter, POLLIN, 0}, {0, 0, 0}, {fds[0], POLLIN, 0}};
     int kernels = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     polled[1].fd = fds[0];
@@ -146,7 +146,7 @@ static void *allocate(void *unused) {
     (void)unused;
     for (int round = 0; round < 20; round++) {
         is_wanted = 1;
-        // The compiler may leave out an allocation that nobody uses.
+        // The compiler may remove an allocation that is never used.
         void *volatile block = malloc(100);
         free(block);
     }
@@ -169,14 +169,14 @@ static void *write_on(void *is_over) {
 int main(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
-    // The very first calls come from the handler.
+    // The handler makes the very first calls.
     allocate(NULL);
     pthread_t thread;
     for (int count = 0; count < 8; count++) {
         CHECK(pthread_create(&thread, NULL, allocate, NULL) == 0);
         CHECK(pthread_join(thread, NULL) == 0);
     }
-    // Beside another thread, on objects that both use.
+    // With another thread that uses the same objects.
     shared_counter = eventfd(0, EFD_NONBLOCK);
     shared_set = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};

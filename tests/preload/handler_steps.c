@@ -1,5 +1,5 @@
-/* A signal handler writes an eventfd that its thread is just using: after each few instructions of a
- * call, once. It must neither wait for its own thread nor be lost. */
+/* A signal handler writes an eventfd that its thread is using, once after each few instructions of
+ * a call. The write neither waits for its own thread nor is lost. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -9,7 +9,7 @@ static int counter, set, outer, pipes[2];
 static long countdown;
 static volatile int has_fired;
 
-/* Whether the interrupted thread is to be stepped further. */
+/* Returns whether the interrupted thread makes another step. */
 static int fires(void)
 {
 	uint64_t one = 1;
@@ -134,7 +134,7 @@ int main(void)
 	CHECK(pipe(pipes) == 0);
 	counter = set = outer = -1;
 	anew();
-	/* Whoever waits for a lock of its own waits for ever. */
+	/* Ends a thread that waits for a lock of its own. */
 	alarm(350);
 	interrupt_each("read, write", reads_and_writes, 7);
 	interrupt_each("epoll_ctl", changes, 7);

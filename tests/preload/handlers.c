@@ -1,4 +1,4 @@
-/* A signal handler that uses what its thread is just using: the same eventfd, the same set. */
+/* A signal handler uses the eventfd and the set that its thread is using. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@ static void writes(int signal)
 	errno = saved;
 }
 
-/* What is safe in a handler by POSIX, and epoll_wait, which is in practice. */
+/* Async-signal-safe calls by POSIX, and epoll_wait, which is one in practice. */
 static void uses(int signal)
 {
 	int saved = errno;
@@ -47,7 +47,7 @@ static void uses(int signal)
 static pthread_t target;
 static volatile int is_over;
 
-/* Sends signals as fast as they are taken: most come as a system call returns. */
+/* Sends signals as fast as they are handled. Most arrive as a system call returns. */
 static void *sends(void *nothing)
 {
 	while (!is_over) {
@@ -73,7 +73,7 @@ static void during(void (*uses)(void), void (*handler)(int))
 	CHECK(pthread_join(sender, NULL) == 0);
 }
 
-/* Changes of the wait queue, sleeps, looks. */
+/* Changes wait queues, sleeps and polls. */
 static void while_changing(void)
 {
 	struct epoll_event event;
@@ -93,7 +93,7 @@ static void while_changing(void)
 	}
 }
 
-/* Numbers that come and go, and objects that are handed to the kernel: a handler's do not. */
+/* Opens, closes and demotes objects. The objects of the handler stay. */
 static void while_numbers_change(void)
 {
 	int fd, status, rounds = 0, copy = dup(counter);
@@ -113,7 +113,7 @@ static void while_numbers_change(void)
 			_exit(0);
 		while (waitpid(child, &status, 0) == -1)
 			CHECK(errno == EINTR);
-		/* It was handed over: another one. */
+		/* The object was demoted: makes another one. */
 		sigfillset(&all);
 		CHECK(sigprocmask(SIG_SETMASK, &all, &before) == 0);
 		close(counter), close(set), close(copy);

@@ -1,5 +1,6 @@
-/* A signal handler is put off until the end of a call, and a second signal comes at each instruction from
- * there on, with a handler that makes calls itself: both run, once, and nothing stays blocked. */
+/* A signal handler is delayed until the end of a call, and a second signal, whose handler makes
+ * calls itself, comes at each instruction from there on. Both handlers run once, and no signal
+ * stays blocked. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -49,7 +50,7 @@ static void reads_and_writes(void)
 	CHECK(read(counter, &value, sizeof value) == sizeof value);
 }
 
-/* Whether there is an instruction at which the second signal comes. */
+/* Returns whether there is an instruction at which the second signal comes. */
 static int interrupt_twice(void)
 {
 	sigset_t now;

@@ -1,4 +1,4 @@
-/* Signal handlers that end their thread in a call that sleeps in the kernel, on what is the kernel's. */
+/* Signal handlers end their thread in a call on a kernel object that sleeps in the kernel. */
 #include "../c/check.h"
 #include <linux/futex.h>
 #include <sys/sendfile.h>
@@ -219,7 +219,7 @@ int main(void)
 	while (send(sockets[0], bytes, 1, 0) > 0)
 		;
 	CHECK(fcntl(full[1], F_SETFL, 0) == 0 && fcntl(sockets[0], F_SETFL, 0) == 0);
-	/* A file without a name, and another open file of it. */
+	/* A file without a name, and another open file description of it. */
 	one = memfd_create("lock", 0);
 	snprintf(path, sizeof path, "/proc/self/fd/%d", one);
 	other = open(path, O_RDWR);

@@ -1,5 +1,5 @@
-/* Signal handlers that end their thread in a call that sleeps: what it is to clean up is cleaned up, and
- * what the call used is left in good order. */
+/* Signal handlers end their thread in a call that sleeps. Its cleanup handlers run, and the objects
+ * of the call stay consistent. */
 #include "../c/check.h"
 
 static int set, counter, pair[2], pipes[2];

@@ -1,5 +1,5 @@
-/* Several signals that the mask of one sleep lets through: all their handlers run, and afterwards the
- * thread's mask is what it was. */
+/* The mask of one sleep unblocks several signals. All their handlers run, and afterwards the thread
+ * has its former mask. */
 #include "../c/check.h"
 
 static int set, counter, pipes[2];

@@ -1,5 +1,5 @@
-/* A signal handler that uses the very set and objects that its thread is in the midst of a call on, after
- * each few instructions of that call. Whoever waits for a lock of its own waits for ever. */
+/* A signal handler uses the set and the objects of the call that it interrupts, after each few
+ * instructions of that call. A thread that waits for a lock of its own would hang. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -22,7 +22,7 @@ static void traps(int signal, siginfo_t *info, void *context)
 	errno = saved;
 }
 
-/* All of it, on all of them. */
+/* Makes all calls on all objects. */
 static void uses(int signal, siginfo_t *info, void *context)
 {
 	int saved = errno, fd;
@@ -54,14 +54,14 @@ static void uses(int signal, siginfo_t *info, void *context)
 	fd = eventfd(0, 0);
 	CHECK(fd >= 0 && add(set, fd, EPOLLIN, 6) == 0 && close(fd) == 0);
 	CHECK(read(counter, &value, sizeof value) == sizeof value);
-	/* What it has found there is the interrupted code's. */
+	/* The rest of the value belongs to the interrupted code. */
 	value--;
 	CHECK(value == 0 || write(counter, &value, sizeof value) == sizeof value);
 	handled++;
 	errno = saved;
 }
 
-/* Three of a kind that is queued. */
+/* Three signals of a queued kind. */
 static volatile int got[4], got_some;
 
 static void counts(int signal, siginfo_t *info, void *context)
@@ -86,7 +86,7 @@ static void traps_to_queue(int signal, siginfo_t *info, void *context)
 	errno = saved;
 }
 
-/* -1 with EINTR is what a handler may make of a call that sleeps. */
+/* EINTR is a valid result of a sleeping call that a handler interrupts. */
 static int is_fine(int result)
 {
 	return result >= 0 || errno == EINTR;
@@ -198,7 +198,7 @@ static void interrupt_each(const char *name, void (*call)(void), long stride)
 	printf("%s: %s\n", name, at > stride * PARTS ? "interrupted" : "not interrupted"), fflush(stdout);
 }
 
-/* They stay in their order. */
+/* Queued signals keep their order. */
 static void queue_in_each(void)
 {
 	struct sigaction action, before;

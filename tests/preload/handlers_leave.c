@@ -1,5 +1,5 @@
-/* Signal handlers that leave by siglongjmp a call that sleeps, or that is in the midst of something:
- * nothing of it stays behind. */
+/* Signal handlers leave a call by siglongjmp, while it sleeps or changes an object. The call leaves
+ * nothing behind. */
 #include "../c/check.h"
 #include <setjmp.h>
 
@@ -91,7 +91,7 @@ static void receives(void)
 	CHECK(recv(pair[0], &byte, 1, 0) == -1);
 }
 
-/* All of it is over at once, again and again. */
+/* Makes calls that return at once, repeatedly. */
 static void works(void)
 {
 	struct epoll_event event = {EPOLLIN, {.u64 = 3}};
@@ -137,7 +137,7 @@ static void leave(const char *name, void (*call)(void), int flags, int rounds)
 	is_over = 1;
 	CHECK(pthread_join(sender, NULL) == 0);
 	epoll_ctl(set, EPOLL_CTL_DEL, ready, NULL);
-	/* Whatever was registered by a call that is gone would be used now. */
+	/* This write uses all registrations, including any that an abandoned call has left. */
 	CHECK(write(counter, &value, sizeof value) == sizeof value);
 	CHECK(epoll_wait(set, &event, 1, 10000) == 1 && event.data.u64 == 1);
 	CHECK(epoll_wait(outer, &event, 1, 10000) == 1 && event.data.u64 == 2);
@@ -156,7 +156,7 @@ static void anew(void)
 	CHECK(add(set, counter, EPOLLIN, 1) == 0 && add(outer, set, EPOLLIN, 2) == 0);
 }
 
-/* Objects of which a call holds nothing any more go with their last number. */
+/* Closes objects. An abandoned call must not keep any of them open. */
 static void close_all(void)
 {
 	char byte;

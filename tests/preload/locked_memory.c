@@ -1,4 +1,4 @@
-/* A process that locks its memory has little more of it with this library than without. */
+/* A process that locks its memory locks little more of it with this library than without. */
 #include "../c/check.h"
 
 static long kilobytes(const char *what)
@@ -28,7 +28,7 @@ int main(void)
 	CHECK(add(epfd, high, EPOLLIN, 7) == 0);
 	CHECK(epoll_wait(epfd, &event, 1, 0) == 1 && event.data.u64 == 7);
 	printf("%ld KiB locked\n", kilobytes("VmLck:"));
-	/* The C library has about three megabytes. */
+	/* The C library alone locks about three megabytes. */
 	CHECK(kilobytes("VmLck:") < 8 * 1024);
 	return 0;
 }

@@ -1,12 +1,12 @@
-/* Calls at moments at which a library may not be ready for them, or not be any more: before all
- * constructors, as a thread ends, as the process ends. */
+/* Calls at times when a library may not be ready yet or any more: before all constructors, as a
+ * thread ends, and as the process ends. */
 #include "../c/check.h"
 #include <sys/wait.h>
 
 extern int __cxa_thread_atexit_impl(void (*)(void *), void *, void *);
 extern void *__dso_handle;
 
-/* All that is served, once. */
+/* Makes all kinds of calls once. */
 static void use_all(void)
 {
 	struct epoll_event events[2];
@@ -60,7 +60,7 @@ __attribute__((constructor(101))) static void constructor(void)
 	at_a_moment(NULL);
 }
 
-/* The last of all: after what the program registered itself. */
+/* Runs last, after the functions that the program has registered. */
 __attribute__((destructor(101))) static void destructor(void)
 {
 	at_a_moment(NULL);
@@ -105,7 +105,7 @@ int main(void)
 		CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
 	}
 	CHECK(atexit(at_exit) == 0);
-	/* A thread of several forks, and the child goes through all of it. */
+	/* A thread forks several times, and each child makes all these calls. */
 	CHECK(pthread_create(&threads[0], NULL, thread, &threads) == 0);
 	child = fork();
 	CHECK(child >= 0);

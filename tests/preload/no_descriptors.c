@@ -1,5 +1,5 @@
-/* A program that has used up its numbers adds an eventfd to a set that holds descriptors of the
- * kernel's, and hears of both: nothing that serves the set needs a number of the program's. */
+/* A program that has used up its fds adds an eventfd to a set with kernel fds, and receives events
+ * of both. The library serves the set without an fd of the program's range. */
 #include "../c/check.h"
 #include <fcntl.h>
 #include <sys/resource.h>

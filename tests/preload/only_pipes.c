@@ -1,4 +1,4 @@
-/* A program that has nothing but a pipe and a pair of sockets. ci/preload looks at its statistics. */
+/* A program that uses only a pipe and a socket pair. ci/preload checks its statistics. */
 #include "../c/check.h"
 
 int main(void)

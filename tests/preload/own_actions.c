@@ -1,5 +1,5 @@
-/* A child made by clone(2) in its parent's memory, but with actions of its own for signals: what it sets, or
- * what a handler of one time does to them, the parent does not notice. */
+/* A child made by clone(2) shares its parent's memory, but has signal actions of its own. Actions
+ * that the child sets, and those of its one-shot handlers, do not change the parent's. */
 #include "../c/check.h"
 #include <sched.h>
 #include <sys/wait.h>
@@ -36,7 +36,7 @@ static int sets(void *unused)
 		return 1;
 	if (sigaction(SIGUSR1, NULL, &known) != 0 || known.sa_handler != counts_second)
 		return 2;
-	/* Back to what it was. */
+	/* Restores the first handler. */
 	if (signal(SIGUSR1, counts_first) != counts_second || raise(SIGUSR1) != 0 || first != 1)
 		return 3;
 	return signal(SIGUSR1, counts_second) == counts_first ? 7 : 4;
@@ -57,7 +57,7 @@ static int forks(void *unused)
 	int status, child = fork();
 	(void)unused;
 	if (child == 0) {
-		/* It has a memory of its own. */
+		/* This child has a copy of the memory. */
 		first = 0;
 		CHECK(sigaction(SIGUSR2, &action, NULL) == 0 && raise(SIGUSR2) == 0 && first == 1);
 		CHECK(sigaction(SIGUSR2, NULL, &action) == 0 && action.sa_handler == SIG_DFL);

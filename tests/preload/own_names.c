@@ -1,6 +1,6 @@
-// A program that defines names of the C library itself, each by another way to the same call, as
-// Erlang's `sigaction` asks for the next `__sigaction`. Nothing but the program's own calls goes
-// through its definitions: a library that calls one of them for itself recurses, or is counted here.
+// A program defines names of the C library itself, and reaches the original by another symbol, as
+// Erlang's `sigaction` calls the next `__sigaction`. Only the program's own calls go through its
+// definitions. A library that calls one of them would recurse, or be counted here.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ static int counted[COUNT];
 static int wanted[COUNT];
 static __thread int depth;
 
-// Without the C library, any of whose names may be one of these.
+// Avoids the C library, whose names may be among the defined ones.
 static long inline_call(long number, long a, long b, long c, long d, long e, long f) {
     long result;
 #if defined __x86_64__
@@ -81,7 +81,7 @@ static void *next(const char *name) {
 
 static void enter(int name) {
     __atomic_fetch_add(&counted[name], 1, __ATOMIC_SEQ_CST);
-    // One of these calls no other one; what the C library does for `fork` may.
+    // These functions do not call each other, except that the C library's `fork` may.
     if (++depth > 4)
         fail(names[name], " recurses\n");
 }
@@ -191,7 +191,7 @@ ssize_t writev(int fd, const struct iovec *list, int count) {
     RETURN(ssize_t, next_syscall()(SYS_writev, fd, list, count));
 }
 
-// A call of the program's own.
+// A call of the program.
 #define CALL(name, ...) (wanted[of_##name]++, name(__VA_ARGS__))
 #define CHECK(condition) \
     do { \
@@ -254,7 +254,7 @@ int main(void) {
     CHECK(epoll_wait(set, &event, 1, 10) == 0);
     compare();
 
-    // Sleeps, alone and beside files of the kernel's.
+    // Sleeps, with and without kernel files.
     pthread_t thread;
     struct pollfd polled[] = {{counter, POLLIN, 0}, {0, 0, 0}, {pair[1], POLLIN, 0}};
     for (int count = 1; count <= 3; count++) {
@@ -281,7 +281,7 @@ int main(void) {
     CHECK(CALL(getpid) == CALL(syscall, SYS_getpid, 0L, 0L, 0L, 0L, 0L, 0L));
     compare();
 
-    // The kernel has it from then on, in both.
+    // From then on the kernel serves it, in both processes.
     pid_t child = CALL(fork);
     if (child == 0) {
         CHECK(CALL(write, counter, &value, sizeof value) == sizeof value);

@@ -1,5 +1,5 @@
-/* The fds that a program did not open are not there for it: calls on them fail as on numbers that are not
- * open. Natively there is no such fd but a closed one. */
+/* Own fds of the library are closed fds for the program: calls on them fail with EBADF. Without the
+ * library they are closed indeed. */
 #include "../c/check.h"
 #include <dirent.h>
 #include <sys/stat.h>
@@ -18,7 +18,7 @@ static void *write_later(void *nothing)
 	return nothing;
 }
 
-/* Calls for which others would take the fd. */
+/* Calls that the kernel or the C library would make with the fd. */
 static void by_the_kernel_or_the_c_library(int fd)
 {
 	char byte[16] = {0}, line[16];
@@ -124,7 +124,7 @@ int main(void)
 	DIR *folder;
 
 	alarm(60);
-	/* What was inherited. */
+	/* The inherited fds. */
 	CHECK(close_range(3, ~0u, 0) == 0);
 	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	CHECK(pipe(ends) == 0);
@@ -148,7 +148,7 @@ int main(void)
 	is_not_there(CLOSED);
 	for (int at = 0; at < found; at++)
 		is_not_there(own[at]);
-	/* Nothing has changed. */
+	/* The object is unchanged. */
 	CHECK(write(counter, &value, 8) == 8);
 	CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.data.u64 == 1);
 	return 0;

@@ -1,7 +1,7 @@
-// Calls that name no user-level object are passed on as the same system calls: a filter that allows those
-// of the program, and ends it for any other, lets it go on. A second thread and handlers of signals are
-// part of it, and so are sets of kernel fds. Most filters compare numbers alone, and the program checks what
-// the calls do; one compares arguments.
+// Calls that name no user-level object are passed on as the same system calls. A seccomp filter
+// that allows only the program's own calls does not kill it. The test includes a second thread,
+// signal handlers, and sets of kernel fds. Most filters compare only the call's number, and the
+// program checks the results; one filter compares arguments.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -59,14 +59,14 @@ static void allow_only(const int *numbers, size_t count) {
         _exit(77);
 }
 
-// One call, with its arguments.
+// A system call with its arguments.
 struct exact {
     int number;
     unsigned count;
     unsigned long arguments[6];
 };
 
-// Each of these calls is allowed with its arguments alone, and the end.
+// Allows these calls with exactly these arguments, and exit.
 static void allow_exactly(const struct exact *calls, size_t count) {
     struct sock_filter filter[128];
     size_t at = 0, load = offsetof(struct seccomp_data, nr);
@@ -82,7 +82,7 @@ static void allow_exactly(const struct exact *calls, size_t count) {
                 left = (unsigned char)(left - 2);
                 filter[at++] =
                     (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)place);
-                // Of an int the kernel looks at the lower half, and the upper one may be anything.
+                // The kernel ignores the upper half of an int argument.
                 unsigned word = (unsigned)(call->arguments[which] >> 32 * half);
                 filter[at++] = (struct sock_filter)BPF_JUMP(
                     BPF_JMP | BPF_JEQ | BPF_K, word, 0, half && !word ? 0 : left);
@@ -276,7 +276,7 @@ static void sets_by_their_arguments(void) {
     }
 }
 
-// Returns the handler that the kernel has, which a function of the C library may not say.
+// Returns the handler that the kernel has, which the C library's functions may hide.
 static unsigned long kernels_handler(int number) {
     struct { unsigned long handler, flags, restorer, mask; } action = {0, 0, 0, 0};
 #ifdef __x86_64__
@@ -294,7 +294,7 @@ static unsigned long kernels_handler(int number) {
 #endif
 }
 
-// A set of kernel fds is no reason to call the program's handlers by another one.
+// A set of kernel fds does not make the library replace the program's handlers.
 static void handlers_of_programs_with_sets(void) {
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7};
     struct sigaction action = {.sa_handler = on_signal};
@@ -313,7 +313,7 @@ static int ends_at_once(void *nothing) {
     return 1;
 }
 
-// Children, before the process has an object that is served here.
+// Children, before the process has a user-level object.
 static void children(void) {
     static char stack[1 << 16] __attribute__((aligned(16)));
     unsigned long top = (unsigned long)(stack + sizeof stack);
@@ -351,7 +351,7 @@ static void children(void) {
     }
 }
 
-// With no kind of objects nothing is served here at all.
+// With no kind of objects the library serves no call.
 static void no_kinds(void) {
     const char *kinds = getenv("UPOLL_USER");
     if (kinds == NULL || strcmp(kinds, "none") == 0) {
@@ -364,7 +364,7 @@ static void no_kinds(void) {
             SYS_epoll_pwait,
 #endif
         };
-        // Without the preload only.
+        // Only without the preload.
         if (kinds == NULL && getenv("LD_PRELOAD") != NULL)
             return;
         allow_only(allowed, sizeof allowed / sizeof *allowed);
@@ -382,7 +382,7 @@ static void no_kinds(void) {
     }
 }
 
-// The objects that are served here by default, and sets of them, are none of these.
+// None of these parts uses the kinds of objects that are served by default.
 static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, messages, signals,
     makes, sets, sets_with_a_mask, sets_by_their_arguments, handlers_of_programs_with_sets, children, no_kinds};
 

@@ -1,5 +1,5 @@
-/* A handler adds an eventfd to the set that its thread is just about to wait in: after each instruction of the
- * call, once. The wait reports the eventfd unless it was over before. */
+/* A handler adds an eventfd to the set that its thread is about to wait in, once after each
+ * instruction of the call. The wait reports the eventfd unless it has ended before. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -20,7 +20,7 @@ static void traps(int number, siginfo_t *info, void *context)
 	end_steps_of(context);
 	has_fired = 1;
 	CHECK(eventfd_write(counter, 1) == 0 && add(set, counter, EPOLLIN, 2) == 0);
-	/* Until the timer is due nothing else ends the wait. */
+	/* Before the timer expires only the eventfd ends the wait. */
 	must_report = poll(&entry, 1, 0) == 0;
 	errno = saved;
 }
@@ -37,7 +37,7 @@ int main(void)
 		set = epoll_create1(0), counter = eventfd(0, EFD_NONBLOCK);
 		timer = timerfd_create(CLOCK_MONOTONIC, 0);
 		CHECK(add(set, timer, EPOLLIN, 1) == 0);
-		/* All names are found. */
+		/* Resolves all symbols. */
 		CHECK(epoll_wait(set, events, 2, 0) == 0);
 		has_fired = must_report = 0, countdown = ++at;
 		CHECK(timerfd_settime(timer, 0, &due, NULL) == 0);

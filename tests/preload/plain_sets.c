@@ -1,5 +1,5 @@
-/* A set has members of the kernel first, in every state that they can be in, and an eventfd comes then: with
- * other numbers of the set, other processes, sets around it, threads asleep in it, polls and handlers. */
+/* A plain set has kernel members in every state, and then gets an eventfd: with duplicates of the
+ * set, other processes, sets above and below it, threads that sleep in it, polls and handlers. */
 #include "../c/check.h"
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -26,7 +26,7 @@ static void end(void)
 		close(lines[at][0]), close(lines[at][1]);
 }
 
-/* Which members a wait reports, as bits. */
+/* Returns the members that a wait reports, as bits. */
 static unsigned found(int epfd, int timeout)
 {
 	struct epoll_event events[8];
@@ -67,7 +67,7 @@ static void counts(int epfd)
 	CHECK(eventfd_read(counter, &value) == 0 && found(epfd, 0) == 0);
 }
 
-/* What members are, and have reported, they are and have reported afterwards. */
+/* Members keep their state, including reported edges and one-shot interests. */
 static void members_keep_their_state(int waits_first)
 {
 	make();
@@ -100,7 +100,7 @@ static void members_keep_their_state(int waits_first)
 	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, lines[4][0], NULL) == 0 && found(set, 0) == 0);
 	FAILS(epoll_ctl(set, EPOLL_CTL_DEL, lines[4][0], NULL), ENOENT);
 	counts(set);
-	/* A member leaves with its last number. */
+	/* A member leaves the set with its last fd. */
 	tell(0);
 	CHECK(found(set, 0) == 1u << LEVEL && close(lines[0][0]) == 0 && found(set, 0) == 0);
 	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, lines[1][0], NULL) == 0);
@@ -110,7 +110,7 @@ static void members_keep_their_state(int waits_first)
 	end();
 }
 
-/* Every number of the set is one of it, whenever it was made, and by which call. */
+/* Every fd of the set refers to the same set, whenever and by whichever call it was made. */
 static void numbers_are_many(void)
 {
 	int copies[6], at;
@@ -127,7 +127,7 @@ static void numbers_are_many(void)
 	CHECK(close(set) == 0);
 	set = epoll_create1(0);
 	counts(copies[2]), counts(copies[5]);
-	/* The number of the first one is another set's. */
+	/* The number of the first fd now belongs to another set. */
 	CHECK(found(set, 0) == 0);
 	add_member(set, counter, EPOLLIN, COUNTER);
 	tell(0);
@@ -137,7 +137,7 @@ static void numbers_are_many(void)
 	for (at = 1; at < 6; at++)
 		close(copies[at]);
 	end();
-	/* As well if no call made the copy a set's before the number had another meaning. */
+	/* The same, if no call used the duplicate before its number got another meaning. */
 	make();
 	CHECK(dup2(set, lines[1][1]) == lines[1][1] && dup2(lines[2][0], set) == set);
 	add_member(lines[1][1], counter, EPOLLIN, COUNTER);
@@ -146,7 +146,7 @@ static void numbers_are_many(void)
 	end();
 }
 
-/* Parent and child have one set. */
+/* Parent and child share one set. */
 static void fork_comes_first(int eventfd_is_the_childs)
 {
 	int status;
@@ -187,7 +187,7 @@ static void fork_comes_first(int eventfd_is_the_childs)
 	end();
 }
 
-/* A number that was sent and received is one of the set, too. */
+/* An fd that was sent and received refers to the set, too. */
 static void a_message_comes_first(void)
 {
 	char byte = 1, room[CMSG_SPACE(sizeof(int))] = {0};
@@ -210,7 +210,7 @@ static void a_message_comes_first(void)
 	end();
 }
 
-/* A set in a set, to either of which the eventfd is added. */
+/* Nested sets. The eventfd is added to the inner or the outer one. */
 static void sets_are_nested(int adds_to_inner, int waits_first)
 {
 	int inner;
@@ -242,7 +242,7 @@ static void sets_are_nested(int adds_to_inner, int waits_first)
 	end();
 }
 
-/* What a thread is asleep in, or by. */
+/* The call in which a thread sleeps. */
 enum { WAIT, PWAIT, WAIT_IN_OUTER, POLL, SELECT, WAIT_BY_COPY, WAYS };
 static int outer, copy, way;
 
@@ -287,7 +287,7 @@ static void threads_sleep(int timeout, int count)
 	end();
 }
 
-/* The set is changed by a handler, just before its thread waits in it, or while it does. */
+/* A handler changes the set, directly before its thread waits in it or during the wait. */
 static volatile sig_atomic_t is_changed;
 
 static void changes(int number)
@@ -317,7 +317,7 @@ static void handlers_change_it(int round)
 	end();
 }
 
-/* Threads wait in one set at the moment when another adds to it. */
+/* Threads enter a wait in the set while another thread adds to it. */
 static pthread_barrier_t barrier;
 static void *waits_at_once(void *unused)
 {

@@ -1,4 +1,4 @@
-/* Calls by syscall(2), as libuv makes them, and calls of fortified programs. */
+/* Calls through syscall(2), as in libuv, and calls of fortified programs. */
 #include "../c/check.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,7 +15,7 @@ int __close(int), __dup2(int, int);
 ssize_t __read(int, void *, size_t), __write(int, const void *, size_t);
 int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
 
-/* Calls that the kernel has to serve, on an eventfd; and the C library's other names. */
+/* Calls on an eventfd that only the kernel serves, and other names of the C library's functions. */
 static void others_names(void)
 {
 	uint64_t value = 4;
@@ -46,7 +46,7 @@ static void others_names(void)
 	FAILS(__read(fd, &value, sizeof value), EBADF);
 	close(copy);
 
-	/* The program that is executed inherits it. */
+	/* The executed program inherits it. */
 	fd = eventfd(5, 0);
 	child = fork();
 	if (child == 0) {
@@ -94,12 +94,12 @@ int main(int count, char **arguments)
 	CHECK(__read_chk(fd, &value, sizeof value, sizeof value) == sizeof value && value == 3);
 	FAILS(syscall(SYS_read, fd, &value, sizeof value), EAGAIN);
 
-	/* A limit that ran is written back. */
+	/* A timeout that has expired is written back. */
 	limit.tv_sec = 0, limit.tv_nsec = 20000000;
 	CHECK(syscall(SYS_ppoll, &entry, 1, &limit, NULL, sizeof mask) == 0);
 	CHECK(limit.tv_sec == 0 && limit.tv_nsec == 0);
 
-	/* A number that is closed so means the next object. */
+	/* The next object gets the fd that this closes. */
 	CHECK(syscall(SYS_close, fd) == 0);
 	again = open("/dev/null", O_RDWR);
 	CHECK(again == fd);
@@ -111,7 +111,7 @@ int main(int count, char **arguments)
 	FAILS(epoll_wait(set, &event, 1, 0), EBADF);
 	FAILS(syscall(SYS_close, -1), EBADF);
 
-	/* A handler that writes an eventfd rouses the thread that it interrupts. */
+	/* A handler that writes an eventfd wakes the thread that it interrupts. */
 	signal(SIGALRM, interrupted);
 	fd = eventfd(0, 0);
 	alarm(1);

@@ -1,4 +1,4 @@
-/* ppoll(2) and pselect6(2) as system calls: limits that cannot be written, and pointers that lead nowhere. */
+/* ppoll(2) and pselect6(2) as system calls: read-only limits, and pointers to unmapped memory. */
 #include "../c/check.h"
 #include <sys/syscall.h>
 
@@ -26,7 +26,7 @@ int main(void)
 	read_only->tv_nsec = 1000000;
 	CHECK(mprotect(read_only, 4096, PROT_READ) == 0);
 	for (round = 0; round < 2; round++) {
-		/* An eventfd, then a descriptor of the kernel's. */
+		/* An eventfd, then a kernel fd. */
 		int fd = round ? socket(AF_UNIX, SOCK_DGRAM, 0) : counter;
 		struct pollfd entry = {fd, POLLIN, 0};
 		fd_set set;
@@ -51,7 +51,7 @@ int main(void)
 		FAILS(raw_pselect(fd + 1, &set, &limit, nowhere()), EFAULT);
 		FAILS(raw_pselect(fd + 1, &set, &limit, &wild), EFAULT);
 		FAILS(raw_pselect(fd + 1, &set, &limit, &wild_size), EINVAL);
-		/* Without a mask nobody looks at its size. */
+		/* Without a mask its size is not checked. */
 		CHECK(raw_pselect(fd + 1, &set, &limit, &bad) == 0);
 		limit.tv_sec = 0, limit.tv_nsec = 1000000;
 		FD_SET(fd, &set);
@@ -59,7 +59,8 @@ int main(void)
 		FAILS(raw_pselect(fd + 1, nowhere(), &limit, NULL), EFAULT);
 		FAILS(raw_pselect(-1, &set, &limit, NULL), EINVAL);
 	}
-	/* What is left is written where it can be, and is not where nothing is waited for. */
+	/* The remaining time is written if the memory is writable. A call that does not sleep ignores
+	 * read-only memory. */
 	{
 		struct pollfd entry = {ready, POLLIN, 0};
 		fd_set set;

@@ -1,4 +1,5 @@
-/* A call that has received a part and waits for all gets the descriptor that comes with the rest. */
+/* A receive that has a part of its data and waits for the rest gets the fd that comes with the
+ * rest. */
 #include "../c/check.h"
 
 static int pair[2];
@@ -39,7 +40,7 @@ int main(void)
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	CHECK(pthread_create(&receiver, NULL, receives, NULL) == 0);
 	CHECK(send(pair[1], "abcd", 4, 0) == 4);
-	/* The receiver most likely waits for the rest by then. */
+	/* By then the receiver most likely waits for the rest. */
 	sleep_ms(100);
 	memset(&control, 0, sizeof control);
 	memset(&message, 0, sizeof message);

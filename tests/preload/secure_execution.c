@@ -1,5 +1,6 @@
-/* In secure-execution mode (AT_SECURE, as of a set-group-ID program) the library ignores UPOLL_USER and UPOLL_STATS.
- * The loader preloads nothing there; a program that is linked to the library has it all the same. */
+/* In secure-execution mode (AT_SECURE, as for a set-group-ID program) the library ignores
+ * UPOLL_USER and UPOLL_STATS. The loader preloads nothing there, but a program that is linked to
+ * the library still loads it. */
 #include "../c/check.h"
 #include <dlfcn.h>
 #include <limits.h>
@@ -10,8 +11,8 @@
 
 enum { NOT_SECURE = 3, IGNORES = 4, OBEYS = 5, NOTHING_TO_TEST = 77 };
 
-/* Returns whether the pipes that the library makes are its own: the kernel, which this program calls by itself, knows
- * nothing of what is in them. */
+/* Returns whether pipes are user-level: the kernel, which this program calls directly, does not
+ * have the bytes that are in them. */
 static int makes_pipes(void *library)
 {
 	int (*make)(int *) = (int (*)(int *))dlsym(library, "pipe");
@@ -33,14 +34,14 @@ static int with_library(const char *path, int is_secure)
 	return makes_pipes(library) ? OBEYS : IGNORES;
 }
 
-/* Runs this program anew, and returns the status that it exits with. */
+/* Executes this program again. Returns its exit status. */
 static int run(const char *path, int is_secure)
 {
 	pid_t child = fork();
 	int status;
 	CHECK(child >= 0);
 	if (child == 0) {
-		/* The effective group is not the real one. */
+		/* The effective group differs from the real one. */
 		if (is_secure && setresgid((gid_t)-1, getgid() + 1, (gid_t)-1) != 0)
 			_exit(NOT_SECURE);
 		execl("/proc/self/exe", "secure_execution", path, is_secure ? "secure" : "", NULL);
@@ -50,7 +51,7 @@ static int run(const char *path, int is_secure)
 	return WEXITSTATUS(status);
 }
 
-/* Finds the library among what this process has loaded. */
+/* Finds the library among the files that this process has loaded. */
 static int find_library(char path[PATH_MAX])
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
@@ -85,7 +86,7 @@ int main(int count, char **arguments)
 		return NOTHING_TO_TEST;
 	}
 	CHECK(status == IGNORES && found.st_size == 0);
-	/* Otherwise the library does what they say. */
+	/* Otherwise the library obeys the variables. */
 	CHECK(run(path, 0) == OBEYS && stat(place, &found) == 0 && found.st_size > 0);
 	return unlink(place) == 0 ? 0 : 1;
 }

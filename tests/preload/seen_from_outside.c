@@ -1,11 +1,11 @@
-/* What lets others see an eventfd: a program that inherits it, a message, a stream. */
+/* Uses that demote an eventfd: a program that inherits it, a message, and a stream. */
 #include "../c/check.h"
 #include <spawn.h>
 #include <sys/wait.h>
 
 extern char **environ;
 
-/* The started program: reads and writes the number that it is given. */
+/* The executed program: reads and writes the fd that it is given. */
 static int started(const char *number)
 {
 	uint64_t value = 0;
@@ -74,7 +74,7 @@ int main(int count, char **arguments)
 	CHECK(posix_spawn(&child, "/proc/self/exe", NULL, NULL, args, environ) == 0);
 	finish(child, fd);
 
-	/* One that the actions duplicate for the program only. */
+	/* An eventfd that the file actions duplicate for the new program only. */
 	fd = eventfd(5, EFD_CLOEXEC);
 	snprintf(number, sizeof number, "%d", 77);
 	posix_spawn_file_actions_t actions;
@@ -92,7 +92,7 @@ int main(int count, char **arguments)
 	}
 	finish(child, fd);
 
-	/* In the same process: the program reads it, and says so by its exit status. */
+	/* In the same process: the program reads it, and reports that by its exit status. */
 	fd = eventfd(5, 0);
 	child = fork();
 	if (child == 0) {
@@ -120,7 +120,7 @@ int main(int count, char **arguments)
 	fclose(stream);
 	FAILS(close(fd), EBADF);
 
-	/* An eventfd has no offsets, but -1 is none. */
+	/* An eventfd ignores the offset, but -1 is invalid. */
 	fd = eventfd(5, 0);
 	struct iovec place = {&value, sizeof value};
 	FAILS(pread(fd, &value, sizeof value, 0), ESPIPE);

@@ -1,12 +1,12 @@
-/* A set changes hands while threads wait in it: first it has only descriptors of the kernel, then an
- * eventfd, then a child of fork shares it. */
+/* The server of a set changes while threads wait in it. First the set has only kernel fds, then an
+ * eventfd, and then a child of fork shares it. */
 #include "../c/check.h"
 #include <sys/mman.h>
 #include <sys/wait.h>
 
 enum { THREADS = 4 };
 static int set, inner;
-/* How many threads have left their wait, for a child to see. */
+/* The number of threads that have left their wait, shared with a child. */
 static int *left;
 
 static void *waits(void *timeout)
@@ -35,7 +35,7 @@ static void end(pthread_t *threads, uintptr_t data)
 	}
 }
 
-/* Threads wait where nothing but the kernel's is, or nothing at all. */
+/* Threads wait in a set with only kernel members, or in an empty one. */
 static void eventfd_comes(int with_pipe, int timeout)
 {
 	pthread_t threads[THREADS];
@@ -59,7 +59,7 @@ static void eventfd_comes(int with_pipe, int timeout)
 	close(set), close(fds[0]), close(fds[1]), close(counter);
 }
 
-/* A child waits in the set that its parent waits in, and each hears of the other. */
+/* A child waits in the same set as its parent. Each receives the events of the other. */
 static void fork_comes(int timeout)
 {
 	pthread_t threads[THREADS];
@@ -80,7 +80,7 @@ static void fork_comes(int timeout)
 		CHECK(epoll_wait(set, events, 4, 0) == 0);
 		CHECK(eventfd_write(counter, 6) == 0);
 		CHECK(epoll_wait(copy, events, 4, 0) == 1 && events[0].data.u64 == 5);
-		/* A thread that comes after the read would find nothing. */
+		/* A thread that begins its wait after the read would find no event. */
 		while (__atomic_load_n(left, __ATOMIC_SEQ_CST) < THREADS)
 			sleep_ms(5);
 		CHECK(eventfd_read(counter, &value) == 0 && value == 6);
@@ -92,11 +92,11 @@ static void fork_comes(int timeout)
 	}
 	end(threads, 5);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	/* The child has taken the inner set out, for both. */
+	/* The child has deleted the inner set, for both processes. */
 	CHECK(epoll_wait(set, events, 4, 0) == 0);
 	CHECK(eventfd_write(counter, 1) == 0);
 	CHECK(epoll_wait(copy, events, 4, 0) == 1 && events[0].data.u64 == 5);
-	/* A new eventfd in a set that is shared. */
+	/* A new eventfd in a shared set. */
 	status = eventfd(1, 0);
 	CHECK(add(set, status, EPOLLIN, 7) == 0);
 	FAILS(add(set, status, EPOLLIN, 7), EEXIST);
@@ -107,7 +107,7 @@ static void fork_comes(int timeout)
 	close(fds[0]), close(fds[1]);
 }
 
-/* A poll of a set, and a set in a set, from when it has only members of the kernel's. */
+/* A poll of a set, and a nested set, which begin with kernel members only. */
 static void set_is_watched(void)
 {
 	struct epoll_event events[4];

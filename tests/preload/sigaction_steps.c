@@ -1,6 +1,7 @@
-/* The first eventfd of a process is made in the midst of sigaction(2), signal(2) and the like, after each
- * instruction once: a handler is put off during calls on objects all the same. The kernel has the same for
- * it as for one that is set afterwards: the program's handler, or another one that calls it. */
+/* The first eventfd of a process is made in the middle of sigaction(2), signal(2) and similar
+ * calls, once after each instruction. The handler is still delayed during calls on objects. The
+ * kernel has the same handler as for an action that is set afterwards: the program's own, or the
+ * wrapper that calls it. */
 #include "../c/check.h"
 
 #ifdef __x86_64__
@@ -26,7 +27,7 @@ static void handles(int number)
 	(void)number;
 }
 
-/* Returns whether the kernel has the program's own handler. No library sees this call. */
+/* Returns whether the kernel has the program's own handler. The library does not see this call. */
 static int is_programs(int number)
 {
 	struct {
@@ -50,10 +51,10 @@ static void set(int way, int number)
 		CHECK(signal(number, handles) != SIG_ERR);
 }
 
-/* Exits with 0 if the call was over before. */
+/* Exits with 0 if the call returned before. */
 static void set_interrupted(int way, long at)
 {
-	/* All names are found. */
+	/* Resolves all symbols. */
 	set(way, SIGUSR2);
 	countdown = at;
 	begin_steps();

@@ -1,9 +1,10 @@
-/* A thread with the smallest stack there is hands its objects over, with what they hold. */
+/* A thread with the smallest stack possible demotes its objects, with their contents. */
 #include "../c/check.h"
 #include <limits.h>
 #include <sys/wait.h>
 
-/* A page of which a part is read, so that it is put into the kernel's pipe whole and read in part. */
+/* Fills a page and reads a part of it. Demotion writes the whole page to the kernel's pipe and
+ * reads that part. */
 static void fill(int reader, int writer)
 {
 	char bytes[1000] = {0};

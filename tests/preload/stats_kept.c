@@ -1,5 +1,6 @@
-/* A program that closes and replaces all fds that it did not open is in the report of statistics, and so is
- * its child; its own files have nothing of it. Natively there is no report. */
+/* A program closes and replaces all fds that it did not open. It still appears in the statistics,
+ * and so does its child. The statistics are not written to its own files. Without the library there
+ * are none. */
 #include "../c/check.h"
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -1,11 +1,11 @@
-/* The report of statistics goes to the file that was opened at the start: not into what number 2, or the report's own
- * number, stands for when the process ends. Natively there is no report. */
+/* The statistics go to the file that was opened at the start, and not to the file that has fd 2, or
+ * the fd of the statistics, when the process ends. Without the library there are none. */
 #include "../c/check.h"
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-/* Has a file of the program's at every number there is. */
+/* Opens a file of the program at every number. */
 static void fill(int file)
 {
 	struct rlimit limit;
@@ -14,7 +14,7 @@ static void fill(int file)
 	for (number = 3; number < 1024; number++)
 		if (number != file && number != counter)
 			dup2(file, number);
-	/* One above all that are reserved. */
+	/* Also around three quarters of the limit, where the reserved range may begin. */
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		int top = (int)(limit.rlim_cur < 65536 ? limit.rlim_cur : 65536) / 4 * 3;
 		for (number = top - 64; number < top + 64; number++)
@@ -30,7 +30,7 @@ static off_t size_of(int file)
 	return found.st_size;
 }
 
-/* Runs this program anew with statistics to a file, by its name or as standard error. */
+/* Executes this program with statistics to a file, by its name or as standard error. */
 static int is_in_its_place(int is_named)
 {
 	char program_place[] = "/tmp/upoll-stats-XXXXXX", report_place[] = "/tmp/upoll-stats-XXXXXX";

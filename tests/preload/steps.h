@@ -1,5 +1,5 @@
-/* Single steps: between begin_steps and end_steps SIGTRAP comes after each instruction. Its handler may
- * end them, too. */
+/* Single steps: between begin_steps and end_steps SIGTRAP comes after each instruction. Its handler
+ * may end them, too. */
 #ifndef STEPS_H
 #define STEPS_H
 
@@ -9,8 +9,9 @@
 
 enum { TRAP = 0x100 };
 
-/* Interrupting a call at each of its instructions takes the square of their number in steps. So a run
- * interrupts it at a quarter of the places, each day at another one. STEPS_PART=0..3 chooses a quarter. */
+/* Interrupting a call at each of its instructions takes a number of steps that is the square of
+ * theirs. So a run interrupts it at a quarter of the places, and the quarter changes from day to
+ * day. STEPS_PART=0..3 selects a quarter. */
 enum { PARTS = 4 };
 
 static inline long part_of_today(void)
@@ -31,7 +32,7 @@ static void end_steps(void)
 			 "lea 128(%%rsp), %%rsp" ::: "memory", "cc");
 }
 
-/* In the handler. */
+/* Called by the handler. */
 static void end_steps_of(void *context)
 {
 	((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~TRAP;

@@ -1,6 +1,6 @@
-/* A process is stopped and continued while a thread of it waits. A wait in a set ends with EINTR, although no handler
- * ran; poll, select and read go on. A wait without a mask in a set of user-level members alone may go on, too
- * (upoll(7)). No event is lost. */
+/* A process is stopped and continued while one of its threads waits. A wait in a set ends with
+ * EINTR, although no handler ran; poll, select and read continue. A wait without a mask in a set of
+ * user-level members may continue, too (upoll(7)). No event is lost. */
 #include "../c/check.h"
 #include <dirent.h>
 #include <sys/syscall.h>
@@ -116,7 +116,7 @@ static int has_stopped(pid_t process)
 			continue;
 		snprintf(path, sizeof path, "/proc/%d/task/%s/stat", process, entry->d_name);
 		stat = fopen(path, "r");
-		/* A thread may just have ended. */
+		/* A thread may have ended in between. */
 		if (stat == NULL || fgets(line, sizeof line, stat) == NULL)
 			line[0] = 0;
 		if (stat != NULL)
@@ -128,7 +128,7 @@ static int has_stopped(pid_t process)
 	return is_all;
 }
 
-/* Another process, which stops and continues this one whenever it is asked to. */
+/* A process that stops and continues this one on request. */
 static void stop_and_continue(pid_t process)
 {
 	char order;
@@ -151,7 +151,7 @@ static int is_right(const struct wait *wait)
 	CHECK(pthread_create(&thread, NULL, runs, (void *)(uintptr_t)wait) == 0);
 	while (__atomic_load_n(&waiter, __ATOMIC_SEQ_CST) == 0)
 		sleep_ms(1);
-	/* It may sleep for other reasons before. */
+	/* The thread may sleep for other reasons first. */
 	sleep_ms(20);
 	wait_until_asleep(waiter);
 	CHECK(write(orders[1], "s", 1) == 1 && read(answers[0], &answer, 1) == 1);

@@ -1,4 +1,4 @@
-/* An eventfd that is given the number of a standard stream can be read and written by that stream. */
+/* A standard stream reads and writes an eventfd that was duplicated to its fd. */
 #include "../c/check.h"
 
 int main(void)

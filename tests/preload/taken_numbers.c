@@ -1,5 +1,5 @@
-/* A program that takes high numbers by dup2(2), where libupoll's preloaded form has its own fds: what it
- * has put there stays there, and polls go on to sleep. */
+/* A program takes high fds by dup2(2), where the preload has its own fds. The program's files stay
+ * at these fds, and polls still sleep. */
 #include "../c/check.h"
 #include <stdatomic.h>
 #include <sys/syscall.h>
@@ -26,7 +26,7 @@ static void *write_later(void *counter)
 	return NULL;
 }
 
-/* A poll that was woken before, whose fds were all moved since, sleeps. */
+/* A poll sleeps that was woken before, and whose own fds have all been moved since. */
 static void poll_after_moves(void)
 {
 	int counter = eventfd(0, EFD_NONBLOCK), ends[2], file = open("/dev/null", O_RDWR);
@@ -86,7 +86,7 @@ static int by_number(int fd, int new)
 	return (int)syscall(SYS_dup3, fd, new, 0);
 }
 
-/* By `put`, while other threads make sets and close them. */
+/* Takes fds by `put`, while other threads make and close sets. */
 static void take_and_give_back(int (*put)(int, int))
 {
 	pthread_t threads[2];

@@ -1,5 +1,5 @@
-/* Objects that others come to use without a call that names them as such: kernel AIO, virtual machines,
- * copies by pidfd, other names of the C library's functions, and what it writes itself. */
+/* Uses of objects without a call that names their fds: kernel AIO, virtual machines, copies by
+ * pidfd, other names of the C library's functions, and its own writes. */
 #include "../c/check.h"
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -22,7 +22,7 @@ static int has(int counter, uint64_t value)
 	return read(counter, &count, sizeof count) == sizeof count && count == value;
 }
 
-/* A request completes, and its eventfd is signalled. */
+/* A completed request signals its eventfd. */
 static void kernel_aio(void)
 {
 	aio_context_t context = 0;
@@ -60,11 +60,11 @@ static void kernel_aio(void)
 	close(set), close(counter), close(polled), close(file);
 }
 
-/* The same through libaio, which makes the system call by itself. */
+/* The same through libaio, which makes the system call directly. */
 static void aio_of_the_library(void)
 {
 	void *library = dlopen("libaio.so.1", RTLD_NOW | RTLD_GLOBAL);
-	/* What a program that is linked to it calls. */
+	/* The function that a program linked to libaio calls. */
 	int (*submit)(aio_context_t, long, struct iocb **);
 	aio_context_t context = 0;
 	struct iocb request, *requests[1] = {&request};
@@ -90,7 +90,7 @@ static void aio_of_the_library(void)
 	close(set), close(counter), close(file);
 }
 
-/* Reads as the kernel has it. */
+/* Reads from the kernel's file. */
 static ssize_t raw_read(int fd, void *place, size_t count)
 {
 	ssize_t result;
@@ -137,7 +137,7 @@ static void by_the_c_library(void)
 	CHECK(read(ends[0], bytes, sizeof bytes) > 0);
 	close(ends[0]), close(ends[1]);
 
-	/* The shell inherits the number. */
+	/* The shell inherits the fd. */
 	CHECK(pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0);
 	snprintf(words_of, sizeof words_of, "$(echo said >&%d; echo word)", ends[1] < 10 ? ends[1] : 9);
 	if (ends[1] < 10) {
@@ -148,7 +148,7 @@ static void by_the_c_library(void)
 	}
 	close(ends[0]), close(ends[1]);
 
-	/* Streams whose number is closed, and then another file's. */
+	/* Streams whose fd is closed, and then another file's. */
 	stream = fopen("/dev/null", "w"), other = fopen("/dev/null", "w");
 	CHECK(stream && other && pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0);
 	at = fileno(stream);
@@ -169,7 +169,7 @@ static void by_the_c_library(void)
 	close(ends[0]), close(ends[1]), close(counter);
 }
 
-/* The copy is one of the same eventfd. */
+/* The copy refers to the same eventfd. */
 static void by_pidfd(void)
 {
 	int self = (int)syscall(SYS_pidfd_open, getpid(), 0), counter = eventfd(1, 0), copy;
@@ -185,7 +185,7 @@ static void by_pidfd(void)
 	close(self), close(counter);
 }
 
-/* Requests in which eventfds are named: from then on the kernel has them all. */
+/* Requests that name eventfds. From then on the kernel serves these. */
 static void by_request(unsigned long request)
 {
 	int before = eventfd(5, 0), after, file = open("/dev/null", O_RDONLY);

@@ -1,5 +1,5 @@
-/* A thread that gets numbers of its own: what it does with them does not concern the others, nor the other
- * way round. */
+/* A thread gets an fd table of its own. Its changes do not affect the other threads, and theirs do
+ * not affect it. */
 #include "../c/check.h"
 #include <linux/close_range.h>
 #include <sched.h>
@@ -38,7 +38,7 @@ static void *leaves(void *how)
 	other = epoll_create1(0);
 	CHECK(other >= 0 && add(other, fd, EPOLLIN, 2) == 0);
 	pthread_barrier_wait(&step);
-	/* The other thread has used its own. */
+	/* The other thread has used its own fds. */
 	pthread_barrier_wait(&step);
 	CHECK(read(counter, &value, sizeof value) == sizeof value && value == 7);
 	FAILS(read(fd, &value, sizeof value), EAGAIN);
@@ -68,7 +68,7 @@ static void apart(void *how)
 int main(void)
 {
 	uint64_t value = 1;
-	/* Alone. */
+	/* With no other thread. */
 	counter = eventfd(0, 0), set = epoll_create1(0);
 	CHECK(add(set, counter, EPOLLIN, 1) == 0);
 	CHECK(pipe(pipes) == 0 && pipes[0] == set + 1 && pipes[1] == set + 2);

@@ -1,4 +1,5 @@
-/* vfork(2): the parent waits, and the child has its memory, but numbers and actions of its own. */
+/* vfork(2): the parent waits, and the child shares its memory, but has an fd table and signal
+ * actions of its own. */
 #include "../c/check.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -31,7 +32,7 @@ static void shares_memory(void)
 	errno = EXDEV;
 	child = vfork();
 	if (child == 0) {
-		/* Whoever does not wait does not see it. */
+		/* A parent that does not wait would miss the write. */
 		sleep_ms(50);
 		written = 5;
 		_exit(7);
@@ -48,7 +49,7 @@ static void shares_memory(void)
 	CHECK(error_of_exec == ENOENT && was_called == 0);
 	CHECK(ends_with(child) == 127);
 
-	/* Until it executes a program, not until that ends. */
+	/* The parent waits until the child executes a program, not until that ends. */
 	child = vfork();
 	if (child == 0) {
 		execl("/bin/sh", "sh", "-c", "exit 9", NULL);
@@ -80,7 +81,7 @@ static void has_numbers_of_its_own(void)
 
 	child = vfork();
 	if (child == 0) {
-		/* By the same objects, as long as they are open. */
+		/* The child uses the same objects, as long as they are open. */
 		value = 4;
 		if (write(counted, &value, sizeof value) != sizeof value || read(ends[0], &byte, 1) != 1 || byte != 'x')
 			_exit(1);
@@ -105,7 +106,7 @@ static void has_numbers_of_its_own(void)
 	close(counted), close(watched), close(waited), close(set), close(ends[0]), close(ends[1]);
 }
 
-/* In a process without the right to have more of them. */
+/* Runs in a process that may not create another one. */
 static void fails_as_other_calls(void)
 {
 	struct rlimit none = {0, 0};
@@ -167,7 +168,7 @@ static void *makes(void *unused)
 	return unused;
 }
 
-/* What other threads are just making is not the child's to close. */
+/* The child must not close objects that other threads are just making. */
 static void beside_makers(void)
 {
 	pthread_t threads[THREADS];
@@ -200,7 +201,7 @@ static void has_child(int signal)
 	errno = known;
 }
 
-/* A handler that has a child, in a child and in its parent. */
+/* A handler makes a child, in a child and in its parent. */
 static void in_handlers(void)
 {
 	int counter = eventfd(0, EFD_NONBLOCK), child;
@@ -234,7 +235,7 @@ static void by_its_child(void)
 	CHECK(written == 6 && ends_with(child) == 7);
 }
 
-/* A set that the kernel does not have. */
+/* A set that the kernel cannot serve. */
 static void with_a_rotating_set(void)
 {
 	int set = epoll_create1(EPOLL_ROTATE), counter = eventfd(0, 0), child;
@@ -259,7 +260,7 @@ int main(void)
 {
 	alarm(200);
 	CHECK(pthread_atfork(is_called, is_called, is_called) == 0);
-	/* What is made after a child is served as before it. */
+	/* Objects that are made after a child are served as before. */
 	for (int round = 0; round < 3; round++) {
 		shares_memory();
 		has_numbers_of_its_own();
