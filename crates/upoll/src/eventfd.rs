@@ -521,8 +521,8 @@ impl EventFd {
 
     /// `EFD_IOC_SET_MAXIMUM`: writes keep the count below `maximum` from now on.
     ///
-    /// Writers that wait look again at once. The maximum belongs to the open file: all references
-    /// to it share it. `u64::MAX` takes it away.
+    /// Wakes the waiting writers, which check again. The maximum belongs to the open file: all
+    /// references to it share it. `u64::MAX` takes it away.
     ///
     /// # Errors
     /// `EINVAL`: the count is `maximum` already or above it, so 0 never goes.

@@ -160,7 +160,7 @@ pub(crate) struct Description<T: ?Sized = dyn Pollable> {
     object: T,
 }
 
-/// The list of items that watch a description, and who to call when it closes.
+/// The list of items that watch a description, and the function that its close calls.
 pub(crate) struct Watchers {
     head: *const WatcherLink,
     /// Takes every watcher out. Set by the first watcher, the same for all: only sets watch.

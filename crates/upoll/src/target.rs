@@ -15,10 +15,10 @@ use crate::file::{File, FileRef, Pollable};
 pub enum Target<'a> {
     /// A user-level open file.
     File(FileRef<'a>),
-    /// A file descriptor of the kernel.
+    /// A kernel fd.
     #[cfg(any(feature = "std", loom))]
     Kernel(BorrowedFd<'a>),
-    /// A file descriptor of the kernel whose number is known to mean one open file.
+    /// A kernel fd that is known to mean one open file.
     #[cfg(any(feature = "std", loom))]
     Descriptor(DescriptorRef<'a>),
 }
@@ -57,13 +57,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// A descriptor of the kernel that a thread must await too while it waits for a user-level
-    /// file: part of what makes the file ready happens in the kernel.
+    /// Returns the kernel fd that a thread must await too while it waits for a user-level file:
+    /// part of what makes the file ready happens in the kernel.
     ///
-    /// It is readable when the file may have become ready for `wanted`, and not for longer; what the file
-    /// then shows is up to its [`Pollable`]. A file that comes to have one wakes its wait queues, so
-    /// that those who sleep without it look again. This is the one place where `poll` and `select`
-    /// learn of it.
+    /// It is readable when the file may have become ready for `wanted`, and not for longer; what
+    /// the file then shows is up to its [`Pollable`]. A file that gets one wakes its wait queues,
+    /// so that threads that sleep without it poll again. This is the one place where `poll` and
+    /// `select` learn of it.
     #[inline]
     pub(crate) fn kernel_side(self, wanted: Events) -> Option<BorrowedFd<'a>> {
         match self {
@@ -80,9 +80,8 @@ impl<'a> Target<'a> {
 
 /// Anything that a set can watch.
 ///
-/// Implemented for every object of this crate, for [`File`] and [`FileRef`], and for whatever owns
-/// or borrows a file descriptor of the kernel ([`AsFd`](std::os::fd::AsFd)), also within a
-/// `Descriptor`.
+/// Implemented for every object of this crate, for [`File`] and [`FileRef`], and for types that own
+/// or borrow a kernel fd ([`AsFd`](std::os::fd::AsFd)), also within a `Descriptor`.
 pub trait Source {
     /// Returns the target.
     fn target(&self) -> Target<'_>;

@@ -78,19 +78,20 @@ impl Watch {
     /// of the call that changed the object, on the same thread, with no lock of this crate held. So it may
     /// use the file and the sets that watch it. It must not block, as the caller does not expect that.
     ///
-    /// - It is called by one thread at a time. Wakes that come meanwhile, from wherever, are delivered
-    ///   together by one more call on the thread that is calling it. So are the wakes that
-    ///   come before it has been called, with the events of all.
-    /// - Callbacks may wake each other, one after the other, on one thread. If that does not end, the
-    ///   call that began it returns after 256 rounds, and the wakes that are left are delivered
+    /// - It is called by one thread at a time. Wakeups that come meanwhile, from any thread, are
+    ///   delivered together by one more call on the thread that is calling it. So are the wakeups
+    ///   that come before it has been called, with the events of all.
+    /// - Callbacks may wake each other, one after the other, on one thread. If that does not end,
+    ///   the call that began it returns after 256 rounds, and the remaining wakeups are delivered
     ///   together with the next one.
-    /// - A panic of it goes on in the call that changed the object, once all others have been called.
-    /// - A wake of an exclusive kind may have chosen it, and not have called it yet, when its `Watch` is
-    ///   dropped. Look at the object afterwards, as a thread does whose wait ends.
+    /// - A panic of it is resumed in the call that changed the object, once all others have been
+    ///   called.
+    /// - A wakeup of an exclusive kind may have chosen it, and not have called it yet, when its
+    ///   `Watch` is dropped. Poll the object afterwards, as a thread does whose wait ends.
     /// - It may drop its own `Watch`. Any other drop waits for a call that is under way on another
     ///   thread, so a lock that the callback takes must not be held there.
     ///
-    /// A wake is a hint: look at the object, for instance with
+    /// A wakeup is a hint: poll the object, for instance with
     /// [`Epoll::harvest`](crate::Epoll::harvest).
     ///
     /// Without `std` the library cannot distinguish threads. If another thread is in a call of this

@@ -49,8 +49,7 @@ pub(crate) trait Companion: Send + Sync {
         commands: &mut [CtlCommand<'_>],
     ) -> (usize, Result<(), Errno>);
 
-    /// Fills `out` with what is ready there and, taking turns at who comes first, with what is
-    /// ready in the core.
+    /// Fills `out` with what is ready there and in the core. The two take turns to come first.
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;
 
     /// Makes the companion's kernel sets anew that the program has closed, once a call has found

@@ -53,7 +53,7 @@ impl<'a> CtlCommand<'a> {
         Self::new(Op::Del, source.target(), Event::default())
     }
 
-    /// The descriptor of the kernel's whose interest this is to change, if it is that.
+    /// The kernel fd whose interest this is to change, if it is one.
     #[cfg(all(feature = "std", not(loom)))]
     #[inline]
     pub(crate) fn modified_descriptor(&self) -> Option<RawFd> {

@@ -93,7 +93,7 @@ pub(crate) struct Set {
     /// A rotating set is below, at any depth, or was.
     is_above_rotating: AtomicBool,
     /// A set watches this one, or has. Written before the ADD that counts the paths up from here
-    /// takes `inner`'s lock, so who adds to this set after that sees it.
+    /// takes `inner`'s lock, so each later ADD to this set sees it.
     was_nested: AtomicBool,
     /// The set is one that a thread waits through in a rotating set, known to nobody else: it counts as no
     /// level of nesting and no path.
@@ -112,7 +112,7 @@ pub(crate) struct Set {
 }
 
 impl Set {
-    /// All that a set ever shows to those who watch it.
+    /// All events that a set ever shows to its watchers.
     pub(crate) const SHOWN: Events = Events::IN.union(Events::RDNORM);
 
     #[cfg(any(feature = "std", loom))]
@@ -256,17 +256,17 @@ impl Pollable for Set {
 /// the file. `ONESHOT` disables the item after one report, `ERR` and `HUP` included, until it is
 /// modified. `EXCLUSIVE` wakes at least one of the sets that watch a file so, not all.
 ///
-/// # Descriptors of the kernel
-/// Interests in them mean exactly what they mean in a set of the kernel's. Their events and those of
-/// user-level objects come from two sides, so here Linux is not matched:
-/// - There is an order among descriptors and one among objects, but none between the two. If a
+/// # Kernel fds
+/// Interests in them mean exactly what they mean in a kernel set. Their events and those of
+/// user-level objects come from two sides, so in these points sets differ from Linux:
+/// - There is an order among kernel fds and one among objects, but none between the two. If a
 ///   wait's buffer is too small for all, the sides take turns to fill it first.
-/// - A set that is watched by another one and has descriptors, or a set below with descriptors, is
-///   polled more often. So an edge-triggered interest in it may report an event twice. An interest
-///   without `IN`, such as in `RDNORM` alone, reports events that Linux does not. Its place among the
-///   events of a report is open. No event is lost. A look drops from the ready list what is idle
-///   again before the first that is ready, on each side; so after one the order may be another than
-///   Linux's.
+/// - A set that is watched by another one and has kernel fds, or a set below with kernel fds, is
+///   polled more often. So an edge-triggered interest in it may report an event twice. No event is
+///   lost. An interest without `IN`, such as in `RDNORM` alone, reports events that Linux does not.
+///   Its place among the events of a report is open.
+/// - A poll drops from the ready list, on each side, the items before the first ready one that are
+///   idle again. So after a poll the order may differ from Linux's.
 ///
 /// # Rotation
 /// A set made with [`CreateFlags::ROTATE`] watches at most one source that is not itself a set.
@@ -336,7 +336,7 @@ impl Epoll {
         Self::create_on(flags, default_limit()?)
     }
 
-    /// [`create`](Self::create) on an account of one's own: an ADD beyond it gives `ENOSPC`.
+    /// [`create`](Self::create) with a separate account: an ADD beyond it fails with `ENOSPC`.
     ///
     /// # Errors
     /// As [`create`](Self::create).

@@ -240,7 +240,7 @@ impl Set {
         if !node.next.load(Ordering::Relaxed).is_null() || !wanted(node) {
             return None;
         }
-        // Before `pending`, so that who finds that empty sees this.
+        // Before `pending`, so that a thread that finds `pending` empty sees this.
         self.lone_scan
             .store(!broken(Rule::LoneScanIsPending), Ordering::Relaxed);
         let taken = self.pending.compare_exchange(

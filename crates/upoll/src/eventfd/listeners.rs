@@ -37,7 +37,7 @@ struct Listeners {
 /// In [`Listeners::word`]: somebody sleeps on it, or is about to.
 const ASLEEP: u32 = 1;
 
-/// How those who wait are reached.
+/// The ways to reach waiters.
 pub(crate) trait Voice {
     /// Wakes all threads, in every process, that sleep on `word`.
     fn rouse(&self, word: &AtomicU32);
@@ -138,8 +138,8 @@ impl Shared {
         }
     }
 
-    /// Before a sleep on [`word`](Self::word), with the lock held: what it holds now, so that a
-    /// change from here on is noticed. Look at the count afterwards.
+    /// Registers a sleeper on [`word`](Self::word), with the lock held. Returns the value of the
+    /// word that the sleep expects, so that a later change is noticed. Check the count afterwards.
     pub(crate) fn enlist(&self, direction: Direction) -> u32 {
         self.word(direction).fetch_or(ASLEEP, Ordering::SeqCst) | ASLEEP
     }

@@ -12,7 +12,7 @@ pub struct SharedModel {
     shared: Shared,
     /// The robust lock: whether its last holder died.
     lock: Mutex<bool>,
-    /// The kernel's queue of those who sleep on the word of readers: whether the reader is in it.
+    /// The kernel's queue of sleepers on the word of readers: whether the reader is in it.
     sleeps: Mutex<bool>,
     rang: AtomicBool,
 }

@@ -1,5 +1,5 @@
-//! A set of the kernel's as the kernel side of a set: so that its descriptor number can be the
-//! kernel's before and after.
+//! A set of the program's in the kernel as the kernel backend of a set: so that the set's fd can be
+//! the kernel's before and after.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
@@ -23,7 +23,7 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: a rotating set, which keeps no members in one place. `EMFILE`, `ENFILE`, `ENOMEM`:
-    /// the kernel gives no descriptors for it. `EBADF`, `EINVAL`: `kernel_set` is not a set.
+    /// the kernel has no fds or memory for it. `EBADF`, `EINVAL`: `kernel_set` is not a set.
     pub fn adopt_kernel_set(
         &self,
         kernel_set: BorrowedFd<'_>,
@@ -78,8 +78,8 @@ impl Epoll {
         self.set().inner.lock().len()
     }
 
-    /// How many interests the set holds, or more: those in descriptors of the kernel that were closed are
-    /// counted on. Unlike [`len`](Self::len) it reads no file.
+    /// Returns how many interests the set holds, or more: closed kernel fds still count. Unlike
+    /// [`len`](Self::len) it reads no file.
     #[must_use]
     pub fn len_at_most(&self) -> usize {
         let side = self.set().companion();

@@ -81,8 +81,8 @@ pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     Descriptor::sealed(set)
 }
 
-/// Another kernel set for one that was lost, under a number that it did not have: those who know it by
-/// number have to notice.
+/// Makes another kernel set for one that was lost, under a different fd, so that users of the old
+/// fd notice.
 pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {
     let set = epoll_create()?;
     if set.as_raw_fd() != lost.as_raw_fd() {
@@ -332,7 +332,7 @@ fn epoll_wait_by_number(
         None => return in_milliseconds(-1),
         Some(limit) if limit.tv_sec == 0 && limit.tv_nsec == 0 => {
             let size = size_of::<u64>();
-            // SAFETY: as above. This one does not sleep, and gives no `EINTR`.
+            // SAFETY: as above. This one does not sleep, and does not fail with `EINTR`.
             return check(unsafe {
                 syscall!(Sysno::epoll_pwait, set, buffer, room, 0, mask, size)
             });
@@ -443,7 +443,7 @@ pub(crate) unsafe fn pselect(
 ) -> Result<usize, Errno> {
     #[cfg(target_arch = "x86_64")]
     if mask.is_none() && is_zero(limit) {
-        // As in `ppoll`, nor is there a mask to look for.
+        // As in `ppoll`, without a mask.
         let mut limit = [0_i64; 2];
         let limit = limit.as_mut_ptr();
         // SAFETY: `limit` has a timeval's layout, the bitmaps are the caller's contract.

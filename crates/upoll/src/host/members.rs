@@ -188,7 +188,7 @@ impl Epoll {
         is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
     }
 
-    /// Returns the interests in descriptors of the kernel, each with the number that it goes by.
+    /// Returns the interests in kernel fds, each with its fd.
     ///
     /// A oneshot interest that has fired asks for no events any more. Left out are those whose number
     /// was closed, and stands for another file by now; and all of them where there is no `/proc`.

@@ -107,8 +107,8 @@ pub(crate) struct KernelSide {
     /// A set's members are in it, except a rotating set's; threads sleep in it while there is no
     /// hub.
     first: SleepSet,
-    /// Made when a set with a kernel side comes below: see [`nested`]. For a rotating set, in whose
-    /// kernel set no thread sleeps, `first` has that part.
+    /// Made when a set with a kernel backend comes below: see [`nested`]. For a rotating set, in
+    /// whose kernel set no thread sleeps, `first` has that part.
     hub: OnceBox<SleepSet>,
     specials: Specials,
     /// At least as many as there are members: those that left by being closed are not missed.
@@ -209,9 +209,9 @@ impl KernelSide {
         })
     }
 
-    /// The kernel side of a set, which has one from now on.
+    /// Returns the kernel backend of a set; makes one if there is none yet.
     ///
-    /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fds or memory for it.
     pub(crate) fn ensure(description: &Description<Set>) -> Result<&Self, Errno> {
         let set = description.object();
         let side = set.companion_or_insert(|| boxed(KernelSide::new(set)?))?;
@@ -753,7 +753,7 @@ fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// How many events of a hub are looked at together.
+/// How many events of a hub are taken together.
 const HUB_ROOM: usize = 8;
 
 impl Companion for KernelSide {
@@ -921,7 +921,7 @@ pub(crate) fn restore_lost(target: Target<'_>) {
 
 /// Makes a set ready to watch what changes outside this process.
 ///
-/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptors for it.
+/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fds or memory for it.
 pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
     KernelSide::ensure_hub(epoll.description()).map(drop)
 }
@@ -934,7 +934,7 @@ pub(crate) fn tell_threads(epoll: &Epoll) -> Result<(), Errno> {
     KernelSide::tell_hidden(epoll.description())
 }
 
-/// `epoll_ctl(2)` for a descriptor of the kernel. The errors are the kernel's.
+/// `epoll_ctl(2)` for a kernel fd. The errors are the kernel's.
 #[inline]
 pub(crate) fn ctl(
     epoll: &Epoll,

@@ -24,7 +24,7 @@ use crate::file::{Description, Held};
 use crate::sync::Ordering;
 use crate::wait::Scope;
 
-/// The kernel sides below a set: one for each watched set that has one.
+/// The kernel backends below a set: one for each watched set that has one.
 pub(super) struct Links(Vec<Link>);
 
 struct Link {
@@ -182,15 +182,16 @@ impl KernelSide {
             .collect()
     }
 
-    /// The sets below that have a kernel side. `interests` is the set's, locked.
+    /// The sets below that have a kernel backend. `interests` is the set's, locked.
     pub(super) fn sets_below(&self, interests: &Interests) -> Vec<Held<Set>> {
         let links = self.links.lock();
         let slots = links.0.iter().map(|link| link.slot);
         slots.filter_map(|slot| held_at(interests, slot)).collect()
     }
 
-    /// Makes a hub that is new know all it has to of the sets below. Returns those whose kernel set was
-    /// lost as well, or was not made anew completely: they tell this one when they have another. `interests` is the set's, locked.
+    /// Registers in a new hub all that it needs of the sets below. Returns those whose kernel set
+    /// was lost as well, or was not made anew completely: they inform this one when they have
+    /// another. `interests` is the set's, locked.
     pub(super) fn link_anew(
         &self,
         interests: &Interests,
@@ -264,7 +265,7 @@ impl KernelSide {
     ) -> bool {
         let mut queued = false;
         {
-            // A slot that means another item by now has that one looked at for nothing.
+            // A slot that means another item by now has that one polled for nothing.
             let Some(item) = interests.at(slot) else {
                 return false;
             };

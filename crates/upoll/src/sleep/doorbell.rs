@@ -141,7 +141,7 @@ impl Drop for Loan {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used after.
         let doorbell = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Where it is not kept it closes here, or with the last wake that rings it.
+        // If it is not kept it closes here, or with the last wakeup that uses it.
         #[cfg(loom)]
         drop(doorbell);
         #[cfg(not(loom))]

@@ -99,7 +99,7 @@ impl Epoll {
     ///
     /// # Errors
     /// As [`wait`](Self::wait). `EINTR` if and only if a handler ran of a signal that `mask` let
-    /// through. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel gives no descriptor to sleep by.
+    /// through. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fd or memory for the sleep.
     ///
     /// # Example
     /// ```
@@ -239,8 +239,8 @@ fn wait_in_core(
             sleeper.sleep(sleep)
         };
         sleeper.entry.unhook();
-        // Harvest whatever ended the sleep: a wake may have come together with the limit or a
-        // signal, and would be lost if nobody looked.
+        // Harvest whatever ended the sleep: a wakeup may have come together with the limit or a
+        // signal, and would be lost without a check.
         let mut ask = Ask::Yielding;
         if outcome != Outcome::Woken {
             // Nobody chose this set: it takes what others have left.
@@ -340,7 +340,8 @@ fn wait_in_turn(
 }
 
 impl Epoll {
-    /// A wait in a set with a kernel side, or with a signal mask: the thread sleeps in the kernel.
+    /// A wait in a set with a kernel backend, or with a signal mask: the thread sleeps in the
+    /// kernel.
     fn wait_in_kernel(
         &self,
         events: &mut [Event],
@@ -379,8 +380,8 @@ impl Epoll {
 }
 
 crate::sync::thread_locals! {
-    /// The sets through which this thread waits in rotating sets with a kernel side: it takes
-    /// turns with workers that way, and keeps its place in line between two waits.
+    /// The sets through which this thread waits in rotating sets with a kernel backend. That way it
+    /// takes turns with workers, and keeps its place in line between two waits.
     static WORKERS: RefCell<Vec<(usize, Epoll)>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -77,13 +77,13 @@ impl PipeWriter {
     ///
     /// Up to [`PIPE_BUF`](crate::PIPE_BUF) bytes are written in one piece. More may be written in
     /// several, with bytes of other writers between them. Blocked writers are woken one at a time,
-    /// who came first first, and each wakes the next if it leaves room; the close of the reading
-    /// end wakes all. A signal handler with `SA_RESTART` does not end the wait, unless a part is
-    /// written.
+    /// in the order of their arrival, and each wakes the next if it leaves room. The close of the
+    /// reading end wakes all. A signal handler with `SA_RESTART` does not end the wait, unless a
+    /// part is written.
     ///
-    /// It gives less than asked for if a signal handler ran or the reading end was closed when a
-    /// part was written, or if the end is `NONBLOCK`, where it is as
-    /// [`try_write`](Self::try_write). An empty write gives 0 always.
+    /// It writes less than asked for if a signal handler ran or the reading end was closed after a
+    /// part was written. It also does so if the end is `NONBLOCK`, as
+    /// [`try_write`](Self::try_write). An empty write always returns 0.
     ///
     /// # Errors
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits and the end is `NONBLOCK`.

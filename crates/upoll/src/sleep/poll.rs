@@ -22,7 +22,7 @@ const _: () = assert!(size_of::<SmallVec<[libc::pollfd; INLINE]>>() <= poller::F
 /// `poll(2)` with a timeout in nanoseconds: waits until at least one entry is ready, and returns
 /// their number.
 ///
-/// The entries may be user-level objects and descriptors of the kernel in any mixture. As in Linux:
+/// The entries may be user-level objects and kernel fds in any mixture. As in Linux:
 /// - Every entry's [`revents`](PollFd::revents) are written: those of its events that are ready, and
 ///   `ERR` and `HUP` whether asked for or not. An entry that is not open shows `NVAL` and counts as
 ///   ready; an [ignored](PollFd::ignored) one shows nothing. An object listed twice counts twice.
@@ -131,11 +131,11 @@ fn poll_masked(
 
 struct PollCall<'c, 'a> {
     fds: &'c mut [PollFd<'a>],
-    /// How many of them are descriptors of the kernel.
+    /// How many of them are kernel fds.
     kernel: usize,
     /// There is something in the answer.
     any_found: bool,
-    /// The kernel's descriptors in the entries' order; the kernel sides of files; the doorbell.
+    /// The kernel fds in the entries' order; the kernel sources of files; the thread's wake fd.
     asked: SmallVec<[libc::pollfd; on_stack(INLINE)]>,
 }
 

@@ -43,7 +43,7 @@ const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEnt
 
 /// A call of `poll` or `select` under way.
 pub(super) trait Call {
-    /// Looks at all user-level objects and keeps what is ready.
+    /// Polls all user-level objects and keeps what is ready.
     fn look(&mut self, viewer: &mut WaitTable<'_>) -> Seen;
 
     /// Calls `visit` with what is open of what is waited for, and which events of it are, until it
@@ -66,9 +66,9 @@ pub(super) trait Call {
         });
     }
 
-    /// Waits until one of the kernel's descriptors is ready, until `limit` has passed, or until a
-    /// handler ran of a signal that `mask` lets through. With `own` descriptors it ends, too, if one
-    /// of those is readable or if the kernel side of a user-level object stirs.
+    /// Waits until one of the kernel fds is ready, until `limit` has passed, or until a handler ran
+    /// of a signal that `mask` lets through. With `own` fds it ends, too, if one of those is
+    /// readable, or the kernel source of a user-level object.
     fn ask(
         &mut self,
         limit: Option<&libc::timespec>,
@@ -97,7 +97,7 @@ pub(super) struct Own {
 /// The reason why a sleep in the kernel ended, besides the entries that [`Call::merge`] finds.
 #[derive(Clone, Copy)]
 pub(super) struct Heard {
-    /// The doorbell rang.
+    /// The thread's wake fd was readable.
     pub(super) rang: bool,
 }
 
@@ -112,7 +112,7 @@ struct Poller<'d> {
 const AWAKE: u32 = 0;
 /// It sleeps, or is about to: a wakeup has to wake it.
 const ASLEEP: u32 = 1;
-/// A wake came since it last looked.
+/// A wakeup came since the last poll.
 const ROUSED: u32 = 2;
 
 impl Poller<'_> {
@@ -123,8 +123,8 @@ impl Poller<'_> {
             .is_ok()
     }
 
-    /// Look at the objects afterwards: wakes from here on are noticed, and what those before have
-    /// published is seen.
+    /// Poll the objects afterwards: later wakeups are noticed, and the poll sees what earlier
+    /// wakeups have published.
     fn get_up(&self) {
         self.state.swap(AWAKE, Ordering::SeqCst);
         fence_after_rmw();
@@ -385,8 +385,9 @@ pub(super) fn wait(
     }
 }
 
-/// The limit has passed, and nobody wakes this thread any more. It may have been chosen for an event of a
-/// rotating set after its last look, and takes what other workers have left.
+/// Polls once more after the limit, when no wakeup reaches this thread any more. It may have been
+/// chosen for an event of a rotating set after its last poll, and takes what other workers have
+/// left.
 fn look_once_more(call: &mut impl Call) -> Result<usize, Errno> {
     let mut takes_turns = false;
     call.for_each_set(&mut |set| {
@@ -457,9 +458,9 @@ fn listen_on(call: &impl Call, ears: &Ears) -> Result<(), Errno> {
     })
 }
 
-/// User-level objects are waited for, and with a doorbell what the kernel has, too.
+/// Waits for user-level objects and, with the thread's wake fd, for kernel fds.
 ///
-/// None: a doorbell is needed, or another one, by now.
+/// Returns None if a wake fd is needed, or another one, by now.
 fn wait_for_any(
     call: &mut impl Call,
     deadline: Deadline,

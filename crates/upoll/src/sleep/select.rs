@@ -165,8 +165,8 @@ struct Asked<'m> {
 
 #[cfg(not(loom))]
 std::thread_local! {
-    /// Bitmaps that were too long for the stack, for the next call that needs such: the numbers of
-    /// doorbells are high.
+    /// Bitmaps that were too long for the stack, for the next call that needs such: wake fds have
+    /// high numbers.
     static SPARE: Cell<ManuallyDrop<Vec<c_ulong>>> =
         const { Cell::new(ManuallyDrop::new(Vec::new())) };
 }

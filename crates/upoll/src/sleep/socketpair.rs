@@ -106,7 +106,7 @@ impl StreamSocket {
         let mut receive = |deadline: &mut Deadline| loop {
             let part = pair.try_receive(me, into, takes)?;
             received = asked - into.left();
-            // The end gives nothing.
+            // The end of the stream returns nothing.
             if part == 0 || !waits_for_all || into.left() == 0 {
                 return Ok(received);
             }

@@ -72,7 +72,7 @@ impl Lock {
     }
 }
 
-// SAFETY: who holds the lock within holds this one.
+// SAFETY: the holder of the lock within holds this one.
 unsafe impl RawMutex for Lock {
     const INIT: Self = Lock {
         lock: lock::Lock::INIT,

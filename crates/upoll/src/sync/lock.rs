@@ -37,8 +37,9 @@ pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 pub struct Lock {
     /// [`FREE`], or the [`holder`]; a sleeper sleeps on it.
     state: Futex,
-    /// Threads that sleep for the lock, or are about to. The named pair: a sleeper adds itself, has
-    /// all threads pass a barrier, then looks at `state`; the holder frees `state`, then looks here.
+    /// Threads that sleep for the lock, or are about to. The named pair: a sleeper adds itself,
+    /// makes all threads pass a barrier, then checks `state`; the holder frees `state`, then checks
+    /// this count.
     sleepers: AtomicU32,
 }
 
@@ -80,7 +81,7 @@ fn holder() -> u32 {
     1
 }
 
-/// How often a thread looks again before it sleeps: critical sections are short.
+/// How often a thread checks again before it sleeps: critical sections are short.
 #[cfg(not(loom))]
 const SPINS: u32 = 7;
 

@@ -200,9 +200,9 @@ pub(crate) fn fence_after_rmw() {
 /// Outside loom builds [`broken`] is the constant `false`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// A waiter that has registered looks at the state once more before it sleeps.
+    /// A waiter that has registered polls once more before it sleeps.
     LookAfterRegistering,
-    /// A scan that finds an item idle looks once more after taking it off the ready list.
+    /// A scan that finds an item idle polls once more after taking it off the ready list.
     RepollAfterUnqueue,
     /// A waiter that leaves forwards a wakeup that it took and did not use.
     PassOnWhenLeaving,
@@ -222,15 +222,15 @@ pub enum Rule {
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
     #[cfg(any(feature = "std", loom))]
     TryAgainAfterMarking,
-    /// The holder of a queue's lock that has released it passes a fence before it looks for marks.
+    /// The holder of a queue's lock that has released it passes a fence before it checks for marks.
     #[cfg(any(feature = "std", loom))]
     FenceAfterReleasing,
-    /// The holder of a queue's lock that has released it looks for marks.
+    /// The holder of a queue's lock that has released it checks for marks.
     #[cfg(any(feature = "std", loom))]
     LookAfterReleasing,
     /// A worker that takes its item off the ready list marks its recheck flag as used up.
     UseUpNotes,
-    /// A look at what a poll context keeps takes the marks of wakes away before it looks.
+    /// A poll of a poll context takes the marks of wakeups away before it polls the objects.
     TakeMarksThenLook,
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,

@@ -97,8 +97,9 @@ impl Deferred {
         self.len += 1;
     }
 
-    /// A wake in turn chose a worker, one of `chosen` that have not come yet. If they are many, some
-    /// stand behind the thread that wakes them, which now gives up its processor once.
+    /// A wakeup in turn chose a worker, one of `chosen` that have not come yet. If they are many,
+    /// some of them wait for the processor of the thread that wakes them. So that thread yields it
+    /// once.
     ///
     /// It might run on for milliseconds otherwise. Events do not wait for those behind it: workers on
     /// other processors take thousands meanwhile, more than can be made up for later. From one time

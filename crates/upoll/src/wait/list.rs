@@ -12,7 +12,7 @@ pub(super) struct List {
     pub(super) tail: *mut WaitEntry,
     /// Rotating wakes taken and not yet settled, without those whose waiters are late.
     pub(super) claims: u32,
-    /// Turns: who had fewer than this counts as having had this many.
+    /// The baseline of turns: an entry with fewer turns counts as having had this many.
     pub(super) floor: u32,
 }
 
@@ -75,7 +75,7 @@ impl WaitEntry {
         }
     }
 
-    /// Links this entry into `queue`. Look at the object's state afterwards.
+    /// Links this entry into `queue`. Poll the object afterwards.
     ///
     /// # Safety
     /// The entry is hooked nowhere. Neither entry nor queue moves or ends before

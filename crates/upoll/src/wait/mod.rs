@@ -238,7 +238,7 @@ impl WaitQueue {
         self.linked.store(linked - 1, Ordering::Relaxed);
     }
 
-    /// Whether any entry is linked. Pairs with a waiter that registers, then looks.
+    /// Whether any entry is linked. Pairs with a waiter that registers, then polls.
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.linked.load(Ordering::SeqCst) != 0

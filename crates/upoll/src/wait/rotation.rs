@@ -67,8 +67,8 @@ pub(crate) enum Ask {
     AtOnce,
     /// Nobody comes first.
     Unconditional,
-    /// Something outside chose it, as the first in line by its own book: only those who wait and
-    /// stand before it here come first.
+    /// Something outside chose it, as the first in its own line: only waiters that stand before it
+    /// here come first.
     Chosen,
 }
 
@@ -83,11 +83,11 @@ pub(crate) enum Arrival {
     Idle,
 }
 
-/// Whether those who wait in a queue say when they have [used up](WaitQueue::use_up_notes) their
-/// notes.
+/// Whether the waiters in a queue report that they have [used up](WaitQueue::use_up_notes) their
+/// recheck flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notes {
-    /// As who watches a rotating set does.
+    /// The watchers of a rotating set do.
     AreUsedUp,
     Stay,
 }
@@ -120,7 +120,7 @@ impl WaitQueue {
             mode: Mode::Tell,
             deferred: &mut deferred,
         };
-        // Waiters here do not say when they have used up their notes.
+        // Waiters here do not report that they have used up their recheck flags.
         self.wake_in_turn(&mut wake, false)
     }
 
@@ -130,8 +130,8 @@ impl WaitQueue {
         self.wake_in_turn(wake, true)
     }
 
-    /// With `notes_last` a wake that finds nobody leaves notes only if the last ones have been used
-    /// up.
+    /// With `notes_last` a wakeup that finds no waiter sets recheck flags only if the last ones
+    /// have been used up.
     fn wake_in_turn(&self, wake: &mut Wake<'_>, notes_last: bool) -> usize {
         if !self.is_watched() {
             return 0;
@@ -192,7 +192,7 @@ impl WaitQueue {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
             if self.call(list, entry, wake) != Reply::Passed {
-                // The rest goes without a note.
+                // The other entries get no recheck flag.
                 self.use_up_notes();
                 self.retire(list, entry);
                 return true;
@@ -201,8 +201,9 @@ impl WaitQueue {
         false
     }
 
-    /// An exclusive entry of this queue has no note any more, or never had one: call this before
-    /// the last look at the object. Pairs with a rotating wake that publishes, then reads `noted`.
+    /// An exclusive entry of this queue has no recheck flag any more, or never had one: call this
+    /// before the last poll of the object. Pairs with a rotating wakeup that publishes, then reads
+    /// `noted`.
     #[inline]
     pub(crate) fn use_up_notes(&self) {
         if self.rotation.noted.load(Ordering::Relaxed) {
@@ -283,7 +284,7 @@ impl WaitQueue {
         true
     }
 
-    /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to look first.
+    /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to poll first.
     ///
     /// It is its turn if nobody holds a claim and nobody else waits. With `first`, for one that was
     /// chosen for nothing, it is linked before all others.
@@ -407,9 +408,9 @@ impl WaitQueue {
         drop(list);
     }
 
-    /// There is an event more than the one that `me` has: the next in line is offered it. If nobody
-    /// waits, all are left notes where those are used up: some may be about to wait, as others have
-    /// the event as far as they know.
+    /// Offers the next in line an event in addition to the one that `me` has. If no thread waits,
+    /// all get recheck flags where those are used up: some may be about to wait, as others have the
+    /// event as far as they know.
     fn hand_on(&self, list: &mut List, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
         let mut wake = Wake {
             key: Events::IN,
@@ -452,8 +453,8 @@ impl WaitEntry {
     /// The owner has polled the object: its claim is used up. If a wakeup is pending in the queue,
     /// the next waiter is offered it now; if none waits, the next to come polls.
     ///
-    /// `still_ready` runs under the queue's lock: a wake that came after the owner's look counts,
-    /// or what that wake left owing would be forgotten.
+    /// `still_ready` runs under the queue's lock: a wakeup that came after the owner's poll counts,
+    /// or its pending event would be forgotten.
     ///
     /// # Safety
     /// The entry is hooked, or was hooked and unlinked by a wake, and its queue is alive.

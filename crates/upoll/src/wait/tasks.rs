@@ -1,10 +1,11 @@
 //! Wakers and callbacks: foreign code that wakes call, always with no lock held.
 //!
-//! A wake finds a [`TaskSlot`] under the locks of queues, and often of sets. It hands the slot to the
-//! thread's current [`Scope`], and the slot's code runs when the outermost scope of the thread ends.
-//! A call that holds a lock while it may wake, or while it calls an object's `poll`, enters a scope
-//! before it takes the lock. So a scope within another one (a wake that an object's `poll` makes, a
-//! look at a set below) leaves its slots to the outer one, as does a signal handler.
+//! A wakeup finds a [`TaskSlot`] under the locks of queues, and often of sets. It passes the slot
+//! to the thread's current [`Scope`], and the slot's code runs when the outermost scope of the
+//! thread ends. A call that holds a lock while it may wake, or while it calls an object's `poll`,
+//! enters a scope before it takes the lock. So a scope within another one (a wakeup that an
+//! object's `poll` makes, a poll of a set below) leaves its slots to the outer one, as does a
+//! signal handler.
 //!
 //! Without `std` there is no place to keep what belongs to a thread. The scopes of all threads share one
 //! list then, and a slot's code runs when all scopes have ended that were open when it was put off.
@@ -103,7 +104,7 @@ impl TaskSlot {
         })
     }
 
-    /// Sets the waker. Look at the object's state afterwards.
+    /// Sets the waker. Poll the object afterwards.
     pub(crate) fn set(&self, waker: Waker) {
         let Whom::Task(place) = &self.whom else {
             return;
@@ -136,7 +137,7 @@ impl TaskSlot {
         drop(calling.lock());
     }
 
-    /// Notes a wake. Returns whether the caller owns the slot now.
+    /// Records a wakeup. Returns whether the caller owns the slot now.
     fn want(&self, key: Events) -> bool {
         let key = match key.bits() {
             0 => UNKNOWN,
@@ -193,8 +194,9 @@ impl TaskSlot {
         self.state.fetch_and(!OWNED, Ordering::SeqCst);
     }
 
-    /// None also in a signal handler that interrupts [`set`](Self::set) or this: the caller of `set`
-    /// looks at the object afterwards, and the caller of this wakes the task.
+    /// Returns None also in a signal handler that interrupts [`set`](Self::set) or this function:
+    /// the caller of `set` polls the object afterwards, and the caller of this function wakes the
+    /// task.
     fn take(place: &Mutex<Option<Waker>>) -> Option<Waker> {
         #[cfg(all(feature = "std", not(loom)))]
         if crate::sync::is_held_by_this_thread(place) {
