@@ -1,7 +1,7 @@
 //! Streams of units: every kind of object that a set can watch, reduced to "send" and "receive".
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Result;
@@ -227,6 +227,25 @@ impl Channel {
             | Channel::KernelCounter(_)
             | Channel::KernelStream(..)
             | Channel::Descriptor(_) => self.receive(),
+        }
+    }
+
+    /// Wakes waiters, and has nothing for them. Returns false if one of them has received a unit still.
+    pub(super) fn disturb(&self) -> bool {
+        match self {
+            Channel::Mailbox(mailbox) => {
+                mailbox.arrived.wake(Events::IN);
+                true
+            }
+            _ => self.send(1) == self.drain(),
+        }
+    }
+
+    /// The number of a kernel fd.
+    pub(super) fn kernel_fd(&self) -> Option<RawFd> {
+        match self {
+            Channel::KernelCounter(fd) | Channel::KernelStream(fd, _) => Some(fd.as_raw_fd()),
+            _ => None,
         }
     }
 

@@ -17,6 +17,7 @@ mod footprint;
 mod group;
 mod lockstep;
 mod pairs;
+mod races;
 mod rooms;
 mod tally;
 
@@ -158,6 +159,10 @@ fn round(
         2 | 6 => {
             let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
             return rooms::round(rng, tally, &fault);
+        }
+        3 | 5 | 7 => {
+            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
+            return races::round(rng, tally, &fault);
         }
         _ => (false, 1, rng.usize(1..=producers.min(lockstep::PRODUCERS))),
     };

@@ -1,0 +1,222 @@
+//! Races: a few calls begin at once, each on a thread of its own, again and again on the same objects.
+//!
+//! A lost wake needs one thread to be between two instructions of its call while the other one makes a
+//! certain step. So each race is short and repeated many thousands of times, with a random offset between
+//! its calls. What the calls return is known, and a call that nothing wakes is a fault.
+
+mod kernel;
+mod rotation;
+mod sets;
+mod wakes;
+
+use std::hint;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
+
+use super::asleep::{Eagerness, comes};
+use super::channel::{Channel, Kind};
+use super::lockstep::Barrier;
+use super::tally::{Tally, count};
+
+/// How long the calls of one race repeat.
+const LENGTH: Duration = Duration::from_millis(40);
+
+/// Races of one round.
+const RACES: usize = 4;
+
+const LEVEL: Event = Event::new(Events::IN, 1);
+const EDGE: Event = Event::new(Events::IN.union(Events::ET), 1);
+
+type Call = Box<dyn Fn(&mut Rng) -> Result<usize> + Send + Sync>;
+
+/// Calls that begin at once.
+struct Race {
+    name: String,
+    /// The first one is made by the thread that leads.
+    calls: Vec<Call>,
+    /// Checks what the calls returned, and makes the objects as they were.
+    settle: Box<dyn Fn(&[usize]) -> Result<()> + Send + Sync>,
+}
+
+impl Race {
+    fn new(
+        name: impl Into<String>,
+        calls: Vec<Call>,
+        settle: impl Fn(&[usize]) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Race {
+            name: name.into(),
+            calls,
+            settle: Box::new(settle),
+        }
+    }
+}
+
+fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Call {
+    Box::new(call)
+}
+
+/// Races of one subject.
+type Maker = fn(&mut Rng) -> Result<Race>;
+
+const MAKERS: [&[Maker]; 4] = [wakes::RACES, sets::RACES, rotation::RACES, kernel::RACES];
+
+/// Runs races of random kinds.
+pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
+    let makers: Vec<_> = MAKERS.concat();
+    (0..RACES).try_for_each(|_| {
+        let race = makers[rng.usize(..makers.len())](rng)?;
+        run(&race, rng, tally, fault)
+    })
+}
+
+/// What the threads of a race share.
+struct Shared {
+    barrier: Barrier,
+    is_over: AtomicBool,
+    places: Vec<Place>,
+}
+
+/// The state of one thread.
+#[derive(Default)]
+struct Place {
+    thread: AtomicI32,
+    is_busy: AtomicBool,
+    returned: AtomicUsize,
+}
+
+impl Shared {
+    /// Makes the call of one thread.
+    fn act(&self, race: &Race, index: usize, rng: &mut Rng) -> Result<()> {
+        pause(rng);
+        let returned = race.calls[index](rng).with_context(|| race.name.clone())?;
+        let place = &self.places[index];
+        place.returned.store(returned, Ordering::SeqCst);
+        place.is_busy.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn busy(&self) -> Vec<i32> {
+        let busy = |place: &&Place| place.is_busy.load(Ordering::SeqCst);
+        let places = self.places.iter().filter(busy);
+        places
+            .map(|place| place.thread.load(Ordering::SeqCst))
+            .collect()
+    }
+
+    fn is_done(&self) -> bool {
+        !self
+            .places
+            .iter()
+            .any(|place| place.is_busy.load(Ordering::SeqCst))
+    }
+
+    fn lead(&self, race: &Race, rng: &mut Rng, tally: &Tally) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < LENGTH {
+            count(&tally.races);
+            for place in &self.places {
+                place.is_busy.store(true, Ordering::SeqCst);
+            }
+            self.barrier.meet();
+            self.act(race, 0, rng)?;
+            let mut looks = 0;
+            while looks < 1_000 && !self.is_done() {
+                hint::spin_loop();
+                looks += 1;
+            }
+            ensure!(
+                comes(Eagerness::Spinning, || self.is_done(), || self.busy()),
+                "{}: a call is not woken",
+                race.name
+            );
+            let returned: Vec<_> = self
+                .places
+                .iter()
+                .map(|place| place.returned.load(Ordering::SeqCst))
+                .collect();
+            (race.settle)(&returned).with_context(|| format!("{}: {returned:?}", race.name))?;
+        }
+        self.is_over.store(true, Ordering::SeqCst);
+        self.barrier.meet();
+        Ok(())
+    }
+
+    fn follow(&self, race: &Race, index: usize, rng: &mut Rng) -> Result<()> {
+        // SAFETY: no memory is involved.
+        let thread = unsafe { libc::gettid() };
+        self.places[index].thread.store(thread, Ordering::SeqCst);
+        loop {
+            self.barrier.meet();
+            if self.is_over.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            self.act(race, index, rng)?;
+        }
+    }
+}
+
+/// Repeats the calls of a race.
+fn run(race: &Race, rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
+    let threads = race.calls.len();
+    let shared = Shared {
+        barrier: Barrier::new(threads),
+        is_over: AtomicBool::new(false),
+        places: (0..threads).map(|_| Place::default()).collect(),
+    };
+    let or_fault = |result: Result<()>| {
+        if let Err(error) = result {
+            fault(&format!("{error:#}"));
+        }
+    };
+    thread::scope(|scope| {
+        let shared = &shared;
+        let mut followers = Vec::new();
+        for index in 1..threads {
+            let mut rng = rng.fork();
+            followers.push(scope.spawn(move || or_fault(shared.follow(race, index, &mut rng))));
+        }
+        or_fault(shared.lead(race, rng, tally));
+        // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
+        for follower in followers {
+            if follower.join().is_err() {
+                fault("a thread panicked");
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Lets a random while go by, from nothing to the time that a thread takes to fall asleep.
+fn pause(rng: &mut Rng) {
+    let most = [1, 30, 300, 3_000, 30_000][rng.usize(..5)];
+    for step in 0..rng.u32(..most) {
+        hint::black_box(step);
+    }
+}
+
+/// A channel that sends at least one unit.
+fn any_channel(rng: &mut Rng) -> Result<Channel> {
+    Channel::new(Kind::any_private(rng))
+}
+
+fn harvest(set: &Epoll) -> Result<usize> {
+    Ok(set.harvest(&mut [Event::default(); 4])?)
+}
+
+/// The file of a user-level object.
+fn file(source: &impl Source) -> FileRef<'_> {
+    match source.target() {
+        Target::File(file) => file,
+        _ => unreachable!("a kernel fd"),
+    }
+}
+
+fn open(source: &impl Source) -> File {
+    file(source).to_file()
+}
