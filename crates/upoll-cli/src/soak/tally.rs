@@ -11,14 +11,13 @@ pub(super) struct Tally {
     pub(super) closes: AtomicU64,
     pub(super) looks: AtomicU64,
     pub(super) steps: AtomicU64,
-    pub(super) pairs: AtomicU64,
     pub(super) races: AtomicU64,
     pub(super) signals: AtomicU64,
     pub(super) forks: AtomicU64,
 }
 
 impl Tally {
-    pub(super) fn rows(&self) -> [(&'static str, u64); 10] {
+    pub(super) fn rows(&self) -> [(&'static str, u64); 9] {
         [
             ("units sent and received", &self.units),
             ("waits", &self.waits),
@@ -26,8 +25,7 @@ impl Tally {
             ("objects closed while watched", &self.closes),
             ("polls without a wait", &self.looks),
             ("steps in lockstep", &self.steps),
-            ("pairs of calls at once", &self.pairs),
-            ("repeated races of calls", &self.races),
+            ("races of calls", &self.races),
             ("signal handlers that wrote", &self.signals),
             ("forks", &self.forks),
         ]

@@ -1,16 +1,19 @@
 //! Kernel fds: of sets below, and as the source of rotating sets.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{fs, thread};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Timeout};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, Timeout, Watch};
 
 use super::super::channel::{Channel, Kind};
 use super::{LEVEL, Maker, Race, call, harvest};
 
 pub(super) const RACES: &[Maker] = &[
     first_kernel_fd,
+    both_close,
     nested,
     deleted_and_added,
     two_deletes,
@@ -27,32 +30,75 @@ fn wait(set: &Epoll) -> Result<usize> {
     Ok(set.wait(&mut [Event::default(); 2], Timeout::NEVER)?)
 }
 
-/// A thread goes to sleep in a new set, which gets its first kernel fd.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread goes to sleep in a new set, or in one above it, while the new set gets its first kernel fd.
 fn first_kernel_fd(rng: &mut Rng) -> Result<Race> {
-    let set = Arc::new(std::sync::Mutex::new(Epoll::new()?));
-    let channel = kernel_channel(rng)?;
-    let (waited, changed, member) = (set.clone(), set.clone(), channel.clone());
-    let current = |set: &std::sync::Mutex<Epoll>| {
-        set.lock()
-            .map(|set| set.clone())
-            .unwrap_or_else(|set| set.into_inner().clone())
+    let above = rng.usize(..3);
+    let make = move || -> Result<Vec<Epoll>> {
+        let mut sets = vec![Epoll::new()?];
+        for below in 0..above {
+            let set = Epoll::new()?;
+            set.add(&sets[below], LEVEL)?;
+            sets.push(set);
+        }
+        Ok(sets)
     };
+    let sets = Arc::new(Mutex::new(make()?));
+    let kinds = [Kind::KernelCounter, Kind::KernelPipe, Kind::Shared];
+    let channel = Arc::new(Channel::new(kinds[rng.usize(..kinds.len())])?);
+    let (waited, changed, member) = (sets.clone(), sets.clone(), channel.clone());
+    let calls = vec![
+        call(move |rng| {
+            let bottom = lock(&changed)[0].clone();
+            super::pause(rng);
+            bottom.add(&*member, LEVEL)?;
+            super::pause(rng);
+            Ok(member.send(1) as usize)
+        }),
+        call(move |_| {
+            let top = lock(&waited)[above].clone();
+            wait(&top)
+        }),
+    ];
+    let name = format!("{channel:?} is the first kernel fd, sets above: {above}");
+    Ok(Race::new(name, calls, move |found| {
+        ensure!(found[1] == 1, "no event");
+        channel.drain();
+        *lock(&sets) = make()?;
+        Ok(())
+    }))
+}
+
+/// A set and a member of any kind are closed.
+fn both_close(rng: &mut Rng) -> Result<Race> {
+    let kind = Kind::any(rng);
+    let make = move || -> Result<_> {
+        let (set, channel) = (Epoll::new()?, Channel::new(kind)?);
+        set.add(&channel, LEVEL)?;
+        Ok((Some(set), Some(channel)))
+    };
+    let both = Arc::new(Mutex::new(make()?));
+    let (set, channel) = (both.clone(), both.clone());
     let calls = vec![
         call(move |_| {
-            current(&changed).add(&*member, LEVEL)?;
-            member.send(1);
+            let set = lock(&set).0.take();
+            drop(set);
             Ok(0)
         }),
-        call(move |_| wait(&current(&waited))),
+        call(move |_| {
+            let channel = lock(&channel).1.take();
+            drop(channel);
+            Ok(0)
+        }),
     ];
     Ok(Race::new(
-        format!("{channel:?} is the first kernel fd"),
+        format!("a set and its {kind:?} are closed"),
         calls,
-        move |found| {
-            ensure!(found[1] == 1, "no event");
-            channel.drain();
-            *set.lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner) = Epoll::new()?;
+        move |_| {
+            *lock(&both) = make()?;
             Ok(())
         },
     ))
@@ -74,12 +120,8 @@ fn nested(rng: &mut Rng) -> Result<Race> {
             Ok([outer, inner])
         }
     };
-    let sets = Arc::new(std::sync::Mutex::new(make()?));
-    let current = |sets: &std::sync::Mutex<[Epoll; 2]>| {
-        sets.lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .clone()
-    };
+    let sets = Arc::new(Mutex::new(make()?));
+    let current = |sets: &Mutex<[Epoll; 2]>| lock(sets).clone();
     let (waited, changed) = (sets.clone(), sets.clone());
     let (sender, written) = (channel.clone(), counter.clone());
     let calls = vec![
@@ -101,9 +143,7 @@ fn nested(rng: &mut Rng) -> Result<Race> {
             ensure!(found[1] == 1, "no event");
             channel.drain();
             let _ = counter.try_read();
-            *sets
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner) = make()?;
+            *lock(&sets) = make()?;
             Ok(())
         },
     ))
@@ -116,8 +156,8 @@ fn watchers(channel: &Channel) -> Result<usize> {
     };
     let wanted = fd.to_string();
     let mut found = 0;
-    for entry in std::fs::read_dir("/proc/self/fdinfo")? {
-        let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
+    for entry in fs::read_dir("/proc/self/fdinfo")? {
+        let text = fs::read_to_string(entry?.path()).unwrap_or_default();
         for line in text.lines().filter_map(|line| line.strip_prefix("tfd:")) {
             found += usize::from(line.split_whitespace().next() == Some(&wanted));
         }
@@ -256,14 +296,14 @@ fn left_to_others(rng: &mut Rng) -> Result<Race> {
     let (written, disturbed) = (source.clone(), counter);
     let calls = vec![
         call(move |rng| {
-            std::thread::sleep(std::time::Duration::from_micros(rng.u64(..200)));
+            thread::sleep(Duration::from_micros(rng.u64(..200)));
             disturbed.try_write(1)?;
             let _ = disturbed.try_read();
             Ok(0)
         }),
         call(move |_| {
             let _keep = &idle;
-            let waits = upoll::Watch::new(late.as_file_ref(), upoll::Events::IN, |_| {})?;
+            let waits = Watch::new(late.as_file_ref(), Events::IN, |_| {})?;
             written.try_write(1)?;
             let mut ended = wait(&worker)?;
             while written.try_read().is_err() {
@@ -274,7 +314,6 @@ fn left_to_others(rng: &mut Rng) -> Result<Race> {
             Ok(ended)
         }),
     ];
-    let _ = (rotating.clone(), source);
     Ok(Race::new(
         format!("an event is left to a worker that does not come, in the kernel: {in_kernel}"),
         calls,

@@ -24,15 +24,17 @@ use super::lockstep::Barrier;
 use super::tally::{Tally, count};
 
 /// How long the calls of one race repeat.
-const LENGTH: Duration = Duration::from_millis(40);
+const LENGTH: Duration = Duration::from_millis(20);
 
 /// Races of one round.
-const RACES: usize = 4;
+const RACES: usize = 8;
 
 const LEVEL: Event = Event::new(Events::IN, 1);
 const EDGE: Event = Event::new(Events::IN.union(Events::ET), 1);
 
 type Call = Box<dyn Fn(&mut Rng) -> Result<usize> + Send + Sync>;
+
+type Settle = Box<dyn Fn(&[usize]) -> Result<()> + Send + Sync>;
 
 /// Calls that begin at once.
 struct Race {
@@ -40,7 +42,7 @@ struct Race {
     /// The first one is made by the thread that leads.
     calls: Vec<Call>,
     /// Checks what the calls returned, and makes the objects as they were.
-    settle: Box<dyn Fn(&[usize]) -> Result<()> + Send + Sync>,
+    settle: Settle,
 }
 
 impl Race {
@@ -70,7 +72,11 @@ const MAKERS: [&[Maker]; 4] = [wakes::RACES, sets::RACES, rotation::RACES, kerne
 pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
     let makers: Vec<_> = MAKERS.concat();
     (0..RACES).try_for_each(|_| {
-        let race = makers[rng.usize(..makers.len())](rng)?;
+        let race = match rng.bool() {
+            // It has more variants than all the others.
+            true => wakes::sleeping(rng)?,
+            false => makers[rng.usize(..makers.len())](rng)?,
+        };
         run(&race, rng, tally, fault)
     })
 }
@@ -194,7 +200,7 @@ fn run(race: &Race, rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
 
 /// Lets a random while go by, from nothing to the time that a thread takes to fall asleep.
 fn pause(rng: &mut Rng) {
-    let most = [1, 30, 300, 3_000, 30_000][rng.usize(..5)];
+    let most = [1, 100, 1_000, 3_000, 30_000][rng.usize(..5)];
     for step in 0..rng.u32(..most) {
         hint::black_box(step);
     }

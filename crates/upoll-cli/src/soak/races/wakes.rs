@@ -15,17 +15,7 @@ use upoll::{
 use super::super::channel::{Channel, Kind};
 use super::{Call, EDGE, LEVEL, Maker, Race, any_channel, call, file, harvest};
 
-pub(super) const RACES: &[Maker] = &[
-    sleeping,
-    sleeping,
-    sleeping,
-    sleeping,
-    leaving,
-    registering,
-    kept_mark,
-    moving_context,
-    closing,
-];
+pub(super) const RACES: &[Maker] = &[leaving, registering, kept_mark, moving_context, closing];
 
 /// How a thread waits for a channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -185,7 +175,7 @@ impl Waiting {
 }
 
 /// A thread goes to sleep for a unit that another one sends. A third one may look at the set, or change it.
-fn sleeping(rng: &mut Rng) -> Result<Race> {
+pub(super) fn sleeping(rng: &mut Rng) -> Result<Race> {
     let waiting = Arc::new(Waiting::new(rng)?);
     let name = format!(
         "a thread waits by {:?} for {:?}, with a kernel fd: {}",
