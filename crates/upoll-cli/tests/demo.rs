@@ -217,7 +217,7 @@ fn a_signal_ends_a_comparison_with_what_there_was() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told() {
+fn impossible_options_are_refused_with_a_message() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
     let taken = taken.local_addr().expect("it is bound").to_string();
     for (arguments, expected) in [
@@ -247,7 +247,7 @@ fn what_cannot_be_done_is_told() {
 }
 
 #[test]
-fn serves_until_a_signal_and_says_what_it_served() {
+fn serves_until_a_signal_and_prints_its_counts() {
     for way in ["stock", "exclusive", "rotating"] {
         for by in [Signal::INT, Signal::TERM] {
             let serving = Serving::start(&["--workers=2", "--way", way]);

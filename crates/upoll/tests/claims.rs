@@ -51,7 +51,7 @@ fn a_worker_found_idle_from_above_has_no_claim_on_the_next_event() {
 }
 
 #[test]
-fn a_chosen_worker_that_wants_the_event_no_more_hands_it_on() {
+fn a_chosen_worker_without_interest_in_the_event_forwards_it() {
     let (source, rotating) = rotating();
     let [first, second] = [above(&rotating), above(&rotating)];
     let _awaiting = [awaited(&first), awaited(&second)];
@@ -62,7 +62,7 @@ fn a_chosen_worker_that_wants_the_event_no_more_hands_it_on() {
 }
 
 #[test]
-fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
+fn a_worker_that_used_up_its_recheck_flag_is_notified_of_the_next_event() {
     let (source, rotating) = rotating();
     let worker = above(&rotating);
     // Nobody waits: the worker's recheck flag is set.
@@ -82,7 +82,7 @@ fn a_worker_that_used_up_its_note_is_told_of_the_next_event() {
 }
 
 #[test]
-fn a_worker_that_leaves_after_its_event_hands_on_what_is_left() {
+fn a_worker_that_leaves_after_its_event_forwards_the_rest() {
     let (source, rotating) = rotating();
     source.try_write(3).unwrap();
     let [first, second] = [above(&rotating), above(&rotating)];

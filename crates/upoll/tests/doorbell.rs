@@ -84,7 +84,7 @@ fn make_doorbell() -> i32 {
 }
 
 #[test]
-fn a_thread_makes_one_doorbell_and_closes_it_when_it_ends() {
+fn a_thread_opens_one_wake_fd_and_closes_it_when_it_ends() {
     in_child(|| {
         let before = own_sets();
         thread::spawn(|| {
@@ -100,7 +100,7 @@ fn a_thread_makes_one_doorbell_and_closes_it_when_it_ends() {
 }
 
 #[test]
-fn only_user_level_objects_need_no_doorbell() {
+fn a_list_of_user_level_objects_needs_no_wake_fd() {
     in_child(|| {
         let before = own_sets();
         let counter = EventFd::new(0).unwrap();
@@ -111,7 +111,7 @@ fn only_user_level_objects_need_no_doorbell() {
 }
 
 #[test]
-fn a_child_makes_a_doorbell_of_its_own_and_leaves_the_parents_alone() {
+fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
     in_child(|| {
         let number = make_doorbell();
         let of_parent = own_sets();
@@ -138,7 +138,7 @@ fn a_child_makes_a_doorbell_of_its_own_and_leaves_the_parents_alone() {
 }
 
 #[test]
-fn what_has_the_number_of_a_doorbell_that_the_program_closed_is_left_alone() {
+fn a_file_at_the_number_of_a_closed_wake_fd_is_left_alone() {
     in_child(|| {
         thread::spawn(|| {
             let number = make_doorbell();
@@ -165,7 +165,7 @@ fn what_has_the_number_of_a_doorbell_that_the_program_closed_is_left_alone() {
 }
 
 #[test]
-fn a_sleeper_whose_doorbell_was_closed_is_woken_all_the_same() {
+fn a_sleeper_whose_wake_fd_was_closed_is_still_woken() {
     in_child(|| {
         let (send, receive) = mpsc::channel();
         let counter = EventFd::new(0).unwrap();
@@ -199,7 +199,7 @@ fn a_sleeper_whose_doorbell_was_closed_is_woken_all_the_same() {
 }
 
 #[test]
-fn a_late_wake_rings_nothing_that_has_the_number_of_an_ended_threads_doorbell() {
+fn a_late_wake_does_not_touch_the_file_at_the_number_of_an_ended_threads_wake_fd() {
     in_child(|| {
         let counter = EventFd::new(0).unwrap();
         let stop = AtomicBool::new(false);

@@ -103,7 +103,7 @@ fn every_operation_on_the_set_itself_is_invalid_whatever_the_event_says() {
 }
 
 #[test]
-fn the_exclusive_rules_come_before_loops_and_before_the_look_up() {
+fn the_exclusive_rules_are_checked_before_loops_and_the_lookup() {
     let mut twin = Twin::new(3);
     twin.open_set(0);
     twin.open_set(1);

@@ -317,7 +317,7 @@ fn adding_or_modifying_to_something_ready_ends_a_sleeping_poll_of_the_set() {
 }
 
 #[test]
-fn whoever_polls_a_set_is_told_of_an_event_besides_the_thread_that_waits_in_it() {
+fn a_poller_of_a_set_is_woken_beside_the_thread_that_waits_in_it() {
     let twin = watching(1, IN | ET);
     let waiter = twin.sleep_in(0, 4);
     let pollers = [(); 2].map(|()| twin.sleep_polling(0, IN));

@@ -104,7 +104,7 @@ fn a_blocked_writer_is_woken_by_a_raised_maximum() {
 }
 
 #[test]
-fn a_new_maximum_is_an_event_for_those_who_want_to_write() {
+fn a_new_maximum_is_an_event_for_writers() {
     let counter = EventFd::new(0).unwrap();
     counter.set_maximum(2).unwrap();
     let set = Epoll::new().unwrap();

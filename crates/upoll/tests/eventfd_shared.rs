@@ -204,7 +204,7 @@ fn poll_sleeps_until_its_limit_if_the_other_direction_changes() {
 }
 
 #[test]
-fn a_thread_that_sleeps_in_a_set_hears_of_a_counter_that_is_added() {
+fn a_thread_that_sleeps_in_a_set_learns_of_a_counter_that_is_added() {
     let set = Epoll::new().unwrap();
     let (waiter, _) = asleep({
         let set = set.clone();
@@ -243,7 +243,7 @@ fn a_batch_takes_shared_counters_among_others() {
 }
 
 #[test]
-fn a_watch_hears_of_this_processs_changes() {
+fn a_watch_learns_of_this_processs_changes() {
     let counter = shared(0);
     let heard = Arc::new(AtomicUsize::new(0));
     let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, {
@@ -346,7 +346,7 @@ fn threads_that_wait_in_one_set_take_all_that_is_written() {
 }
 
 #[test]
-fn a_kept_context_hears_a_shared_counter_in_every_sleep() {
+fn a_kept_context_learns_of_a_shared_counter_in_every_sleep() {
     let limit = Duration::from_secs(20);
     let counter = EventFd::shared(0, EventFdFlags::empty()).unwrap();
     let mut context = upoll::PollContext::new();
@@ -385,7 +385,7 @@ fn edges_above(below: &Epoll, counter: &EventFd) {
 }
 
 #[test]
-fn an_edge_triggered_interest_in_a_set_that_nobody_harvests_hears_of_each_write() {
+fn an_edge_triggered_interest_in_a_set_that_nobody_harvests_reports_each_write() {
     edges_above(&Epoll::new().unwrap(), &shared(0));
     edges_above(&Epoll::new().unwrap(), &EventFd::new(0).unwrap());
     // The same in the kernel.
@@ -405,7 +405,7 @@ fn an_edge_triggered_interest_in_a_set_that_nobody_harvests_hears_of_each_write(
 }
 
 #[test]
-fn an_edge_triggered_worker_of_a_rotating_set_hears_of_each_write() {
+fn an_edge_triggered_worker_of_a_rotating_set_reports_each_write() {
     let rotating = || Epoll::create(CreateFlags::ROTATE).unwrap();
     edges_above(&rotating(), &shared(0));
     edges_above(&rotating(), &EventFd::new(0).unwrap());

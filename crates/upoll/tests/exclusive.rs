@@ -104,7 +104,7 @@ fn the_first_registered_of_the_waiting_sets_takes_the_event_every_time() {
 }
 
 #[test]
-fn sets_that_nobody_waits_in_are_told_and_passed_over() {
+fn sets_without_a_waiter_are_notified_and_skipped() {
     let twin = watchers(&[IN | EXCLUSIVE | ET; 4]);
     let sleepers = [2, 4].map(|set| twin.sleep_in(set, 1));
     assert_eq!(woken(&sleepers, || twin.write(0, 1)), [0]);
@@ -354,7 +354,7 @@ fn a_rotating_set_shares_its_source_with_other_watchers() {
 }
 
 #[test]
-fn whoever_polls_a_rotating_set_hears_of_every_event() {
+fn a_thread_that_polls_a_rotating_set_learns_of_every_event() {
     let (source, rotating, _workers) = rotating(2, IN);
     let heard = Arc::new(AtomicUsize::new(0));
     let count = heard.clone();
@@ -399,7 +399,7 @@ fn edge_triggered_and_oneshot_workers_keep_their_meaning() {
 }
 
 #[test]
-fn an_event_behind_one_that_is_reported_already_is_an_edge_for_who_waits_above() {
+fn an_event_behind_a_reported_one_is_an_edge_for_a_waiter_above() {
     // As without rotation, each wake of a set is an edge, whichever member it comes from.
     for flags in [CreateFlags::empty(), CreateFlags::ROTATE] {
         let [worker, above] = [(); 2].map(|()| Epoll::new().unwrap());

@@ -299,7 +299,7 @@ impl Pollable for Trigger {
 }
 
 #[test]
-fn a_turn_at_a_set_that_closes_meanwhile_is_not_handed_on_when_an_open_set_is_released() {
+fn a_claim_on_a_set_that_closes_meanwhile_is_not_forwarded_when_an_open_set_is_released() {
     let trigger = File::new(Trigger::default());
     let (worker, _first) = chosen_worker(&trigger, &trigger.queue);
     let other = File::new(Trigger::default());

@@ -92,7 +92,7 @@ fn a_rotating_set_whose_fds_were_closed_replaces_no_file_of_the_programs() {
 }
 
 #[test]
-fn a_look_without_a_limit_right_after_all_was_closed_finds_what_is_ready() {
+fn a_wait_without_a_limit_right_after_all_was_closed_finds_the_ready_members() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN, data);
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -118,7 +118,7 @@ fn a_look_without_a_limit_right_after_all_was_closed_finds_what_is_ready() {
 }
 
 #[test]
-fn a_look_at_a_set_right_after_all_was_closed_finds_it_ready() {
+fn a_poll_of_a_set_right_after_all_was_closed_finds_it_ready() {
     let _alone = alone();
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();

@@ -724,7 +724,7 @@ const CALLS: [fn(&Watched); 9] = [
 /// Directly after a call that used the number, a kernel set of the program's that watches the same
 /// fd takes it.
 #[test]
-fn a_kernel_set_that_takes_an_own_number_is_neither_asked_nor_changed() {
+fn a_kernel_set_at_the_number_of_an_own_fd_is_neither_polled_nor_changed() {
     for call in CALLS {
         in_child(|| {
             let mut at = 0;

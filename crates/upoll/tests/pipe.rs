@@ -511,7 +511,7 @@ fn changing_the_capacity_is_news_for_writers() {
 }
 
 #[test]
-fn an_edge_triggered_reader_hears_of_every_write_even_of_one_that_fails() {
+fn an_edge_triggered_reader_learns_of_every_write_even_of_one_that_fails() {
     let mut twin = Twin::new();
     let sets = twin.watch(Reading, IN | ET);
     for _ in 0..3 {
@@ -531,7 +531,7 @@ fn an_edge_triggered_reader_hears_of_every_write_even_of_one_that_fails() {
 }
 
 #[test]
-fn an_edge_triggered_writer_hears_of_the_read_that_makes_room_only() {
+fn an_edge_triggered_writer_learns_only_of_the_read_that_makes_room() {
     let mut twin = Twin::new();
     let sets = twin.watch(Writing, OUT | ET);
     assert_eq!(sets.data(), [1]);

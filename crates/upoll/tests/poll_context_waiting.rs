@@ -97,7 +97,7 @@ fn list<'a>(objects: impl IntoIterator<Item = &'a File<Probe>>) -> Vec<PollFd<'a
 }
 
 #[test]
-fn a_repeated_list_registers_nothing_and_looks_only_at_what_woke() {
+fn a_repeated_list_registers_nothing_and_polls_only_woken_entries() {
     let counts = Arc::default();
     let objects: Vec<_> = (0..100).map(|_| Probe::opened(&counts)).collect();
     let mut context = PollContext::new();
@@ -565,7 +565,7 @@ fn select_goes_on_to_report_what_counts_after_what_does_not() {
 }
 
 #[test]
-fn a_set_that_gains_descriptors_of_the_kernel_between_calls_is_looked_at() {
+fn a_set_that_gains_kernel_fds_between_calls_is_polled() {
     let (inner, outer) = (Epoll::new().unwrap(), Epoll::new().unwrap());
     outer.add(&inner, Event::new(Events::IN, 0)).unwrap();
     let (reader, mut writer) = std::io::pipe().unwrap();

@@ -569,7 +569,7 @@ impl<F: Fn(&WaitQueue) + Send + Sync + 'static> Pollable for Afterthought<F> {
 }
 
 #[test]
-fn a_wake_between_the_last_look_and_the_sleep_is_not_lost() {
+fn a_wake_between_the_last_poll_and_the_sleep_is_not_lost() {
     let (reader, _writer) = idle_pipe();
     for with_pipe in [false, true] {
         let object = File::new(Afterthought {

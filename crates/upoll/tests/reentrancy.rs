@@ -89,7 +89,7 @@ impl<F: Fn() + Send + Sync + 'static> Pollable for Active<F> {
 }
 
 #[test]
-fn a_waker_of_a_wake_that_a_look_makes_may_use_the_set_that_looks() {
+fn a_waker_that_runs_during_a_poll_may_use_the_polling_set() {
     returns(|| {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::new().unwrap();
@@ -215,7 +215,7 @@ fn a_write_returns_though_two_callbacks_write_to_each_others_counters() {
 
 /// Any of the calls may wake the task, also the last one.
 #[test]
-fn a_task_that_is_woken_at_the_end_of_such_a_circle_is_woken() {
+fn a_task_is_woken_even_at_the_end_of_such_a_circle() {
     returns(|| {
         let mut at = 0;
         loop {

@@ -73,7 +73,7 @@ fn arrivals_during_a_scan_come_in_their_order_before_what_the_scan_delivered() {
 }
 
 #[test]
-fn what_becomes_ready_just_after_a_scan_found_it_idle_is_reported() {
+fn a_file_that_becomes_ready_just_after_a_scan_found_it_idle_is_reported() {
     for mode in [Events::empty(), Events::ET, Events::ONESHOT] {
         let set = Epoll::new().unwrap();
         let scripted = File::new(Scripted::default());
@@ -91,7 +91,7 @@ fn what_becomes_ready_just_after_a_scan_found_it_idle_is_reported() {
 }
 
 #[test]
-fn an_edge_just_after_a_scan_looked_is_reported_again() {
+fn an_edge_just_after_a_scan_polled_is_reported_again() {
     let set = Epoll::new().unwrap();
     let scripted = File::new(Scripted::default());
     let interest = Event::new(IN | Events::ET, 7);
@@ -118,7 +118,7 @@ fn a_oneshot_interest_fires_once_whatever_comes_while_it_does() {
 }
 
 #[test]
-fn what_becomes_ready_just_after_add_or_modify_looked_is_reported() {
+fn a_file_that_becomes_ready_just_after_add_or_modify_polled_it_is_reported() {
     for add in [true, false] {
         let set = Epoll::new().unwrap();
         let scripted = File::new(Scripted::default());
@@ -139,7 +139,7 @@ fn what_becomes_ready_just_after_add_or_modify_looked_is_reported() {
 }
 
 #[test]
-fn what_becomes_ready_just_after_it_was_looked_at_from_above_is_reported() {
+fn a_file_that_becomes_ready_just_after_a_poll_from_above_is_reported() {
     let outer = Epoll::new().unwrap();
     let inner = Epoll::new().unwrap();
     let scripted = File::new(Scripted::default());

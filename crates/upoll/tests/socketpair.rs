@@ -520,7 +520,7 @@ fn a_close_with_unread_bytes_resets_the_peer_once() {
 }
 
 #[test]
-fn an_edge_triggered_socket_hears_of_every_message_and_every_one_finished() {
+fn an_edge_triggered_socket_reports_every_message_and_every_one_finished() {
     let mut twin = Twin::new();
     let reading = twin.watch(1, IN | ET);
     let writing = twin.watch(0, OUT | ET);

@@ -267,7 +267,7 @@ fn an_event_that_nobody_waited_for_goes_to_the_first_that_comes() {
 }
 
 #[test]
-fn a_chosen_worker_that_closes_its_set_hands_the_event_on() {
+fn a_chosen_worker_that_closes_its_set_forwards_the_event() {
     let source = EventFd::new(0).unwrap();
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(&source, interest(Events::IN)).unwrap();
@@ -424,7 +424,7 @@ fn workers_behind_the_thread_that_wakes_them_get_to_run() {
 /// Two threads wait to write, each through a set of its own. The thread that a read wakes loses its
 /// interest before it polls, while the counter becomes readable again. The other thread is woken.
 #[test]
-fn an_exclusive_writer_that_leaves_hands_its_wake_to_another_writer() {
+fn an_exclusive_writer_that_leaves_forwards_its_wake_to_another_writer() {
     let writable = Events::OUT | Events::EXCLUSIVE;
     for _ in 0..5 {
         let source = EventFd::new(0).unwrap();
@@ -467,7 +467,7 @@ impl Pollable for Fragile {
 }
 
 #[test]
-fn a_thread_that_panics_when_it_has_the_turn_leaves_it_to_the_next() {
+fn a_thread_that_panics_with_a_claim_forwards_it() {
     let file = File::new(Fragile::default());
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     rotating.add(&file, interest(Events::IN)).unwrap();

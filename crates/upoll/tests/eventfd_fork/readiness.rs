@@ -10,7 +10,7 @@ use crate::worlds::{Counter, Set, World, both};
 tests![
     a_sleeper_of_any_kind_is_woken_by_another_process,
     a_sleeper_for_room_is_woken_by_another_process,
-    a_raised_maximum_wakes_those_who_poll_for_room,
+    a_raised_maximum_wakes_threads_that_poll_for_room,
     each_write_is_one_edge_in_every_process,
     poll_passes_over_changes_that_do_not_concern_it,
     any_sequence_in_two_processes_gives_what_the_kernel_gives,
@@ -112,7 +112,7 @@ fn a_sleeper_for_room_is_woken_by_another_process() {
     });
 }
 
-fn a_raised_maximum_wakes_those_who_poll_for_room() {
+fn a_raised_maximum_wakes_threads_that_poll_for_room() {
     let counter = EventFd::shared(0, NONE).unwrap();
     counter.set_maximum(2).unwrap();
     counter.try_write(1).unwrap();

@@ -19,7 +19,7 @@ tests![
     many_processes_lose_nothing,
     grandchildren_have_it_too,
     a_child_that_drops_its_handle_takes_nothing_away,
-    a_watch_in_a_child_hears_the_childs_changes,
+    a_watch_in_a_child_learns_of_the_childs_changes,
     nothing_is_left_open_or_mapped,
 ];
 
@@ -265,7 +265,7 @@ fn a_child_that_drops_its_handle_takes_nothing_away() {
     assert_eq!(seen, (Ok(vec![Events::IN.bits()]), Ok(3), Ok(Vec::new())));
 }
 
-fn a_watch_in_a_child_hears_the_childs_changes() {
+fn a_watch_in_a_child_learns_of_the_childs_changes() {
     let counter = EventFd::shared(0, NONE).unwrap();
     let heard = &shared_numbers(1)[0];
     let watch = |who| {

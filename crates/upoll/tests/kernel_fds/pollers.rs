@@ -128,7 +128,7 @@ fn a_poll_of_a_rotating_set_sees_its_source_and_the_sets_below() {
 }
 
 #[test]
-fn a_poll_does_not_spin_on_a_bell_that_was_rung_for_another_thread() {
+fn a_poll_does_not_spin_on_a_wake_fd_that_was_written_for_another_thread() {
     let _alone = alone();
     let set = Epoll::new().unwrap();
     let (_near, far) = UnixStream::pair().unwrap();

@@ -477,7 +477,7 @@ fn a_source_that_is_added_anew_wakes_a_worker_that_falls_asleep_meanwhile() {
 
 /// Two rotating sets have one source, and a thread sleeps in a set that watches both.
 #[test]
-fn a_worker_hears_of_the_source_that_one_of_two_rotating_sets_keeps() {
+fn a_worker_learns_of_the_source_that_one_of_two_rotating_sets_keeps() {
     let _alone = alone();
     let (near, mut far) = UnixStream::pair().unwrap();
     let worker = Epoll::new().unwrap();

@@ -156,7 +156,7 @@ fn a_harvest_beside_a_sleeping_thread_takes_no_event_from_it() {
 }
 
 #[test]
-fn what_stays_ready_is_reported_once_where_a_wake_was_heard_by_nobody() {
+fn a_file_that_stays_ready_is_reported_once_after_a_wake_without_a_waiter() {
     let _alone = alone();
     for _ in 0..100 {
         let both = Both::new();

@@ -82,7 +82,7 @@ fn a_thread_that_goes_to_sleep_learns_of_a_set_below_with_kernel_fds() {
 
 /// A poll from above takes a wakeup back to check whether a kernel fd is ready as well.
 #[test]
-fn a_look_from_above_takes_no_wake_from_a_thread_that_sleeps() {
+fn a_poll_from_above_takes_no_wake_from_a_thread_that_sleeps() {
     model(2, || {
         let (set, _source) = set_with_source();
         let counter = EventFd::new(0).unwrap();
@@ -100,7 +100,7 @@ fn a_look_from_above_takes_no_wake_from_a_thread_that_sleeps() {
 /// A thread polls a set with both kinds of members, and sleeps in the kernel's `ppoll` with its
 /// wake fd.
 #[test]
-fn a_thread_in_poll_hears_of_both_kinds_of_members() {
+fn a_thread_in_poll_learns_of_both_kinds_of_members() {
     for by_counter in [false, true] {
         model(2, move || {
             let (set, source) = set_with_source();
@@ -139,7 +139,7 @@ fn a_thread_hears_of_both_kinds(wait: impl Fn(&EventFd, &Source) + Copy + Send +
 }
 
 #[test]
-fn a_thread_in_select_hears_of_both_kinds_of_fds() {
+fn a_thread_in_select_learns_of_both_kinds_of_fds() {
     a_thread_hears_of_both_kinds(|counter, source| {
         let mut read = FdSet::from_iter([0, 1]);
         let resolve = |number| match number {
@@ -154,7 +154,7 @@ fn a_thread_in_select_hears_of_both_kinds_of_fds() {
 
 /// The context holds the kernel fd in a kernel set of its own.
 #[test]
-fn a_thread_with_a_poll_context_hears_of_both_kinds_of_fds() {
+fn a_thread_with_a_poll_context_learns_of_both_kinds_of_fds() {
     a_thread_hears_of_both_kinds(|counter, source| {
         let source = Descriptor::new(source);
         let mut fds = [

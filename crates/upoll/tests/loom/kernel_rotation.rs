@@ -109,7 +109,7 @@ fn an_event_is_not_lost_with_a_worker_that_leaves() {
 
 /// The source is deleted while a worker goes to sleep, and added again.
 #[test]
-fn a_worker_that_sleeps_hears_of_a_source_that_is_deleted_and_added_again() {
+fn a_worker_that_sleeps_learns_of_a_source_that_is_deleted_and_added_again() {
     model(2, || {
         let (rotating, source, [worker]) = workers();
         let working = thread::spawn(move || {
@@ -126,7 +126,7 @@ fn a_worker_that_sleeps_hears_of_a_source_that_is_deleted_and_added_again() {
 
 /// A worker watches two rotating sets with one source, and one of the sets deletes the source.
 #[test]
-fn a_worker_still_hears_of_a_source_that_one_of_two_rotating_sets_has_deleted() {
+fn a_worker_still_learns_of_a_source_that_one_of_two_rotating_sets_has_deleted() {
     model(1, || {
         let (first, source, [worker]) = workers();
         let second = Epoll::create(CreateFlags::ROTATE).unwrap();

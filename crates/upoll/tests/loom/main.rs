@@ -125,12 +125,12 @@ fn registering_against_publishing() {
 }
 
 #[test]
-fn a_waiter_that_registers_and_looks_misses_no_wake() {
+fn a_waiter_that_registers_and_polls_misses_no_wake() {
     registering_against_publishing();
 }
 
 #[test]
-fn a_waiter_that_does_not_look_after_registering_misses_a_wake() {
+fn a_waiter_that_does_not_poll_after_registering_misses_a_wake() {
     must_fail_without(Rule::LookAfterRegistering, registering_against_publishing);
 }
 
@@ -160,14 +160,14 @@ fn a_ready_item_is_never_lost_between_scans_and_wakes() {
 }
 
 #[test]
-fn without_the_second_look_a_scan_loses_a_wake() {
+fn without_the_second_poll_a_scan_loses_a_wake() {
     must_fail_without(Rule::RepollAfterUnqueue, scanning_against_writing);
 }
 
 /// A thread that has written to a file finds it ready at once, even if a MOD or an ADD of another
 /// thread is about to queue it for the same write.
 #[test]
-fn a_writer_that_looks_finds_what_it_wrote_while_others_change_the_set() {
+fn a_writer_that_polls_finds_its_event_while_others_change_the_set() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::new().unwrap();
@@ -182,7 +182,7 @@ fn a_writer_that_looks_finds_what_it_wrote_while_others_change_the_set() {
 
 /// A thread that has added a ready file finds it ready at once, even if a wakeup is in progress.
 #[test]
-fn an_add_that_looks_finds_what_is_ready_while_a_wake_is_on_its_way() {
+fn an_add_that_polls_finds_a_ready_file_while_a_wake_is_in_progress() {
     model(5, || {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::new().unwrap();
@@ -345,7 +345,7 @@ fn a_writer_that_does_not_fit_learns_of_a_read_or_of_a_raised_maximum() {
 
 /// The part of `poll` and `select` that works without putting a thread to sleep.
 #[test]
-fn poll_and_select_look_without_waiting() {
+fn poll_and_select_check_without_waiting() {
     model(1, || {
         let counters = [0, 1].map(|count| EventFd::new(count).unwrap());
         let mut fds = [
@@ -383,12 +383,12 @@ fn closing_against_registering() {
 }
 
 #[test]
-fn a_waiter_at_one_end_hears_of_the_close_of_the_other() {
+fn a_waiter_at_one_end_learns_of_the_close_of_the_other() {
     closing_against_registering();
 }
 
 #[test]
-fn a_waiter_that_does_not_look_after_registering_misses_a_close() {
+fn a_waiter_that_does_not_poll_after_registering_misses_a_close() {
     must_fail_without(Rule::LookAfterRegistering, closing_against_registering);
 }
 
@@ -414,18 +414,18 @@ fn moving_bytes_against_registering() {
 }
 
 #[test]
-fn a_waiter_that_registers_with_a_pipe_and_looks_misses_nothing() {
+fn a_waiter_that_registers_with_a_pipe_and_polls_misses_nothing() {
     moving_bytes_against_registering();
 }
 
 #[test]
-fn a_waiter_that_does_not_look_after_registering_with_a_pipe_misses_something() {
+fn a_waiter_that_does_not_poll_after_registering_with_a_pipe_misses_an_event() {
     must_fail_without(Rule::LookAfterRegistering, moving_bytes_against_registering);
 }
 
 /// The first byte comes while a reader of a socket goes to sleep.
 #[test]
-fn a_waiter_that_registers_with_a_socket_and_looks_misses_nothing() {
+fn a_waiter_that_registers_with_a_socket_and_polls_misses_nothing() {
     model(4, || {
         let (one, other) = socketpair(SocketFlags::empty()).unwrap();
         hears_of(one.as_file_ref(), Events::IN, move || {
@@ -489,7 +489,7 @@ fn scanning_alone_against_writing() {
 }
 
 #[test]
-fn a_lone_edge_is_seen_by_the_scan_or_by_who_made_it() {
+fn a_lone_edge_is_seen_by_the_scan_or_by_the_thread_that_made_it() {
     scanning_alone_against_writing();
 }
 
@@ -530,7 +530,7 @@ fn two_threads_lock() {
 }
 
 #[test]
-fn whoever_sleeps_for_a_lock_gets_it() {
+fn a_thread_that_sleeps_for_a_lock_gets_it() {
     two_threads_lock();
     locking(3, 3);
 }

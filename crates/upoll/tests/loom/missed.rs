@@ -43,7 +43,7 @@ fn a_mark_that_the_holder_of_the_lock_does_not_see_in_time_is_lost() {
 }
 
 #[test]
-fn a_holder_that_does_not_look_for_marks_loses_a_wake() {
+fn a_holder_that_does_not_check_for_marks_loses_a_wake() {
     must_fail_without(Rule::LookAfterReleasing, waking_against_holding_the_lock);
 }
 

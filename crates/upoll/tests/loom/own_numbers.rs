@@ -102,7 +102,7 @@ fn nothing_is_left(set: OwnSet) {
 }
 
 #[test]
-fn a_wake_is_heard_though_a_number_is_taken_meanwhile() {
+fn a_wake_arrives_though_a_number_is_taken_meanwhile() {
     beside_a_move(
         3,
         |set| assert!(set.ring()),
@@ -262,7 +262,7 @@ fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
 
 /// A lost set is replaced while another thread sends a wakeup. The wakeup fails, or is received.
 #[test]
-fn a_wake_is_heard_by_a_set_that_is_made_anew_or_fails() {
+fn a_wake_reaches_a_set_that_is_replaced_or_fails() {
     unprotected_model(3, || {
         let set = Arc::new(OwnSet::new());
         let precious = Precious::new();

@@ -33,7 +33,7 @@ fn an_entry_that_a_context_registers_misses_no_wake() {
 }
 
 #[test]
-fn an_entry_that_is_not_looked_at_after_registering_misses_a_wake() {
+fn an_entry_that_is_not_polled_after_registering_misses_a_wake() {
     must_fail_without(Rule::LookAfterRegistering, keeping_against_writing);
 }
 
@@ -56,12 +56,12 @@ fn marking_against_looking() {
 }
 
 #[test]
-fn a_mark_is_never_lost_between_looks_and_wakes() {
+fn a_mark_is_never_lost_between_polls_and_wakes() {
     marking_against_looking();
 }
 
 #[test]
-fn marks_that_are_taken_away_after_the_look_are_lost() {
+fn marks_that_are_cleared_after_the_poll_are_lost() {
     must_fail_without(Rule::TakeMarksThenLook, marking_against_looking);
 }
 
@@ -121,7 +121,7 @@ fn an_entry_that_a_context_registers_misses_no_close() {
 }
 
 #[test]
-fn an_entry_that_is_not_looked_at_after_registering_misses_a_close() {
+fn an_entry_that_is_not_polled_after_registering_misses_a_close() {
     must_fail_without(Rule::LookAfterRegistering, keeping_against_closing);
 }
 

@@ -47,7 +47,7 @@ fn leaving_against_choosing() {
 }
 
 #[test]
-fn a_chosen_worker_that_leaves_hands_the_event_on() {
+fn a_chosen_worker_that_leaves_forwards_the_event() {
     leaving_against_choosing();
 }
 
@@ -102,12 +102,12 @@ fn an_event_that_comes_while_a_worker_leaves_is_with_the_one_that_stays() {
 }
 
 #[test]
-fn an_event_that_comes_while_a_worker_looks_in_vain_is_with_the_one_that_waits() {
+fn an_event_that_comes_while_a_worker_polls_in_vain_reaches_the_waiting_one() {
     being_busy_against_coming();
 }
 
 #[test]
-fn a_worker_that_forgets_what_came_after_its_look_keeps_others_from_the_event() {
+fn a_worker_that_forgets_an_event_after_its_poll_keeps_others_from_it() {
     must_fail_without(Rule::OweWhatCameAfterTheLook, being_busy_against_coming);
 }
 
@@ -140,13 +140,13 @@ fn rotation_loses_no_event_while_workers_come_and_go() {
 }
 
 #[test]
-fn a_turn_that_is_not_handed_on_loses_an_event() {
+fn a_claim_that_is_not_forwarded_loses_an_event() {
     must_fail_without(Rule::HandOnTurn, rotating_while_workers_look);
 }
 
 /// A worker whose recheck flag is set polls, finds the event gone, and waits while the next event
 /// comes.
-fn using_up_a_note_against_writing() {
+fn using_up_a_recheck_flag_against_writing() {
     model(3, || {
         let source = semaphore();
         let (_rotating, [worker]) = workers(&source);
@@ -164,13 +164,13 @@ fn using_up_a_note_against_writing() {
 }
 
 #[test]
-fn a_worker_that_has_used_up_its_note_hears_of_the_next_event() {
-    using_up_a_note_against_writing();
+fn a_worker_that_has_used_up_its_recheck_flag_learns_of_the_next_event() {
+    using_up_a_recheck_flag_against_writing();
 }
 
 #[test]
-fn a_note_that_counts_although_it_is_used_up_loses_an_event() {
-    must_fail_without(Rule::UseUpNotes, using_up_a_note_against_writing);
+fn a_used_up_recheck_flag_that_still_counts_loses_an_event() {
+    must_fail_without(Rule::UseUpNotes, using_up_a_recheck_flag_against_writing);
 }
 
 /// Two workers begin to wait while events come. A worker is woken, whatever
@@ -272,7 +272,7 @@ fn looking_in_vain_against_waking() {
 }
 
 #[test]
-fn a_claim_that_a_wake_makes_after_the_look_keeps_nobody_from_the_next_event() {
+fn a_claim_that_a_wake_makes_after_the_poll_keeps_no_worker_from_the_next_event() {
     looking_in_vain_against_waking();
 }
 

@@ -77,7 +77,7 @@ fn a_set_that_is_added_while_a_wake_comes_is_found_ready() {
 
 /// A waiter at an outer set learns of an event below it while others poll the set.
 #[test]
-fn a_waiter_at_an_outer_set_hears_of_a_member_below() {
+fn a_waiter_at_an_outer_set_learns_of_a_member_below() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
         let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());

@@ -26,7 +26,7 @@ fn listening_against_writing() {
 }
 
 #[test]
-fn a_process_that_listens_hears_of_each_change_of_a_shared_counter() {
+fn a_process_with_an_armed_notifier_learns_of_each_change_of_a_shared_counter() {
     listening_against_writing();
 }
 
@@ -71,12 +71,12 @@ fn a_process_that_dies_in_a_write_leaves_nobody_asleep_at_a_change() {
 }
 
 #[test]
-fn a_process_that_tells_of_a_change_after_it_leaves_a_sleeper_behind_when_it_dies() {
+fn a_process_that_notifies_after_the_change_leaves_a_sleeper_behind_when_it_dies() {
     must_fail_without(Rule::TellBeforeChanging, sleeping_against_one_that_dies);
 }
 
 #[test]
-fn a_sleeper_that_only_the_dead_knew_of_is_forgotten_if_nobody_marks_it() {
+fn a_sleeper_without_a_mark_is_forgotten_when_its_waker_dies() {
     must_fail_without(
         Rule::MarkForTheDead,
         sleeping_against_one_that_dies_and_one_that_writes,

@@ -16,7 +16,7 @@ fn written_by_a_thread(counter: &EventFd) -> thread::JoinHandle<()> {
 }
 
 #[test]
-fn a_thread_that_goes_to_sleep_in_a_set_hears_of_a_shared_counter() {
+fn a_thread_that_goes_to_sleep_in_a_set_learns_of_a_shared_counter() {
     for interest in [IN, EDGE] {
         model(2, move || {
             let counter = shared();
@@ -55,12 +55,12 @@ fn writing_twice_against_waiting_above() {
 }
 
 #[test]
-fn a_set_above_hears_of_each_write_to_a_shared_counter() {
+fn a_set_above_learns_of_each_write_to_a_shared_counter() {
     writing_twice_against_waiting_above();
 }
 
 #[test]
-fn a_look_from_above_that_does_not_arm_the_bell_misses_the_next_write() {
+fn a_poll_from_above_that_does_not_arm_the_notifier_misses_the_next_write() {
     must_fail_without(Rule::HearFromAbove, writing_twice_against_waiting_above);
 }
 
@@ -101,7 +101,7 @@ fn a_thread_that_sleeps_below_adds_at_most_one_edge_for_the_set_above() {
 
 /// The poll from above takes the notification that the thread below sleeps for.
 #[test]
-fn a_look_from_above_takes_no_change_from_a_thread_that_sleeps_below() {
+fn a_poll_from_above_takes_no_change_from_a_thread_that_sleeps_below() {
     model(1, || {
         let counter = shared();
         let (above, below) = set_above(&counter);
@@ -115,7 +115,7 @@ fn a_look_from_above_takes_no_change_from_a_thread_that_sleeps_below() {
 }
 
 #[test]
-fn a_thread_in_poll_or_a_read_hears_of_a_shared_counter() {
+fn a_thread_in_poll_or_a_read_learns_of_a_shared_counter() {
     for by_poll in [false, true] {
         model(2, move || {
             let counter = shared();

@@ -268,7 +268,7 @@ fn a_thread_that_goes_to_sleep_in_read_misses_no_write() {
 
 /// Two threads sleep in a rotating set. An event chooses one of them as its limit ends.
 #[test]
-fn a_turn_is_not_lost_with_a_sleep_that_times_out() {
+fn a_claim_is_not_lost_with_a_sleep_that_times_out() {
     model(2, || {
         let counter = EventFd::new(0).unwrap();
         let set = Epoll::create(CreateFlags::ROTATE).unwrap();

@@ -207,7 +207,7 @@ fn modifying_an_item_that_is_queued_already_is_no_wake_for_the_sets_above() {
 }
 
 #[test]
-fn a_select_that_fails_for_one_number_has_not_looked_at_any_set() {
+fn a_select_that_fails_for_one_number_has_not_polled_any_set() {
     let mut twin = Twin::new(4);
     twin.open_set(0);
     for n in [1, 2, 3] {

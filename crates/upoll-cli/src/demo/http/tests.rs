@@ -283,7 +283,7 @@ fn a_body_that_is_too_long_is_refused_before_it_comes() {
 }
 
 #[test]
-fn a_client_that_waits_for_it_is_told_to_send_its_body() {
+fn a_client_that_expects_100_continue_receives_it() {
     let head = b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n";
     let mut decoder = Decoder::new();
     assert_eq!(decoder.next(head), (head.len(), Found::ContinueAwaited));
