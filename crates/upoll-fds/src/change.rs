@@ -1,12 +1,13 @@
-//! Changes to what numbers mean, and forks, which take place while none is under way.
+//! Changes of fds, and forks, which take place while no change is under way.
 //!
-//! A number that is just being given out, closed or copied means one thing in the kernel and another
-//! here. So a fork waits for changes that have begun ([`Change`]), and none begins until it is done:
-//! what is made meanwhile is the kernel's from the start, other changes wait. All waits end after a
-//! while, as the one may hold a lock that the other's handlers for forks want.
+//! While an fd is being opened, closed or copied, its meaning in the kernel and in the table differs. So
+//! a fork waits for the changes that have begun ([`Change`]), and no change begins until the fork is
+//! done. An object that is made meanwhile is the kernel's from the start; other changes wait. All waits
+//! are limited, because each side may hold a lock that the other side's fork handlers need.
 //!
-//! Who is in the midst of a change goes on, with changes within it, and with a fork in a signal handler.
-//! Who forks goes on with changes, in handlers of the program's; what it makes is the kernel's, too.
+//! A thread that makes a change can begin further changes within it, and fork in a signal handler. A
+//! thread that forks can make changes in the program's fork handlers. Objects that it makes there are
+//! the kernel's, too.
 //!
 //! The named pair: a change counts itself, then looks whether a fork is under way; a fork says so, then
 //! looks at the count.
@@ -57,7 +58,7 @@ mod words {
     /// If the kernel has no such memory.
     static COPIED: Words = [const { AtomicUsize::new(0) }; upoll::WIPED_WORDS];
 
-    /// One of the words, by its place.
+    /// A word, by its index.
     pub(super) struct Word(pub(super) usize);
 
     impl Deref for Word {

@@ -1,9 +1,9 @@
 //! Demotes an object to the kernel: its state is transferred to the kernel object behind it, and from
 //! then on the kernel serves its fds.
 //!
-//! An object is demoted when it can be seen from outside of this process: by the child of a fork, by
-//! a program that inherits the fd, or by a process that receives it. A program notices only a
-//! difference in speed.
+//! An object is demoted when another process gets it: the child of a fork, a program that inherits
+//! the fd, or a process that receives it. It is also demoted for calls that only the kernel
+//! implements. A program notices only a difference in speed.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};

@@ -1,20 +1,20 @@
 //! `fork(2)`: parent and child share open files, but not memory.
 //!
-//! Before the fork everything that can be is handed over to the kernel, which serves both. An eventfd
-//! with a maximum, which the kernel does not know, moves to memory that both have, and from then on
-//! either uses that. A set that the kernel cannot have stays with the parent, and the child gets one of
-//! its own that watches the same ([`inherit`]). What else there is, an embedder's objects above all,
-//! stays with the parent. The child must not go on with a copy that others do not see: its numbers for
-//! such objects become those of a file on which nothing can be done (`O_PATH`), so calls on them give
-//! `EBADF`, and it can close them or put others in their place.
+//! Before the fork every object that can be demoted is demoted, and the kernel serves both processes. An
+//! eventfd with a maximum, which the kernel does not support, moves to memory that both processes share. A set
+//! that the kernel cannot have stays with the parent, and the child gets one of its own that watches the same
+//! ([`inherit`]). All other objects, above all an embedder's, stay with the parent. The child must not go on
+//! with a private copy. Its fds for such objects are replaced with fds of a file that supports no operation
+//! (`O_PATH`). So calls on them fail with `EBADF`, and the child can close or replace them.
 //!
-//! No other thread is in the midst of changing a number meanwhile ([`change`]).
+//! No other thread is in the midst of changing an fd meanwhile ([`change`]).
 //!
 //! # Cost without user-level objects
-//! Each page that is written between a fork and the end of the child is copied, or costs a page fault at least,
-//! in the parent as in the child. So nothing is written that has the right value already, and without a
-//! user-level fd nothing is done but to count the fork, in memory that the child does not get. The handlers of the child, here and elsewhere, are in one
-//! section, `upoll_fork`, as a child maps the pages of code that it runs anew.
+//! A page that is written between a fork and the end of the child is copied, or costs a page fault at least, in
+//! the parent and in the child. So a word is not written if it has the right value already. Without a
+//! user-level fd the fork is counted and nothing else is done. The count is in memory that the child does not
+//! get. The fork handlers of the child, here and elsewhere, are in one section, `upoll_fork`, because a child
+//! maps anew the pages of code that it runs.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -29,17 +29,17 @@ use crate::patience::wait_until;
 use crate::set::NumberedSet;
 use crate::{change, demote, in_use, inherit, plain_sets, table};
 
-/// Whether forks are noticed; one of the following.
+/// Whether fork handlers are registered; one of the following.
 static WATCH: AtomicU8 = AtomicU8::new(NOT_BEGUN);
 const NOT_BEGUN: u8 = 0;
-/// A thread is just seeing to it.
+/// A thread is registering them.
 const BEGUN: u8 = 1;
 const WATCHES: u8 = 2;
 
-/// Has forks noticed from now on.
+/// Registers the fork handlers, if that has not been done.
 ///
 /// # Errors
-/// `ENOMEM`: no memory for it.
+/// `ENOMEM`: there is no memory for them.
 pub(crate) fn watch() -> Result<(), Errno> {
     match WATCH.load(Ordering::Acquire) {
         WATCHES => Ok(()),
@@ -47,8 +47,8 @@ pub(crate) fn watch() -> Result<(), Errno> {
     }
 }
 
-/// Only one thread is to do it: handlers that ran twice would take away what the first run has made for
-/// the child. Not a `Once`: the child of a fork in the midst of it would wait for ever.
+/// Only one thread may register the handlers: handlers that ran twice would remove what the first run
+/// has made for the child. Not a `Once`: the child of a fork in the midst of it would wait for ever.
 #[cold]
 fn begin_to_watch() -> Result<(), Errno> {
     wait_until(|| {
@@ -69,7 +69,7 @@ fn begin_to_watch() -> Result<(), Errno> {
 }
 
 fn register() -> Result<(), Errno> {
-    // Its handlers have to be there before the first fork, too.
+    // The core's handlers must be there before the first fork, too.
     upoll::watch_forks()?;
     // SAFETY: the handlers are never unloaded, as this library is not.
     match unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_the_child)) } {
@@ -78,16 +78,16 @@ fn register() -> Result<(), Errno> {
     }
 }
 
-/// What the child of a fork is to make. Where that is nothing, no memory is allocated for it: a handler that
-/// forks may have interrupted who allocates.
+/// The plan for the child of a fork. An empty plan allocates no memory: a handler that forks may have
+/// interrupted an allocation.
 struct Will {
     inheritance: Inheritance,
-    /// That of the fork that this one is in the midst of, in a signal handler.
+    /// The plan of the fork that this one has interrupted, in a signal handler.
     outer: Option<Box<Will>>,
 }
 
 impl Will {
-    /// To be made once everything has been handed over that can be.
+    /// Makes the plan, after all objects that can be demoted were demoted.
     fn make(outer: Option<Will>) -> Self {
         Will {
             outer: outer.filter(|outer| !outer.is_empty()).map(Box::new),
@@ -99,16 +99,17 @@ impl Will {
         self.inheritance.is_empty() && self.outer.is_none()
     }
 
-    /// In the child: what its own child is to make, which the outer fork is about to bring about.
+    /// Makes the plan again in the child: the outer fork, which it has interrupted, will make a
+    /// child of this one.
     fn remake(self) -> Self {
         Will::make(self.outer.map(|outer| outer.remake()))
     }
 }
 
 std::thread_local! {
-    /// Of the innermost fork that this thread is in the midst of. A handler that forks leaves it as it
-    /// has found it, so what is taken out may be put back later.
-    /// It is not dropped at the thread's end: that would take memory when it is first used.
+    /// The plan of the innermost fork of this thread. A handler that forks restores it, so it may be
+    /// taken out and put back later. It is not dropped at the thread's end: that would take memory
+    /// when it is first used.
     static WILL: Cell<Option<ManuallyDrop<Will>>> = const { Cell::new(None) };
 }
 
@@ -125,7 +126,8 @@ fn outer(will: Will) -> Option<Will> {
 }
 
 extern "C" fn before() {
-    // If the thread that sees to it has not come to say so, the child would see to it once more.
+    // The thread that registers the handlers may not have published that yet. The child would
+    // register them again.
     if WATCH.load(Ordering::Relaxed) != WATCHES {
         WATCH.store(WATCHES, Ordering::Release);
     }
@@ -136,8 +138,8 @@ extern "C" fn after() {
     end_unseen_fork();
 }
 
-/// To be called before a fork that the C library calls no handlers for (`_Fork`, `clone`), and then in the
-/// parent [`end_unseen_fork`], in the child [`end_unseen_fork_in_the_child`] or
+/// Prepares a fork for which the C library calls no handlers (`_Fork`, `clone`). After it the parent calls
+/// [`end_unseen_fork`]. The child calls [`end_unseen_fork_in_the_child`] or
 /// [`end_unseen_fork_with_numbers`].
 #[doc(hidden)]
 pub fn begin_unseen_fork() {
@@ -173,8 +175,8 @@ pub unsafe fn end_unseen_fork_in_the_child() {
     in_the_child();
 }
 
-/// The same in a child that shares its numbers with its parent (`CLONE_FILES`): what could not be handed
-/// over stays open there.
+/// Like [`end_unseen_fork_in_the_child`], for a child that shares its fds with its parent
+/// (`CLONE_FILES`). Fds of objects that could not be demoted stay open there.
 ///
 /// # Safety
 /// As [`end_unseen_fork_in_the_child`].
@@ -196,8 +198,8 @@ fn forget_other_threads() {
     demote::forget_other_threads();
 }
 
-/// Nothing here takes a lock that another thread of the parent may have had. Memory is allocated where
-/// there are sets to make: the C library's `fork` keeps its own in order.
+/// Takes no lock that another thread of the parent may hold. Memory is allocated if there are sets to
+/// make: the C library's `fork` keeps its allocator in order.
 #[unsafe(link_section = "upoll_fork")]
 extern "C" fn in_the_child() {
     forget_other_threads();
@@ -207,7 +209,7 @@ extern "C" fn in_the_child() {
     }
 }
 
-/// In a child with user-level fds: makes each of them stand for what the child has.
+/// Makes each user-level fd stand for the child's object.
 #[cold]
 #[inline(never)]
 fn take_over(will: Option<Will>) {
@@ -227,7 +229,7 @@ fn take_over(will: Option<Will>) {
     }
 }
 
-/// Has calls on these numbers give `EBADF`.
+/// Replaces these fds with ones on which calls fail with `EBADF`.
 fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
     let mut numbers = numbers.peekable();
     if numbers.peek().is_none() {
@@ -238,11 +240,11 @@ fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
     let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
     for fd in numbers {
         if inherit::set_alone(fd).is_some_and(NumberedSet::is_passive) {
-            // All of it is in the kernel set, which both have.
+            // All members are in the kernel set, which both processes have.
         } else if let Ok(nothing) = nothing {
             kernel::replace(fd, nothing);
         } else {
-            // It has used up its numbers; then it cannot have this one.
+            // The child has used up its fds, so it cannot keep this one.
             let _ = kernel::close(fd);
         }
         table::set_alone(fd, None);

@@ -6,8 +6,8 @@
 //! interest, its data and its state.
 //!
 //! # The rule
-//! A set is taken over only if nothing but its numbers in this process leads to it, and no thread is waiting
-//! in the kernel set: such a thread would not hear of user-level members. So a set is no longer plain, and
+//! A set is taken over only if it is reachable by its fds in this process alone, and no thread is waiting in
+//! the kernel set: such a thread would not be woken for user-level members. So a set is no longer plain, and
 //! stays the kernel's for good, once
 //! - another process has it, or it is a member of a kernel set;
 //! - it was polled, or a second thread has waited in it.
@@ -15,8 +15,8 @@
 //! A user-level object that is added to such a set is demoted, as in any other kernel set.
 //!
 //! # The named pairs
-//! - A thread that waits claims the set, and whoever takes it over does: one of the two claims fails
-//!   (`Record::begin_wait`, `Record::take`).
+//! - A thread that waits claims the set, and so does a thread that takes it over: one of the two
+//!   claims fails (`Record::begin_wait`, `Record::take`).
 //! - A thread that adds a kernel member says so, then looks whether the set is being taken over; a thread that
 //!   takes it over says so, then looks for members (`Record::note_member`).
 //! - A thread that copies the number counts itself, then looks whether the set is being taken over; a thread
@@ -42,14 +42,14 @@ const fn is_being_taken(state: usize) -> bool {
     state > UNUSED && state & 1 == 1
 }
 
-/// What is known of a plain set.
+/// The state of a plain set.
 #[cfg_attr(not(loom), derive(Debug))]
 pub(crate) struct Record {
     state: AtomicUsize,
-    /// How many numbers the set has, of those that the library knows.
+    /// The number of the set's fds that the library knows.
     #[cfg_attr(loom, expect(dead_code, reason = "models have no numbers"))]
     numbers: AtomicUsize,
-    /// How many threads are making another one.
+    /// The number of threads that are making another fd.
     copies: AtomicUsize,
     /// The generation of the set, which ends when another process may come to have it.
     generation: AtomicUsize,
@@ -152,8 +152,8 @@ impl Record {
         }
     }
 
-    /// Notes that a kernel member is about to be added. It is added by the kernel unless the set is
-    /// user-level once this returns.
+    /// Records that the caller is about to add a kernel member. The kernel adds it unless the set
+    /// is user-level once this returns.
     #[inline]
     pub(crate) fn note_member(&self, me: usize) {
         if self.state() == NOT_PLAIN || self.has_members.load(Ordering::Relaxed) {
@@ -230,15 +230,15 @@ impl Record {
     }
 }
 
-/// Generations of plain sets. One ends when another process may come to have the sets there are, or the kernel
-/// polls them; then all of its sets are the kernel's for good.
+/// Generations of plain sets. A generation ends when another process may get its sets, or the kernel polls
+/// them. All of its sets are then the kernel's for good.
 pub(crate) struct Generations {
     now: AtomicUsize,
     /// The newest generation in which a set was made.
     made_in: AtomicUsize,
 }
 
-/// That of a set which is the kernel's from its start.
+/// The generation of a set that is the kernel's from its start.
 const NO_GENERATION: usize = 0;
 
 /// Atomics can be made in constants only outside of models.
@@ -336,13 +336,13 @@ mod numbers {
     use crate::sync::{AtomicUsize, Ordering, Patience, fence};
     use crate::{fork, table};
 
-    /// A number from this on never stands for a plain set.
+    /// No fd from this one on stands for a plain set.
     const NUMBERS: usize = 1024;
 
-    /// The records, each at the number that its set had first.
+    /// The records, each at the first fd of its set.
     static RECORDS: [Record; NUMBERS] = [const { Record::new() }; NUMBERS];
 
-    /// Which record a number has, and one more; 0 if it has none.
+    /// The index of each fd's record, plus one; 0 if the fd has none.
     static PLACES: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
     static GENERATIONS: Generations = Generations::new();
@@ -357,7 +357,7 @@ mod numbers {
         RECORDS.get(place(fd)?.load(Ordering::Acquire).wrapping_sub(1))
     }
 
-    /// Has a number have no record any more.
+    /// Removes the record of an fd.
     #[cold]
     fn clear(place: &AtomicUsize) {
         let record = RECORDS.get(place.swap(0, Ordering::SeqCst).wrapping_sub(1));
@@ -387,15 +387,15 @@ mod numbers {
         GENERATIONS.begin_to_make()
     }
 
-    /// Notes a plain set that the kernel has just made.
+    /// Records a plain set that the kernel has just made.
     pub fn note(epfd: RawFd, generation: usize) {
         let at = epfd.cast_unsigned() as usize;
         let Some((place, record)) = PLACES.get(at).zip(RECORDS.get(at)) else {
             return;
         };
-        // Its number was closed unseen.
+        // The fd's old set was closed unseen.
         clear(place);
-        // A set that had this number first may live on under another one, or is just about to.
+        // The set that had this fd first may still have another one, or may be about to get one.
         let is_free = || {
             if record.copies.load(Ordering::SeqCst) != 0 {
                 return false;
@@ -410,8 +410,8 @@ mod numbers {
         }
     }
 
-    /// Leaves a plain set to the kernel for good: it is polled, or others come to have it. A set that is just
-    /// being taken over is user-level when this returns.
+    /// Leaves a plain set to the kernel for good, because it is polled or shared. A set that is just being
+    /// taken over is user-level when this returns.
     #[inline]
     pub fn forget(fd: RawFd) {
         if let Some(record) = record(fd) {
@@ -419,7 +419,7 @@ mod numbers {
         }
     }
 
-    /// Forgets a set whose number was closed unseen: the number stands for a user-level object now.
+    /// Forgets a set whose fd was closed unseen: the fd stands for a user-level object now.
     pub(crate) fn forget_closed(fd: RawFd) {
         if let Some(record) = record(fd)
             && !is_being_taken(record.state())
@@ -429,10 +429,10 @@ mod numbers {
         }
     }
 
-    /// As [`forget`], for all plain sets there are, those as well that are not noted yet.
+    /// As [`forget`], for all plain sets, including those that are not recorded yet.
     pub fn forget_all() {
         GENERATIONS.end();
-        // A thread that takes one over says so, then looks at the generation.
+        // A thread that takes a set over publishes that, then checks the generation.
         outlast_taker();
     }
 
@@ -553,7 +553,7 @@ mod numbers {
         }
     }
 
-    /// Has the calling thread be the one that takes a set over. Returns false if it is in the midst of that.
+    /// Makes the calling thread the one that takes a set over. Returns false if it already is.
     fn become_taker(me: usize) -> bool {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         loop {
@@ -574,7 +574,7 @@ mod numbers {
         let record = &RECORDS[at];
         let me = this_thread();
         let _section = Section::begin();
-        // A child that another thread is just making is to have the kernel's set.
+        // The child that another thread is making must have the kernel's set.
         let Some(_change) = Change::try_begin() else {
             return record.forget(me);
         };
@@ -596,7 +596,7 @@ mod numbers {
         TAKER.store(0, Ordering::SeqCst);
     }
 
-    /// Makes the entries of all numbers of a set that is being taken over.
+    /// Makes the entries of all fds of a set that is being taken over.
     fn entries(
         epfd: RawFd,
         at: usize,

@@ -1,8 +1,8 @@
-//! The table: which user-level object a descriptor number stands for.
+//! The table: the user-level object that each fd stands for.
 //!
-//! Each of them stands *behind* a kernel object of its kind that has the same number. So the kernel
-//! gives the numbers out, lowest first, keeps the flags of number and open file, and counts the
-//! references that `dup` makes; the entry here holds the object that calls go to.
+//! Each object stands *behind* a kernel object of its kind that has the same fd. So the kernel
+//! assigns fds, lowest first, keeps the flags of fd and open file, and counts the references that
+//! `dup` makes. The entry here holds the object that calls go to.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -23,19 +23,19 @@ use crate::plain_sets;
 use crate::signals::{HeldBack, Section};
 use crate::slot::{Entry, Slot};
 
-/// Numbers from this on are always the kernel's. As many as `fs.nr_open` allows unless it was raised.
+/// Fds from this one on are always the kernel's. It is the default of `fs.nr_open`.
 const NUMBERS: usize = 1 << 20;
 
 /// How many slots are mapped at once.
 const PART: usize = 1 << 10;
 type Part = [Slot; PART];
 
-/// The slots of every [`PART`] numbers; null where no number was ever user-level. So the table takes
-/// memory, which a program may lock, for the numbers that are in use. Parts are never unmapped.
+/// The slots of every [`PART`] fds; null where no fd was ever user-level. So the table takes memory,
+/// which a program may lock, only for fds that are in use. Parts are never unmapped.
 static PARTS: [AtomicPtr<Part>; NUMBERS / PART] =
     [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS / PART];
 
-/// The parts from this on are not there.
+/// No part from this one on exists.
 static PARTS_END: AtomicUsize = AtomicUsize::new(0);
 
 #[inline]
@@ -45,15 +45,15 @@ fn part(index: usize) -> Option<&'static Part> {
     unsafe { part.as_ref() }
 }
 
-/// The slot of a number; none if no number near it was ever user-level.
+/// Returns the slot of an fd. Returns `None` if no fd near it was ever user-level.
 #[inline]
 fn slot(fd: RawFd) -> Option<&'static Slot> {
     let number = fd.cast_unsigned() as usize;
     Some(&part(number / PART)?[number % PART])
 }
 
-/// The slot of a number that may get an entry. None if the number is beyond the table, or there is no
-/// memory.
+/// Returns the slot of an fd that may get an entry. Returns `None` if the fd is beyond the table, or
+/// there is no memory.
 fn slot_to_fill(fd: RawFd) -> Option<&'static Slot> {
     match slot(fd) {
         None => make_part(fd.cast_unsigned() as usize / PART).and_then(|()| slot(fd)),
@@ -83,18 +83,18 @@ fn make_part(index: usize) -> Option<()> {
     Some(())
 }
 
-/// Has `call` use the object that `fd` stands for. None if the number is the kernel's, or not open.
-/// `call` must not block: a close of the number waits for it.
+/// Calls `call` with the object that `fd` stands for. Returns `None` if the fd is the kernel's, or
+/// not open. `call` must not block: a close of the fd waits for it.
 #[inline]
 pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     slot(fd)?.with(call)
 }
 
-/// An object, and what else a call on it needs, while this exists; the call must not block, as in [`with`].
+/// The objects that a call uses, until this is dropped. The call must not block, as in [`with`].
 pub(crate) struct InUse(in_use::InUse);
 
 impl InUse {
-    /// What `fd` stands for. None if the number is the kernel's, or not open.
+    /// Uses the object that `fd` stands for. Returns `None` if the fd is the kernel's, or not open.
     #[inline(always)]
     pub(crate) fn begin(fd: RawFd) -> Option<Self> {
         in_use::InUse::begin(slot(fd)?).map(InUse)
@@ -105,7 +105,7 @@ impl InUse {
         &self.0.entry().object
     }
 
-    /// What another number stands for, as well; once at most.
+    /// Also uses the object of a second fd. May be called once.
     #[inline(always)]
     pub(crate) fn add(&self, fd: RawFd) -> Result<Option<&Object>, Changing> {
         let entry = match slot(fd) {
@@ -116,7 +116,7 @@ impl InUse {
     }
 }
 
-/// Waits for the end of the change of a number that is under way, if one is.
+/// Waits for the end of a change of the fd that is under way.
 #[cold]
 pub(crate) fn outlast_change(fd: RawFd) {
     if let Some(slot) = slot(fd) {
@@ -124,8 +124,8 @@ pub(crate) fn outlast_change(fd: RawFd) {
     }
 }
 
-/// Has `call`, which may block, run while this thread is marked with what `mark_of` gives for the
-/// object. None if it gives nothing, or the number is not one of ours.
+/// Runs `call`, which may block, while this thread has the mark that `mark_of` returns for the
+/// object. Returns `None` if there is no mark, or the fd is not user-level.
 #[inline]
 pub(crate) fn while_marked<R>(
     fd: RawFd,
@@ -135,7 +135,8 @@ pub(crate) fn while_marked<R>(
     slot(fd)?.while_marked(mark_of, call)
 }
 
-/// Objects that a call uses all at once, until this goes; it must not block, as in [`with`].
+/// Objects that a call uses at the same time, until this is dropped. The call must not block, as in
+/// [`with`].
 pub(crate) struct Several(in_use::Several);
 
 impl Several {
@@ -143,45 +144,46 @@ impl Several {
         Several(in_use::Several::new())
     }
 
-    /// One more. None if the number is the kernel's, not open, or just being changed.
+    /// Also uses the object of `fd`. Returns `None` if the fd is the kernel's, not open, or being
+    /// changed.
     #[inline]
     pub(crate) fn add(&self, fd: RawFd) -> Option<&Object> {
         self.0.add(slot(fd)?).map(|entry| &entry.object)
     }
 }
 
-/// A reference to the object that `fd` stands for, for a call that may block.
+/// Returns a reference to the object that `fd` stands for, for a call that may block.
 pub(crate) fn get(fd: RawFd) -> Option<Object> {
     with(fd, Object::clone)
 }
 
-/// Whether the number is one of ours.
+/// Returns whether the fd is user-level.
 #[inline]
 pub fn is_user_level(fd: RawFd) -> bool {
     slot(fd).is_some_and(|slot| !slot.is_empty())
 }
 
-/// Whether calls on the number are not for the kernel as they are: it stands for a user-level object, or is
-/// one of the library's own, which the program cannot use.
+/// Returns whether calls on the fd concern the library: it stands for a user-level object, or is an own fd,
+/// which the program cannot use.
 #[doc(hidden)]
 #[inline]
 pub fn is_ours(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::is_own(fd)
 }
 
-/// Whether the number stands for a user-level socket.
+/// Returns whether the fd stands for a user-level socket.
 pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
 }
 
-/// Whether calls on the number are served here; those on a set without members of ours are the
-/// kernel's.
+/// Returns whether calls on the fd are served here. Calls on a set without user-level members are
+/// the kernel's.
 pub fn is_served_here(fd: RawFd) -> bool {
     let is_passive = |object: &Object| matches!(object, Object::Epoll(set) if set.is_passive());
     with(fd, |object| !is_passive(object)).unwrap_or(false)
 }
 
-/// Every user-level number there is.
+/// Returns an iterator over all user-level fds.
 pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
@@ -236,11 +238,11 @@ pub(crate) fn is_none_left() -> bool {
     !has_any()
 }
 
-/// Makes what the first object needs of the kernel and the C library: an object that a signal handler
-/// makes finds it there, and takes no memory from the program's heap for it.
+/// Allocates the kernel and C library resources for the first object. A signal handler that makes an
+/// object finds them, and takes no memory from the program's heap for them.
 ///
 /// # Errors
-/// `ENOMEM`: there is no memory for it.
+/// `ENOMEM`: there is no memory for them.
 #[doc(hidden)]
 pub fn prepare() -> Result<(), Errno> {
     in_use::prepare();
@@ -248,24 +250,24 @@ pub fn prepare() -> Result<(), Errno> {
     fork::watch()
 }
 
-/// Has the number, which the kernel has just given out, stand for the object of `entry`.
+/// Makes the fd, which the kernel has just opened, stand for the object of `entry`.
 ///
 /// # Errors
-/// `EMFILE`: the number is beyond the table. It is closed then.
+/// `EMFILE`: the fd is beyond the table. It is closed then.
 pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     in_use::prepare();
     let copy = entry.object.clone();
     let fd = fill(fd, entry)?;
     if copy.is_retired() {
-        // The other end of a pipe has been handed over meanwhile, and this one with it.
+        // The other end of a pipe has been demoted meanwhile, and this one with it.
         leave_if_retired(fd);
     }
     Ok(fd)
 }
 
-/// Whether the table can have an entry for a number. If not, as it is beyond the table or there is no
-/// memory, what is made has to be the kernel's.
+/// Returns whether the table can have an entry for an fd. If the fd is beyond the table, or there is
+/// no memory, the new object must be the kernel's.
 pub(crate) fn has_room(fd: RawFd) -> bool {
     slot_to_fill(fd).is_some() && fork::watch().is_ok()
 }
@@ -284,8 +286,8 @@ fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     Ok(fd)
 }
 
-/// Changes what `fd` means in the kernel by `change`, a close. If that went well it is not one of
-/// ours any more.
+/// Calls `change`, which closes the fd in the kernel. If that succeeds, the fd is no longer
+/// user-level.
 pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
     match slot(fd).filter(|slot| !slot.is_empty()) {
         Some(slot) => {
@@ -297,10 +299,9 @@ pub(crate) fn close<R>(fd: RawFd, change: impl FnOnce() -> Result<R, Errno>) -> 
     }
 }
 
-/// Has `copy` make a new number, which stands for what `fd` does.
+/// Calls `copy`, which opens a new fd for the file of `fd`.
 ///
-/// Whoever hands the object over finds the new number as well: it is in the table before `fd` can be
-/// held.
+/// A demotion finds the new fd as well: it is in the table before `fd` can be held.
 pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result<RawFd, Errno> {
     if !has_any() {
         return copy();
@@ -309,13 +310,13 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
         return copy();
     };
     let _section = Section::begin();
-    // A number of the kernel's, too, is marked, and would not be known for one in the child of a fork.
+    // A kernel fd is marked, too, and the child of a fork would not know it for one.
     let _change = change::Change::begin();
     let mut patience = Patience::new();
     loop {
         let held_back = HeldBack::begin();
         let copied = slot.kept(|object| match object {
-            // First, as the copy is not to be made without it.
+            // First, because the copy must not be made without it.
             Some(object) => {
                 let entry = Entry::new(object.clone())?;
                 fill(copy()?, entry)
@@ -330,7 +331,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     }
 }
 
-/// Has `new` stand for what `fd` does; in the kernel by `copy`.
+/// Makes `new` stand for the object of `fd`; in the kernel by `copy`.
 pub(crate) fn replace(
     fd: RawFd,
     new: RawFd,
@@ -342,8 +343,8 @@ pub(crate) fn replace(
     in_use::prepare();
     let Some(slot) = slot_to_fill(new) else {
         return match is_user_level(fd) && new >= 0 {
-            // Only the kernel can give such a number. What cannot be demoted fails as a number beyond the
-            // limit does.
+            // Only the kernel can open such an fd. An object that cannot be demoted fails like an fd
+            // beyond the limit.
             true => demote::demote(fd)
                 .map_err(|_| Errno::BADF)
                 .and_then(|()| copy()),
@@ -388,8 +389,8 @@ pub(crate) fn replace(
     result
 }
 
-/// Has `copy` copy a number that stands for `object`. Makes the entry for the copy first, as the copy is not
-/// to be made without it.
+/// Calls `copy`, which copies an fd that stands for `object`. Makes the entry for the copy first, because
+/// the copy must not be made without it.
 fn copy_with_entry(
     object: Option<&Object>,
     copy: impl FnOnce() -> Result<RawFd, Errno>,
@@ -398,8 +399,8 @@ fn copy_with_entry(
     Ok((copy()?, entry))
 }
 
-/// Another number for a socket of the kernel's whose last close may block, to be closed when signals
-/// are let in, which end that, and the other number can be looked up again.
+/// Opens another fd for a kernel socket whose last close may block. The caller closes it once the fd
+/// can be looked up again and signals, which end a blocked close, are no longer held back.
 fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     let mut linger = libc::linger {
         l_onoff: 0,
@@ -408,7 +409,7 @@ fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
     let mut size = size_of_val(&linger) as libc::socklen_t;
     let (level, option) = (libc::SOL_SOCKET, libc::SO_LINGER);
-    // SAFETY: what the kernel writes to is live, and of the size that it is told.
+    // SAFETY: the kernel writes to live variables, of the sizes that are passed.
     let known = unsafe {
         call!(
             getsockopt,
@@ -422,12 +423,12 @@ fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     if known.is_err() || linger.l_onoff == 0 || linger.l_linger == 0 {
         return None;
     }
-    // SAFETY: no pointers are involved. Where there is no number left the change waits.
+    // SAFETY: no pointers are involved. Without a free fd, the change waits for the close.
     kernel::number(unsafe { call!(fcntl, fd, libc::F_DUPFD_CLOEXEC, 256) }).ok()
 }
 
-/// If what the number stands for was handed over without it, it is what the kernel takes it for. To be
-/// asked before a call starts anew because its object is retired.
+/// Makes the fd the kernel's if its object was demoted without it. To be called before a call begins
+/// again because its object is stale.
 #[cold]
 pub(crate) fn leave_if_retired(fd: RawFd) {
     let Some(slot) = slot(fd) else { return };
@@ -449,10 +450,10 @@ struct HeldFd {
     is_used: bool,
 }
 
-/// User-level fds that are kept from being looked up. Those that were not released are what they were when
-/// this goes.
+/// User-level fds that are kept from being looked up. Fds that were not released get their entries back
+/// when this is dropped.
 pub(crate) struct Held {
-    /// Those of one group stand next to each other.
+    /// Fds of one group are next to each other.
     fds: Vec<HeldFd>,
     /// All of them in ascending order.
     numbers: Vec<RawFd>,
@@ -461,11 +462,11 @@ pub(crate) struct Held {
 /// All fds of one object, or of both ends of one, that are kept from being looked up.
 pub(crate) struct Group<'a>(&'a mut [HeldFd]);
 
-/// Keeps all fds whose objects are meant from being looked up, once no call uses them any more; calls that
-/// block on one have a reference of their own. What is [tied](Object::tie) to an object that is meant is to
-/// be meant, too.
+/// Keeps all fds whose objects are meant from being looked up, once no call uses them any more. Calls that
+/// block on one have a reference of their own. If an object is meant, objects [tied](Object::tie) to it
+/// must be meant, too.
 ///
-/// Signals have to be held back, as a handler that looks such an fd up would wait for the code under it.
+/// Signals must be held back: a handler that looks such an fd up would wait for the interrupted code.
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for the list. Nothing is held then.
@@ -477,7 +478,7 @@ pub(crate) fn hold(
         fds: Vec::new(),
         numbers: Vec::new(),
     };
-    // What is copied from an fd shows at the latest in the pass after that which has held it.
+    // A copy of an fd is found at the latest in the pass after the one that has held the fd.
     while held.hold_more(&is_meant)? {}
     held.group()?;
     held.mark_those_in_use()?;
@@ -485,7 +486,7 @@ pub(crate) fn hold(
 }
 
 impl Held {
-    /// Holds those that are not held yet. Returns whether there were any.
+    /// Holds fds that are not held yet. Returns whether there were any.
     fn hold_more(&mut self, is_meant: impl Fn(&Object) -> bool) -> Result<bool, Errno> {
         let known = self.fds.len();
         let mut at = 0;
@@ -574,23 +575,23 @@ impl HeldFd {
 }
 
 impl Group<'_> {
-    /// Returns the lowest fd, by which the group is known.
+    /// Returns the lowest fd, which identifies the group.
     pub(crate) fn first(&self) -> RawFd {
         self.0.first().map_or(-1, |held| held.first)
     }
 
-    /// Returns whether a call still uses one of the objects: one of this very thread, which a signal
-    /// handler has interrupted, or one of a thread that does not get on.
+    /// Returns whether a call still uses one of the objects: a call of this very thread that a
+    /// signal handler has interrupted, or a call of a thread that makes no progress.
     pub(crate) fn is_used(&self) -> bool {
         self.0.first().is_some_and(|held| held.is_used)
     }
 
-    /// Returns the fds and what each stands for.
+    /// Returns the fds with the object of each.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (RawFd, &Object)> {
         self.0.iter().map(|held| (held.fd, held.object()))
     }
 
-    /// Has the fds stand for `successor` from now on, or be the kernel's.
+    /// Makes the fds stand for `successor`, or for nothing.
     pub(crate) fn release(self, successor: Option<&Object>) {
         let is_used = self.is_used();
         for held in self.0 {
@@ -616,7 +617,7 @@ impl Drop for Held {
     }
 }
 
-/// In the child of a fork: what `fd` stands for.
+/// Returns the object of `fd`, in the child of a fork.
 pub(crate) fn alone(fd: RawFd) -> Option<&'static Object> {
     slot(fd).and_then(Slot::alone)
 }

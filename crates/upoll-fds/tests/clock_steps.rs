@@ -1,9 +1,9 @@
 //! Steps of the wall clock during a wait.
 //!
 //! The clock of the machine stays as it is. This program defines `clock_gettime`, and the libraries in it use
-//! that definition, too. A seccomp filter passes each `futex(2)` that waits by the wall clock to the test,
-//! which implements it as the kernel does: the wait ends when the clock reaches the limit, even if the clock is
-//! set.
+//! that definition, too. A seccomp filter passes each `futex(2)` that waits by the wall clock to the test. The
+//! test implements the call as the kernel does: the wait ends when the clock reaches the limit, even if the
+//! clock is set.
 #![cfg(not(loom))]
 
 mod notified;

@@ -243,8 +243,8 @@ fn a_close_that_does_not_look_again_after_asking_leaves_the_file_open() {
     must_fail_without(Rule::LookAgainAfterAsking, using_against_closing);
 }
 
-/// Two calls use an entry that another object replaces: the last call releases it. (In one step: loom
-/// does not come to an end with two threads that wait for a third one.)
+/// Two calls use an entry that another object replaces: the last call releases it. The calls take one
+/// step: loom does not come to an end with two threads that wait for a third one.
 fn two_using_against_closing() {
     model(3, || {
         let object = Object::new();

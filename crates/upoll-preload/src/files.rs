@@ -1,4 +1,4 @@
-//! Reading, writing, closing and duplicating by number.
+//! Reading, writing, closing and duplicating by fd.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,8 +34,8 @@ pub extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     give(upoll_fds::close_range(first, last, flags))
 }
 
-/// Before a thread gets numbers of its own (`CLONE_FILES`). The table here is one for all threads: the
-/// kernel has everything that it can have from then on. Alone, a thread shares its numbers with nobody.
+/// Demotes all objects before a thread gets fds of its own (`CLONE_FILES`), because all threads have
+/// the same table. The only thread of a process shares its fds with nobody.
 fn before_numbers_part() {
     if !is_only_thread() {
         settings::serve_nothing_new();
@@ -43,13 +43,13 @@ fn before_numbers_part() {
     }
 }
 
-/// Whether the process has no other thread; not so if that cannot be told.
+/// Returns whether the process has no other thread. Returns false if that is unknown.
 pub(crate) fn is_only_thread() -> bool {
     // SAFETY: all zeros is one.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     let (folder, path) = (libc::AT_FDCWD, c"/proc/self/task".as_ptr());
     let known = raw::kernel!(SYS_newfstatat, folder, path, &raw mut found, 0);
-    // A link for each, and two as every folder has them.
+    // A link for each thread, and two as every directory has.
     known.is_ok() && found.st_nlink == 3
 }
 
@@ -67,7 +67,7 @@ pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
 pub extern "C-unwind" fn closefrom(first: c_int) {
     let first = first.max(0).cast_unsigned();
     plain_sets::close_between(first, c_uint::MAX);
-    // As the C library's, it cannot say that it failed; the kernel has had the call since 5.9.
+    // Like the C library's function it cannot fail; the kernel has had the call since 5.9.
     let _ = upoll_fds::close_range(first, c_uint::MAX, 0);
 }
 
@@ -87,7 +87,7 @@ pub(crate) unsafe fn read_chk(fd: c_int, buffer: *mut u8, count: size_t, room: s
     unsafe { read(fd, buffer, count) }
 }
 
-/// What a fortified program calls for a buffer that is too small: it does not return.
+/// Ends a fortified program that passes too small a buffer, as the C library does.
 pub(crate) fn chk_fail() -> ! {
     unsafe extern "C" {
         fn __chk_fail() -> !;
@@ -404,9 +404,9 @@ macro_rules! by_the_kernel {
     )* };
 }
 
-/// Has the kernel serve a number. What cannot be handed over the kernel's call does not find ready.
+/// Demotes the object of `fd`. If it cannot be demoted, the kernel's call does not find its contents.
 ///
-/// A number of the library's own stays as it is: a call that may use it has to [look for that](own_fds::is_own).
+/// An own fd stays as it is: a call that may use one has to [check for that](own_fds::is_own).
 pub(crate) fn hand_over(fd: c_int) {
     plain_sets::forget(fd);
     if upoll_fds::is_user_level(fd) {
@@ -414,7 +414,8 @@ pub(crate) fn hand_over(fd: c_int) {
     }
 }
 
-/// The C library has streams over the first three numbers, and reads and writes there unseen.
+/// Demotes an object at one of the first three fds. The C library has streams over them, and its
+/// calls are not seen.
 pub(crate) fn leave_to_streams(new: c_int) {
     if new <= libc::STDERR_FILENO {
         hand_over(new);
@@ -441,19 +442,19 @@ fn before_redirection(fd: c_int, new: c_int) {
     }
 }
 
-/// Has `dup` put the file of `fd` under the number `new`. If the library has a fd of its own there, it moves
-/// to another number before.
+/// Calls `dup`, which makes `new` refer to the file of `fd`. An own fd at `new` is moved to another number
+/// before.
 fn replace(
     fd: c_int,
     new: c_int,
     dup: impl FnOnce() -> Result<c_int, Errno>,
 ) -> Result<c_int, Errno> {
-    // A child in its parent's memory has numbers of its own: those that are recorded are its parent's.
+    // A child in its parent's memory has fds of its own: the recorded ones are its parent's.
     if own_fds::is_own(fd) || fd == new || handlers::is_others() {
         return dup();
     }
-    // Also for a number that is free by now: else another thread could record an own fd that it has opened there
-    // after `dup` has replaced it.
+    // Even if `new` is free by now: another thread could open an own fd there, and record it after `dup` has
+    // replaced it.
     let _held = own_fds::hold_numbers(new);
     if own_fds::is_own(new) {
         raw::kernel!(SYS_fcntl, fd, libc::F_GETFD)?;

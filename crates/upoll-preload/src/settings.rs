@@ -1,5 +1,5 @@
-//! What the environment asks for: `UPOLL_USER`, the kinds of objects to serve here, and
-//! `UPOLL_STATS`, where to say what was served.
+//! Settings from the environment: `UPOLL_USER`, the kinds of objects to serve here, and
+//! `UPOLL_STATS`, the place for the statistics.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::{handlers, raw};
 
-/// A kind of objects that can be served here.
+/// A kind of objects that can be user-level.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(crate) enum Kind {
     EventFd = 1,
     Pipe = 2,
     SocketPair = 4,
-    /// Sets from their start, and not only once they hold an object that is served here.
+    /// Sets from their start, and not only once they have a user-level member.
     Epoll = 8,
 }
 
@@ -23,21 +23,22 @@ pub(crate) enum Kind {
 const ALL: u32 =
     Kind::EventFd as u32 | Kind::Pipe as u32 | Kind::SocketPair as u32 | Kind::Epoll as u32;
 
-/// The kinds, and that they have been read. Not a `Once`: calls come before any constructor ran, and
-/// from signal handlers. Reading them twice does no harm.
+/// The kinds, and a bit that is set once they have been read. Not a `Once`: calls come before any
+/// constructor has run, and from signal handlers. Reading the kinds twice does no harm.
 static KINDS: AtomicU32 = AtomicU32::new(0);
 const READ: u32 = 128;
-/// Nothing is to be served here any more.
+/// No new object is served here any more.
 const NOTHING_NEW: u32 = 64;
-/// One of the children in this memory that threads wait for. As long as there are any, nothing is.
+/// A child in this memory that a thread waits for. No new object is served while there are any.
 const WAIT: u32 = 256;
 
 std::thread_local! {
-    /// Those of this thread: a handler may have one more, and so may such a child.
+    /// The part of this thread: its signal handlers may wait for a child, too, and such a child for
+    /// its own.
     static WAITS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Threads that are making something to be served here.
+/// The number of threads that are making user-level objects.
 static MAKING: AtomicUsize = AtomicUsize::new(0);
 
 fn is_any_served(kinds: u32) -> bool {
@@ -49,12 +50,12 @@ pub(crate) fn is_user_level(kind: Kind) -> bool {
     kinds & kind as u32 != 0 && is_any_served(kinds)
 }
 
-/// Whether any objects are served here at all.
+/// Returns whether the settings name any kind of objects.
 pub(crate) fn is_any_kind_served() -> bool {
     read() & ALL != 0
 }
 
-/// Reads the kinds, if that is still to be done.
+/// Returns the kinds. Reads them if that has not been done.
 pub(crate) fn read() -> u32 {
     let known = KINDS.load(Ordering::Relaxed);
     if known != 0 {
@@ -62,7 +63,7 @@ pub(crate) fn read() -> u32 {
     }
     let kinds = READ | read_kinds();
     let read = KINDS.compare_exchange(0, kinds, Ordering::Relaxed, Ordering::Relaxed);
-    // Another thread was quicker, and may have gone on.
+    // Another thread may have been quicker, and have changed the word since.
     read.map_or_else(|known| known, |_| kinds)
 }
 
@@ -84,13 +85,15 @@ fn read_kinds() -> u32 {
     })
 }
 
-/// Has `make` make an object that is served here. None if `is_wanted` says that none is to be.
+/// Calls `make`, which makes a user-level object. Returns `None` if `is_wanted` returns false.
 ///
-/// The named pair: who makes one counts itself, then looks whether any are served; who ends that says so, then
-/// looks at the count, and waits until nobody is making any ([`outlast_making`]). Handlers are put off
-/// meanwhile: one could wait so for its own thread.
+/// Named pair: a thread that makes an object increments `MAKING`, then checks whether new objects are served.
+/// A thread that ends the service publishes that, then checks `MAKING`, and waits until it is 0
+/// ([`outlast_making`]). Handlers are delayed meanwhile: a handler that waited so could wait for its own
+/// thread.
 pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
-    // A child in its parent's memory, which might be killed in the midst of this, goes no further.
+    // First, because a child in its parent's memory might be killed between the two changes of the
+    // count.
     if !is_wanted() {
         return None;
     }
@@ -99,14 +102,15 @@ pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> 
     MAKING.fetch_add(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     let made = is_wanted().then(make);
-    // A fork in a handler of a fault has forgotten it in the child.
+    // After a fork in a handler of a fault, the child has reset the count.
     let less = |making: usize| making.checked_sub(1);
     let _ = MAKING.fetch_update(Ordering::Release, Ordering::Relaxed, less);
     made
 }
 
-/// After it was said that nothing is served: all that is made here has been. Not for ever: who makes
-/// something may wait for a fork that wants a lock which this thread holds.
+/// Waits until no thread is making an object, after the end of the service was published. It waits
+/// for a second at most: a thread that makes an object may wait for a fork that needs a lock which
+/// this thread holds.
 fn outlast_making() {
     const LONGEST: Duration = Duration::from_secs(1);
     fence(Ordering::SeqCst);
@@ -116,7 +120,7 @@ fn outlast_making() {
     let begun = Instant::now();
     while MAKING.load(Ordering::Acquire) != 0 && begun.elapsed() < LONGEST {
         // Not a mere yield: a thread of a lower real-time priority would get no processor. Not the C
-        // library's, where the thread might be cancelled.
+        // library's function, in which the thread might be cancelled.
         let time = libc::timespec {
             tv_sec: 0,
             tv_nsec: 50_000,
@@ -125,20 +129,21 @@ fn outlast_making() {
     }
 }
 
-/// From now on nothing that is made is served here. What has been made is to be handed over after this.
+/// Ends the service of new objects. The caller demotes existing ones after this.
 pub(crate) fn serve_nothing_new() {
     read();
     KINDS.fetch_or(NOTHING_NEW, Ordering::Relaxed);
     outlast_making();
 }
 
-/// The same until this thread's [`serve_again`], and that of all others that wait for a child.
+/// Suspends the service of new objects until this thread calls [`serve_again`], and all others that wait for
+/// a child have.
 ///
-/// What is counted here a child leaves as it was, unless it is killed while it waits for one of its own. That
-/// one goes on in this memory, and then nothing is served for good.
+/// A child leaves the counts as they were, unless it is killed while it waits for a child of its own. That
+/// one goes on in this memory, and the service has ended for good.
 pub(crate) fn serve_nothing_new_meanwhile() {
     read();
-    // First: a handler that forks has at most too many of them counted in the child.
+    // First: a handler that forks in between leaves the child with too high a count at most.
     WAITS.set(WAITS.get() + 1);
     KINDS.fetch_add(WAIT, Ordering::Relaxed);
     outlast_making();
@@ -149,7 +154,8 @@ pub(crate) fn serve_again() {
     WAITS.set(WAITS.get() - 1);
 }
 
-/// In the child of a fork: it has no other thread that would wait for a child, or make anything.
+/// Resets the counts in the child of a fork, which has no other thread that waits for a child or
+/// makes an object.
 #[unsafe(link_section = "upoll_fork")]
 pub(crate) extern "C" fn forget_other_threads() {
     // A page is not to be copied for what is right already.
@@ -163,23 +169,25 @@ pub(crate) extern "C" fn forget_other_threads() {
     });
 }
 
-/// Whether nothing is to be served here, for sets too, of which the table knows otherwise.
+/// Returns whether no new object is served here. Checks the settings for sets, too, which the table
+/// may serve otherwise.
 pub(crate) fn is_nothing_new_served() -> bool {
     !is_any_served(read())
 }
 
-/// Hands over what the caller has just made to be served here if nothing is to be any more: who said so may
-/// have waited too long for the caller. Whichever of the two looks last finds it, in the table or here.
+/// Demotes the object that the caller has just made, if new objects are no longer served: the thread that
+/// ended the service may have stopped waiting for the caller. That thread looks in the table after it has
+/// published the end, and this one checks after the object is in the table. So one of them finds it.
 pub(crate) fn look_again(fd: c_int) {
     fence(Ordering::SeqCst);
     if is_nothing_new_served() {
-        // What cannot be handed over is lost to others.
+        // An object that cannot be demoted is lost to other processes.
         let _ = upoll_fds::demote(fd);
     }
 }
 
-/// Returns a variable of the environment; none in a program with more rights than its caller has
-/// (set-user-ID), who is not to say what it does.
+/// Returns a variable of the environment. Returns `None` in a program with more rights than its
+/// caller (set-user-ID), because the caller must not control it.
 pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
     unsafe extern "C" {
         fn secure_getenv(name: *const c_char) -> *mut c_char;
