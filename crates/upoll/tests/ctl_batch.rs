@@ -23,7 +23,7 @@ const KERNEL: usize = 3;
 const TARGETS: usize = USER + KERNEL + 2;
 
 fn eventfd(count: u32) -> OwnedFd {
-    // SAFETY: makes a descriptor; nothing else owns it.
+    // SAFETY: the fd is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(count, libc::EFD_NONBLOCK)) }
 }
 

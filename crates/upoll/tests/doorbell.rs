@@ -128,7 +128,7 @@ fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
             // SAFETY: the number is that of the wake fd, which a program may close by mistake.
             unsafe { libc::dup2(reader.as_raw_fd(), number) };
             sleep_and_be_woken();
-            // SAFETY: takes a number.
+            // SAFETY: the call takes no pointers.
             let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
             assert_eq!(flags, libc::O_RDONLY);
         });
@@ -220,7 +220,7 @@ fn a_late_wake_does_not_touch_the_file_at_the_number_of_an_ended_threads_wake_fd
                     upoll::poll(&mut fds, Duration::from_micros(100)).unwrap();
                 });
                 sleeper.join().unwrap();
-                // SAFETY: makes descriptors, and reads eight bytes.
+                // SAFETY: the calls open an fd, and read into a live counter.
                 unsafe {
                     let reused = libc::eventfd(0, libc::EFD_NONBLOCK);
                     thread::yield_now();
@@ -241,7 +241,7 @@ fn more_entries_than_a_process_may_have_open_are_invalid() {
             rlim_cur: 64,
             rlim_max: 64,
         };
-        // SAFETY: it is a limit to read.
+        // SAFETY: the limit is live.
         let limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
         assert_eq!(limited, 0);
         for (count, expected) in [(64, Ok(0)), (65, Err(Errno::INVAL))] {

@@ -27,12 +27,12 @@ fn of_the_flags_of_a_new_set_linux_knows_only_cloexec() {
             continue;
         }
         let upoll = Epoll::create(CreateFlags::from_bits_retain(flag)).map(drop);
-        // SAFETY: makes a descriptor, or fails.
+        // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::epoll_create1(flag.cast_signed()) };
         let kernel = Kernel::result(fd.into()).map(drop);
         let _ = same(("flag", flag), upoll, kernel);
         if fd >= 0 {
-            // SAFETY: this test's own descriptor.
+            // SAFETY: the fd is this test's own.
             unsafe { libc::close(fd) };
         }
     }

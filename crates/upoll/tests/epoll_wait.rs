@@ -216,11 +216,11 @@ fn a_oneshot_interest_that_found_nothing_stays_armed() {
 #[test]
 fn a_wait_that_may_not_wait_ignores_signals() {
     let set = Epoll::new().unwrap();
-    // SAFETY: makes a descriptor.
+    // SAFETY: the call takes no pointers.
     let kernel = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     handle(libc::SIGALRM, false);
     let (done, until_done) = mpsc::channel::<()>();
-    // SAFETY: no arguments, no memory.
+    // SAFETY: the call takes no arguments.
     let tid = unsafe { libc::gettid() };
     let signals = thread::spawn(move || {
         while until_done.try_recv() == Err(mpsc::TryRecvError::Empty) {
@@ -235,7 +235,7 @@ fn a_wait_that_may_not_wait_ignores_signals() {
     }
     drop(done);
     signals.join().unwrap();
-    // SAFETY: this test's own descriptor.
+    // SAFETY: the fd is this test's own.
     unsafe { libc::close(kernel) };
 }
 

@@ -38,13 +38,13 @@ fn of_the_flags_linux_knows_semaphore_nonblock_and_cloexec() {
     for bit in 0..32 {
         let flag = 1_u32 << bit;
         let upoll = EventFd::with_flags(0, EventFdFlags::from_bits_retain(flag)).map(drop);
-        // SAFETY: makes a descriptor, or fails.
+        // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::eventfd(0, flag.cast_signed()) };
         let kernel = Kernel::result(fd.into()).map(drop);
         let known = same(("flag", flag), upoll, kernel).is_ok();
         assert_eq!(known, [1, 0o4_000, 0o2_000_000].contains(&flag));
         if fd >= 0 {
-            // SAFETY: this test's own descriptor.
+            // SAFETY: the fd is this test's own.
             unsafe { libc::close(fd) };
         }
     }

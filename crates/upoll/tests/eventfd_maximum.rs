@@ -35,7 +35,7 @@ proptest! {
         steps in prop::collection::vec(any_step(), 0..40),
     ) {
         let flags = libc::EFD_NONBLOCK | if semaphore { libc::EFD_SEMAPHORE } else { 0 };
-        // SAFETY: makes a descriptor; nothing else owns it.
+        // SAFETY: the fd is new, and nothing else owns it.
         let kernel = unsafe { OwnedFd::from_raw_fd(libc::eventfd(initial, flags)) };
         let mut model = Model { count: initial.into(), maximum: u64::MAX, semaphore };
         for step in steps {

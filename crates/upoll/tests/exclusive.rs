@@ -267,7 +267,7 @@ fn rotating(workers: usize, wanted: Events) -> (EventFd, Epoll, Vec<Epoll>) {
 
 #[test]
 fn no_kernel_has_rotating_sets() {
-    // SAFETY: makes a descriptor, or fails.
+    // SAFETY: the call takes no pointers.
     let kernel = Kernel::result(unsafe { libc::epoll_create1(1) }.into());
     assert_eq!(kernel, Err(Errno::INVAL));
     assert!(Epoll::create(CreateFlags::ROTATE).is_ok());

@@ -19,7 +19,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 fn open_numbers() -> Vec<RawFd> {
     let is_open = |fd: &RawFd| {
-        // SAFETY: no pointers are involved.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 }
     };
     (3..1024).filter(is_open).collect()

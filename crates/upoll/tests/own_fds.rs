@@ -66,7 +66,7 @@ fn check_untouched((others, mut other): (Vec<RawFd>, UnixStream)) {
     let read = other.read(&mut [0; 8]).unwrap_err();
     assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
     for fd in others {
-        // SAFETY: takes a number.
+        // SAFETY: the call takes no pointers.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
         assert!(flags >= 0, "{fd} was closed");
     }
@@ -348,7 +348,7 @@ fn the_fds_behind_an_ancestors_sets_are_closed_in_each_child_of_a_chain() {
         let watched = Watched::new();
         watched.check(Watched::wait_above, || ());
         watched.check(|this| this.poll(|fds| upoll::poll(fds, LONG)), || ());
-        // SAFETY: no pointers are involved.
+        // SAFETY: the call takes no pointers.
         let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0;
         let kept = watched.kept();
         let own = (256..1024).filter(|fd| !kept.contains(fd)).filter(is_open);
@@ -566,7 +566,7 @@ fn each_fd_of_a_rotating_set_that_is_replaced_alone_is_made_anew() {
         loop {
             let rotating = Rotating::new();
             rotating.check_all(|| ());
-            // SAFETY: no pointers are involved.
+            // SAFETY: the call takes no pointers.
             let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
             let Some(own) = (256..600).filter(is_open).nth(at) else {
                 assert!(at > 3, "only {at} fds of the library's own");
@@ -685,7 +685,7 @@ fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
                 }
             };
             find_each();
-            // SAFETY: no pointers are involved.
+            // SAFETY: the call takes no pointers.
             let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
             let own: Vec<RawFd> = (256..600).filter(is_open).collect();
             assert!(own.len() > 3, "{own:?}");
@@ -735,7 +735,7 @@ fn a_kernel_set_at_the_number_of_an_own_fd_is_neither_polled_nor_changed() {
                 poll_long(&watched.above);
                 wait(&watched.above);
                 wait(&watched.set);
-                // SAFETY: no pointers are involved.
+                // SAFETY: the call takes no pointers.
                 let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
                 let Some(own) = (256..600).filter(is_open).nth(at) else {
                     assert!(at > 3, "only {at} fds of the library's own");

@@ -54,7 +54,7 @@ struct Twin {
 impl Twin {
     fn counter(value: u64) -> Self {
         let ours = EventFd::new(0).unwrap();
-        // SAFETY: makes a descriptor; nothing else owns it.
+        // SAFETY: the fd is new, and nothing else owns it.
         let kernel = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
         ours.write(value).unwrap();
         OsFile::from(kernel.try_clone().unwrap())
@@ -69,7 +69,7 @@ impl Twin {
     /// Returns a set that watches `inner` for `events`.
     fn set(inner: &Twin, events: Events) -> Self {
         let ours = Epoll::new().unwrap();
-        // SAFETY: makes a descriptor; nothing else owns it.
+        // SAFETY: the fd is new, and nothing else owns it.
         let kernel = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         ours.add(&inner.target(), Event::new(events, 0)).unwrap();
         let mut event = libc::epoll_event {
@@ -164,7 +164,7 @@ fn kernel_states() -> (Vec<OwnedFd>, Vec<OwnedFd>) {
     peers.push(other.into());
     states.push(UnixStream::pair().unwrap().0.into());
     // A socket that was never connected, and a file, which is always ready.
-    // SAFETY: makes a descriptor; nothing else owns it.
+    // SAFETY: the fd is new, and nothing else owns it.
     states.push(unsafe {
         OwnedFd::from_raw_fd(libc::socket(
             libc::AF_INET,

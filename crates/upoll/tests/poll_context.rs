@@ -26,20 +26,20 @@ fn owned(fd: i32) -> OwnedFd {
 }
 
 fn kernel_eventfd() -> OwnedFd {
-    // SAFETY: makes a descriptor.
+    // SAFETY: the call takes no pointers.
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 fn kernel_pipe() -> (OwnedFd, OwnedFd) {
     let mut ends = [-1; 2];
-    // SAFETY: fills the array with two new descriptors.
+    // SAFETY: the array has room for two fds.
     let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) };
     assert_eq!(made, 0);
     (owned(ends[0]), owned(ends[1]))
 }
 
 fn kernel_set(member: &OwnedFd) -> OwnedFd {
-    // SAFETY: makes a descriptor.
+    // SAFETY: the call takes no pointers.
     let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
     let mut event = libc::epoll_event {
         events: Events::IN.bits(),

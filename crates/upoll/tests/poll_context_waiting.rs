@@ -531,7 +531,7 @@ fn select_goes_on_to_report_what_counts_after_what_does_not() {
         unreachable!("bound to an IPv4 address");
     };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: makes a descriptor; nothing else owns it.
+    // SAFETY: the fd is new, and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, kind, 0)) };
     let socket = Descriptor::new(socket);
     let mut context = PollContext::new();
@@ -593,7 +593,7 @@ fn a_set_that_gains_kernel_fds_between_calls_is_polled() {
 fn longest_chain(mut poll: impl FnMut(&Descriptor<OwnedFd>)) -> usize {
     let mut sets: Vec<Descriptor<OwnedFd>> = Vec::new();
     loop {
-        // SAFETY: makes a descriptor; nothing else owns it.
+        // SAFETY: the fd is new, and nothing else owns it.
         let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         if let Some(last) = sets.last() {
             let mut event = libc::epoll_event {
@@ -631,7 +631,7 @@ fn a_context_that_comes_to_another_thread_sees_what_that_thread_sees() {
         let mut set = SigSet::empty();
         set.add(signal).unwrap();
         let set: libc::sigset_t = set.into();
-        // SAFETY: makes a descriptor for a set to read; nothing else owns it.
+        // SAFETY: the set is live; the fd is new, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(libc::signalfd(-1, &raw const set, 0)) };
         let hold = move || {
             // SAFETY: the set is live.
@@ -757,7 +757,7 @@ fn what_has_the_number_of_a_set_that_the_program_closed_is_left_alone() {
         let mut both = [fds[0], PollFd::new(&other, Events::IN)];
         assert_eq!(context.poll(&mut both, None), Ok(1));
         drop(context);
-        // SAFETY: takes a number.
+        // SAFETY: the call takes no pointers.
         let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
         assert_eq!(flags, libc::O_RDONLY);
         assert_eq!(kernel_sets(), before);

@@ -345,7 +345,7 @@ fn a_signal_ends_a_sleep_even_if_its_handler_asks_for_restarts() {
                 assert_eq!(outcome, Err(Errno::INTR), "{members:?}");
             }
         }
-        // SAFETY: there are no descriptors.
+        // SAFETY: the list is empty.
         let kernel = || result(unsafe { libc::poll(std::ptr::null_mut(), 0, 20_000) });
         assert_eq!(interrupted(signal, kernel), Err(Errno::INTR));
     }

@@ -64,7 +64,7 @@ enum Set {
 }
 
 fn eventfd(count: u32) -> OwnedFd {
-    // SAFETY: makes a descriptor; nothing else owns it.
+    // SAFETY: the fd is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(count, libc::EFD_NONBLOCK)) }
 }
 
@@ -86,7 +86,7 @@ impl Set {
     }
 
     fn kernel(ready: bool) -> Self {
-        // SAFETY: makes a descriptor; nothing else owns it.
+        // SAFETY: the fd is new, and nothing else owns it.
         let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         let counter = eventfd(ready.into());
         let mut event = libc::epoll_event {

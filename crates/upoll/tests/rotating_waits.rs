@@ -32,7 +32,7 @@ std::thread_local! {
 #[unsafe(no_mangle)]
 extern "C" fn sched_yield() -> libc::c_int {
     let _ = YIELDS.try_with(|yields| yields.set(yields.get() + 1));
-    // SAFETY: no arguments, no memory.
+    // SAFETY: the call takes no arguments.
     unsafe { libc::syscall(libc::SYS_sched_yield) };
     0
 }
@@ -47,7 +47,7 @@ impl Source {
     fn both() -> [Self; 2] {
         let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
-        // SAFETY: no pointers are involved.
+        // SAFETY: the call takes no pointers.
         let flagged = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         assert_eq!(flagged, 0);
         [Source::UserLevel(counter), Source::Kernel(reader, writer)]

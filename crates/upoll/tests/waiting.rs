@@ -32,7 +32,7 @@ fn set_with(source: &EventFd, events: Events) -> Epoll {
 }
 
 fn kernel_set() -> OwnedFd {
-    // SAFETY: makes a descriptor; nothing else owns it.
+    // SAFETY: the fd is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }
 }
 

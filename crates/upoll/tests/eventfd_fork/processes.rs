@@ -33,7 +33,7 @@ pub fn run(tests: &[Test]) {
     let mut failed = Vec::new();
     for (name, body) in chosen {
         let test = Child::new(|_| {
-            // SAFETY: no memory.
+            // SAFETY: the call takes no pointers.
             unsafe { libc::alarm(LIMIT) };
             body();
         });
@@ -68,7 +68,7 @@ impl Child {
             return Child { pid, line };
         }
         drop(line);
-        // SAFETY: no memory.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         let ended = catch_unwind(AssertUnwindSafe(|| body(&mut line_there)));
         // SAFETY: ends the process without running the parent's destructors.

@@ -50,7 +50,7 @@ impl World {
     pub fn counter(self, initial: u32, flags: EventFdFlags) -> Counter {
         match self {
             World::Ours => Counter::Ours(EventFd::shared(initial, flags).unwrap()),
-            // SAFETY: makes a descriptor.
+            // SAFETY: the call takes no pointers.
             World::Kernel => Counter::Kernel(owned(unsafe {
                 libc::eventfd(initial, flags.bits().cast_signed())
             })),
@@ -60,7 +60,7 @@ impl World {
     pub fn set(self) -> Set {
         match self {
             World::Ours => Set::Ours(Epoll::new().unwrap()),
-            // SAFETY: makes a descriptor.
+            // SAFETY: the call takes no pointers.
             World::Kernel => Set::Kernel(owned(unsafe { libc::epoll_create1(0) })),
         }
     }

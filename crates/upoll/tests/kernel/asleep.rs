@@ -51,7 +51,7 @@ impl<T: Send + 'static> Sleeper<T> {
     pub fn start(body: impl FnOnce() -> T + Send + 'static) -> Self {
         let (send, receive) = mpsc::channel();
         let thread = thread::spawn(move || {
-            // SAFETY: no arguments, no memory.
+            // SAFETY: the call takes no arguments.
             send.send(unsafe { libc::gettid() }).unwrap();
             body()
         });

@@ -228,7 +228,7 @@ impl Twin {
 
     pub fn open_set(&mut self, number: usize) {
         self.close(number);
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call takes no pointers.
         self.kernel.place(unsafe { libc::epoll_create1(0) }, number);
         self.objects[number] = Some(Object::Set(Epoll::new().unwrap()));
     }
@@ -237,7 +237,7 @@ impl Twin {
     #[cfg(feature = "std")]
     pub fn open_descriptor(&mut self, number: usize) {
         self.close(number);
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call takes no pointers.
         let fresh = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) };
         self.kernel.place(fresh, number);
         self.objects[number] = Some(Object::Descriptor);
@@ -272,7 +272,7 @@ impl Twin {
         counter: EventFd,
     ) {
         self.close(number);
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call takes no pointers.
         let fresh = unsafe { libc::eventfd(initial, flags.bits().cast_signed()) };
         self.kernel.place(fresh, number);
         self.objects[number] = Some(Object::Counter(counter));

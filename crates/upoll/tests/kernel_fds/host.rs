@@ -27,7 +27,7 @@ pub struct Kernel(pub OwnedFd);
 
 impl Kernel {
     pub fn new() -> Self {
-        // SAFETY: no pointers are involved.
+        // SAFETY: the call takes no pointers.
         Kernel(owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }))
     }
 
@@ -145,7 +145,7 @@ pub fn ready_pipe() -> (PipeReader, PipeWriter) {
 }
 
 pub fn eventfd() -> OwnedFd {
-    // SAFETY: no pointers are involved.
+    // SAFETY: the call takes no pointers.
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 

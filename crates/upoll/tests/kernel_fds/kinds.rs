@@ -181,7 +181,7 @@ fn eventfds() {
 #[test]
 fn timerfds() {
     let _alone = alone();
-    // SAFETY: no pointers are involved.
+    // SAFETY: the call takes no pointers.
     let timer = owned(unsafe {
         libc::timerfd_create(
             libc::CLOCK_MONOTONIC,
@@ -243,7 +243,7 @@ fn signalfds() {
 #[test]
 fn inotify() {
     let _alone = alone();
-    // SAFETY: no pointers are involved.
+    // SAFETY: the call takes no pointers.
     let watch = owned(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) });
     let folder = std::env::temp_dir().join(format!("upoll-inotify-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();

@@ -91,7 +91,7 @@ impl Service {
         let (listener, served) = (self.listener.clone(), self.served.clone());
         let (tasks, connections) = (self.tasks.clone(), self.connections);
         self.threads.push(thread::spawn(move || {
-            // SAFETY: no pointers are involved.
+            // SAFETY: the call takes no pointers.
             tasks.lock().unwrap().push(unsafe { libc::gettid() });
             while total(&served) < connections {
                 wait();
@@ -395,7 +395,7 @@ fn events_that_come_together_find_as_many_workers_that_take_one_each() {
     let _alone = alone();
     for round in 0..40 {
         let (reader, mut writer) = pipe();
-        // SAFETY: no pointers are involved.
+        // SAFETY: the call takes no pointers.
         let flagged = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         assert_eq!(flagged, 0);
         let rotating = rotating();

@@ -118,14 +118,14 @@ impl Both {
             Call::Socket => {
                 let number = program::socket().unwrap();
                 let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-                // SAFETY: no pointers are involved.
+                // SAFETY: the call takes no pointers.
                 let file = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).unwrap();
                 self.put(file, number, Opened::Socket);
                 same(number)
             }
             Call::EpollCreate => {
                 let number = program::epoll_create().unwrap();
-                // SAFETY: no pointers are involved.
+                // SAFETY: the call takes no pointers.
                 let file = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).unwrap();
                 self.put(file, number, Opened::Set(self.sets));
                 self.sets += 1;

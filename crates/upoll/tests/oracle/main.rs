@@ -282,7 +282,7 @@ fn exceed_paths(links: usize, limit: usize) {
 
 #[test]
 fn too_many_paths_up_from_a_file_are_refused() {
-    // SAFETY: raises this process's own limit of descriptors.
+    // SAFETY: raises this process's own limit of fds.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Returns the calling thread's ID.
 pub fn tid() -> i32 {
-    // SAFETY: no arguments, no memory.
+    // SAFETY: the call takes no arguments.
     unsafe { libc::gettid() }
 }
 

@@ -125,7 +125,7 @@ pub fn kernel_shutdown(fd: &Fd, how: Shutdown) {
         Shutdown::Write => libc::SHUT_WR,
         Shutdown::Both => libc::SHUT_RDWR,
     };
-    // SAFETY: no memory.
+    // SAFETY: the call takes no pointers.
     result(unsafe { libc::shutdown(fd.raw(), how) } as isize).unwrap();
 }
 
@@ -145,7 +145,7 @@ impl Sets {
     pub fn new() -> Self {
         Sets {
             upoll: Epoll::new().unwrap(),
-            // SAFETY: makes a descriptor.
+            // SAFETY: the call takes no pointers.
             kernel: Fd::new(unsafe { libc::epoll_create1(0) }),
         }
     }
@@ -222,7 +222,7 @@ impl Pattern {
 }
 
 pub fn tid() -> i32 {
-    // SAFETY: no arguments, no memory.
+    // SAFETY: the call takes no arguments.
     unsafe { libc::gettid() }
 }
 
