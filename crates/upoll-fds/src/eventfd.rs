@@ -10,15 +10,15 @@ use crate::signals::Section;
 use crate::slot::Entry;
 use crate::{change, io, memory, table};
 
-/// `_IOW('J', 0, __u64)`: what writes keep the count below.
+/// `_IOW('J', 0, __u64)`: sets the maximum, which the count stays below.
 pub const EFD_IOC_SET_MAXIMUM: u32 = 0x4008_4a00;
-/// `_IOR('J', 1, __u64)`: what it is.
+/// `_IOR('J', 1, __u64)`: returns the maximum.
 pub const EFD_IOC_GET_MAXIMUM: u32 = 0x8008_4a01;
 
 /// `eventfd(2)`.
 ///
 /// # Errors
-/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no number to give.
+/// `EINVAL`: an unknown flag. `EMFILE`, `ENFILE`, `ENOMEM`: the kernel cannot open an fd.
 pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     let counter = EventFd::with_flags(
@@ -29,12 +29,12 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
     // SAFETY: no pointers are involved.
     let by_the_kernel = || number(unsafe { call!(eventfd2, initial, flags) });
     let entry = match entry {
-        // The kernel may have some.
+        // The kernel may have memory.
         Err(Errno::NOMEM) => return by_the_kernel(),
         entry => entry?,
     };
     let Some(_change) = change::Change::try_begin() else {
-        // The child of a fork is to have it, too.
+        // The child of a fork under way must have it, too.
         return by_the_kernel();
     };
     // SAFETY: no pointers are involved.
@@ -68,7 +68,7 @@ pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
 pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
     let at_once = table::with(fd, |object| match object {
         Object::EventFd(counter) => match counter.try_write(value) {
-            // Also if the kernel has it now.
+            // The count would exceed the maximum, or the object has been demoted.
             Err(Errno::AGAIN | Errno::STALE) => None,
             done => Some(done),
         },
@@ -80,7 +80,7 @@ pub fn eventfd_write(fd: RawFd, value: u64) -> Result<(), Errno> {
     }
 }
 
-/// A write that may have to block, and one to another kind of number.
+/// A write that may have to block, and one to another kind of object.
 #[cold]
 fn write_at_length(fd: RawFd, value: u64) -> Result<(), Errno> {
     // SAFETY: `value` is live.
@@ -90,7 +90,7 @@ fn write_at_length(fd: RawFd, value: u64) -> Result<(), Errno> {
     }
 }
 
-/// The eventfd's own `ioctl(2)` requests; None for all others.
+/// Handles the eventfd's own `ioctl(2)` requests. Returns `None` for all others.
 ///
 /// # Safety
 /// As [`ioctl`](crate::ioctl).

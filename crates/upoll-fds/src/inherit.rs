@@ -27,10 +27,10 @@ use crate::signals::HeldBack;
 use crate::slot::Entry;
 use crate::{epoll_ctl, table};
 
-/// The sets that a child is to have.
+/// The sets to make in a child.
 pub(crate) struct Inheritance(Vec<Bequest>);
 
-/// A set, by what makes another one like it.
+/// The snapshot of a set, from which the child makes another one.
 struct Bequest {
     /// The parent's set: an address that is only compared.
     of: *const NumberedSet,
@@ -39,15 +39,15 @@ struct Bequest {
     interests: Vec<(RawFd, Event)>,
 }
 
-/// A member that the child has as well, with its numbers.
+/// A member that the child has as well, with its fds.
 struct Member {
     object: Object,
     numbers: Vec<RawFd>,
 }
 
 impl Inheritance {
-    /// Lists the sets before the fork, once everything has been handed over that can be. Without memory for
-    /// it the child has none of them.
+    /// Records the sets before the fork, after all objects that can be demoted were demoted. If there is no
+    /// memory for that, the child has none of them.
     pub(crate) fn write_down() -> Self {
         Inheritance(Self::list().unwrap_or_default())
     }
@@ -74,7 +74,7 @@ impl Inheritance {
             }
         }
         let mut bequests = Vec::new();
-        // First the rotating ones: a set that watches one is told of a source that comes later, one by one.
+        // Rotating sets first: a set that watches one is notified of later sources, one by one.
         for rotates in [true, false] {
             for member in &members {
                 let Object::Epoll(set) = &member.object else {
@@ -104,17 +104,18 @@ impl Inheritance {
         self.0.is_empty()
     }
 
-    /// In the child: has the numbers stand for new sets, without their members. Says which do.
+    /// Makes the fds stand for new sets, without their members. Called in the child. Returns these
+    /// fds.
     pub(crate) fn take_numbers(&self) -> Vec<RawFd> {
         let _held_back = HeldBack::begin();
         let mut taken = Vec::new();
         for bequest in &self.0 {
-            // Of one that is passive the kernel set is all.
+            // The kernel set has all members of a passive set.
             let is_still = |fd: &RawFd| {
                 let set = set_alone(*fd).filter(|set| !set.is_passive());
                 set.is_some_and(|set| ptr::eq(set, bequest.of))
             };
-            // If there are no descriptors or no memory for it, the child does not get it.
+            // If there are no fds or no memory for it, the child does not get it.
             let mut numbers = Vec::new();
             let room = bequest.numbers.len();
             if numbers.try_reserve(room).is_err() || taken.try_reserve(room).is_err() {
@@ -128,8 +129,8 @@ impl Inheritance {
         taken
     }
 
-    /// In the child, once all numbers are what they are to be there: has the new sets watch what their
-    /// models watched.
+    /// Adds the recorded members to the new sets. Called in the child once all fds stand for the
+    /// child's objects.
     pub(crate) fn take_interests(&self) {
         let _held_back = HeldBack::begin();
         for bequest in &self.0 {
@@ -138,7 +139,7 @@ impl Inheritance {
                 continue;
             };
             for &(fd, interest) in &bequest.interests {
-                // It was closed just before the fork, or there is no memory for it.
+                // The fd was closed just before the fork, or there is no memory for the member.
                 let _ = epoll_ctl::ctl(epfd, Op::Add as i32, fd, interest.into());
             }
         }
@@ -162,13 +163,13 @@ impl Bequest {
             table::set_alone(fd, Some(entry));
             Ok(())
         });
-        // It is ours alone.
+        // Nobody else has this fd.
         let _ = kernel::close(behind);
         taken
     }
 }
 
-/// The set that a number stands for in the child.
+/// Returns the set that an fd stands for in the child.
 pub(crate) fn set_alone(fd: RawFd) -> Option<&'static NumberedSet> {
     match table::alone(fd) {
         Some(Object::Epoll(set)) => Some(set),
@@ -203,8 +204,8 @@ pub(crate) fn reopen_shared() -> Vec<RawFd> {
     numbers
 }
 
-/// Whether a child has the object, or one like it. Not what a call is just changing that this one has
-/// interrupted.
+/// Returns whether a child has the object, or one like it. Objects that an interrupted call is
+/// changing do not count.
 fn stays_in_the_child(object: &Object) -> bool {
     match object {
         Object::Epoll(set) => !set.is_retired() && !set.as_epoll().is_locked_here(),
@@ -213,7 +214,7 @@ fn stays_in_the_child(object: &Object) -> bool {
     }
 }
 
-/// Where each member is, by the address of its file.
+/// The index of each member, by the address of its file.
 type Places = HashMap<usize, usize>;
 
 fn push<T>(list: &mut Vec<T>, one: T) -> Result<(), Errno> {
@@ -235,7 +236,7 @@ fn interests(
         .try_reserve(in_core.len())
         .map_err(|_| Errno::NOMEM)?;
     for (at, number, interest) in in_core {
-        // The number may be closed while another one keeps the file open.
+        // The fd may be closed while another one keeps the file open.
         let numbers = &members[at].numbers;
         let own = numbers.iter().find(|&&known| known == number);
         let number = own.or(numbers.first());

@@ -1,4 +1,4 @@
-//! `select(2)` and `pselect(2)` by number.
+//! `select(2)` and `pselect(2)` by fd.
 
 use core::ffi::c_ulong;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -141,7 +141,7 @@ unsafe fn select_masked(
         match unsafe { select_once(end, &copies, sets, limit, mask) } {
             Ok(Some(ready)) => return Ok(ready),
             Ok(None) => {}
-            // For want of memory, or of an fd to wake the thread by.
+            // There is no memory, or no fd to wake the thread by.
             Err(Errno::NOMEM) if demote_any(copies.iter().flatten().flat_map(FdSet::iter)) => {}
             Err(errno) => return Err(errno),
         }
@@ -149,14 +149,14 @@ unsafe fn select_masked(
     }
 }
 
-/// Words that hold numbers below 320, as many as the kernel keeps on its stack.
+/// Words of the sets for fds below 320, as many as the kernel keeps on its stack.
 const FEW_WORDS: usize = 320 / WORD;
 
-/// How many objects are looked at without a reference to each.
+/// How many objects are polled without a reference to each.
 const FEW: usize = 8;
 
-/// A select that is over at once, of a few objects of ours with low numbers: one of them is ready, or it
-/// is not to last. None if it is another one, or something is wrong with it.
+/// Serves a select that does not wait, of a few user-level objects with low fds: one of them is ready,
+/// or the limit is zero. Returns `None` if the call is another one, or an argument is invalid.
 ///
 /// # Safety
 /// As [`select`].
@@ -238,13 +238,12 @@ fn look(number: usize) -> Option<Events> {
         return None;
     }
     let ready = object.as_file_ref(number).ready();
-    // That is how one that has been handed over shows; of a pipe's two ends the one that is written to by
-    // the error.
+    // A demoted object shows HUP; of a pipe's two ends the writing one shows ERR.
     let may_be_retired = ready.intersects(Events::HUP | Events::ERR);
     (!may_be_retired || !object.is_retired()).then_some(ready)
 }
 
-/// None if an object was handed over to the kernel meanwhile: it must be looked at anew.
+/// Returns `None` if an object was demoted meanwhile: the call must begin again.
 ///
 /// # Safety
 /// As [`select`].
@@ -290,7 +289,7 @@ unsafe fn select_once(
     };
     match ended {
         Ok(_) => {}
-        // The sets are as they were: nothing was ready.
+        // The sets are unchanged: nothing was ready.
         Err(Errno::INTR) => copies.iter_mut().flatten().for_each(FdSet::clear),
         Err(errno) => return Err(errno),
     }
@@ -324,9 +323,9 @@ unsafe fn select_once(
     Ok(Some(ready))
 }
 
-/// Replaces what was `found` for a number that was closed or replaced during the call by what is ready
-/// on it now. A closed one is ready in every set, as in Linux. Returns how many bits are set then, of
-/// `ready` before.
+/// Replaces the events `found` for an fd that was closed or replaced during the call by those that are
+/// ready now. A closed fd is ready in every set, as in Linux. Returns how many bits are then set,
+/// given that `ready` were set before.
 fn correct(
     number: RawFd,
     asked: &[Option<FdSet>; 3],
@@ -381,7 +380,8 @@ unsafe fn pass_on(
     ready
 }
 
-/// How many descriptors the kernel's table has room for, or at least `enough`. It only grows.
+/// Returns how many fds the kernel's table has room for, or at least `enough`. The table only
+/// grows.
 fn size_of_the_kernels_table(enough: usize) -> usize {
     static KNOWN: AtomicUsize = AtomicUsize::new(0);
     let known = KNOWN.load(Ordering::Relaxed);

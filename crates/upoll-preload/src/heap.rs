@@ -5,10 +5,10 @@
 //! forks and from children that share the memory. Without one, a thread that stops in the midst of an
 //! allocation, or that the child of a fork does not have, leaves at most one block unused.
 //!
-//! Blocks have sizes of powers of two. A list of free blocks for each size ([`FreeList`]) knows them by
-//! number: the units of all regions are numbered through. Regions are mapped when they are needed, each
-//! twice as large as the one before, and stay. Larger blocks are mappings of their own, which are
-//! unmapped when they are freed.
+//! Blocks have sizes of powers of two. Each size has a list of free blocks ([`FreeList`]), which
+//! identifies them by the number of their first unit; units are numbered across all regions. Regions
+//! are mapped when they are needed, each twice as large as the one before, and never unmapped. Larger
+//! blocks are mappings of their own, which are unmapped when they are freed.
 
 mod free_list;
 
@@ -46,7 +46,7 @@ struct Heap;
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-/// The region that a unit is in.
+/// Returns the region that a unit is in.
 fn region_of(unit: u64) -> usize {
     (unit / FIRST).ilog2() as usize
 }
@@ -59,7 +59,7 @@ fn bytes_of(region: usize) -> usize {
     UNIT << (FIRST.ilog2() as usize + region)
 }
 
-/// Which size of blocks a layout takes; none if it is to have a mapping of its own.
+/// Returns the size class of a layout, or `None` if it needs a mapping of its own.
 fn class_of(layout: Layout) -> Option<usize> {
     let size = layout.size().max(layout.align()).max(UNIT);
     (size <= LARGEST && layout.align() <= PAGE)
@@ -80,7 +80,7 @@ fn unmap(place: *mut u8, bytes: usize) {
     let _ = kernel!(SYS_munmap, place.expose_provenance(), bytes);
 }
 
-/// Where a region begins. Maps it if need be; null if there is no memory.
+/// Returns the beginning of a region, which it maps if necessary; null if there is no memory.
 fn mapped(region: usize) -> *mut u8 {
     let Some(place) = MAPPED.get(region) else {
         return ptr::null_mut();
@@ -104,12 +104,13 @@ fn mapped(region: usize) -> *mut u8 {
 }
 
 /// Behind the blocks of a region there is a word for each of its units: the number of the next free
-/// block. It is not in the block itself, whose next owner may write there while a slower thread reads.
+/// block. It is not in the block itself, because the block's next owner may write there while a slower
+/// thread reads.
 fn size_of_links(region: usize) -> usize {
     size_of::<AtomicU32>() << (FIRST.ilog2() as usize + region)
 }
 
-/// The link of the block that begins with a unit.
+/// Returns the link of the block that begins with a unit.
 fn link(unit: u32) -> &'static AtomicU32 {
     let region = region_of(unit.into());
     let base = MAPPED[region].load(Ordering::Acquire);
@@ -128,7 +129,7 @@ fn address_of(unit: u32) -> *mut u8 {
         .wrapping_add(at * UNIT)
 }
 
-/// The number of the first unit of a block.
+/// Returns the number of the first unit of a block.
 fn unit_at(block: *mut u8) -> Option<u32> {
     MAPPED.iter().enumerate().find_map(|(region, base)| {
         let base = base.load(Ordering::Relaxed);
@@ -223,7 +224,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// A mapping that is aligned to more than a page if need be.
+/// Maps memory, aligned to more than a page if necessary.
 fn map_aligned(layout: Layout) -> *mut u8 {
     let (size, align) = (layout.size().next_multiple_of(PAGE), layout.align());
     if align <= PAGE {

@@ -1,5 +1,5 @@
-//! `setrlimit(2)` and `prlimit(2)`: `poll` checks the number of its entries against the limit of fds as it was read
-//! last, so a change has it read again.
+//! `setrlimit(2)` and `prlimit(2)`. `poll` checks the number of its entries against the last known limit of
+//! fds. A change makes it read the limit again.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,8 +9,8 @@ use crate::errno::give;
 use crate::next::pass_on;
 use crate::raw;
 
-/// Functions that pass their arguments on and have the limit read again. Without one of that name in the C
-/// library the system call is made.
+/// Defines functions that pass their arguments on, then have the limit read again. If the C library has no
+/// such function, they make the system call.
 macro_rules! changes {
     ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident($($given:expr),*);)*) => { $(
         #[doc = concat!("`", $symbol, "`")]

@@ -52,7 +52,7 @@ pub(crate) fn result(given: usize) -> Result<usize, Errno> {
     }
 }
 
-/// A call without pointers that would be a program's, or whose pointers the kernel checks.
+/// A call without pointers that the program would make, or whose pointers the kernel checks.
 macro_rules! kernel {
     ($number:ident $(, $argument:expr)* $(,)?) => {{
         let given = [$($argument as usize),*];
@@ -83,10 +83,10 @@ pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `syscall(2)`: the calls that act on user-level objects, by number.
+/// `syscall(2)`: selects the calls that act on user-level objects by their number.
 ///
-/// It is variadic in C. An argument that is not given has an arbitrary value, which the call of that
-/// number does not look at.
+/// It is variadic in C. An argument that was not passed has an arbitrary value, and the call does
+/// not use it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn syscall(
     number: c_long,
@@ -146,7 +146,7 @@ fn is_copy_to_number(number: c_long) -> bool {
     number == libc::SYS_dup3
 }
 
-/// A wait in a set, as `cancel.rs` has it by name.
+/// A wait in a set, like the named functions in `cancel.rs`.
 ///
 /// # Safety
 /// That of the call.
@@ -170,7 +170,7 @@ unsafe fn wait(number: c_long, arguments: [usize; 6]) -> c_long {
     }
 }
 
-/// Arguments of a system call are machine words; what they stand for is narrower.
+/// Arguments of a system call are machine words; the values are narrower.
 trait Word {
     fn int(self) -> c_int;
     fn uint(self) -> c_uint;
@@ -199,8 +199,8 @@ impl Word for usize {
     }
 }
 
-/// Whether a call names a user-level object, or may make one or let others see one. All else is passed on as
-/// it is.
+/// Returns whether a call names a user-level object, or may make one or share one. All others are passed on
+/// unchanged.
 ///
 /// # Safety
 /// That of the call.

@@ -1,5 +1,5 @@
-//! Sockets: pairs, calls on them that only the kernel serves, and descriptors sent to other processes,
-//! which are handed over to the kernel first.
+//! Sockets: pairs, calls on them that only the kernel implements, and fds that are sent to other
+//! processes. Their objects are demoted first.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -58,7 +58,7 @@ pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
 /// Demotes a socket of ours: only the kernel has calls that transfer several messages at once.
 ///
 /// # Errors
-/// `EBADF`: the number is the library's own.
+/// `EBADF`: it is an own fd.
 fn leave(fd: c_int) -> Result<(), Errno> {
     if own_fds::is_own(fd) {
         return Err(Errno::BADF);
@@ -197,16 +197,16 @@ pub unsafe extern "C-unwind" fn setsockopt(
     give(unsafe { upoll_fds::setsockopt(fd, level, option, value, size) })
 }
 
-/// Hands over the descriptors that a message carries.
+/// Demotes the objects of the fds that a message carries.
 ///
 /// # Errors
-/// `EBADF`: one of them is the library's own.
+/// `EBADF`: one of them is an own fd.
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
 unsafe fn hand_over_rights(message: *const msghdr) -> Result<(), Errno> {
     if !plain_sets::may_name_any() {
-        // It may carry one, and a look is a system call of its own.
+        // It may carry an own fd, but the check would cost a system call.
         return Ok(());
     }
     // SAFETY: the caller's contract. The kernel's call fails for a message that cannot be read.
@@ -245,8 +245,8 @@ unsafe fn hand_over_rights(message: *const msghdr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether a message is sent by a user-level socket, or names an fd of the library's own. If not the call is
-/// passed on, once what the message carries has been handed over.
+/// Returns whether a message is sent by a user-level socket, or carries an own fd. Otherwise the call is
+/// passed on, after the objects that the message carries were demoted.
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
@@ -264,11 +264,11 @@ pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: 
     upoll_fds::is_ours(fd) || unsafe { hand_over_rights_of(messages, count) } != Ok(count)
 }
 
-/// Hands over the descriptors that several messages carry. Returns how many of the messages are to be sent: those
-/// before one that names an fd of the library's own.
+/// Demotes the objects of the fds that several messages carry. Returns how many of the messages to send: those
+/// before one that carries an own fd.
 ///
 /// # Errors
-/// `EBADF`: the first one does.
+/// `EBADF`: the first message carries one.
 ///
 /// # Safety
 /// As [`sends_ours`].

@@ -1,5 +1,5 @@
-//! Variadic functions of the C library. They are passed on with their arguments as they came, once what
-//! they concern has been handed over to the kernel.
+//! Variadic functions of the C library. Their arguments are passed on unchanged, after the objects
+//! concerned were demoted.
 
 use std::ffi::{c_int, c_void};
 
@@ -36,13 +36,14 @@ extern "C" fn before_printing(which: usize, fd: usize) -> *mut c_void {
     NEXT[which].address()
 }
 
-/// Prints nothing: the fd is not there for the program.
+/// Prints nothing: for the program the fd is not open.
 extern "C" fn refuse() -> c_int {
     set_errno(Errno::BADF);
     -1
 }
 
-/// A function that calls `before` and goes on with the C library's, its arguments untouched.
+/// Defines functions that call `before` and continue in the C library's, with their arguments
+/// unchanged.
 macro_rules! pass_on {
     ($($name:ident = $which:literal after $before:ident;)*) => { $(
         #[doc = concat!("`", stringify!($name), "`")]

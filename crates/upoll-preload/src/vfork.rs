@@ -1,9 +1,9 @@
 //! `vfork(2)`: the child has its parent's memory and stack, and the parent waits until it executes a program
 //! or ends.
 //!
-//! The child returns from the function that the parent is still in, and uses what lies below that on the
-//! stack. So nothing of it may be kept there: the return address is in a register while the kernel has the
-//! thread, and there is nothing else that [`end`] would have to know.
+//! The child returns from the function that the parent is still in, and overwrites the stack below it. So
+//! nothing may be kept there. The return address is in a register during the system call, and [`end`]
+//! needs nothing else.
 //!
 //! A handler that leaves by `siglongjmp` between [`begin`] and the system call leaves the wait counted:
 //! nothing new is served from then on.
@@ -14,9 +14,8 @@ use crate::errno::give;
 use crate::process::{self, Cloning};
 use crate::raw;
 
-/// Before the system call: the kernel has everything, and nothing new is served until [`end`]. False, and
-/// nothing has begun, if something cannot be handed over, whose number the child could take from its
-/// parent.
+/// Prepares the system call: demotes everything, and nothing new is served until [`end`]. Returns false,
+/// and has begun nothing, if an object cannot be demoted: the child could take its fd from its parent.
 extern "C" fn begin() -> bool {
     let cloning = Cloning::begin((libc::CLONE_VM | libc::CLONE_VFORK).cast_unsigned() as usize);
     let is_all = matches!(cloning, Cloning::Wait { is_all: true, .. });
@@ -26,7 +25,7 @@ extern "C" fn begin() -> bool {
     is_all
 }
 
-/// In the parent, with what the kernel gave.
+/// Ends the wait in the parent. Gets the kernel's result.
 extern "C" fn end(result: usize) -> pid_t {
     let waited = Cloning::Wait {
         shares_numbers: false,
@@ -36,7 +35,7 @@ extern "C" fn end(result: usize) -> pid_t {
     give(raw::result(result))
 }
 
-/// For a child that must not have this memory.
+/// Forks instead, for a child that must not have this memory.
 extern "C" fn fork() -> pid_t {
     process::fork()
 }
@@ -58,7 +57,7 @@ macro_rules! vfork {
                 ".cfi_adjust_cfa_offset -8",
                 "test al, al",
                 "jz {fork}",
-                // The kernel leaves this register alone.
+                // The kernel preserves this register.
                 "pop rdi",
                 ".cfi_adjust_cfa_offset -8",
                 ".cfi_register rip, rdi",
@@ -98,8 +97,8 @@ macro_rules! vfork {
                 ".cfi_restore x29",
                 ".cfi_restore x30",
                 "tbz w0, #0, 3f",
-                // The return address stays in x30, which the kernel leaves alone. No stack: the child is to
-                // have this one.
+                // The return address stays in x30, which the kernel preserves. No stack is passed: the
+                // child uses this one.
                 "mov x0, #{flags}",
                 "mov x1, #0",
                 "mov x2, #0",
