@@ -21,7 +21,7 @@ use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
 use super::asleep::{Eagerness, comes};
 use super::channel::{Channel, Kind};
 use super::lockstep::Barrier;
-use super::tally::{Tally, count};
+use super::tally::Tally;
 
 /// How long the calls of one race repeat.
 const LENGTH: Duration = Duration::from_millis(20);
@@ -66,18 +66,33 @@ fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Cal
 /// Races of one subject.
 type Maker = fn(&mut Rng) -> Result<Race>;
 
-const MAKERS: [&[Maker]; 4] = [wakes::RACES, sets::RACES, rotation::RACES, kernel::RACES];
+/// Races of a subject, and on how many sets of objects each one runs in a row.
+const SUBJECTS: [(&[Maker], usize); 4] = [
+    (wakes::RACES, 4),
+    (sets::RACES, 16),
+    (rotation::RACES, 4),
+    // Few sets with kernel fds: fds are kept for the most that there were.
+    (kernel::RACES, 1),
+];
 
 /// Runs races of random kinds.
 pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
-    let makers: Vec<_> = MAKERS.concat();
+    let all: Vec<(Maker, usize)> = SUBJECTS
+        .iter()
+        .flat_map(|&(makers, copies)| makers.iter().map(move |&maker| (maker, copies)))
+        .collect();
     (0..RACES).try_for_each(|_| {
-        let race = match rng.bool() {
+        let (maker, copies) = match rng.bool() {
             // It has more variants than all the others.
-            true => wakes::sleeping(rng)?,
-            false => makers[rng.usize(..makers.len())](rng)?,
+            true => (wakes::sleeping as Maker, 4),
+            false => all[rng.usize(..all.len())],
         };
-        run(&race, rng, tally, fault)
+        // The same race each time, on objects of its own.
+        let seed = rng.u64(..);
+        let races = (0..copies)
+            .map(|_| maker(&mut Rng::with_seed(seed)))
+            .collect::<Result<Vec<_>>>()?;
+        run(&races, rng, tally, fault)
     })
 }
 
@@ -93,16 +108,32 @@ struct Shared {
 struct Place {
     thread: AtomicI32,
     is_busy: AtomicBool,
-    returned: AtomicUsize,
+    /// How many calls it has begun since the threads met.
+    begun: AtomicUsize,
+    /// What each of them returned.
+    returned: Vec<AtomicUsize>,
 }
 
+/// How often a thread looks whether the others have come as far.
+const LOOKS: usize = 500;
+
 impl Shared {
-    /// Makes the call of one thread.
-    fn act(&self, race: &Race, index: usize, rng: &mut Rng) -> Result<()> {
-        pause(rng);
-        let returned = race.calls[index](rng).with_context(|| race.name.clone())?;
+    /// Makes the calls of one thread.
+    fn act(&self, races: &[Race], index: usize, rng: &mut Rng) -> Result<()> {
         let place = &self.places[index];
-        place.returned.store(returned, Ordering::SeqCst);
+        for (copy, race) in races.iter().enumerate() {
+            place.begun.store(copy + 1, Ordering::SeqCst);
+            let is_behind = |other: &Place| other.begun.load(Ordering::SeqCst) <= copy;
+            for _ in 0..LOOKS {
+                if !self.places.iter().any(is_behind) {
+                    break;
+                }
+                hint::spin_loop();
+            }
+            pause(rng);
+            let returned = race.calls[index](rng).with_context(|| race.name.clone())?;
+            place.returned[copy].store(returned, Ordering::SeqCst);
+        }
         place.is_busy.store(false, Ordering::SeqCst);
         Ok(())
     }
@@ -122,15 +153,16 @@ impl Shared {
             .any(|place| place.is_busy.load(Ordering::SeqCst))
     }
 
-    fn lead(&self, race: &Race, rng: &mut Rng, tally: &Tally) -> Result<()> {
+    fn lead(&self, races: &[Race], rng: &mut Rng, tally: &Tally) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < LENGTH {
-            count(&tally.races);
+            tally.races.fetch_add(races.len() as u64, Ordering::Relaxed);
             for place in &self.places {
+                place.begun.store(0, Ordering::SeqCst);
                 place.is_busy.store(true, Ordering::SeqCst);
             }
             self.barrier.meet();
-            self.act(race, 0, rng)?;
+            self.act(races, 0, rng)?;
             let mut looks = 0;
             while looks < 1_000 && !self.is_done() {
                 hint::spin_loop();
@@ -139,21 +171,20 @@ impl Shared {
             ensure!(
                 comes(Eagerness::Spinning, || self.is_done(), || self.busy()),
                 "{}: a call is not woken",
-                race.name
+                races[0].name
             );
-            let returned: Vec<_> = self
-                .places
-                .iter()
-                .map(|place| place.returned.load(Ordering::SeqCst))
-                .collect();
-            (race.settle)(&returned).with_context(|| format!("{}: {returned:?}", race.name))?;
+            for (copy, race) in races.iter().enumerate() {
+                let returned = |place: &Place| place.returned[copy].load(Ordering::SeqCst);
+                let returned: Vec<_> = self.places.iter().map(returned).collect();
+                (race.settle)(&returned).with_context(|| format!("{}: {returned:?}", race.name))?;
+            }
         }
         self.is_over.store(true, Ordering::SeqCst);
         self.barrier.meet();
         Ok(())
     }
 
-    fn follow(&self, race: &Race, index: usize, rng: &mut Rng) -> Result<()> {
+    fn follow(&self, races: &[Race], index: usize, rng: &mut Rng) -> Result<()> {
         // SAFETY: no memory is involved.
         let thread = unsafe { libc::gettid() };
         self.places[index].thread.store(thread, Ordering::SeqCst);
@@ -162,18 +193,22 @@ impl Shared {
             if self.is_over.load(Ordering::SeqCst) {
                 return Ok(());
             }
-            self.act(race, index, rng)?;
+            self.act(races, index, rng)?;
         }
     }
 }
 
-/// Repeats the calls of a race.
-fn run(race: &Race, rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
-    let threads = race.calls.len();
+/// Repeats the calls of a race, which `races` has some copies of.
+fn run(races: &[Race], rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
+    let threads = races[0].calls.len();
+    let place = |_| Place {
+        returned: races.iter().map(|_| AtomicUsize::new(0)).collect(),
+        ..Place::default()
+    };
     let shared = Shared {
         barrier: Barrier::new(threads),
         is_over: AtomicBool::new(false),
-        places: (0..threads).map(|_| Place::default()).collect(),
+        places: (0..threads).map(place).collect(),
     };
     let or_fault = |result: Result<()>| {
         if let Err(error) = result {
@@ -185,9 +220,9 @@ fn run(race: &Race, rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
         let mut followers = Vec::new();
         for index in 1..threads {
             let mut rng = rng.fork();
-            followers.push(scope.spawn(move || or_fault(shared.follow(race, index, &mut rng))));
+            followers.push(scope.spawn(move || or_fault(shared.follow(races, index, &mut rng))));
         }
-        or_fault(shared.lead(race, rng, tally));
+        or_fault(shared.lead(races, rng, tally));
         // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
         for follower in followers {
             if follower.join().is_err() {

@@ -1,6 +1,6 @@
 //! Threads that go to sleep in every way, against what is to wake them.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,15 @@ use upoll::{
 use super::super::channel::{Channel, Kind};
 use super::{Call, EDGE, LEVEL, Maker, Race, any_channel, call, file, harvest};
 
-pub(super) const RACES: &[Maker] = &[leaving, registering, kept_mark, moving_context, closing];
+pub(super) const RACES: &[Maker] = &[
+    leaving,
+    registering,
+    registering,
+    registering,
+    kept_mark,
+    moving_context,
+    closing,
+];
 
 /// How a thread waits for a channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -162,11 +170,11 @@ impl Waiting {
                 continue;
             }
             self.wait()?;
-            let received = self.channel.drain() as usize;
             if matches!(self.way, Way::SetAbove | Way::PollOfSet) {
-                // Whatever is on its ready list still.
+                // An edge that this takes off the ready list is that of a unit received next.
                 harvest(&self.set)?;
             }
+            let received = self.channel.drain() as usize;
             if received > 0 {
                 return Ok(received);
             }
@@ -227,31 +235,19 @@ fn leaving(rng: &mut Rng) -> Result<Race> {
     }
     let name = format!("a limit ends beside a wait for {channel:?}, rotating: {rotates}");
     let (leaver, stayer) = (set.clone(), set);
-    let (has_left, left) = (
-        Arc::new(AtomicBool::new(false)),
-        Arc::new(AtomicUsize::new(0)),
-    );
-    let (is_done, done) = (has_left.clone(), has_left.clone());
-    let taken = left.clone();
-    let sender = channel.clone();
+    let (sender, again) = (channel.clone(), channel.clone());
     let calls = vec![
         call(move |rng| {
-            std::thread::sleep(Duration::from_micros(rng.u64(..60)));
-            sender.send(1);
-            while !is_done.load(Ordering::SeqCst) {
-                std::hint::spin_loop();
-            }
-            // The unit of the thread that has left is another's too.
-            if left.load(Ordering::SeqCst) > 0 {
-                sender.send(1);
-            }
-            Ok(0)
+            thread::sleep(Duration::from_micros(rng.u64(..60)));
+            Ok(sender.send(1) as usize)
         }),
         call(move |rng| {
             let limit = Duration::from_micros(rng.u64(..60));
             let found = leaver.wait(&mut [Event::default(); 2], limit)?;
-            taken.store(found, Ordering::SeqCst);
-            done.store(true, Ordering::SeqCst);
+            if found > 0 {
+                // The unit of the thread that leaves was the other one's too.
+                again.send(1);
+            }
             Ok(found)
         }),
         call(move |_| {
@@ -261,7 +257,6 @@ fn leaving(rng: &mut Rng) -> Result<Race> {
     ];
     Ok(Race::new(name, calls, move |returned| {
         ensure!(returned[2] == 1, "no event for the thread that stays");
-        has_left.store(false, Ordering::SeqCst);
         channel.drain();
         Ok(())
     }))
@@ -318,12 +313,11 @@ fn registering(rng: &mut Rng) -> Result<Race> {
         call(move |_| Ok(sender.send(1) as usize)),
         match registers {
             true => call(move |_| begin()),
-            false => call(move |_| {
-                drop(Watch::new(
-                    file_of(&other, &other_set).as_file_ref(),
-                    Events::IN,
-                    |_| {},
-                )?);
+            false => call(move |rng| {
+                let file = file_of(&other, &other_set);
+                for _ in 0..rng.usize(1..8) {
+                    drop(Watch::new(file.as_file_ref(), Events::IN, |_| {})?);
+                }
                 Ok(0)
             }),
         },
