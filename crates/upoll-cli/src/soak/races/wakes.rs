@@ -195,7 +195,8 @@ pub(super) fn sleeping(rng: &mut Rng) -> Result<Race> {
     let (channel, sleeper) = (waiting.channel.clone(), waiting.clone());
     let mut calls: Vec<Call> = vec![
         call(move |rng| {
-            if disturbs {
+            // Until the unit comes the other thread gets up and looks, again and again.
+            for _ in 0..if disturbs { rng.usize(..20) } else { 0 } {
                 if !channel.disturb() {
                     return Ok(1);
                 }
