@@ -21,6 +21,8 @@
 //!   takes it over says so, then looks for members (`Record::note_member`).
 //! - A thread that copies the number counts itself, then looks whether the set is being taken over; a thread
 //!   that takes it over says so, then looks at the count (`Record::begin_copy`).
+//! - A thread that copies a number counts itself, then looks whether the number is still the set's; a thread that
+//!   closes the number takes it away, then looks at the count (`Record::lose_number`).
 //! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
 //! - A thread that makes a set notes the generation, then looks whether a fork is under way; a thread that forks
@@ -165,12 +167,14 @@ impl Record {
     }
 
     /// Begins to make another number for the set, and returns whether that is to be [ended](Self::end_copy):
-    /// it is not if the set is user-level once this returns, or the kernel's for good.
-    pub(crate) fn begin_copy(&self, me: usize) -> bool {
+    /// it is not if the number that is copied is not the set's any more, or if the set is user-level once this
+    /// returns, or the kernel's for good.
+    pub(crate) fn begin_copy(&self, me: usize, is_number: impl FnOnce() -> bool) -> bool {
         self.copies.fetch_add(1, Ordering::SeqCst);
         // `take` reads it after it has set the state.
         self.outlast_take(me);
-        if self.state() != NOT_PLAIN {
+        // A close of the number takes it away before it reads the count.
+        if is_number() && self.state() != NOT_PLAIN {
             return true;
         }
         self.end_copy();
@@ -179,6 +183,15 @@ impl Record {
 
     pub(crate) fn end_copy(&self) {
         self.copies.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Leaves the set to the kernel for good if a number is being copied as the set loses one: another file may
+    /// have that number before the kernel makes the copy, which would be taken for one of the set.
+    pub(crate) fn lose_number(&self, me: usize) {
+        self.outlast_take(me);
+        if self.copies.load(Ordering::SeqCst) != 0 {
+            self.forget(me);
+        }
     }
 
     /// Waits for the end of a takeover that is under way, however long it takes: a thread that did not wait
@@ -362,7 +375,7 @@ mod numbers {
     fn clear(place: &AtomicUsize) {
         let record = RECORDS.get(place.swap(0, Ordering::SeqCst).wrapping_sub(1));
         let Some(record) = record else { return };
-        record.outlast_take(this_thread());
+        record.lose_number(this_thread());
         if record.numbers.fetch_sub(1, Ordering::SeqCst) == 1 {
             record.forget(this_thread());
         }
@@ -482,13 +495,26 @@ mod numbers {
     /// plain set. To be called before the number is looked up in the table.
     #[inline]
     pub fn begin_copy(fd: RawFd) -> Option<usize> {
-        let at = place(fd)?.load(Ordering::Acquire).checked_sub(1)?;
-        begin_copy_of(at)
+        let place = place(fd)?;
+        match place.load(Ordering::Acquire) {
+            0 => None,
+            _ => begin_copy_of(place),
+        }
     }
 
     #[cold]
-    fn begin_copy_of(at: usize) -> Option<usize> {
-        RECORDS[at].begin_copy(this_thread()).then_some(at)
+    fn begin_copy_of(place: &AtomicUsize) -> Option<usize> {
+        loop {
+            let at = place.load(Ordering::SeqCst).checked_sub(1)?;
+            let is_number = || place.load(Ordering::SeqCst) == at + 1;
+            if RECORDS[at].begin_copy(this_thread(), is_number) {
+                return Some(at);
+            }
+            // Otherwise the number has come to be that of another set.
+            if is_number() {
+                return None;
+            }
+        }
     }
 
     /// The kernel has made the number `new`, or none if that is negative.

@@ -1008,7 +1008,7 @@ fn copying_against_taking_over() {
         let copying = {
             let set = Arc::clone(&set);
             thread::spawn(move || {
-                if set.record.begin_copy(ONE) {
+                if set.record.begin_copy(ONE, || true) {
                     // The kernel makes the number, which only a takeover after this one finds.
                     set.use_kernel_set();
                     set.record.end_copy();
@@ -1035,4 +1035,36 @@ fn a_copy_that_does_not_outlast_a_takeover_is_not_in_the_table() {
 #[test]
 fn a_takeover_that_looks_for_copies_before_its_claim_misses_one() {
     must_fail_without(Rule::ClaimThenLook, copying_against_taking_over);
+}
+
+/// A thread copies a number of a set that another one closes, and opens another file there: the copy may be of
+/// that file, and is not taken for the set then. (The set has one more number.)
+#[test]
+fn a_set_is_the_kernels_if_a_number_is_copied_that_another_file_takes() {
+    model(4, || {
+        let set = PlainSet::new();
+        let numbers = Arc::new((sync::AtomicBool::new(true), AtomicBool::new(true)));
+        let copying = {
+            let (set, numbers) = (Arc::clone(&set), Arc::clone(&numbers));
+            thread::spawn(move || {
+                let (is_recorded, is_open) = &*numbers;
+                let is_number = || is_recorded.load(Ordering::SeqCst);
+                set.record.begin_copy(ONE, is_number).then(|| {
+                    let is_of_the_set = is_open.load(Ordering::Acquire);
+                    set.record.end_copy();
+                    is_of_the_set
+                })
+            })
+        };
+        let (is_recorded, is_open) = &*numbers;
+        is_recorded.store(false, Ordering::SeqCst);
+        set.record.lose_number(OTHER);
+        is_open.store(false, Ordering::Release);
+        if copying.join().unwrap() == Some(false) {
+            assert!(
+                set.take_over(TAKER).is_none(),
+                "another file is taken for the set"
+            );
+        }
+    });
 }
