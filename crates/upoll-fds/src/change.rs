@@ -9,14 +9,20 @@
 //! thread that forks can make changes in the program's fork handlers. Objects that it makes there are
 //! the kernel's, too.
 //!
+//! # Signal handlers
+//! A handler may come between the count and what its thread notes of itself. So the count of changes tells which
+//! thread it counts if that is one alone ([`own_part`]), and a thread notes that it forks for as long as it is
+//! counted among the forks, and a moment before and after.
+//!
 //! The named pair: a change counts itself, then looks whether a fork is under way; a fork says so, then
 //! looks at the count.
 
 use std::cell::Cell;
+use std::ptr;
 
 #[cfg(loom)]
 use crate::sync::global;
-use crate::sync::{AtomicUsize, Ordering, Rule, broken, of_each_thread, wait_until};
+use crate::sync::{AtomicUsize, Ordering, Rule, broken, of_each_thread, signal_point, wait_until};
 
 /// Forks that are under way.
 #[cfg(not(loom))]
@@ -121,11 +127,12 @@ impl Change {
     fn begin_unless_others_fork() -> Option<Self> {
         let depth = DEPTH.with(Cell::get);
         if depth == 0 || broken(Rule::ChangeWithinAChange) {
-            CHANGES.fetch_add(1, order(Rule::CountThenLook));
+            CHANGES.fetch_add(own_part(), order(Rule::CountThenLook));
+            signal_point();
             let is_forking = FORKING.with(Cell::get) > 0 && !broken(Rule::ChangeWithinAFork);
             if FORKS.load(Ordering::SeqCst) != 0 && !is_forking {
                 if !broken(Rule::CountNoMoreWhenRefused) {
-                    count_no_more(&CHANGES, Ordering::SeqCst);
+                    count_no_more(&CHANGES, own_part(), Ordering::SeqCst);
                 }
                 return None;
             }
@@ -148,7 +155,7 @@ impl Change {
         begun.unwrap_or_else(|| {
             let depth = DEPTH.with(Cell::get);
             if depth == 0 {
-                CHANGES.fetch_add(1, Ordering::SeqCst);
+                CHANGES.fetch_add(own_part(), Ordering::SeqCst);
             }
             DEPTH.with(|own| own.set(depth + 1));
             Change
@@ -160,50 +167,61 @@ impl Drop for Change {
     fn drop(&mut self) {
         let depth = DEPTH.with(Cell::get) - 1;
         DEPTH.with(|own| own.set(depth));
+        signal_point();
         if depth == 0 {
-            count_no_more(&CHANGES, order(Rule::ChangeBeforeFork));
+            count_no_more(&CHANGES, own_part(), order(Rule::ChangeBeforeFork));
         }
     }
 }
 
-/// Takes one from a count, unless that is zero: a signal handler may have forked just before, or before
-/// the thread had noted that it is counted, and the child does not know of it.
-fn count_no_more(count: &AtomicUsize, order: Ordering) {
-    let _ = count.fetch_update(order, Ordering::Relaxed, |count| count.checked_sub(1));
+/// The bits of [`CHANGES`] that have the number of threads.
+const COUNT: usize = (1 << 19) - 1;
+
+/// Takes `part`, which is one thread's, from a count, unless that is zero: a signal handler may have forked just
+/// before, or before the thread had noted that it is counted, and the child does not know of it.
+fn count_no_more(count: &AtomicUsize, part: usize, order: Ordering) {
+    let less = |count: usize| (count & COUNT != 0).then(|| count.wrapping_sub(part));
+    let _ = count.fetch_update(order, Ordering::Relaxed, less);
 }
 
-/// Changes within the one that this thread is in the midst of count as one with it.
-fn own() -> usize {
-    usize::from(DEPTH.with(Cell::get) > 0)
+/// What a change of this thread adds to [`CHANGES`]: one, and in the higher bits an address that no other live
+/// thread has. Addresses have 48 bits at most, and this one is a multiple of eight.
+fn own_part() -> usize {
+    DEPTH.with(|own| (ptr::from_ref(own).addr() << 16) + 1)
 }
 
 /// Waits, though not for ever, until no other thread is in the midst of a change. None begins until
-/// [`end_fork`].
+/// [`end_fork`]. Changes within the one that this thread is in the midst of count as one with it.
 pub(crate) fn begin_fork() {
-    FORKS.fetch_add(1, order(Rule::SayThenLook));
+    // First: a change in a handler that comes between these two would wait for this fork.
     FORKING.with(|own| own.set(own.get() + 1));
+    signal_point();
+    FORKS.fetch_add(1, order(Rule::SayThenLook));
     let own = match broken(Rule::ForkWithinAChange) {
         true => 0,
-        false => own(),
+        false => own_part(),
     };
-    wait_until(|| CHANGES.load(Ordering::SeqCst) <= own || broken(Rule::WaitForChanges));
+    let is_own = |changes| changes & COUNT == 0 || changes == own;
+    wait_until(|| is_own(CHANGES.load(Ordering::SeqCst)) || broken(Rule::WaitForChanges));
 }
 
 /// In the parent.
 pub(crate) fn end_fork() {
-    FORKING.with(|own| own.set(own.get() - 1));
     match broken(Rule::CountForks) {
         true => FORKS.store(0, Ordering::SeqCst),
-        false => count_no_more(&FORKS, order(Rule::ForkBeforeChange)),
+        false => count_no_more(&FORKS, 1, order(Rule::ForkBeforeChange)),
     }
+    signal_point();
+    FORKING.with(|own| own.set(own.get() - 1));
 }
 
 /// In the child: what other threads were doing is not under way here.
 pub(crate) fn end_fork_in_the_child() {
     let forking = FORKING.with(Cell::get) - 1;
-    FORKING.with(|own| own.set(forking));
     set_in_the_child(&FORKS, forking);
-    set_in_the_child(&CHANGES, own());
+    FORKING.with(|own| own.set(forking));
+    let is_changing = DEPTH.with(Cell::get) > 0;
+    set_in_the_child(&CHANGES, if is_changing { own_part() } else { 0 });
 }
 
 #[cfg(not(loom))]

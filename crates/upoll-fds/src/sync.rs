@@ -70,6 +70,33 @@ impl Drop for Section {
     fn drop(&mut self) {}
 }
 
+#[cfg(loom)]
+std::thread_local! {
+    /// How many points the thread passes before its handler runs, and the handler.
+    static HANDLER: std::cell::RefCell<Option<(usize, Box<dyn FnOnce()>)>> =
+        const { std::cell::RefCell::new(None) };
+}
+
+/// Has `handler` run once, at a [`signal_point`], after `points` of them.
+#[cfg(loom)]
+pub(crate) fn handle_signal(points: usize, handler: impl FnOnce() + 'static) {
+    HANDLER.set(Some((points, Box::new(handler))));
+}
+
+/// A moment at which a model may run a signal handler of the thread.
+#[cfg(loom)]
+pub(crate) fn signal_point() {
+    match HANDLER.take() {
+        Some((0, handler)) => handler(),
+        Some((points, handler)) => HANDLER.set(Some((points - 1, handler))),
+        None => {}
+    }
+}
+
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) const fn signal_point() {}
+
 /// A static that each run of a model has anew.
 macro_rules! global {
     ($(#[$doc:meta])* static $name:ident: $kind:ty = $value:expr;) => {

@@ -32,7 +32,7 @@ use crate::number::Number;
 use crate::object::Object;
 use crate::plain_sets::{Generations, Record};
 use crate::slot::{Entry, Slot};
-use crate::sync::{Rule, break_rule};
+use crate::sync::{Rule, break_rule, handle_signal};
 
 mod object {
     use std::sync::Arc;
@@ -763,6 +763,31 @@ fn a_fork_that_waits_for_a_change_of_its_own_thread_waits_for_ever() {
 #[test]
 fn a_fork_within_a_change_that_waits_for_nobody_meets_the_other() {
     must_fail_without(Rule::WaitForChanges, forking_within_a_change);
+}
+
+/// A signal handler forks, or makes a change, at each point of a change and of a fork that it interrupts: it waits
+/// for nothing that its own thread has to end. (One thread: no other is waited for.)
+#[test]
+fn a_handler_waits_for_nothing_that_it_has_interrupted() {
+    /// More points than a change and a fork have.
+    const POINTS: usize = 6;
+    for points in 0..POINTS {
+        for forks in [false, true] {
+            model(0, move || {
+                let [number, of_handler] = [Number::new(), Number::new()];
+                let handled = of_handler.clone();
+                handle_signal(points, move || match forks {
+                    true => fork(&[handled]),
+                    false => change(&handled),
+                });
+                change(&number);
+                fork(slice::from_ref(&number));
+                assert_eq!(number.changes(), 1);
+                change(&of_handler);
+                fork(slice::from_ref(&of_handler));
+            });
+        }
+    }
 }
 
 /// A signal handler forks in the midst of a change, or of another fork. In the child the interrupted
