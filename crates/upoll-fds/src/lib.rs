@@ -37,6 +37,7 @@
 #![cfg(not(loom))]
 
 mod change;
+mod counts;
 mod ctl_batch;
 mod demote;
 mod epoll;

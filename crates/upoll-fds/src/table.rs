@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use upoll::{Errno, own_fds};
 
 use crate::change;
+use crate::counts;
+pub use crate::counts::has_any;
 use crate::demote;
 use crate::fork;
 use crate::in_use::{self, Changing};
@@ -188,23 +190,6 @@ pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
 
-/// How often an fd has become user-level: counted once the table has it, and most before that as well.
-static ADDED: AtomicUsize = AtomicUsize::new(0);
-
-/// The count at which no fd was user-level.
-static NONE_AT: AtomicUsize = AtomicUsize::new(0);
-
-/// Returns whether an fd may be user-level. Where this is false, none is that the calling thread can know of.
-#[inline]
-pub fn has_any() -> bool {
-    ADDED.load(Ordering::Relaxed) != NONE_AT.load(Ordering::Relaxed)
-}
-
-/// Counts an fd that the table has from now on.
-fn count_added() {
-    ADDED.fetch_add(1, Ordering::SeqCst);
-}
-
 /// Hands over whatever can be: nothing that is made from now on is to be served here, for good or until this
 /// thread goes on. Says whether that was all. Then calls need no look at what belongs to their thread
 /// any more, until there is another object: another thread may have the same (`CLONE_VM` without
@@ -226,16 +211,8 @@ pub fn leave_all_to_the_kernel() -> bool {
 }
 
 /// Returns whether no fd is user-level. If so, [`has_any`] is false from now on.
-///
-/// An fd that the table gets meanwhile is either seen or counted after the count was read. So is the copy of one
-/// that leaves the table meanwhile: it is counted before.
 pub(crate) fn is_none_left() -> bool {
-    let added = ADDED.load(Ordering::SeqCst);
-    if user_level_numbers().next().is_some() {
-        return false;
-    }
-    NONE_AT.store(added, Ordering::SeqCst);
-    !has_any()
+    counts::is_none_left(|| user_level_numbers().next().is_some())
 }
 
 /// Allocates the kernel and C library resources for the first object. A signal handler that makes an
@@ -278,11 +255,7 @@ fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
         return Err(Errno::MFILE);
     };
     plain_sets::forget_closed(fd);
-    // A fork in a signal handler from here on looks for the fd.
-    count_added();
-    slot.install(entry);
-    // A thread that looks for fds may have read the count after the first and the slot before this one.
-    count_added();
+    counts::while_adding(|| slot.install(entry));
     Ok(fd)
 }
 
@@ -358,26 +331,25 @@ pub(crate) fn replace(
         false => None,
     };
     let mut patience = Patience::new();
-    let result = loop {
-        // A change waits for no other one.
-        let changed = slot.change(true, || {
-            let copied = match slot_to_fill(fd) {
-                Some(from) => from
-                    .kept(|object| copy_with_entry(object, &copy))
-                    .ok_or(None)?,
-                None => copy().map(|copied| (copied, None)),
-            };
-            copied.map_err(Some)
-        });
-        match changed {
-            Ok(new) => {
-                count_added();
-                break Ok(new);
+    let result = counts::while_adding(|| {
+        loop {
+            // A change waits for no other one.
+            let changed = slot.change(true, || {
+                let copied = match slot_to_fill(fd) {
+                    Some(from) => from
+                        .kept(|object| copy_with_entry(object, &copy))
+                        .ok_or(None)?,
+                    None => copy().map(|copied| (copied, None)),
+                };
+                copied.map_err(Some)
+            });
+            match changed {
+                Ok(new) => break Ok(new),
+                Err(Some(errno)) => break Err(errno),
+                Err(None) => patience.wait(),
             }
-            Err(Some(errno)) => break Err(errno),
-            Err(None) => patience.wait(),
         }
-    };
+    });
     if let Some(outgoing) = outgoing {
         // That it was interrupted, or what it has lost, nobody hears of: nor would they from the kernel.
         // A child must not have it, and a handler that leaves for good not leave it open.
@@ -628,8 +600,7 @@ pub(crate) fn set_alone(fd: RawFd, entry: Option<Box<Entry>>) {
     if let Some(slot) = slot(fd) {
         slot.forget();
         if let Some(entry) = entry {
-            slot.install(entry);
-            count_added();
+            counts::while_adding(|| slot.install(entry));
         }
     }
 }
