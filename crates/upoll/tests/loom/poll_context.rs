@@ -1,9 +1,13 @@
 //! The registrations of a poll context, against writes, closes and drops, and threads that sleep
 //! with it.
 
+use std::sync::Arc;
+
 use loom::thread;
+use upoll::kernel_model::Source as KernelSource;
 use upoll::{
-    Errno, EventFd, Events, FdSet, File, PollContext, PollFd, Rule, Source, Timeout, pipe,
+    Descriptor, Errno, EventFd, Events, FdSet, File, PollContext, PollFd, Rule, Source, Timeout,
+    pipe,
 };
 
 use super::sets::Flag;
@@ -304,4 +308,64 @@ fn a_wake_that_comes_while_a_context_moves_is_found_by_the_next_thread() {
         wait_kept(&mut context, &flag);
         raising.join().unwrap();
     });
+}
+
+/// A context with a kernel fd in its kernel set goes to another thread, which sleeps with it, while the fd becomes
+/// readable.
+#[test]
+fn a_context_with_a_kernel_fd_moves_while_that_becomes_readable() {
+    model(2, || {
+        let source = Arc::new(KernelSource::new());
+        let first = source.clone();
+        let using = thread::spawn(move || {
+            let mut context = PollContext::new();
+            let first = Descriptor::new(&*first);
+            let mut fds = [PollFd::new(&first, Events::IN)];
+            context.poll(&mut fds, Timeout::NOW).unwrap();
+            context
+        });
+        let changed = source.clone();
+        let raising = thread::spawn(move || changed.set_readable(true));
+        let mut context = using.join().unwrap();
+        wait_kept(&mut context, &Descriptor::new(&*source));
+        raising.join().unwrap();
+    });
+}
+
+/// The same with a counter beside the kernel fd, which is written while the context moves: the second thread sleeps
+/// in the kernel.
+#[test]
+fn a_wake_that_comes_while_a_context_with_a_kernel_fd_moves_is_found() {
+    model(2, || {
+        let source = Arc::new(KernelSource::new());
+        let counter = EventFd::new(0).unwrap();
+        let (first, first_counter) = (source.clone(), counter.clone());
+        let using = thread::spawn(move || {
+            let mut context = PollContext::new();
+            poll_both(&mut context, &first_counter, &first, Timeout::NOW);
+            context
+        });
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let mut context = using.join().unwrap();
+        assert_eq!(
+            poll_both(&mut context, &counter, &source, Timeout::NEVER),
+            1
+        );
+        writing.join().unwrap();
+    });
+}
+
+fn poll_both(
+    context: &mut PollContext,
+    counter: &EventFd,
+    source: &KernelSource,
+    limit: Timeout,
+) -> usize {
+    let source = Descriptor::new(source);
+    let mut fds = [
+        PollFd::new(counter, Events::IN),
+        PollFd::new(&source, Events::IN),
+    ];
+    context.poll(&mut fds, limit).unwrap()
 }
