@@ -461,8 +461,9 @@ unsafe fn value_of(buffer: *const u8, count: usize) -> Result<u64, Errno> {
     unsafe { memory::read(buffer.cast()) }
 }
 
-/// One buffer of `readv` and `writev`.
+/// One buffer of `readv` and `writev`, with the layout of an `iovec`.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct Buffer {
     pub(crate) base: *mut u8,
     pub(crate) len: usize,
@@ -623,7 +624,7 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
         let part = or_stale(object, unsafe { writev_to(object, &buffers) })?;
         let asked = buffers.iter().map(|buffer| buffer.len).sum();
         match Short::of(object, part, asked) {
-            Some(Short::Retired) => rest = Some(rest_of(&buffers, part)),
+            Some(Short::Retired) => rest = Some(rest_of(buffers, part)),
             // A nonblocking call has found no room before the reader closed.
             Some(Short::Broken) => is_broken = !object.is_nonblocking(fd),
             None => {}
@@ -636,8 +637,8 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     match (written, rest) {
         (Some(Ok(part)), Some(rest)) => {
             let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
-            // SAFETY: as above; the list is live.
-            let rest = unsafe { writev(fd, rest.as_ptr(), count) };
+            // SAFETY: as above; the list is live, and a `Buffer` has the layout of an `iovec`.
+            let rest = unsafe { writev(fd, rest.as_ptr().cast(), count) };
             return Ok(part + rest.unwrap_or(0));
         }
         (Some(Err(Errno::STALE)), _) => table::leave_if_retired(fd),
@@ -648,18 +649,15 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
     unsafe { writev(fd, list, count) }
 }
 
-/// Returns the rest of the buffers after `done` bytes.
-pub(crate) fn rest_of(buffers: &[Buffer], mut done: usize) -> SmallVec<[libc::iovec; 8]> {
-    let mut rest = SmallVec::new();
-    for buffer in buffers {
+/// Returns the rest of the buffers after `done` bytes, in the memory that the list has.
+pub(crate) fn rest_of(mut buffers: Buffers, mut done: usize) -> Buffers {
+    for buffer in &mut buffers {
         let skipped = done.min(buffer.len);
         done -= skipped;
-        rest.push(libc::iovec {
-            iov_base: buffer.base.wrapping_add(skipped).cast(),
-            iov_len: buffer.len - skipped,
-        });
+        buffer.base = buffer.base.wrapping_add(skipped);
+        buffer.len -= skipped;
     }
-    rest
+    buffers
 }
 
 /// # Safety

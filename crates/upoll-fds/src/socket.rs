@@ -133,11 +133,12 @@ fn length(buffers: &[Buffer]) -> usize {
 }
 
 /// A message with what is left of `buffers` after `done` bytes, for `call`.
-fn with_rest<R>(buffers: &[Buffer], done: usize, call: impl FnOnce(&mut libc::msghdr) -> R) -> R {
+fn with_rest<R>(buffers: Buffers, done: usize, call: impl FnOnce(&mut libc::msghdr) -> R) -> R {
     let mut list = rest_of(buffers, done);
     // SAFETY: all of its fields are numbers or pointers.
     let mut rest: libc::msghdr = unsafe { std::mem::zeroed() };
-    rest.msg_iov = list.as_mut_ptr();
+    // A `Buffer` has the layout of an `iovec`.
+    rest.msg_iov = list.as_mut_ptr().cast();
     rest.msg_iovlen = list.len();
     call(&mut rest)
 }
@@ -347,7 +348,7 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
         Some(Ok(Some((part, Some(buffers))))) => {
             let flags = flags | libc::MSG_NOSIGNAL;
             // SAFETY: as above.
-            let rest = with_rest(&buffers, part, |rest| unsafe { sendmsg(fd, rest, flags) });
+            let rest = with_rest(buffers, part, |rest| unsafe { sendmsg(fd, rest, flags) });
             return Ok(part + rest.unwrap_or(0));
         }
         Some(Ok(Some((sent, None)))) => return Ok(sent),
@@ -397,7 +398,7 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
         // It has changed hands.
         Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
         Some(Ok((part, Some((buffers, header))))) => {
-            let rest = with_rest(&buffers, part, |rest| {
+            let rest = with_rest(buffers, part, |rest| {
                 // The kernel may have descriptors for it.
                 rest.msg_control = header.msg_control;
                 rest.msg_controllen = header.msg_controllen;

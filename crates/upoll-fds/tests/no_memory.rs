@@ -8,6 +8,7 @@ mod failing_allocations;
 mod world;
 
 use std::os::fd::RawFd;
+use std::thread;
 
 use self::failing_allocations::{Fault, each_allocation_fails};
 use self::world::{World, close, pipe, sockets};
@@ -105,6 +106,77 @@ fn long_lists(fault: &mut Fault) {
     assert_eq!(room, bytes);
 }
 
+/// A list of more buffers than lie on the stack, written while the object is demoted.
+fn long_lists_of_what_is_demoted(fault: &mut Fault) {
+    const BUFFERS: usize = 20;
+    const SIZE: usize = 12_000;
+    let bytes = vec![7_u8; SIZE];
+    let buffer = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: SIZE,
+    };
+    let list = [buffer; BUFFERS];
+    let by_writev = |writer| {
+        // SAFETY: the buffers are live, and only read.
+        unsafe { upoll_fds::writev(writer, list.as_ptr(), 20) }
+    };
+    let by_sendmsg = |writer| {
+        // SAFETY: all of its fields are numbers or pointers.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = list.as_ptr().cast_mut();
+        message.msg_iovlen = BUFFERS;
+        // SAFETY: the buffers are live, and only read.
+        unsafe { upoll_fds::sendmsg(writer, &raw const message, 0) }
+    };
+    type Write<'a> = &'a dyn Fn(RawFd) -> Result<usize, Errno>;
+    let ways: [([RawFd; 2], Write<'_>); 3] = [
+        (pipe(), &by_writev),
+        (sockets(), &by_writev),
+        (sockets(), &by_sendmsg),
+    ];
+    for ([reader, writer], write) in ways {
+        set_blocking(reader);
+        set_blocking(writer);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| demote_and_read(reader, writer));
+            // Less is written if there was no memory for a page.
+            let sent = fault.during(|| write(writer));
+            close([writer]);
+            assert_eq!(other.join().unwrap(), sent);
+        });
+        close([reader]);
+    }
+}
+
+fn set_blocking(fd: RawFd) {
+    // SAFETY: the argument is a number.
+    unsafe { upoll_fds::fcntl(fd, libc::F_SETFL, 0) }.unwrap();
+}
+
+/// Demotes the object once a part of what is written is in it, and reads to the end.
+fn demote_and_read(reader: RawFd, writer: RawFd) -> usize {
+    let mut available = 0_i32;
+    while available == 0 {
+        thread::yield_now();
+        let place = (&raw mut available).expose_provenance();
+        let request = u32::try_from(libc::FIONREAD).unwrap();
+        // SAFETY: the number has a place.
+        unsafe { upoll_fds::ioctl(reader, request, place) }.unwrap();
+    }
+    // It fails without memory, or when the writer is closed.
+    while upoll_fds::demote(writer) == Err(Errno::NOMEM) {}
+    let mut room = [0_u8; 4096];
+    let mut count = 0;
+    loop {
+        // SAFETY: there is room.
+        match unsafe { upoll_fds::read(reader, room.as_mut_ptr(), room.len()) } {
+            Ok(0) => return count,
+            Ok(more) => count += more,
+            Err(errno) => panic!("{errno} after {count}"),
+        }
+    }
+}
+
 fn closes(fault: &mut Fault) {
     let first = upoll_fds::eventfd(0, 0).unwrap();
     let more: Vec<_> = (0..20).map(|_| upoll_fds::dup(first).unwrap()).collect();
@@ -119,6 +191,10 @@ fn closes(fault: &mut Fault) {
 #[test]
 fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
     each_allocation_fails("long lists", long_lists);
+    each_allocation_fails(
+        "long lists of what is demoted",
+        long_lists_of_what_is_demoted,
+    );
     each_allocation_fails("closes", closes);
     each_allocation_fails("demotes", demotes);
     each_allocation_fails("forks", forks);
