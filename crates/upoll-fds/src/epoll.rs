@@ -65,8 +65,8 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
 /// `ENOMEM`: the kernel cannot open the fds for it.
 pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
     let served = table::with(epfd, |object| match object {
-        // The set opens the fds that it needs while there are some.
-        Object::Epoll(set) => set.activate(epfd).and_then(|()| set.adopt(epfd)),
+        // The set opens the fds that it needs while there are some. Without them the kernel still serves it.
+        Object::Epoll(set) => set.adopt(epfd).and_then(|()| set.activate(epfd)),
         _ => Err(Errno::INVAL),
     });
     served.unwrap_or(Err(Errno::BADF))

@@ -133,7 +133,7 @@ impl NumberedSet {
 
     fn adopt_if_used(&self, epfd: RawFd) -> Result<(), Errno> {
         match self.members.load(Ordering::SeqCst) {
-            0 => Ok(()),
+            0 if !is_among_the_last(epfd) => Ok(()),
             _ => self.adopt(epfd),
         }
     }
@@ -180,6 +180,16 @@ impl NumberedSet {
         self.state.store(RETIRED, Ordering::SeqCst);
         Ok(())
     }
+}
+
+/// Returns whether the limit of fds leaves no room above `epfd` for those that a set needs for kernel members.
+/// A set has to have them before its first user-level member then: only without such a member can the kernel
+/// serve the set instead.
+fn is_among_the_last(epfd: RawFd) -> bool {
+    /// The one that is adopted, for a moment also below its place.
+    const NEEDED: usize = 2;
+    let end = epfd.cast_unsigned() as usize + 1;
+    upoll::check_number_of_entries(end + NEEDED).is_err()
 }
 
 /// How many interruptions of waits in kernel sets have begun, and how many have ended.
