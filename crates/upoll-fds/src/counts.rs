@@ -20,8 +20,7 @@ pub fn has_any() -> bool {
 
 /// Has `add` put fds into the table.
 pub(crate) fn while_adding<R>(add: impl FnOnce() -> R) -> R {
-    // A fork in a signal handler from here on looks for the fd. So does a thread that does not find the fd from
-    // which this one is copied, as that leaves the table meanwhile.
+    // A fork in a signal handler from here on looks for the fd.
     ADDED.fetch_add(1, Ordering::SeqCst);
     let added = add();
     // A thread that looks for fds may have read the count after the first and the table before `add`.
@@ -33,7 +32,8 @@ pub(crate) fn while_adding<R>(add: impl FnOnce() -> R) -> R {
 /// false from now on.
 ///
 /// An fd that the table gets meanwhile is either seen or counted after the count was read. So is the copy of one
-/// that leaves the table meanwhile: it is counted before.
+/// that leaves the table meanwhile, if that is after the copy was counted. A `dup2` whose source a third thread
+/// closes before `dup2` has counted the copy may be missed, until it is counted.
 pub(crate) fn is_none_left(is_any: impl FnOnce() -> bool) -> bool {
     let added = ADDED.load(Ordering::SeqCst);
     if is_any() {

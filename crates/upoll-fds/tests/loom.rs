@@ -1107,13 +1107,11 @@ fn has(table: &Table) -> bool {
     table.iter().any(|fd| fd.load(Ordering::SeqCst) != 0)
 }
 
-/// Copies the second fd to the first one. The second one is closed at once, as another thread may do.
+/// Copies the second fd to the first one, and closes the second one.
 fn move_down(table: &Table) {
-    counts::while_adding(|| {
-        table[0].store(1, Ordering::SeqCst);
-        table[1].store(0, Ordering::SeqCst);
-    });
+    counts::while_adding(|| table[0].store(1, Ordering::SeqCst));
     assert!(counts::has_any(), "the thread's own fd is not there");
+    table[1].store(0, Ordering::SeqCst);
 }
 
 /// A thread adds an fd while two others look whether there are any.
