@@ -311,8 +311,12 @@ pub(crate) fn forget_other_threads() {
 }
 
 fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
-    // The eventfd may have got a maximum meanwhile.
-    let count = counter.retire()?.ok_or(NOT_SUPPORTED)?;
+    let count = match counter.count_before_drop() {
+        // The reference is that of the entry, which no call uses, and which is released next.
+        Some(count) => count,
+        // The eventfd may have got a maximum meanwhile.
+        None => counter.retire()?.ok_or(NOT_SUPPORTED)?,
+    };
     if count > 0 {
         // The kernel's count is 0, so any smaller count fits. Nobody has signalled 2^64 times.
         let count = count.min(u64::MAX - 1);
@@ -446,7 +450,7 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
         _ => None,
     };
     let mut sets = Vec::new();
-    for fd in table::numbers(0, u32::MAX).filter(|&fd| !held.contains(fd)) {
+    for fd in held.others() {
         sets.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         sets.extend(table::with(fd, set).flatten().map(|set| (fd, set)));
     }

@@ -4,7 +4,6 @@
 //! assigns fds, lowest first, keeps the flags of fd and open file, and counts the references that
 //! `dup` makes. The entry here holds the object that calls go to.
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -488,10 +487,15 @@ impl Held {
         let count = self.fds.len();
         self.numbers.try_reserve(count).map_err(|_| Errno::NOMEM)?;
         self.numbers.extend(self.fds.iter().map(|held| held.fd));
-        let mut firsts = HashMap::new();
-        firsts.try_reserve(count).map_err(|_| Errno::NOMEM)?;
-        for held in &mut self.fds {
-            held.first = *firsts.entry(held.object().tie()).or_insert(held.fd);
+        let mut ties = Vec::new();
+        ties.try_reserve(count).map_err(|_| Errno::NOMEM)?;
+        let tied = |(at, held): (usize, &HeldFd)| (held.object().tie(), at);
+        ties.extend(self.fds.iter().enumerate().map(tied));
+        // Objects lie in memory much as they were made, and their fds were given out: this is sorted, mostly.
+        ties.sort_unstable();
+        for group in ties.chunk_by(|(one, _), (next, _)| one == next) {
+            let first = self.fds[group[0].1].fd;
+            group.iter().for_each(|&(_, at)| self.fds[at].first = first);
         }
         self.fds.sort_unstable_by_key(|held| (held.first, held.fd));
         Ok(())
@@ -518,8 +522,13 @@ impl Held {
         Ok(())
     }
 
-    pub(crate) fn contains(&self, fd: RawFd) -> bool {
-        self.numbers.binary_search(&fd).is_ok()
+    /// Returns the user-level fds that are not held.
+    pub(crate) fn others(&self) -> impl Iterator<Item = RawFd> {
+        let mut held = self.numbers.iter().peekable();
+        numbers(0, u32::MAX).filter(move |fd| {
+            while held.next_if(|held| *held < fd).is_some() {}
+            held.peek() != Some(&fd)
+        })
     }
 
     /// Returns the objects that no call uses any more, each with the [first fd](Group::first) of its group.
@@ -611,8 +620,12 @@ pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let last = (last as usize).min(NUMBERS - 1);
     let parts = PARTS_END.load(Ordering::SeqCst);
     (first / PART..parts.min(last / PART + 1))
-        .filter(|&index| part(index).is_some())
-        .flat_map(move |index| (index * PART).max(first)..=(index * PART + PART - 1).min(last))
-        .filter_map(|number| RawFd::try_from(number).ok())
-        .filter(|&fd| is_user_level(fd))
+        .filter_map(|index| Some((index * PART, part(index)?)))
+        .flat_map(move |(begin, part)| {
+            let from = first.saturating_sub(begin);
+            let slots = &part[from..=(last - begin).min(PART - 1)];
+            (begin + from..).zip(slots)
+        })
+        .filter(|(_, slot)| !slot.is_empty())
+        .filter_map(|(number, _)| RawFd::try_from(number).ok())
 }

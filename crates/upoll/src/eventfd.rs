@@ -572,6 +572,18 @@ impl EventFd {
         Ok(retired.map(|was| was.count))
     }
 
+    /// Returns the count, if this is the only reference and there is no maximum: for a caller that goes on with it
+    /// elsewhere, as after [`retire`](Self::retire), and drops this reference next.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn count_before_drop(&self) -> Option<u64> {
+        if !self.file.is_only_one() {
+            return None;
+        }
+        let count = self.file.word.load(Ordering::Relaxed);
+        (count != LIMITED).then_some(count)
+    }
+
     /// Whether it has been [retired](Self::retire).
     #[must_use]
     pub fn is_retired(&self) -> bool {

@@ -395,6 +395,12 @@ impl<T: Pollable> File<T> {
 }
 
 impl<T: Pollable + ?Sized> File<T> {
+    /// Returns whether no other `File` refers to the same description. Then only a clone of this one can change
+    /// that, and what former ones have done is seen.
+    pub(crate) fn is_only_one(&self) -> bool {
+        self.description().open.load(Ordering::Acquire) == 1
+    }
+
     #[inline]
     pub(crate) fn description(&self) -> &Description<T> {
         // SAFETY: files keep it alive.
