@@ -83,7 +83,7 @@ pub use crate::fork::{
     begin_unseen_fork, end_unseen_fork, end_unseen_fork_in_the_child, end_unseen_fork_with_numbers,
 };
 pub use crate::io::{read, readv, write, writev};
-pub use crate::memory::{read as read_memory, write as write_memory};
+pub use crate::memory::{count_readable, read as read_memory, write as write_memory};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
@@ -96,6 +96,6 @@ pub use crate::table::{
     has_any, is_served_here, is_socket, is_user_level, leave_all_to_the_kernel, user_level_numbers,
 };
 #[doc(hidden)]
-pub use crate::table::{is_ours, prepare};
+pub use crate::table::{is_ours, may_be_ours, prepare};
 /// Forgets `RLIMIT_NOFILE`, which an embedder has changed: the next [`poll`] reads it.
 pub use upoll::open_limit_changed;

@@ -206,6 +206,13 @@ pub(crate) fn check_read<T>(from: *const T) -> Result<(), Errno> {
     }
 }
 
+/// Returns how many of `count` values, one after the other, [`read`] would succeed for.
+#[doc(hidden)]
+#[inline]
+pub fn count_readable<T>(from: *const T, count: usize) -> usize {
+    usable(from.addr(), count.saturating_mul(size_of::<T>()), Use::Read) / size_of::<T>()
+}
+
 /// `copy_to_user`.
 ///
 /// # Safety

@@ -134,16 +134,34 @@ impl Record {
         if self.state() == NOT_PLAIN {
             return None;
         }
-        let before = self.is_waiting.load(Ordering::Relaxed);
-        self.is_waiting.store(true, Ordering::Relaxed);
-        // A signal handler that comes after this does not take the set over.
-        compiler_fence(Ordering::SeqCst);
+        let before = self.note_wait();
         if self.state() == me || self.exchange(UNUSED, me) {
             return Some(before);
         }
         // A second thread, or the set is being taken over.
         self.forget_plain(me);
         None
+    }
+
+    /// As [`begin_wait`](Self::begin_wait), for the thread that alone has waited in the set before. None otherwise:
+    /// then the thread goes on with `begin_wait`.
+    #[inline]
+    pub(crate) fn begin_wait_again(&self, me: usize) -> Option<bool> {
+        if self.state() != me {
+            return None;
+        }
+        let before = self.note_wait();
+        (self.state() == me).then_some(before)
+    }
+
+    /// Notes that the thread is in a wait, and returns whether it was before.
+    #[inline]
+    fn note_wait(&self) -> bool {
+        let before = self.is_waiting.load(Ordering::Relaxed);
+        self.is_waiting.store(true, Ordering::Relaxed);
+        // A signal handler that comes after this does not take the set over.
+        compiler_fence(Ordering::SeqCst);
+        before
     }
 
     #[inline]
@@ -328,8 +346,8 @@ impl Generations {
 
 #[cfg(not(loom))]
 pub use self::numbers::{
-    begin_copy, begin_to_make, begin_wait, close, close_between, end_copy, forget, forget_all,
-    is_plain, may_name_any, note, note_member, take_over,
+    begin_copy, begin_to_make, begin_wait, begin_wait_again, close, close_between, end_copy,
+    forget, forget_all, has_record, is_plain, may_name_any, note, note_member, take_over,
 };
 #[cfg(not(loom))]
 pub(crate) use self::numbers::{forget_before_fork, forget_closed};
@@ -384,8 +402,31 @@ mod numbers {
     /// The address of the thread's record in the C library, which no other live thread has. It is even.
     #[inline]
     fn this_thread() -> usize {
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+        {
+            let record: usize;
+            // SAFETY: on x86-64 glibc's `pthread_self` is this load from the record itself, which lasts as
+            // long as the thread.
+            unsafe {
+                std::arch::asm!(
+                    "mov {record}, qword ptr fs:[0x10]",
+                    record = out(reg) record,
+                    options(nostack, preserves_flags, readonly),
+                );
+            }
+            record
+        }
+        #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
         // SAFETY: it needs nothing.
-        unsafe { libc::pthread_self() as usize }
+        unsafe {
+            libc::pthread_self() as usize
+        }
+    }
+
+    /// Returns whether there is a record of the number. If not, it stands for no plain set.
+    #[inline]
+    pub fn has_record(fd: RawFd) -> bool {
+        place(fd).is_some_and(|place| place.load(Ordering::Acquire) != 0)
     }
 
     /// Returns whether the number stands for a plain set.
@@ -453,12 +494,12 @@ mod numbers {
     /// the call can name are the kernel's from now on.
     #[inline]
     pub fn may_name_any() -> bool {
-        if table::has_any() {
-            return true;
-        }
-        if !GENERATIONS.may_have_sets() {
-            return false;
-        }
+        table::has_any() || GENERATIONS.may_have_sets() && has_any_without_sets()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn has_any_without_sets() -> bool {
         forget_all();
         // A set was taken over at this moment, perhaps: its first user-level member is in the table.
         fence(Ordering::SeqCst);
@@ -538,7 +579,6 @@ mod numbers {
     #[derive(Debug)]
     pub struct Wait {
         record: &'static Record,
-        me: usize,
         /// Whether the thread was in a wait before.
         before: bool,
     }
@@ -547,16 +587,23 @@ mod numbers {
     #[inline]
     pub fn begin_wait(epfd: RawFd) -> Option<Wait> {
         let record = record(epfd)?;
-        let me = this_thread();
-        let before = record.begin_wait(me)?;
-        Some(Wait { record, me, before })
+        let before = record.begin_wait(this_thread())?;
+        Some(Wait { record, before })
+    }
+
+    /// As `Record::begin_wait_again`. To be called before the number is looked up in the table.
+    #[inline]
+    pub fn begin_wait_again(epfd: RawFd) -> Option<Wait> {
+        let record = record(epfd)?;
+        let before = record.begin_wait_again(this_thread())?;
+        Some(Wait { record, before })
     }
 
     impl Wait {
         /// Ends the wait.
         #[inline]
         pub fn end(self) {
-            self.record.end_wait(self.me, self.before);
+            self.record.end_wait(this_thread(), self.before);
         }
     }
 

@@ -172,6 +172,13 @@ pub fn is_ours(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::is_own(fd)
 }
 
+/// Returns whether [`is_ours`] may be true of an fd. This is a few loads, without a call.
+#[doc(hidden)]
+#[inline]
+pub fn may_be_ours(fd: RawFd) -> bool {
+    is_user_level(fd) || own_fds::may_be_own(fd)
+}
+
 /// Returns whether the fd stands for a user-level socket.
 pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)

@@ -920,7 +920,8 @@ impl PlainSet {
     }
 
     fn wait(&self, me: usize) {
-        match self.record.begin_wait(me) {
+        let begun = self.record.begin_wait_again(me);
+        match begun.or_else(|| self.record.begin_wait(me)) {
             Some(before) => {
                 self.use_kernel_set();
                 self.record.end_wait(me, before);

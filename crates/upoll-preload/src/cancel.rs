@@ -21,7 +21,7 @@ use upoll::Event;
 use upoll_fds::plain_sets;
 
 use crate::errno::give;
-use crate::next::{next, pass_on};
+use crate::next::{Next, call_at, name_of, next, pass_on};
 use crate::stats::{self, Call, is_ours};
 use crate::{files, polls, raw, sets, sockets};
 
@@ -505,29 +505,46 @@ macro_rules! set_waits {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($epfd: c_int, $($argument: $kind),*) -> c_int {
-            /// Waits in a set that is not plain.
+            static NEXT: Next = Next::new(name_of(concat!($symbol, "\0")));
+
+            /// Any wait.
             #[inline(never)]
             unsafe fn wait($epfd: c_int, $($argument: $kind),*) -> c_int {
-                if !is_ours(Call::EpollWait, $epfd) {
-                    pass_on!($symbol, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
+                let begun = plain_sets::begin_wait($epfd);
+                if begun.is_none() && is_ours(Call::EpollWait, $epfd) {
+                    // SAFETY: the caller's contract.
+                    return cancellable(|| unsafe { $call($epfd, $($argument),*) });
                 }
-                // SAFETY: the caller's contract.
-                cancellable(|| unsafe { $call($epfd, $($argument),*) })
+                let by_the_kernel = || {
+                    pass_on!(by NEXT, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
+                    // SAFETY: the caller's contract.
+                    cancellable(|| unsafe { $call($epfd, $($argument),*) })
+                };
+                match begun {
+                    Some(begun) => {
+                        stats::count_as(Call::EpollWait, false);
+                        let found = by_the_kernel();
+                        begun.end();
+                        found
+                    }
+                    None => by_the_kernel(),
+                }
             }
 
-            let Some(begun) = plain_sets::begin_wait($epfd) else {
-                // SAFETY: the caller's contract.
-                return unsafe { wait($epfd, $($argument),*) };
-            };
-            stats::count_as(Call::EpollWait, false);
-            let by_the_kernel = || {
-                pass_on!($symbol, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
-                // SAFETY: the caller's contract.
-                unsafe { wait($epfd, $($argument),*) }
-            };
-            let found = by_the_kernel();
-            begun.end();
-            found
+            // A thread that waits in its plain set once more: as above, but with little on the stack.
+            let next = NEXT.known();
+            if !next.is_null()
+                && !stats::is_on()
+                && let Some(begun) = plain_sets::begin_wait_again($epfd)
+            {
+                let found = call_at!(
+                    next, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*)
+                );
+                begun.end();
+                return found;
+            }
+            // SAFETY: the caller's contract.
+            unsafe { wait($epfd, $($argument),*) }
         }
     )* };
 }

@@ -8,7 +8,7 @@ use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
 use crate::errno::{give, give_size, set_errno};
-use crate::next::pass_on;
+use crate::next::{Next, call_at, pass_on};
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
 use crate::streams;
@@ -252,11 +252,25 @@ fn abandon(fd: c_int, copy: Option<usize>) {
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    static NEXT: Next = Next::new(c"dup2");
+
+    // Where neither number is one that the library knows of, there is nothing to do but this.
+    let next = NEXT.known();
+    let is_known = |fd| plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd);
+    let is_unknown = !is_known(fd) && !is_known(new) && !own_fds::may_take(new);
+    if is_unknown && !next.is_null() && !stats::is_on() {
+        return call_at!(next, fn(c_int, c_int) -> c_int, (fd, new));
+    }
+    dup2_known(fd, new, &NEXT)
+}
+
+#[inline(never)]
+fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
     let copy = begin_copy_to(fd, new);
     let held = own_fds::hold_numbers(new);
     if !is_either_ours(fd, new) {
         return copied(copy, || {
-            pass_on!("dup2", fn(c_int, c_int) -> c_int, (fd, new));
+            pass_on!(by next, fn(c_int, c_int) -> c_int, (fd, new));
             give(raw::kernel!(SYS_dup3, fd, new, 0))
         });
     }

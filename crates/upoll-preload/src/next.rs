@@ -17,6 +17,12 @@ impl Next {
         }
     }
 
+    /// Its address; null if there is none, or nobody has looked for it.
+    #[inline]
+    pub(crate) fn known(&self) -> *mut c_void {
+        self.found.load(Ordering::Relaxed)
+    }
+
     /// Its address; null if there is none.
     pub(crate) fn find(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
@@ -70,14 +76,26 @@ macro_rules! pass_on {
     ($symbol:literal, fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
         static NEXT: $crate::next::Next =
             $crate::next::Next::new($crate::next::name_of(concat!($symbol, "\0")));
-        type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
-        let address = NEXT.find();
+        $crate::next::pass_on!(by NEXT, fn($($kind),*) -> $result, ($($argument),*));
+    }};
+    // By what the caller keeps of that function.
+    (by $next:expr, fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
+        let address = $next.find();
         if !address.is_null() {
-            // SAFETY: it is the C library's function of that name, which has this type.
-            let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(address) };
-            // SAFETY: the caller's contract, which is the function's own.
-            return unsafe { function($($argument),*) };
+            return $crate::next::call_at!(address, fn($($kind),*) -> $result, ($($argument),*));
         }
+    }};
+}
+
+/// Calls the C library's function of the name that a function here is exported by, at its address.
+macro_rules! call_at {
+    ($address:expr, fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
+        type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
+        let address: *mut libc::c_void = $address;
+        // SAFETY: it is the C library's function of that name, which has this type.
+        let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(address) };
+        // SAFETY: the caller's contract, which is the function's own.
+        unsafe { function($($argument),*) }
     }};
 }
 
@@ -89,4 +107,4 @@ pub(crate) const fn name_of(text: &'static str) -> &'static CStr {
     }
 }
 
-pub(crate) use {next, pass_on};
+pub(crate) use {call_at, next, pass_on};

@@ -31,6 +31,7 @@ unsafe fn count_poll(fds: *const pollfd, count: usize) {
 ///
 /// # Safety
 /// As [`upoll_fds::read_memory`].
+#[inline]
 pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
     // SAFETY: the caller's contract.
     let is_ours = plain_sets::may_name_any() && unsafe { any_polled(fds, count) };
@@ -41,6 +42,7 @@ pub(crate) unsafe fn names_ours(fds: *const pollfd, count: nfds_t) -> bool {
 }
 
 /// Returns whether the number that is polled stands for a user-level object. A plain set is left to the kernel.
+#[inline(never)]
 fn is_polled_here(fd: c_int) -> bool {
     plain_sets::forget(fd);
     upoll_fds::is_ours(fd)
@@ -48,11 +50,18 @@ fn is_polled_here(fd: c_int) -> bool {
 
 /// # Safety
 /// As [`upoll_fds::read_memory`].
+#[inline(never)]
 unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
-    (0..upoll_fds::number_of_entries(length(count)))
-        // SAFETY: the caller's contract.
-        .map_while(|at| unsafe { upoll_fds::read_memory(fds.wrapping_add(at)) }.ok())
-        .fold(false, |any, entry| is_polled_here(entry.fd) | any)
+    let count = upoll_fds::number_of_entries(length(count));
+    let mut is_any = false;
+    for at in 0..upoll_fds::count_readable(fds, count) {
+        // SAFETY: the pages have just been found to be there, and the rest is the caller's contract.
+        let fd = unsafe { (&raw const (*fds.wrapping_add(at)).fd).read_unaligned() };
+        if plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd) {
+            is_any |= is_polled_here(fd);
+        }
+    }
+    is_any
 }
 
 /// The same for the numbers below `n` in three sets, each of which may be null.

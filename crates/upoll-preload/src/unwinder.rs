@@ -126,10 +126,11 @@ forward! {
 
 // The function by which thread-local variables are found, in place of the entry of the procedure linkage table:
 // an exported function reads such a variable before it puts cancellation off. Only calls refer to
-// this name, and it is local to the library; the other name is the C library's function.
+// this name, and it is local to the library; the other name is the C library's function. It is among the
+// handlers of forks, which call it: a child of a fork maps the pages of code that it runs anew.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
-    ".pushsection .text",
+    ".pushsection upoll_fork, \"ax\", @progbits",
     ".symver upoll_tls_get_addr, __tls_get_addr@GLIBC_2.3",
     ".globl __tls_get_addr",
     ".hidden __tls_get_addr",

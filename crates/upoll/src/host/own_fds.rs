@@ -312,7 +312,15 @@ fn forget(number: RawFd, entry: &'static Entry) {
 #[inline]
 #[must_use]
 pub fn is_own(number: RawFd) -> bool {
-    number >= LOWEST.load(Ordering::Relaxed) && is_recorded(number)
+    may_be_own(number) && is_recorded(number)
+}
+
+/// Returns whether [`is_own`] may be true of a number. This is one comparison, without a call.
+#[doc(hidden)]
+#[inline]
+#[must_use]
+pub fn may_be_own(number: RawFd) -> bool {
+    number >= LOWEST.load(Ordering::Relaxed)
 }
 
 #[cold]
@@ -362,12 +370,20 @@ statics! {
 #[inline]
 #[must_use]
 pub fn hold_numbers(number: RawFd) -> Option<NumbersHeld> {
+    match may_take(number) {
+        true => hold_protected_numbers(),
+        false => None,
+    }
+}
+
+/// Returns whether a number is among those that the library may take, if they are protected.
+#[doc(hidden)]
+#[inline]
+#[must_use]
+pub fn may_take(number: RawFd) -> bool {
     // The first own fd of a process may be opened at this moment. With such a low number it is one of few.
     const LOWEST_OF_THE_FIRST: RawFd = 64;
-    if number < LOWEST.load(Ordering::Relaxed).min(LOWEST_OF_THE_FIRST) {
-        return None;
-    }
-    hold_protected_numbers()
+    number >= LOWEST.load(Ordering::Relaxed).min(LOWEST_OF_THE_FIRST)
 }
 
 /// Holds the numbers while one is opened and recorded.
