@@ -1,8 +1,8 @@
 //! Waits in sets that hold a listening socket.
 //!
 //! A wait that finds an event at once is the kernel's own. A wait that is about to sleep goes to the end of the
-//! line first, and sleeps in naps. The kernel gives a wakeup to one worker only, which may be killed, be
-//! stopped or not accept. So a worker whose nap ends checks whether a connection waits.
+//! line first, and sleeps in naps. The kernel wakes one worker only. That worker may be killed or stopped,
+//! or may not accept. So a worker whose nap ends checks whether a connection waits.
 //!
 //! The program's signals are blocked from before the first nap until after the last one, except within the kernel's wait,
 //! which has the program's mask. So a handler runs within a nap and ends the wait with `EINTR`, as

@@ -132,7 +132,7 @@ impl Server {
         }
     }
 
-    /// Returns the worker that answers a connection; `None` if it dies before.
+    /// Returns the worker that serves a connection, or `None` if the worker dies before.
     fn ask(&self) -> Option<u32> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens");
         // Longer than any delay that is not a loss.

@@ -10,12 +10,12 @@
 //! the kernel's, too.
 //!
 //! # Signal handlers
-//! A handler may come between the count and what its thread notes of itself. So the count of changes tells which
-//! thread it counts if that is one alone ([`own_part`]), and a thread notes that it forks for as long as it is
-//! counted among the forks, and a moment before and after.
+//! A handler may interrupt a thread between the count and the note that the thread makes of itself. So a count of
+//! one change names its thread ([`own_part`]). A thread's note that it forks covers the time in which the thread
+//! is counted among the forks.
 //!
-//! The named pair: a change counts itself, then looks whether a fork is under way; a fork says so, then
-//! looks at the count.
+//! The named pair: a change counts itself, then checks whether a fork is under way; a fork announces itself,
+//! then reads the count.
 
 use std::cell::Cell;
 use std::ptr;
@@ -184,8 +184,8 @@ fn count_no_more(count: &AtomicUsize, part: usize, order: Ordering) {
     let _ = count.fetch_update(order, Ordering::Relaxed, less);
 }
 
-/// What a change of this thread adds to [`CHANGES`]: one, and in the higher bits an address that no other live
-/// thread has. Addresses have 48 bits at most, and this one is a multiple of eight.
+/// Returns the amount that a change of this thread adds to [`CHANGES`]: one, and in the higher bits an address that
+/// no other live thread has. Addresses have 48 bits at most, and this one is a multiple of eight.
 fn own_part() -> usize {
     DEPTH.with(|own| (ptr::from_ref(own).addr() << 16) + 1)
 }

@@ -18,7 +18,7 @@ pub fn has_any() -> bool {
     ADDED.load(Ordering::Relaxed) != NONE_AT.load(Ordering::Relaxed)
 }
 
-/// Has `add` put fds into the table.
+/// Runs `add`, which puts fds into the table.
 pub(crate) fn while_adding<R>(add: impl FnOnce() -> R) -> R {
     // A fork in a signal handler from here on looks for the fd.
     ADDED.fetch_add(1, Ordering::SeqCst);

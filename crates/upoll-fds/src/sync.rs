@@ -77,7 +77,7 @@ std::thread_local! {
         const { std::cell::RefCell::new(None) };
 }
 
-/// Has `handler` run once, at a [`signal_point`], after `points` of them.
+/// Arranges for one run of `handler`, at the [`signal_point`] after `points` of them.
 #[cfg(loom)]
 pub(crate) fn handle_signal(points: usize, handler: impl FnOnce() + 'static) {
     HANDLER.set(Some((points, Box::new(handler))));

@@ -196,10 +196,11 @@ pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
 
-/// Hands over whatever can be: nothing that is made from now on is to be served here, for good or until this
-/// thread goes on. Says whether that was all. Then calls need no look at what belongs to their thread
-/// any more, until there is another object: another thread may have the same (`CLONE_VM` without
-/// `CLONE_SETTLS`), or a child that may be killed in the midst of a call.
+/// Demotes every object that can be demoted, and returns whether none is left.
+///
+/// Objects that are made from now on are the kernel's, for good or until this thread goes on. Where none is left,
+/// calls do not touch thread-local memory until there is another object. Another thread may have the same
+/// thread-local memory (`CLONE_VM` without `CLONE_SETTLS`), or a child that may be killed during a call.
 pub fn leave_all_to_the_kernel() -> bool {
     demote::demote_all();
     if !has_any() {

@@ -1,4 +1,4 @@
-//! What the library records of the program's kernel sets when the program closes a number that it is copying.
+//! The record of a kernel set of the program, when the program closes a number that it is copying.
 
 use upoll_fds::plain_sets::{begin_copy, begin_to_make, close, end_copy, is_plain, note};
 

@@ -69,7 +69,7 @@ impl Kind {
     }
 }
 
-/// An object with one side that takes units and one that gives them back, each once.
+/// An object with a side that takes units and a side that returns each of them once.
 pub(super) enum Channel {
     Counter(EventFd),
     Pipe(PipeReader, PipeWriter),
@@ -249,7 +249,7 @@ impl Channel {
         }
     }
 
-    /// What a user-level object is ready for.
+    /// Returns the ready events of a user-level object.
     pub(super) fn ready(&self) -> Option<Events> {
         match self.target() {
             Target::File(file) => Some(file.ready()),

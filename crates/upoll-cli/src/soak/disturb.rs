@@ -78,7 +78,7 @@ impl World {
         })
     }
 
-    /// Lets signal handlers write to this world's outside lane, until [`Self::end_signals`].
+    /// Points signal handlers to this world's outside lane, until [`Self::end_signals`].
     pub(super) fn begin_signals(&self) {
         HANDLED.store((&raw const self.outside).cast_mut(), Ordering::SeqCst);
     }
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    /// Lets all consumers go; called until they have ended.
+    /// Asks all consumers to end. It is called until they have ended.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.outside.send(1);
@@ -120,7 +120,7 @@ impl World {
         self.lanes().map(Lane::sent).sum()
     }
 
-    /// What the world is made of, to find a fault by.
+    /// Describes the world for the report of a fault.
     pub(super) fn describe(&self) -> String {
         let mut text = format!("outside lane: {}\n", self.outside.describe());
         for group in &self.groups {

@@ -1,10 +1,10 @@
-//! What a process holds: heap and file descriptors.
+//! The heap and the file descriptors that a process holds.
 
 use std::fs;
 
 use anyhow::Result;
 
-/// What this process holds at one moment.
+/// The memory and fds of this process at one moment.
 #[derive(Clone, Copy)]
 pub(super) struct Footprint {
     pub(super) heap: usize,

@@ -127,9 +127,9 @@ impl Lane {
 /// Lanes, and the threads that wait for them in one way.
 pub(super) struct Group {
     how: How,
-    /// What the lanes are watched for.
+    /// The events that the lanes are watched for.
     interest: Events,
-    /// What sets in sets are watched for.
+    /// The events that sets in sets are watched for.
     outer_interest: Events,
     pub(super) lanes: Vec<Lane>,
     /// The sets that watch the lanes.
@@ -144,7 +144,7 @@ pub(super) struct Group {
     pub(super) threads: Vec<AtomicI32>,
 }
 
-/// What one thread keeps between its waits.
+/// The state that one thread keeps between its waits.
 #[derive(Default)]
 pub(super) struct Kept {
     context: PollContext,
@@ -214,7 +214,7 @@ impl Group {
         })
     }
 
-    /// What the group is made of, to find a fault by.
+    /// Describes the group for the report of a fault.
     pub(super) fn describe(&self) -> String {
         let kinds: Vec<_> = self.lanes.iter().map(|lane| &lane.channel).collect();
         format!(
@@ -428,7 +428,7 @@ impl Group {
         rng.choice(&self.watching)
     }
 
-    /// Lets every consumer go, with all lanes read.
+    /// Asks every consumer to end once all lanes are read.
     pub(super) fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
         let _ = self.stop.try_write(1);

@@ -59,7 +59,7 @@ impl Barrier {
     }
 }
 
-/// Lets a random while go by, mostly less than a call takes.
+/// Spins for a random time, mostly less than a call takes.
 pub(super) fn pause(rng: &mut Rng) {
     let most = [1, 10, 60, 400][rng.usize(..4)];
     for _ in 0..rng.usize(..most) {
@@ -67,7 +67,7 @@ pub(super) fn pause(rng: &mut Rng) {
     }
 }
 
-/// What the producers of a round share.
+/// The state that the producers of a round share.
 pub(super) struct Lockstep {
     barrier: Barrier,
     is_over: AtomicBool,

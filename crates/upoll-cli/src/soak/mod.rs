@@ -1,13 +1,13 @@
 //! `upoll soak`: all operations at random from many threads, for as long as it is told.
 //!
-//! A run is a sequence of rounds. Each round makes a random world: groups of consumers that wait
-//! without a limit in sets, polls and reads of every shape, and producers that send units while
-//! they change, close, nest, poll, signal and fork. When the producers have ended, every unit must
+//! A run is a sequence of rounds. A round makes a random world. Groups of consumers wait without a
+//! limit in sets, polls and reads of every shape. Producers send units while they change, close,
+//! nest, poll, signal and fork. When the producers have ended, every unit must
 //! have been received exactly once by consumers that nothing but wakes brought there. A unit that
 //! stays is a lost wake. Between rounds the heap and the descriptors must be what they were.
 //!
-//! Some rounds are in lockstep (see [`lockstep`]), in some writers block (see [`rooms`]), and half of them repeat
-//! races of two or three calls (see [`races`]): windows of a few instructions are hit only by many short tries.
+//! Some rounds are in lockstep (see [`lockstep`]), and in some writers block (see [`rooms`]). Half of the rounds
+//! repeat races of two or three calls (see [`races`]): only many short tries hit a window of a few instructions.
 
 mod asleep;
 mod channel;
@@ -52,7 +52,7 @@ const KINDS: usize = 8;
 /// Steps of a producer in a long round.
 const STEPS: usize = 2_000;
 
-/// What `upoll soak` is told.
+/// The arguments of `upoll soak`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// How long to go on.

@@ -2,7 +2,7 @@
 //!
 //! A lost wake needs one thread to be between two instructions of its call while the other one makes a
 //! certain step. So each race is short and repeated many thousands of times, with a random offset between
-//! its calls. What the calls return is known, and a call that nothing wakes is a fault.
+//! its calls. The results of the calls are known, and a call that nothing wakes is a fault.
 
 mod kernel;
 mod rotation;
@@ -96,7 +96,7 @@ pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
     })
 }
 
-/// What the threads of a race share.
+/// The state that the threads of a race share.
 struct Shared {
     barrier: Barrier,
     is_over: AtomicBool,
@@ -110,7 +110,7 @@ struct Place {
     is_busy: AtomicBool,
     /// How many calls it has begun since the threads met.
     begun: AtomicUsize,
-    /// What each of them returned.
+    /// The result of each of them.
     returned: Vec<AtomicUsize>,
 }
 
@@ -233,7 +233,7 @@ fn run(races: &[Race], rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sy
     Ok(())
 }
 
-/// Lets a random while go by, from nothing to the time that a thread takes to fall asleep.
+/// Spins for a random time, from nothing to the time that a thread takes to fall asleep.
 fn pause(rng: &mut Rng) {
     let most = [1, 100, 1_000, 3_000, 30_000][rng.usize(..5)];
     for step in 0..rng.u32(..most) {
