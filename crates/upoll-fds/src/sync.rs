@@ -71,10 +71,12 @@ impl Drop for Section {
 }
 
 #[cfg(loom)]
+type Handler = Box<dyn FnOnce()>;
+
+#[cfg(loom)]
 std::thread_local! {
     /// How many points the thread passes before its handler runs, and the handler.
-    static HANDLER: std::cell::RefCell<Option<(usize, Box<dyn FnOnce()>)>> =
-        const { std::cell::RefCell::new(None) };
+    static HANDLER: std::cell::Cell<Option<(usize, Handler)>> = const { std::cell::Cell::new(None) };
 }
 
 /// Arranges for one run of `handler`, at the [`signal_point`] after `points` of them.
