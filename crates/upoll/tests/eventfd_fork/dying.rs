@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use upoll::{Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd};
 
-use crate::processes::{Child, Stepped, shared_numbers, tests};
+use crate::processes::{Child, Stepped, shared_numbers, stay_on_this_cpu, tests};
 
 tests![
     a_process_that_is_killed_blocks_nobody_and_loses_nothing,
@@ -161,10 +161,12 @@ fn read_always(counter: &EventFd, role: usize) {
 }
 
 /// Kills processes in the middle of `operation`, after as many different numbers of instructions as
-/// [`POINTS`]. Calls `check` after each, with `sleeper` asleep.
+/// [`POINTS`]: other ones in each run. Calls `check` after each, with `sleeper` asleep.
 fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) {
+    // A step on the tracer's own CPU takes a fraction of the time of one on another.
+    stay_on_this_cpu();
     let mut whole = Stepped::new(&operation);
-    let mut length = 0;
+    let mut length = 0_u64;
     while !whole.is_done {
         whole.step();
         length += 1;
@@ -176,12 +178,12 @@ fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) 
         sleeper.until_state_is_sleep();
     };
     check();
-    let mut points = length.min(POINTS);
+    let points = length.min(POINTS);
     println!("{length} steps, killed at {points}");
-    while points > 0 {
-        points -= 1;
+    let first = seed().next(length / points);
+    for point in 0..points {
         let mut killed = Stepped::new(&operation);
-        for _ in 0..length * points / length.min(POINTS) {
+        for _ in 0..first + length * point / points {
             killed.step();
             // The operation is shorter if the sleeper was not listening yet.
             if killed.is_done {
@@ -193,7 +195,7 @@ fn killed_at_any_point(sleeper: &Child, operation: impl Fn(), check: impl Fn()) 
     }
 }
 
-const POINTS: usize = 500;
+const POINTS: u64 = 200;
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
