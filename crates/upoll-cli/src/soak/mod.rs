@@ -14,13 +14,14 @@ mod channel;
 mod disturb;
 mod footprint;
 mod group;
+mod hang;
 mod lockstep;
 mod races;
 mod rooms;
 mod tally;
 
 use std::process::{self, ExitCode};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,9 @@ use self::asleep::{Eagerness, comes};
 use self::disturb::World;
 use self::footprint::Footprint;
 use self::group::How;
+use self::hang::post;
 use self::lockstep::Lockstep;
-use self::tally::Tally;
+use self::tally::{Tally, count};
 
 /// Rounds before the first footprint counts: caches are filled in them.
 const WARM_UP: usize = 8;
@@ -87,12 +89,30 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         [] => How::value_variants(),
         hows => hows,
     };
-    let tally = Tally::default();
-    let mut rng = Rng::with_seed(seed);
+    let (tally, is_over) = (Tally::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| hang::watch(seed, &tally, &is_over));
+        let result = rounds(
+            hows,
+            Rng::with_seed(seed),
+            usize::from(options.threads),
+            &tally,
+            end,
+        );
+        is_over.store(true, Ordering::SeqCst);
+        watch.thread().unpark();
+        result
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes rounds until `end`, and reports them.
+fn rounds(hows: &[How], mut rng: Rng, producers: usize, tally: &Tally, end: Instant) -> Result<()> {
     let (mut rounds, mut first, mut most) = (0, None, None::<Footprint>);
     while Instant::now() < end || rounds <= WARM_UP {
-        round(hows, &mut rng, usize::from(options.threads), &tally, rounds)?;
+        round(hows, &mut rng, producers, tally, rounds)?;
         rounds += 1;
+        count(&tally.rounds);
         if rounds < WARM_UP {
             continue;
         }
@@ -114,14 +134,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         most.heap = most.heap.max(now.heap);
         most.fds = most.fds.max(now.fds);
     }
-    report(rounds, &tally, first, most);
-    Ok(ExitCode::SUCCESS)
+    report(tally, first, most);
+    Ok(())
 }
 
-fn report(rounds: usize, tally: &Tally, first: Option<Footprint>, most: Option<Footprint>) {
+fn report(tally: &Tally, first: Option<Footprint>, most: Option<Footprint>) {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.add_row(["rounds".to_owned(), rounds.to_string()]);
     for (name, count) in tally.rows() {
         table.add_row([name.to_owned(), count.to_string()]);
     }
@@ -148,6 +167,7 @@ fn round(
     tally: &Tally,
     number: usize,
 ) -> Result<()> {
+    let _post = post("leads");
     let (is_long, groups, producers) = match number % KINDS {
         0 => (true, rng.usize(1..=3), producers),
         2 | 6 => {
@@ -171,10 +191,14 @@ fn round(
     };
     world.begin_signals();
     thread::scope(|scope| {
-        let mut consumers = vec![scope.spawn(|| world.consume_outside())];
+        let mut consumers = vec![scope.spawn(|| {
+            let _post = post("reads what handlers and children write");
+            world.consume_outside();
+        })];
         for group in &world.groups {
             for index in 0..group.threads.len() {
                 consumers.push(scope.spawn(move || {
+                    let _post = post(format!("consumes in {}", group.describe()));
                     if let Err(error) = group.consume(index, tally) {
                         fault(&format!("{error:#}, in {}", group.describe()));
                     }
@@ -186,6 +210,7 @@ fn round(
             let mut rng = rng.fork();
             let (world, running, lockstep) = (&world, &running, &lockstep);
             threads.push(scope.spawn(move || {
+                let _post = post("produces");
                 world.enter(index);
                 let result = if is_long {
                     world.produce(STEPS, &mut rng, tally)

@@ -19,6 +19,7 @@ use upoll::{
 };
 
 use super::asleep::{Eagerness, comes};
+use super::hang::post;
 use super::lockstep::{Barrier, pause};
 use super::tally::{Tally, count};
 
@@ -538,6 +539,7 @@ pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
         for index in 0..THREADS {
             let mut rng = rng.fork();
             threads.push(scope.spawn(move || {
+                let _post = post("reads or writes where there is little room");
                 if let Err(error) = shared.run(index, &mut rng) {
                     fault(&format!("{error:#}"));
                 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Counts of what all threads of a run did.
 #[derive(Default)]
 pub(super) struct Tally {
+    pub(super) rounds: AtomicU64,
     pub(super) units: AtomicU64,
     pub(super) waits: AtomicU64,
     pub(super) changes: AtomicU64,
@@ -17,8 +18,9 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn rows(&self) -> [(&'static str, u64); 9] {
+    pub(super) fn rows(&self) -> [(&'static str, u64); 10] {
         [
+            ("rounds", &self.rounds),
             ("units sent and received", &self.units),
             ("waits", &self.waits),
             ("interests changed", &self.changes),
@@ -30,6 +32,11 @@ impl Tally {
             ("forks", &self.forks),
         ]
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+    }
+
+    /// Returns a number that differs after each thing that is counted.
+    pub(super) fn sum(&self) -> u64 {
+        self.rows().iter().map(|(_, count)| count).sum()
     }
 }
 

@@ -20,6 +20,7 @@ use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
 use super::channel::{Channel, Kind};
+use super::hang::post;
 use super::lockstep::Barrier;
 use super::tally::Tally;
 
@@ -154,6 +155,7 @@ impl Shared {
     }
 
     fn lead(&self, races: &[Race], rng: &mut Rng, tally: &Tally) -> Result<()> {
+        let _post = post(format!("call 0 of: {}", races[0].name));
         let begun = Instant::now();
         while begun.elapsed() < LENGTH {
             tally.races.fetch_add(races.len() as u64, Ordering::Relaxed);
@@ -187,6 +189,7 @@ impl Shared {
     fn follow(&self, races: &[Race], index: usize, rng: &mut Rng) -> Result<()> {
         // SAFETY: no memory is involved.
         let thread = unsafe { libc::gettid() };
+        let _post = post(format!("call {index} of: {}", races[0].name));
         self.places[index].thread.store(thread, Ordering::SeqCst);
         loop {
             self.barrier.meet();
