@@ -25,11 +25,15 @@
 //!   closes the number takes it away, then looks at the count (`Record::lose_number`).
 //! - A call looks at the record first and for a user-level object after that. A thread that takes the set over
 //!   puts the object into the table before it clears the record.
+//! - A thread that polls looks at the generation, then for a takeover; a thread that takes a set over publishes that,
+//!   then looks at the generation. The poll looks for user-level objects last (`Generations::may_name_any`).
 //! - A thread that makes a set notes the generation, then looks whether a fork is under way; a thread that forks
 //!   counts the fork, then looks at what was noted (`Generations::begin_to_make`).
 
-use crate::change;
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, Patience, Rule, broken, compiler_fence};
+use crate::sync::{
+    AtomicBool, AtomicUsize, Ordering, Patience, Rule, broken, compiler_fence, signal_point,
+};
+use crate::{change, counts};
 
 /// States of a [`Record`]. Any other even one is the thread that waits in the set now and then, and any other
 /// odd one the thread that takes the set over: threads are even numbers.
@@ -134,6 +138,7 @@ impl Record {
         if self.state() == NOT_PLAIN {
             return None;
         }
+        signal_point();
         let before = self.note_wait();
         if self.state() == me || self.exchange(UNUSED, me) {
             return Some(before);
@@ -150,6 +155,7 @@ impl Record {
         if self.state() != me {
             return None;
         }
+        signal_point();
         let before = self.note_wait();
         (self.state() == me).then_some(before)
     }
@@ -161,11 +167,13 @@ impl Record {
         self.is_waiting.store(true, Ordering::Relaxed);
         // A signal handler that comes after this does not take the set over.
         compiler_fence(Ordering::SeqCst);
+        signal_point();
         before
     }
 
     #[inline]
     pub(crate) fn end_wait(&self, me: usize, before: bool) {
+        signal_point();
         // The record may be another set's by now.
         if self.state.load(Ordering::Relaxed) == me {
             self.is_waiting.store(before, Ordering::Relaxed);
@@ -262,11 +270,13 @@ impl Record {
 }
 
 /// Generations of plain sets. A generation ends when another process may get its sets, or the kernel polls
-/// them. All of its sets are then the kernel's for good.
+/// them. All of its sets are then the kernel's for good, except for one that is just being taken over.
 pub(crate) struct Generations {
     now: AtomicUsize,
     /// The newest generation in which a set was made.
     made_in: AtomicUsize,
+    /// The thread that takes a set over; 0 if none does.
+    taker: AtomicUsize,
 }
 
 /// The generation of a set that is the kernel's from its start.
@@ -278,6 +288,7 @@ macro_rules! new_generations {
         Generations {
             now: AtomicUsize::new(NO_GENERATION + 1),
             made_in: AtomicUsize::new(NO_GENERATION),
+            taker: AtomicUsize::new(0),
         }
     };
 }
@@ -298,9 +309,37 @@ impl Generations {
         self.now.load(Ordering::SeqCst)
     }
 
-    /// Ends the generation.
-    pub(crate) fn end(&self) {
+    /// Ends the generation, and waits for the end of a takeover by another thread than `me` that may not have seen
+    /// that.
+    pub(crate) fn end(&self, me: usize) {
         self.now.fetch_add(1, Ordering::SeqCst);
+        // A thread that takes a set over publishes that, then checks the generation.
+        self.outlast_taker(me);
+    }
+
+    /// Waits until no other thread than `me` takes a set over.
+    fn outlast_taker(&self, me: usize) {
+        let mut patience = Patience::new();
+        while ![0, me].contains(&self.taker.load(Ordering::SeqCst)) {
+            patience.wait();
+        }
+    }
+
+    /// Makes `me` the thread that takes a set over. Returns false if it already is.
+    pub(crate) fn become_taker(&self, me: usize) -> bool {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        loop {
+            match self.taker.compare_exchange(0, me, success, failure) {
+                Ok(_) => return true,
+                Err(taker) if taker == me => return false,
+                Err(_) => self.outlast_taker(me),
+            }
+        }
+    }
+
+    /// The takeover has ended.
+    pub(crate) fn end_takeover(&self) {
+        self.taker.store(0, Ordering::SeqCst);
     }
 
     /// Returns the generation of a set that is about to be made, [`NO_GENERATION`] while a fork is under way: the
@@ -320,11 +359,14 @@ impl Generations {
         }
     }
 
-    /// Returns whether a set may have been made in this generation. A set that the calling thread was given by
-    /// another one counts.
+    /// Returns whether there may be a plain set, or one that is just being taken over, that the calling thread can
+    /// know of.
     #[inline]
     pub(crate) fn may_have_sets(&self) -> bool {
-        self.made_in.load(Ordering::Relaxed) == self.now.load(Ordering::Relaxed)
+        // In this order: a generation that has begun is not read before one in which a set was made.
+        let made_in = self.made_in.load(Ordering::Acquire);
+        // A thread that takes a set over publishes that, then checks the generation.
+        made_in == self.now() || self.taker.load(Ordering::SeqCst) != 0
     }
 
     /// Returns whether a set was ever made.
@@ -333,14 +375,28 @@ impl Generations {
         self.made_in.load(Ordering::Relaxed) != NO_GENERATION
     }
 
-    /// Ends the generation once a fork is [counted](change::begin_fork), unless no set was made in it. Returns
-    /// whether it did.
-    pub(crate) fn end_before_fork(&self) -> bool {
-        let has_sets = self.made_in.load(Ordering::SeqCst) == self.now();
-        if has_sets {
-            self.end();
+    /// As `numbers::may_name_any`, on the thread that `me` returns.
+    #[inline]
+    pub(crate) fn may_name_any(&self, me: impl FnOnce() -> usize) -> bool {
+        if self.may_have_sets() && !counts::has_any() {
+            self.end_rarely(me());
         }
-        has_sets
+        // Last: a set that was taken over meanwhile is in the table.
+        counts::has_any()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_rarely(&self, me: usize) {
+        self.end(me);
+    }
+
+    /// Ends the generation once a fork is [counted](change::begin_fork), unless no set was made in it: nothing is
+    /// written then.
+    pub(crate) fn end_before_fork(&self, me: usize) {
+        if self.made_in.load(Ordering::SeqCst) == self.now() {
+            self.end(me);
+        }
     }
 }
 
@@ -364,7 +420,7 @@ mod numbers {
     use crate::set::NumberedSet;
     use crate::signals::Section;
     use crate::slot::Entry;
-    use crate::sync::{AtomicUsize, Ordering, Patience, fence};
+    use crate::sync::{AtomicUsize, Ordering};
     use crate::{fork, table};
 
     /// No fd from this one on stands for a plain set.
@@ -485,32 +541,19 @@ mod numbers {
 
     /// As [`forget`], for all plain sets, including those that are not recorded yet.
     pub fn forget_all() {
-        GENERATIONS.end();
-        // A thread that takes a set over publishes that, then checks the generation.
-        outlast_taker();
+        GENERATIONS.end(this_thread());
     }
 
     /// Returns whether a call has to look for user-level objects in what it names. If not, all plain sets that
     /// the call can name are the kernel's from now on.
     #[inline]
     pub fn may_name_any() -> bool {
-        table::has_any() || GENERATIONS.may_have_sets() && has_any_without_sets()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn has_any_without_sets() -> bool {
-        forget_all();
-        // A set was taken over at this moment, perhaps: its first user-level member is in the table.
-        fence(Ordering::SeqCst);
-        table::has_any()
+        GENERATIONS.may_name_any(this_thread)
     }
 
     /// As [`forget_all`], once the fork is counted. Nothing is written if there are none.
     pub(crate) fn forget_before_fork() {
-        if GENERATIONS.end_before_fork() {
-            outlast_taker();
-        }
+        GENERATIONS.end_before_fork(this_thread());
     }
 
     /// Before a number is closed. To be called before it is looked up in the table.
@@ -615,29 +658,6 @@ mod numbers {
         }
     }
 
-    /// The thread that takes a set over; 0 if none does.
-    static TAKER: AtomicUsize = AtomicUsize::new(0);
-
-    /// Waits until no other thread takes a set over.
-    fn outlast_taker() {
-        let mut patience = Patience::new();
-        while ![0, this_thread()].contains(&TAKER.load(Ordering::SeqCst)) {
-            patience.wait();
-        }
-    }
-
-    /// Makes the calling thread the one that takes a set over. Returns false if it already is.
-    fn become_taker(me: usize) -> bool {
-        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-        loop {
-            match TAKER.compare_exchange(0, me, success, failure) {
-                Ok(_) => return true,
-                Err(taker) if taker == me => return false,
-                Err(_) => outlast_taker(),
-            }
-        }
-    }
-
     /// Makes a plain set user-level, if that is possible. Otherwise it is the kernel's from now on.
     pub fn take_over(epfd: RawFd) {
         let Some(at) = place(epfd).and_then(|place| place.load(Ordering::Acquire).checked_sub(1))
@@ -651,7 +671,7 @@ mod numbers {
         let Some(_change) = Change::try_begin() else {
             return record.forget(me);
         };
-        if !become_taker(me) {
+        if !GENERATIONS.become_taker(me) {
             return record.forget(me);
         }
         match record.take(me, || GENERATIONS.now()) {
@@ -666,7 +686,7 @@ mod numbers {
             }
             None => record.forget(me),
         }
-        TAKER.store(0, Ordering::SeqCst);
+        GENERATIONS.end_takeover();
     }
 
     /// Makes the entries of all fds of a set that is being taken over.

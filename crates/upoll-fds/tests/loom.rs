@@ -34,7 +34,7 @@ use crate::number::Number;
 use crate::object::Object;
 use crate::plain_sets::{Generations, Record};
 use crate::slot::{Entry, Slot};
-use crate::sync::{Rule, break_rule, handle_signal};
+use crate::sync::{Rule, break_rule, handle_signal, signal_point};
 
 mod object {
     use std::sync::Arc;
@@ -832,7 +832,7 @@ fn making_a_set_against_forking() {
             })
         };
         begin_fork();
-        generations.end_before_fork();
+        generations.end_before_fork(OTHER);
         let is_inherited = is_made.load(Ordering::Acquire);
         end_fork();
         let generation = making.join().unwrap();
@@ -858,12 +858,12 @@ fn making_sets_in_two_generations() {
             let generations = generations.clone();
             thread::spawn(move || generations.begin_to_make())
         };
-        generations.end();
+        generations.end(OTHER);
         let generation = generations.begin_to_make();
         making.join().unwrap();
         assert!(generation == generations.now() && generations.may_have_sets());
         begin_fork();
-        generations.end_before_fork();
+        generations.end_before_fork(OTHER);
         assert!(generation != generations.now());
         end_fork();
     });
@@ -916,6 +916,7 @@ impl PlainSet {
             self.is_kernels(),
             "a user-level set is used as the kernel's"
         );
+        signal_point();
         self.in_kernel.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -995,6 +996,37 @@ fn a_set_that_two_threads_have_waited_in_is_not_taken_over() {
     waiting_after(Some(OTHER));
 }
 
+/// A signal handler takes a set over, after a wait of its own in the set, at each point of a wait that it
+/// interrupts. (One thread: no other is waited for.)
+#[test]
+fn a_handler_takes_a_set_over_before_or_after_the_wait_that_it_interrupts() {
+    /// More points than a wait has.
+    const POINTS: usize = 6;
+    for points in 0..POINTS {
+        for waits in [false, true] {
+            for waits_again in [false, true] {
+                model(0, move || {
+                    let set = PlainSet::new();
+                    if waits_again {
+                        set.wait(ONE);
+                    }
+                    let handled = Arc::clone(&set);
+                    handle_signal(points, move || {
+                        if waits {
+                            handled.wait(ONE);
+                        }
+                        handled.take_over(ONE);
+                    });
+                    set.wait(ONE);
+                    // The handler has run by now.
+                    (0..POINTS).for_each(|_| signal_point());
+                    set.wait(ONE);
+                });
+            }
+        }
+    }
+}
+
 /// A thread adds a kernel member to a set that another one takes over.
 fn adding_against_taking_over() {
     model(4, || {
@@ -1027,6 +1059,46 @@ fn a_member_that_does_not_outlast_a_takeover_is_lost() {
 #[test]
 fn a_takeover_that_looks_for_members_before_its_claim_loses_one() {
     must_fail_without(Rule::ClaimThenLook, adding_against_taking_over);
+}
+
+/// A thread polls a set, as the kernel's if no fd may be user-level, while another one takes the set over, and a
+/// third one ends its generation.
+fn polling_against_taking_over() {
+    model(2, || {
+        let set = PlainSet::new();
+        let generations = Arc::new(Generations::new());
+        let generation = generations.begin_to_make();
+        let taking = {
+            let (set, generations) = (Arc::clone(&set), Arc::clone(&generations));
+            thread::spawn(move || {
+                assert!(generations.become_taker(TAKER));
+                // The set's generation has the number 1, and not that of `PlainSet::new`.
+                let now = || generations.now() - generation;
+                let is_taken = set.record.take(TAKER, now).is_some();
+                if is_taken {
+                    counts::while_adding(|| set.is_user_level.store(true, Ordering::Release));
+                    set.record.end_take();
+                }
+                generations.end_takeover();
+            })
+        };
+        let ending = {
+            let generations = Arc::clone(&generations);
+            thread::spawn(move || generations.end(OTHER))
+        };
+        let is_polled_there = !generations.may_name_any(|| ONE);
+        taking.join().unwrap();
+        ending.join().unwrap();
+        assert!(
+            !is_polled_there || set.is_kernels(),
+            "a user-level set is polled as the kernel's"
+        );
+    });
+}
+
+#[test]
+fn a_set_that_is_polled_as_the_kernels_stays_the_kernels() {
+    polling_against_taking_over();
 }
 
 /// A thread copies the number of a set that another one takes over.
