@@ -146,7 +146,8 @@ impl Slot {
     /// Returns whether the slot is empty and not being changed.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.load(Ordering::Relaxed).is_null()
+        // Acquire: the count of a copy that was made before the slot was emptied is seen (`counts`).
+        self.0.load(Ordering::Acquire).is_null()
     }
 
     /// Calls `call` with the object. Returns `None` if the slot is empty. A close waits for `call`,
@@ -246,6 +247,32 @@ impl Slot {
         result
     }
 
+    /// Makes the slot lead to the object of `from`, or to nothing if that is the kernel's; in the kernel by `copy`.
+    pub(crate) fn replace_by_copy<R>(
+        &self,
+        from: Option<&Slot>,
+        copy: impl Fn() -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        let mut patience = Patience::new();
+        loop {
+            // A change waits for no other one.
+            let changed = self.change(true, || {
+                let copied = match from {
+                    Some(from) => from
+                        .kept(|object| copy_with_entry(object, &copy))
+                        .ok_or(None)?,
+                    None => copy().map(|copied| (copied, None)),
+                };
+                copied.map_err(Some)
+            });
+            match changed {
+                Ok(new) => return Ok(new),
+                Err(Some(errno)) => return Err(errno),
+                Err(None) => patience.wait(),
+            }
+        }
+    }
+
     /// Ends the change with this `mark`. Returns `entry` if the fd has got another object meanwhile:
     /// the kernel opened it again, and that object was installed over the mark.
     fn put(&self, mark: *mut Entry, entry: *mut Entry) -> *mut Entry {
@@ -321,4 +348,14 @@ impl Slot {
     pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Ordering::Relaxed);
     }
+}
+
+/// Calls `copy`, which copies an fd that stands for `object`. Makes the entry for the copy first, because
+/// the copy must not be made without it.
+fn copy_with_entry<R>(
+    object: Option<&Object>,
+    copy: impl FnOnce() -> Result<R, Errno>,
+) -> Result<(R, Option<Box<Entry>>), Errno> {
+    let entry = object.cloned().map(Entry::new).transpose()?;
+    Ok((copy()?, entry))
 }

@@ -337,26 +337,7 @@ pub(crate) fn replace(
         true => second_number_if_it_lingers(new),
         false => None,
     };
-    let mut patience = Patience::new();
-    let result = counts::while_adding(|| {
-        loop {
-            // A change waits for no other one.
-            let changed = slot.change(true, || {
-                let copied = match slot_to_fill(fd) {
-                    Some(from) => from
-                        .kept(|object| copy_with_entry(object, &copy))
-                        .ok_or(None)?,
-                    None => copy().map(|copied| (copied, None)),
-                };
-                copied.map_err(Some)
-            });
-            match changed {
-                Ok(new) => break Ok(new),
-                Err(Some(errno)) => break Err(errno),
-                Err(None) => patience.wait(),
-            }
-        }
-    });
+    let result = counts::while_adding(|| slot.replace_by_copy(slot_to_fill(fd), copy));
     if let Some(outgoing) = outgoing {
         // That it was interrupted, or what it has lost, nobody hears of: nor would they from the kernel.
         // A child must not have it, and a handler that leaves for good not leave it open.
@@ -366,16 +347,6 @@ pub(crate) fn replace(
     drop(change);
     drop(section);
     result
-}
-
-/// Calls `copy`, which copies an fd that stands for `object`. Makes the entry for the copy first, because
-/// the copy must not be made without it.
-fn copy_with_entry(
-    object: Option<&Object>,
-    copy: impl FnOnce() -> Result<RawFd, Errno>,
-) -> Result<(RawFd, Option<Box<Entry>>), Errno> {
-    let entry = object.cloned().map(Entry::new).transpose()?;
-    Ok((copy()?, entry))
 }
 
 /// Opens another fd for a kernel socket whose last close may block. The caller closes it once the fd

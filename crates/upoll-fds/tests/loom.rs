@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle};
+use upoll::Errno;
 
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::number::Number;
@@ -40,11 +41,33 @@ mod object {
     use std::sync::Arc;
 
     use loom::cell::UnsafeCell;
+    use loom::sync::atomic::{AtomicUsize, Ordering};
 
     /// An open file, which must not be used and closed at the same time, nor used after that.
-    #[derive(Clone)]
     pub(crate) struct Object {
         is_closed: Arc<UnsafeCell<bool>>,
+        /// The number of references, in models that copy them. One is the model's own.
+        references: Option<Arc<AtomicUsize>>,
+    }
+
+    impl Clone for Object {
+        fn clone(&self) -> Self {
+            if let Some(references) = &self.references {
+                references.fetch_add(1, Ordering::Relaxed);
+            }
+            Object {
+                is_closed: Arc::clone(&self.is_closed),
+                references: self.references.clone(),
+            }
+        }
+    }
+
+    impl Drop for Object {
+        fn drop(&mut self) {
+            if self.references.is_some() {
+                self.close();
+            }
+        }
     }
 
     impl Object {
@@ -52,7 +75,19 @@ mod object {
         pub(crate) fn new() -> Self {
             Object {
                 is_closed: Arc::new(UnsafeCell::new(false)),
+                references: None,
             }
+        }
+
+        /// An open file that closes with its last reference but one.
+        pub(crate) fn with_references() -> Self {
+            let mut object = Object::new();
+            object.references = Some(Arc::new(AtomicUsize::new(1)));
+            object
+        }
+
+        pub(crate) fn is(&self, other: &Self) -> bool {
+            Arc::ptr_eq(&self.is_closed, &other.is_closed)
         }
 
         pub(crate) fn is_closed(&self) -> bool {
@@ -71,8 +106,13 @@ mod object {
                 .with_mut(|is_closed| assert!(!unsafe { *is_closed }));
         }
 
-        /// The last reference has gone: nobody else uses it.
+        /// A reference has gone, which is the last one if they are not counted: nobody else uses it.
         pub(crate) fn close(&self) {
+            if let Some(references) = &self.references
+                && references.fetch_sub(1, Ordering::AcqRel) != 2
+            {
+                return;
+            }
             self.is_closed.with_mut(|is_closed| {
                 // SAFETY: loom finds it out if somebody reads or writes it meanwhile.
                 let is_closed = unsafe { &mut *is_closed };
@@ -498,6 +538,153 @@ fn a_look_up_that_does_not_wait_takes_what_is_being_handed_over_for_the_kernels(
 #[test]
 fn what_is_handed_over_while_it_is_used_is_used_by_two() {
     must_fail_without(Rule::WaitUntilUnused, using_against_handing_over);
+}
+
+/// Hands over what the slots lead to, as far as it is `object`. Returns which slots were held.
+fn hand_over(slots: &[Arc<Slot>; 2], object: &Object) -> [bool; 2] {
+    let held = slots
+        .each_ref()
+        .map(|slot| slot.hold(|found| found.is(object)));
+    for &entry in held.iter().flatten() {
+        assert!(in_use::wait_until_unused(entry, usize::MAX));
+    }
+    if held.iter().any(Option::is_some) {
+        object.be_poured();
+    }
+    for (slot, entry) in slots.iter().zip(held) {
+        if let Some(entry) = entry {
+            slot.give_up(entry, None);
+        }
+    }
+    held.map(|entry| entry.is_some())
+}
+
+/// An object is handed over while its number is closed by another thread, or comes to stand for another object.
+fn handing_over_against_changing(replaces: bool) {
+    model(4, move || {
+        let (old, new) = (Object::new(), Object::new());
+        let slots = [slot_of(&old), Arc::new(Slot::empty())];
+        let changing = {
+            let (slot, new) = (Arc::clone(&slots[0]), new.clone());
+            thread::spawn(move || match replaces {
+                true => slot
+                    .change(true, || {
+                        Ok::<_, ()>(((), Some(Entry::new(new.clone()).unwrap())))
+                    })
+                    .unwrap(),
+                false => close(&slot),
+            })
+        };
+        hand_over(&slots, &old);
+        changing.join().unwrap();
+        assert!(old.is_closed());
+        assert_eq!(slots[0].with(Object::be_used).is_some(), replaces);
+    });
+}
+
+#[test]
+fn a_number_is_closed_before_or_after_what_it_stands_for_is_handed_over() {
+    handing_over_against_changing(false);
+}
+
+#[test]
+fn a_number_is_replaced_before_or_after_what_it_stands_for_is_handed_over() {
+    handing_over_against_changing(true);
+}
+
+/// The kernel opens an fd again that was closed unseen, while its old object is held.
+#[test]
+fn an_object_that_is_installed_over_a_held_one_stays() {
+    for gives_back in [false, true] {
+        model(4, move || {
+            let (old, new) = (Object::new(), Object::new());
+            let slot = slot_of(&old);
+            let installing = {
+                let (slot, new) = (Arc::clone(&slot), new.clone());
+                thread::spawn(move || slot.install(Entry::new(new).unwrap()))
+            };
+            if let Some(held) = slot.hold(|found| found.is(&old)) {
+                assert!(in_use::wait_until_unused(held, usize::MAX));
+                old.be_poured();
+                match gives_back {
+                    true => slot.give_back(held),
+                    false => slot.give_up(held, None),
+                }
+            }
+            installing.join().unwrap();
+            assert!(old.is_closed());
+            assert!(slot.with(|found| found.is(&new)).unwrap());
+        });
+    }
+}
+
+/// Copies the first slot's fd to the second one's, as `dup2` does. Returns whether the fd was open.
+fn copy_down(slots: &[Arc<Slot>; 2], is_open: &AtomicBool) -> bool {
+    let copy = || match is_open.load(Ordering::Acquire) {
+        true => Ok(()),
+        false => Err(Errno::BADF),
+    };
+    counts::while_adding(|| slots[1].replace_by_copy(Some(&slots[0]), copy)).is_ok()
+}
+
+/// An object is handed over while its number is copied by `dup`. (With `dup2` two threads may wait for each other's
+/// marks, and loom does not come to an end.)
+#[test]
+fn what_is_handed_over_while_it_is_copied_is_handed_over_with_the_copy() {
+    model(3, || {
+        let object = Object::with_references();
+        let slots = [slot_of(&object), Arc::new(Slot::empty())];
+        let copying = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                let copy = |object: Option<&Object>| {
+                    if let Some(object) = object {
+                        slots[1].install(Entry::new(object.clone()).unwrap());
+                    }
+                };
+                while slots[0].kept(copy).is_none() {
+                    thread::yield_now();
+                }
+            })
+        };
+        assert!(hand_over(&slots, &object)[0]);
+        copying.join().unwrap();
+        assert!(object.is_closed());
+        assert!(slots.iter().all(|slot| slot.is_empty()));
+    });
+}
+
+/// A number is copied while another thread closes it, and a third one looks whether any fd is user-level.
+#[test]
+fn a_copy_of_an_fd_that_is_closed_is_seen_or_counted() {
+    model(4, || {
+        let object = Object::with_references();
+        let slots = [slot_of(&object), Arc::new(Slot::empty())];
+        counts::while_adding(|| ());
+        let is_open = Arc::new(AtomicBool::new(true));
+        let copying = {
+            let (slots, is_open) = (slots.clone(), Arc::clone(&is_open));
+            thread::spawn(move || copy_down(&slots, &is_open))
+        };
+        let closing = {
+            let slot = Arc::clone(&slots[0]);
+            thread::spawn(move || {
+                let close = || {
+                    is_open.store(false, Ordering::Release);
+                    Ok::<_, ()>(((), None))
+                };
+                slot.change(false, close).unwrap();
+            })
+        };
+        // The copy's place is looked at first.
+        let is_any = || !slots[1].is_empty() || !slots[0].is_empty();
+        let is_none_left = counts::is_none_left(is_any);
+        let is_copied = copying.join().unwrap();
+        closing.join().unwrap();
+        assert!(!(is_copied && is_none_left), "the copy is missed");
+        assert_eq!(object.is_closed(), !is_copied);
+        assert!(counts::has_any() || !is_copied);
+    });
 }
 
 /// Two threads begin, with one record free that an ended thread has left, while what the
