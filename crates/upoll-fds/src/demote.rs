@@ -141,7 +141,7 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
     for interest in interests {
         interest.give_to_the_kernel(&group);
     }
-    group.release(None);
+    group.release();
     Ok(())
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn share_all() {
         match shared(&group) {
             Some(shared) => {
                 own.iter().for_each(|interest| interest.give_to(&shared));
-                group.release(Some(&shared));
+                group.release_to(&shared);
             }
             None => give_back(own),
         }

@@ -118,11 +118,12 @@ unsafe fn select_masked(
             continue;
         }
         let mut bits = SmallVec::<[c_ulong; 1024 / WORD]>::new();
+        bits.try_reserve(words).map_err(|_| Errno::NOMEM)?;
         for at in 0..words {
             // SAFETY: the caller's contract.
             bits.push(unsafe { memory::read(set.cast::<c_ulong>().wrapping_add(at)) }?);
         }
-        *copy = Some(FdSet::from_words(&bits));
+        *copy = Some(FdSet::try_from_words(&bits)?);
     }
     let highest = copies
         .iter()
@@ -281,7 +282,11 @@ unsafe fn select_once(
             Err(_) => Target::Kernel(unsafe { BorrowedFd::borrow_raw(number) }),
         })
     };
-    let mut copies = asked.clone();
+    let mut copies = [const { None }; 3];
+    for (copy, asked) in copies.iter_mut().zip(asked) {
+        let asked = asked.as_ref().map(FdSet::as_words);
+        *copy = asked.map(FdSet::try_from_words).transpose()?;
+    }
     let [read, write, except] = copies.each_mut().map(Option::as_mut);
     let ended = match mask {
         None => upoll::select(end, read, write, except, limit, resolve),

@@ -34,15 +34,6 @@ impl Entry {
             next_leaving: AtomicPtr::new(ptr::null_mut()),
         })
     }
-
-    /// Makes an entry for the successor of an object. The transfer cannot be undone, so the process
-    /// ends if there is no memory.
-    fn of_successor(object: Object) -> *mut Entry {
-        Box::into_raw(Box::new(Entry {
-            object,
-            next_leaving: AtomicPtr::new(ptr::null_mut()),
-        }))
-    }
 }
 
 /// Null: the fd is the kernel's, or not open. Odd: the mark of a change. Otherwise a pointer to an
@@ -312,10 +303,9 @@ impl Slot {
         in_use::release(self.put(mark_by(held), held));
     }
 
-    /// Makes the slot lead to `successor`, or to nothing.
-    pub(crate) fn give_up(&self, held: *mut Entry, successor: Option<Object>) {
-        let new = successor.map_or(ptr::null_mut(), Entry::of_successor);
-        in_use::release(self.put(mark_by(held), new));
+    /// Empties the slot.
+    pub(crate) fn give_up(&self, held: *mut Entry) {
+        self.put(mark_by(held), ptr::null_mut());
         in_use::release(held);
     }
 
@@ -325,12 +315,24 @@ impl Slot {
     /// The caller has waited for that since it [held](Self::hold) the slot, by
     /// [`in_use::wait_until_all_unused`].
     #[cfg(not(loom))]
-    pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry, successor: Option<Object>) {
-        let new = successor.map_or(ptr::null_mut(), Entry::of_successor);
-        in_use::release(self.put(mark_by(held), new));
+    pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry) {
+        self.put(mark_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
         // contract.
         unsafe { in_use::free(held) };
+    }
+
+    /// Makes the slot lead to its old entry again, with another object. This needs no memory.
+    ///
+    /// # Safety
+    /// As [`give_up_unused`](Self::give_up_unused).
+    #[cfg(not(loom))]
+    pub(crate) unsafe fn give_back_with(&self, held: *mut Entry, object: Object) {
+        // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
+        // contract.
+        let old = std::mem::replace(unsafe { &mut (*held).object }, object);
+        self.give_back(held);
+        drop(old);
     }
 
     /// Returns the object while no other thread can change the slot.

@@ -385,7 +385,7 @@ pub(crate) fn leave_if_retired(fd: RawFd) {
     let _section = Section::begin();
     let _held_back = HeldBack::begin();
     if let Some(held) = slot.hold(Object::is_retired) {
-        slot.give_up(held, None);
+        slot.give_up(held);
     }
 }
 
@@ -551,18 +551,31 @@ impl Group<'_> {
         self.0.iter().map(|held| (held.fd, held.object()))
     }
 
-    /// Makes the fds stand for `successor`, or for nothing.
-    pub(crate) fn release(self, successor: Option<&Object>) {
+    /// Makes the fds stand for nothing.
+    pub(crate) fn release(self) {
         let is_used = self.is_used();
         for held in self.0 {
             let Some(slot) = slot(held.fd) else { continue };
             let entry = std::mem::replace(&mut held.entry, ptr::null_mut());
             if is_used {
-                slot.give_up(entry, successor.cloned());
+                slot.give_up(entry);
             } else {
                 // SAFETY: `hold` has waited until no call uses it.
-                unsafe { slot.give_up_unused(entry, successor.cloned()) };
+                unsafe { slot.give_up_unused(entry) };
             }
+        }
+    }
+
+    /// Makes the fds stand for `successor`, unless a [call uses](Self::is_used) an object of the group.
+    pub(crate) fn release_to(self, successor: &Object) {
+        if self.is_used() {
+            return;
+        }
+        for held in self.0 {
+            let Some(slot) = slot(held.fd) else { continue };
+            let entry = std::mem::replace(&mut held.entry, ptr::null_mut());
+            // SAFETY: `hold` has waited until no call uses it.
+            unsafe { slot.give_back_with(entry, successor.clone()) };
         }
     }
 }

@@ -519,7 +519,7 @@ fn using_against_handing_over() {
         assert!(in_use::wait_until_unused(held, usize::MAX));
         object.be_poured();
         has_kernel_it.store(true, Ordering::Relaxed);
-        slot.give_up(held, None);
+        slot.give_up(held);
         using.join().unwrap();
         assert!(object.is_closed());
     });
@@ -553,7 +553,7 @@ fn hand_over(slots: &[Arc<Slot>; 2], object: &Object) -> [bool; 2] {
     }
     for (slot, entry) in slots.iter().zip(held) {
         if let Some(entry) = entry {
-            slot.give_up(entry, None);
+            slot.give_up(entry);
         }
     }
     held.map(|entry| entry.is_some())
@@ -608,7 +608,7 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
                 old.be_poured();
                 match gives_back {
                     true => slot.give_back(held),
-                    false => slot.give_up(held, None),
+                    false => slot.give_up(held),
                 }
             }
             installing.join().unwrap();

@@ -43,23 +43,76 @@ fn forks(fault: &mut Fault) {
     let shared = [(); 4].map(|()| upoll::EventFd::shared(0, upoll::EventFdFlags::empty()).unwrap());
     let world = World::new();
     drop(shared);
-    let ended = fault.during(|| {
-        // SAFETY: the child ends at once.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: as above.
-            unsafe { libc::_exit(7) };
-        }
-        let mut status = 0;
-        // SAFETY: the status is written to a variable.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        Ok(status)
-    });
-    assert!(
-        libc::WIFEXITED(ended) && libc::WEXITSTATUS(ended) == 7,
-        "{ended:x}"
-    );
+    assert_eq!(fault.during(fork_and_wait), 0);
     world.check_and_close();
+}
+
+/// An eventfd with a maximum, under two numbers, moves to memory that the child of a fork shares.
+fn forks_beside_maximum(fault: &mut Fault) {
+    let counter = upoll_fds::eventfd(3, libc::EFD_NONBLOCK).unwrap();
+    let maximum = 5_u64;
+    let place = (&raw const maximum).expose_provenance();
+    // SAFETY: the maximum is live.
+    unsafe { upoll_fds::ioctl(counter, upoll_fds::EFD_IOC_SET_MAXIMUM, place) }.unwrap();
+    let copy = upoll_fds::dup(counter).unwrap();
+    assert_eq!(fault.during(fork_and_wait), 0);
+    // It has moved, or is the parent's alone.
+    assert_eq!(upoll_fds::eventfd_write(copy, 2), Err(Errno::AGAIN));
+    upoll_fds::eventfd_write(counter, 1).unwrap();
+    let mut count = 0;
+    // SAFETY: the count has a place.
+    unsafe { upoll_fds::eventfd_read(copy, &raw mut count) }.unwrap();
+    assert_eq!(count, 4);
+    close([counter, copy]);
+}
+
+/// Returns the status of a child that ends at once.
+fn fork_and_wait() -> Result<i32, Errno> {
+    // SAFETY: the child ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is written to a variable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    Ok(status)
+}
+
+/// Numbers from 1024 on, which the sets of a call have no room for without memory.
+fn high_numbers(fault: &mut Fault) {
+    const HIGH: usize = 1100;
+    let most = libc::rlimit {
+        rlim_cur: 2048,
+        rlim_max: 2048,
+    };
+    // SAFETY: the limit is live.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const most) };
+    assert_eq!(set, 0);
+    let low = upoll_fds::eventfd(1, 0).unwrap();
+    // SAFETY: the argument is a number.
+    let high = unsafe { upoll_fds::fcntl(low, libc::F_DUPFD, HIGH) }.unwrap();
+    let found = fault.during(|| {
+        let mut bits = [0_u64; HIGH / 64 + 1];
+        bits[HIGH / 64] |= 1 << (HIGH % 64);
+        let none = std::ptr::null_mut();
+        let mut limit = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 0,
+        };
+        // SAFETY: all is live.
+        let found = unsafe {
+            upoll_fds::select(
+                high + 1,
+                [bits.as_mut_ptr().cast(), none, none],
+                &raw mut limit,
+            )
+        };
+        found.map(|found| (found, bits[HIGH / 64] != 0))
+    });
+    assert_eq!(found, (1, true));
+    close([low, high]);
 }
 
 fn long_lists(fault: &mut Fault) {
@@ -190,6 +243,8 @@ fn closes(fault: &mut Fault) {
 // One test: others would allocate meanwhile.
 #[test]
 fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
+    each_allocation_fails("high numbers", high_numbers);
+    each_allocation_fails("a fork beside a maximum", forks_beside_maximum);
     each_allocation_fails("long lists", long_lists);
     each_allocation_fails(
         "long lists of what is demoted",

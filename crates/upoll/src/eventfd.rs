@@ -125,6 +125,12 @@ pub(crate) trait SharedCount: Any + Send + Sync {
     /// Woken by changes that this process makes, and by no others.
     fn queue(&self) -> &WaitQueue;
 
+    /// Makes the queue, if there is none yet.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    fn prepare_queue(&self) -> Result<(), Errno>;
+
     /// The last reference in this process is gone.
     fn release(&self);
 }

@@ -31,7 +31,8 @@ pub(crate) const REPORTED: [Events; 3] = [FdSet::READABLE, FdSet::WRITABLE, FdSe
 
 /// A set of numbers, for [`select`](crate::select()): `fd_set` without its limit of 1024.
 ///
-/// Numbers below 1024 are kept in place, without an allocation.
+/// Numbers below 1024 are kept in place, without an allocation. Without memory for others [`insert`](Self::insert)
+/// ends the process, and [`try_insert`](Self::try_insert) fails.
 ///
 /// # Example
 /// ```
@@ -82,6 +83,23 @@ impl FdSet {
         }
     }
 
+    /// As [`from_words`](Self::from_words), for a process that goes on without memory.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the bitmap.
+    pub fn try_from_words(words: &[c_ulong]) -> Result<Self, Errno> {
+        let mut set = FdSet::new();
+        set.try_reserve(words.len())?;
+        set.words.extend_from_slice(words);
+        Ok(set)
+    }
+
+    /// Makes room for a bitmap of `words`.
+    fn try_reserve(&mut self, words: usize) -> Result<(), Errno> {
+        let more = words.saturating_sub(self.words.len());
+        self.words.try_reserve(more).map_err(|_| Errno::NOMEM)
+    }
+
     /// The bitmap, as long as was needed so far.
     #[must_use]
     #[inline]
@@ -108,6 +126,21 @@ impl FdSet {
             self.words.push(0);
         }
         self.words[word] |= bit;
+    }
+
+    /// As [`insert`](Self::insert), for a process that goes on without memory.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the bitmap.
+    ///
+    /// # Panics
+    /// If the number is negative.
+    pub fn try_insert(&mut self, number: i32) -> Result<(), Errno> {
+        if let Some((word, _)) = Self::place(number) {
+            self.try_reserve(word + 1)?;
+        }
+        self.insert(number);
+        Ok(())
     }
 
     /// Takes a number out (`FD_CLR`).

@@ -7,6 +7,7 @@
 mod failing_allocations;
 
 use std::future::Future;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -195,6 +196,11 @@ fn polls(fault: &mut Fault) {
         )
     });
     assert_eq!(found, 0);
+    // Beyond the numbers that a set has room for without memory.
+    let mut wanted = FdSet::new();
+    fault.during(|| wanted.try_insert(5000));
+    let copy = fault.during(|| FdSet::try_from_words(wanted.as_words()));
+    assert_eq!(copy.iter().collect::<Vec<_>>(), [5000]);
 }
 
 /// An object with three wait queues.
@@ -321,6 +327,29 @@ fn shared_counters(fault: &mut Fault) {
     assert_eq!(fault.during(|| shared.read()), 1);
 }
 
+/// Counters that this process shares with its parent, and has not used yet.
+fn inherited_counters(fault: &mut Fault, [one, two, three, four]: [EventFd; 4]) {
+    let (watch, _) = fault.during(|| Watch::new(one.as_file_ref(), Events::IN, |_| {}));
+    let mut readiness = Box::pin(fault.during(|| Readiness::new(two.as_file_ref(), Events::IN)));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(readiness.as_mut().poll(&mut context).is_pending());
+    let set = Epoll::new().unwrap();
+    fault.during(|| set.add(&three, watches(1)));
+    let mut context = PollContext::new();
+    let mut fds = [PollFd::new(&four, Events::IN)];
+    assert_eq!(fault.during(|| context.poll(&mut fds, MOMENT)), 0);
+    for counter in [&one, &two, &three, &four] {
+        fault.during(|| counter.try_write(1));
+    }
+    assert_eq!(watch.ready(), Events::IN);
+    assert_eq!(first_event(&set), Some(1));
+    assert_eq!(fault.during(|| context.poll(&mut fds, MOMENT)), 1);
+    // The next process shares them, too.
+    for counter in [&one, &two, &three, &four] {
+        assert_eq!(counter.try_read(), Ok(1));
+    }
+}
+
 fn rotating_waits(fault: &mut Fault) {
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -351,4 +380,11 @@ fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
     each_allocation_fails("listings", listings);
     each_allocation_fails("shared counters", shared_counters);
     each_allocation_fails("rotating waits", rotating_waits);
+    // A scenario runs three times in each child, which has these from its parent.
+    let shared = |()| EventFd::shared(0, EventFdFlags::empty()).unwrap();
+    let inherited = Mutex::new([(); 3].map(|()| Some([(); 4].map(shared))));
+    each_allocation_fails("inherited counters", |fault| {
+        let counters = inherited.lock().unwrap().iter_mut().find_map(Option::take);
+        inherited_counters(fault, counters.unwrap());
+    });
 }

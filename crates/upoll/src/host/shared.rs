@@ -21,6 +21,7 @@
 //! sets it again. A listener arms a notifier again after each event that it has taken, and a change
 //! disarms it. So a change that nobody listens to makes no system call.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
@@ -288,10 +289,32 @@ impl SharedCounter {
         self.shared().word(direction)
     }
 
+    /// This process's queue. A child of the process that made the counter makes its own.
+    fn queue_or_make(&self) -> Result<&WaitQueue, Errno> {
+        let current = self.queue.load(Ordering::SeqCst);
+        if let Some(queue) = self.own_queue() {
+            return Ok(queue);
+        }
+        let made = Box::into_raw(boxed(OwnQueue::new())?);
+        let set = self
+            .queue
+            .compare_exchange(current, made, Ordering::SeqCst, Ordering::SeqCst);
+        let there = match set {
+            Ok(_) => made,
+            Err(there) => {
+                // SAFETY: made above, and nobody else knows it.
+                drop(unsafe { Box::from_raw(made) });
+                there
+            }
+        };
+        // SAFETY: as in `own_queue`; another thread of this process made it, if not this one.
+        Ok(unsafe { &(*there).queue })
+    }
+
     /// This process's queue, if it has one.
     fn own_queue(&self) -> Option<&WaitQueue> {
         self.first_queue.current().or_else(|| {
-            // SAFETY: null, or from `Box::into_raw` in `queue` and freed by nobody but the drop.
+            // SAFETY: null, or from `Box::into_raw` in `queue_or_make` and freed by nobody but the drop.
             unsafe { self.queue.load(Ordering::SeqCst).as_ref() }?.current()
         })
     }
@@ -314,25 +337,13 @@ impl SharedCount for SharedCounter {
     }
 
     fn queue(&self) -> &WaitQueue {
-        let current = self.queue.load(Ordering::SeqCst);
-        if let Some(queue) = self.own_queue() {
-            return queue;
-        }
-        // A child that uses the library of its parent, and has no memory, ends here.
-        let made = Box::into_raw(Box::new(OwnQueue::new()));
-        let set = self
-            .queue
-            .compare_exchange(current, made, Ordering::SeqCst, Ordering::SeqCst);
-        let there = match set {
-            Ok(_) => made,
-            Err(there) => {
-                // SAFETY: made above, and nobody else knows it.
-                drop(unsafe { Box::from_raw(made) });
-                there
-            }
-        };
-        // SAFETY: as in `own_queue`; another thread of this process made it, if not this one.
-        unsafe { &(*there).queue }
+        // An embedder's object around this one has not made the queue: the process ends without memory.
+        self.queue_or_make()
+            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<OwnQueue>()))
+    }
+
+    fn prepare_queue(&self) -> Result<(), Errno> {
+        self.queue_or_make().map(drop)
     }
 
     fn release(&self) {
@@ -345,7 +356,7 @@ impl SharedCount for SharedCounter {
 impl Drop for SharedCounter {
     fn drop(&mut self) {
         let made = self.queue.load(Ordering::SeqCst);
-        // SAFETY: null, or from `Box::into_raw` in `queue` and freed by nobody but this drop.
+        // SAFETY: null, or from `Box::into_raw` in `queue_or_make` and freed by nobody but this drop.
         if unsafe { made.as_ref() }.is_some_and(|made| made.current().is_some()) {
             // SAFETY: as above; who borrows the queue borrows `self`.
             drop(unsafe { Box::from_raw(made) });

@@ -35,6 +35,7 @@ pub(crate) use self::inbox::Sleeper;
 
 use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
+use crate::eventfd::shared_count;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::boxed;
@@ -545,6 +546,9 @@ impl Kept {
             index,
             outside,
         };
+        if let Some(shared) = shared_count(file.description()) {
+            shared.prepare_queue()?;
+        }
         let kept = &mut *registering.kept;
         let inbox = kept.inbox.as_deref().ok_or(Errno::NOMEM)?;
         let inbox = NonNull::from(inbox);
