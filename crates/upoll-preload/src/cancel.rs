@@ -96,11 +96,16 @@ fn new_record(owner: pid_t) -> Option<&'static Record> {
 /// Some thread was cancelled, so that it is worth asking.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
+/// Some thread has asked to be cancelled at any instruction, so that it is worth asking.
+static IS_ANY_ASYNCHRONOUS: AtomicBool = AtomicBool::new(false);
+
 std::thread_local! {
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
     static IS_DISABLED: Cell<bool> = const { Cell::new(false) };
     /// The thread has asked to be cancelled at any instruction.
     static IS_ASYNCHRONOUS: Cell<bool> = const { Cell::new(false) };
+    /// The place in the stack of the call that has deferred cancellation for its time; 0 for none.
+    static DEFERRED_AT: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A thread's key whose destructor returns the record, and one more; 0 until there is one. Not a
@@ -200,26 +205,76 @@ fn end_if_cancelled() {
     unsafe { pthread_testcancel() };
 }
 
-/// Runs `call` with deferred cancellation. A thread with the type `PTHREAD_CANCEL_ASYNCHRONOUS` could
-/// otherwise be unwound at any instruction, and leave locks held or entries linked.
+/// Returns whether a thread may be cancelled at any instruction.
 #[inline]
-fn deferred<T>(call: impl FnOnce() -> T) -> T {
-    match IS_ASYNCHRONOUS.get() {
-        true => deferred_for_once(call),
-        false => call(),
-    }
+pub(crate) fn is_any_asynchronous() -> bool {
+    IS_ANY_ASYNCHRONOUS.load(Ordering::Relaxed)
 }
 
+/// Returns whether this thread may be cancelled at any instruction.
 #[cold]
-fn deferred_for_once<T>(call: impl FnOnce() -> T) -> T {
-    let nowhere = std::ptr::null_mut();
-    // SAFETY: there is no place to write to.
-    unsafe { set_type(PTHREAD_CANCEL_DEFERRED, nowhere) };
+#[inline(never)]
+pub(crate) fn is_asynchronous() -> bool {
+    let here = 0_u8;
+    let deferred_at = DEFERRED_AT.get();
+    IS_ASYNCHRONOUS.get() && (deferred_at == 0 || is_over(deferred_at, (&raw const here).addr()))
+}
+
+/// Runs `call`, with deferred cancellation if this thread may be cancelled at any instruction.
+#[cold]
+#[inline(never)]
+pub(crate) fn with_deferred<T>(call: impl FnOnce() -> T) -> T {
+    let (here, nowhere) = (0_u8, std::ptr::null_mut());
+    let is_deferred = is_asynchronous();
+    if is_deferred {
+        // SAFETY: there is no place to write to.
+        unsafe { set_type(PTHREAD_CANCEL_DEFERRED, nowhere) };
+        DEFERRED_AT.set((&raw const here).addr());
+    }
     let result = call();
-    // SAFETY: as above. The frames that it may unwind have nothing to drop.
-    unsafe { set_type(PTHREAD_CANCEL_ASYNCHRONOUS, nowhere) };
+    if is_deferred {
+        DEFERRED_AT.set(0);
+        if IS_ASYNCHRONOUS.get() {
+            // SAFETY: as above. The frames that it may unwind have nothing to drop.
+            unsafe { set_type(PTHREAD_CANCEL_ASYNCHRONOUS, nowhere) };
+        }
+    }
     result
 }
+
+/// The body of an exported function: a call of a function of this library, with deferred cancellation for a thread
+/// of the type `PTHREAD_CANCEL_ASYNCHRONOUS`. Otherwise it could be unwound at any instruction, and leave locks
+/// held or entries linked.
+///
+/// The exported function must have nothing to drop: the unwinder ends the process at an instruction that is no call,
+/// in a function with cleanup code. `ci/preload-unwinding` checks this. So the called function is inlined only if
+/// it has nothing to drop itself.
+macro_rules! deferred {
+    ($body:ident($($argument:expr),* $(,)?)) => {{
+        #[allow(unused_unsafe, reason = "some of them take pointers")]
+        if $crate::cancel::is_any_asynchronous() {
+            // SAFETY: the caller's contract.
+            return $crate::cancel::with_deferred(move || unsafe { $body($($argument),*) });
+        }
+        #[allow(unused_unsafe, reason = "as above")]
+        // SAFETY: the caller's contract.
+        let result = unsafe { $body($($argument),*) };
+        result
+    }};
+    // A call that may block and is no cancellation point: pthread_cancel(3) ends it for such a thread alone.
+    (interruptible $body:ident($($argument:expr),* $(,)?)) => {{
+        if $crate::cancel::is_any_asynchronous() && $crate::cancel::is_asynchronous() {
+            return $crate::cancel::with_deferred(move || {
+                // SAFETY: the caller's contract.
+                $crate::cancel::interruptible(|| unsafe { $body($($argument),*) })
+            });
+        }
+        // SAFETY: the caller's contract.
+        unsafe { $body($($argument),*) }
+    }};
+}
+
+pub(crate) use deferred;
 
 const PTHREAD_CANCEL_DEFERRED: c_int = 0;
 const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
@@ -239,7 +294,13 @@ unsafe fn set_type(kind: c_int, old: *mut c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
     // First: the C library's function may end the thread.
-    let before = IS_ASYNCHRONOUS.replace(kind == PTHREAD_CANCEL_ASYNCHRONOUS);
+    let is_asynchronous = kind == PTHREAD_CANCEL_ASYNCHRONOUS;
+    if is_asynchronous {
+        IS_ANY_ASYNCHRONOUS.store(true, Ordering::Relaxed);
+    }
+    let before = IS_ASYNCHRONOUS.replace(is_asynchronous);
+    // A call that a handler has left by `siglongjmp` defers nothing any more.
+    DEFERRED_AT.set(0);
     // SAFETY: the caller's contract.
     let answer = unsafe { set_type(kind, old) };
     if answer != 0 {
@@ -250,12 +311,7 @@ pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, old: *mut c_i
 
 /// Runs `call` as a cancellation point. `call` returns -1 when it fails.
 #[inline]
-fn cancellable<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
-    deferred(|| interruptible(call))
-}
-
-#[inline]
-fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
+pub(crate) fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     let Some(record) = record() else {
         return call();
     };
@@ -266,7 +322,7 @@ fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     loop {
         // A handler that calls this in the midst of a call leaves that one under way.
         let mut before = record.calls.load(Ordering::Relaxed);
-        if before & UNDER_WAY == 0 || is_over(record, frame) {
+        if before & UNDER_WAY == 0 || is_over(record.frame.load(Ordering::Relaxed), frame) {
             before &= !UNDER_WAY;
             record.frame.store(frame, Ordering::Relaxed);
         }
@@ -305,15 +361,15 @@ fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T {
     }
 }
 
-/// Returns whether the call that is recorded as under way is over: a handler has left it by `siglongjmp`.
+/// Returns whether a call that is recorded as under way at `call` in the stack is over: a handler has left it by `siglongjmp`.
 /// A call that a handler makes within another one begins deeper in the stack than that one.
 #[cold]
-fn is_over(record: &Record, frame: usize) -> bool {
+fn is_over(call: usize, frame: usize) -> bool {
     // SAFETY: all zeros is one.
     let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
     let is_elsewhere = raw::kernel!(SYS_sigaltstack, 0, &raw mut stack).is_ok()
         && stack.ss_flags & libc::SS_ONSTACK != 0;
-    !is_elsewhere && frame >= record.frame.load(Ordering::Relaxed)
+    !is_elsewhere && frame >= call
 }
 
 fn is_interrupted() -> bool {
@@ -328,7 +384,7 @@ fn cancellable_before<T>(call: impl FnOnce() -> T) -> T {
     if IS_USED.load(Ordering::SeqCst) {
         end_if_cancelled();
     }
-    deferred(call)
+    call()
 }
 
 /// `pthread_setcancelstate(3)`. A thread that has disabled cancellation is not interrupted: its call would
@@ -355,6 +411,12 @@ pub unsafe extern "C-unwind" fn pthread_setcancelstate(state: c_int, old: *mut c
 #[doc = "`pthread_cancel(3)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
+    deferred!(cancel(thread))
+}
+
+/// # Safety
+/// As `pthread_cancel`.
+unsafe fn cancel(thread: pthread_t) -> c_int {
     IS_USED.store(true, Ordering::SeqCst);
     let answer = next!(c"pthread_cancel" as fn(pthread_t) -> c_int, (thread));
     let mut clock = 0;
@@ -435,13 +497,17 @@ macro_rules! cancellation_points {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
-            #[allow(unused_unsafe, reason = "some of them read what pointers lead to")]
-            // SAFETY: the caller's contract.
-            if !unsafe { $is_ours } {
-                pass_on!($symbol, fn($($kind),*) -> $result, ($($argument),*));
+            #[inline(always)]
+            unsafe fn body($($argument: $kind),*) -> $result {
+                #[allow(unused_unsafe, reason = "some of them read what pointers lead to")]
+                // SAFETY: the caller's contract.
+                if !unsafe { $is_ours } {
+                    pass_on!($symbol, fn($($kind),*) -> $result, ($($argument),*));
+                }
+                // SAFETY: the caller's contract.
+                interruptible(|| unsafe { $call($($argument),*) })
             }
-            // SAFETY: the caller's contract.
-            cancellable(|| unsafe { $call($($argument),*) })
+            deferred!(body($($argument),*))
         }
     )* };
 }
@@ -452,11 +518,15 @@ macro_rules! closes {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub extern "C-unwind" fn $name(fd: c_int) -> c_int {
-            plain_sets::close(fd);
-            if !is_ours(Call::Close, fd) {
-                pass_on!($symbol, fn(c_int) -> c_int, (fd));
+            #[inline(always)]
+            fn body(fd: c_int) -> c_int {
+                plain_sets::close(fd);
+                if !is_ours(Call::Close, fd) {
+                    pass_on!($symbol, fn(c_int) -> c_int, (fd));
+                }
+                cancellable_before(|| files::close(fd))
             }
-            cancellable_before(|| files::close(fd))
+            deferred!(body(fd))
         }
     )* };
 }
@@ -472,21 +542,25 @@ macro_rules! controls {
         #[doc = concat!("`", $symbol, "`")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
-            let copy = files::begin_copy_by(fd, command);
-            if !is_ours(Call::Control, fd) {
-                return files::copied(copy, || {
-                    pass_on!(
-                        $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
-                    );
-                    give(raw::kernel!(SYS_fcntl, fd, command, argument))
-                });
+            #[inline(always)]
+            unsafe fn body(fd: c_int, command: c_int, argument: usize) -> c_int {
+                let copy = files::begin_copy_by(fd, command);
+                if !is_ours(Call::Control, fd) {
+                    return files::copied(copy, || {
+                        pass_on!(
+                            $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
+                        );
+                        give(raw::kernel!(SYS_fcntl, fd, command, argument))
+                    });
+                }
+                // SAFETY: the caller's contract.
+                let call = || unsafe { files::fcntl(fd, command, argument) };
+                match command {
+                    libc::F_SETLKW | libc::F_OFD_SETLKW => interruptible(call),
+                    _ => call(),
+                }
             }
-            // SAFETY: the caller's contract.
-            let call = || unsafe { files::fcntl(fd, command, argument) };
-            match command {
-                libc::F_SETLKW | libc::F_OFD_SETLKW => cancellable(call),
-                _ => call(),
-            }
+            deferred!(body(fd, command, argument))
         }
     )* };
 }
@@ -513,12 +587,12 @@ macro_rules! set_waits {
                 let begun = plain_sets::begin_wait($epfd);
                 if begun.is_none() && is_ours(Call::EpollWait, $epfd) {
                     // SAFETY: the caller's contract.
-                    return cancellable(|| unsafe { $call($epfd, $($argument),*) });
+                    return interruptible(|| unsafe { $call($epfd, $($argument),*) });
                 }
                 let by_the_kernel = || {
                     pass_on!(by NEXT, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*));
                     // SAFETY: the caller's contract.
-                    cancellable(|| unsafe { $call($epfd, $($argument),*) })
+                    interruptible(|| unsafe { $call($epfd, $($argument),*) })
                 };
                 match begun {
                     Some(begun) => {
@@ -531,20 +605,24 @@ macro_rules! set_waits {
                 }
             }
 
-            // A thread that waits in its plain set once more: as above, but with little on the stack.
-            let next = NEXT.known();
-            if !next.is_null()
-                && !stats::is_on()
-                && let Some(begun) = plain_sets::begin_wait_again($epfd)
-            {
-                let found = call_at!(
-                    next, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*)
-                );
-                begun.end();
-                return found;
+            #[inline(always)]
+            unsafe fn body($epfd: c_int, $($argument: $kind),*) -> c_int {
+                // A thread that waits in its plain set once more: as above, but with little on the stack.
+                let next = NEXT.known();
+                if !next.is_null()
+                    && !stats::is_on()
+                    && let Some(begun) = plain_sets::begin_wait_again($epfd)
+                {
+                    let found = call_at!(
+                        next, fn(c_int, $($kind),*) -> c_int, ($epfd, $($argument),*)
+                    );
+                    begun.end();
+                    return found;
+                }
+                // SAFETY: the caller's contract.
+                unsafe { wait($epfd, $($argument),*) }
             }
-            // SAFETY: the caller's contract.
-            unsafe { wait($epfd, $($argument),*) }
+            deferred!(body($epfd, $($argument),*))
         }
     )* };
 }

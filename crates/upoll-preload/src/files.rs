@@ -7,6 +7,7 @@ use libc::{iovec, size_t, ssize_t};
 use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
+use crate::cancel::deferred;
 use crate::errno::{give, give_size, set_errno};
 use crate::next::{Next, call_at, pass_on};
 use crate::settings::{self, Kind};
@@ -23,6 +24,11 @@ pub(crate) fn close(fd: c_int) -> c_int {
 /// `close_range(2)`. With `CLOSE_RANGE_UNSHARE`, among other threads, it is as [`unshare`] first.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    deferred!(close_range_body(first, last, flags))
+}
+
+#[inline(always)]
+fn close_range_body(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE.cast_signed();
     const KNOWN: c_int = UNSHARE | libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     if flags & UNSHARE != 0 && flags & !KNOWN == 0 && first <= last {
@@ -65,6 +71,11 @@ pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
 #[doc = "`closefrom(3)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn closefrom(first: c_int) {
+    deferred!(closefrom_body(first))
+}
+
+#[inline(always)]
+fn closefrom_body(first: c_int) {
     let first = first.max(0).cast_unsigned();
     plain_sets::close_between(first, c_uint::MAX);
     // Like the C library's function it cannot fail; the kernel has had the call since 5.9.
@@ -120,6 +131,13 @@ pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssiz
 #[doc = "`pipe(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pipe(fds: *mut [c_int; 2]) -> c_int {
+    deferred!(pipe_body(fds))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn pipe_body(fds: *mut [c_int; 2]) -> c_int {
     // SAFETY: the caller's contract.
     match unsafe { make_pipe(fds, 0) } {
         Some(made) => made,
@@ -133,6 +151,13 @@ pub unsafe extern "C-unwind" fn pipe(fds: *mut [c_int; 2]) -> c_int {
 #[doc = "`pipe2(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
+    deferred!(pipe2_body(fds, flags))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
     // SAFETY: the caller's contract.
     match unsafe { make_pipe(fds, flags) } {
         Some(made) => made,
@@ -187,6 +212,11 @@ also_called! {
 #[doc = "`dup(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    deferred!(dup_body(fd))
+}
+
+#[inline(always)]
+fn dup_body(fd: c_int) -> c_int {
     let copy = plain_sets::begin_copy(fd);
     if copy.is_none() && !is_ours(Call::Dup, fd) {
         pass_on!("dup", fn(c_int) -> c_int, (fd));
@@ -252,6 +282,11 @@ fn abandon(fd: c_int, copy: Option<usize>) {
 #[doc = "`dup2(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    deferred!(dup2_body(fd, new))
+}
+
+#[inline(always)]
+fn dup2_body(fd: c_int, new: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
 
     // Where neither number is one that the library knows of, there is nothing to do but this.
@@ -284,6 +319,11 @@ fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
 #[doc = "`dup3(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    deferred!(dup3_body(fd, new, flags))
+}
+
+#[inline(never)]
+fn dup3_body(fd: c_int, new: c_int, flags: c_int) -> c_int {
     let copy = begin_copy_to(fd, new);
     let held = own_fds::hold_numbers(new);
     if !is_either_ours(fd, new) {
@@ -353,11 +393,18 @@ stats_of_files! {
 
 /// `ioctl(2)`, variadic as `fcntl`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    deferred!(interruptible ioctl_body(fd, request, argument))
+}
+
+/// # Safety
+/// As the call.
+#[inline(never)]
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the kernel looks at 32 bits"
 )]
-pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+unsafe fn ioctl_body(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     if may_name_eventfds(request as u32) {
         leave_all_for_devices();
     }
@@ -409,11 +456,14 @@ macro_rules! by_the_kernel {
         #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the objects as well from then on.")]
         $(#[$linkage])?
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> ssize_t {
-            $(if own_fds::is_own($fd) {
-                return give_size(Err(Errno::BADF));
-            })+
-            $(hand_over($fd);)+
-            give_size(raw::kernel!($number $(, $argument)*))
+            unsafe fn body($($argument: $kind),*) -> ssize_t {
+                $(if own_fds::is_own($fd) {
+                    return give_size(Err(Errno::BADF));
+                })+
+                $(hand_over($fd);)+
+                give_size(raw::kernel!($number $(, $argument)*))
+            }
+            deferred!(interruptible body($($argument),*))
         }
     )* };
 }

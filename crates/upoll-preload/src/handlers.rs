@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t, sigset_t};
 use upoll::Errno;
 
+use crate::cancel::deferred;
 use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::next::next;
 use crate::{raw, settings, stats};
@@ -345,6 +346,17 @@ pub unsafe extern "C-unwind" fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    deferred!(sigaction_body(signal, new, old))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn sigaction_body(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
     if !wraps() {
         return passed_on(signal, || {
             next!(
@@ -449,6 +461,13 @@ static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 #[doc = "`siginterrupt(3)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    deferred!(siginterrupt_body(signal, interrupts))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn siginterrupt_body(signal: c_int, interrupts: c_int) -> c_int {
     let done = next!(
         c"siginterrupt" as fn(c_int, c_int) -> c_int,
         (signal, interrupts)
@@ -488,6 +507,13 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) 
 #[doc = "`signal(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    deferred!(signal_body(signal, handler))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn signal_body(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if !wraps() {
         return passed_on(signal, || {
             next!(
@@ -513,6 +539,13 @@ pub unsafe extern "C-unwind" fn __sysv_signal(
     signal: c_int,
     handler: sighandler_t,
 ) -> sighandler_t {
+    deferred!(__sysv_signal_body(signal, handler))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn __sysv_signal_body(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if !wraps() {
         return passed_on(signal, || {
             next!(
@@ -533,6 +566,13 @@ pub unsafe extern "C-unwind" fn __sysv_signal(
 #[doc = "`sigset(3)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    deferred!(sigset_body(signal, handler))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn sigset_body(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if !wraps() {
         return passed_on(signal, || {
             next!(

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
+use crate::cancel::deferred;
 use crate::errno::{give_word, set_errno};
 use crate::settings::{self, Kind};
 use crate::stats::Call;
@@ -89,6 +90,21 @@ pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
 /// not use it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    deferred!(interruptible syscall_body(number, a, b, c, d, e, f))
+}
+
+/// # Safety
+/// As the call.
+#[inline(never)]
+unsafe fn syscall_body(
     number: c_long,
     a: usize,
     b: usize,

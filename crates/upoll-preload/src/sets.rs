@@ -6,6 +6,7 @@ use libc::{sigset_t, timespec};
 use upoll::{CreateFlags, Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets};
 
+use crate::cancel::deferred;
 use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::files;
 use crate::next::pass_on;
@@ -16,6 +17,11 @@ use crate::stats::{self, Call};
 #[doc = "`eventfd(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
+    deferred!(eventfd_body(initial, flags))
+}
+
+#[inline(never)]
+fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
     let made = settings::make_here(
         || settings::is_user_level(Kind::EventFd),
         || upoll_fds::eventfd(initial, flags),
@@ -49,6 +55,11 @@ pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[doc = "`epoll_create(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
+    deferred!(epoll_create_body(size))
+}
+
+#[inline(never)]
+fn epoll_create_body(size: c_int) -> c_int {
     if size <= 0 {
         set_errno(Errno::INVAL);
         return -1;
@@ -62,6 +73,11 @@ pub extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
 #[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
+    deferred!(epoll_create1_body(flags))
+}
+
+#[inline(never)]
+fn epoll_create1_body(flags: c_int) -> c_int {
     make_set(flags, || {
         pass_on!("epoll_create1", fn(c_int) -> c_int, (flags));
         give(raw::kernel!(SYS_epoll_create1, flags))
@@ -139,6 +155,13 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *const Event,
 ) -> c_int {
+    deferred!(epoll_ctl_body(epfd, op, fd, event))
+}
+
+/// # Safety
+/// As the call.
+#[inline(never)]
+unsafe fn epoll_ctl_body(epfd: c_int, op: c_int, fd: c_int, event: *const Event) -> c_int {
     let is_ours = changes_ours(epfd, op, fd);
     stats::count_ctl(epfd, fd);
     if !is_ours {
@@ -155,6 +178,18 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
 #[doc = "`epoll_ctl_batch`, as in `upoll.h`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_ctl_batch(
+    epfd: c_int,
+    flags: c_int,
+    count: c_int,
+    commands: *mut EpollCtlCmd,
+) -> c_int {
+    deferred!(epoll_ctl_batch_body(epfd, flags, count, commands))
+}
+
+/// # Safety
+/// As the call.
+#[inline(never)]
+unsafe fn epoll_ctl_batch_body(
     epfd: c_int,
     flags: c_int,
     count: c_int,
@@ -240,6 +275,19 @@ pub(crate) unsafe fn pwait2(
 #[doc = "`epoll_pwait1`, as in `upoll.h`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_pwait1(
+    epfd: c_int,
+    flags: c_int,
+    events: *mut Event,
+    room: c_int,
+    params: *const EpollWaitParams,
+) -> c_int {
+    deferred!(interruptible epoll_pwait1_body(epfd, flags, events, room, params))
+}
+
+/// # Safety
+/// As the call.
+#[inline(never)]
+unsafe fn epoll_pwait1_body(
     epfd: c_int,
     flags: c_int,
     events: *mut Event,

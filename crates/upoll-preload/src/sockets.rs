@@ -7,6 +7,7 @@ use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
+use crate::cancel::deferred;
 use crate::errno::{give, give_size};
 use crate::files::{chk_fail, hand_over, leave_to_streams};
 use crate::next::pass_on;
@@ -17,6 +18,18 @@ use crate::stats::{self, Call};
 #[doc = "`socketpair(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socketpair(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+    fds: *mut [c_int; 2],
+) -> c_int {
+    deferred!(socketpair_body(domain, kind, protocol, fds))
+}
+
+/// # Safety
+/// As the call.
+#[inline(never)]
+unsafe fn socketpair_body(
     domain: c_int,
     kind: c_int,
     protocol: c_int,
@@ -49,6 +62,11 @@ pub unsafe extern "C-unwind" fn socketpair(
 #[doc = "`shutdown(2)`"]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    deferred!(shutdown_body(fd, how))
+}
+
+#[inline(never)]
+fn shutdown_body(fd: c_int, how: c_int) -> c_int {
     if !upoll_fds::is_ours(fd) {
         pass_on!("shutdown", fn(c_int, c_int) -> c_int, (fd, how));
     }
@@ -166,6 +184,19 @@ pub unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     size: *mut socklen_t,
 ) -> c_int {
+    deferred!(getsockopt_body(fd, level, option, value, size))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn getsockopt_body(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    size: *mut socklen_t,
+) -> c_int {
     if !upoll_fds::is_ours(fd) {
         pass_on!(
             "getsockopt",
@@ -180,6 +211,19 @@ pub unsafe extern "C-unwind" fn getsockopt(
 #[doc = "`setsockopt(2)`"]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    size: socklen_t,
+) -> c_int {
+    deferred!(setsockopt_body(fd, level, option, value, size))
+}
+
+/// # Safety
+/// As the call.
+#[inline(always)]
+unsafe fn setsockopt_body(
     fd: c_int,
     level: c_int,
     option: c_int,
