@@ -196,13 +196,13 @@ impl fmt::Debug for Watch {
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`WatchEntry`]'s.
 unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    if wake.mode == Mode::Ask {
-        return Reply::Took;
-    }
     // SAFETY: `entry` is the first field of a `WatchEntry`, which is unhooked, under the lock that
     // is held here, before it or what it points to ends.
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
-    if wake.key.is_empty() || wake.key.intersects(notify.interest) {
+    if !wake.key.is_empty() && !wake.key.intersects(notify.interest) {
+        return Reply::Passed;
+    }
+    if wake.mode != Mode::Ask {
         wake.deferred.push_task(&notify.task, wake.key);
     }
     Reply::Took

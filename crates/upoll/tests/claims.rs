@@ -51,6 +51,22 @@ fn a_worker_found_idle_from_above_has_no_claim_on_the_next_event() {
 }
 
 #[test]
+fn a_worker_whose_watch_wants_no_such_event_is_not_chosen() {
+    let (source, rotating) = rotating();
+    let [first, second] = [above(&rotating), above(&rotating)];
+    // A set is never writable, so nobody would take the event that this worker was chosen for.
+    let (_deaf, _) = Watch::new(first.as_file_ref(), Events::OUT, |_| {}).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let (_watch, _) = Watch::new(second.as_file_ref(), Events::IN, move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+    })
+    .unwrap();
+    source.try_write(1).unwrap();
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+}
+
+#[test]
 fn a_chosen_worker_without_interest_in_the_event_forwards_it() {
     let (source, rotating) = rotating();
     let [first, second] = [above(&rotating), above(&rotating)];
