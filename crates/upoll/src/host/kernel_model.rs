@@ -357,7 +357,9 @@ fn number_for(used: Used, first: RawFd) -> Result<RawFd, Errno> {
         taken.insert(free);
         free
     };
-    entry(number)?.store(used.kept() + 1, Ordering::SeqCst);
+    // Not a store: loom knows nothing of the lock of `TAKEN`, and might take a store for older than the last
+    // close of this number.
+    entry(number)?.swap(used.kept() + 1, Ordering::SeqCst);
     Ok(number)
 }
 

@@ -375,6 +375,12 @@ impl Epoll {
             if ready > 0 {
                 return Ok(ready);
             }
+            // Another thread has taken the event, or the writer has not yet woken its waiters. The worker
+            // keeps its place in the kernel's line. To register it anew would find a source that is ready
+            // again and again, until the writer goes on.
+            if let Some(side) = worker.set().companion() {
+                side.settle_choice(false);
+            }
         }
     }
 }

@@ -241,3 +241,55 @@ fn a_worker_takes_what_it_has_left_to_one_that_does_not_come() {
         });
     }
 }
+
+/// A thread waits in the rotating set itself. It may find the source ready before the writer wakes it.
+#[test]
+fn a_thread_that_waits_in_the_rotating_set_itself_misses_no_event() {
+    model(3, || {
+        let (rotating, source, []) = workers();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set_readable(true));
+        wait_and_end(&rotating);
+        writing.join().unwrap();
+    });
+}
+
+/// The thread has had an event before, which it has read or left.
+#[test]
+fn a_thread_that_comes_back_to_the_rotating_set_itself_misses_no_event() {
+    for reads in [true, false] {
+        model(2, move || {
+            let (rotating, source, []) = workers();
+            source.set_readable(true);
+            assert_eq!(wait(&rotating, FOREVER), Ok(1));
+            let writer = source.clone();
+            let writing = thread::spawn(move || {
+                if reads {
+                    writer.set_readable(false);
+                }
+                writer.set_readable(true);
+            });
+            wait_and_end(&rotating);
+            writing.join().unwrap();
+        });
+    }
+}
+
+/// Two threads wait in the rotating set itself, and each gets an event.
+#[test]
+fn each_of_two_threads_that_wait_in_the_rotating_set_itself_has_an_event() {
+    model(1, || {
+        let (rotating, source, []) = workers();
+        let work = |rotating: &Epoll, source: &Source| {
+            assert_eq!(wait(rotating, FOREVER), Ok(1));
+            source.set_readable(false);
+            source.set_readable(true);
+            end_thread();
+        };
+        let (set, other) = (rotating.clone(), source.clone());
+        let working = thread::spawn(move || work(&set, &other));
+        source.set_readable(true);
+        work(&rotating, &source);
+        working.join().unwrap();
+    });
+}
