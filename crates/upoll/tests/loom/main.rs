@@ -88,8 +88,12 @@ impl Waiter {
         Self::at(set.as_file_ref(), Events::IN)
     }
 
+    fn times_told(&self) -> usize {
+        self.told.load(Ordering::SeqCst)
+    }
+
     fn was_told(&self) -> bool {
-        self.told.load(Ordering::SeqCst) > 0
+        self.times_told() > 0
     }
 
     /// Returns whether the waiter found the event when it registered, or was woken.

@@ -97,6 +97,80 @@ fn two_wakes_that_do_not_get_the_lock_are_both_made_by_its_holder() {
     });
 }
 
+/// How a rotating set and its two workers were used before.
+#[derive(Clone, Copy)]
+enum Before {
+    Nothing,
+    /// Nobody waited: the recheck flags are set.
+    Flags,
+    /// Two events were announced and read, and the workers polled in vain.
+    PolledInVain,
+    /// The workers polled, and then the events were read.
+    Polled,
+    /// One event was announced and read. The chosen worker has not polled.
+    Chosen,
+}
+
+/// Two events come while another thread registers and unregisters in the queue of the rotating set. The set
+/// and its workers were in use before. Two workers are woken.
+fn waking_twice_in_turn_against_holding_the_lock(before: Before) {
+    model(2, move || {
+        let source = EventFd::new(0).unwrap();
+        let (rotating, sets) = workers::<2>(&source);
+        let write = || source.try_write(1).unwrap();
+        if let Before::Flags = before {
+            write();
+            source.try_read().unwrap();
+        }
+        let waiting = sets.each_ref().map(Waiter::in_set);
+        match before {
+            Before::Nothing | Before::Flags => {}
+            Before::PolledInVain | Before::Polled => {
+                write();
+                write();
+                if let Before::PolledInVain = before {
+                    source.try_read().unwrap();
+                    assert!(sets.iter().all(|set| harvest(set) == 0));
+                } else {
+                    assert!(sets.iter().all(|set| harvest(set) == 1));
+                    source.try_read().unwrap();
+                }
+            }
+            Before::Chosen => {
+                write();
+                source.try_read().unwrap();
+            }
+        }
+        let told_before = waiting.each_ref().map(Waiter::times_told);
+        let other = source.clone();
+        let writing = thread::spawn(move || other.try_write(1).unwrap());
+        let watching = thread::spawn(move || {
+            drop(Waiter::in_set(&rotating));
+            rotating
+        });
+        write();
+        writing.join().unwrap();
+        let _open = watching.join().unwrap();
+        for (waiter, told) in waiting.iter().zip(told_before) {
+            assert!(waiter.times_told() > told);
+        }
+    });
+}
+
+#[test]
+fn two_rotating_wakes_reach_two_workers_whatever_was_before() {
+    let all = [
+        Before::Nothing,
+        Before::Flags,
+        Before::PolledInVain,
+        Before::Polled,
+        Before::Chosen,
+    ];
+    for before in all {
+        waking_twice_in_turn_against_holding_the_lock(before);
+    }
+}
+
 /// A task that records whether the set is locked when another thread than its own wakes it.
 struct Task {
     set: Epoll,
