@@ -55,12 +55,16 @@ impl Source {
 
     fn rotating(&self) -> Epoll {
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        self.add_to(&rotating);
+        rotating
+    }
+
+    fn add_to(&self, set: &Epoll) {
         match self {
-            Source::UserLevel(counter) => rotating.add(counter, IN),
-            Source::Kernel(reader, _) => rotating.add(reader, IN),
+            Source::UserLevel(counter) => set.add(counter, IN),
+            Source::Kernel(reader, _) => set.add(reader, IN),
         }
         .unwrap();
-        rotating
     }
 
     fn put(&self) {
@@ -364,6 +368,38 @@ fn a_source_that_hangs_up_gets_every_waiting_worker_out() {
             assert_eq!(wait(&sets[0], LONG), 1);
             assert_eq!(wait(&sets[1], LONG), 1);
             for (thread, end) in threads {
+                drop(end);
+                thread.join().unwrap();
+            }
+        }
+    }
+}
+
+/// A set below a rotating one has both kinds of members, and each becomes ready. Both events wake a worker, also if
+/// the first one that runs sees both.
+#[test]
+fn two_events_of_a_set_below_wake_two_workers() {
+    for direct in [false, true] {
+        // The order in which threads run decides what the first worker sees.
+        for _ in 0..20 {
+            let [counter, pipe] = Source::both();
+            let (below, rotating) = (
+                Epoll::new().unwrap(),
+                Epoll::create(CreateFlags::ROTATE).unwrap(),
+            );
+            for source in [&counter, &pipe] {
+                source.add_to(&below);
+            }
+            rotating.add(&below, IN).unwrap();
+            let (served, receive) = mpsc::channel();
+            let worker = |()| serves_once(&workers_set(&rotating, direct), &served);
+            let workers = [(), ()].map(worker);
+            counter.put();
+            pipe.put();
+            for _ in &workers {
+                receive.recv_timeout(LONG).expect("an event woke no worker");
+            }
+            for (thread, end) in workers {
                 drop(end);
                 thread.join().unwrap();
             }

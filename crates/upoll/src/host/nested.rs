@@ -297,8 +297,9 @@ impl KernelSide {
                 };
                 // SAFETY: as above.
                 if unsafe { item.as_ref() }.interest().contains(Events::IN) {
+                    // One event more, for another worker of a rotating set.
                     // SAFETY: as above.
-                    queued |= unsafe { set.queue(item) };
+                    queued |= unsafe { set.queue(item) } || set.rotates();
                 }
             }
         }
