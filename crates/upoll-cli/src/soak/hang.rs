@@ -20,7 +20,7 @@ const TICKS: usize = 200;
 /// How much processor time threads that do not sleep have, before that is a fault.
 const WORK: Duration = Duration::from_secs(5);
 
-/// The task of each thread, by its id.
+/// The task of each thread and child process, by its id.
 static POSTS: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
 
 /// The entry of a thread in the report of a hang.
@@ -29,7 +29,11 @@ pub(super) struct Post(i32);
 /// Makes the task of this thread known until the post is dropped.
 pub(super) fn post(what: impl Into<String>) -> Post {
     // SAFETY: no memory is involved.
-    let thread = unsafe { libc::gettid() };
+    post_of(unsafe { libc::gettid() }, what)
+}
+
+/// Makes the task of a child process known until the post is dropped.
+pub(super) fn post_of(thread: i32, what: impl Into<String>) -> Post {
     let entry = (thread, what.into());
     let mut posts = POSTS.lock().unwrap_or_else(PoisonError::into_inner);
     posts.push(entry);

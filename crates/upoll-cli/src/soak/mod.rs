@@ -6,8 +6,9 @@
 //! have been received exactly once by consumers that nothing but wakes brought there. A unit that
 //! stays is a lost wake. Between rounds the heap and the descriptors must be what they were.
 //!
-//! Some rounds are in lockstep (see [`lockstep`]), and in some writers block (see [`rooms`]). Half of the rounds
-//! repeat races of two or three calls (see [`races`]): only many short tries hit a window of a few instructions.
+//! Some rounds are in lockstep (see [`lockstep`]), and in some writers block (see [`rooms`]). More than half of the
+//! rounds repeat races of two or three calls (see [`races`]), of threads or of processes: only many short tries hit a
+//! window of a few instructions.
 
 mod asleep;
 mod channel;
@@ -39,7 +40,7 @@ use self::lockstep::Lockstep;
 use self::tally::{Tally, count};
 
 /// Rounds before the first footprint counts: caches are filled in them.
-const WARM_UP: usize = 8;
+const WARM_UP: usize = KINDS;
 
 /// Descriptors by which the count may exceed the first one: those that the library keeps for later.
 const SPARE_FDS: usize = 8;
@@ -47,9 +48,9 @@ const SPARE_FDS: usize = 8;
 /// Bytes by which the heap may differ from its first footprint.
 const SLACK: usize = 1 << 20;
 
-/// Of this many rounds one is long, without lockstep, one is in lockstep, four have races of calls, and two have
-/// objects with little room.
-const KINDS: usize = 8;
+/// Of this many rounds one is long, without lockstep, one is in lockstep, four have races of calls, two have races of
+/// processes, and two have objects with little room.
+const KINDS: usize = 10;
 
 /// Steps of a producer in a long round.
 const STEPS: usize = 2_000;
@@ -177,6 +178,10 @@ fn round(
         1 | 3 | 5 | 7 => {
             let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
             return races::round(rng, tally, &fault);
+        }
+        8 | 9 => {
+            let fault = |what: &str| give_up(&format!("round {number}: {what}"), "");
+            return races::round_of_processes(rng, tally, &fault);
         }
         _ => (false, 1, rng.usize(1..=producers.min(lockstep::PRODUCERS))),
     };

@@ -5,6 +5,7 @@
 //! its calls. The results of the calls are known, and a call that nothing wakes is a fault.
 
 mod kernel;
+mod processes;
 mod rotation;
 mod sets;
 mod wakes;
@@ -20,9 +21,11 @@ use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
 use super::channel::{Channel, Kind};
-use super::hang::post;
+use super::hang::{post, post_of};
 use super::lockstep::Barrier;
 use super::tally::Tally;
+
+use self::processes::{Child, Mapped};
 
 /// How long the calls of one race repeat.
 const LENGTH: Duration = Duration::from_millis(20);
@@ -42,6 +45,8 @@ struct Race {
     name: String,
     /// The first one is made by the thread that leads.
     calls: Vec<Call>,
+    /// How many of them, the last ones, are made by processes of their own.
+    processes: usize,
     /// Checks what the calls returned, and makes the objects as they were.
     settle: Settle,
 }
@@ -55,6 +60,7 @@ impl Race {
         Race {
             name: name.into(),
             calls,
+            processes: 0,
             settle: Box::new(settle),
         }
     }
@@ -76,6 +82,12 @@ const SUBJECTS: [(&[Maker], usize); 4] = [
     (kernel::RACES, 1),
 ];
 
+/// Races of processes, in the same way, and how long their calls repeat: to make a process takes longer than a thread.
+const PROCESSES: [(&[Maker], usize, Duration); 2] = [
+    (processes::LIVING, 4, LENGTH),
+    (processes::DYING, 1, LENGTH.saturating_mul(3)),
+];
+
 /// Runs races of random kinds.
 pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
     let all: Vec<(Maker, usize)> = SUBJECTS
@@ -88,20 +100,51 @@ pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
             true => (wakes::sleeping as Maker, 4),
             false => all[rng.usize(..all.len())],
         };
-        // The same race each time, on objects of its own.
-        let seed = rng.u64(..);
-        let races = (0..copies)
-            .map(|_| maker(&mut Rng::with_seed(seed)))
-            .collect::<Result<Vec<_>>>()?;
-        run(&races, rng, tally, fault)
+        repeat(maker, copies, LENGTH, rng, tally, fault)
     })
 }
+
+/// Runs races between processes.
+pub(super) fn round_of_processes(
+    rng: &mut Rng,
+    tally: &Tally,
+    fault: &(impl Fn(&str) + Sync),
+) -> Result<()> {
+    (0..RACES).try_for_each(|_| {
+        let (makers, copies, length) = PROCESSES[rng.usize(..PROCESSES.len())];
+        let maker = makers[rng.usize(..makers.len())];
+        repeat(maker, copies, length, rng, tally, fault)
+    })
+}
+
+fn repeat(
+    maker: Maker,
+    copies: usize,
+    length: Duration,
+    rng: &mut Rng,
+    tally: &Tally,
+    fault: &(impl Fn(&str) + Sync),
+) -> Result<()> {
+    // The same race each time, on objects of its own.
+    let seed = rng.u64(..);
+    let races = (0..copies)
+        .map(|_| maker(&mut Rng::with_seed(seed)))
+        .collect::<Result<Vec<_>>>()?;
+    run(&races, length, rng, tally, fault)
+}
+
+/// Most calls of a race.
+const CALLS: usize = 4;
+
+/// Most sets of objects that a race runs on in a row.
+const COPIES: usize = 16;
 
 /// The state that the threads of a race share.
 struct Shared {
     barrier: Barrier,
     is_over: AtomicBool,
-    places: Vec<Place>,
+    calls: usize,
+    places: [Place; CALLS],
 }
 
 /// The state of one thread.
@@ -112,13 +155,17 @@ struct Place {
     /// How many calls it has begun since the threads met.
     begun: AtomicUsize,
     /// The result of each of them.
-    returned: Vec<AtomicUsize>,
+    returned: [AtomicUsize; COPIES],
 }
 
 /// How often a thread looks whether the others have come as far.
 const LOOKS: usize = 500;
 
 impl Shared {
+    fn places(&self) -> &[Place] {
+        &self.places[..self.calls]
+    }
+
     /// Makes the calls of one thread.
     fn act(&self, races: &[Race], index: usize, rng: &mut Rng) -> Result<()> {
         let place = &self.places[index];
@@ -126,7 +173,7 @@ impl Shared {
             place.begun.store(copy + 1, Ordering::SeqCst);
             let is_behind = |other: &Place| other.begun.load(Ordering::SeqCst) <= copy;
             for _ in 0..LOOKS {
-                if !self.places.iter().any(is_behind) {
+                if !self.places().iter().any(is_behind) {
                     break;
                 }
                 hint::spin_loop();
@@ -141,7 +188,7 @@ impl Shared {
 
     fn busy(&self) -> Vec<i32> {
         let busy = |place: &&Place| place.is_busy.load(Ordering::SeqCst);
-        let places = self.places.iter().filter(busy);
+        let places = self.places().iter().filter(busy);
         places
             .map(|place| place.thread.load(Ordering::SeqCst))
             .collect()
@@ -149,17 +196,17 @@ impl Shared {
 
     fn is_done(&self) -> bool {
         !self
-            .places
+            .places()
             .iter()
             .any(|place| place.is_busy.load(Ordering::SeqCst))
     }
 
-    fn lead(&self, races: &[Race], rng: &mut Rng, tally: &Tally) -> Result<()> {
+    fn lead(&self, races: &[Race], length: Duration, rng: &mut Rng, tally: &Tally) -> Result<()> {
         let _post = post(format!("call 0 of: {}", races[0].name));
         let begun = Instant::now();
-        while begun.elapsed() < LENGTH {
+        while begun.elapsed() < length {
             tally.races.fetch_add(races.len() as u64, Ordering::Relaxed);
-            for place in &self.places {
+            for place in self.places() {
                 place.begun.store(0, Ordering::SeqCst);
                 place.is_busy.store(true, Ordering::SeqCst);
             }
@@ -177,7 +224,7 @@ impl Shared {
             );
             for (copy, race) in races.iter().enumerate() {
                 let returned = |place: &Place| place.returned[copy].load(Ordering::SeqCst);
-                let returned: Vec<_> = self.places.iter().map(returned).collect();
+                let returned: Vec<_> = self.places().iter().map(returned).collect();
                 (race.settle)(&returned).with_context(|| format!("{}: {returned:?}", race.name))?;
             }
         }
@@ -202,30 +249,45 @@ impl Shared {
 }
 
 /// Repeats the calls of a race, which `races` has some copies of.
-fn run(races: &[Race], rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
-    let threads = races[0].calls.len();
-    let place = |_| Place {
-        returned: races.iter().map(|_| AtomicUsize::new(0)).collect(),
-        ..Place::default()
-    };
-    let shared = Shared {
-        barrier: Barrier::new(threads),
+fn run(
+    races: &[Race],
+    length: Duration,
+    rng: &mut Rng,
+    tally: &Tally,
+    fault: &(impl Fn(&str) + Sync),
+) -> Result<()> {
+    let Race {
+        calls, processes, ..
+    } = &races[0];
+    let (calls, threads) = (calls.len(), calls.len() - processes);
+    let shared = Mapped::new(Shared {
+        barrier: Barrier::new(calls),
         is_over: AtomicBool::new(false),
-        places: (0..threads).map(place).collect(),
-    };
+        calls,
+        places: Default::default(),
+    })?;
+    // Before there are other threads.
+    let children = (threads..calls)
+        .map(|index| {
+            let mut rng = rng.fork();
+            let child = Child::new(|| shared.follow(races, index, &mut rng))?;
+            let what = format!("call {index}, a process, of: {}", races[0].name);
+            Ok((post_of(child.0, what), child))
+        })
+        .collect::<Result<Vec<_>>>()?;
     let or_fault = |result: Result<()>| {
         if let Err(error) = result {
             fault(&format!("{error:#}"));
         }
     };
     thread::scope(|scope| {
-        let shared = &shared;
+        let shared = &*shared;
         let mut followers = Vec::new();
         for index in 1..threads {
             let mut rng = rng.fork();
             followers.push(scope.spawn(move || or_fault(shared.follow(races, index, &mut rng))));
         }
-        or_fault(shared.lead(races, rng, tally));
+        or_fault(shared.lead(races, length, rng, tally));
         // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
         for follower in followers {
             if follower.join().is_err() {
@@ -233,7 +295,9 @@ fn run(races: &[Race], rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sy
             }
         }
     });
-    Ok(())
+    children
+        .into_iter()
+        .try_for_each(|(_post, child)| child.join())
 }
 
 /// Spins for a random time, from nothing to the time that a thread takes to fall asleep.

@@ -27,7 +27,7 @@ pub(super) const RACES: &[Maker] = &[
 
 /// How a thread waits for a channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+pub(super) enum Way {
     Set,
     SetAbove,
     PollOfSet,
@@ -53,8 +53,20 @@ const WAYS: [Way; 10] = [
     Way::Watch,
 ];
 
+impl Way {
+    /// Returns any way that notices units of another process.
+    pub(super) fn any_across(rng: &mut Rng) -> Self {
+        loop {
+            let way = WAYS[rng.usize(..WAYS.len())];
+            if way != Way::Watch {
+                return way;
+            }
+        }
+    }
+}
+
 /// A thread that waits for a channel.
-struct Waiting {
+pub(super) struct Waiting {
     way: Way,
     channel: Arc<Channel>,
     /// A kernel fd that is never ready. With it threads sleep in the kernel.
@@ -75,7 +87,10 @@ impl Waiting {
             _ if rng.bool() => Kind::Mailbox,
             _ => Kind::any(rng),
         };
-        let channel = Arc::new(Channel::new(kind)?);
+        Self::of(way, Arc::new(Channel::new(kind)?), rng)
+    }
+
+    pub(super) fn of(way: Way, channel: Arc<Channel>, rng: &mut Rng) -> Result<Self> {
         let idle = match rng.bool() && way != Way::Rotating {
             true => Some(Arc::new(Channel::new(Kind::KernelPipe)?)),
             false => None,
@@ -159,8 +174,17 @@ impl Waiting {
         Ok(())
     }
 
+    /// Takes units if a set reports the channel, and does not wait.
+    pub(super) fn look(&self) -> Result<Option<usize>> {
+        let has_set = matches!(self.way, Way::Set | Way::SetAbove);
+        Ok(match has_set && harvest(&self.set)? > 0 {
+            true => Some(self.channel.drain() as usize).filter(|units| *units > 0),
+            false => None,
+        })
+    }
+
     /// Waits for a unit and takes it.
-    fn receive(&self) -> Result<usize> {
+    pub(super) fn receive(&self) -> Result<usize> {
         loop {
             if self.way == Way::Read {
                 let received = self.channel.receive_blocking();
