@@ -10,12 +10,12 @@ mod notified;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use self::notified::{Answer, Call, Which, answered};
-use upoll::{Errno, Event, Events};
+use upoll::{Errno, Event, Events, File, PollTable, Pollable, WaitQueue};
 use upoll_fds::{EpollWaitParams, UserSets};
 
 /// By how much the wall clock was set forward, in nanoseconds.
@@ -138,7 +138,26 @@ fn during<T: Send + 'static>(
     ended
 }
 
-/// Sets of all kinds, with a member each that is never ready.
+/// An object that wakes threads and is never ready.
+#[derive(Default)]
+struct Never(WaitQueue);
+
+impl Pollable for Never {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        table.register(&self.0);
+        Events::empty()
+    }
+}
+
+/// A member of all sets that have user-level members.
+static NEVER: LazyLock<File<Never>> = LazyLock::new(|| File::new(Never::default()));
+
+/// Wakes the thread that waits, for nothing.
+fn wake_for_nothing() {
+    NEVER.0.wake(Events::IN);
+}
+
+/// Sets of all kinds, with members that are never ready.
 fn sets() -> [(&'static str, i32); 4] {
     const ROTATE: i32 = 1;
     let event = Event::new(Events::IN, 5);
@@ -150,14 +169,14 @@ fn sets() -> [(&'static str, i32); 4] {
         };
         let [user, both, passive] = [0; 3].map(|flags| upoll_fds::epoll_create1(flags).unwrap());
         let rotating = upoll_fds::epoll_create1(ROTATE).unwrap();
-        let counter = upoll_fds::eventfd(0, 0).unwrap();
+        let never = upoll_fds::open(&NEVER, true).unwrap();
         let kernels = libc::eventfd(0, 0);
         add(both, kernels);
         [
-            ("a user-level set", add(user, counter)),
-            ("a set of both kinds", add(both, counter)),
+            ("a user-level set", add(user, never)),
+            ("a set of both kinds", add(both, never)),
             ("a passive set", add(passive, kernels)),
-            ("a rotating set", add(rotating, counter)),
+            ("a rotating set", add(rotating, never)),
         ]
     }
 }
@@ -225,11 +244,69 @@ fn a_wait_by_the_wall_clock_goes_on_after_a_step_back() {
     }
 }
 
-/// Sets the clock back and forth until the call has ended.
+/// Changes what the thread that waits is woken for, and waits until it sleeps again or has ended.
+fn disturb(has_ended: &AtomicBool, change: impl Fn()) {
+    let looks = || (READS.load(Ordering::SeqCst), SLEEPS.load(Ordering::SeqCst));
+    let (before, begun) = (looks(), Instant::now());
+    change();
+    while looks() == before && !has_ended.load(Ordering::SeqCst) && begun.elapsed() < FOR_EVER {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(Duration::from_millis(10));
+}
+
+/// A limit by the wall clock counts from the call, whatever the thread is woken for meanwhile.
+#[test]
+fn a_wait_by_the_wall_clock_keeps_its_limit_when_it_is_woken() {
+    let _alone = alone();
+    let add = |set, member| {
+        let event = Event::new(Events::IN, 5);
+        // SAFETY: the event is live.
+        unsafe { upoll_fds::epoll_ctl(set, libc::EPOLL_CTL_ADD, member, &raw const event) }
+            .unwrap();
+    };
+    for gets_another_kind in [false, true] {
+        for (kind, set) in sets() {
+            let is_passive = kind == "a passive set";
+            // A rotating set has one member.
+            let gets_another_kind = gets_another_kind && kind != "a rotating set";
+            let wait = move || pwait1(set, libc::CLOCK_REALTIME, HOUR);
+            let (found, took, shown) = during(kind, wait, |has_ended| {
+                wait_for_its_begin();
+                step(count(HOUR / 2));
+                match (gets_another_kind, is_passive) {
+                    // The thread begins to wait anew, for members of both kinds.
+                    (true, true) => disturb(has_ended, || {
+                        add(set, upoll_fds::eventfd(0, 0).unwrap());
+                    }),
+                    (true, false) => disturb(has_ended, || {
+                        // SAFETY: no pointers are involved.
+                        add(set, unsafe { libc::eventfd(0, 0) });
+                    }),
+                    // A kernel set wakes nobody for nothing.
+                    (false, true) => {}
+                    (false, false) => {
+                        for _ in 0..3 {
+                            disturb(has_ended, wake_for_nothing);
+                        }
+                    }
+                }
+                assert!(!has_ended.load(Ordering::SeqCst), "{kind} ends early");
+                step(count(HOUR / 2));
+            });
+            assert_eq!(found, Ok(0), "{kind}");
+            assert!(took < HOUR && shown >= count(HOUR), "{kind}: {took:?}");
+        }
+    }
+}
+
+/// Sets the clock back and forth and wakes the thread for nothing until the call has ended.
 fn shake(has_ended: &AtomicBool) {
     let mut by = count(HOUR);
-    while !has_ended.load(Ordering::SeqCst) {
+    let begun = Instant::now();
+    while !has_ended.load(Ordering::SeqCst) && begun.elapsed() < FOR_EVER {
         step(by);
+        wake_for_nothing();
         by = -by;
         thread::sleep(Duration::from_millis(5));
         // Now an hour ahead or, every other time, an hour behind.
@@ -279,10 +356,10 @@ fn no_other_limit_depends_on_the_wall_clock() {
             Box::new(move || pwait1(set, libc::CLOCK_MONOTONIC, LIMIT)),
         ));
     }
-    let counter = upoll_fds::eventfd(0, 0).unwrap();
+    let never = upoll_fds::open(&NEVER, true).unwrap();
     // SAFETY: no pointers are involved.
     let kernels = unsafe { libc::eventfd(0, 0) };
-    for fds in [vec![counter], vec![counter, kernels]] {
+    for fds in [vec![never], vec![never, kernels]] {
         for (name, masked) in [("poll", false), ("ppoll", true)] {
             let fds = fds.clone();
             calls.push((
