@@ -157,6 +157,26 @@ fn a_set_that_is_made_while_the_seal_moves_can_be_woken_in() {
     );
 }
 
+/// The program puts a file at a free number, where the library just opens an own fd. The file stays, and the library's
+/// fd is elsewhere.
+#[test]
+fn a_number_that_is_taken_while_an_own_fd_is_opened_there_is_the_programs() {
+    const FREE: RawFd = SEAL + 1;
+    model(3, || {
+        let first = OwnSet::new();
+        assert_eq!(own_numbers(), [SET, SEAL]);
+        let making = thread::spawn(OwnSet::new);
+        let precious = Precious::new();
+        assert_eq!(dup2(precious.0, FREE), Ok(()));
+        let second = making.join().unwrap();
+        assert!(!own_fds::is_own(FREE));
+        precious.is_left_alone(FREE);
+        assert!(second.ring() && second.hear());
+        drop([first, second]);
+        precious.is_left_alone(FREE);
+    });
+}
+
 /// A set is closed while the program takes one of the two numbers. The program's file stays open,
 /// and no own fd is left.
 #[test]
