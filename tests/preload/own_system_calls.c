@@ -162,6 +162,51 @@ static void polls_with_a_mask(void) {
     CHECK(pselect(pipe_fds[0] + 1, &readable, NULL, NULL, &moment, &none) == 0);
 }
 
+// The same in a process that has user-level objects: calls that do not name them are passed on.
+static void beside_objects(void) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7}, found[2];
+    uint64_t value = 1;
+    int counter = eventfd(0, EFD_NONBLOCK), set = epoll_create1(0), kernels = epoll_create1(0);
+    CHECK(counter >= 0 && set >= 0 && kernels >= 0);
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, counter, &event) == 0);
+    CHECK(write(counter, &value, 8) == 8 && epoll_wait(set, found, 2, -1) == 1);
+    const int allowed[] = {SYS_read, SYS_write, SYS_readv, SYS_writev, SYS_dup, SYS_dup3, SYS_close, SYS_fcntl,
+        SYS_ioctl, SYS_epoll_ctl, SYS_pselect6, SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg,
+        SYS_getsockopt, SYS_exit_group,
+#ifdef __x86_64__
+        SYS_dup2, SYS_poll, SYS_epoll_wait,
+#else
+        SYS_ppoll, SYS_epoll_pwait,
+#endif
+    };
+    allow_only(allowed, sizeof allowed / sizeof *allowed);
+    for (int round = 0; round < 2; round++) {
+        char byte = 1;
+        struct iovec part = {&byte, 1};
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+        struct pollfd entries[] = {{pipe_fds[0], POLLIN, 0}, {pair[0], POLLOUT, 0}};
+        struct timeval at_once = {0, 0};
+        fd_set readable;
+        int size = 0, copy = dup(pipe_fds[0]);
+        socklen_t length = sizeof size;
+        FD_ZERO(&readable);
+        FD_SET(pipe_fds[0], &readable);
+        CHECK(write(pipe_fds[1], &byte, 1) == 1 && read(pipe_fds[0], &byte, 1) == 1);
+        CHECK(writev(pair[0], &part, 1) == 1 && readv(pair[1], &part, 1) == 1);
+        CHECK(send(pair[0], &byte, 1, 0) == 1 && recv(pair[1], &byte, 1, 0) == 1);
+        CHECK(sendmsg(pair[0], &message, 0) == 1 && recvmsg(pair[1], &message, 0) == 1);
+        CHECK(getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &size, &length) == 0);
+        CHECK(poll(entries, 1, 0) == 0 && poll(entries, 1, 1) == 0 && poll(entries, 2, -1) == 1);
+        CHECK(select(pipe_fds[0] + 1, &readable, NULL, NULL, &at_once) == 0);
+        CHECK(copy >= 0 && dup2(pipe_fds[0], 60) == 60 && dup3(pipe_fds[0], 61, O_CLOEXEC) == 61);
+        CHECK(fcntl(copy, F_GETFL) >= 0 && ioctl(copy, FIONREAD, &size) == 0);
+        CHECK(epoll_ctl(kernels, EPOLL_CTL_ADD, copy, &event) == 0 && epoll_wait(kernels, found, 2, 1) == 0);
+        CHECK(epoll_ctl(kernels, EPOLL_CTL_DEL, copy, NULL) == 0);
+        CHECK(close(copy) == 0 && close(60) == 0 && close(61) == 0);
+        CHECK(read(999, &byte, 1) == -1 && errno == EBADF);
+    }
+}
+
 static void messages(void) {
     const int allowed[] = {SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg, SYS_shutdown,
         SYS_getsockopt, SYS_setsockopt, SYS_exit_group};
@@ -382,8 +427,8 @@ static void no_kinds(void) {
     }
 }
 
-// None of these parts uses the kinds of objects that are served by default.
-static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, messages, signals,
+// All parts but beside_objects and no_kinds use no kind of objects that is served by default.
+static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, beside_objects, messages, signals,
     makes, sets, sets_with_a_mask, sets_by_their_arguments, handlers_of_programs_with_sets, children, no_kinds};
 
 int main(void) {
