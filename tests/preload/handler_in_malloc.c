@@ -18,6 +18,8 @@
 #include <sys/eventfd.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -83,6 +85,7 @@ void free(void *block) {
 static int shared_counter = -1;
 static int shared_set = -1;
 static atomic_int handled;
+static int is_alone;
 
 static void on_signal(int number) {
     (void)number;
@@ -127,8 +130,56 @@ static void on_signal(int number) {
         CHECK(found >= 0);
         CHECK(write(shared_counter, &value, sizeof value) == sizeof value);
     }
+    // The rest of the calls on fds that POSIX lists.
+    struct iovec part = {&value, sizeof value};
+    CHECK(writev(fds[1], &part, 1) == sizeof value && readv(fds[0], &part, 1) == sizeof value);
+    int third = dup3(counter, 200, O_CLOEXEC), ends[2], option = 0;
+    socklen_t size = sizeof option;
+    struct stat found;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    CHECK(third == 200 && fstat(third, &found) == 0 && close(third) == 0);
+    CHECK(pipe2(ends, O_NONBLOCK) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
+    CHECK(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, &option, &size) == 0 && option == SOCK_STREAM);
+    CHECK(sendto(pair[0], &value, sizeof value, 0, NULL, 0) == sizeof value);
+    CHECK(recvfrom(pair[1], &value, sizeof value, 0, NULL, NULL) == sizeof value);
+    CHECK(sendmsg(pair[0], &message, 0) == sizeof value && recvmsg(pair[1], &message, 0) == sizeof value);
+    CHECK(shutdown(pair[0], SHUT_WR) == 0 && recv(pair[1], &value, sizeof value, 0) == 0);
+    struct timespec soon = {0, 1000};
+    sigset_t none;
+    sigemptyset(&none);
+    CHECK(ppoll(polled, 1, &soon, &none) == 0);
+    FD_SET(counter, &readable);
+    CHECK(pselect(counter + 1, &readable, NULL, NULL, &soon, &none) == 0);
+    CHECK(signal(SIGUSR2, SIG_IGN) != SIG_ERR);
+    // The message demotes the eventfd.
+    if (handled % 8 == 0) {
+        union {
+            struct cmsghdr header;
+            char room[CMSG_SPACE(sizeof(int))];
+        } control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+        int sockets[2], sent;
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        memcpy(CMSG_DATA(&control.header), &counter, sizeof counter);
+        CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, sockets) == 0);
+        CHECK(sendmsg(sockets[0], &message, 0) == sizeof value);
+        CHECK(recvmsg(sockets[1], &message, 0) == sizeof value);
+        memcpy(&sent, CMSG_DATA(&control.header), sizeof sent);
+        value = 5;
+        CHECK(write(sent, &value, sizeof value) == sizeof value);
+        CHECK(read(counter, &value, sizeof value) == sizeof value && value == 5);
+        CHECK(close(sent) == 0 && close(sockets[0]) == 0 && close(sockets[1]) == 0);
+    }
     struct sigaction action;
     CHECK(sigaction(SIGUSR2, NULL, &action) == 0 && sigaction(SIGUSR2, &action, NULL) == 0);
+    // The C library's fork waits for the heap only in a process with several threads.
+    if (is_alone && handled % 4 == 0) {
+        pid_t child = fork();
+        if (child == 0)
+            execl("/proc/self/exe", "handler_in_malloc", "executed", NULL);
+        int status;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    }
     if (handled % 16 == 0) {
         pid_t child = _Fork();
         if (child == 0)
@@ -166,11 +217,16 @@ static void *write_on(void *is_over) {
     return NULL;
 }
 
-int main(void) {
+int main(int count_of_arguments, char **arguments) {
+    (void)arguments;
+    if (count_of_arguments > 1)
+        return 0;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     // The handler makes the very first calls.
+    is_alone = 1;
     allocate(NULL);
+    is_alone = 0;
     pthread_t thread;
     for (int count = 0; count < 8; count++) {
         CHECK(pthread_create(&thread, NULL, allocate, NULL) == 0);

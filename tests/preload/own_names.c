@@ -11,9 +11,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -23,8 +25,8 @@
 
 #define NAMES(X) \
     X(_exit) X(close) X(dup2) X(dup3) X(epoll_create1) X(eventfd) X(fork) X(getenv) X(getpid) \
-    X(gettid) X(open) X(pipe2) X(read) X(sigaction) X(signal) X(socketpair) X(syscall) X(write) \
-    X(writev)
+    X(gettid) X(madvise) X(mmap) X(munmap) X(nanosleep) X(open) X(pipe2) X(pthread_sigmask) X(read) \
+    X(sched_yield) X(sigaction) X(signal) X(sigprocmask) X(socketpair) X(syscall) X(write) X(writev)
 enum {
 #define NUMBER(name) of_##name,
     NAMES(NUMBER)
@@ -149,6 +151,36 @@ int open(const char *path, int flags, ...) {
     va_end(list);
     RETURN(int, (int)next_syscall()(SYS_openat, AT_FDCWD, path, flags, mode));
 }
+int madvise(void *start, size_t size, int advice) {
+    enter(of_madvise);
+    RETURN(int, (int)next_syscall()(SYS_madvise, start, size, advice));
+}
+void *mmap(void *start, size_t size, int access, int flags, int fd, off_t offset) {
+    enter(of_mmap);
+    RETURN(void *, (void *)next_syscall()(SYS_mmap, start, size, access, flags, fd, offset));
+}
+int munmap(void *start, size_t size) {
+    enter(of_munmap);
+    RETURN(int, (int)next_syscall()(SYS_munmap, start, size));
+}
+int nanosleep(const struct timespec *time, struct timespec *left) {
+    enter(of_nanosleep);
+    RETURN(int, (int)next_syscall()(SYS_nanosleep, time, left));
+}
+int pthread_sigmask(int how, const sigset_t *new, sigset_t *old) {
+    enter(of_pthread_sigmask);
+    int (*other)(int, const sigset_t *, sigset_t *) = next("pthread_sigmask");
+    RETURN(int, other(how, new, old));
+}
+int sched_yield(void) {
+    enter(of_sched_yield);
+    RETURN(int, (int)next_syscall()(SYS_sched_yield));
+}
+int sigprocmask(int how, const sigset_t *new, sigset_t *old) {
+    enter(of_sigprocmask);
+    int (*other)(int, const sigset_t *, sigset_t *) = next("sigprocmask");
+    RETURN(int, other(how, new, old));
+}
 int pipe2(int fds[2], int flags) {
     enter(of_pipe2);
     RETURN(int, (int)next_syscall()(SYS_pipe2, fds, flags));
@@ -206,7 +238,7 @@ static void on_signal(int number) { handled = number; }
 
 static void *write_later(void *fd) {
     struct timespec moment = {0, 20000000};
-    nanosleep(&moment, NULL);
+    inline_call(SYS_nanosleep, (long)&moment, 0, 0, 0, 0, 0);
     uint64_t one = 1;
     CHECK(write(*(int *)fd, &one, sizeof one) == sizeof one);
     return NULL;

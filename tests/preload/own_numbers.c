@@ -1,7 +1,8 @@
-/* Own fds of the library are closed fds for the program: calls on them fail with EBADF. Without the
- * library they are closed indeed. */
+/* Own fds of the library are closed fds for the program: calls on them fail with EBADF. They are at the
+ * top of the limit, or of 1024. Without the library they are closed indeed. */
 #include "../c/check.h"
 #include <dirent.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sendfile.h>
@@ -119,7 +120,9 @@ int main(void)
 	struct pollfd fds[2];
 	uint64_t value;
 	pthread_t thread;
-	int own[256], found = 0, folder_fd;
+	int own[256], found = 0, folder_fd, top, is_preloaded;
+	const char *preloaded = getenv("LD_PRELOAD"), *kinds = getenv("UPOLL_USER");
+	struct rlimit limit;
 	struct dirent *entry;
 	DIR *folder;
 
@@ -139,11 +142,18 @@ int main(void)
 
 	CHECK((folder = opendir("/proc/self/fd")) != NULL);
 	folder_fd = dirfd(folder);
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	top = limit.rlim_cur < 1024 ? (int)limit.rlim_cur : 1024;
 	while ((entry = readdir(folder)) && found < 256) {
 		int fd = atoi(entry->d_name);
-		if (fd > 100 && fd != folder_fd)
-			own[found++] = fd;
+		if (entry->d_name[0] == '.' || fd <= 2 || fd == set || fd == counter || fd == ends[0] ||
+		    fd == ends[1] || fd == folder_fd)
+			continue;
+		CHECK(fd >= top - 150);
+		own[found++] = fd;
 	}
+	is_preloaded = preloaded != NULL && strstr(preloaded, "libupoll_preload") != NULL;
+	CHECK((found > 0) == (is_preloaded && (kinds == NULL || strcmp(kinds, "none") != 0)));
 	closedir(folder);
 	is_not_there(CLOSED);
 	for (int at = 0; at < found; at++)

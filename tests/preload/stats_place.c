@@ -58,11 +58,33 @@ static int is_in_its_place(int is_named)
 	return is_right;
 }
 
+/* A symbolic link is not followed. */
+static int leaves_links_alone(void)
+{
+	char place[] = "/tmp/upoll-stats-XXXXXX", link[sizeof place + 5];
+	int file = mkstemp(place), status, is_right;
+	pid_t child;
+	snprintf(link, sizeof link, "%s.link", place);
+	CHECK(file >= 0 && symlink(place, link) == 0);
+	child = fork();
+	if (child == 0) {
+		CHECK(setenv("UPOLL_STATS", link, 1) == 0);
+		execl("/proc/self/exe", "stats_place", "2", NULL);
+		_exit(1);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	is_right = size_of(file) == 0;
+	if (!is_right)
+		fprintf(stderr, "%ld bytes in the file of a link\n", (long)size_of(file));
+	CHECK(unlink(place) == 0 && unlink(link) == 0 && close(file) == 0);
+	return is_right;
+}
+
 int main(int count, char **arguments)
 {
 	if (count == 2) {
 		fill(atoi(arguments[1]));
 		return 0;
 	}
-	return is_in_its_place(0) & is_in_its_place(1) ? 0 : 1;
+	return is_in_its_place(0) & is_in_its_place(1) & leaves_links_alone() ? 0 : 1;
 }

@@ -169,6 +169,19 @@ static void by_the_c_library(void)
 	close(ends[0]), close(ends[1]), close(counter);
 }
 
+/* A copy by dup(2) gets the number of a stream, which is closed. */
+static void at_the_number_of_a_stream(void)
+{
+	uint64_t value = 7;
+	int counter = eventfd(0, EFD_NONBLOCK);
+	FILE *stream = fopen("/dev/null", "w");
+	CHECK(counter >= 0 && stream && close(fileno(stream)) == 0);
+	CHECK(dup(counter) == fileno(stream));
+	CHECK(fwrite(&value, sizeof value, 1, stream) == 1 && fclose(stream) == 0);
+	CHECK(has(counter, 7));
+	close(counter);
+}
+
 /* The copy refers to the same eventfd. */
 static void by_pidfd(void)
 {
@@ -207,6 +220,7 @@ int main(void)
 	aio_of_the_library();
 	by_other_names();
 	by_the_c_library();
+	at_the_number_of_a_stream();
 	by_pidfd();
 	by_request(KVM_IRQFD_);
 	by_request(VHOST_SET_VRING_KICK_);
