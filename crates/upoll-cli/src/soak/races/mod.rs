@@ -237,7 +237,10 @@ impl Shared {
         // SAFETY: no memory is involved.
         let thread = unsafe { libc::gettid() };
         let _post = post(format!("call {index} of: {}", races[0].name));
-        self.places[index].thread.store(thread, Ordering::SeqCst);
+        // The id of a process is stored by the leader, for which it may differ.
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let known = &self.places[index].thread;
+        let _ = known.compare_exchange(0, thread, success, failure);
         loop {
             self.barrier.meet();
             if self.is_over.load(Ordering::SeqCst) {
@@ -266,11 +269,14 @@ fn run(
         calls,
         places: Default::default(),
     })?;
+    let are_first = rng.bool();
     // Before there are other threads.
     let children = (threads..calls)
         .map(|index| {
             let mut rng = rng.fork();
-            let child = Child::new(|| shared.follow(races, index, &mut rng))?;
+            let child = Child::new(are_first, || shared.follow(races, index, &mut rng))?;
+            let known = &shared.places[index].thread;
+            known.store(child.0, Ordering::SeqCst);
             let what = format!("call {index}, a process, of: {}", races[0].name);
             Ok((post_of(child.0, what), child))
         })

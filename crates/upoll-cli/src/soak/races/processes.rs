@@ -1,6 +1,8 @@
 //! Eventfds that processes share: threads of this process and of children, and processes that are killed.
 
+use std::fs::File;
 use std::ops::Deref;
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -78,8 +80,13 @@ pub(super) struct Child(pub(super) libc::pid_t);
 
 impl Child {
     /// Forks a child that runs `body`. All other threads of this process must be in no call of upoll's.
-    pub(super) fn new(body: impl FnOnce() -> Result<()>) -> Result<Self> {
-        Self::fork(|parent| {
+    /// `is_first`: in a pid namespace of its own, if this process has the right to make one. All such children have
+    /// the same thread id, by which they take a lock.
+    pub(super) fn new(is_first: bool, body: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let namespace = File::open("/proc/self/ns/pid")?;
+        // SAFETY: no memory is involved.
+        let is_first = is_first && unsafe { libc::unshare(libc::CLONE_NEWPID) } == 0;
+        let child = Self::fork(|parent| {
             let outcome = catch_unwind(AssertUnwindSafe(body));
             match outcome {
                 Ok(Ok(())) => return,
@@ -88,7 +95,14 @@ impl Child {
             }
             // SAFETY: no memory is involved. The parent would wait for this process.
             unsafe { libc::kill(parent, libc::SIGTERM) };
-        })
+        });
+        if is_first {
+            // Later children and threads are in the namespace of this process again.
+            // SAFETY: no memory is involved.
+            let result = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWPID) };
+            ensure!(result == 0, "setns: {}", io::Error::last_os_error());
+        }
+        child
     }
 
     /// Forks a child that runs `body`, which may only make calls that are allowed in a signal handler, unless
@@ -105,7 +119,8 @@ impl Child {
         // SAFETY: no memory is involved. This process is to end with its parent.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            if libc::getppid() != parent {
+            // It is 0 for a parent in another namespace.
+            if ![0, parent].contains(&libc::getppid()) {
                 libc::_exit(1);
             }
         }
