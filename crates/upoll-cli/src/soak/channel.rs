@@ -1,8 +1,9 @@
 //! Streams of units: every kind of object that a set can watch, reduced to "send" and "receive".
 
 use std::fmt;
+use std::hint;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -19,6 +20,9 @@ const MAXIMUM: u64 = 8;
 
 /// Most units that one call sends.
 pub(super) const MOST: u64 = 6;
+
+/// How often a thread looks whether one that it has woken polls a mailbox.
+const LOOKS: usize = 200;
 
 /// The kinds of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,11 +85,13 @@ pub(super) enum Channel {
     Descriptor(Descriptor<OwnedFd>),
 }
 
-/// An object of this program's own, which publishes with the weakest order that is allowed.
+/// An object of this program's own, which publishes with the weakest order that is allowed, and whose poll may take
+/// its time once it has looked.
 pub(super) struct Mailbox {
     units: AtomicU64,
     is_filled: AtomicBool,
     arrived: WaitQueue,
+    polls: AtomicU32,
 }
 
 impl Mailbox {
@@ -110,7 +116,12 @@ impl Mailbox {
 impl Pollable for Mailbox {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.arrived);
-        if self.is_filled.load(Ordering::Acquire) {
+        let is_filled = self.is_filled.load(Ordering::Acquire);
+        let polls = self.polls.fetch_add(1, Ordering::Relaxed);
+        for _ in 0..(polls % 64).saturating_sub(32) {
+            hint::spin_loop();
+        }
+        if is_filled {
             Events::IN
         } else {
             Events::empty()
@@ -159,6 +170,7 @@ impl Channel {
                 units: AtomicU64::new(0),
                 is_filled: AtomicBool::new(false),
                 arrived: WaitQueue::new(),
+                polls: AtomicU32::new(0),
             })),
             Kind::KernelCounter => Channel::KernelCounter(kernel_counter()?),
             Kind::Descriptor => Channel::Descriptor(Descriptor::new(kernel_counter()?)),
@@ -230,11 +242,19 @@ impl Channel {
         }
     }
 
-    /// Wakes waiters, and has nothing for them. Returns false if one of them has received a unit still.
+    /// Wakes waiters, and has nothing for them. Where that can be seen, one of them is looking by then, if it has
+    /// come soon. Returns false if one of them has received a unit still.
     pub(super) fn disturb(&self) -> bool {
         match self {
             Channel::Mailbox(mailbox) => {
+                let polls = mailbox.polls.load(Ordering::Relaxed);
                 mailbox.arrived.wake(Events::IN);
+                for _ in 0..LOOKS {
+                    if mailbox.polls.load(Ordering::Relaxed) != polls {
+                        break;
+                    }
+                    hint::spin_loop();
+                }
                 true
             }
             _ => self.send(1) == self.drain(),

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -20,8 +20,15 @@ const TICKS: usize = 200;
 /// How much processor time threads that do not sleep have, before that is a fault.
 const WORK: Duration = Duration::from_secs(5);
 
+type Posts = Vec<(i32, String)>;
+
 /// The task of each thread and child process, by its id.
-static POSTS: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
+static POSTS: Mutex<Posts> = Mutex::new(Vec::new());
+
+/// Keeps the posts as they are. A child that is forked meanwhile can make its own.
+pub(super) fn hold() -> MutexGuard<'static, Posts> {
+    POSTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The entry of a thread in the report of a hang.
 pub(super) struct Post(i32);
@@ -35,14 +42,13 @@ pub(super) fn post(what: impl Into<String>) -> Post {
 /// Makes the task of a child process known until the post is dropped.
 pub(super) fn post_of(thread: i32, what: impl Into<String>) -> Post {
     let entry = (thread, what.into());
-    let mut posts = POSTS.lock().unwrap_or_else(PoisonError::into_inner);
-    posts.push(entry);
+    hold().push(entry);
     Post(thread)
 }
 
 impl Drop for Post {
     fn drop(&mut self) {
-        let mut posts = POSTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut posts = hold();
         if let Some(at) = posts.iter().rposition(|(thread, _)| *thread == self.0) {
             posts.remove(at);
         }

@@ -1,20 +1,22 @@
 //! Kernel fds: of sets below, and as the source of rotating sets.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fs, thread};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, Timeout, Watch};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, PollFd, Timeout, Watch, poll};
 
 use super::super::channel::{Channel, Kind};
-use super::{LEVEL, Maker, Race, call, harvest};
+use super::{LEVEL, Maker, Race, call, harvest, lock};
 
 pub(super) const RACES: &[Maker] = &[
     first_kernel_fd,
     both_close,
     nested,
+    polled,
     deleted_and_added,
     two_deletes,
     one_of_two,
@@ -26,12 +28,18 @@ fn kernel_channel(rng: &mut Rng) -> Result<Arc<Channel>> {
     Ok(Arc::new(Channel::new(kinds[rng.usize(..3)])?))
 }
 
-fn wait(set: &Epoll) -> Result<usize> {
-    Ok(set.wait(&mut [Event::default(); 2], Timeout::NEVER)?)
+/// Checks that no kernel set watches a source that was deleted.
+fn is_watched_no_more(source: &Channel) -> Result<()> {
+    let watchers = source.kernel_fd().map_or(Ok(0), watchers)?;
+    ensure!(
+        watchers == 0,
+        "{watchers} sets watch a source that was deleted"
+    );
+    Ok(())
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn wait(set: &Epoll) -> Result<usize> {
+    Ok(set.wait(&mut [Event::default(); 2], Timeout::NEVER)?)
 }
 
 /// A thread goes to sleep in a new set, or in one above it, while the new set gets its first kernel fd.
@@ -104,57 +112,138 @@ fn both_close(rng: &mut Rng) -> Result<Race> {
     ))
 }
 
-/// A thread goes to sleep in a set with a kernel fd, while another such set is added below it.
+/// A set with a kernel fd, and one that comes below it.
+struct Nested {
+    outer: Epoll,
+    /// Ready now and then, in `outer`.
+    beat: EventFd,
+    inner: Epoll,
+    counter: EventFd,
+}
+
+const OF_INNER: u64 = 2;
+
+impl Nested {
+    /// Waits for the event of the inner set.
+    fn wait(&self) -> Result<usize> {
+        let mut events = [Event::default(); 4];
+        loop {
+            let found = self.outer.wait(&mut events, Timeout::NEVER)?;
+            if events[..found].iter().any(|event| event.data() == OF_INNER) {
+                return Ok(1);
+            }
+        }
+    }
+}
+
+/// A thread goes to sleep in a set with a kernel fd, perhaps again and again, while another such set is added below
+/// it.
 fn nested(rng: &mut Rng) -> Result<Race> {
     let idle = [kernel_channel(rng)?, kernel_channel(rng)?];
     let channel = kernel_channel(rng)?;
-    let counter = Arc::new(EventFd::new(0)?);
     let make = {
-        let (idle, channel, counter) = (idle.clone(), channel.clone(), counter.clone());
-        move || -> Result<[Epoll; 2]> {
-            let (outer, inner) = (Epoll::new()?, Epoll::new()?);
-            outer.add(&*idle[0], LEVEL)?;
-            inner.add(&*idle[1], LEVEL)?;
-            inner.add(&*channel, LEVEL)?;
-            inner.add(&*counter, LEVEL)?;
-            Ok([outer, inner])
+        let channel = channel.clone();
+        move || -> Result<Arc<Nested>> {
+            let sets = Nested {
+                outer: Epoll::new()?,
+                beat: EventFd::new(0)?,
+                inner: Epoll::new()?,
+                counter: EventFd::new(0)?,
+            };
+            sets.outer.add(&*idle[0], LEVEL)?;
+            sets.outer.add(&sets.beat, LEVEL)?;
+            sets.inner.add(&*idle[1], LEVEL)?;
+            sets.inner.add(&*channel, LEVEL)?;
+            sets.inner.add(&sets.counter, LEVEL)?;
+            Ok(Arc::new(sets))
         }
     };
     let sets = Arc::new(Mutex::new(make()?));
-    let current = |sets: &Mutex<[Epoll; 2]>| lock(sets).clone();
-    let (waited, changed) = (sets.clone(), sets.clone());
-    let (sender, written) = (channel.clone(), counter.clone());
-    let calls = vec![
+    let (waited, changed, disturbed) = (sets.clone(), sets.clone(), sets.clone());
+    let sender = channel.clone();
+    let mut calls = vec![
         call(move |rng| {
-            let [outer, inner] = current(&changed);
-            outer.add(&inner, LEVEL)?;
+            let sets = lock(&changed).clone();
+            super::pause(rng);
+            sets.outer
+                .add(&sets.inner, Event::new(Events::IN, OF_INNER))?;
             match rng.bool() {
                 true => drop(sender.send(1)),
-                false => written.try_write(1)?,
+                false => sets.counter.try_write(1)?,
             }
             Ok(0)
         }),
-        call(move |_| wait(&current(&waited)[0])),
+        call(move |_| {
+            let sets = lock(&waited).clone();
+            sets.wait()
+        }),
     ];
+    if rng.bool() {
+        calls.push(call(move |rng| {
+            let sets = lock(&disturbed).clone();
+            for _ in 0..rng.usize(..40) {
+                sets.beat.try_write(1)?;
+                let _ = sets.beat.try_read();
+                super::pause(rng);
+            }
+            Ok(0)
+        }));
+    }
     Ok(Race::new(
         "a set with kernel fds is added below",
         calls,
         move |found| {
             ensure!(found[1] == 1, "no event");
             channel.drain();
-            let _ = counter.try_read();
             *lock(&sets) = make()?;
             Ok(())
         },
     ))
 }
 
-/// How many kernel sets of this process watch the number of `channel`.
-fn watchers(channel: &Channel) -> Result<usize> {
-    let Some(fd) = channel.kernel_fd() else {
-        return Ok(0);
-    };
-    let wanted = fd.to_string();
+/// A thread goes to sleep in a set with a kernel fd, and is woken, while others poll the set.
+fn polled(rng: &mut Rng) -> Result<Race> {
+    let idle = kernel_channel(rng)?;
+    let counter = EventFd::new(0)?;
+    let set = Epoll::new()?;
+    set.add(&*idle, LEVEL)?;
+    set.add(&counter, LEVEL)?;
+    let (written, waited) = (counter.clone(), set.clone());
+    let mut calls = vec![
+        call(move |rng| {
+            super::pause(rng);
+            written.try_write(1)?;
+            Ok(0)
+        }),
+        call(move |_| {
+            let _keep = &idle;
+            wait(&waited)
+        }),
+    ];
+    for _ in 0..[1, 1, 2][rng.usize(..3)] {
+        let set = set.clone();
+        calls.push(call(move |rng| {
+            for _ in 0..rng.usize(1..100) {
+                poll(&mut [PollFd::new(&set, Events::IN)], Timeout::NOW)?;
+            }
+            Ok(0)
+        }));
+    }
+    let name = format!(
+        "a set in which a thread sleeps is polled by {}",
+        calls.len() - 2
+    );
+    Ok(Race::new(name, calls, move |found| {
+        ensure!(found[1] == 1, "no event");
+        counter.try_read()?;
+        harvest(&set)?;
+        Ok(())
+    }))
+}
+
+/// How many kernel sets of this process watch a number.
+pub(super) fn watchers(number: RawFd) -> Result<usize> {
+    let wanted = number.to_string();
     let mut found = 0;
     for entry in fs::read_dir("/proc/self/fdinfo")? {
         let text = fs::read_to_string(entry?.path()).unwrap_or_default();
@@ -177,11 +266,7 @@ fn deleted_and_added(rng: &mut Rng) -> Result<Race> {
         call(move |rng| {
             from.delete(&*source)?;
             if rng.usize(..8) == 0 {
-                let watchers = watchers(&source)?;
-                ensure!(
-                    watchers == 0,
-                    "{watchers} sets watch a source that was deleted"
-                );
+                is_watched_no_more(&source)?;
             }
             if rng.bool() {
                 source.send(1);
@@ -226,11 +311,7 @@ fn two_deletes(rng: &mut Rng) -> Result<Race> {
         calls,
         move |deleted| {
             ensure!(deleted[0] + deleted[1] == 1, "one DEL must fail");
-            let watchers = watchers(&channel)?;
-            ensure!(
-                watchers == 0,
-                "{watchers} sets watch a source that was deleted"
-            );
+            is_watched_no_more(&channel)?;
             rotating.add(&*channel, LEVEL)?;
             // The worker registers.
             channel.send(1);

@@ -5,19 +5,22 @@
 //! its calls. The results of the calls are known, and a call that nothing wakes is a fault.
 
 mod kernel;
+mod own_fds;
 mod processes;
+mod queues;
 mod rotation;
 mod sets;
 mod wakes;
 
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
+use upoll::{Epoll, Event, Events, File, FileRef, Source, Target, own_fds as own_numbers};
 
 use super::asleep::{Eagerness, comes};
 use super::channel::{Channel, Kind};
@@ -29,6 +32,9 @@ use self::processes::{Child, Mapped};
 
 /// How long the calls of one race repeat.
 const LENGTH: Duration = Duration::from_millis(20);
+
+/// How many races a child process repeats.
+const IN_CHILD: usize = 4;
 
 /// Races of one round.
 const RACES: usize = 8;
@@ -73,34 +79,60 @@ fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Cal
 /// Races of one subject.
 type Maker = fn(&mut Rng) -> Result<Race>;
 
-/// Races of a subject, and on how many sets of objects each one runs in a row.
-const SUBJECTS: [(&[Maker], usize); 4] = [
-    (wakes::RACES, 4),
-    (sets::RACES, 16),
-    (rotation::RACES, 4),
+/// Races of one subject, and how they run.
+struct Subject {
+    races: &'static [Maker],
+    /// On how many sets of objects each one runs in a row.
+    copies: usize,
+    /// How long their calls repeat.
+    length: Duration,
+    /// They run in a child process, in which the library's own fds have protected numbers.
+    is_protected: bool,
+}
+
+const fn subject(races: &'static [Maker], copies: usize) -> Subject {
+    Subject {
+        races,
+        copies,
+        length: LENGTH,
+        is_protected: false,
+    }
+}
+
+const SUBJECTS: [Subject; 6] = [
+    subject(wakes::RACES, 4),
+    subject(queues::RACES, 4),
+    subject(sets::RACES, 16),
+    subject(rotation::RACES, 4),
     // Few sets with kernel fds: fds are kept for the most that there were.
-    (kernel::RACES, 1),
+    subject(kernel::RACES, 1),
+    Subject {
+        is_protected: true,
+        ..subject(own_fds::RACES, 1)
+    },
 ];
 
-/// Races of processes, in the same way, and how long their calls repeat: to make a process takes longer than a thread.
-const PROCESSES: [(&[Maker], usize, Duration); 2] = [
-    (processes::LIVING, 4, LENGTH),
-    (processes::DYING, 1, LENGTH.saturating_mul(3)),
+/// Races of processes: to make one takes longer than to make a thread.
+const PROCESSES: [Subject; 2] = [
+    subject(processes::LIVING, 4),
+    Subject {
+        length: LENGTH.saturating_mul(3),
+        ..subject(processes::DYING, 1)
+    },
 ];
 
 /// Runs races of random kinds.
 pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
-    let all: Vec<(Maker, usize)> = SUBJECTS
-        .iter()
-        .flat_map(|&(makers, copies)| makers.iter().map(move |&maker| (maker, copies)))
-        .collect();
+    let with_subject =
+        |subject: &'static Subject| subject.races.iter().map(move |&race| (race, subject));
+    let all: Vec<_> = SUBJECTS.iter().flat_map(with_subject).collect();
     (0..RACES).try_for_each(|_| {
-        let (maker, copies) = match rng.bool() {
+        let (maker, subject) = match rng.bool() {
             // It has more variants than all the others.
-            true => (wakes::sleeping as Maker, 4),
-            false => all[rng.usize(..all.len())],
+            true => all[0],
+            false => all[rng.usize(1..all.len())],
         };
-        repeat(maker, copies, LENGTH, rng, tally, fault)
+        repeat(maker, subject, rng, tally, fault)
     })
 }
 
@@ -111,26 +143,37 @@ pub(super) fn round_of_processes(
     fault: &(impl Fn(&str) + Sync),
 ) -> Result<()> {
     (0..RACES).try_for_each(|_| {
-        let (makers, copies, length) = PROCESSES[rng.usize(..PROCESSES.len())];
-        let maker = makers[rng.usize(..makers.len())];
-        repeat(maker, copies, length, rng, tally, fault)
+        let subject = &PROCESSES[rng.usize(..PROCESSES.len())];
+        let maker = subject.races[rng.usize(..subject.races.len())];
+        repeat(maker, subject, rng, tally, fault)
     })
 }
 
 fn repeat(
     maker: Maker,
-    copies: usize,
-    length: Duration,
+    subject: &Subject,
     rng: &mut Rng,
     tally: &Tally,
     fault: &(impl Fn(&str) + Sync),
 ) -> Result<()> {
-    // The same race each time, on objects of its own.
-    let seed = rng.u64(..);
-    let races = (0..copies)
-        .map(|_| maker(&mut Rng::with_seed(seed)))
-        .collect::<Result<Vec<_>>>()?;
-    run(&races, length, rng, tally, fault)
+    let repeat_here = |rng: &mut Rng| {
+        // The same race each time, on objects of its own.
+        let seed = rng.u64(..);
+        let races = (0..subject.copies)
+            .map(|_| maker(&mut Rng::with_seed(seed)))
+            .collect::<Result<Vec<_>>>()?;
+        run(&races, subject.length, rng, tally, fault)
+    };
+    if !subject.is_protected {
+        return repeat_here(rng);
+    }
+    let mut rng = rng.fork();
+    let child = Child::new(|| {
+        own_numbers::protect();
+        (0..IN_CHILD).try_for_each(|_| repeat_here(&mut rng))
+    })?;
+    let _post = post_of(child.0, "a process with protected numbers");
+    child.join()
 }
 
 /// Most calls of a race.
@@ -317,6 +360,10 @@ fn pause(rng: &mut Rng) {
 /// A channel that sends at least one unit.
 fn any_channel(rng: &mut Rng) -> Result<Channel> {
     Channel::new(Kind::any_private(rng))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn harvest(set: &Epoll) -> Result<usize> {

@@ -16,6 +16,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 use upoll::{Errno, EventFd, EventFdFlags, Events, PollFd, Timeout, poll};
 
 use super::super::channel::Channel;
+use super::super::hang::hold;
 use super::super::lockstep::{self, Barrier};
 use super::wakes::{Waiting, Way};
 use super::{Call, Maker, Race, call, file, pause};
@@ -110,8 +111,10 @@ impl Child {
     fn fork(body: impl FnOnce(libc::pid_t)) -> Result<Self> {
         // SAFETY: no memory is involved.
         let parent = unsafe { libc::getpid() };
+        let held = hold();
         // SAFETY: the callers' `body` makes no calls that are not allowed.
         let child = unsafe { libc::fork() };
+        drop(held);
         ensure!(child >= 0, "fork: {}", io::Error::last_os_error());
         if child > 0 {
             return Ok(Child(child));

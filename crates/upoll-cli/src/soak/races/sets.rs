@@ -1,7 +1,7 @@
 //! Sets: scans, changes, closes and nesting against writes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
@@ -11,7 +11,7 @@ use upoll::{
 };
 
 use super::super::channel::{Channel, Kind};
-use super::{Call, EDGE, LEVEL, Maker, Race, any_channel, call, harvest};
+use super::{Call, EDGE, LEVEL, Maker, Race, any_channel, call, harvest, lock};
 
 pub(super) const RACES: &[Maker] = &[
     scan,
@@ -27,7 +27,6 @@ pub(super) const RACES: &[Maker] = &[
     order,
     last_close,
     contended_lock,
-    two_wakes,
     shared_writes,
 ];
 
@@ -306,7 +305,7 @@ fn order(rng: &mut Rng) -> Result<Race> {
         move || -> Result<usize> {
             let mut events = [Event::default(); 2];
             let found = set.harvest(&mut events)?;
-            let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut reported = lock(&reported);
             reported.extend(events[..found].iter().map(|event| event.data()));
             Ok(found)
         }
@@ -323,7 +322,7 @@ fn order(rng: &mut Rng) -> Result<Race> {
     ];
     Ok(Race::new("two arrivals", calls, move |_| {
         take()?;
-        let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = lock(&reported);
         ensure!(
             *reported == [0, 1],
             "two events are reported as {reported:?}"
@@ -381,13 +380,13 @@ fn last_close(rng: &mut Rng) -> Result<Race> {
             let set = Epoll::new()?;
             set.add(&file, LEVEL)?;
             let both = deletes.then(|| (file.clone(), set.clone()));
-            *held.lock().unwrap_or_else(PoisonError::into_inner) = (Some(file), Some(set), both);
+            *lock(&held) = (Some(file), Some(set), both);
             Ok(())
         }
     };
     prepare()?;
-    let lock = |held: &Mutex<Held>, which: usize| -> Held {
-        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+    let take = |held: &Mutex<Held>, which: usize| -> Held {
+        let mut held = lock(held);
         match which {
             0 => (held.0.take(), None, None),
             1 => (None, held.1.take(), None),
@@ -397,7 +396,7 @@ fn last_close(rng: &mut Rng) -> Result<Race> {
     let close = |which: usize| -> Call {
         let held = held.clone();
         call(move |rng| {
-            let held = lock(&held, which);
+            let held = take(&held, which);
             super::pause(rng);
             if let (_, _, Some((file, set))) = &held {
                 let _ = set.delete(file);
@@ -446,84 +445,6 @@ fn contended_lock(_: &mut Rng) -> Result<Race> {
     };
     let calls = vec![scan(&set), scan(&set), scan(&set)];
     Ok(Race::new("three threads scan one set", calls, |_| Ok(())))
-}
-
-/// A counter, the rotating set over it, and its two workers, each with a callback that counts.
-struct TwoWorkers {
-    counter: EventFd,
-    told: [Arc<AtomicUsize>; 2],
-    watches: Vec<Watch>,
-    _sets: [Epoll; 3],
-}
-
-impl TwoWorkers {
-    fn new() -> Result<Self> {
-        let counter = EventFd::new(0)?;
-        let rotating = Epoll::create(CreateFlags::ROTATE)?;
-        rotating.add(&counter, LEVEL)?;
-        let workers = [Epoll::new()?, Epoll::new()?];
-        let told = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
-        let mut watches = Vec::new();
-        for (worker, told) in workers.iter().zip(&told) {
-            worker.add(&rotating, LEVEL)?;
-            let told = told.clone();
-            let count = move |_| {
-                told.fetch_add(1, Ordering::SeqCst);
-            };
-            watches.push(Watch::new(worker.as_file_ref(), Events::IN, count)?.0);
-        }
-        let [first, second] = workers;
-        Ok(TwoWorkers {
-            counter,
-            told,
-            watches,
-            _sets: [rotating, first, second],
-        })
-    }
-}
-
-/// Two wakes while another thread comes and goes in the same queue: two workers of a rotating set learn of them.
-fn two_wakes(_: &mut Rng) -> Result<Race> {
-    let world = Arc::new(Mutex::new(TwoWorkers::new()?));
-    let counter = |world: &Mutex<TwoWorkers>| {
-        let world = world.lock().unwrap_or_else(PoisonError::into_inner);
-        world.counter.clone()
-    };
-    let write = || {
-        let world = world.clone();
-        call(move |rng| {
-            let counter = counter(&world);
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        })
-    };
-    let held = world.clone();
-    let calls = vec![
-        write(),
-        write(),
-        call(move |rng| {
-            let counter = counter(&held);
-            for _ in 0..rng.usize(1..4) {
-                drop(Watch::new(counter.as_file_ref(), Events::IN, |_| {})?);
-            }
-            Ok(0)
-        }),
-    ];
-    Ok(Race::new("two wakes for two workers", calls, move |_| {
-        let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
-        let times = world
-            .told
-            .each_ref()
-            .map(|told| told.load(Ordering::SeqCst));
-        ensure!(
-            times[0] > 0 && times[1] > 0,
-            "two events are told {times:?} times"
-        );
-        world.watches.clear();
-        *world = TwoWorkers::new()?;
-        Ok(())
-    }))
 }
 
 /// Three threads write to an eventfd that processes share, and one of them may read.

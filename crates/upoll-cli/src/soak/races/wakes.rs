@@ -1,25 +1,31 @@
 //! Threads that go to sleep in every way, against what is to wake them.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
 use upoll::{
-    CreateFlags, Epoll, Event, Events, FdSet, PollContext, PollFd, Source, Timeout, Watch, pipe,
-    poll, select,
+    CreateFlags, Epoll, Event, Events, FdSet, PollContext, PollFd, Readiness, Source, Timeout,
+    Watch, pipe, poll, select,
 };
 
 use super::super::channel::{Channel, Kind};
-use super::{Call, EDGE, LEVEL, Maker, Race, any_channel, call, file, harvest};
+use super::{Call, EDGE, LEVEL, Maker, Race, any_channel, call, file, harvest, lock};
 
 pub(super) const RACES: &[Maker] = &[
+    // The first one has more variants than all the others.
+    sleeping,
     leaving,
     registering,
     registering,
     registering,
+    new_waker,
     kept_mark,
     moving_context,
     closing,
@@ -38,9 +44,10 @@ pub(super) enum Way {
     NewContext,
     Read,
     Watch,
+    Readiness,
 }
 
-const WAYS: [Way; 10] = [
+const WAYS: [Way; 11] = [
     Way::Set,
     Way::SetAbove,
     Way::PollOfSet,
@@ -51,6 +58,7 @@ const WAYS: [Way; 10] = [
     Way::NewContext,
     Way::Read,
     Way::Watch,
+    Way::Readiness,
 ];
 
 impl Way {
@@ -58,10 +66,19 @@ impl Way {
     pub(super) fn any_across(rng: &mut Rng) -> Self {
         loop {
             let way = WAYS[rng.usize(..WAYS.len())];
-            if way != Way::Watch {
+            if !matches!(way, Way::Watch | Way::Readiness) {
                 return way;
             }
         }
+    }
+}
+
+/// Wakes a task that is polled by a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
@@ -82,7 +99,7 @@ impl Waiting {
         let way = WAYS[rng.usize(..WAYS.len())];
         let kind = match way {
             Way::Read => Kind::any_blocking(rng),
-            Way::Watch => Kind::any_private(rng),
+            Way::Watch | Way::Readiness => Kind::any_private(rng),
             // The object whose order is the weakest.
             _ if rng.bool() => Kind::Mailbox,
             _ => Kind::any(rng),
@@ -140,7 +157,7 @@ impl Waiting {
             Way::PollOfSet => poll(&mut [PollFd::new(&self.set, Events::IN)], never)?,
             Way::Poll => poll(&mut list(), never)?,
             Way::Context => {
-                let mut context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut context = lock(&self.context);
                 context.poll(&mut list(), never)?
             }
             Way::NewContext => PollContext::new().poll(&mut list(), never)?,
@@ -166,6 +183,15 @@ impl Waiting {
                     thread::park();
                 }
                 drop(watch);
+                1
+            }
+            Way::Readiness => {
+                let mut ready = pin!(Readiness::new(file(&*self.channel), Events::IN)?);
+                let waker = Waker::from(Arc::new(Unpark(thread::current())));
+                let mut context = Context::from_waker(&waker);
+                while ready.as_mut().poll(&mut context).is_pending() {
+                    thread::park();
+                }
                 1
             }
             Way::Read => 1,
@@ -207,7 +233,7 @@ impl Waiting {
 }
 
 /// A thread goes to sleep for a unit that another one sends. A third one may look at the set, or change it.
-pub(super) fn sleeping(rng: &mut Rng) -> Result<Race> {
+fn sleeping(rng: &mut Rng) -> Result<Race> {
     let waiting = Arc::new(Waiting::new(rng)?);
     let name = format!(
         "a thread waits by {:?} for {:?}, with a kernel fd: {}",
@@ -261,19 +287,32 @@ fn leaving(rng: &mut Rng) -> Result<Race> {
     let name = format!("a limit ends beside a wait for {channel:?}, rotating: {rotates}");
     let (leaver, stayer) = (set.clone(), set);
     let (sender, again) = (channel.clone(), channel.clone());
+    let is_short = rng.bool();
     let calls = vec![
         call(move |rng| {
-            thread::sleep(Duration::from_micros(rng.u64(..60)));
+            if !is_short {
+                thread::sleep(Duration::from_micros(rng.u64(..60)));
+            }
+            for _ in 0..rng.usize(..4) {
+                sender.disturb();
+                super::pause(rng);
+            }
             Ok(sender.send(1) as usize)
         }),
         call(move |rng| {
-            let limit = Duration::from_micros(rng.u64(..60));
-            let found = leaver.wait(&mut [Event::default(); 2], limit)?;
-            if found > 0 {
-                // The unit of the thread that leaves was the other one's too.
-                again.send(1);
+            for _ in 0..if is_short { rng.usize(1..30) } else { 1 } {
+                let limit = match is_short {
+                    true => Duration::from_nanos(1),
+                    false => Duration::from_micros(rng.u64(..60)),
+                };
+                let found = leaver.wait(&mut [Event::default(); 2], limit)?;
+                if found > 0 {
+                    // The unit of the thread that leaves was the other one's too.
+                    again.send(1);
+                    return Ok(found);
+                }
             }
-            Ok(found)
+            Ok(0)
         }),
         call(move |_| {
             let _keep = &idle;
@@ -323,7 +362,7 @@ fn registering(rng: &mut Rng) -> Result<Race> {
                     calls_made.fetch_add(1, Ordering::SeqCst);
                 },
             )?;
-            let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut watch = lock(&watch);
             *watch = Some(made);
             Ok(usize::from(!ready.is_empty()))
         }
@@ -351,13 +390,60 @@ fn registering(rng: &mut Rng) -> Result<Race> {
         let was_ready = registers && returned[1] > 0;
         let heard = calls_made.load(Ordering::SeqCst);
         ensure!(was_ready || heard > 0, "a callback was not called");
-        drop(watch.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&watch).take());
         channel.drain();
         harvest(&set)?;
         calls_made.store(0, Ordering::SeqCst);
         if !registers {
             begin_again()?;
         }
+        Ok(())
+    }))
+}
+
+/// Counts its wakes.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A task is polled with a new waker while a unit comes: the poll finds the unit, or the new waker is called.
+fn new_waker(rng: &mut Rng) -> Result<Race> {
+    let channel = Arc::new(any_channel(rng)?);
+    let begin = {
+        let channel = channel.clone();
+        move || -> Result<Pin<Box<Readiness>>> {
+            let mut ready = Box::pin(Readiness::new(file(&*channel), Events::IN)?);
+            let mut context = Context::from_waker(Waker::noop());
+            ensure!(
+                ready.as_mut().poll(&mut context).is_pending(),
+                "ready at first"
+            );
+            Ok(ready)
+        }
+    };
+    let task = Arc::new(Mutex::new(begin()?));
+    let woken = Arc::new(Woken::default());
+    let name = format!("a task that waits for {channel:?} gets a new waker");
+    let (sender, polled, waker) = (channel.clone(), task.clone(), woken.clone());
+    let calls = vec![
+        call(move |_| Ok(sender.send(1) as usize)),
+        call(move |_| {
+            let waker = Waker::from(waker.clone());
+            let mut task = lock(&polled);
+            let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+            Ok(usize::from(polled.is_ready()))
+        }),
+    ];
+    Ok(Race::new(name, calls, move |found| {
+        let times = woken.0.swap(0, Ordering::SeqCst);
+        ensure!(found[1] + times > 0, "a task is not woken");
+        channel.drain();
+        *lock(&task) = begin()?;
         Ok(())
     }))
 }
@@ -370,7 +456,7 @@ fn kept_mark(rng: &mut Rng) -> Result<Race> {
     let look = {
         let (channel, context) = (channel.clone(), context.clone());
         move |limit| -> Result<usize> {
-            let mut context = context.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut context = lock(&context);
             let mut list = [PollFd::new(&*channel, Events::IN)];
             Ok(context.poll(&mut list, limit)?)
         }
@@ -388,10 +474,7 @@ fn kept_mark(rng: &mut Rng) -> Result<Race> {
         // Marked, and idle at the next look.
         channel.disturb();
         if is_new {
-            context
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clear();
+            lock(&context).clear();
         }
         Ok(())
     }))
@@ -408,7 +491,7 @@ fn moving_context(rng: &mut Rng) -> Result<Race> {
         let (channels, context) = (channels.clone(), context.clone());
         move |which: usize, with_both: bool| -> Result<usize> {
             loop {
-                let mut context = context.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut context = lock(&context);
                 let mut list = vec![PollFd::new(&channels[which], Events::IN)];
                 if with_both {
                     list.push(PollFd::new(&channels[1 - which], Events::IN));
@@ -449,9 +532,7 @@ fn closing(rng: &mut Rng) -> Result<Race> {
     let ends = Arc::new(Mutex::new((Some(reader), Some(writer))));
     let way = rng.usize(..5);
     let (closing, reading) = (ends.clone(), ends.clone());
-    let take = |ends: &Mutex<(Option<_>, Option<_>)>| {
-        ends.lock().unwrap_or_else(PoisonError::into_inner).1.take()
-    };
+    let take = |ends: &Mutex<(Option<_>, Option<_>)>| lock(ends).1.take();
     let calls = vec![
         call(move |_| {
             drop(take(&closing));
@@ -459,7 +540,7 @@ fn closing(rng: &mut Rng) -> Result<Race> {
         }),
         call(move |_| {
             let reader = {
-                let ends = reading.lock().unwrap_or_else(PoisonError::into_inner);
+                let ends = lock(&reading);
                 ends.0.clone()
             };
             let Some(reader) = reader else { return Ok(0) };
@@ -488,7 +569,7 @@ fn closing(rng: &mut Rng) -> Result<Race> {
         move |returned| {
             ensure!(returned[1] == 1, "a close is not found");
             let (reader, writer) = pipe()?;
-            *ends.lock().unwrap_or_else(PoisonError::into_inner) = (Some(reader), Some(writer));
+            *lock(&ends) = (Some(reader), Some(writer));
             Ok(())
         },
     ))

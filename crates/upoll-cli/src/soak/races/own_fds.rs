@@ -1,0 +1,176 @@
+//! The library's own fds, while the program puts files of its own under their numbers.
+//!
+//! A program that does so by the library's hooks, as programs do under the preload, loses nothing: the own fds are
+//! moved away first. The hooks count until the process ends, so these races run in a child.
+
+use std::fs;
+use std::iter;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use upoll::{Epoll, Errno, EventFd, own_fds};
+
+use super::super::channel::{Channel, Kind};
+use super::super::footprint::Footprint;
+use super::kernel::{wait, watchers};
+use super::{Call, LEVEL, Maker, Race, call, lock};
+
+pub(super) const RACES: &[Maker] = &[waiting, coming_and_going];
+
+fn set_with(idle: &Channel) -> Result<Epoll> {
+    let set = Epoll::new()?;
+    set.add(idle, LEVEL)?;
+    Ok(set)
+}
+
+/// Puts `file` under one of the library's own numbers, and returns that.
+fn take_a_number(file: RawFd, rng: &mut Rng) -> Result<Option<RawFd>> {
+    let next = |first: u32| own_fds::next_own(first, u32::MAX);
+    let all = iter::successors(next(0), |&number| next(number as u32 + 1));
+    let Some(number) = rng.choice(all.collect::<Vec<_>>()) else {
+        return Ok(None);
+    };
+    let _held = own_fds::hold_numbers(number);
+    if !own_fds::is_own(number) {
+        return Ok(None);
+    }
+    let taken = own_fds::replace(number, || {
+        // SAFETY: the library has moved its own fd away, so the number is this function's.
+        match unsafe { libc::dup2(file, number) } {
+            -1 => Err(Errno::BADF),
+            _ => Ok(()),
+        }
+    });
+    match taken {
+        Ok(()) => Ok(Some(number)),
+        // It is just being closed.
+        Err(Errno::BUSY) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn inode(number: RawFd) -> Result<u64> {
+    Ok(fs::metadata(format!("/proc/self/fd/{number}"))?.ino())
+}
+
+/// Numbers that are taken while other calls run, and what is done with them after that.
+struct Numbers {
+    file: Channel,
+    most_fds: Mutex<Option<usize>>,
+}
+
+impl Numbers {
+    fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Numbers {
+            file: Channel::new(Kind::KernelPipe)?,
+            most_fds: Mutex::default(),
+        }))
+    }
+
+    fn file(&self) -> Result<RawFd> {
+        self.file.kernel_fd().context("a kernel pipe")
+    }
+
+    /// Takes one number, and returns that, or 0.
+    fn call(self: &Arc<Self>) -> Call {
+        let this = self.clone();
+        call(move |rng| {
+            let number = take_a_number(this.file()?, rng)?;
+            Ok(number.map_or(0, |number| number as usize))
+        })
+    }
+
+    /// Checks that the file under a number that was taken is as it was, and closes it.
+    fn give_back(&self, number: usize) -> Result<()> {
+        if number == 0 {
+            return Ok(());
+        }
+        let number = number as RawFd;
+        ensure!(
+            inode(number)? == inode(self.file()?)? && watchers(number)? == 0,
+            "what took the number {number} is not left alone"
+        );
+        // SAFETY: the number was taken for a copy of `file`.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        Ok(())
+    }
+
+    /// Checks that no more fds are open than once, with the same objects.
+    fn count(&self) -> Result<()> {
+        let now = Footprint::now()?.fds;
+        let most = *lock(&self.most_fds).get_or_insert(now);
+        ensure!(now <= most, "{now} fds are open, once they were {most}");
+        Ok(())
+    }
+}
+
+/// A number is taken while a thread sleeps in a set, and is woken.
+fn waiting(_: &mut Rng) -> Result<Race> {
+    let idle = Channel::new(Kind::KernelPipe)?;
+    let make = move || -> Result<_> {
+        let (set, counter) = (set_with(&idle)?, EventFd::new(0)?);
+        set.add(&counter, LEVEL)?;
+        Ok((set, counter))
+    };
+    let world = Arc::new(Mutex::new(make()?));
+    let numbers = Numbers::new()?;
+    let (written, waited) = (world.clone(), world.clone());
+    let calls = vec![
+        call(move |rng| {
+            let counter = lock(&written).1.clone();
+            super::pause(rng);
+            counter.try_write(1)?;
+            Ok(0)
+        }),
+        call(move |_| {
+            let set = lock(&waited).0.clone();
+            wait(&set)
+        }),
+        numbers.call(),
+    ];
+    let name = "a number is taken beside a wake";
+    Ok(Race::new(name, calls, move |found| {
+        ensure!(found[1] == 1, "no event");
+        numbers.give_back(found[2])?;
+        *lock(&world) = make()?;
+        numbers.count()
+    }))
+}
+
+/// A number is taken while a set is made, or closed.
+fn coming_and_going(rng: &mut Rng) -> Result<Race> {
+    let is_made = rng.bool();
+    let idle = Arc::new(Channel::new(Kind::KernelPipe)?);
+    // Keeps a seal in use.
+    let another = set_with(&idle)?;
+    let begin = {
+        let idle = idle.clone();
+        move || match is_made {
+            true => Ok(None),
+            false => set_with(&idle).map(Some),
+        }
+    };
+    let set = Arc::new(Mutex::new(begin()?));
+    let numbers = Numbers::new()?;
+    let changed = set.clone();
+    let calls = vec![
+        numbers.call(),
+        call(move |_| {
+            let closed = lock(&changed).take();
+            if closed.is_none() {
+                *lock(&changed) = Some(set_with(&idle)?);
+            }
+            Ok(0)
+        }),
+    ];
+    let name = format!("a number is taken beside a set, which is made: {is_made}");
+    Ok(Race::new(name, calls, move |found| {
+        let _open = &another;
+        numbers.give_back(found[0])?;
+        *lock(&set) = begin()?;
+        numbers.count()
+    }))
+}
