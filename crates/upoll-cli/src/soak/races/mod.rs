@@ -168,7 +168,7 @@ fn repeat(
         return repeat_here(rng);
     }
     let mut rng = rng.fork();
-    let child = Child::new(|| {
+    let child = Child::new(false, || {
         own_numbers::protect();
         (0..IN_CHILD).try_for_each(|_| repeat_here(&mut rng))
     })?;
