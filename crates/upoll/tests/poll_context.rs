@@ -570,3 +570,64 @@ fn so_does_one_whose_descriptors_are_all_in_the_kernels_set() {
         }
     });
 }
+
+/// Returns the processor time that this thread has used.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills the structure.
+    let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(status, 0);
+    let seconds = time.tv_sec.try_into().unwrap();
+    Duration::new(seconds, time.tv_nsec.try_into().unwrap())
+}
+
+/// Returns the processor time of calls in each of which all entries are other objects than before.
+fn time_of_changes<T: Source>(objects: &[T]) -> Duration {
+    let mut context = PollContext::new();
+    let (some, others) = objects.split_at(objects.len() / 2);
+    let begun = processor_time();
+    for _ in 0..3 {
+        for objects in [some, others] {
+            let entry = |object| PollFd::new(object, Events::PRI);
+            let mut list: Vec<_> = objects.iter().map(entry).collect();
+            assert_eq!(context.poll(&mut list, Duration::ZERO), Ok(0));
+        }
+    }
+    processor_time() - begun
+}
+
+#[test]
+fn changes_of_a_list_take_time_in_proportion_to_their_number() {
+    // A quadratic call takes 256 times as long.
+    const TIMES: u32 = 16;
+    const AT_MOST: u32 = 5 * TIMES;
+    fn check<T: Source>(what: &str, objects: &[T]) {
+        // Several tries: one of them may include other costs, for instance page faults.
+        let times = |objects| (0..3).map(move |_| time_of_changes(objects));
+        let few = &objects[..objects.len() / TIMES as usize];
+        let few = times(few).max().unwrap();
+        let all = times(objects).min().unwrap();
+        println!("{what}: {few:?}, {TIMES} times as many: {all:?}");
+        assert!(all < few * AT_MOST, "{what}: {few:?}, {all:?}");
+    }
+    let counters: Vec<_> = (0..16_000).map(|_| EventFd::new(0).unwrap()).collect();
+    check("user-level objects", &counters);
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is live; the calls read or fill it.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max.min(8192);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+    let count = if limit.rlim_cur > 5000 { 4000 } else { 800 };
+    let kernels: Vec<_> = (0..count)
+        .map(|_| Descriptor::new(kernel_eventfd()))
+        .collect();
+    check("kernel fds", &kernels);
+}
