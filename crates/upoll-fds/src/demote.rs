@@ -233,6 +233,113 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
+/// Demotes a set without a place for kernel members, together with its members, which are eventfds. This takes no fd: the
+/// kernel set behind the set's fds gets the interests.
+///
+/// # Errors
+/// `EOPNOTSUPP`: the set has other members, or an eventfd with a maximum, or cannot be demoted. `EBUSY`: a call uses the
+/// set or a member, or another set watches one of them. `ENOMEM`, `ENOSPC`: there is no memory or no watch for it. All
+/// is as it was then.
+pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
+    let _section = Section::begin();
+    let Some(Object::Epoll(set)) = table::get(epfd) else {
+        return Err(NOT_SUPPORTED);
+    };
+    if set.rotates() || set.is_passive() || set.as_epoll().has_kernel_set() {
+        return Err(NOT_SUPPORTED);
+    }
+    let watched = addresses(&set)?;
+    let is_member = |object: &Object| watched.contains(&object.as_file_ref(0).address());
+    let is_eventfd = |object: &Object| matches!(object, Object::EventFd(_)) && can_go(object);
+    // Before their fds are held, as in `demote`.
+    let is_other = |object: &Object| is_member(object) && !is_eventfd(object);
+    if table::numbers(0, u32::MAX).any(|fd| table::with(fd, is_other) == Some(true)) {
+        return Err(NOT_SUPPORTED);
+    }
+    let is_meant = |object: &Object| match object {
+        Object::Epoll(found) => SharedBox::ptr_eq(found, &set),
+        _ => is_member(object),
+    };
+    let under_way = UnderWay::begin();
+    let mut held = table::hold(is_meant, &under_way.held_back)?;
+    let own = set.as_epoll().as_file_ref().address();
+    for (_, other) in sets_beside(&held)? {
+        let is_either = |address| (address == own || watched.contains(&address)).then_some(());
+        if !other.as_epoll().interests_by(is_either)?.is_empty() {
+            return Err(Errno::BUSY);
+        }
+    }
+    let (mut groups, mut places) = (Vec::new(), HashMap::new());
+    // One owner is this call, and each fd is one. The others are calls that wait in the set or poll it.
+    let mut owners = 1;
+    for group in held.groups() {
+        if group.is_used() {
+            return Err(Errno::BUSY);
+        }
+        for (_, object) in group.objects() {
+            match object {
+                Object::Epoll(_) => owners += 1,
+                // A maximum may have come meanwhile.
+                _ if !is_eventfd(object) => return Err(NOT_SUPPORTED),
+                _ => {
+                    places.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+                    places.insert(object.as_file_ref(0).address(), groups.len());
+                }
+            }
+        }
+        groups.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        groups.push(group);
+    }
+    if SharedBox::owners(&set) != owners {
+        return Err(Errno::BUSY);
+    }
+    let find = |address| places.get(&address).copied();
+    let interests = set.as_epoll().interests_by(find)?;
+    if interests.len() != set.as_epoll().len_in_core() {
+        // A member has no fd any more.
+        return Err(NOT_SUPPORTED);
+    }
+    add_to_the_kernels(epfd, &groups, &interests)?;
+    for group in groups {
+        let is_set = group.objects().any(|(_, object)| is_set(object));
+        let transferred = is_set || transfer(&group).is_ok();
+        debug_assert!(
+            transferred,
+            "it is held, has no maximum, and the kernel object counts 0"
+        );
+        group.release();
+    }
+    Ok(())
+}
+
+/// Adds interests in objects of `groups` to the kernel set that `epfd` stands for, all or none. Each has the index of
+/// its group.
+fn add_to_the_kernels(
+    epfd: RawFd,
+    groups: &[Group<'_>],
+    interests: &[(usize, RawFd, Event)],
+) -> Result<(), Errno> {
+    let change = |op: Op, &(at, number, event): &(usize, RawFd, Event)| {
+        let mut numbers = groups[at].objects().map(|(number, _)| number);
+        // The fd of the interest may have been closed while another keeps the file open.
+        let number = numbers
+            .find(|&fd| fd == number)
+            .unwrap_or(groups[at].first());
+        // SAFETY: the event is live, and has the layout of an epoll_event.
+        unsafe { call!(epoll_ctl, epfd, op as i32, number, &raw const event) }
+    };
+    for (done, interest) in interests.iter().enumerate() {
+        if let Err(errno) = change(Op::Add, interest) {
+            for interest in &interests[..done] {
+                let deleted = change(Op::Del, interest);
+                debug_assert!(deleted.is_ok(), "it was just added");
+            }
+            return Err(errno);
+        }
+    }
+    Ok(())
+}
+
 /// Demotes the members of a set, and those of sets below it. The set can be demoted only if all its
 /// members can.
 ///

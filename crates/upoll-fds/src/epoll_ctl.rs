@@ -6,7 +6,7 @@ use std::ptr;
 
 use upoll::{Errno, Event, Events, Op, Target};
 
-use crate::demote::{demote, demote_unwatched};
+use crate::demote::{demote, demote_unwatched, demote_with_members};
 use crate::interest::Interest;
 use crate::kernel::call;
 use crate::number::programs;
@@ -114,7 +114,7 @@ fn ctl_otherwise(
 }
 
 /// The end of a change that failed. If it was for want of memory, or of fds, which the set needs to have
-/// members of ours beside the kernel's, it does without this one.
+/// members of ours beside the kernel's, it does without this one. Or the kernel serves the whole set from now on.
 #[cold]
 #[inline(never)]
 fn ctl_without_descriptors(
@@ -124,7 +124,10 @@ fn ctl_without_descriptors(
     fd: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
-    if lacks_something(errno) && demote_unwatched(fd).is_ok() {
+    let is_added = op == Op::Add as i32;
+    let does_without =
+        || demote_unwatched(fd).is_ok() || is_added && demote_with_members(epfd).is_ok();
+    if lacks_something(errno) && does_without() {
         return ctl(epfd, op, fd, interest);
     }
     Err(errno)

@@ -64,7 +64,8 @@ mod object {
 
     impl Drop for Object {
         fn drop(&mut self) {
-            if self.references.is_some() {
+            // After a fault the model ends at once.
+            if self.references.is_some() && !std::thread::panicking() {
                 self.close();
             }
         }
@@ -88,6 +89,12 @@ mod object {
 
         pub(crate) fn is(&self, other: &Self) -> bool {
             Arc::ptr_eq(&self.is_closed, &other.is_closed)
+        }
+
+        /// Returns the number of references. The caller sees what was done by former ones.
+        pub(crate) fn references(&self) -> usize {
+            let references = self.references.as_ref();
+            references.map_or(0, |references| references.load(Ordering::Acquire))
         }
 
         pub(crate) fn is_closed(&self) -> bool {
@@ -538,6 +545,42 @@ fn a_look_up_that_does_not_wait_takes_what_is_being_handed_over_for_the_kernels(
 #[test]
 fn what_is_handed_over_while_it_is_used_is_used_by_two() {
     must_fail_without(Rule::WaitUntilUnused, using_against_handing_over);
+}
+
+/// A call takes a reference to an object and goes on with that, while another thread hands the object over if nobody
+/// else has one.
+fn owning_against_handing_over() {
+    model(3, || {
+        let object = Object::with_references();
+        let slot = slot_of(&object);
+        let using = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                if let Some(own) = slot.with(Object::clone) {
+                    own.be_used();
+                }
+            })
+        };
+        let held = slot.hold(|_| true).unwrap();
+        assert!(in_use::wait_until_unused(held, usize::MAX));
+        // The slot's and the model's own.
+        if object.references() == 2 {
+            object.be_poured();
+        }
+        slot.give_up(held);
+        using.join().unwrap();
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn an_object_without_other_owners_is_handed_over_alone() {
+    owning_against_handing_over();
+}
+
+#[test]
+fn owners_are_counted_too_early_if_calls_are_not_waited_for() {
+    must_fail_without(Rule::WaitUntilUnused, owning_against_handing_over);
 }
 
 /// Hands over what the slots lead to, as far as it is `object`. Returns which slots were held.

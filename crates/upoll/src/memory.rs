@@ -97,6 +97,11 @@ impl<T> SharedBox<T> {
         one.0 == other.0
     }
 
+    /// Returns the number of owners. The caller sees what former owners did to the value.
+    pub fn owners(this: &Self) -> usize {
+        this.counted().owners.load(Ordering::Acquire)
+    }
+
     /// Returns the place on the heap.
     pub(crate) fn as_raw(this: &Self) -> NonNull<()> {
         this.0.cast()

@@ -72,6 +72,13 @@ impl Epoll {
         side.first.fd.forget_wakes();
     }
 
+    /// Returns whether the set has a place for members that are kernel fds.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_kernel_set(&self) -> bool {
+        self.set().companion().is_some()
+    }
+
     /// How many interests the set holds in files that are not the kernel's.
     #[must_use]
     pub fn len_in_core(&self) -> usize {
