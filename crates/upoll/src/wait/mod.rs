@@ -348,6 +348,7 @@ impl WaitQueue {
 
     #[inline]
     fn call(&self, list: &mut List, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+        step();
         // SAFETY: a linked entry is alive under the lock.
         let on_wake = unsafe { entry.as_ref() }.on_wake;
         // SAFETY: the entry is linked into this queue, whose lock is held.
@@ -368,5 +369,54 @@ impl Drop for WaitQueue {
             0,
             "a wait queue outlived by its waiters"
         );
+    }
+}
+
+/// Counts a call of an entry, for the test that shows how many a wakeup makes.
+#[cfg(not(all(test, feature = "std", not(loom))))]
+#[inline(always)]
+fn step() {}
+
+#[cfg(all(test, feature = "std", not(loom)))]
+use self::tests::step;
+
+#[cfg(all(test, feature = "std", not(loom)))]
+mod tests {
+    use core::cell::Cell;
+
+    use crate::{CreateFlags, Epoll, Event, EventFd, Events};
+
+    std::thread_local! {
+        static STEPS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn step() {
+        STEPS.set(STEPS.get() + 1);
+    }
+
+    #[test]
+    fn a_wakeup_calls_no_worker_while_all_have_the_recheck_flag() {
+        const WORKERS: usize = 10;
+        let level = Event::new(Events::IN, 0);
+        let source = EventFd::new(0).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, level).unwrap();
+        let workers: Vec<_> = (0..WORKERS).map(|_| Epoll::new().unwrap()).collect();
+        for worker in &workers {
+            worker.add(&rotating, level).unwrap();
+        }
+        let steps = || {
+            STEPS.set(0);
+            source.try_write(1).unwrap();
+            STEPS.get()
+        };
+        // The rotating set, then each worker twice: nobody waits, so each gets the flag.
+        assert_eq!(steps(), 1 + 2 * WORKERS);
+        assert_eq!(steps(), 1);
+        source.try_read().unwrap();
+        assert_eq!(workers[0].harvest(&mut [Event::default()]), Ok(0));
+        // One worker has used up its flag, and gets another one.
+        assert_eq!(steps(), 1 + 2 * WORKERS);
+        assert_eq!(steps(), 1);
     }
 }

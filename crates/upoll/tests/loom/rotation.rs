@@ -203,6 +203,75 @@ fn notes_that_count_although_they_are_used_up_lose_an_event() {
     must_fail_without(Rule::UseUpNotes, two_workers_come_while_events_come);
 }
 
+/// The recheck flags are set. A worker is added and begins to wait while the next event comes.
+#[test]
+fn a_worker_that_is_added_without_a_recheck_flag_learns_of_the_next_event() {
+    model(3, || {
+        let source = semaphore();
+        let (rotating, [_busy]) = workers(&source);
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let worker = Epoll::new().unwrap();
+        worker.add(&rotating, IN).unwrap();
+        let waiter = Waiter::in_set(&worker);
+        writing.join().unwrap();
+        assert!(waiter.has_heard());
+    });
+}
+
+/// The only worker has no recheck flag, as it wanted no events. It wants them again, and begins to wait
+/// while the next event comes.
+#[test]
+fn a_worker_that_changes_its_interest_learns_of_the_next_event() {
+    model(3, || {
+        let source = semaphore();
+        let (rotating, [worker]) = workers(&source);
+        worker.modify(&rotating, Event::default()).unwrap();
+        source.try_write(1).unwrap();
+        source.try_read().unwrap();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        worker.modify(&rotating, IN).unwrap();
+        let waiter = Waiter::in_set(&worker);
+        writing.join().unwrap();
+        assert!(waiter.has_heard());
+    });
+}
+
+/// Workers begin to wait while an event comes that finds nobody, and the waiters stay. The event is
+/// used up, after a worker has polled or not. The next event is not left to recheck flags.
+fn beginning_to_wait_against_setting_recheck_flags<const N: usize>(polls: bool) {
+    model(3, move || {
+        let source = semaphore();
+        let (_rotating, sets) = workers::<N>(&source);
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        let waiting = sets.each_ref().map(Waiter::in_set);
+        writing.join().unwrap();
+        if polls {
+            assert!(sets.iter().any(|set| harvest(set) == 1));
+        }
+        source.try_read().unwrap();
+        let told = || waiting.iter().map(Waiter::times_told).sum::<usize>();
+        let before = told();
+        source.try_write(1).unwrap();
+        assert!(told() > before);
+    });
+}
+
+#[test]
+fn a_worker_that_begins_to_wait_as_its_recheck_flag_is_set_learns_of_the_next_event() {
+    beginning_to_wait_against_setting_recheck_flags::<1>(true);
+}
+
+#[test]
+fn workers_that_begin_to_wait_as_recheck_flags_are_set_learn_of_the_next_event() {
+    beginning_to_wait_against_setting_recheck_flags::<2>(true);
+    beginning_to_wait_against_setting_recheck_flags::<2>(false);
+}
+
 /// The kernel chooses a worker by its own line, while a wakeup chooses the first worker of upoll's
 /// line. Both may choose the same one. It takes one event and is busy then; a worker that still
 /// waits learns of the other event.
