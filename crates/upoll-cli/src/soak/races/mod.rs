@@ -123,14 +123,12 @@ const PROCESSES: [Subject; 2] = [
 
 /// Runs races of random kinds.
 pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)) -> Result<()> {
-    let with_subject =
-        |subject: &'static Subject| subject.races.iter().map(move |&race| (race, subject));
-    let all: Vec<_> = SUBJECTS.iter().flat_map(with_subject).collect();
     (0..RACES).try_for_each(|_| {
+        let subject = &SUBJECTS[rng.usize(..SUBJECTS.len())];
         let (maker, subject) = match rng.bool() {
             // It has more variants than all the others.
-            true => all[0],
-            false => all[rng.usize(1..all.len())],
+            true => (wakes::RACES[0], &SUBJECTS[0]),
+            false => (subject.races[rng.usize(..subject.races.len())], subject),
         };
         repeat(maker, subject, rng, tally, fault)
     })
