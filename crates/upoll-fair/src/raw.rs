@@ -1,52 +1,18 @@
 //! System calls without the C library: they are no cancellation points, leave `errno` alone, and cannot
 //! reach a function that the program defines under the same name.
 
-use std::ffi::{c_int, c_long, c_short};
+use std::ffi::{c_int, c_short};
 
 /// The size of the kernel's signal set.
 const MASK_SIZE: usize = size_of::<u64>();
 
-/// Makes a system call. Returns the result, or the negative error number.
-///
-/// # Safety
-/// The arguments must fulfil the contract of the call `number`.
-#[inline]
-pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = arguments;
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: this is the kernel's calling convention; the caller answers for the call itself.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: this is the kernel's calling convention; the caller answers for the call itself.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") number,
-            inlateout("x0") a => result,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
-            options(nostack),
-        );
-    }
-    result
-}
-
-/// Makes a system call whose pointers the kernel checks, or which has none.
+/// Makes a system call whose pointers the kernel checks, or which has none. Returns the result, or the negative
+/// error number.
 macro_rules! kernel {
     ($number:ident $(, $argument:expr)* $(,)?) => {{
-        let given = [$($argument as usize),*];
-        let mut arguments = [0; 6];
-        arguments[..given.len()].copy_from_slice(&given);
+        let arguments = ::upoll_sys::words([$($argument as usize),*]);
         // SAFETY: the kernel checks each pointer; each one is live, or the program's own.
-        unsafe { $crate::raw::call(libc::$number, arguments) }
+        unsafe { ::upoll_sys::raw(libc::$number, arguments) }
     }};
 }
 

@@ -326,7 +326,7 @@ fn add_to_the_kernels(
             .find(|&fd| fd == number)
             .unwrap_or(groups[at].first());
         // SAFETY: the event is live, and has the layout of an epoll_event.
-        unsafe { call!(epoll_ctl, epfd, op as i32, number, &raw const event) }
+        unsafe { call!(SYS_epoll_ctl, epfd, op as i32, number, &raw const event) }
     };
     for (done, interest) in interests.iter().enumerate() {
         if let Err(errno) = change(Op::Add, interest) {
@@ -428,7 +428,7 @@ fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
         // The kernel's count is 0, so any smaller count fits. Nobody has signalled 2^64 times.
         let count = count.min(u64::MAX - 1);
         // SAFETY: `count` is live.
-        unsafe { call!(write, fd, &raw const count, size_of::<u64>()) }?;
+        unsafe { call!(SYS_write, fd, &raw const count, size_of::<u64>()) }?;
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
         false => change::Change::try_begin(),
     };
     // SAFETY: no pointers are involved.
-    let fd = number(unsafe { call!(epoll_create1, of_the_kernel.bits()) })?;
+    let fd = number(unsafe { call!(SYS_epoll_create1, of_the_kernel.bits()) })?;
     match entry.filter(|_| change.is_some() && (rotates || table::has_room(fd))) {
         Some(entry) => table::install(fd, entry),
         // While a fork is under way the child is to have it, too.
@@ -368,7 +368,7 @@ unsafe fn pwait2_of_the_kernel(
 ) -> Result<usize, Errno> {
     let epfd = programs(epfd);
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-    let found = unsafe { interruptible!(epoll_pwait2, epfd, events, room, limit, mask, size) };
+    let found = unsafe { interruptible!(SYS_epoll_pwait2, epfd, events, room, limit, mask, size) };
     // Filters of system calls may refuse with `EPERM` what they do not know; the call itself never does.
     if found != Err(Errno::from_raw(libc::ENOSYS)) && found != Err(Errno::PERM) {
         return found;
@@ -408,8 +408,8 @@ unsafe fn pwait_of_the_kernel(
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     unsafe {
         match timeout {
-            0 => call!(epoll_pwait, epfd, events, room, timeout, mask, size),
-            _ => interruptible!(epoll_pwait, epfd, events, room, timeout, mask, size),
+            0 => call!(SYS_epoll_pwait, epfd, events, room, timeout, mask, size),
+            _ => interruptible!(SYS_epoll_pwait, epfd, events, room, timeout, mask, size),
         }
     }
 }

@@ -228,5 +228,5 @@ fn ctl_kernel(
 fn pass_on_ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result<(), Errno> {
     let event = interest.event();
     // SAFETY: `event` is live, and has the layout of an epoll_event.
-    unsafe { call!(epoll_ctl, epfd, op, fd, &raw const event) }.map(drop)
+    unsafe { call!(SYS_epoll_ctl, epfd, op, fd, &raw const event) }.map(drop)
 }

@@ -237,7 +237,7 @@ fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
     }
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
-    let nothing = number(unsafe { call!(openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
+    let nothing = number(unsafe { call!(SYS_openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
     for fd in numbers {
         if inherit::set_alone(fd).is_some_and(NumberedSet::is_passive) {
             // All members are in the kernel set, which both processes have.

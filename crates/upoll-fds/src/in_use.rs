@@ -122,7 +122,7 @@ mod kernel {
 
     fn membarrier(command: usize) -> bool {
         // SAFETY: no pointers are involved.
-        unsafe { call!(membarrier, command, 0, 0) }.is_ok()
+        unsafe { call!(SYS_membarrier, command, 0, 0) }.is_ok()
     }
 
     /// The key whose destructor returns a thread's records. Unlike a Rust thread-local with a
@@ -242,7 +242,7 @@ mod kernel {
             }
             if is_used_up {
                 // SAFETY: nobody has seen the page.
-                let _ = unsafe { call!(munmap, place, PAGE) };
+                let _ = unsafe { call!(SYS_munmap, place, PAGE) };
             }
         }
     }
@@ -269,7 +269,7 @@ mod kernel {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: new memory, in nobody's way.
-        let page = unsafe { call!(mmap, 0, PAGE, access, kind, usize::MAX, 0) };
+        let page = unsafe { call!(SYS_mmap, 0, PAGE, access, kind, usize::MAX, 0) };
         page.ok().map(ptr::with_exposed_provenance_mut)
     }
 }

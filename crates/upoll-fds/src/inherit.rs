@@ -155,7 +155,7 @@ impl Bequest {
         let set = Epoll::create(flags)?;
         let set = Object::Epoll(SharedBox::new(NumberedSet::new(set, self.rotates))?);
         // SAFETY: no pointers are involved.
-        let behind = number(unsafe { call!(epoll_create1, libc::EPOLL_CLOEXEC) })?;
+        let behind = number(unsafe { call!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
         let taken = numbers.iter().try_for_each(|&fd| {
             let entry = Entry::new(set.clone())?;
             kernel::replace(fd, behind);

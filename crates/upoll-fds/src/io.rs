@@ -150,7 +150,7 @@ fn holds(object: &Object) -> usize {
 pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
     let Some(in_use) = table::InUse::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        return unsafe { call!(read, programs(fd), buffer, count) };
+        return unsafe { call!(SYS_read, programs(fd), buffer, count) };
     };
     // SAFETY: the caller's contract.
     match unsafe { try_read(in_use.object(), buffer, count) } {
@@ -298,7 +298,7 @@ unsafe fn put(buffer: *mut u8, value: u64) -> Result<usize, Errno> {
 pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
     let Some(in_use) = table::InUse::begin(fd) else {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        return unsafe { call!(write, programs(fd), buffer, count) };
+        return unsafe { call!(SYS_write, programs(fd), buffer, count) };
     };
     // SAFETY: the caller's contract.
     match unsafe { try_write(in_use.object(), fd, buffer, count) } {
@@ -512,7 +512,7 @@ pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buf
 pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
     let Some(blocking) = table::with(fd, Blocking::new) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(readv, programs(fd), list, count) };
+        return unsafe { call!(SYS_readv, programs(fd), list, count) };
     };
     let read = blocking.call(|object| {
         check_reads(object)?;
@@ -608,7 +608,7 @@ unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, 
 pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
     let Some(blocking) = table::with(fd, Blocking::new) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(writev, programs(fd), list, count) };
+        return unsafe { call!(SYS_writev, programs(fd), list, count) };
     };
     let mut rest = None;
     let mut is_broken = false;

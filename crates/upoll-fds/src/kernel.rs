@@ -8,26 +8,21 @@ use std::os::fd::RawFd;
 
 use upoll::Errno;
 
-/// One system call by its name in `syscalls::Sysno`; its arguments become machine words.
+/// Makes a system call by the name of its number in `libc`. Fails with an [`Errno`].
 macro_rules! call {
-    ($name:ident $(, $argument:expr)* $(,)?) => {
-        $crate::kernel::check(::syscalls::syscall!(::syscalls::Sysno::$name $(, $argument)*))
+    ($number:ident $(, $argument:expr)* $(,)?) => {
+        ::upoll_sys::syscall!($number $(, $argument)*).map_err(::upoll::Errno::from_raw)
     };
 }
 
 /// The same for a call that may sleep in the midst of one of ours.
 macro_rules! interruptible {
-    ($name:ident $(, $argument:expr)* $(,)?) => {
-        $crate::kernel::check(::upoll::interruptible_call!($name $(, $argument)*))
+    ($number:ident $(, $argument:expr)* $(,)?) => {
+        ::upoll_sys::interruptible!($number $(, $argument)*).map_err(::upoll::Errno::from_raw)
     };
 }
 
 pub(crate) use {call, interruptible};
-
-#[inline]
-pub(crate) fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
-    result.map_err(|errno| Errno::from_raw(errno.into_raw()))
-}
 
 /// Converts the result of a call that opens an fd.
 pub(crate) fn number(result: Result<usize, Errno>) -> Result<RawFd, Errno> {
@@ -43,37 +38,37 @@ pub(crate) fn int(result: Result<usize, Errno>) -> Result<i32, Errno> {
 /// `close(2)`.
 pub(crate) fn close(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: the caller owns the number, or passes on the call of somebody who does.
-    unsafe { call!(close, fd) }.map(drop)
+    unsafe { call!(SYS_close, fd) }.map(drop)
 }
 
 /// Makes `fd` refer to the file of `new`; `fd` stays close-on-exec if it was. Both are open.
 pub(crate) fn replace(fd: RawFd, new: RawFd) {
     // SAFETY: no pointers are involved, and nobody uses the file that `fd` referred to.
     unsafe {
-        let is_cloexec = call!(fcntl, fd, libc::F_GETFD)
+        let is_cloexec = call!(SYS_fcntl, fd, libc::F_GETFD)
             .is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize != 0);
         let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
         // Both are open, so this does not fail.
-        let _ = call!(dup3, new, fd, flags);
+        let _ = call!(SYS_dup3, new, fd, flags);
     }
 }
 
 /// Whether a number is open at all (`fcntl(F_GETFD)`).
 pub(crate) fn check_open(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
-    unsafe { call!(fcntl, fd, libc::F_GETFD) }.map(drop)
+    unsafe { call!(SYS_fcntl, fd, libc::F_GETFD) }.map(drop)
 }
 
 /// The beginning of a file, as much as there is room for; nothing if it cannot be read.
 pub(crate) fn read_file<'a>(path: &CStr, room: &'a mut [u8]) -> &'a [u8] {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
-    let file = number(unsafe { call!(openat, libc::AT_FDCWD, path.as_ptr(), flags) });
+    let file = number(unsafe { call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) });
     let Ok(file) = file else {
         return &[];
     };
     // SAFETY: the buffer has as much room as is claimed.
-    let read = unsafe { call!(read, file, room.as_mut_ptr(), room.len()) };
+    let read = unsafe { call!(SYS_read, file, room.as_mut_ptr(), room.len()) };
     // A file of our own; nothing is lost if it cannot be closed.
     let _ = close(file);
     &room[..read.unwrap_or(0)]

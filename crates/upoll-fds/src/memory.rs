@@ -64,10 +64,10 @@ fn probe(address: usize, intent: Use) -> bool {
     let answer = match intent {
         // SAFETY: the kernel reads a word at the address, if it can. Should the word be 0 nobody is
         // woken and nobody moved.
-        Use::Read => unsafe { call!(futex, address, REQUEUE, 0, 0, own, 0) },
+        Use::Read => unsafe { call!(SYS_futex, address, REQUEUE, 0, 0, own, 0) },
         // SAFETY: the kernel adds 0 to the word at the address in one step, if it can. Should the
         // word have been 0, one sleeper at most is roused that takes it for a futex, for nothing.
-        Use::Write => unsafe { call!(futex, own, WAKE_OP, 0, 0, address, ADD_ZERO) },
+        Use::Write => unsafe { call!(SYS_futex, own, WAKE_OP, 0, 0, address, ADD_ZERO) },
     };
     answer != Err(Errno::FAULT)
 }

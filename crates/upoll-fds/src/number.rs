@@ -63,7 +63,7 @@ pub fn close_range(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
     let in_kernel =
         // SAFETY: no pointers are involved.
-        |first: u32, last: u32| unsafe { call!(close_range, first, last, flags) }.map(drop);
+        |first: u32, last: u32| unsafe { call!(SYS_close_range, first, last, flags) }.map(drop);
     if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() != 0 {
         return in_kernel(first, last);
     }
@@ -89,7 +89,7 @@ fn close_all(first: u32, last: u32, flags: i32) -> Result<(), Errno> {
 pub fn dup(fd: RawFd) -> Result<RawFd, Errno> {
     let fd = programs(fd);
     // SAFETY: no pointers are involved.
-    table::copy(fd, || number(unsafe { call!(dup, fd) }))
+    table::copy(fd, || number(unsafe { call!(SYS_dup, fd) }))
 }
 
 /// `dup2(2)`.
@@ -118,7 +118,7 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
     let fd = programs(fd);
     table::replace(fd, new, || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
-        number(unsafe { call!(dup3, fd, new, flags) })
+        number(unsafe { call!(SYS_dup3, fd, new, flags) })
     })
 }
 
@@ -134,7 +134,7 @@ fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> Result<i32, Errno> {
     let fd = programs(fd);
     // SAFETY: the caller's contract.
-    let in_kernel = || int(unsafe { call!(fcntl, fd, command, argument) });
+    let in_kernel = || int(unsafe { call!(SYS_fcntl, fd, command, argument) });
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::copy(fd, in_kernel),
         libc::F_GETPIPE_SZ => match table::with(fd, Object::pipe_capacity) {
@@ -187,7 +187,7 @@ fn owner(fd: RawFd) -> Result<i32, Errno> {
     const GROUP: i32 = 2;
     let mut owner = Owner { kind: 0, id: 0 };
     // SAFETY: the call fills the structure.
-    unsafe { call!(fcntl, fd, GET_OWNER, &raw mut owner) }?;
+    unsafe { call!(SYS_fcntl, fd, GET_OWNER, &raw mut owner) }?;
     Ok(match owner.kind {
         GROUP => -owner.id,
         _ => owner.id,
@@ -215,7 +215,7 @@ fn follow_flags(fd: RawFd) -> Result<(), Errno> {
         return Ok(());
     };
     // SAFETY: no pointers are involved.
-    let in_kernel = || number(unsafe { call!(fcntl, fd, libc::F_GETFL) });
+    let in_kernel = || number(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) });
     let mut flags = in_kernel()?;
     loop {
         object.follow_flags(flags);
@@ -257,7 +257,7 @@ pub unsafe fn ioctl(fd: RawFd, request: u32, argument: usize) -> Result<i32, Err
         leave_to_the_kernel(fd);
     }
     // SAFETY: as above.
-    let result = int(unsafe { call!(ioctl, fd, request, argument) })?;
+    let result = int(unsafe { call!(SYS_ioctl, fd, request, argument) })?;
     if u64::from(request) == libc::FIONBIO {
         follow_flags(fd)?;
     }

@@ -93,7 +93,7 @@ impl Object {
             && counter.is_shared()
         {
             // SAFETY: no pointers are involved.
-            if let Ok(flags) = number(unsafe { call!(fcntl, fd, libc::F_GETFL) }) {
+            if let Ok(flags) = number(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) }) {
                 self.follow_flags(flags);
             }
         }

@@ -23,7 +23,7 @@ pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let _change = change::Change::begin();
     let entry = Entry::new(Object::Own(file.erase()))?;
     // SAFETY: no pointers are involved.
-    let fd = number(unsafe { call!(eventfd2, 0, flags) })?;
+    let fd = number(unsafe { call!(SYS_eventfd2, 0, flags) })?;
     table::install(fd, entry)
 }
 

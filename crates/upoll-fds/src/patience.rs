@@ -32,7 +32,7 @@ impl Patience {
         } else if waits < Self::SPINS + Self::YIELDS {
             // Not by the C library's name, which the program may have taken over.
             // SAFETY: the call has no arguments and changes no memory.
-            let _ = unsafe { call!(sched_yield) };
+            let _ = unsafe { call!(SYS_sched_yield) };
         } else {
             let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
             sleep(FIRST_NAP << doubled);
@@ -67,5 +67,5 @@ fn sleep(nanoseconds: c_long) {
         tv_nsec: nanoseconds,
     };
     // SAFETY: the time is live. A signal may end it early, which does no harm.
-    let _ = unsafe { call!(nanosleep, &raw const time, 0) };
+    let _ = unsafe { call!(SYS_nanosleep, &raw const time, 0) };
 }

@@ -36,7 +36,7 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let mut numbers = [-1; 2];
     let change = change::Change::try_begin();
     // SAFETY: there is room for two numbers.
-    unsafe { call!(pipe2, numbers.as_mut_ptr(), flags) }?;
+    unsafe { call!(SYS_pipe2, numbers.as_mut_ptr(), flags) }?;
     let ends = upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned()));
     let ends = ends.and_then(|(reader, writer)| {
         let reader = Entry::new(Object::PipeReader(reader))?;
@@ -65,13 +65,13 @@ pub unsafe fn socketpair(
     let is_stream = kind & !flags == libc::SOCK_STREAM;
     if domain != libc::AF_UNIX || !is_stream || !matches!(protocol, 0 | libc::PF_UNIX) {
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-        return unsafe { call!(socketpair, domain, kind, protocol, fds) }.map(drop);
+        return unsafe { call!(SYS_socketpair, domain, kind, protocol, fds) }.map(drop);
     }
     let _section = Section::begin();
     let mut numbers = [-1; 2];
     let change = change::Change::try_begin();
     // SAFETY: there is room for two numbers.
-    unsafe { call!(socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
+    unsafe { call!(SYS_socketpair, domain, kind, protocol, numbers.as_mut_ptr()) }?;
     let ends = upoll::socketpair(SocketFlags::from_bits_retain(flags.cast_unsigned()));
     let ends = ends.and_then(|(one, other)| {
         let one = Entry::new(Object::Socket(one))?;
@@ -129,7 +129,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     match ours {
         Some(result) => result,
         // SAFETY: no pointers are involved.
-        None => unsafe { call!(shutdown, programs(fd), how) }.map(drop),
+        None => unsafe { call!(SYS_shutdown, programs(fd), how) }.map(drop),
     }
 }
 
@@ -159,7 +159,7 @@ const _: () = assert!(size_of::<Sent>() == size_of::<libc::siginfo_t>());
 /// another `si_code`.
 pub(crate) fn raise_sigpipe() {
     // SAFETY: no pointers are involved, and these calls do not fail.
-    let ids = unsafe { (call!(getpid), call!(gettid), call!(getuid)) };
+    let ids = unsafe { (call!(SYS_getpid), call!(SYS_gettid), call!(SYS_getuid)) };
     let (Ok(process), Ok(thread), Ok(user)) = ids else {
         return;
     };
@@ -175,7 +175,7 @@ pub(crate) fn raise_sigpipe() {
     // SAFETY: the structure is live, and as large as the kernel's.
     let raised = unsafe {
         call!(
-            rt_tgsigqueueinfo,
+            SYS_rt_tgsigqueueinfo,
             process,
             thread,
             libc::SIGPIPE,

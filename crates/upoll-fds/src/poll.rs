@@ -108,7 +108,7 @@ pub unsafe fn prlimit(
     old: *mut libc::rlimit64,
 ) -> Result<(), Errno> {
     // SAFETY: the kernel checks the pointers.
-    let changed = unsafe { call!(prlimit64, process, resource, new, old) };
+    let changed = unsafe { call!(SYS_prlimit64, process, resource, new, old) };
     upoll::open_limit_changed();
     changed.map(drop)
 }
@@ -220,7 +220,7 @@ fn state_at_once(object: &Object, entry: &libc::pollfd) -> Option<u16> {
 fn ask_at_once(asked: &mut [libc::pollfd]) -> Result<usize, Errno> {
     // SAFETY: the list is as long as the kernel is told.
     #[cfg(target_arch = "x86_64")]
-    return unsafe { call!(poll, asked.as_mut_ptr(), asked.len(), 0) };
+    return unsafe { call!(SYS_poll, asked.as_mut_ptr(), asked.len(), 0) };
     #[cfg(not(target_arch = "x86_64"))]
     {
         let mut limit = timespec(Timeout::NOW);
@@ -230,7 +230,7 @@ fn ask_at_once(asked: &mut [libc::pollfd]) -> Result<usize, Errno> {
         // SAFETY: as above; the limit is live, and without a mask its size is not looked at.
         unsafe {
             call!(
-                ppoll,
+                SYS_ppoll,
                 asked.as_mut_ptr(),
                 asked.len(),
                 limit,
@@ -423,7 +423,7 @@ unsafe fn pass_on(
     let mask = mask.map(|&mask| libc::sigset_t::from(mask));
     let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the kernel checks the caller's pointer; limit and mask are null or live.
-    unsafe { interruptible!(ppoll, fds, count, limit, mask, size_of::<u64>()) }
+    unsafe { interruptible!(SYS_ppoll, fds, count, limit, mask, size_of::<u64>()) }
 }
 
 /// Converts a limit for the kernel. Returns `None` for a wait without limit.

@@ -25,7 +25,7 @@ impl Own {
     fn pair([one, other]: [RawFd; 2]) -> [Own; 2] {
         [one, other].map(|low| {
             // SAFETY: no pointers are involved.
-            let high = number(unsafe { call!(fcntl, low, libc::F_DUPFD_CLOEXEC, 256) });
+            let high = number(unsafe { call!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, 256) });
             let low = Own(low);
             match high {
                 Ok(high) => Own(high),
@@ -49,12 +49,12 @@ const STATUS: i32 =
 
 fn status(fd: RawFd) -> Result<i32, Errno> {
     // SAFETY: no pointers are involved.
-    number(unsafe { call!(fcntl, fd, libc::F_GETFL) }).map(|flags| flags & STATUS)
+    number(unsafe { call!(SYS_fcntl, fd, libc::F_GETFL) }).map(|flags| flags & STATUS)
 }
 
 fn set_status(fd: RawFd, flags: i32) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
-    unsafe { call!(fcntl, fd, libc::F_SETFL, flags) }.map(drop)
+    unsafe { call!(SYS_fcntl, fd, libc::F_SETFL, flags) }.map(drop)
 }
 
 /// Makes all of `numbers` refer to the file of `new`.
@@ -89,7 +89,7 @@ pub(crate) fn pipe(
     }
     let mut pair = [-1; 2];
     // SAFETY: there is room for two numbers.
-    unsafe { call!(pipe2, pair.as_mut_ptr(), libc::O_CLOEXEC) }?;
+    unsafe { call!(SYS_pipe2, pair.as_mut_ptr(), libc::O_CLOEXEC) }?;
     let [reader, writer] = Own::pair(pair);
     fill_pipe(&mut pages, capacity, [reader.0, writer.0])?;
     // The bytes that a closed reader has left still count (`FIONREAD`), and a new reader may open the pipe
@@ -101,12 +101,12 @@ pub(crate) fn pipe(
 /// Makes the kernel's pipe as large as ours.
 fn resize(fd: RawFd, capacity: usize) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
-    let now = unsafe { call!(fcntl, fd, libc::F_GETPIPE_SZ) }?;
+    let now = unsafe { call!(SYS_fcntl, fd, libc::F_GETPIPE_SZ) }?;
     if now == capacity {
         return Ok(());
     }
     // SAFETY: no pointers are involved.
-    unsafe { call!(fcntl, fd, libc::F_SETPIPE_SZ, capacity) }.map(drop)
+    unsafe { call!(SYS_fcntl, fd, libc::F_SETPIPE_SZ, capacity) }.map(drop)
 }
 
 fn fill_pipe<'a>(
@@ -144,7 +144,7 @@ fn fill_page(page: &PageView<'_>, [reader, writer]: [RawFd; 2], flags: i32) -> R
     let packet = if page.is_packet { libc::O_DIRECT } else { 0 };
     set_status(writer, flags & !libc::O_DIRECT | packet | libc::O_NONBLOCK)?;
     // SAFETY: the bytes are live.
-    unsafe { call!(write, writer, page.bytes.as_ptr(), page.bytes.len()) }?;
+    unsafe { call!(SYS_write, writer, page.bytes.as_ptr(), page.bytes.len()) }?;
     discard(reader, page.read);
     Ok(())
 }
@@ -161,7 +161,7 @@ fn discard(fd: RawFd, count: usize) {
     while left > 0 {
         let most = left.min(nothing.len());
         // SAFETY: the buffer has that much room.
-        match unsafe { call!(read, fd, nothing.as_mut_ptr(), most) } {
+        match unsafe { call!(SYS_read, fd, nothing.as_mut_ptr(), most) } {
             Ok(read) if read > 0 => left -= read,
             _ => return,
         }
@@ -182,7 +182,7 @@ pub(crate) fn sockets([one, other]: &[SocketContents; 2], ends: &Ends) -> Result
             }
             let shut = |is_shut: bool, how: i32| match is_shut {
                 // SAFETY: no pointers are involved.
-                true => unsafe { call!(shutdown, first, how) }.map(drop),
+                true => unsafe { call!(SYS_shutdown, first, how) }.map(drop),
                 false => Ok(()),
             };
             shut(one.is_shut[0], libc::SHUT_RD)?;
@@ -202,7 +202,7 @@ fn leave_behind(contents: &SocketContents, numbers: &[RawFd]) -> Result<(), Errn
     let mut pair = [-1; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: there is room for two numbers.
-    unsafe { call!(socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) }?;
+    unsafe { call!(SYS_socketpair, libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) }?;
     let [new, peer] = Own::pair(pair);
     set_send_buffer(new.0, contents.send_buffer);
     send(contents, peer.0, new.0)?;
@@ -220,13 +220,22 @@ fn set_send_buffer(fd: RawFd, bytes: usize) {
     let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
     let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
     // SAFETY: both places are live.
-    let got = unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
+    let got = unsafe {
+        call!(
+            SYS_getsockopt,
+            fd,
+            level,
+            option,
+            &raw mut now,
+            &raw mut size
+        )
+    };
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX);
     if got.is_ok() && now != wanted {
         // The kernel doubles the value, and limits it.
         let half = wanted / 2;
         // SAFETY: the value is live.
-        let _ = unsafe { call!(setsockopt, fd, level, option, &raw const half, size) };
+        let _ = unsafe { call!(SYS_setsockopt, fd, level, option, &raw const half, size) };
     }
 }
 
@@ -256,7 +265,7 @@ fn drain(fd: RawFd) {
     let mut nothing = [0_u8; NOTHING];
     let (place, most) = (nothing.as_mut_ptr(), nothing.len());
     // SAFETY: the buffer has that much room.
-    while unsafe { call!(recvfrom, fd, place, most, libc::MSG_DONTWAIT, 0, 0) }
+    while unsafe { call!(SYS_recvfrom, fd, place, most, libc::MSG_DONTWAIT, 0, 0) }
         .is_ok_and(|read| read > 0)
     {}
 }
@@ -267,7 +276,7 @@ fn send_bytes(fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
     while done < bytes.len() {
         let rest = &bytes[done..];
         // SAFETY: the bytes are live.
-        let sent = unsafe { call!(sendto, fd, rest.as_ptr(), rest.len(), flags, 0, 0) };
+        let sent = unsafe { call!(SYS_sendto, fd, rest.as_ptr(), rest.len(), flags, 0, 0) };
         match sent {
             Ok(sent) => done += sent,
             Err(errno) => {
@@ -287,13 +296,31 @@ fn grow(fd: RawFd) -> bool {
     let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
     let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
     // SAFETY: both places are live.
-    let mut ask = || unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
+    let mut ask = || unsafe {
+        call!(
+            SYS_getsockopt,
+            fd,
+            level,
+            option,
+            &raw mut now,
+            &raw mut size
+        )
+    };
     if ask().is_err() {
         return false;
     }
     let before = now;
     set_send_buffer(fd, usize::try_from(before).unwrap_or(0).saturating_mul(2));
     // SAFETY: as above.
-    let asked = unsafe { call!(getsockopt, fd, level, option, &raw mut now, &raw mut size) };
+    let asked = unsafe {
+        call!(
+            SYS_getsockopt,
+            fd,
+            level,
+            option,
+            &raw mut now,
+            &raw mut size
+        )
+    };
     asked.is_ok() && now > before
 }

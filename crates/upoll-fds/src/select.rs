@@ -376,7 +376,8 @@ unsafe fn pass_on(
         .as_mut()
         .map_or(std::ptr::null_mut(), std::ptr::from_mut);
     // SAFETY: the kernel checks the caller's pointers; limit and mask are null or live.
-    let ready = unsafe { interruptible!(pselect6, n, read, write, except, place, mask.as_ptr()) };
+    let ready =
+        unsafe { interruptible!(SYS_pselect6, n, read, write, except, place, mask.as_ptr()) };
     if let Some(left) = left {
         let seconds = u64::try_from(left.tv_sec).unwrap_or(0);
         let nanoseconds = u32::try_from(left.tv_nsec).unwrap_or(0);

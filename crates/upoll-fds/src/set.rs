@@ -226,7 +226,15 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     ROUSING.fetch_add(1, Ordering::SeqCst);
     let event = Event::new(Events::OUT, rouse_data());
     // SAFETY: the event is live and has the kernel's layout.
-    let added = unsafe { call!(epoll_ctl, epfd, Op::Add as i32, member, &raw const event) };
+    let added = unsafe {
+        call!(
+            SYS_epoll_ctl,
+            epfd,
+            Op::Add as i32,
+            member,
+            &raw const event
+        )
+    };
     if added.is_ok() {
         let mut tries = 0;
         // The first round is patient.
@@ -235,7 +243,15 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
             nap();
         }
         // SAFETY: as above. It is there.
-        let _ = unsafe { call!(epoll_ctl, epfd, Op::Del as i32, member, &raw const event) };
+        let _ = unsafe {
+            call!(
+                SYS_epoll_ctl,
+                epfd,
+                Op::Del as i32,
+                member,
+                &raw const event
+            )
+        };
     }
     ROUSED.fetch_add(1, Ordering::SeqCst);
     added.map(drop)

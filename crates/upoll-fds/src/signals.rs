@@ -26,7 +26,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use upoll::interruptible::{Place, place, put_off as end_sleeps};
+use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
 
 use crate::in_use;
 use crate::kernel::{call, interruptible};
@@ -98,7 +98,7 @@ fn change_mask(how: libc::c_int, mask: u64) -> u64 {
     // SAFETY: both are live and of the size that is given. The call does not fail then.
     let _ = unsafe {
         call!(
-            rt_sigprocmask,
+            SYS_rt_sigprocmask,
             how,
             &raw const mask,
             &raw mut before,
@@ -221,7 +221,7 @@ pub(crate) fn call_what_was_put_off() {
             own.unblocked
                 .store(blocked & let_through, Ordering::Relaxed);
             // SAFETY: the list is empty, limit and mask are live. The call fails with `EINTR`.
-            let _ = unsafe { interruptible!(ppoll, 0, 0, limit, mask, size_of::<u64>()) };
+            let _ = unsafe { interruptible!(SYS_ppoll, 0, 0, limit, mask, size_of::<u64>()) };
             own.unblocked.store(0, Ordering::Relaxed);
             call_handlers(before & !blocked);
         }
@@ -407,12 +407,12 @@ impl PutOff {
         // SAFETY: the signal is live; the kernel reads what came with it.
         unsafe {
             let (this, size) = (&raw const bit, size_of::<u64>());
-            let (Ok(process), Ok(thread)) = (call!(getpid), call!(gettid)) else {
+            let (Ok(process), Ok(thread)) = (call!(SYS_getpid), call!(SYS_gettid)) else {
                 set_mask(now);
                 return false;
             };
             let send = |info: *const libc::siginfo_t| {
-                call!(rt_tgsigqueueinfo, process, thread, signal, info)
+                call!(SYS_rt_tgsigqueueinfo, process, thread, signal, info)
             };
             let is_queued = signal > ONE_AT_A_TIME;
             let mark = self.mark(signal);
@@ -426,7 +426,7 @@ impl PutOff {
                 };
                 let mut next: Information = [0; 16];
                 let (place, limit) = (&raw mut next, &raw const at_once);
-                while call!(rt_sigtimedwait, this, place, limit, size).is_ok() && next != mark {
+                while call!(SYS_rt_sigtimedwait, this, place, limit, size).is_ok() && next != mark {
                     let _ = send((&raw const next).cast());
                 }
             }

@@ -92,7 +92,7 @@ pub unsafe fn sendto(
 ) -> Result<usize, Errno> {
     let Some(socket) = socket(fd, flags, SEND) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(sendto, programs(fd), bytes, count, flags, to, size) };
+        return unsafe { call!(SYS_sendto, programs(fd), bytes, count, flags, to, size) };
     };
     let sent = socket.call(|socket| {
         let count = count.min(MOST);
@@ -229,7 +229,7 @@ pub unsafe fn recvfrom(
 ) -> Result<usize, Errno> {
     let Some(socket) = socket(fd, flags, RECEIVE) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(recvfrom, programs(fd), buffer, count, flags, from, size) };
+        return unsafe { call!(SYS_recvfrom, programs(fd), buffer, count, flags, from, size) };
     };
     let received = socket.call(|socket| {
         let count = count.min(MOST);
@@ -311,7 +311,7 @@ unsafe fn receive_to(
 /// Memory that the message leads to is not being written.
 pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Result<usize, Errno> {
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-    let by_the_kernel = || unsafe { call!(sendmsg, programs(fd), message, flags) };
+    let by_the_kernel = || unsafe { call!(SYS_sendmsg, programs(fd), message, flags) };
     let Some(socket) = socket(fd, flags, SEND) else {
         return by_the_kernel();
     };
@@ -371,7 +371,7 @@ pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Resu
     let known = RECEIVE | libc::MSG_CMSG_CLOEXEC;
     let Some(socket) = socket(fd, flags, known) else {
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(recvmsg, programs(fd), message, flags) };
+        return unsafe { call!(SYS_recvmsg, programs(fd), message, flags) };
     };
     let received = socket.call(|socket| {
         // SAFETY: the caller's contract; all of its fields are numbers or pointers.
@@ -489,7 +489,7 @@ pub unsafe fn getsockopt(
         demote_socket(fd);
     }
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-    unsafe { call!(getsockopt, programs(fd), level, option, value, size) }.map(drop)
+    unsafe { call!(SYS_getsockopt, programs(fd), level, option, value, size) }.map(drop)
 }
 
 /// `setsockopt(2)`. A user-level socket is demoted: only the kernel implements options.
@@ -508,7 +508,7 @@ pub unsafe fn setsockopt(
 ) -> Result<(), Errno> {
     demote_socket(fd);
     // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
-    unsafe { call!(setsockopt, programs(fd), level, option, value, size) }.map(drop)
+    unsafe { call!(SYS_setsockopt, programs(fd), level, option, value, size) }.map(drop)
 }
 
 /// Demotes a user-level socket. The kernel socket behind one that cannot be demoted answers in its stead.

@@ -70,7 +70,7 @@ fn make_part(index: usize) -> Option<()> {
     let size = size_of::<Part>();
     // By system call, as a signal handler may have interrupted `malloc`.
     // SAFETY: new memory, in nobody's way.
-    let address = unsafe { call!(mmap, 0, size, access, kind, usize::MAX, 0) }.ok()?;
+    let address = unsafe { call!(SYS_mmap, 0, size, access, kind, usize::MAX, 0) }.ok()?;
     let part: *mut Part = ptr::with_exposed_provenance_mut(address);
     // Before the part can be found.
     PARTS_END.fetch_max(index + 1, Ordering::SeqCst);
@@ -79,7 +79,7 @@ fn make_part(index: usize) -> Option<()> {
     if made.is_err() {
         // Another thread was quicker.
         // SAFETY: mapped above, and nobody has seen it.
-        let _ = unsafe { call!(munmap, address, size) };
+        let _ = unsafe { call!(SYS_munmap, address, size) };
     }
     Some(())
 }
@@ -362,7 +362,7 @@ fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
     // SAFETY: the kernel writes to live variables, of the sizes that are passed.
     let known = unsafe {
         call!(
-            getsockopt,
+            SYS_getsockopt,
             fd,
             level,
             option,
@@ -374,7 +374,7 @@ fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
         return None;
     }
     // SAFETY: no pointers are involved. Without a free fd, the change waits for the close.
-    kernel::number(unsafe { call!(fcntl, fd, libc::F_DUPFD_CLOEXEC, 256) }).ok()
+    kernel::number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 256) }).ok()
 }
 
 /// Makes the fd the kernel's if its object was demoted without it. To be called before a call begins

@@ -80,5 +80,5 @@ impl Drop for HeldSignals {
 fn swap_mask(how: i32, mask: &u64, before: *mut u64) -> Result<(), Errno> {
     let (mask, size) = (&raw const *mask, size_of::<u64>());
     // SAFETY: the kernel reads the one and writes the other, if there is one.
-    unsafe { call!(rt_sigprocmask, how, mask, before, size) }.map(drop)
+    unsafe { call!(SYS_rt_sigprocmask, how, mask, before, size) }.map(drop)
 }

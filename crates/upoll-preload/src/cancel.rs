@@ -23,7 +23,7 @@ use upoll_fds::plain_sets;
 use crate::errno::give;
 use crate::next::{Next, call_at, name_of, next, pass_on};
 use crate::stats::{self, Call, is_ours};
-use crate::{files, polls, raw, sets, sockets};
+use crate::{files, kernel, polls, sets, sockets};
 
 /// The state of a thread's cancellable calls.
 struct Record {
@@ -178,7 +178,7 @@ fn take_record() -> Option<&'static Record> {
 )]
 fn thread_id() -> pid_t {
     // It does not fail.
-    raw::kernel!(SYS_gettid).unwrap_or(0) as pid_t
+    kernel::call!(SYS_gettid).unwrap_or(0) as pid_t
 }
 
 /// In a child of `fork` there is one thread, of another number.
@@ -367,7 +367,7 @@ pub(crate) fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T 
 fn is_over(call: usize, frame: usize) -> bool {
     // SAFETY: all zeros is one.
     let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
-    let is_elsewhere = raw::kernel!(SYS_sigaltstack, 0, &raw mut stack).is_ok()
+    let is_elsewhere = kernel::call!(SYS_sigaltstack, 0, &raw mut stack).is_ok()
         && stack.ss_flags & libc::SS_ONSTACK != 0;
     !is_elsewhere && frame >= call
 }
@@ -449,7 +449,7 @@ fn interrupt(thread: pid_t) {
     if call & UNDER_WAY == 0 || thread == thread_id() {
         return;
     }
-    let Ok(process) = raw::kernel!(SYS_getpid) else {
+    let Ok(process) = kernel::call!(SYS_getpid) else {
         return;
     };
     have_calls_interrupted();
@@ -460,7 +460,7 @@ fn interrupt(thread: pid_t) {
         }
         record.is_told.store(true, Ordering::SeqCst);
         // A thread that has ended is none to interrupt.
-        let _ = raw::kernel!(SYS_tgkill, process, thread, SIGCANCEL);
+        let _ = kernel::call!(SYS_tgkill, process, thread, SIGCANCEL);
         for time in 0..PATIENCE {
             let has_ended = record.owner.load(Ordering::Relaxed) != thread;
             if has_ended || record.calls.load(Ordering::SeqCst) != call {
@@ -471,7 +471,7 @@ fn interrupt(thread: pid_t) {
                 tv_sec: 0,
                 tv_nsec: MOMENT << time,
             };
-            let _ = raw::kernel!(SYS_nanosleep, &raw const moment, 0);
+            let _ = kernel::call!(SYS_nanosleep, &raw const moment, 0);
         }
     }
 }
@@ -482,12 +482,12 @@ const SIGCANCEL: c_int = 32;
 /// The C library has installed its handler so that calls start anew.
 fn have_calls_interrupted() {
     let restarts = libc::SA_RESTART.cast_unsigned() as usize;
-    let mut action = raw::Action::default();
+    let mut action = kernel::Action::default();
     let size = size_of::<u64>();
-    let known = raw::kernel!(SYS_rt_sigaction, SIGCANCEL, 0, &raw mut action, size);
+    let known = kernel::call!(SYS_rt_sigaction, SIGCANCEL, 0, &raw mut action, size);
     if known.is_ok() && action.flags & restarts != 0 {
         action.flags &= !restarts;
-        let _ = raw::kernel!(SYS_rt_sigaction, SIGCANCEL, &raw const action, 0, size);
+        let _ = kernel::call!(SYS_rt_sigaction, SIGCANCEL, &raw const action, 0, size);
     }
 }
 
@@ -550,7 +550,7 @@ macro_rules! controls {
                         pass_on!(
                             $symbol, fn(c_int, c_int, usize) -> c_int, (fd, command, argument)
                         );
-                        give(raw::kernel!(SYS_fcntl, fd, command, argument))
+                        give(kernel::call!(SYS_fcntl, fd, command, argument))
                     });
                 }
                 // SAFETY: the caller's contract.

@@ -13,7 +13,7 @@ use crate::next::{Next, call_at, pass_on};
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
 use crate::streams;
-use crate::{handlers, raw};
+use crate::{handlers, kernel};
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -54,7 +54,7 @@ pub(crate) fn is_only_thread() -> bool {
     // SAFETY: all zeros is one.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     let (folder, path) = (libc::AT_FDCWD, c"/proc/self/task".as_ptr());
-    let known = raw::kernel!(SYS_newfstatat, folder, path, &raw mut found, 0);
+    let known = kernel::call!(SYS_newfstatat, folder, path, &raw mut found, 0);
     // A link for each thread, and two as every directory has.
     known.is_ok() && found.st_nlink == 3
 }
@@ -65,7 +65,7 @@ pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0 {
         before_numbers_part();
     }
-    give(raw::kernel!(SYS_unshare, flags))
+    give(kernel::call!(SYS_unshare, flags))
 }
 
 #[doc = "`closefrom(3)`"]
@@ -143,7 +143,7 @@ unsafe fn pipe_body(fds: *mut [c_int; 2]) -> c_int {
         Some(made) => made,
         None => {
             pass_on!("pipe", fn(*mut [c_int; 2]) -> c_int, (fds));
-            give(raw::kernel!(SYS_pipe2, fds, 0))
+            give(kernel::call!(SYS_pipe2, fds, 0))
         }
     }
 }
@@ -163,7 +163,7 @@ unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
         Some(made) => made,
         None => {
             pass_on!("pipe2", fn(*mut [c_int; 2], c_int) -> c_int, (fds, flags));
-            give(raw::kernel!(SYS_pipe2, fds, flags))
+            give(kernel::call!(SYS_pipe2, fds, flags))
         }
     }
 }
@@ -228,7 +228,7 @@ fn dup_body(fd: c_int) -> c_int {
 #[inline(never)]
 fn dup_set_or_object(fd: c_int, copy: Option<usize>) -> c_int {
     if copy.is_some() && !is_ours(Call::Dup, fd) {
-        return copied(copy, || give(raw::kernel!(SYS_dup, fd)));
+        return copied(copy, || give(kernel::call!(SYS_dup, fd)));
     }
     stats::count(Call::Dup, fd);
     give(upoll_fds::dup(fd).inspect(|&new| leave_copy_to_streams(new)))
@@ -306,7 +306,7 @@ fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
     if !is_either_ours(fd, new) {
         return copied(copy, || {
             pass_on!(by next, fn(c_int, c_int) -> c_int, (fd, new));
-            give(raw::kernel!(SYS_dup3, fd, new, 0))
+            give(kernel::call!(SYS_dup3, fd, new, 0))
         });
     }
     drop(held);
@@ -329,7 +329,7 @@ fn dup3_body(fd: c_int, new: c_int, flags: c_int) -> c_int {
     if !is_either_ours(fd, new) {
         return copied(copy, || {
             pass_on!("dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags));
-            give(raw::kernel!(SYS_dup3, fd, new, flags))
+            give(kernel::call!(SYS_dup3, fd, new, flags))
         });
     }
     drop(held);
@@ -378,7 +378,7 @@ macro_rules! stats_of_files {
                 fn($(stats_of_files!(@kind $version),)? c_int, *mut libc::stat) -> c_int,
                 ($($version,)? fd, found)
             );
-            give(raw::kernel!(SYS_fstat, fd, found))
+            give(kernel::call!(SYS_fstat, fd, found))
         }
     )* };
     (@kind $version:ident) => { c_int };
@@ -461,7 +461,7 @@ macro_rules! by_the_kernel {
                     return give_size(Err(Errno::BADF));
                 })+
                 $(hand_over($fd);)+
-                give_size(raw::kernel!($number $(, $argument)*))
+                give_size(kernel::call!($number $(, $argument)*))
             }
             deferred!(interruptible body($($argument),*))
         }
@@ -498,7 +498,7 @@ fn leave_copy_to_streams(new: c_int) {
 fn before_redirection(fd: c_int, new: c_int) {
     let may_have_a_stream = || {
         let is_the_kernels = !upoll_fds::is_user_level(new);
-        let is_open = || raw::kernel!(SYS_fcntl, new, libc::F_GETFD).is_ok();
+        let is_open = || kernel::call!(SYS_fcntl, new, libc::F_GETFD).is_ok();
         is_the_kernels && is_open() || streams::may_be_over(new)
     };
     if fd != new && upoll_fds::is_user_level(fd) && may_have_a_stream() {
@@ -521,7 +521,7 @@ fn replace(
     // replaced it.
     let _held = own_fds::hold_numbers(new);
     if own_fds::is_own(new) {
-        raw::kernel!(SYS_fcntl, fd, libc::F_GETFD)?;
+        kernel::call!(SYS_fcntl, fd, libc::F_GETFD)?;
     }
     own_fds::replace(new, dup)
 }
@@ -596,7 +596,7 @@ pub unsafe extern "C-unwind" fn io_submit(
 ) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { before_submission(count, list) };
-    match raw::kernel!(SYS_io_submit, context, count, list) {
+    match kernel::call!(SYS_io_submit, context, count, list) {
         Ok(submitted) => c_int::try_from(submitted).unwrap_or(c_int::MAX),
         Err(errno) => -errno.raw(),
     }
@@ -607,7 +607,7 @@ pub unsafe extern "C-unwind" fn io_submit(
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
     hand_over(target);
-    give(raw::kernel!(SYS_pidfd_getfd, pidfd, target, flags))
+    give(kernel::call!(SYS_pidfd_getfd, pidfd, target, flags))
 }
 
 /// Several of them.
@@ -668,7 +668,7 @@ pub(crate) unsafe fn preadv2(
         return give_size(Err(Errno::BADF));
     }
     hand_over(fd);
-    give_size(raw::kernel!(
+    give_size(kernel::call!(
         SYS_preadv2,
         fd,
         list,
@@ -691,7 +691,7 @@ pub(crate) unsafe fn pwritev2(
         return give_size(Err(Errno::BADF));
     }
     hand_over(fd);
-    give_size(raw::kernel!(
+    give_size(kernel::call!(
         SYS_pwritev2,
         fd,
         list,

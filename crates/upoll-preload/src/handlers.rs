@@ -19,7 +19,7 @@ use upoll::Errno;
 use crate::cancel::deferred;
 use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::next::next;
-use crate::{raw, settings, stats};
+use crate::{kernel, settings, stats};
 
 /// The program's handler of each signal, with the three bits below, which no address has. A handler is in
 /// force while the kernel's action for the signal is [`call_handler`].
@@ -53,7 +53,7 @@ pub(crate) fn before_actions_part_there() {
 
 /// Prepares for such a child where more may be served.
 pub(crate) fn before_actions_part() {
-    if let Ok(process) = raw::kernel!(SYS_getpid) {
+    if let Ok(process) = kernel::call!(SYS_getpid) {
         // A child's own child keeps the first owner.
         let _ = OWNER.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -95,12 +95,12 @@ fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
     // A handler that interrupted this could wait for the thread that it has interrupted.
     let (all, mut mask) = (u64::MAX, 0_u64);
     let (new, old) = (&raw const all, &raw mut mask);
-    let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, MASK_SIZE);
+    let _ = kernel::call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, MASK_SIZE);
     let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
     let begun = loop {
         match STATE.compare_exchange(before, BEGUN, success, failure) {
             Err(BEGUN) => {
-                let _ = raw::kernel!(SYS_sched_yield);
+                let _ = kernel::call!(SYS_sched_yield);
             }
             begun => break begun.is_ok(),
         }
@@ -117,7 +117,7 @@ fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
         }
         STATE.store(WRAPS, Ordering::Release);
     }
-    let _ = raw::kernel!(SYS_rt_sigprocmask, libc::SIG_SETMASK, old, 0, MASK_SIZE);
+    let _ = kernel::call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, old, 0, MASK_SIZE);
 }
 
 /// Sets a handler by `call`, a function of the C library or a system call, while handlers are not
@@ -138,8 +138,8 @@ fn passed_on<T>(signal: c_int, call: impl FnOnce() -> T) -> T {
 /// Replaces the program's handler of a signal, if there is one, with this library's, which calls
 /// it.
 fn wrap(signal: c_int) {
-    let mut action = raw::Action::default();
-    let known = raw::kernel!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
+    let mut action = kernel::Action::default();
+    let known = kernel::call!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
     let is_one = ![SIG_DFL, SIG_IGN, own()].contains(&action.handler);
     if known.is_err() || !is_one {
         return;
@@ -147,13 +147,13 @@ fn wrap(signal: c_int) {
     let word = word_for(action.handler, action.flags);
     HANDLERS[signal.unsigned_abs() as usize].store(word, Ordering::Release);
     (action.handler, action.flags) = (own(), passed(action.flags));
-    let _ = raw::kernel!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
+    let _ = kernel::call!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
 }
 
 /// Returns whether handlers are delayed. Waits while another thread replaces the handlers.
 fn wraps() -> bool {
     while STATE.load(Ordering::Acquire) == BEGUN {
-        let _ = raw::kernel!(SYS_sched_yield);
+        let _ = kernel::call!(SYS_sched_yield);
     }
     STATE.load(Ordering::Acquire) == WRAPS
 }
@@ -198,7 +198,7 @@ pub(crate) extern "C" fn own_again() {
 /// Returns whether the calling process shares the memory of its parent, but not the actions.
 pub(crate) fn is_others() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
-    owner != 0 && raw::kernel!(SYS_getpid) != Ok(owner)
+    owner != 0 && kernel::call!(SYS_getpid) != Ok(owner)
 }
 
 const CALLED_BY_THE_KERNEL: [c_int; 7] = [
@@ -240,9 +240,9 @@ unsafe extern "C-unwind" fn call_handler(
     if word & WAS_CALLED != 0 || word == SIG_DFL {
         // Another thread was quicker. The signal is sent again; the kernel's default action
         // follows.
-        let (process, thread) = (raw::kernel!(SYS_getpid), raw::kernel!(SYS_gettid));
+        let (process, thread) = (kernel::call!(SYS_getpid), kernel::call!(SYS_gettid));
         if let (Ok(process), Ok(thread)) = (process, thread) {
-            let _ = raw::kernel!(SYS_rt_tgsigqueueinfo, process, thread, signal, info);
+            let _ = kernel::call!(SYS_rt_tgsigqueueinfo, process, thread, signal, info);
         }
         return;
     }
@@ -261,12 +261,12 @@ fn own() -> usize {
 /// Sets the kernel's action of a handler with `SA_RESETHAND` back to the default.
 #[cold]
 fn reset(signal: c_int, word: usize) {
-    let mut action = raw::Action::default();
-    let known = raw::kernel!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
+    let mut action = kernel::Action::default();
+    let known = kernel::call!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
     if known.is_ok() && action.handler == own() {
         action.handler = SIG_DFL;
         action.flags = seen(action.flags, word);
-        let _ = raw::kernel!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
+        let _ = kernel::call!(SYS_rt_sigaction, signal, &raw const action, 0, MASK_SIZE);
     }
 }
 
@@ -417,13 +417,13 @@ pub unsafe extern "C-unwind" fn __sigaction(
 /// That of the call.
 pub(crate) unsafe fn raw_sigaction(
     signal: c_int,
-    new: *const raw::Action,
-    old: *mut raw::Action,
+    new: *const kernel::Action,
+    old: *mut kernel::Action,
     size: usize,
 ) -> c_int {
     if !wraps() {
         return passed_on(signal, || {
-            give(raw::kernel!(SYS_rt_sigaction, signal, new, old, size).map(drop))
+            give(kernel::call!(SYS_rt_sigaction, signal, new, old, size).map(drop))
         });
     }
     let wanted = match new.is_null() {
@@ -432,7 +432,7 @@ pub(crate) unsafe fn raw_sigaction(
         false => unsafe { upoll_fds::read_memory(new) }.map(Some),
     };
     let done = wanted.and_then(|wanted| {
-        let mut found = raw::Action::default();
+        let mut found = kernel::Action::default();
         let called = wanted.map(|wanted| (wanted.handler, wanted.flags));
         let (handler, flags) = exchange(signal, called, |called| {
             let mut action = wanted;
@@ -441,7 +441,7 @@ pub(crate) unsafe fn raw_sigaction(
                 action.flags = flags;
             }
             let new = action.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-            raw::kernel!(SYS_rt_sigaction, signal, new, &raw mut found, size)?;
+            kernel::call!(SYS_rt_sigaction, signal, new, &raw mut found, size)?;
             Ok::<_, Errno>((found.handler, found.flags))
         })?;
         found.handler = handler;

@@ -16,7 +16,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use crate::raw::kernel;
+use crate::kernel::call;
 
 use self::free_list::FreeList;
 
@@ -70,14 +70,14 @@ fn class_of(layout: Layout) -> Option<usize> {
 fn map(bytes: usize) -> *mut u8 {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    match kernel!(SYS_mmap, 0, bytes, access, kind, -1_isize, 0) {
+    match call!(SYS_mmap, 0, bytes, access, kind, -1_isize, 0) {
         Ok(address) => ptr::with_exposed_provenance_mut(address),
         Err(_) => ptr::null_mut(),
     }
 }
 
 fn unmap(place: *mut u8, bytes: usize) {
-    let _ = kernel!(SYS_munmap, place.expose_provenance(), bytes);
+    let _ = call!(SYS_munmap, place.expose_provenance(), bytes);
 }
 
 /// Returns the beginning of a region, which it maps if necessary; null if there is no memory.
@@ -204,7 +204,7 @@ unsafe impl GlobalAlloc for Heap {
             (None, None) if layout.align() <= PAGE => {
                 let address = block.expose_provenance();
                 let may_move = libc::MREMAP_MAYMOVE;
-                match kernel!(SYS_mremap, address, layout.size(), size, may_move) {
+                match call!(SYS_mremap, address, layout.size(), size, may_move) {
                     Ok(moved) => ptr::with_exposed_provenance_mut(moved),
                     Err(_) => ptr::null_mut(),
                 }

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_void};
 use libc::pid_t;
 
 use crate::errno::give;
+use crate::kernel;
 use crate::next::pass_on;
-use crate::raw;
 
 /// Defines functions that pass their arguments on, then have the limit read again. If the C library has no
 /// such function, they make the system call.
@@ -18,7 +18,7 @@ macro_rules! changes {
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
             let change = || {
                 pass_on!($symbol, fn($($kind),*) -> c_int, ($($argument),*));
-                give(raw::kernel!($call, $($given),*).map(drop))
+                give(kernel::call!($call, $($given),*).map(drop))
             };
             let result = change();
             upoll_fds::open_limit_changed();

@@ -12,7 +12,7 @@ use upoll_fds::plain_sets;
 use crate::errno::give;
 use crate::next::{Next, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
-use crate::{cancel, files, handlers, raw, settings, stats};
+use crate::{cancel, files, handlers, kernel, settings, stats};
 
 type Strings = *const *mut c_char;
 
@@ -20,7 +20,7 @@ type Strings = *const *mut c_char;
 pub(crate) fn demote_inherited() {
     plain_sets::forget_all();
     for fd in upoll_fds::user_level_numbers() {
-        let flags = raw::kernel!(SYS_fcntl, fd, libc::F_GETFD);
+        let flags = kernel::call!(SYS_fcntl, fd, libc::F_GETFD);
         if flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC.cast_unsigned() as usize == 0) {
             // An object that cannot be demoted is lost to that program.
             let _ = upoll_fds::demote(fd);
@@ -295,7 +295,7 @@ impl Arguments {
             false => [storage, child],
         };
         // SAFETY: the contract of the caller.
-        let made = raw::result(unsafe { clone_here(flags, stack, parent, rest[0], rest[1]) });
+        let made = kernel::result(unsafe { clone_here(flags, stack, parent, rest[0], rest[1]) });
         if made == Ok(0) {
             cloning.begin_in_the_child();
             // SAFETY: as above.
@@ -401,7 +401,7 @@ pub extern "C-unwind" fn _exit(status: c_int) -> ! {
         stats::report();
     }
     loop {
-        let _ = raw::kernel!(SYS_exit_group, status);
+        let _ = kernel::call!(SYS_exit_group, status);
     }
 }
 
@@ -419,7 +419,7 @@ pub unsafe extern "C-unwind" fn execve(
     variables: Strings,
 ) -> c_int {
     demote_inherited();
-    give(raw::kernel!(SYS_execve, path, args, variables))
+    give(kernel::call!(SYS_execve, path, args, variables))
 }
 
 #[doc = "`execveat(2)`"]
@@ -432,7 +432,7 @@ pub unsafe extern "C-unwind" fn execveat(
     flags: c_int,
 ) -> c_int {
     demote_inherited();
-    give(raw::kernel!(
+    give(kernel::call!(
         SYS_execveat,
         folder,
         path,

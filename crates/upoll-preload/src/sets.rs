@@ -9,8 +9,8 @@ use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets};
 use crate::cancel::deferred;
 use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::files;
+use crate::kernel;
 use crate::next::pass_on;
-use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 
@@ -34,7 +34,7 @@ fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
         })),
         None => {
             pass_on!("eventfd", fn(c_uint, c_int) -> c_int, (initial, flags));
-            give(raw::kernel!(SYS_eventfd2, initial, flags))
+            give(kernel::call!(SYS_eventfd2, initial, flags))
         }
     }
 }
@@ -66,7 +66,7 @@ fn epoll_create_body(size: c_int) -> c_int {
     }
     make_set(0, || {
         pass_on!("epoll_create", fn(c_int) -> c_int, (size));
-        give(raw::kernel!(SYS_epoll_create1, 0))
+        give(kernel::call!(SYS_epoll_create1, 0))
     })
 }
 
@@ -80,7 +80,7 @@ pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
 fn epoll_create1_body(flags: c_int) -> c_int {
     make_set(flags, || {
         pass_on!("epoll_create1", fn(c_int) -> c_int, (flags));
-        give(raw::kernel!(SYS_epoll_create1, flags))
+        give(kernel::call!(SYS_epoll_create1, flags))
     })
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::{handlers, raw};
+use crate::{handlers, kernel};
 
 /// A kind of objects that can be user-level.
 #[derive(Clone, Copy)]
@@ -125,7 +125,7 @@ fn outlast_making() {
             tv_sec: 0,
             tv_nsec: 50_000,
         };
-        let _ = raw::kernel!(SYS_nanosleep, &raw const time, 0);
+        let _ = kernel::call!(SYS_nanosleep, &raw const time, 0);
     }
 }
 

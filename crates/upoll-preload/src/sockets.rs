@@ -10,8 +10,8 @@ use upoll_fds::plain_sets;
 use crate::cancel::deferred;
 use crate::errno::{give, give_size};
 use crate::files::{chk_fail, hand_over, leave_to_streams};
+use crate::kernel;
 use crate::next::pass_on;
-use crate::raw;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 
@@ -47,7 +47,7 @@ unsafe fn socketpair_body(
             fn(c_int, c_int, c_int, *mut [c_int; 2]) -> c_int,
             (domain, kind, protocol, fds)
         );
-        return give(raw::kernel!(SYS_socketpair, domain, kind, protocol, fds));
+        return give(kernel::call!(SYS_socketpair, domain, kind, protocol, fds));
     };
     if made.is_ok() {
         // SAFETY: the call has just written them.
@@ -172,7 +172,7 @@ pub(crate) unsafe fn recvmmsg(
     flags: c_int,
     limit: *mut libc::timespec,
 ) -> c_int {
-    give(leave(fd).and_then(|()| raw::kernel!(SYS_recvmmsg, fd, messages, count, flags, limit)))
+    give(leave(fd).and_then(|()| kernel::call!(SYS_recvmmsg, fd, messages, count, flags, limit)))
 }
 
 #[doc = "`getsockopt(2)`"]
@@ -351,6 +351,6 @@ pub(crate) unsafe fn sendmmsg(
     give(leave(fd).and_then(|()| {
         // SAFETY: the caller's contract.
         let count = unsafe { hand_over_rights_of(messages, count) }?;
-        raw::kernel!(SYS_sendmmsg, fd, messages, count, flags)
+        kernel::call!(SYS_sendmmsg, fd, messages, count, flags)
     }))
 }

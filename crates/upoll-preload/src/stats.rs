@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::own_fds::{self, KeptFile};
 
-use crate::raw;
+use crate::kernel;
 use crate::settings::{self, variable};
 
 macro_rules! calls {
@@ -162,7 +162,7 @@ pub(crate) fn report() {
     };
     if identity(to) == Some(known_identity()) {
         // Nobody could be told of an error.
-        let _ = raw::write_all(to, &text.bytes[..text.len]);
+        let _ = kernel::write_all(to, &text.bytes[..text.len]);
     }
 }
 
@@ -176,7 +176,7 @@ fn open_report(path: &CStr) {
         true => (libc::STDERR_FILENO, false),
         false => {
             let place = (libc::AT_FDCWD, path.as_ptr());
-            match raw::kernel!(SYS_openat, place.0, place.1, flags, 0o666) {
+            match kernel::call!(SYS_openat, place.0, place.1, flags, 0o666) {
                 Ok(fd) => (number(fd), true),
                 Err(_) => return,
             }
@@ -184,7 +184,7 @@ fn open_report(path: &CStr) {
     };
     let kept = KeptFile::of(low);
     if is_ours {
-        let _ = raw::kernel!(SYS_close, low);
+        let _ = kernel::call!(SYS_close, low);
     }
     let Ok(kept) = kept else {
         return;
@@ -212,7 +212,7 @@ fn known_identity() -> [u64; 3] {
 fn identity(fd: i32) -> Option<[u64; 3]> {
     // SAFETY: all zeros is one.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
-    raw::kernel!(SYS_fstat, fd, &raw mut found).ok()?;
+    kernel::call!(SYS_fstat, fd, &raw mut found).ok()?;
     Some([found.st_dev, found.st_ino, found.st_rdev])
 }
 
@@ -276,7 +276,7 @@ fn text() -> Option<Text> {
     let _ = writeln!(
         text,
         " ({})\n  {:<14}{:>14}{:>14}",
-        raw::kernel!(SYS_getpid).unwrap_or(0),
+        kernel::call!(SYS_getpid).unwrap_or(0),
         "calls",
         "user space",
         "kernel"

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem::offset_of;
 
-use crate::raw;
+use crate::kernel;
 
 /// The beginning of the C library's `FILE`, which is part of its ABI.
 #[repr(C)]
@@ -70,8 +70,8 @@ fn read(stream: *const Stream) -> Option<(*const Stream, c_int)> {
         iov_base: stream.wrapping_byte_add(FROM).cast_mut().cast(),
         iov_len: SIZE,
     };
-    let process = raw::kernel!(SYS_getpid).ok()?;
+    let process = kernel::call!(SYS_getpid).ok()?;
     let (local, remote) = (&raw const local, &raw const remote);
-    let count = raw::kernel!(SYS_process_vm_readv, process, local, 1, remote, 1, 0);
+    let count = kernel::call!(SYS_process_vm_readv, process, local, 1, remote, 1, 0);
     (count == Ok(SIZE)).then_some((found.next, found.fd))
 }

@@ -11,8 +11,8 @@
 use libc::pid_t;
 
 use crate::errno::give;
+use crate::kernel;
 use crate::process::{self, Cloning};
-use crate::raw;
 
 /// Prepares the system call: demotes everything, and nothing new is served until [`end`]. Returns false,
 /// and has begun nothing, if an object cannot be demoted: the child could take its fd from its parent.
@@ -32,7 +32,7 @@ extern "C" fn end(result: usize) -> pid_t {
         is_all: true,
     };
     waited.end();
-    give(raw::result(result))
+    give(kernel::result(result))
 }
 
 /// Forks instead, for a child that must not have this memory.

@@ -75,6 +75,9 @@ pub use crate::poll::PollFd;
 pub use crate::poll_context::PollContext;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(loom)))]
+#[doc(hidden)]
+pub use crate::sleep::prepare_thread_ends;
+#[cfg(all(feature = "std", not(loom)))]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
@@ -85,9 +88,6 @@ pub use crate::sleep::{
 #[cfg(any(feature = "std", loom))]
 #[doc(hidden)]
 pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
-#[cfg(all(feature = "std", not(loom)))]
-#[doc(hidden)]
-pub use crate::sleep::{interruptible, prepare_thread_ends};
 pub use crate::socketpair::{
     ReceiveFlags, Shutdown, SocketContents, SocketFlags, SocketMessage, StreamSocket, socketpair,
 };

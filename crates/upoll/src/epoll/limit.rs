@@ -167,16 +167,16 @@ pub(super) fn of_the_system() -> usize {
 /// library's own.
 #[cfg(all(feature = "std", not(loom)))]
 fn max_user_watches() -> Option<usize> {
-    use syscalls::{Sysno, syscall};
+    use upoll_sys::syscall;
     let path = c"/proc/sys/fs/epoll/max_user_watches".as_ptr();
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let mut text = [0_u8; 32];
     // SAFETY: the path is a C string, the buffer has the length that is passed, and the descriptor
     // that is closed is the one just opened.
     let len = unsafe {
-        let fd = syscall!(Sysno::openat, libc::AT_FDCWD, path, flags).ok()?;
-        let len = syscall!(Sysno::read, fd, text.as_mut_ptr(), text.len());
-        let _ = syscall!(Sysno::close, fd);
+        let fd = syscall!(SYS_openat, libc::AT_FDCWD, path, flags).ok()?;
+        let len = syscall!(SYS_read, fd, text.as_mut_ptr(), text.len());
+        let _ = syscall!(SYS_close, fd);
         len.ok()?
     };
     core::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()

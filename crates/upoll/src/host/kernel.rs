@@ -8,15 +8,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use syscalls::{Sysno, syscall};
+use upoll_sys::{interruptible, syscall};
 
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::Event;
-use crate::interruptible_call;
 
-fn check(result: Result<usize, syscalls::Errno>) -> Result<usize, Errno> {
-    result.map_err(|errno| Errno::from_raw(errno.into_raw()))
+fn check(result: Result<usize, i32>) -> Result<usize, Errno> {
+    result.map_err(Errno::from_raw)
 }
 
 pub(crate) use super::own_fds::OwnFd as Descriptor;
@@ -25,12 +24,12 @@ use super::own_fds::{first_numbers, hold_protected_numbers, may_be_lost};
 /// `close(2)` of a number that is known to be the library's own.
 pub(super) fn close(number: RawFd) {
     // SAFETY: the number is the library's own, and nobody uses it after this.
-    let _ = unsafe { syscall!(Sysno::close, number) };
+    let _ = unsafe { syscall!(SYS_close, number) };
 }
 
 /// Moves the result of a call that opens something to a high fd. Programs rely on getting the
 /// lowest free fd, and an fd that they have closed must not become an own fd of the library.
-fn opened(result: Result<usize, syscalls::Errno>) -> Result<Descriptor, Errno> {
+fn opened(result: Result<usize, i32>) -> Result<Descriptor, Errno> {
     let low = RawFd::try_from(check(result)?).expect("fds are ints");
     let _held = hold_protected_numbers();
     match duplicate_high(low) {
@@ -51,7 +50,7 @@ pub(crate) fn most_numbers() -> libc::rlim64_t {
     };
     let (resource, new) = (libc::RLIMIT_NOFILE, 0);
     // SAFETY: the call fills the structure.
-    let _ = unsafe { syscall!(Sysno::prlimit64, 0, resource, new, &raw mut limit) };
+    let _ = unsafe { syscall!(SYS_prlimit64, 0, resource, new, &raw mut limit) };
     limit.rlim_cur
 }
 
@@ -60,7 +59,7 @@ pub(super) fn duplicate_high(number: RawFd) -> Result<RawFd, Errno> {
     let mut result = Err(Errno::MFILE);
     for from in first_numbers() {
         // SAFETY: no pointers are involved.
-        result = check(unsafe { syscall!(Sysno::fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
+        result = check(unsafe { syscall!(SYS_fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
         if !matches!(result, Err(Errno::MFILE | Errno::INVAL)) {
             break;
         }
@@ -77,7 +76,7 @@ pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
 /// `epoll_create1(EPOLL_CLOEXEC)`.
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    let set = opened(unsafe { syscall!(Sysno::epoll_create1, libc::EPOLL_CLOEXEC) })?;
+    let set = opened(unsafe { syscall!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
     Descriptor::sealed(set)
 }
 
@@ -96,7 +95,7 @@ pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Er
 pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers are involved.
-    opened(unsafe { syscall!(Sysno::socket, libc::AF_UNIX, kind, 0) })
+    opened(unsafe { syscall!(SYS_socket, libc::AF_UNIX, kind, 0) })
 }
 
 /// The identity of a socket among all open files.
@@ -140,7 +139,7 @@ fn socket_cookie(number: RawFd) -> Result<u64, Errno> {
     // SAFETY: the call writes at most `length` bytes to `cookie`.
     let found = unsafe {
         syscall!(
-            Sysno::getsockopt,
+            SYS_getsockopt,
             number,
             libc::SOL_SOCKET,
             SO_COOKIE,
@@ -171,15 +170,7 @@ pub(super) fn epoll_ctl_by_number(
 ) -> Result<(), Errno> {
     // SAFETY: `Event` has epoll_event's layout, and this one is live; the kernel checks the
     // descriptors.
-    let result = unsafe {
-        syscall!(
-            Sysno::epoll_ctl,
-            set,
-            op as i32,
-            fd,
-            ptr::from_ref(interest)
-        )
-    };
+    let result = unsafe { syscall!(SYS_epoll_ctl, set, op as i32, fd, ptr::from_ref(interest)) };
     check(result).map(drop)
 }
 
@@ -188,13 +179,7 @@ pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
     // SAFETY: deleting takes no event. The kernel looks at what kind of file `fd` is before it
     // finds that `other` is not a member: EINVAL or ENOENT.
     let deleted = other.call(|other| unsafe {
-        check(syscall!(
-            Sysno::epoll_ctl,
-            fd,
-            Op::Del as i32,
-            other,
-            0_usize
-        ))
+        check(syscall!(SYS_epoll_ctl, fd, Op::Del as i32, other, 0_usize))
     });
     deleted == Err(Errno::NOENT)
 }
@@ -240,9 +225,9 @@ fn compare_member(
     };
     // SAFETY: the call has no effect, and `member` is live.
     check(unsafe {
-        let this = syscall!(Sysno::getpid).unwrap_or(0);
+        let this = syscall!(SYS_getpid).unwrap_or(0);
         let member = &raw const member;
-        syscall!(Sysno::kcmp, this, this, KCMP_EPOLL_TFD, file, member)
+        syscall!(SYS_kcmp, this, this, KCMP_EPOLL_TFD, file, member)
     })
 }
 
@@ -262,7 +247,7 @@ fn stat(number: RawFd) -> Option<libc::stat> {
     // SAFETY: a `stat` of zeros is one.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills the structure.
-    check(unsafe { syscall!(Sysno::fstat, number, &raw mut stat) }).ok()?;
+    check(unsafe { syscall!(SYS_fstat, number, &raw mut stat) }).ok()?;
     Some(stat)
 }
 
@@ -284,7 +269,7 @@ pub(crate) fn epoll_harvest(set: &Descriptor, events: &mut [Event]) -> Result<us
         let buffer = events.as_mut_ptr();
         // SAFETY: `Event` has epoll_event's layout and takes any bits, and the buffer has at least
         // `room`.
-        check(unsafe { syscall!(Sysno::epoll_wait, number, buffer, room, 0) })
+        check(unsafe { syscall!(SYS_epoll_wait, number, buffer, room, 0) })
     });
     #[cfg(not(target_arch = "x86_64"))]
     epoll_wait(set, events, AT_ONCE, None)
@@ -316,8 +301,8 @@ fn epoll_wait_by_number(
         // `room`, and the mask is null or live. The kernel's signal set has 64 bits, the first ones
         // of the C library's.
         check(unsafe {
-            interruptible_call!(
-                epoll_pwait,
+            interruptible!(
+                SYS_epoll_pwait,
                 set,
                 buffer,
                 room,
@@ -333,16 +318,14 @@ fn epoll_wait_by_number(
         Some(limit) if limit.tv_sec == 0 && limit.tv_nsec == 0 => {
             let size = size_of::<u64>();
             // SAFETY: as above. This one does not sleep, and does not fail with `EINTR`.
-            return check(unsafe {
-                syscall!(Sysno::epoll_pwait, set, buffer, room, 0, mask, size)
-            });
+            return check(unsafe { syscall!(SYS_epoll_pwait, set, buffer, room, 0, mask, size) });
         }
         Some(_) => {}
     }
     // SAFETY: as above, and the limit is live.
     let found = check(unsafe {
-        interruptible_call!(
-            epoll_pwait2,
+        interruptible!(
+            SYS_epoll_pwait2,
             set,
             buffer,
             room,
@@ -386,7 +369,7 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
         let mut limit = AT_ONCE;
         let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
-        let found = unsafe { syscall!(Sysno::ppoll, &raw mut entry, 1, limit, 0, 0) };
+        let found = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
         match entry.revents & libc::POLLNVAL {
             0 => Ok(found == Ok(1)),
             _ => Err(Errno::BADF),
@@ -413,15 +396,15 @@ pub(crate) fn ppoll(
     if mask.is_none() && is_zero(limit) {
         // The kernel neither has a limit to read nor what is left of it to write.
         // SAFETY: the list is as long as is claimed.
-        return check(unsafe { syscall!(Sysno::poll, list.as_mut_ptr(), list.len(), 0) });
+        return check(unsafe { syscall!(SYS_poll, list.as_mut_ptr(), list.len(), 0) });
     }
     let mut limit = limit.copied();
     let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: as above; limit and mask are null or live, as for `epoll_wait`.
     check(unsafe {
-        interruptible_call!(
-            ppoll,
+        interruptible!(
+            SYS_ppoll,
             list.as_mut_ptr(),
             list.len(),
             limit,
@@ -447,20 +430,20 @@ pub(crate) unsafe fn pselect(
         let mut limit = [0_i64; 2];
         let limit = limit.as_mut_ptr();
         // SAFETY: `limit` has a timeval's layout, the bitmaps are the caller's contract.
-        return check(unsafe { syscall!(Sysno::select, end, read, write, except, limit) });
+        return check(unsafe { syscall!(SYS_select, end, read, write, except, limit) });
     }
     let mut limit = limit.copied();
     let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let mask = mask.map_or(ptr::null(), ptr::from_ref);
     let mask = [mask.expose_provenance(), size_of::<u64>()];
     // SAFETY: limit and mask are null or live, the bitmaps the caller's contract.
-    check(unsafe { interruptible_call!(pselect6, end, read, write, except, limit, mask.as_ptr()) })
+    check(unsafe { interruptible!(SYS_pselect6, end, read, write, except, limit, mask.as_ptr()) })
 }
 
 /// `eventfd(2)` with the flags `EFD_CLOEXEC | EFD_NONBLOCK`.
 pub(crate) fn eventfd() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
-    opened(unsafe { syscall!(Sysno::eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+    opened(unsafe { syscall!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Adds one to an eventfd, unless its number was lost.
@@ -471,7 +454,7 @@ pub(crate) fn eventfd_write(fd: &Descriptor) {
     let one = 1_u64;
     let number = fd.as_raw_fd();
     // SAFETY: eight bytes of `one` are read. EAGAIN, a full counter, is as good.
-    let _ = unsafe { syscall!(Sysno::write, number, &raw const one, size_of::<u64>()) };
+    let _ = unsafe { syscall!(SYS_write, number, &raw const one, size_of::<u64>()) };
 }
 
 /// A new number for the kernel set that `fd` stands for.
@@ -487,13 +470,12 @@ pub(super) fn read_proc(path: &CStr) -> Result<String, Errno> {
     let mut bytes = Vec::new();
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path is a live C string.
-    let file = opened(unsafe { syscall!(Sysno::openat, libc::AT_FDCWD, path.as_ptr(), flags) });
+    let file = opened(unsafe { syscall!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) });
     while let Ok(file) = &file {
         bytes.try_reserve(4096).map_err(|_| Errno::NOMEM)?;
         let room = bytes.spare_capacity_mut();
         // SAFETY: the buffer has as much room as is claimed.
-        let read =
-            unsafe { syscall!(Sysno::read, file.as_raw_fd(), room.as_mut_ptr(), room.len()) };
+        let read = unsafe { syscall!(SYS_read, file.as_raw_fd(), room.as_mut_ptr(), room.len()) };
         match read {
             Ok(0) | Err(_) => break,
             // SAFETY: the kernel has just filled as many bytes of the spare room.
@@ -552,7 +534,7 @@ pub(super) fn sleep_a_millisecond() {
         tv_nsec: 1_000_000,
     };
     // SAFETY: the time is live.
-    let _ = unsafe { syscall!(Sysno::nanosleep, &raw const time, 0) };
+    let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
 }
 
 /// Returns the milliseconds of a clock that takes no system call and is not the finest.

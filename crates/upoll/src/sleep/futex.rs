@@ -5,7 +5,7 @@
 use core::ptr;
 
 #[cfg(not(loom))]
-use syscalls::{Errno, Sysno, syscall};
+use upoll_sys::{interruptible, syscall};
 
 use super::Outcome;
 #[cfg(not(loom))]
@@ -14,7 +14,6 @@ use super::timeout::Deadline;
 #[cfg(loom)]
 use crate::host::kernel;
 #[cfg(not(loom))]
-use crate::interruptible_call;
 use crate::sync::AtomicU32;
 
 /// The processes that may wake a sleeper.
@@ -61,8 +60,8 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
     // SAFETY: `word` is a live, aligned 32-bit word, and the limit is null or a timespec that
     // outlives the call.
     let result = unsafe {
-        interruptible_call!(
-            futex,
+        interruptible!(
+            SYS_futex,
             word.as_ptr(),
             operation,
             expected,
@@ -72,8 +71,8 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
         )
     };
     match result {
-        Err(Errno::ETIMEDOUT) => Outcome::TimedOut,
-        Err(Errno::EINTR) => Outcome::Interrupted,
+        Err(libc::ETIMEDOUT) => Outcome::TimedOut,
+        Err(libc::EINTR) => Outcome::Interrupted,
         // Woken, or EAGAIN: the word has changed already.
         _ => Outcome::Woken,
     }
@@ -109,7 +108,7 @@ pub(super) fn wake_one(address: usize) {
     // error or a spurious wakeup.
     let _ = unsafe {
         syscall!(
-            Sysno::futex,
+            SYS_futex,
             address,
             libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
             1

@@ -13,7 +13,6 @@ mod epoll_wait;
 mod eventfd;
 mod futex;
 #[cfg(not(loom))]
-pub mod interruptible;
 mod kernel_part;
 mod open_limit;
 mod pipe;

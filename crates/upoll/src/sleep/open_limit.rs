@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(not(loom))]
-use syscalls::{Sysno, syscall};
+use upoll_sys::syscall;
 
 use crate::errno::Errno;
 
@@ -74,7 +74,7 @@ fn open_limit() -> usize {
     let (resource, new) = (libc::RLIMIT_NOFILE, 0);
     // Not the C library's function, a name that a program may define. A kernel that refuses the call leaves no limit.
     // SAFETY: the call fills the structure.
-    let _ = unsafe { syscall!(Sysno::prlimit64, 0, resource, new, &raw mut limit) };
+    let _ = unsafe { syscall!(SYS_prlimit64, 0, resource, new, &raw mut limit) };
     let limit = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
     let now = known & !ALLOWS_FEW | usize::from(limit >= FEW);
     if now != known {

@@ -221,7 +221,7 @@ mod kernel {
 
     use super::AtomicU32;
 
-    use syscalls::{Sysno, syscall};
+    use upoll_sys::syscall;
 
     /// A word to sleep on.
     pub(super) struct Futex {
@@ -249,7 +249,7 @@ mod kernel {
             // SAFETY: `word` is alive, and the limit null or a live timespec.
             let _ = unsafe {
                 syscall!(
-                    Sysno::futex,
+                    SYS_futex,
                     self.word.as_ptr(),
                     libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
                     expected,
@@ -263,7 +263,7 @@ mod kernel {
             // SAFETY: the kernel takes the address as a key and does not write to it.
             let _ = unsafe {
                 syscall!(
-                    Sysno::futex,
+                    SYS_futex,
                     self.word.as_ptr(),
                     libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
                     1
@@ -276,7 +276,7 @@ mod kernel {
     pub(crate) fn barrier() -> bool {
         let ask = |command: libc::c_int| {
             // SAFETY: no memory is involved.
-            unsafe { syscall!(Sysno::membarrier, command, 0, 0) }
+            unsafe { syscall!(SYS_membarrier, command, 0, 0) }
         };
         // The kernel demands one registration of the process, and fails until then.
         ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()

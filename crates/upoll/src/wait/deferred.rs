@@ -125,7 +125,7 @@ impl Deferred {
             self.scope.run();
             // Not by the C library's name, which the program may have taken over.
             // SAFETY: the call has no arguments and changes no memory.
-            let _ = unsafe { syscalls::syscall!(syscalls::Sysno::sched_yield) };
+            let _ = unsafe { upoll_sys::syscall!(SYS_sched_yield) };
         }
     }
 

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, compiler_fence};
 
-use syscalls::{Sysno, syscall};
+use upoll_sys::syscall;
 
 use crate::host::generation;
 use crate::sync::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ pub(super) fn sleep(word: &AtomicU32, expected: u32) {
     // SAFETY: the kernel only reads the word and the limit.
     let _ = unsafe {
         syscall!(
-            Sysno::futex,
+            SYS_futex,
             word.as_ptr(),
             operation,
             expected,
@@ -35,7 +35,7 @@ pub(super) fn sleep(word: &AtomicU32, expected: u32) {
 pub(in crate::host) fn wake_all(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE;
     // SAFETY: the kernel does not write to the word.
-    let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), operation, i32::MAX) };
+    let _ = unsafe { syscall!(SYS_futex, word.as_ptr(), operation, i32::MAX) };
 }
 
 /// `struct robust_list_head`, which the kernel reads when the thread ends.
@@ -113,7 +113,7 @@ impl Thread {
     #[cold]
     fn ask() -> Self {
         // SAFETY: no pointers are involved.
-        let id = unsafe { syscall!(Sysno::gettid) }.unwrap_or(0);
+        let id = unsafe { syscall!(SYS_gettid) }.unwrap_or(0);
         let thread = Thread {
             generation: generation::current(),
             id: u32::try_from(id).unwrap_or(0),
@@ -140,7 +140,7 @@ fn registered() -> Option<*const RobustList> {
     let mut list = ptr::null::<RobustList>();
     let mut size = 0_usize;
     // SAFETY: both places are live and of the size that the kernel writes.
-    let asked = unsafe { syscall!(Sysno::get_robust_list, 0, &raw mut list, &raw mut size) };
+    let asked = unsafe { syscall!(SYS_get_robust_list, 0, &raw mut list, &raw mut size) };
     let is_known = asked.is_ok() && !list.is_null() && size == size_of::<RobustList>();
     is_known.then(|| ptr::with_exposed_provenance(list.addr()))
 }
@@ -155,7 +155,7 @@ fn register() -> *const RobustList {
             Ordering::Relaxed,
         );
         // SAFETY: the list is complete, and lives as long as the thread.
-        let _ = unsafe { syscall!(Sysno::set_robust_list, address, size_of::<RobustList>()) };
+        let _ = unsafe { syscall!(SYS_set_robust_list, address, size_of::<RobustList>()) };
         address
     })
 }

@@ -1,4 +1,4 @@
-//! System calls by number, and the C library's `syscall(2)`.
+//! `syscall(2)`: system calls that a program makes by their number.
 
 use std::ffi::{c_int, c_long, c_uint};
 
@@ -7,82 +7,10 @@ use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
 use crate::errno::{give_word, set_errno};
+use crate::kernel::by_number;
 use crate::settings::{self, Kind};
 use crate::stats::Call;
 use crate::{files, handlers, polls, process, sets, sockets, stats};
-
-/// A system call, inline.
-///
-/// # Safety
-/// That of the call.
-#[inline]
-pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
-    let [a, b, c, d, e, f] = arguments;
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's calling convention; the rest is the caller's contract.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") number,
-            inlateout("x0") a => result,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
-            options(nostack),
-        );
-    }
-    self::result(result.cast_unsigned())
-}
-
-/// Converts the kernel's return value: -4095 to -1 are errors.
-#[inline]
-pub(crate) fn result(given: usize) -> Result<usize, Errno> {
-    match given.cast_signed() {
-        negative @ -4095..=-1 => Err(Errno::from_raw(-(negative as i32))),
-        _ => Ok(given),
-    }
-}
-
-/// A call without pointers that the program would make, or whose pointers the kernel checks.
-macro_rules! kernel {
-    ($number:ident $(, $argument:expr)* $(,)?) => {{
-        let given = [$($argument as usize),*];
-        let mut arguments = [0; 6];
-        arguments[..given.len()].copy_from_slice(&given);
-        // SAFETY: the kernel checks what pointers there are; what they lead to is the caller's.
-        unsafe { $crate::raw::call(libc::$number, arguments) }
-    }};
-}
-
-pub(crate) use kernel;
-
-/// `struct sigaction` of the kernel.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Action {
-    pub(crate) handler: usize,
-    pub(crate) flags: usize,
-    pub(crate) restorer: usize,
-    pub(crate) mask: u64,
-}
-
-pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        let written = kernel!(SYS_write, fd, bytes.as_ptr(), bytes.len())?;
-        bytes = &bytes[written..];
-    }
-    Ok(())
-}
 
 /// `syscall(2)`: selects the calls that act on user-level objects by their number.
 ///
@@ -123,24 +51,24 @@ unsafe fn syscall_body(
             }
             libc::SYS_exit_group => {
                 stats::report();
-                give_word(call(number, arguments))
+                give_word(by_number(number, arguments))
             }
             libc::SYS_setrlimit | libc::SYS_prlimit64 => {
-                let result = give_word(call(number, arguments));
+                let result = give_word(by_number(number, arguments));
                 upoll_fds::open_limit_changed();
                 result
             }
             _ if is_wait(number) => wait(number, arguments),
             _ if is_copy_to_number(number) => {
-                let in_kernel = || give_word(call(number, arguments));
+                let in_kernel = || give_word(by_number(number, arguments));
                 files::duplicate_to(a.int(), b.int(), in_kernel)
                     .or_else(|| on_objects(number, arguments))
                     .unwrap_or_else(in_kernel)
             }
-            _ if !concerns_objects(number, arguments) => give_word(call(number, arguments)),
+            _ if !concerns_objects(number, arguments) => give_word(by_number(number, arguments)),
             _ => match on_objects(number, arguments) {
                 Some(result) => result,
-                None => give_word(call(number, arguments)),
+                None => give_word(by_number(number, arguments)),
             },
         }
     }
@@ -177,7 +105,7 @@ unsafe fn wait(number: c_long, arguments: [usize; 6]) -> c_long {
         {
             return result;
         }
-        let result = give_word(call(number, arguments));
+        let result = give_word(by_number(number, arguments));
         if let Some(wait) = waits {
             stats::count_as(Call::EpollWait, false);
             wait.end();
@@ -383,12 +311,12 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 d.ptr(),
                 e.uint(),
             )),
-            libc::SYS_clone => give_word(process::raw_clone(a, || call(number, arguments))),
+            libc::SYS_clone => give_word(process::raw_clone(a, || by_number(number, arguments))),
             libc::SYS_clone3 => {
                 // The flags come first in the structure. The kernel refuses a structure that cannot
                 // be read.
                 let flags = upoll_fds::read_memory(a.ptr::<usize>()).unwrap_or(0);
-                give_word(process::raw_clone(flags, || call(number, arguments)))
+                give_word(process::raw_clone(flags, || by_number(number, arguments)))
             }
             libc::SYS_execve | libc::SYS_execveat => {
                 process::demote_inherited();
@@ -425,7 +353,7 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
             }
             // A child of `vfork` would return from here before its parent does, on the same stack.
             libc::SYS_fork | libc::SYS_vfork => {
-                give_word(process::raw_clone(0, || call(libc::SYS_fork, [0; 6])))
+                give_word(process::raw_clone(0, || by_number(libc::SYS_fork, [0; 6])))
             }
             _ => return None,
         }

@@ -7,9 +7,8 @@
 //! library does for its cancellation points. The thread checks there, with no gap before the system
 //! call, whether a signal was [put off](put_off) already.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
-use syscalls::{Errno, Sysno};
+use std::ffi::c_long;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 std::thread_local! {
     /// Not 0: the thread's sleeps end before they begin.
@@ -21,32 +20,19 @@ pub fn put_off(is_put_off: bool) {
     IS_PUT_OFF.with(|word| word.store(is_put_off.into(), Ordering::Relaxed));
 }
 
-/// A system call that may sleep, by its name; its arguments become machine words.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! interruptible_call {
-    ($name:ident $(, $argument:expr)* $(,)?) => {{
-        let given = [$($argument as usize),*];
-        let mut arguments = [0; 6];
-        arguments[..given.len()].copy_from_slice(&given);
-        $crate::interruptible::call(::syscalls::Sysno::$name, arguments)
-    }};
-}
-
-/// A system call that may sleep.
+/// Makes a system call that may sleep, unless the thread has put a signal off.
+///
+/// # Errors
+/// The kernel's error number; `EINTR` if the thread has put a signal off.
 ///
 /// # Safety
-/// That of the call.
+/// The arguments fulfil the contract of the call `number`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub unsafe fn call(number: Sysno, arguments: [usize; 6]) -> Result<usize, Errno> {
-    let result = IS_PUT_OFF.with(|word| {
+pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, i32> {
+    crate::result(IS_PUT_OFF.with(|word| {
         // SAFETY: the caller's contract; the word lives as long as the thread.
-        unsafe { enter(number as usize, arguments.as_ptr(), word.as_ptr()) }
-    });
-    match result {
-        -4095..=-1 => Err(Errno::new(-(result as i32))),
-        _ => Ok(result.cast_unsigned()),
-    }
+        unsafe { enter(number, arguments.as_ptr(), word.as_ptr()) }
+    }))
 }
 
 /// Makes a call unless `word` is set. Returns the address after the system call if `word` is null.
@@ -56,11 +42,11 @@ pub unsafe fn call(number: Sysno, arguments: [usize; 6]) -> Result<usize, Errno>
 #[unsafe(naked)]
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C-unwind" fn enter(
-    number: usize,
+    number: c_long,
     arguments: *const usize,
     word: *const u32,
 ) -> isize {
-    core::arch::naked_asm!(
+    std::arch::naked_asm!(
         ".cfi_startproc",
         "test rdx, rdx",
         "jz 4f",
@@ -89,11 +75,11 @@ unsafe extern "C-unwind" fn enter(
 #[unsafe(naked)]
 #[cfg(target_arch = "aarch64")]
 unsafe extern "C-unwind" fn enter(
-    number: usize,
+    number: c_long,
     arguments: *const usize,
     word: *const u32,
 ) -> isize {
-    core::arch::naked_asm!(
+    std::arch::naked_asm!(
         ".cfi_startproc",
         "cbz x2, 4f",
         "mov x8, x0",
@@ -115,17 +101,21 @@ unsafe extern "C-unwind" fn enter(
     );
 }
 
-/// Other processors have no such place: a signal that comes just before a system call is noticed late.
+/// Makes a system call that may sleep, unless the thread has put a signal off. On other processors a signal
+/// that comes just before the system call does not end it.
+///
+/// # Errors
+/// The kernel's error number; `EINTR` if the thread has put a signal off.
 ///
 /// # Safety
-/// That of the call.
+/// The arguments fulfil the contract of the call `number`.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub unsafe fn call(number: Sysno, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, Errno> {
+pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, i32> {
     if IS_PUT_OFF.with(|word| word.load(Ordering::Relaxed)) != 0 {
-        return Err(Errno::EINTR);
+        return Err(libc::EINTR);
     }
     // SAFETY: the caller's contract.
-    unsafe { syscalls::syscall6(number, a, b, c, d, e, f) }
+    unsafe { crate::call(number, arguments) }
 }
 
 /// Where a signal came with respect to a [`call`].
@@ -144,7 +134,7 @@ pub enum Place {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub fn place(address: usize) -> Place {
     // SAFETY: with a null word it only returns an address.
-    let after = unsafe { enter(0, core::ptr::null(), core::ptr::null()) }.cast_unsigned();
+    let after = unsafe { enter(0, std::ptr::null(), std::ptr::null()) }.cast_unsigned();
     if address == after {
         Place::After
     } else if (enter as *const () as usize..after).contains(&address) {
@@ -176,13 +166,13 @@ mod tests {
             let mut arguments = nothing;
             arguments[2] = limit.expose_provenance();
             // SAFETY: an empty list and a live limit.
-            unsafe { call(Sysno::ppoll, arguments) }
+            unsafe { call(libc::SYS_ppoll, arguments) }
         };
         assert_eq!(poll(), Ok(0));
         put_off(true);
-        assert_eq!(poll(), Err(Errno::EINTR));
+        assert_eq!(poll(), Err(libc::EINTR));
         // SAFETY: as above; without the first look it would never end.
-        assert_eq!(unsafe { call(Sysno::ppoll, nothing) }, Err(Errno::EINTR));
+        assert_eq!(unsafe { call(libc::SYS_ppoll, nothing) }, Err(libc::EINTR));
         put_off(false);
         assert_eq!(poll(), Ok(0));
     }
