@@ -3,6 +3,8 @@
 
 use std::ffi::{c_int, c_short};
 
+use upoll_sys::signals;
+
 /// The size of the kernel's signal set.
 const MASK_SIZE: usize = size_of::<u64>();
 
@@ -38,31 +40,13 @@ pub(crate) fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// The signals that glibc never blocks: 32 ends threads that are cancelled, and a thread that is being cancelled in
-/// a call waits for it; 33 changes the user in all threads.
-const INTERNAL: u64 = 1 << 31 | 1 << 32;
-
 /// Blocks the program's signals for the thread and returns the mask that held before.
 pub(crate) fn block_signals() -> u64 {
-    let (all, mut before) = (!INTERNAL, 0_u64);
-    kernel!(
-        SYS_rt_sigprocmask,
-        libc::SIG_SETMASK,
-        &raw const all,
-        &raw mut before,
-        MASK_SIZE
-    );
-    before
+    signals::change(libc::SIG_SETMASK, !signals::OF_THE_C_LIBRARY)
 }
 
 pub(crate) fn restore_signals(mask: u64) {
-    kernel!(
-        SYS_rt_sigprocmask,
-        libc::SIG_SETMASK,
-        &raw const mask,
-        0,
-        MASK_SIZE
-    );
+    signals::change(libc::SIG_SETMASK, mask);
 }
 
 /// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.

@@ -15,6 +15,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use libc::epoll_event;
+use upoll_sys::backoff::Backoff;
 
 use crate::fds::{self, FIRST_SET, LISTENER, UNKNOWN};
 use crate::raw::{self, give, kernel};
@@ -105,8 +106,9 @@ pub(crate) struct Locked {
 
 pub(crate) fn lock() -> Locked {
     let signals = raw::block_signals();
+    let mut backoff = Backoff::new();
     while LOCK.swap(true, Ordering::Acquire) {
-        kernel!(SYS_sched_yield);
+        backoff.wait();
     }
     Locked { signals }
 }

@@ -14,12 +14,12 @@ use upoll::{Errno, Event, EventFd, Events, Op, SharedBox, Target};
 
 use crate::kernel::{call, check_open};
 use crate::object::Object;
-use crate::patience::Patience;
 use crate::plain_sets;
 use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
 use crate::table::{self, Group, Held};
+use upoll_sys::backoff::Backoff;
 
 /// The error for an object that cannot be demoted (yet).
 const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
@@ -392,14 +392,14 @@ struct UnderWay {
 
 impl UnderWay {
     fn begin() -> Self {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         loop {
             let held_back = HeldBack::begin();
             if !IS_UNDER_WAY.swap(true, Ordering::Acquire) {
                 return UnderWay { held_back };
             }
             drop(held_back);
-            patience.wait();
+            backoff.wait();
         }
     }
 }

@@ -25,9 +25,9 @@ use upoll::Errno;
 
 use crate::inherit::Inheritance;
 use crate::kernel::{self, call, number};
-use crate::patience::wait_until;
 use crate::set::NumberedSet;
 use crate::{change, demote, in_use, inherit, plain_sets, table};
+use upoll_sys::backoff::wait_until;
 
 /// Whether fork handlers are registered; one of the following.
 static WATCH: AtomicU8 = AtomicU8::new(NOT_BEGUN);

@@ -31,8 +31,8 @@ use std::ptr::{self, NonNull};
 
 use crate::slot::{Entry, Slot};
 use crate::sync::{
-    AtomicBool, AtomicPtr, Ordering, Patience, Rule, Section, broken, compiler_fence, fence,
-    global, of_each_thread,
+    AtomicBool, AtomicPtr, Backoff, Ordering, Rule, Section, broken, compiler_fence, fence, global,
+    of_each_thread,
 };
 
 /// The entries that one call of one thread uses. Records of different threads do not share a cache
@@ -107,7 +107,7 @@ mod kernel {
 
     use super::{AtomicPtr, MINE, Mine, Ordering, Record, compiler_fence, fence, records};
     use crate::kernel::call;
-    use crate::patience::nap;
+    use upoll_sys::backoff::nap;
 
     const UNKNOWN: u8 = 0;
     const FENCES: u8 = 1;
@@ -700,7 +700,7 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     others.all(|record| {
         let is_marked = || record.mark.load(Ordering::Acquire) == mark.0;
         let tries = if patiently { PATIENCE } else { 0 };
-        let mut waiting = Patience::new();
+        let mut waiting = Backoff::new();
         for _ in 0..tries {
             if !is_marked() {
                 return true;
@@ -713,7 +713,7 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 
 /// How often to wait for a call before it counts as a long one: about two milliseconds.
 #[cfg(not(loom))]
-const PATIENCE: usize = Patience::SHORT + 5;
+const PATIENCE: usize = Backoff::SHORT + 5;
 #[cfg(loom)]
 const PATIENCE: usize = 0;
 
@@ -747,7 +747,7 @@ pub(crate) fn wait_until_all_unused(
     }
     see_others();
     for record in records() {
-        let mut waiting = Patience::new();
+        let mut waiting = Backoff::new();
         let mut turn = 0;
         while record.named().any(|entry| is_among(entry, entries)) {
             if turn >= patience || is_mine(record) {

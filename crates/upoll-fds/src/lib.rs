@@ -53,7 +53,6 @@ mod memory;
 mod number;
 mod object;
 mod own;
-mod patience;
 mod pipe;
 #[doc(hidden)]
 pub mod plain_sets;

@@ -31,7 +31,7 @@
 //!   counts the fork, then looks at what was noted (`Generations::begin_to_make`).
 
 use crate::sync::{
-    AtomicBool, AtomicUsize, Ordering, Patience, Rule, broken, compiler_fence, signal_point,
+    AtomicBool, AtomicUsize, Ordering, Backoff, Rule, broken, compiler_fence, signal_point,
 };
 use crate::{change, counts};
 
@@ -227,7 +227,7 @@ impl Record {
     /// Returns true without a wait if the calling thread itself takes the set over. This is a signal handler
     /// then that the library does not know of, and the takeover goes on once it has returned.
     fn outlast_take(&self, me: usize) -> bool {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         loop {
             let state = self.state.load(Ordering::SeqCst);
             if state == taken_by(me) || broken(Rule::OutlastTake) {
@@ -236,7 +236,7 @@ impl Record {
             if !is_being_taken(state) {
                 return false;
             }
-            patience.wait();
+            backoff.wait();
         }
     }
 
@@ -319,9 +319,9 @@ impl Generations {
 
     /// Waits until no other thread than `me` takes a set over.
     fn outlast_taker(&self, me: usize) {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         while ![0, me].contains(&self.taker.load(Ordering::SeqCst)) {
-            patience.wait();
+            backoff.wait();
         }
     }
 

@@ -25,7 +25,7 @@ use upoll::{Epoll, Errno, Event, Events, Op};
 use crate::in_use;
 use crate::kernel::call;
 use crate::memory;
-use crate::patience::nap;
+use upoll_sys::backoff::nap;
 
 const PASSIVE: u8 = 0;
 const ACTIVE: u8 = 1;

@@ -27,20 +27,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
+use upoll_sys::signals::{OF_FAULTS, change};
 
 use crate::in_use;
 use crate::kernel::{call, interruptible};
-
-/// Signals that a fault raises, or a system call that a filter traps. They are not held back: the
-/// kernel would end the process.
-const RAISED_BY_THE_CODE: [libc::c_int; 6] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGTRAP,
-    libc::SIGSYS,
-];
 
 std::thread_local! {
     /// The number of [`HeldBack`]s of the thread, and its mask before the first.
@@ -82,30 +72,11 @@ impl Drop for HeldBack {
 
 /// Blocks all signals but those that a fault raises. Returns the previous mask.
 fn hold_back() -> u64 {
-    let raised = RAISED_BY_THE_CODE
-        .iter()
-        .fold(0, |set, signal| set | 1 << (signal - 1));
-    change_mask(libc::SIG_BLOCK, !raised)
+    change(libc::SIG_BLOCK, !OF_FAULTS)
 }
 
 fn set_mask(mask: u64) {
-    change_mask(libc::SIG_SETMASK, mask);
-}
-
-/// Changes the thread's signal mask. Returns the previous one.
-fn change_mask(how: libc::c_int, mask: u64) -> u64 {
-    let mut before = 0_u64;
-    // SAFETY: both are live and of the size that is given. The call does not fail then.
-    let _ = unsafe {
-        call!(
-            SYS_rt_sigprocmask,
-            how,
-            &raw const mask,
-            &raw mut before,
-            size_of::<u64>()
-        )
-    };
-    before
+    change(libc::SIG_SETMASK, mask);
 }
 
 /// Delayed handlers of a thread. Handlers may change this at any time.

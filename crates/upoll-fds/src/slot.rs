@@ -14,7 +14,7 @@ use upoll::Errno;
 
 use crate::in_use::{self, Changing, InUse, Mark};
 use crate::object::Object;
-use crate::sync::{AtomicPtr, HeldBack, Ordering, Patience, Rule, broken};
+use crate::sync::{AtomicPtr, Backoff, HeldBack, Ordering, Rule, broken};
 
 /// The object of an fd.
 pub(crate) struct Entry {
@@ -93,7 +93,7 @@ impl Slot {
 
     #[cold]
     fn settled_later(&self) -> Option<NonNull<Entry>> {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         loop {
             let word = self.word();
             if !is_mark(word) {
@@ -102,7 +102,7 @@ impl Slot {
             if broken(Rule::WaitWhileChanging) {
                 return None;
             }
-            patience.wait();
+            backoff.wait();
         }
     }
 
@@ -209,7 +209,7 @@ impl Slot {
     ) -> Result<R, E> {
         let own = 0_usize;
         let mark = mark_by(&raw const own);
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         let (result, leaving) = loop {
             let old = self.0.load(Ordering::Relaxed);
             if old.is_null() && !may_fill {
@@ -223,7 +223,7 @@ impl Slot {
                     .is_ok();
             if !is_marked {
                 drop(held_back);
-                patience.wait();
+                backoff.wait();
                 continue;
             }
             let (result, new) = match change() {
@@ -244,7 +244,7 @@ impl Slot {
         from: Option<&Slot>,
         copy: impl Fn() -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         loop {
             // A change waits for no other one.
             let changed = self.change(true, || {
@@ -259,7 +259,7 @@ impl Slot {
             match changed {
                 Ok(new) => return Ok(new),
                 Err(Some(errno)) => return Err(errno),
-                Err(None) => patience.wait(),
+                Err(None) => backoff.wait(),
             }
         }
     }
@@ -281,7 +281,7 @@ impl Slot {
     /// [`give_up`](Self::give_up).
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
         let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
-        let mut patience = Patience::new();
+        let mut backoff = Backoff::new();
         while let Some(in_use) = InUse::begin(self).filter(is_meant) {
             let entry = ptr::from_ref(in_use.entry()).cast_mut();
             let held = mark_by(entry);
@@ -293,7 +293,7 @@ impl Slot {
                 return Some(entry);
             }
             drop(in_use);
-            patience.wait();
+            backoff.wait();
         }
         None
     }

@@ -8,9 +8,9 @@ pub(crate) use std::sync::atomic::{
 };
 
 #[cfg(not(loom))]
-pub(crate) use crate::patience::{Patience, wait_until};
-#[cfg(not(loom))]
 pub(crate) use crate::signals::{HeldBack, Section};
+#[cfg(not(loom))]
+pub(crate) use upoll_sys::backoff::{Backoff, wait_until};
 
 #[cfg(loom)]
 pub(crate) use crate::sequenced::{
@@ -18,12 +18,12 @@ pub(crate) use crate::sequenced::{
 };
 
 #[cfg(loom)]
-pub(crate) struct Patience;
+pub(crate) struct Backoff;
 
 #[cfg(loom)]
-impl Patience {
+impl Backoff {
     pub(crate) fn new() -> Self {
-        Patience
+        Backoff
     }
 
     pub(crate) fn wait(&mut self) {

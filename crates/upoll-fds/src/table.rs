@@ -19,10 +19,10 @@ use crate::fork;
 use crate::in_use::{self, Changing};
 use crate::kernel::{self, call};
 use crate::object::Object;
-use crate::patience::{Patience, wait_until};
 use crate::plain_sets;
 use crate::signals::{HeldBack, Section};
 use crate::slot::{Entry, Slot};
+use upoll_sys::backoff::{Backoff, wait_until};
 
 /// Fds from this one on are always the kernel's. It is the default of `fs.nr_open`.
 const NUMBERS: usize = 1 << 20;
@@ -292,7 +292,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     let _section = Section::begin();
     // A kernel fd is marked, too, and the child of a fork would not know it for one.
     let _change = change::Change::begin();
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::new();
     loop {
         let held_back = HeldBack::begin();
         let copied = slot.kept(|object| match object {
@@ -307,7 +307,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
             return copied;
         }
         drop(held_back);
-        patience.wait();
+        backoff.wait();
     }
 }
 

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
 use libc::{SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t, siginfo_t, sigset_t};
 use upoll::Errno;
+use upoll_sys::backoff::Backoff;
+use upoll_sys::signals::Blocked;
 
 use crate::cancel::deferred;
 use crate::errno::{MASK_SIZE, give, set_errno};
@@ -93,15 +95,12 @@ fn wrap_all() {
 /// doing so.
 fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
     // A handler that interrupted this could wait for the thread that it has interrupted.
-    let (all, mut mask) = (u64::MAX, 0_u64);
-    let (new, old) = (&raw const all, &raw mut mask);
-    let _ = kernel::call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, MASK_SIZE);
+    let _blocked = Blocked::new(u64::MAX);
+    let mut backoff = Backoff::new();
     let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
     let begun = loop {
         match STATE.compare_exchange(before, BEGUN, success, failure) {
-            Err(BEGUN) => {
-                let _ = kernel::call!(SYS_sched_yield);
-            }
+            Err(BEGUN) => backoff.wait(),
             begun => break begun.is_ok(),
         }
     };
@@ -117,7 +116,6 @@ fn wrap_from(before: u8, signals: RangeInclusive<c_int>) {
         }
         STATE.store(WRAPS, Ordering::Release);
     }
-    let _ = kernel::call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, old, 0, MASK_SIZE);
 }
 
 /// Sets a handler by `call`, a function of the C library or a system call, while handlers are not
@@ -152,8 +150,9 @@ fn wrap(signal: c_int) {
 
 /// Returns whether handlers are delayed. Waits while another thread replaces the handlers.
 fn wraps() -> bool {
+    let mut backoff = Backoff::new();
     while STATE.load(Ordering::Acquire) == BEGUN {
-        let _ = kernel::call!(SYS_sched_yield);
+        backoff.wait();
     }
     STATE.load(Ordering::Acquire) == WRAPS
 }

@@ -4,9 +4,10 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-use std::time::{Duration, Instant};
 
-use crate::{handlers, kernel};
+use upoll_sys::backoff::wait_until;
+
+use crate::handlers;
 
 /// A kind of objects that can be user-level.
 #[derive(Clone, Copy)]
@@ -112,21 +113,8 @@ pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> 
 /// for a second at most: a thread that makes an object may wait for a fork that needs a lock which
 /// this thread holds.
 fn outlast_making() {
-    const LONGEST: Duration = Duration::from_secs(1);
     fence(Ordering::SeqCst);
-    if MAKING.load(Ordering::Acquire) == 0 {
-        return;
-    }
-    let begun = Instant::now();
-    while MAKING.load(Ordering::Acquire) != 0 && begun.elapsed() < LONGEST {
-        // Not a mere yield: a thread of a lower real-time priority would get no processor. Not the C
-        // library's function, in which the thread might be cancelled.
-        let time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 50_000,
-        };
-        let _ = kernel::call!(SYS_nanosleep, &raw const time, 0);
-    }
+    wait_until(|| MAKING.load(Ordering::Acquire) == 0);
 }
 
 /// Ends the service of new objects. The caller demotes existing ones after this.

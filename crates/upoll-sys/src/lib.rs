@@ -6,7 +6,9 @@
 
 use std::ffi::c_long;
 
+pub mod backoff;
 pub mod interruptible;
+pub mod signals;
 
 #[doc(hidden)]
 pub use libc;

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use super::sigset::Held;
+use upoll_sys::signals::Blocked;
+
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::companion::Companion;
@@ -135,7 +136,7 @@ impl Epoll {
             }
         }
         // Between two sleeps no handler may run unnoticed.
-        let _held = Held::new();
+        let _held = Blocked::sent();
         let mask = Some(mask.as_libc());
         let ready = self.wait_in_kernel(events, timeout.deadline(), mask, &mut turns)?;
         if ready > 0 {

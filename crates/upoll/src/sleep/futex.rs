@@ -13,7 +13,6 @@ use super::timeout::Clock;
 use super::timeout::Deadline;
 #[cfg(loom)]
 use crate::host::kernel;
-#[cfg(not(loom))]
 use crate::sync::AtomicU32;
 
 /// The processes that may wake a sleeper.

@@ -12,7 +12,6 @@ mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
 mod futex;
-#[cfg(not(loom))]
 mod kernel_part;
 mod open_limit;
 mod pipe;

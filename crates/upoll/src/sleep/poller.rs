@@ -6,9 +6,10 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use std::os::fd::RawFd;
 
+use upoll_sys::signals::Blocked;
+
 use super::doorbell::Doorbell;
 use super::futex::{self, Scope};
-use super::sigset::Held;
 use super::timeout::{Clock, Deadline, Timeout};
 use super::{Outcome, SigSet};
 use crate::epoll::ctl::as_set;
@@ -347,7 +348,7 @@ pub(super) fn wait(
     }
     let deadline = timeout.deadline();
     // The kernel swaps masks for each sleep; what comes between two is held for the next.
-    let _held = mask.map(|_| Held::new());
+    let _held = mask.map(|_| Blocked::sent());
     if seen.objects == 0 {
         return wait_for_kernel(call, deadline, mask);
     }

@@ -91,42 +91,6 @@ impl SigSet {
     }
 }
 
-/// Holds back every signal from the calling thread while it exists, but those that a thread raises
-/// by a fault of its own.
-pub(super) struct Held {
-    before: SigSet,
-}
-
-impl Held {
-    pub(super) fn new() -> Self {
-        let mut all = SigSet::full();
-        for fault in [
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGFPE,
-            libc::SIGILL,
-            libc::SIGTRAP,
-            libc::SIGSYS,
-        ] {
-            // SAFETY: the set is initialised, and there is such a signal.
-            unsafe { libc::sigdelset(&raw mut all.0, fault) };
-        }
-        let mut before = SigSet::empty();
-        // SAFETY: both are sets, one to read and one to write.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all.0, &raw mut before.0) };
-        Held { before }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // SAFETY: it is a set to read.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before.0, ptr::null_mut())
-        };
-    }
-}
-
 impl From<libc::sigset_t> for SigSet {
     fn from(set: libc::sigset_t) -> Self {
         SigSet(set)

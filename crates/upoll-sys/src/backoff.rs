@@ -1,30 +1,34 @@
-//! Waiting for what other threads do in a moment, without a word of theirs to sleep on.
+//! Waits for what another thread does in a moment, without a word of its to sleep on.
 
 use std::ffi::c_long;
 use std::hint;
 use std::time::{Duration, Instant};
 
-use crate::kernel::call;
+use crate::syscall;
 
-/// A backoff: spins, yields a few times, then sleeps. The awaited thread may need a processor, and a
+/// Spins, yields a few times, then sleeps. The awaited thread may need a processor, and a
 /// thread of a lower real-time priority would never get one from yields. On a busy machine each yield
 /// costs the whole time slices of others, which a short sleep does not.
-pub(crate) struct Patience {
+#[derive(Debug, Default)]
+pub struct Backoff {
     waits: u32,
 }
 
-impl Patience {
+impl Backoff {
     const SPINS: u32 = 100;
     const YIELDS: u32 = 4;
     /// The number of waits that take almost no time. All later waits are sleeps, each twice as long as the
     /// one before, up to a millisecond from the fifth on.
-    pub(crate) const SHORT: usize = (Self::SPINS + Self::YIELDS) as usize;
+    pub const SHORT: usize = (Self::SPINS + Self::YIELDS) as usize;
 
-    pub(crate) fn new() -> Self {
-        Patience { waits: 0 }
+    /// Starts with the shortest wait.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    pub(crate) fn wait(&mut self) {
+    /// Waits, each time longer than the last.
+    pub fn wait(&mut self) {
         let waits = self.waits;
         self.waits = waits.saturating_add(1);
         if waits < Self::SPINS {
@@ -32,7 +36,7 @@ impl Patience {
         } else if waits < Self::SPINS + Self::YIELDS {
             // Not by the C library's name, which the program may have taken over.
             // SAFETY: the call has no arguments and changes no memory.
-            let _ = unsafe { call!(SYS_sched_yield) };
+            let _ = unsafe { syscall!(SYS_sched_yield) };
         } else {
             let doubled = (waits - Self::SPINS - Self::YIELDS).min(4);
             sleep(FIRST_NAP << doubled);
@@ -43,21 +47,21 @@ impl Patience {
 /// In nanoseconds: a sixteenth of a millisecond.
 const FIRST_NAP: c_long = 62_500;
 
-/// Waits for others until it `is_so`, though not for ever.
-pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
+/// Waits until `is_so` returns true, but for a second at most.
+pub fn wait_until(mut is_so: impl FnMut() -> bool) {
     const LONGEST: Duration = Duration::from_secs(1);
     if is_so() {
         return;
     }
     let begun = Instant::now();
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::new();
     while !is_so() && begun.elapsed() < LONGEST {
-        patience.wait();
+        backoff.wait();
     }
 }
 
 /// Sleeps for a millisecond.
-pub(crate) fn nap() {
+pub fn nap() {
     sleep(FIRST_NAP << 4);
 }
 
@@ -67,5 +71,5 @@ fn sleep(nanoseconds: c_long) {
         tv_nsec: nanoseconds,
     };
     // SAFETY: the time is live. A signal may end it early, which does no harm.
-    let _ = unsafe { call!(SYS_nanosleep, &raw const time, 0) };
+    let _ = unsafe { syscall!(SYS_nanosleep, &raw const time, 0) };
 }

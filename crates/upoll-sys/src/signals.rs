@@ -1,0 +1,66 @@
+//! The signal mask of the calling thread: `rt_sigprocmask(2)`, with sets of the kernel's size. Bit `n - 1`
+//! stands for signal `n`.
+
+use std::ffi::c_int;
+
+use crate::syscall;
+
+/// The signals that a fault of the thread raises, or a system call that a filter traps. If the thread blocks
+/// such a signal, the kernel ends the process instead.
+pub const OF_FAULTS: u64 = bit(libc::SIGSEGV)
+    | bit(libc::SIGBUS)
+    | bit(libc::SIGFPE)
+    | bit(libc::SIGILL)
+    | bit(libc::SIGTRAP)
+    | bit(libc::SIGSYS);
+
+/// The signals that glibc has for itself and never blocks. The first ends a thread that is cancelled; the
+/// second changes the user of all threads, and the thread that asks for it waits for the others.
+pub const OF_THE_C_LIBRARY: u64 = bit(32) | bit(33);
+
+const fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Changes the mask: `how` is `SIG_BLOCK`, `SIG_UNBLOCK` or `SIG_SETMASK`. Returns the previous one.
+pub fn change(how: c_int, set: u64) -> u64 {
+    let mut before = 0_u64;
+    let (new, old, size) = (&raw const set, &raw mut before, size_of::<u64>());
+    // SAFETY: the kernel reads the one and writes the other. It does not fail for such arguments.
+    let _ = unsafe { syscall!(SYS_rt_sigprocmask, how, new, old, size) };
+    before
+}
+
+/// Blocks signals until it is dropped, which restores the mask that was there before.
+#[derive(Debug)]
+pub struct Blocked {
+    before: u64,
+}
+
+impl Blocked {
+    /// Blocks the signals of `set` too.
+    #[must_use]
+    pub fn new(set: u64) -> Self {
+        Blocked {
+            before: change(libc::SIG_BLOCK, set),
+        }
+    }
+
+    /// Blocks all that other threads and processes send, but [those of the C library](OF_THE_C_LIBRARY).
+    #[must_use]
+    pub fn sent() -> Self {
+        Blocked::new(!(OF_FAULTS | OF_THE_C_LIBRARY))
+    }
+
+    /// Returns the mask that will be restored.
+    #[must_use]
+    pub fn before(&self) -> u64 {
+        self.before
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        change(libc::SIG_SETMASK, self.before);
+    }
+}
