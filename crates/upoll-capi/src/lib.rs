@@ -22,62 +22,9 @@ use libc::{
     fd_set, iovec, msghdr, nfds_t, pid_t, pollfd, rlimit64, sigset_t, size_t, sockaddr, socklen_t,
     ssize_t, timespec, timeval,
 };
-use upoll::{Errno, Event};
+use upoll::Event;
+use upoll_fds::errno::{MASK_SIZE, give, give_size};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams};
-
-/// The size of the kernel's signal set.
-const MASK_SIZE: usize = size_of::<u64>();
-
-/// The return value of a call in C.
-trait Value {
-    fn value(self) -> c_int;
-}
-
-impl Value for () {
-    fn value(self) -> c_int {
-        0
-    }
-}
-
-impl Value for c_int {
-    fn value(self) -> c_int {
-        self
-    }
-}
-
-impl Value for usize {
-    fn value(self) -> c_int {
-        c_int::try_from(self).unwrap_or(c_int::MAX)
-    }
-}
-
-fn set_errno(errno: Errno) {
-    // SAFETY: the C library gives each thread a live errno.
-    unsafe { *libc::__errno_location() = errno.raw() };
-}
-
-#[inline]
-fn give<T: Value>(result: Result<T, Errno>) -> c_int {
-    match result {
-        Ok(value) => value.value(),
-        Err(errno) => {
-            set_errno(errno);
-            -1
-        }
-    }
-}
-
-/// Like `give`, for a number of bytes.
-#[inline]
-fn give_size(result: Result<usize, Errno>) -> ssize_t {
-    match result {
-        Ok(count) => count.cast_signed(),
-        Err(errno) => {
-            set_errno(errno);
-            -1
-        }
-    }
-}
 
 /// Functions without pointers.
 macro_rules! plain {

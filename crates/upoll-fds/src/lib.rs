@@ -42,6 +42,8 @@ mod ctl_batch;
 mod demote;
 mod epoll;
 mod epoll_ctl;
+#[doc(hidden)]
+pub mod errno;
 mod eventfd;
 mod fork;
 mod in_use;

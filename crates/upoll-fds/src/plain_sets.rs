@@ -31,7 +31,7 @@
 //!   counts the fork, then looks at what was noted (`Generations::begin_to_make`).
 
 use crate::sync::{
-    AtomicBool, AtomicUsize, Ordering, Backoff, Rule, broken, compiler_fence, signal_point,
+    AtomicBool, AtomicUsize, Backoff, Ordering, Rule, broken, compiler_fence, signal_point,
 };
 use crate::{change, counts};
 

@@ -20,10 +20,10 @@ use libc::{
 use upoll::Event;
 use upoll_fds::plain_sets;
 
-use crate::errno::give;
 use crate::next::{Next, call_at, name_of, next, pass_on};
 use crate::stats::{self, Call, is_ours};
 use crate::{files, kernel, polls, sets, sockets};
+use upoll_fds::errno::give;
 
 /// The state of a thread's cancellable calls.
 struct Record {

@@ -8,12 +8,12 @@ use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
-use crate::errno::{give, give_size, set_errno};
 use crate::next::{Next, call_at, pass_on};
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
 use crate::streams;
 use crate::{handlers, kernel};
+use upoll_fds::errno::{give, give_size, set_errno};
 
 #[doc = "`close(2)`"]
 pub(crate) fn close(fd: c_int) -> c_int {

@@ -19,9 +19,9 @@ use upoll_sys::backoff::Backoff;
 use upoll_sys::signals::Blocked;
 
 use crate::cancel::deferred;
-use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::next::next;
 use crate::{kernel, settings, stats};
+use upoll_fds::errno::{MASK_SIZE, give, set_errno};
 
 /// The program's handler of each signal, with the three bits below, which no address has. A handler is in
 /// force while the kernel's action for the signal is [`call_handler`].

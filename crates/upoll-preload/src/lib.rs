@@ -39,7 +39,6 @@
 #![cfg(not(loom))]
 
 mod cancel;
-mod errno;
 mod files;
 mod handlers;
 mod heap;

@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 
 use libc::pid_t;
 
-use crate::errno::give;
 use crate::kernel;
 use crate::next::pass_on;
+use upoll_fds::errno::give;
 
 /// Defines functions that pass their arguments on, then have the limit read again. If the C library has no
 /// such function, they make the system call.

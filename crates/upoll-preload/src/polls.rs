@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_long};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use upoll_fds::{UserSets, plain_sets};
 
-use crate::errno::{MASK_SIZE, give};
 use crate::files::chk_fail;
 use crate::stats::{self, Call};
+use upoll_fds::errno::{MASK_SIZE, give};
 
 fn length(count: nfds_t) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)

@@ -9,10 +9,10 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use upoll::Errno;
 use upoll_fds::plain_sets;
 
-use crate::errno::give;
 use crate::next::{Next, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{cancel, files, handlers, kernel, settings, stats};
+use upoll_fds::errno::give;
 
 type Strings = *const *mut c_char;
 

@@ -7,12 +7,12 @@ use upoll::{CreateFlags, Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets};
 
 use crate::cancel::deferred;
-use crate::errno::{MASK_SIZE, give, set_errno};
 use crate::files;
 use crate::kernel;
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
+use upoll_fds::errno::{MASK_SIZE, give, set_errno};
 
 #[doc = "`eventfd(2)`"]
 #[unsafe(no_mangle)]

@@ -8,12 +8,12 @@ use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
-use crate::errno::{give, give_size};
 use crate::files::{chk_fail, hand_over, leave_to_streams};
 use crate::kernel;
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
+use upoll_fds::errno::{give, give_size};
 
 #[doc = "`socketpair(2)`"]
 #[unsafe(no_mangle)]

@@ -6,11 +6,11 @@ use upoll::{Errno, own_fds};
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
-use crate::errno::{give_word, set_errno};
 use crate::kernel::by_number;
 use crate::settings::{self, Kind};
 use crate::stats::Call;
 use crate::{files, handlers, polls, process, sets, sockets, stats};
+use upoll_fds::errno::{give_word, set_errno};
 
 /// `syscall(2)`: selects the calls that act on user-level objects by their number.
 ///

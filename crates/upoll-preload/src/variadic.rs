@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_void};
 
 use upoll::{Errno, own_fds};
 
-use crate::errno::set_errno;
 use crate::files::hand_over;
 use crate::next::Next;
 use crate::process::demote_inherited;
+use upoll_fds::errno::set_errno;
 
 static NEXT: [Next; 5] = [
     Next::new(c"execl"),

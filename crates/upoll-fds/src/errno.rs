@@ -6,15 +6,17 @@ use libc::ssize_t;
 use upoll::Errno;
 
 /// The size of the kernel's signal set.
-pub(crate) const MASK_SIZE: usize = size_of::<u64>();
+pub const MASK_SIZE: usize = size_of::<u64>();
 
-pub(crate) fn set_errno(errno: Errno) {
+/// Sets the thread's `errno`.
+pub fn set_errno(errno: Errno) {
     // SAFETY: the C library gives each thread a live errno.
     unsafe { *libc::__errno_location() = errno.raw() };
 }
 
 /// A result as C functions return it.
-pub(crate) trait Value {
+pub trait Value {
+    /// Converts the result.
     fn value(self) -> c_int;
 }
 
@@ -36,8 +38,9 @@ impl Value for usize {
     }
 }
 
+/// Returns the value of a result. If it is an error, sets `errno` and returns -1.
 #[inline]
-pub(crate) fn give<T: Value>(result: Result<T, Errno>) -> c_int {
+pub fn give<T: Value>(result: Result<T, Errno>) -> c_int {
     match result {
         Ok(value) => value.value(),
         Err(errno) => {
@@ -49,7 +52,7 @@ pub(crate) fn give<T: Value>(result: Result<T, Errno>) -> c_int {
 
 /// The same for a number of bytes.
 #[inline]
-pub(crate) fn give_size(result: Result<usize, Errno>) -> ssize_t {
+pub fn give_size(result: Result<usize, Errno>) -> ssize_t {
     match result {
         Ok(count) => count.cast_signed(),
         Err(errno) => {
@@ -59,8 +62,8 @@ pub(crate) fn give_size(result: Result<usize, Errno>) -> ssize_t {
     }
 }
 
-/// The same for what the kernel gave.
+/// The same for what the kernel returned.
 #[inline]
-pub(crate) fn give_word(result: Result<usize, Errno>) -> c_long {
+pub fn give_word(result: Result<usize, Errno>) -> c_long {
     give_size(result) as c_long
 }
