@@ -20,34 +20,34 @@
 use std::cell::Cell;
 use std::ptr;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 use crate::sync::global;
 use crate::sync::{AtomicUsize, Ordering, Rule, broken, of_each_thread, signal_point, wait_until};
 
 /// Forks that are under way.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 static FORKS: Word = Word(0);
 
 /// Threads that are changing what numbers mean.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 static CHANGES: Word = Word(1);
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 global! {
     /// Forks that are under way.
     static FORKS: AtomicUsize = AtomicUsize::new(0);
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 global! {
     /// Threads that are changing what numbers mean.
     static CHANGES: AtomicUsize = AtomicUsize::new(0);
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use self::words::Word;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod words {
     use std::ops::Deref;
     use std::ptr;
@@ -224,13 +224,13 @@ pub(crate) fn end_fork_in_the_child() {
     set_in_the_child(&CHANGES, if is_changing { own_part() } else { 0 });
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 fn set_in_the_child(count: &Word, value: usize) {
     count.set_in_the_child(value);
 }
 
 /// The model's child has its parent's memory.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 fn set_in_the_child(count: &AtomicUsize, value: usize) {
     count.store(value, Ordering::SeqCst);
 }

@@ -93,11 +93,11 @@ global! {
     static LEAVING: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use self::kernel::prepare;
 
 /// The parts of the protocol that need the kernel and the C library.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod kernel {
     use std::cell::UnsafeCell;
     use std::ffi::c_void;
@@ -275,7 +275,7 @@ mod kernel {
 }
 
 /// loom has no barrier that one thread has another one pass: both sides have a fence.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod kernel {
     use super::{Ordering, Record, Rule, broken, fence};
     use crate::sequenced::barrier;
@@ -334,7 +334,7 @@ impl Mine {
     }
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 impl Drop for Mine {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -416,7 +416,7 @@ impl Drop for InUse {
     #[inline]
     fn drop(&mut self) {
         // A model that has failed is over.
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         if std::thread::panicking() {
             return;
         }
@@ -596,7 +596,7 @@ impl Several {
 impl Drop for Several {
     #[inline]
     fn drop(&mut self) {
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         if std::thread::panicking() {
             return;
         }
@@ -646,7 +646,7 @@ fn next_record() -> (&'static Record, *const Mine) {
 
 /// Forgets the other threads, in the child of a fork. The entries that they used are not freed: the
 /// threads may have been in the midst of changing them.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) fn forget_other_threads() {
     // Without a record there are no entries in `LEAVING`. The check avoids pages that the parent
     // never touched.
@@ -685,7 +685,7 @@ fn is_mine(record: &Record) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark(*mut ());
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 impl Mark {
     pub(crate) fn of<T>(thing: &T) -> Self {
         Mark(ptr::from_ref(thing).cast_mut().cast())
@@ -693,7 +693,7 @@ impl Mark {
 }
 
 /// Returns whether no other thread has this mark. If `patiently`, waits a while for that.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
     see_others();
     let mut others = records().filter(|record| !is_mine(record));
@@ -712,9 +712,9 @@ pub(crate) fn wait_until_unmarked(mark: Mark, patiently: bool) -> bool {
 }
 
 /// How often to wait for a call before it counts as a long one: about two milliseconds.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 const PATIENCE: usize = Backoff::SHORT + 5;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 const PATIENCE: usize = 0;
 
 /// The same for a caller that cannot leave the entry to the call: five seconds, because the last
@@ -792,11 +792,11 @@ pub(crate) fn release(entry: *mut Entry) {
 /// # Safety
 /// The entry is the caller's alone: no slot leads to it, and no call uses it.
 pub(crate) unsafe fn free(entry: *mut Entry) {
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     // SAFETY: the caller's contract; it comes from `Box::into_raw`.
     drop(unsafe { Box::from_raw(entry) });
     // The model keeps the memory, so that a failure that it finds is one of its own.
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     // SAFETY: the caller's contract.
     unsafe { &*entry }.object.close();
 }
@@ -836,7 +836,7 @@ fn let_go_as_asked(record: &Record) {
 
 /// Returns whether a call of this thread uses an entry, or is marked. Such a call then calls delayed
 /// signal handlers at its end.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) fn ask_this_thread() -> bool {
     MINE.with(|mine| {
         let mut own = mine.first.get();

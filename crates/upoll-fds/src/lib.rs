@@ -34,7 +34,7 @@
 //! behind it, which is empty.
 
 // For its models loom takes the modules that it needs by themselves.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod change;
 mod counts;

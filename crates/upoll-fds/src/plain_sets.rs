@@ -49,11 +49,11 @@ const fn is_being_taken(state: usize) -> bool {
 }
 
 /// The state of a plain set.
-#[cfg_attr(not(loom), derive(Debug))]
+#[cfg_attr(not(upoll_loom), derive(Debug))]
 pub(crate) struct Record {
     state: AtomicUsize,
     /// The number of the set's fds that the library knows.
-    #[cfg_attr(loom, expect(dead_code, reason = "models have no numbers"))]
+    #[cfg_attr(upoll_loom, expect(dead_code, reason = "models have no numbers"))]
     numbers: AtomicUsize,
     /// The number of threads that are making another fd.
     copies: AtomicUsize,
@@ -80,12 +80,12 @@ macro_rules! new_record {
 }
 
 impl Record {
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     const fn new() -> Self {
         new_record!()
     }
 
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     pub(crate) fn new() -> Self {
         new_record!()
     }
@@ -294,12 +294,12 @@ macro_rules! new_generations {
 }
 
 impl Generations {
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     const fn new() -> Self {
         new_generations!()
     }
 
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     pub(crate) fn new() -> Self {
         new_generations!()
     }
@@ -370,7 +370,7 @@ impl Generations {
     }
 
     /// Returns whether a set was ever made.
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     fn has_had_sets(&self) -> bool {
         self.made_in.load(Ordering::Relaxed) != NO_GENERATION
     }
@@ -400,15 +400,15 @@ impl Generations {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub use self::numbers::{
     begin_copy, begin_to_make, begin_wait, begin_wait_again, close, close_between, end_copy,
     forget, forget_all, has_record, is_plain, may_name_any, note, note_member, take_over,
 };
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use self::numbers::{forget_before_fork, forget_closed};
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod numbers {
     use std::os::fd::RawFd;
 

@@ -70,7 +70,7 @@ fn mark_by<T>(own: *const T) -> *mut Entry {
 }
 
 impl Slot {
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     pub(crate) fn empty() -> Self {
         Slot(AtomicPtr::new(ptr::null_mut()))
     }
@@ -314,7 +314,7 @@ impl Slot {
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
     /// [`in_use::wait_until_all_unused`].
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
@@ -326,7 +326,7 @@ impl Slot {
     ///
     /// # Safety
     /// As [`give_up_unused`](Self::give_up_unused).
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(crate) unsafe fn give_back_with(&self, held: *mut Entry, object: Object) {
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
         // contract.
@@ -336,7 +336,7 @@ impl Slot {
     }
 
     /// Returns the object while no other thread can change the slot.
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(crate) fn alone(&self) -> Option<&Object> {
         // SAFETY: there is no other thread that could take it out.
         let entry = self
@@ -346,7 +346,7 @@ impl Slot {
     }
 
     /// Empties the slot without releasing the entry.
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Ordering::Relaxed);
     }

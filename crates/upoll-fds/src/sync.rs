@@ -1,26 +1,26 @@
 //! Atomics, fences and thread-local state for the protocols of [`slot`](crate::slot),
-//! [`in_use`](crate::in_use) and [`change`](crate::change). Under the loom model checker (`--cfg loom`)
+//! [`in_use`](crate::in_use) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
 //! this module substitutes loom's.
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence,
 };
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use crate::signals::{HeldBack, Section};
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use upoll_sys::backoff::{Backoff, wait_until};
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) use crate::sequenced::{
     AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence,
 };
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) struct Backoff;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 impl Backoff {
     pub(crate) fn new() -> Self {
         Backoff
@@ -32,7 +32,7 @@ impl Backoff {
 }
 
 /// In a model for ever: it is to show that nobody relies on the end.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         loom::thread::yield_now();
@@ -40,53 +40,53 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
 }
 
 /// The model has no signals.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) struct HeldBack;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 impl HeldBack {
     pub(crate) fn begin() -> Self {
         HeldBack
     }
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 impl Drop for HeldBack {
     fn drop(&mut self) {}
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) struct Section;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 impl Section {
     pub(crate) fn begin() -> Self {
         Section
     }
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 impl Drop for Section {
     fn drop(&mut self) {}
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 type Handler = Box<dyn FnOnce()>;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 std::thread_local! {
     /// How many points the thread passes before its handler runs, and the handler.
     static HANDLER: std::cell::Cell<Option<(usize, Handler)>> = const { std::cell::Cell::new(None) };
 }
 
 /// Arranges for one run of `handler`, at the [`signal_point`] after `points` of them.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) fn handle_signal(points: usize, handler: impl FnOnce() + 'static) {
     HANDLER.set(Some((points, Box::new(handler))));
 }
 
 /// A moment at which a model may run a signal handler of the thread.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) fn signal_point() {
     match HANDLER.take() {
         Some((0, handler)) => handler(),
@@ -95,7 +95,7 @@ pub(crate) fn signal_point() {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 #[inline(always)]
 pub(crate) const fn signal_point() {}
 
@@ -103,9 +103,9 @@ pub(crate) const fn signal_point() {}
 macro_rules! global {
     ($(#[$doc:meta])* static $name:ident: $kind:ty = $value:expr;) => {
         $(#[$doc])*
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         static $name: $kind = $value;
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         loom::lazy_static! {
             $(#[$doc])*
             static ref $name: $kind = $value;
@@ -117,12 +117,12 @@ pub(crate) use global;
 /// A static that each thread has of its own, and each thread of each run of a model anew.
 macro_rules! of_each_thread {
     ($(#[$doc:meta])* static $name:ident: $kind:ty = $value:expr;) => {
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         std::thread_local! {
             $(#[$doc])*
             static $name: $kind = const { $value };
         }
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         loom::thread_local! {
             $(#[$doc])*
             static $name: $kind = $value;
@@ -137,10 +137,10 @@ pub(crate) use of_each_thread;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A thread that reads the records has the others pass a barrier first.
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     BarrierBeforeReading,
     /// The kernel has such barriers. Without them each look-up runs a fence, and no model may fail.
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     KernelHasBarriers,
     /// A look-up that has written its record looks at the slot once more.
     LookAgain,
@@ -187,23 +187,23 @@ pub enum Rule {
     NoteTheNewest,
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 std::thread_local! {
     static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
 }
 
 /// Switches `rule` off for the models that this thread runs from now on.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub fn break_rule(rule: Option<Rule>) {
     BROKEN.with(|cell| cell.set(rule));
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) fn broken(rule: Rule) -> bool {
     BROKEN.with(|cell| cell.get() == Some(rule))
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 #[inline(always)]
 pub(crate) const fn broken(_rule: Rule) -> bool {
     false

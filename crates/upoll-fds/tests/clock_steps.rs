@@ -4,7 +4,7 @@
 //! that definition, too. A seccomp filter passes each `futex(2)` that waits by the wall clock to the test. The
 //! test implements the call as the kernel does: the wait ends when the clock reaches the limit, even if the
 //! clock is set.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod notified;
 

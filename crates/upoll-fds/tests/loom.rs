@@ -3,7 +3,7 @@
 //! switched off, loom must find the fault.
 //!
 //! The modules are the library's own; what they look up and change is a model.
-#![cfg(loom)]
+#![cfg(upoll_loom)]
 
 #[path = "../src/change.rs"]
 mod change;

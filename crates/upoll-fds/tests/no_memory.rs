@@ -1,7 +1,7 @@
 //! Each allocation that a call by number makes fails once, in a process of its own. The call fails with `ENOMEM`
 //! and has no effect, or does without the memory; it never ends the process. Objects that are handed over to the
 //! kernel keep what they hold, in the sets that watch them, too.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 #[path = "../../upoll/tests/failing_allocations/mod.rs"]
 mod failing_allocations;

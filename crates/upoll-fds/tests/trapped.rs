@@ -1,7 +1,7 @@
 //! A program may have a filter that traps system calls, and a handler of `SIGSYS` that implements
 //! them. The handler also gets the calls that the library makes.
 #![cfg(all(
-    not(loom),
+    not(upoll_loom),
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]

@@ -3,7 +3,7 @@
 //!
 //! The limit of the machine stays as it is: a filter has the test make each `epoll_ctl(2)` in the caller's place
 //! and count. As in the kernel all other errors come first.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod notified;
 mod world;

@@ -36,7 +36,7 @@
 //! invalid pointers.
 
 // Its model takes the one module that it needs by itself.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod cancel;
 mod files;

@@ -1,6 +1,6 @@
 //! A model of the lists of free blocks, checked by loom: each block is one thread's at a time, and what
 //! its last owner has written is seen by the next.
-#![cfg(loom)]
+#![cfg(upoll_loom)]
 
 #[path = "../src/heap/free_list.rs"]
 mod free_list;

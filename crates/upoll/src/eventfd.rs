@@ -1,11 +1,11 @@
 //! `eventfd(2)`: a counter that can be waited for.
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) mod listeners;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod model;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::model::SharedModel;
 
 use alloc::boxed::Box;
@@ -86,7 +86,7 @@ enum Beyond {
     Local(Mutex<Limited>),
     /// In memory that other processes have, too.
     #[cfg_attr(
-        all(not(feature = "std"), not(loom)),
+        all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "needs std")
     )]
     Shared(Box<dyn SharedCount>),
@@ -101,7 +101,7 @@ pub(crate) enum Direction {
     Out,
 }
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 impl Direction {
     /// Returns the events of a wakeup for such a change.
     pub(crate) fn key(self) -> Events {
@@ -469,7 +469,7 @@ impl EventFd {
     }
 
     /// A counter whose count is where other processes have it, too.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn with_shared_count(
         count: Box<dyn SharedCount>,
         flags: EventFdFlags,
@@ -619,17 +619,17 @@ impl EventFd {
         }
     }
 
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.file.flags().contains(EventFdFlags::NONBLOCK)
     }
 
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn counter(&self) -> &Counter {
         &self.file
     }
 
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn wait_queue(&self) -> &WaitQueue {
         &self.file.queue
     }

@@ -554,7 +554,7 @@ impl<'a> FileRef<'a> {
     }
 
     /// Of one whose memory is kept: the file may have been closed.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn of(description: &'a Held) -> Self {
         FileRef::new(description.0)
     }
@@ -646,7 +646,7 @@ impl fmt::Debug for FileRef<'_> {
     }
 }
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
     use std::panic::catch_unwind;
 

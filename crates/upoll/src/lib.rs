@@ -7,21 +7,21 @@
 //!
 //! # Threads
 //! Everything may be used from any thread.
-#![cfg_attr(not(any(feature = "std", loom)), no_std)]
+#![cfg_attr(not(any(feature = "std", upoll_loom)), no_std)]
 
 extern crate alloc;
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 mod descriptor;
 mod epoll;
 mod errno;
 mod eventfd;
 mod events;
 mod file;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 mod forks;
-#[cfg(any(feature = "std", loom))]
-#[cfg_attr(loom, allow(dead_code, reason = "models leave parts out"))]
+#[cfg(any(feature = "std", upoll_loom))]
+#[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
 mod host;
 mod kept;
 mod memory;
@@ -30,8 +30,8 @@ mod pipe;
 mod poll;
 mod poll_context;
 mod select;
-#[cfg(any(feature = "std", loom))]
-#[cfg_attr(loom, allow(dead_code, reason = "models leave parts out"))]
+#[cfg(any(feature = "std", upoll_loom))]
+#[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
 mod sleep;
 mod socketpair;
 mod sync;
@@ -40,65 +40,65 @@ mod wait;
 mod watch;
 
 /// The kernel backend of sets.
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 use crate::epoll::companion::Nothing as Outside;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::host::KernelSide as Outside;
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
 pub use crate::errno::Errno;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use crate::eventfd::SharedModel;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use crate::forks::generation;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 #[doc(hidden)]
 pub use crate::host::own_fds;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use crate::host::{LockModel, OwnSet, kernel as kernel_model};
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 #[doc(hidden)]
 pub use crate::host::{WIPED_WORDS, wiped_words};
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::host::{begin_in_child, watch_forks};
 #[doc(hidden)]
 pub use crate::memory::{SharedBox, boxed};
 pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub use crate::poll_context::PollContext;
 pub use crate::select::FdSet;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 #[doc(hidden)]
 pub use crate::sleep::prepare_thread_ends;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
 };
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, end_thread, poll, ppoll, pselect, select,
 };
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 #[doc(hidden)]
 pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
 pub use crate::socketpair::{
     ReceiveFlags, Shutdown, SocketContents, SocketFlags, SocketMessage, StreamSocket, socketpair,
 };
-#[cfg(all(feature = "count-locks", not(loom)))]
+#[cfg(all(feature = "count-locks", not(upoll_loom)))]
 pub use crate::sync::LockCounts;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use crate::sync::{Lock, Rule, break_rule, sequenced};
 pub use crate::target::{Source, Target};
 pub use crate::wait::WaitQueue;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use crate::wait::share_scopes;
 pub use crate::watch::{Readiness, Watch};
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 pub use crate::{poll::poll_now, select::select_now};

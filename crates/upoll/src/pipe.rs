@@ -114,10 +114,10 @@ pub(crate) struct Pass {
     /// There was no memory for a page, or the caller's cannot be read.
     pub(crate) error: Option<Errno>,
     /// There was nothing to read before.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     was_empty: bool,
     /// There is no room left.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) is_full: bool,
     /// It is news for readers.
     is_news: bool,
@@ -187,9 +187,9 @@ impl Pipe {
             is_broken: !ring.has_reader,
             is_retired: ring.is_retired,
             error,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             was_empty,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             is_full: ring.is_full(),
             is_news: was_empty && users != 0 || users & POLLED != 0,
         }
@@ -206,7 +206,7 @@ impl Pipe {
     }
 
     /// The wake of a writer that has filled the pipe and is about to wait for room.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn wake_readers_before_sleep(&self, pass: &Pass) {
         if pass.was_empty {
             self.wake_readers();
@@ -266,20 +266,20 @@ impl Pipe {
     }
 
     /// Whether a read would find bytes.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
     }
 
     /// Where a reader waits.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn readers(&self) -> &WaitQueue {
         self.announce(AWAITED);
         &self.readers
     }
 
     /// Where a writer waits.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn writers(&self) -> &WaitQueue {
         self.announce(AWAITED);
         &self.writers
@@ -655,7 +655,7 @@ macro_rules! both_ends {
                 self.file.pipe.state.load(Ordering::SeqCst) & RETIRED != 0
             }
 
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             pub(crate) fn shared(&self) -> &Pipe {
                 &self.file.pipe
             }

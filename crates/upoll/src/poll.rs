@@ -151,13 +151,13 @@ pub(crate) struct Seen {
     /// User-level objects that were polled.
     pub(crate) objects: usize,
     /// Kernel fds, which were not polled.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) kernel: usize,
     /// User-level objects with a kernel source, which a thread that sleeps has to wait for too.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) sides: usize,
     /// The shared eventfds among `sides`.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) shared: usize,
 }
 
@@ -166,14 +166,14 @@ impl Seen {
     pub(crate) fn count(&mut self, target: Target<'_>) {
         match target {
             Target::File(_) => self.objects += 1,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Target::Kernel(_) | Target::Descriptor(_) => self.kernel += 1,
         }
     }
 
     /// Counts the kernel sources and shared eventfds, which only a thread that is going to sleep
     /// needs.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn count_sides(&mut self, target: Target<'_>, wanted: Events) {
         let is_shared = target.shared_counter().is_some();
         self.shared += usize::from(is_shared);
@@ -185,7 +185,7 @@ impl Seen {
 pub(crate) trait Viewer {
     /// Whether the thread is going to sleep by what it sees.
     #[cfg_attr(
-        all(not(feature = "std"), not(loom)),
+        all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "there are no threads that sleep")
     )]
     const SLEEPS: bool = true;
@@ -223,13 +223,13 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
             Subject::NotOpen => Events::NVAL,
             Subject::Open(target) => {
                 seen.count(target);
-                #[cfg(any(feature = "std", loom))]
+                #[cfg(any(feature = "std", upoll_loom))]
                 if V::SLEEPS {
                     seen.count_sides(target, wanted);
                 }
                 match target {
                     Target::File(file) => viewer.view(file, wanted) & wanted,
-                    #[cfg(any(feature = "std", loom))]
+                    #[cfg(any(feature = "std", upoll_loom))]
                     Target::Kernel(_) | Target::Descriptor(_) => Events::empty(),
                 }
             }
@@ -245,7 +245,7 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
 
 /// `poll(2)` with a timeout of 0: fills in what is ready now, and returns the number of ready
 /// entries.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 pub fn poll_now(fds: &mut [PollFd<'_>]) -> usize {
     pass(fds, &mut LookOnly).ready
 }

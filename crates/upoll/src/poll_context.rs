@@ -136,20 +136,20 @@ impl Front for SelectFront<'_, '_> {
 /// [`poll_now`] would find. Entries are kept by open file, and keep no file open.
 ///
 /// [`poll_now`]: crate::poll_now
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub struct PollContext {
     kept: Kept,
     numbers: Vec<i32>,
 }
 
 /// A core by itself has nothing outside.
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 struct Nothing;
 
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 impl Outside for Nothing {}
 
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 impl PollContext {
     /// A context in which nothing is registered.
     #[must_use]
@@ -199,14 +199,14 @@ impl PollContext {
     }
 }
 
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 impl Default for PollContext {
     fn default() -> Self {
         Self::new()
     }
 }
 
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 impl core::fmt::Debug for PollContext {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("PollContext")

@@ -241,7 +241,7 @@ pub(crate) struct Member {
 
 impl Member {
     /// In which of the sets it is.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn wanted(self) -> [bool; 3] {
         self.wanted
     }
@@ -344,7 +344,7 @@ impl<'s> Selection<'s> {
     }
 
     /// Calls `body` with every member.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn for_each(&mut self, mut body: impl FnMut(&mut Self, Member)) {
         for word in 0..self.words {
             for member in self.members(word) {
@@ -409,14 +409,14 @@ impl<'s> Selection<'s> {
                 let target = resolve(member.number());
                 if let Some(target) = target {
                     seen.count(target);
-                    #[cfg(any(feature = "std", loom))]
+                    #[cfg(any(feature = "std", upoll_loom))]
                     if V::SLEEPS {
                         seen.count_sides(target, member.filter());
                     }
                 }
                 let events = match target {
                     Some(Target::File(file)) => viewer.view(file, member.filter()),
-                    #[cfg(any(feature = "std", loom))]
+                    #[cfg(any(feature = "std", upoll_loom))]
                     Some(Target::Kernel(_) | Target::Descriptor(_)) => continue,
                     None => Events::NVAL,
                 };
@@ -455,7 +455,7 @@ impl<'s> Selection<'s> {
 /// # Errors
 /// `EINVAL`: `n` is negative. `EBADF`: a number below `n` is not open. `ENOMEM`: no memory for long
 /// sets.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 pub fn select_now<'a>(
     n: i32,
     read: Option<&mut FdSet>,

@@ -492,7 +492,7 @@ impl Pair {
         }
     }
 
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn queue(&self, me: Me) -> &WaitQueue {
         &self.sides[me].queue
     }
@@ -747,7 +747,7 @@ impl StreamSocket {
         self.file.flags.store(flags.bits(), Ordering::Relaxed);
     }
 
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn shared(&self) -> (&Pair, Me) {
         (&self.file.pair, self.file.me)
     }

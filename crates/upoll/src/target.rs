@@ -1,11 +1,11 @@
 //! The targets of a call: user-level files and kernel fds.
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use std::os::fd::{AsFd, BorrowedFd};
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::descriptor::DescriptorRef;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
 
@@ -16,10 +16,10 @@ pub enum Target<'a> {
     /// A user-level open file.
     File(FileRef<'a>),
     /// A kernel fd.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     Kernel(BorrowedFd<'a>),
     /// A kernel fd that is known to mean one open file.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     Descriptor(DescriptorRef<'a>),
 }
 
@@ -29,13 +29,13 @@ impl Target<'_> {
     pub(crate) fn is_file(self) -> bool {
         match self {
             Target::File(_) => true,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Target::Kernel(_) | Target::Descriptor(_) => false,
         }
     }
 }
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 impl<'a> Target<'a> {
     /// The descriptor, if it is the kernel's.
     #[inline]
@@ -68,11 +68,11 @@ impl<'a> Target<'a> {
     pub(crate) fn kernel_side(self, wanted: Events) -> Option<BorrowedFd<'a>> {
         match self {
             Target::Kernel(_) | Target::Descriptor(_) => None,
-            #[cfg(all(test, not(loom)))]
+            #[cfg(all(test, not(upoll_loom)))]
             Target::File(file) => {
                 crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file, wanted))
             }
-            #[cfg(not(all(test, not(loom))))]
+            #[cfg(not(all(test, not(upoll_loom))))]
             Target::File(file) => crate::host::kernel_side(file, wanted),
         }
     }
@@ -115,7 +115,7 @@ impl Source for Target<'_> {
     }
 }
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 impl<T: AsFd> Source for T {
     #[inline]
     fn target(&self) -> Target<'_> {

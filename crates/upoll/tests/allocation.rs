@@ -1,6 +1,6 @@
 //! Steady state allocates nothing, and the memory that stays in use is small. A counting allocator
 //! measures both.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! Misuse of the library, single and from many threads: no memory is corrupted, no event is lost
 //! and nothing leaks.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

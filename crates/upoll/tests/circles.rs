@@ -1,6 +1,6 @@
 //! Calls return even if objects and sets refer to each other in circles, or the results of an
 //! object's `poll` are inconsistent.
-#![cfg(all(feature = "std", not(loom)))]
+#![cfg(all(feature = "std", not(upoll_loom)))]
 
 mod returns;
 

@@ -1,6 +1,6 @@
 //! Claims of a rotating set: the next event reaches a worker that checks for it, whatever happens
 //! to the worker that was chosen.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 //! `epoll_ctl(2)`: its errors, their order, and the effect of each operation. Each rule is checked
 //! on the host kernel too.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod kernel;
 

@@ -1,7 +1,7 @@
 //! Foreign code that runs inside this crate's calls: objects whose `poll` or destructor panics,
 //! callbacks that panic, wakers that drop the woken task. None of it leaves a dangling waiter, a
 //! locked set or a lost event behind. Worth running under Miri with tree borrows.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::cell::Cell;
 use std::future::Future;

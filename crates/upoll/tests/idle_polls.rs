@@ -1,6 +1,6 @@
 //! A wait without an event sleeps, whatever is ready below the sets that it is given. The test
 //! measures the processor time of the wait.
-#![cfg(all(feature = "std", not(loom)))]
+#![cfg(all(feature = "std", not(upoll_loom)))]
 
 use std::io::{PipeReader, PipeWriter, Write, pipe};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! A program closes fds that it did not open, and then opens others with the same numbers. The
 //! library leaves those files alone.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,6 +1,6 @@
 //! The program may close the fds that the library has open for itself, and reuse their numbers. The
 //! library then leaves the program's files alone, and sets keep working.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 #[expect(dead_code, reason = "other tests use all of it")]
 mod threads;

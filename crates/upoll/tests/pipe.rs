@@ -1,5 +1,5 @@
 //! Pipes of the host kernel and of upoll, with every result compared.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod twin;
 

@@ -1,6 +1,6 @@
 //! `poll` and `select` compared with the host kernel: the same call on user-level objects and on
 //! the kernel's, with every result and every mask compared.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod twin;
 

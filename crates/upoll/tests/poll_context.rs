@@ -1,6 +1,6 @@
 //! A context that is kept between calls, compared with calls without one and with the host kernel:
 //! random sequences of lists, changes, closes and reused fd numbers, with every result compared.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::fs::File as OsFile;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! A context that is kept between calls: when it registers and with what, threads that sleep in it,
 //! files that close, and moves of the context to other threads and processes.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod threads;
 

@@ -1,6 +1,6 @@
 //! Wakers and callbacks run with no lock held, on every path of a wakeup. Calls return even if
 //! callbacks refer to each other in circles. All but one of the tests also run without `std`.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod returns;
 

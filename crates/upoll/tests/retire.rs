@@ -1,7 +1,7 @@
 //! Stale objects, which another owner continues: their contents are shown once, and calls on them
 //! fail with `ESTALE`. `tests/c/fork_*.c` compare with the kernel that nothing is lost between two
 //! owners.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::thread;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Wakeups that come during a scan, at points that the test chooses. System calls cannot choose
 //! these points, so there is no comparison with the kernel. The rules are those of its
 //! `ep_send_events()`, `ep_poll_callback()` and `ep_done_scan()`.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,6 @@
 //! A callback or task that waits for a set cannot be notified of kernel members. The second of the
 //! two calls fails.
-#![cfg(all(feature = "std", not(loom)))]
+#![cfg(all(feature = "std", not(upoll_loom)))]
 
 mod returns;
 

@@ -5,10 +5,10 @@
 //! the first. The thread then finds another count, and tries again. (It would find the same one only if it
 //! were held up for exactly as many changes as 32 bits count.)
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// See the module. The caller knows where the link of a block is; the link can be read at any time.
@@ -28,14 +28,14 @@ fn next_head(head: u64, first: u32) -> u64 {
 }
 
 impl FreeList {
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(crate) const fn new() -> Self {
         FreeList {
             head: AtomicU64::new(0),
         }
     }
 
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     pub(crate) fn new() -> Self {
         FreeList {
             head: AtomicU64::new(0),

@@ -21,10 +21,10 @@ use crate::file::{Description, FileRef, Held, Identity};
 use crate::sync::Ordering;
 
 /// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 static CALLBACKS: StaticCount = StaticCount::new(0);
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 loom::lazy_static! {
     /// Each run of a model has its own: those of other models come and go meanwhile.
     static ref CALLBACKS: StaticCount = StaticCount::new(0);
@@ -98,7 +98,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// `EBUSY`: one does. `ENOMEM`: there is no memory to walk the sets above.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
     if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default())? {
         return Err(Errno::BUSY);

@@ -5,19 +5,19 @@
 //! on the core asks the companion what is ready in the kernel, and wakes the threads that sleep
 //! there through it. A companion stays for the set's life.
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use alloc::boxed::Box;
 use core::fmt;
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 use super::CtlCommand;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use super::Epoll;
 use super::Set;
 use super::interest::{Interests, Item};
 use crate::errno::Errno;
 use crate::events::Event;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::events::Events;
 use crate::file::Description;
 use crate::sync::OnceBox;
@@ -35,14 +35,14 @@ pub(crate) trait Companion: Send + Sync {
     fn is_ready(&self, set: &Set, for_item: bool) -> bool;
 
     /// `EPOLL_CTL_MOD` of a member by its number.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     fn modify(&self, epoll: &Epoll, number: i32, interest: &Event) -> Result<(), Errno>;
 
     /// The same for all commands at the head that [modify a descriptor](CtlCommand::modified_descriptor),
     /// as the first does, until one fails: how many succeeded, and how the last went.
     ///
     /// Between two calls of the kernel the way to here would take longer than the rest.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(all(feature = "std", not(upoll_loom)))]
     fn modify_several(
         &self,
         epoll: &Epoll,
@@ -102,10 +102,10 @@ pub(crate) trait Companion: Send + Sync {
 pub(crate) type Companionship = OnceBox<crate::Outside>;
 
 /// For sets that have nothing outside the core.
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) enum Nothing {}
 
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 impl Companion for Nothing {
     fn is_awaited(&self) -> bool {
         match *self {}
@@ -177,7 +177,7 @@ impl Set {
 
     /// Returns the set's companion; makes one if there is none yet. Then it wakes the threads that
     /// sleep without a companion, in the set or in a poll of it, so that they check again.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn companion_or_insert(
         &self,
         make: impl FnOnce() -> Result<Box<crate::Outside>, Errno>,
@@ -193,7 +193,7 @@ impl Set {
     }
 
     /// Wakes all watchers of this set, because its companion has queued something.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn wake_watchers(&self) {
         if self.rotates {
             self.watched_by.wake_rotate(crate::events::Events::IN);

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 use smallvec::SmallVec;
 
 use super::callbacks::check_nested;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use super::callbacks::check_silent_member;
 use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
@@ -170,7 +170,7 @@ impl Epoll {
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         if shared_count(file.description()).is_some() {
             crate::host::prepare(self)?;
         }
@@ -185,7 +185,7 @@ impl Epoll {
         if let Some(left) = left {
             left.finish();
         }
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         if result.is_ok() && shared_count(file.description()).is_some() {
             // A thread that is not woken polls when its limit ends.
             let _ = crate::host::tell_threads(self);
@@ -657,7 +657,7 @@ impl Set {
 
     /// The last reference to the set is gone.
     pub(super) fn close(&self) {
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         if let Some(handover) = &self.handover {
             handover.close();
         }
@@ -722,7 +722,7 @@ pub(crate) fn as_set(file: &Description) -> Option<&Set> {
 }
 
 /// The same as a description of a set.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
     as_set(file)?;
     // SAFETY: the object in the description is a `Set`, as was just found.

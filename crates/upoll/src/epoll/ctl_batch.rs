@@ -1,12 +1,12 @@
 //! `epoll_ctl_batch`: many changes in one call (seed 4).
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 use std::os::fd::{AsRawFd, RawFd};
 
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 use super::companion::Companion;
 use super::ctl::{Forgotten, is_added_alone};
 use super::interest::{Interests, Item};
@@ -54,7 +54,7 @@ impl<'a> CtlCommand<'a> {
     }
 
     /// The kernel fd whose interest this is to change, if it is one.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(all(feature = "std", not(upoll_loom)))]
     #[inline]
     pub(crate) fn modified_descriptor(&self) -> Option<RawFd> {
         let is_plain = self.flags == 0 && self.op == Op::Mod;
@@ -120,7 +120,7 @@ impl Epoll {
     /// fails: how many of them succeeded, and how the last went.
     #[inline]
     fn modify_descriptors(&self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(all(feature = "std", not(upoll_loom)))]
         if commands[0].modified_descriptor().is_some()
             && let Some(companion) = self.set().companion()
         {

@@ -82,7 +82,7 @@ crate::sync::thread_locals! {
 }
 
 /// Forwards the events of an ending thread of a model.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) fn end_thread() {
     drop(SERVED_BY.with(|served_by| served_by.replace(ServedBy(Vec::new()))));
 }

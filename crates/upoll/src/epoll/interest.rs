@@ -386,7 +386,7 @@ impl Interests {
     }
 
     /// The item in `slot`, if one is registered there.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn at(&self, slot: u32) -> Option<*const Item> {
         self.next_from(slot)
             .filter(|&(_, next)| next == slot + 1)

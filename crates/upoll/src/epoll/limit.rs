@@ -87,7 +87,7 @@ impl WatchLimit {
 pub(crate) enum Account {
     Given(Arc<WatchLimit>),
     /// The one for all sets that were given none.
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     OfTheProcess(&'static WatchLimit),
 }
 
@@ -97,7 +97,7 @@ impl Deref for Account {
     fn deref(&self) -> &WatchLimit {
         match self {
             Account::Given(limit) => limit,
-            #[cfg(not(loom))]
+            #[cfg(not(upoll_loom))]
             Account::OfTheProcess(limit) => limit,
         }
     }
@@ -154,7 +154,7 @@ impl Drop for Allowance {
 }
 
 /// The running kernel's `max_user_watches`; without a kernel to ask, no limit.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(super) fn of_the_system() -> usize {
     #[cfg(feature = "std")]
     if let Some(max) = max_user_watches() {
@@ -165,7 +165,7 @@ pub(super) fn of_the_system() -> usize {
 
 /// Reads the limit by inline system calls: the C library's names may be the program's, or this
 /// library's own.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 fn max_user_watches() -> Option<usize> {
     use upoll_sys::syscall;
     let path = c"/proc/sys/fs/epoll/max_user_watches".as_ptr();

@@ -17,7 +17,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use core::ptr::NonNull;
 
 use bitflags::bitflags;
@@ -27,11 +27,11 @@ pub(crate) mod companion;
 pub(crate) mod ctl;
 mod ctl_batch;
 mod fdinfo;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) mod handover;
 pub(crate) mod interest;
 mod limit;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod model;
 pub(crate) mod nesting;
 pub(crate) mod ready;
@@ -44,16 +44,16 @@ pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
 use self::companion::{Companion, Companionship};
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use self::handover::Handover;
 use self::interest::{Interests, Item};
 use self::limit::{Account, Allowance};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 use crate::memory::SharedBox;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use crate::memory::boxed;
 use crate::memory::text_of;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
@@ -103,7 +103,7 @@ pub(crate) struct Set {
     /// The source has reported a change without its events: it may have hung up.
     may_have_hung_up: AtomicBool,
     /// The way here for threads that may have an event of this set's, if it rotates.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) handover: Option<SharedBox<Handover>>,
     /// How many callbacks and tasks wait for it; see [`callbacks`].
     callbacks: AtomicUsize,
@@ -115,7 +115,7 @@ impl Set {
     /// All events that a set ever shows to its watchers.
     pub(crate) const SHOWN: Events = Events::IN.union(Events::RDNORM);
 
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
     }
@@ -128,7 +128,7 @@ impl Set {
     /// Whether this poll is part of a call on this very set, or of too many nested calls. Objects
     /// that forward the `poll` of a set can form a cycle or a chain that ADD does not see.
     fn is_polled_from_within(&self) -> bool {
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         if crate::sync::is_held_by_this_thread(&self.inner) {
             return true;
         }
@@ -348,7 +348,7 @@ impl Epoll {
         if !(flags - (CreateFlags::ROTATE | CreateFlags::CLOEXEC)).is_empty() {
             return Err(Errno::INVAL);
         }
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(all(feature = "std", not(upoll_loom)))]
         crate::sync::prepare();
         let rotates = flags.contains(CreateFlags::ROTATE);
         let epoll = Epoll {
@@ -364,13 +364,13 @@ impl Epoll {
                 is_hidden: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
                 may_have_hung_up: AtomicBool::new(false),
-                #[cfg(any(feature = "std", loom))]
+                #[cfg(any(feature = "std", upoll_loom))]
                 handover: rotates.then(Handover::new).transpose()?,
                 callbacks: AtomicUsize::new(0),
                 companion: Companionship::new(),
             })?,
         };
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         if let Some(handover) = &epoll.file.handover {
             handover.open(NonNull::from(epoll.description()));
         }
@@ -438,9 +438,9 @@ impl Epoll {
     pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Target::Kernel(fd) => crate::host::ctl(self, op, fd, &interest),
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Target::Descriptor(descriptor) => {
                 crate::host::ctl(self, op, descriptor.fd(), &interest)
             }
@@ -459,7 +459,7 @@ impl Epoll {
             return Err(Errno::INVAL);
         }
         let ready = self.harvest_unremembered(events)?;
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(all(feature = "std", not(upoll_loom)))]
         if ready > 0 {
             handover::remember(self.set());
         }
@@ -469,7 +469,7 @@ impl Epoll {
     /// [`harvest`](Self::harvest) for a thread that forwards the event by other means if it ends.
     pub(crate) fn harvest_unremembered(&self, events: &mut [Event]) -> Result<usize, Errno> {
         // Models show that wakes alone bring what is there to a waiter.
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         self.file.recheck_rotating();
         Ok(match self.file.companion() {
             None => self.file.harvest(events),
@@ -583,7 +583,7 @@ impl Source for Epoll {
 }
 
 /// The account for sets that were given none.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 fn default_limit() -> Result<Account, Errno> {
     use once_cell::race::OnceBox;
 
@@ -593,7 +593,7 @@ fn default_limit() -> Result<Account, Errno> {
 }
 
 /// loom's atomics do not outlive one run of a model.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 fn default_limit() -> Result<Account, Errno> {
     Ok(Account::Given(WatchLimit::new(usize::MAX)))
 }

@@ -27,9 +27,9 @@ const MAX_NESTS: usize = 4;
 const PATH_LIMITS: [usize; MAX_NESTS + 1] = [usize::MAX, 500, 100, 50, 10];
 
 /// Held while a set is added to a set. Nests outside every other lock.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 static NESTED_ADD: Mutex<()> = Mutex::new(());
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 loom::lazy_static! {
     static ref NESTED_ADD: Mutex<()> = Mutex::new(());
 }
@@ -43,7 +43,7 @@ pub(super) fn lock() -> crate::sync::MutexGuard<'static, ()> {
 ///
 /// # Safety
 /// The process was just forked, has a memory of its own, and has no other thread than the caller.
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) unsafe fn begin_in_child() {
     if NESTED_ADD.is_locked() {
         // SAFETY: it is locked, and there is one thread, so nobody frees it meanwhile. Should that
@@ -286,13 +286,13 @@ fn count_paths(
 }
 
 /// Counts a step of a walk, for the test that shows how many there are.
-#[cfg(not(all(test, feature = "std", not(loom))))]
+#[cfg(not(all(test, feature = "std", not(upoll_loom))))]
 fn step() {}
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 use self::tests::step;
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
     use core::cell::Cell;
 

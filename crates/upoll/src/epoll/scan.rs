@@ -419,7 +419,7 @@ impl Set {
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held; `inner` is the set's.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn leave_to_kernel(&self, inner: &mut Interests, item: NonNull<Item>) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -452,14 +452,14 @@ impl Set {
 }
 
 /// Counts a step of a look from above, for the test that shows how many there are.
-#[cfg(not(all(test, feature = "std", not(loom))))]
+#[cfg(not(all(test, feature = "std", not(upoll_loom))))]
 #[inline(always)]
 fn step() {}
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 use self::tests::step;
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
     use core::cell::Cell;
 

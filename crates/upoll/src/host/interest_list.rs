@@ -42,7 +42,7 @@ const ONCE: u32 = 1;
 const AGAIN: u32 = 2;
 
 /// loom has room for few atomics.
-const FIRST_BITS: u32 = if cfg!(loom) { 1 } else { 6 };
+const FIRST_BITS: u32 = if cfg!(upoll_loom) { 1 } else { 6 };
 const BUCKETS: usize = (i32::BITS - FIRST_BITS) as usize;
 
 /// One interest.

@@ -22,24 +22,24 @@
 //! may use and drop shared eventfds as it likes: the parent's sets still see their changes
 //! ([`generation`]).
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod adopted;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) mod generation;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub use generation::{WIPED_WORDS, begin_in_child, watch_forks, wiped_words};
 mod interest_list;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) mod kernel;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 #[path = "kernel_model.rs"]
 pub mod kernel;
 mod listening;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod members;
 mod nested;
 pub mod own_fds;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod own_fds_model;
 mod ring;
 mod robust_lock;
@@ -49,7 +49,7 @@ mod sleep_set;
 mod special;
 
 /// Models have one process.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) mod generation {
     use crate::errno::Errno;
 
@@ -63,9 +63,9 @@ pub(crate) mod generation {
 }
 
 pub(crate) use self::kernel::SignalMask;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::own_fds_model::OwnSet;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::robust_lock::LockModel;
 pub(crate) use self::shared::{Ears, SharedCounter};
 
@@ -83,7 +83,7 @@ use self::own_fds::{LastCheck, limit_of_sleep};
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use crate::epoll::CtlCommand;
 use crate::epoll::callbacks::check_silent_member;
 use crate::epoll::companion::Companion;
@@ -792,7 +792,7 @@ impl Companion for KernelSide {
         self.ctl_listed(epoll, Op::Mod, number, interest)
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     fn modify_several(
         &self,
         epoll: &Epoll,
@@ -871,18 +871,18 @@ impl Companion for KernelSide {
     }
 
     fn len(&self) -> usize {
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         return self.count_members();
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         self.members.load(Ordering::Relaxed)
     }
 
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     fn show_fdinfo(&self, _: &mut dyn fmt::Write) -> fmt::Result {
         Ok(())
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         self.show_members(out)
     }

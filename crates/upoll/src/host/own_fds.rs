@@ -23,10 +23,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use std::{hint, sync::Mutex};
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 use loom::{hint, sync::Mutex};
 
 use super::{generation, kernel};
@@ -39,9 +39,9 @@ use crate::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Orderi
 /// An array of null pointers.
 macro_rules! all_null {
     ($length:expr) => {{
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         let array = [const { AtomicPtr::new(ptr::null_mut()) }; $length];
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         let array: [_; $length] = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
         array
     }};
@@ -240,8 +240,8 @@ fn number_in(state: u64) -> RawFd {
     (state as u32).cast_signed()
 }
 
-const CHUNK: usize = if cfg!(loom) { 32 } else { 256 };
-const CHUNKS: usize = if cfg!(loom) { 1 } else { 4096 };
+const CHUNK: usize = if cfg!(upoll_loom) { 32 } else { 256 };
+const CHUNKS: usize = if cfg!(upoll_loom) { 1 } else { 4096 };
 type Chunk = [AtomicPtr<Entry>; CHUNK];
 
 statics! {

@@ -23,10 +23,10 @@
 //! mark. If a thread is killed there, and just then another thread with its id takes the lock, the
 //! kernel releases it.
 
-#[cfg_attr(loom, path = "robust_lock/thread_model.rs")]
+#[cfg_attr(upoll_loom, path = "robust_lock/thread_model.rs")]
 mod thread;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::thread::LockModel;
 
 pub(super) use self::thread::wake_all;
@@ -51,12 +51,12 @@ pub(super) struct Held<'a> {
 }
 
 impl RobustLock {
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(super) const fn new() -> Self {
         RobustLock(AtomicU32::new(0))
     }
 
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     pub(super) fn new() -> Self {
         RobustLock(AtomicU32::new(0))
     }
@@ -121,7 +121,7 @@ impl Drop for Held<'_> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(upoll_loom)))]
 mod tests {
     use super::*;
     use crate::host::{generation, kernel};

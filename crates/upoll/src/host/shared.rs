@@ -65,7 +65,7 @@ unsafe impl Sync for Share {}
 impl Drop for Share {
     fn drop(&mut self) {
         // The lock ends with the last process's page: others may hold it. In a model all processes are this one.
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         // SAFETY: written by `SharedCounter::new`, and nobody borrows it any more.
         unsafe {
             self.page.drop_in_place();

@@ -50,13 +50,13 @@ impl Inbox {
     ///
     /// # Safety
     /// Any thread may wake `sleeper` until it is detached.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn attach(&self, sleeper: Sleeper) {
         self.arrivals.lock().sleeper = Some(sleeper);
     }
 
     /// From now on a mark wakes no sleeper.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn detach(&self) {
         self.arrivals.lock().sleeper = None;
     }

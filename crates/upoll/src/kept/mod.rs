@@ -30,7 +30,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 pub(crate) use self::inbox::Inbox;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) use self::inbox::Sleeper;
 
 use crate::epoll::comes_unannounced;
@@ -70,12 +70,12 @@ impl Key {
                 identity: file.identity().addr() as u64,
                 number: USER,
             },
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Some(Target::Kernel(fd)) => Key {
                 identity: 0,
                 number: std::os::fd::AsRawFd::as_raw_fd(&fd),
             },
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Some(Target::Descriptor(descriptor)) => Key {
                 identity: descriptor.identity(),
                 number: std::os::fd::AsRawFd::as_raw_fd(&descriptor.fd()),
@@ -95,12 +95,12 @@ enum Kind {
     /// The wait queues of a user-level object.
     User(Held),
     /// How the kernel is asked.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     Kernel(Registration),
 }
 
 /// How the kernel is asked about an entry.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registration {
     /// Anew with each call.
@@ -197,7 +197,7 @@ pub(crate) struct Kept {
     /// How many entries are user-level objects.
     users: usize,
     /// How many of the kernel's there are that the kernel must be asked about.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     kernels: usize,
     /// Positions at which the call's list differs from the kept one.
     changed: Vec<u32>,
@@ -206,7 +206,7 @@ pub(crate) struct Kept {
 }
 
 /// The part of the registrations that is with the kernel.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) trait Outside {
     /// Makes room to [ask](Self::ask) about slots below `count`.
     ///
@@ -234,7 +234,7 @@ pub(crate) trait Outside {
 }
 
 /// A core by itself has nothing outside.
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) trait Outside {}
 
 impl Kept {
@@ -246,7 +246,7 @@ impl Kept {
             free: Vec::new(),
             active: Vec::new(),
             users: 0,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             kernels: 0,
             changed: Vec::new(),
             loose: HashTable::new(),
@@ -434,7 +434,7 @@ impl Kept {
                 }
                 fence_after_rmw();
             }
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Kind::Kernel(registration) => {
                 *registration = outside.change(slot.key.number, slot.wanted, index, *registration);
             }
@@ -492,7 +492,7 @@ impl Kept {
     ) -> Result<(), Errno> {
         let key = Key::of(Some(target));
         let index = self.vacate()?;
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         if !matches!(target, Target::File(_))
             && let Err(errno) = outside.reserve(self.slots.len())
         {
@@ -508,14 +508,14 @@ impl Kept {
                 self.users += 1;
                 self.hook_up(index, file, outside)?;
             }
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Target::Kernel(_) => slot.kind = Kind::Kernel(outside.ask(index)),
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Target::Descriptor(_) => {
                 slot.kind = Kind::Kernel(outside.add(key.number, wanted, index));
             }
         }
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         {
             self.kernels += usize::from(key.number != USER);
         }
@@ -599,7 +599,7 @@ impl Kept {
         match &kind {
             Kind::Free => return,
             Kind::User(_) => self.users -= 1,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             Kind::Kernel(registration) => {
                 self.kernels -= 1;
                 outside.remove(slot.key.number, index, *registration);
@@ -638,11 +638,11 @@ impl Kept {
         let mut seen = Seen {
             ready: 0,
             objects: self.users,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             kernel: self.kernels,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             sides: 0,
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             shared: 0,
         };
         let mut at = 0;
@@ -652,7 +652,7 @@ impl Kept {
             let found = match &slot.kind {
                 Kind::User(file) => {
                     stays = comes_unannounced(file);
-                    #[cfg(any(feature = "std", loom))]
+                    #[cfg(any(feature = "std", upoll_loom))]
                     {
                         let is_shared = is_shared(file);
                         if is_shared || side_of(file, slot.wanted).is_some() {
@@ -663,9 +663,9 @@ impl Kept {
                     }
                     file.object().poll(&mut PollTable::look_only())
                 }
-                #[cfg(any(feature = "std", loom))]
+                #[cfg(any(feature = "std", upoll_loom))]
                 Kind::Kernel(Registration::Always) => Events::DEFAULT,
-                #[cfg(any(feature = "std", loom))]
+                #[cfg(any(feature = "std", upoll_loom))]
                 Kind::Kernel(_) => Events::empty(),
                 Kind::Free => Events::empty(),
             };
@@ -690,7 +690,7 @@ impl Kept {
 
     /// Calls `visit` with each set that the next look looks at: with all that may become ready without a
     /// wake, for those stay active.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn for_each_active_set(&self, visit: &mut dyn FnMut(&crate::epoll::Set)) {
         for &index in &self.active {
             if let Kind::User(file) = &self.slots[index as usize].kind
@@ -702,19 +702,19 @@ impl Kept {
     }
 }
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 fn side_of(file: &Held, wanted: Events) -> Option<std::os::fd::BorrowedFd<'_>> {
     Target::File(FileRef::of(file)).kernel_side(wanted)
 }
 
 /// Whether other processes may change it, which wakes nobody here.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 fn is_shared(file: &Held) -> bool {
     Target::File(FileRef::of(file)).shared_counter().is_some()
 }
 
 /// The queries of the layer above for the kernel's part.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 impl Kept {
     /// Calls `visit` with each shared eventfd and the events that are wanted of it.
     pub(crate) fn try_for_each_shared(
@@ -790,7 +790,7 @@ impl Kept {
 }
 
 /// An entry of the kernel's.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelEntry {
     pub(crate) number: i32,

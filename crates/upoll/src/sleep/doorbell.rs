@@ -14,14 +14,14 @@
 //! A child must neither use its parent's wake fds nor be woken by them, and after `fork(2)` it has closed
 //! its copies. Each knows the generation it was made in; `fork` begins a new one in the child.
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use std::os::fd::{AsRawFd, RawFd};
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use super::thread_end;
 use crate::errno::Errno;
 use crate::host::own_fds::OwnFd;
@@ -36,25 +36,25 @@ pub(super) struct Doorbell {
     generation: u32,
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 std::thread_local! {
     /// Taken out while it is in use: a call within the call makes its own. Dropped at the thread's end.
     static OF_THIS_THREAD: Cell<Option<ManuallyDrop<SharedBox<Doorbell>>>> = const { Cell::new(None) };
 }
 
 /// Drops the ending thread's doorbell.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(super) fn drop_kept() {
     drop(take_kept());
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 fn take_kept() -> Option<SharedBox<Doorbell>> {
     OF_THIS_THREAD.take().map(ManuallyDrop::into_inner)
 }
 
 /// In a model each call makes its own.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 const fn take_kept() -> Option<SharedBox<Doorbell>> {
     None
 }
@@ -142,9 +142,9 @@ impl Drop for Loan {
         // SAFETY: taken once, here, and not used after.
         let doorbell = unsafe { ManuallyDrop::take(&mut self.0) };
         // If it is not kept it closes here, or with the last wakeup that uses it.
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         drop(doorbell);
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         if thread_end::may_keep() {
             drop(
                 OF_THIS_THREAD

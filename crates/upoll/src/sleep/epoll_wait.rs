@@ -147,7 +147,7 @@ impl Epoll {
 }
 
 /// Does what the end of a thread does: in a model thread-local variables end in any order.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub fn end_thread() {
     handover::end_thread();
     drop(WORKERS.with(|workers| workers.replace(Vec::new())));

@@ -4,14 +4,14 @@
 
 use core::ptr;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use upoll_sys::{interruptible, syscall};
 
 use super::Outcome;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use super::timeout::Clock;
 use super::timeout::Deadline;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 use crate::host::kernel;
 use crate::sync::AtomicU32;
 
@@ -30,7 +30,7 @@ pub(super) fn address(word: &AtomicU32) -> usize {
 }
 
 /// Sleeps while `word` holds `expected`. May return early with [`Outcome::Woken`].
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: Scope) -> Outcome {
     let mut operation = libc::FUTEX_WAIT_BITSET;
     if scope == Scope::Private {
@@ -78,7 +78,7 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: S
 }
 
 /// As above, in a model.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, _: Scope) -> Outcome {
     let limit = match deadline {
         Deadline::Never | Deadline::NeverRestart => None,
@@ -95,13 +95,13 @@ pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, _: Scope
 }
 
 /// As below, in a model.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(super) fn wake_one(address: usize) {
     kernel::futex_wake(address);
 }
 
 /// Wakes one thread that sleeps on the word at `address`, which need not exist any more.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(super) fn wake_one(address: usize) {
     // SAFETY: the kernel takes the address as a key and does not write to it; a stale one causes an
     // error or a spurious wakeup.

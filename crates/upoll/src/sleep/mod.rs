@@ -7,7 +7,7 @@
 
 mod blocking;
 mod doorbell;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod epoll_pwait1;
 mod epoll_wait;
 mod eventfd;
@@ -21,20 +21,20 @@ mod poller;
 mod select;
 mod sigset;
 mod socketpair;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod thread_end;
 mod timeout;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub use self::epoll_pwait1::{Timespec, WaitParams};
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::epoll_wait::end_thread;
 pub use self::open_limit::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
 pub use self::poll::{poll, ppoll};
 pub use self::poll_context::PollContext;
 pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub use self::thread_end::prepare as prepare_thread_ends;
 pub use self::timeout::{Clock, Timeout};
 
@@ -118,5 +118,5 @@ unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
 }
 
 /// A kernel source for the objects of this crate's own tests.
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(upoll_loom)))]
 pub(crate) use self::poller::tests::side as test_side;

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use upoll_sys::syscall;
 
 use crate::errno::Errno;
@@ -57,13 +57,13 @@ pub fn open_limit_changed() {
 }
 
 /// Models have no limit.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 fn open_limit() -> usize {
     usize::MAX
 }
 
 /// Reads the limit.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 fn open_limit() -> usize {
     // Acquire: a change that is counted here is made before the limit is read.
     let known = KNOWN.load(Ordering::Acquire);

@@ -39,7 +39,7 @@ const INLINE: usize = 9;
 /// Entries in each further allocation.
 const CHUNK: usize = 64;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 const _: () = assert!(size_of::<PollEntry>() <= 64 && INLINE * size_of::<PollEntry>() <= QUEUES);
 
 /// A call of `poll` or `select` under way.
@@ -554,7 +554,7 @@ fn wait_for_any(
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(upoll_loom)))]
 pub(crate) mod tests {
     use std::io::{PipeReader, Read, Write};
     use std::os::fd::{AsFd, BorrowedFd};

@@ -1,16 +1,16 @@
 //! `select(2)` and `pselect(2)`.
 
 use alloc::vec::Vec;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use core::cell::Cell;
 use core::ffi::c_ulong;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use core::mem::{self, ManuallyDrop};
 use core::ptr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use super::poller::{self, Call, Heard, Own, WaitTable};
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use super::thread_end;
 use super::{SigSet, Timeout};
 use crate::errno::Errno;
@@ -163,7 +163,7 @@ struct Asked<'m> {
     any_found: bool,
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 std::thread_local! {
     /// Bitmaps that were too long for the stack, for the next call that needs such: wake fds have
     /// high numbers.
@@ -171,24 +171,24 @@ std::thread_local! {
         const { Cell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 fn take_spare() -> Vec<c_ulong> {
     ManuallyDrop::into_inner(SPARE.replace(ManuallyDrop::new(Vec::new())))
 }
 
 /// In a model each call makes its own.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 const fn take_spare() -> Vec<c_ulong> {
     Vec::new()
 }
 
 /// Drops the ending thread's bitmaps.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(super) fn drop_kept() {
     drop(take_spare());
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         // Where the stack is measured against the heap, each call has the heap as Linux had it.

@@ -13,12 +13,12 @@ pub enum Clock {
 }
 
 impl Clock {
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     fn now(self) -> libc::timespec {
         crate::host::kernel::clock()
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     fn now(self) -> libc::timespec {
         let mut now = libc::timespec {
             tv_sec: 0,

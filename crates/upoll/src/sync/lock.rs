@@ -9,28 +9,28 @@
 //! A lock is inside the object that it guards. A release reads the lock once more after others can
 //! take it: a thread that frees the object must hold a reference that outlasts the call.
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use core::hint;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use core::sync::atomic::AtomicBool;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use lock_api::{GuardNoSend, RawMutex};
 
 use self::kernel::Futex;
 use self::kernel::barrier;
 use super::{AtomicU32, Ordering, Rule, broken, compiler_fence};
 
-#[cfg(all(feature = "count-locks", not(loom)))]
+#[cfg(all(feature = "count-locks", not(upoll_loom)))]
 use super::counted::Lock as Raw;
-#[cfg(all(not(feature = "count-locks"), not(loom)))]
+#[cfg(all(not(feature = "count-locks"), not(upoll_loom)))]
 use Lock as Raw;
 
 /// A lock that sleeps when it is contended.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) type Mutex<T> = lock_api::Mutex<Raw, T>;
 /// Holds a [`Mutex`].
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 
 /// The lock without what it guards.
@@ -46,7 +46,7 @@ pub struct Lock {
 const FREE: u32 = 0;
 
 /// Stands for this thread: never [`FREE`]. Two threads may have the same, if they are far apart.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 #[inline]
 fn holder() -> u32 {
     let thread: usize;
@@ -76,18 +76,18 @@ fn holder() -> u32 {
     id | 1
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 fn holder() -> u32 {
     1
 }
 
 /// How often a thread checks again before it sleeps: critical sections are short.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 const SPINS: u32 = 7;
 
 // SAFETY: `state` leaves `FREE` for one thread at a time, with acquire order, and back
 // only by `unlock`, with release order.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 unsafe impl RawMutex for Lock {
     const INIT: Self = Lock {
         state: Futex::new(FREE),
@@ -120,7 +120,7 @@ unsafe impl RawMutex for Lock {
 
 impl Lock {
     /// A free lock, for the model.
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     #[expect(
         clippy::new_without_default,
         reason = "only the model makes one by itself"
@@ -132,7 +132,7 @@ impl Lock {
         }
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     pub(super) fn is_this_threads(&self) -> bool {
         self.state.word.load(Ordering::Relaxed) == holder()
     }
@@ -166,7 +166,7 @@ impl Lock {
     }
 
     /// Checks the lock again for a short time. Returns whether it came free.
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     fn spin(&self) -> bool {
         for round in 0..SPINS {
             for _ in 0..1 << round {
@@ -181,7 +181,7 @@ impl Lock {
 
     #[cold]
     fn wait(&self) {
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         if self.spin() {
             return;
         }
@@ -199,7 +199,7 @@ impl Lock {
 
 /// Whether a lock is held by the code that this call, in a signal handler, has interrupted. Seldom
 /// said wrongly of another thread's.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) fn is_held_by_this_thread<T>(mutex: &Mutex<T>) -> bool {
     // SAFETY: the lock is only looked at.
     unsafe { mutex.raw() }.is_this_threads()
@@ -207,7 +207,7 @@ pub(crate) fn is_held_by_this_thread<T>(mutex: &Mutex<T>) -> bool {
 
 /// Registers this process for `membarrier(2)`, once. With many threads that takes a while, which is
 /// better spent when a set is made than when a thread first waits for a lock.
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) fn prepare() {
     static PREPARED: AtomicBool = AtomicBool::new(false);
     if !PREPARED.load(Ordering::Relaxed) && !PREPARED.swap(true, Ordering::Relaxed) {
@@ -215,7 +215,7 @@ pub(crate) fn prepare() {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod kernel {
     use core::ptr;
 
@@ -286,7 +286,7 @@ mod kernel {
 }
 
 /// The kernel's part of the lock, for its model.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod kernel {
     use loom::sync::{Condvar, Mutex};
 

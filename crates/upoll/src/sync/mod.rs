@@ -1,52 +1,52 @@
 //! Atomics, cells and locks: the one place they come from, so that the same source runs under
-//! the loom model checker (`--cfg loom`).
+//! the loom model checker (`--cfg upoll_loom`).
 //!
 //! Three builds differ here and nowhere else. With `std` a lock sleeps when contended ([`lock`]),
 //! and without it a lock spins (`spin`). Under loom the locks are loom's, and [`lock`] is the
 //! subject of a model of its own.
-#[cfg(all(feature = "count-locks", not(loom)))]
+#[cfg(all(feature = "count-locks", not(upoll_loom)))]
 mod counted;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 mod lock;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub mod sequenced;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 use self::sequenced as atomics;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 use core::sync::atomic as atomics;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) use self::sequenced::{AtomicI32, Ordering, compiler_fence};
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use core::sync::atomic::Ordering;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) use core::sync::atomic::{AtomicI32, compiler_fence};
 
 pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-#[cfg(all(feature = "count-locks", not(loom)))]
+#[cfg(all(feature = "count-locks", not(upoll_loom)))]
 pub use self::counted::LockCounts;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) use self::lock::{Mutex, MutexGuard, is_held_by_this_thread, prepare};
-#[cfg(all(not(feature = "std"), not(loom)))]
+#[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::lock::Lock;
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) use self::model::{Mutex, OnceBox, is_held_by_this_thread};
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) use loom::sync::MutexGuard;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use once_cell::race::OnceBox;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) use loom::cell::UnsafeCell;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 pub(crate) use self::plain::UnsafeCell;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod plain {
     /// `core`'s cell behind loom's interface.
     #[derive(Debug)]
@@ -71,31 +71,31 @@ mod plain {
 }
 
 /// Thread-local variables, with a constant for the first value.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 macro_rules! thread_locals {
     ($($(#[$attribute:meta])* static $name:ident: $of:ty = const { $first:expr };)+) => {
-        #[cfg(not(loom))]
+        #[cfg(not(upoll_loom))]
         std::thread_local! {
             $($(#[$attribute])* static $name: $of = const { $first };)+
         }
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         loom::thread_local! {
             $($(#[$attribute])* static $name: $of = $first;)+
         }
     };
 }
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) use thread_locals;
 
 /// Statics, which each run of a model has anew.
 macro_rules! statics {
     ($($(#[$attribute:meta])* static $name:ident: $of:ty = $first:expr;)+) => {
         $(
-            #[cfg(not(loom))]
+            #[cfg(not(upoll_loom))]
             $(#[$attribute])*
             static $name: $of = $first;
         )+
-        #[cfg(loom)]
+        #[cfg(upoll_loom)]
         loom::lazy_static! {
             $($(#[$attribute])* static ref $name: $of = $first;)+
         }
@@ -103,7 +103,7 @@ macro_rules! statics {
 }
 pub(crate) use statics;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod model {
     use core::ptr;
 
@@ -189,9 +189,9 @@ mod model {
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
     // On x86-64 a locked instruction is a full fence by itself; only the compiler needs one.
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(upoll_loom)))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(any(not(target_arch = "x86_64"), loom))]
+    #[cfg(any(not(target_arch = "x86_64"), upoll_loom))]
     fence(Ordering::SeqCst);
 }
 
@@ -211,7 +211,7 @@ pub enum Rule {
     /// A worker that comes back to a source still ready forwards the turn.
     HandOnTurn,
     /// A thread that sleeps for a lock makes the other threads pass a barrier first.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     BarrierBeforeSleep,
     /// A worker that finds nothing settles a claim that it does not see, too: a wake under way makes it.
     SettleUnseenClaims,
@@ -220,13 +220,13 @@ pub enum Rule {
     /// A worker that was meant for two events hands the second one on.
     HandOnSecondEvent,
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     TryAgainAfterMarking,
     /// The holder of a queue's lock that has released it passes a fence before it checks for marks.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     FenceAfterReleasing,
     /// The holder of a queue's lock that has released it checks for marks.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     LookAfterReleasing,
     /// A worker that takes its item off the ready list marks its recheck flag as used up.
     UseUpNotes,
@@ -235,29 +235,29 @@ pub enum Rule {
     /// An eventfd's count moves behind the lock in one step, so that a write under way notices.
     MoveCountInOneStep,
     /// A change of a shared eventfd is announced before it is made.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     TellBeforeChanging,
     /// A thread that finds a shared eventfd's lock left by a dead owner marks that threads may
     /// wait.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     MarkForTheDead,
     /// A thread that has slept for a shared counter's lock takes it with the mark that others may sleep.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     HandOnWaiters,
     /// The owner of a shared counter's lock has it pending until it has woken the waiters.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     PendingUntilWoken,
     /// A listener of a shared eventfd arms the notifier, then reads the number of changes.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     ArmThenCount,
     /// A poll from above arms the notifiers whose events a set below has taken.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     HearFromAbove,
     /// A process that notices that it is a new one is counted, then marks that it has noticed.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     CountThenMark,
     /// Tasks of a wake within another call wait until the locks of that call are free.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     LeaveTasksToTheOutermost,
     /// A callback that is woken while it runs is called once more.
     CallAgain,
@@ -267,23 +267,23 @@ pub enum Rule {
     LoneScanIsPending,
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 std::thread_local! {
     static BROKEN: core::cell::Cell<Option<Rule>> = const { core::cell::Cell::new(None) };
 }
 
 /// Switches `rule` off for the models that this thread runs from now on.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub fn break_rule(rule: Option<Rule>) {
     BROKEN.with(|cell| cell.set(rule));
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub(crate) fn broken(rule: Rule) -> bool {
     BROKEN.with(|cell| cell.get() == Some(rule))
 }
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 #[inline(always)]
 pub(crate) const fn broken(_rule: Rule) -> bool {
     false

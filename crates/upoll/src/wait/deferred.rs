@@ -20,7 +20,7 @@ pub(crate) struct Deferred {
     /// The queue that the wake is walking, and those that it came through.
     pub(super) level: *const Level,
     /// Chosen workers do not get to run: this thread yields to them, once it has woken the last.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(all(feature = "std", not(upoll_loom)))]
     yields: bool,
     /// Ends after the actions are done.
     scope: Scope,
@@ -65,7 +65,7 @@ impl Deferred {
     const ROOM: usize = 4;
 
     /// How many workers that do not come are more than chance.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(all(feature = "std", not(upoll_loom)))]
     const MANY: u32 = 4;
 
     #[inline]
@@ -74,7 +74,7 @@ impl Deferred {
             actions: [const { MaybeUninit::uninit() }; Deferred::ROOM],
             len: 0,
             level: ptr::null(),
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(all(feature = "std", not(upoll_loom)))]
             yields: false,
             scope: Scope::enter(),
         }
@@ -86,7 +86,7 @@ impl Deferred {
     }
 
     #[cfg_attr(
-        all(not(feature = "std"), not(loom)),
+        all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "only sleeping threads need it")
     )]
     pub(crate) fn push(&mut self, action: fn(usize), word: usize) {
@@ -104,7 +104,7 @@ impl Deferred {
     /// It might run on for milliseconds otherwise. Events do not wait for those behind it: workers on
     /// other processors take thousands meanwhile, more than can be made up for later. From one time
     /// to the next the number doubles, as it is of no use to yield to what does not run then.
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(all(feature = "std", not(upoll_loom)))]
     #[inline]
     pub(crate) fn let_run(&mut self, chosen: u32) {
         self.yields |= chosen >= Deferred::MANY && chosen.is_power_of_two();
@@ -119,7 +119,7 @@ impl Deferred {
     #[inline(never)]
     fn run_last(&mut self) {
         self.run_actions();
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(all(feature = "std", not(upoll_loom)))]
         if self.yields {
             // Tasks before: they are not to wait for this thread's next turn.
             self.scope.run();

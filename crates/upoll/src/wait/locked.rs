@@ -19,7 +19,7 @@ use crate::sync::MutexGuard;
 /// Holds a queue's lock.
 pub(super) struct Locked<'a> {
     #[cfg_attr(
-        not(any(feature = "std", loom)),
+        not(any(feature = "std", upoll_loom)),
         expect(dead_code, reason = "needs std")
     )]
     queue: &'a WaitQueue,
@@ -48,7 +48,7 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         // SAFETY: done once, here.
         unsafe { ManuallyDrop::drop(&mut self.list) };
-        #[cfg(any(feature = "std", loom))]
+        #[cfg(any(feature = "std", upoll_loom))]
         self.queue.deliver_missed();
     }
 }
@@ -64,7 +64,7 @@ impl WaitQueue {
 }
 
 /// Without `std` no signal handler wakes, so that a wake may wait for the lock.
-#[cfg(not(any(feature = "std", loom)))]
+#[cfg(not(any(feature = "std", upoll_loom)))]
 impl WaitQueue {
     #[expect(clippy::unnecessary_wraps, reason = "with std there may be none")]
     pub(super) fn lock_to_wake(&self, _: Kind, _: &mut super::Wake<'_>) -> Option<Locked<'_>> {
@@ -83,7 +83,7 @@ pub(super) enum Kind {
     Question,
 }
 
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 mod missed {
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked, ManuallyDrop};
@@ -103,7 +103,7 @@ mod missed {
     /// How often a wakeup tries for the lock before it leaves its key. If another thread delivers a
     /// wakeup, the caller does not learn which waiter took it, and wakes exclusive waiters of other
     /// queues in vain. Most holders release the lock before the tries are over.
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     const TRIES: u32 = 100;
 
     impl WaitQueue {
@@ -130,7 +130,7 @@ mod missed {
 
         #[cold]
         fn try_again_or_leave(&self, kind: Kind, wake: &mut Wake<'_>) -> Option<Locked<'_>> {
-            #[cfg(not(loom))]
+            #[cfg(not(upoll_loom))]
             for _ in 0..TRIES {
                 core::hint::spin_loop();
                 if let Some(list) = self.try_lock() {

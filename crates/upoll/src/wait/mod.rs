@@ -30,11 +30,11 @@ use self::deferred::Level;
 use self::list::{EXCLUSIVE, LINKED, List};
 pub(crate) use self::list::{OnWake, WaitEntry};
 use self::locked::Kind;
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) use self::rotation::Arrival;
 use self::rotation::Rotation;
 pub(crate) use self::rotation::{Ask, Notes};
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
 pub(crate) use self::tasks::{Scope, TaskSlot};
 
@@ -59,7 +59,7 @@ pub struct WaitQueue {
     linked: AtomicU32,
     rotation: Rotation,
     /// Wakes that did not get `list`'s lock.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     missed: AtomicU32,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
@@ -75,7 +75,7 @@ pub(crate) enum Place {
     ExclusiveTail,
     /// Like `ExclusiveTail` but at the head: last come, first served, as threads in `epoll_wait`.
     #[cfg_attr(
-        all(not(feature = "std"), not(loom)),
+        all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "only sleeping threads need it")
     )]
     ExclusiveHead,
@@ -161,7 +161,7 @@ impl WaitQueue {
         WaitQueue {
             linked: AtomicU32::new(0),
             rotation: Rotation::new(),
-            #[cfg(any(feature = "std", loom))]
+            #[cfg(any(feature = "std", upoll_loom))]
             missed: AtomicU32::new(0),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
@@ -245,7 +245,7 @@ impl WaitQueue {
     }
 
     /// Whether more than one entry is linked.
-    #[cfg(any(feature = "std", loom))]
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn has_several(&self) -> bool {
         self.linked.load(Ordering::SeqCst) > 1
     }
@@ -373,14 +373,14 @@ impl Drop for WaitQueue {
 }
 
 /// Counts a call of an entry, for the test that shows how many a wakeup makes.
-#[cfg(not(all(test, feature = "std", not(loom))))]
+#[cfg(not(all(test, feature = "std", not(upoll_loom))))]
 #[inline(always)]
 fn step() {}
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 use self::tests::step;
 
-#[cfg(all(test, feature = "std", not(loom)))]
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
 mod tests {
     use core::cell::Cell;
 

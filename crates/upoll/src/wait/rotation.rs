@@ -59,7 +59,7 @@ const REMEMBERED: u32 = 1024 * TURN;
 pub(crate) enum Ask {
     /// Waiters that were chosen, and those in line, come first; the caller asks again before long.
     #[cfg_attr(
-        all(not(feature = "std"), not(loom)),
+        all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "only a thread that sleeps can ask again")
     )]
     Yielding,
@@ -167,7 +167,7 @@ impl WaitQueue {
         }
         wake.mode = Mode::Offer;
         if self.offer_in_turn(list, wake, Whom::All) {
-            #[cfg(all(feature = "std", not(loom)))]
+            #[cfg(all(feature = "std", not(upoll_loom)))]
             wake.deferred.let_run(list.claims);
             took += 1;
         } else {
@@ -292,7 +292,7 @@ impl WaitQueue {
     /// # Safety
     /// As [`WaitEntry::hook`].
     #[cfg_attr(
-        all(not(feature = "std"), not(loom)),
+        all(not(feature = "std"), not(upoll_loom)),
         expect(dead_code, reason = "only sleeping threads need it")
     )]
     pub(crate) unsafe fn turn_or_hook(

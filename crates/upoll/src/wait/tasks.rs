@@ -24,14 +24,14 @@ use crate::events::Events;
 use crate::memory::SharedBox;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broken, fence};
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 use self::chosen as list;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 use self::here as list;
-#[cfg(not(any(feature = "std", loom)))]
+#[cfg(not(any(feature = "std", upoll_loom)))]
 use self::shared as list;
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 pub use self::chosen::share_scopes;
 
 /// How often a scope calls what its own callbacks wake.
@@ -129,7 +129,7 @@ impl TaskSlot {
         if broken(Rule::WaitForCallbacks) {
             return;
         }
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(all(feature = "std", not(upoll_loom)))]
         if crate::sync::is_held_by_this_thread(calling) {
             // The callback itself ends its watch.
             return;
@@ -198,7 +198,7 @@ impl TaskSlot {
     /// the caller of `set` polls the object afterwards, and the caller of this function wakes the
     /// task.
     fn take(place: &Mutex<Option<Waker>>) -> Option<Waker> {
-        #[cfg(all(feature = "std", not(loom)))]
+        #[cfg(all(feature = "std", not(upoll_loom)))]
         if crate::sync::is_held_by_this_thread(place) {
             return None;
         }
@@ -219,17 +219,17 @@ impl Drop for Owned<'_> {
 struct Stack(*mut ());
 
 // SAFETY: it owns a reference to each of its slots, and a slot is `Send` and `Sync`.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 unsafe impl Send for Stack {}
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 impl Default for Stack {
     fn default() -> Self {
         Stack::new()
     }
 }
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 impl Stack {
     const fn new() -> Self {
         Stack(ptr::null_mut())
@@ -348,11 +348,11 @@ impl Drop for Scope {
 /// The first panic of several: it goes on when all slots have been run.
 #[derive(Default)]
 struct Panicked {
-    #[cfg(all(feature = "std", not(loom)))]
+    #[cfg(all(feature = "std", not(upoll_loom)))]
     payload: Option<Box<dyn core::any::Any + Send>>,
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(upoll_loom)))]
 impl Panicked {
     fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
         // The panic is resumed later. Foreign state that it has left inconsistent is then reported
@@ -373,7 +373,7 @@ impl Panicked {
     }
 }
 
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 impl Panicked {
     #[expect(clippy::unused_self, reason = "there is nothing to catch it with")]
     fn catch(&mut self, run: impl FnOnce() -> bool) -> bool {
@@ -385,7 +385,7 @@ impl Panicked {
 }
 
 /// One list for each thread.
-#[cfg(any(feature = "std", loom))]
+#[cfg(any(feature = "std", upoll_loom))]
 mod here {
     use core::cell::Cell;
     use core::marker::PhantomData;
@@ -414,11 +414,11 @@ mod here {
         }
     }
 
-    #[cfg(not(loom))]
+    #[cfg(not(upoll_loom))]
     std::thread_local! {
         static HERE: Here = const { Here::new() };
     }
-    #[cfg(loom)]
+    #[cfg(upoll_loom)]
     loom::thread_local! {
         static HERE: Here = Here::new();
     }
@@ -504,7 +504,7 @@ mod here {
 }
 
 /// Both kinds of lists, of which a model chooses one.
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 mod chosen {
     use core::cell::Cell;
 
@@ -579,7 +579,7 @@ mod chosen {
 /// They do not wait for those that begin later, or threads that come and go would hold them up for ever.
 /// For that, scopes count themselves in one of two epochs. The newer epoch becomes the older one, and
 /// takes no more scopes, as soon as slots wait in it and no older scope is left.
-#[cfg(any(not(feature = "std"), loom))]
+#[cfg(any(not(feature = "std"), upoll_loom))]
 mod shared {
     use core::mem;
 

@@ -5,22 +5,22 @@
 //! own test harness: it takes the arguments of the usual harness as filters, and ignores its
 //! options.
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod dying;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod processes;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod readiness;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod values;
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 mod worlds;
 
-#[cfg(not(loom))]
+#[cfg(not(upoll_loom))]
 fn main() {
     let tests = [values::TESTS, readiness::TESTS, dying::TESTS].concat();
     processes::run(&tests);
 }
 
-#[cfg(loom)]
+#[cfg(upoll_loom)]
 fn main() {}

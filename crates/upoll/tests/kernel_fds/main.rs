@@ -1,5 +1,5 @@
 //! Kernel fds as members of sets, beside user-level objects.
-#![cfg(not(loom))]
+#![cfg(not(upoll_loom))]
 
 mod churn;
 mod counted;

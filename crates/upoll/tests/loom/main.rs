@@ -1,6 +1,6 @@
 //! Models of the concurrent protocols. loom checks all interleavings up to a bound on preemptions.
 //! Each model has a broken variant: with one rule switched off, loom must find the fault.
-#![cfg(loom)]
+#![cfg(upoll_loom)]
 
 mod forks;
 mod kernel;
