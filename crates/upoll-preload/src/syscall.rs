@@ -7,7 +7,7 @@ use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
 use crate::kernel::by_number;
-use crate::settings::{self, Kind};
+use crate::settings;
 use crate::stats::Call;
 use crate::{files, handlers, polls, process, sets, sockets, stats};
 use upoll_fds::errno::{give_word, set_errno};
@@ -337,7 +337,7 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
     Some(unsafe {
         match number {
             libc::SYS_dup2 => c_long::from(files::dup2(a.int(), b.int())),
-            libc::SYS_eventfd if settings::is_user_level(Kind::EventFd) => {
+            libc::SYS_eventfd if settings::is_user_level(settings::Kind::EventFd) => {
                 c_long::from(sets::eventfd(a.uint(), 0))
             }
             libc::SYS_epoll_create => c_long::from(sets::epoll_create(a.int())),
@@ -348,7 +348,7 @@ unsafe fn older(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> Option<c_long
             libc::SYS_select => {
                 c_long::from(polls::select(a.int(), b.ptr(), c.ptr(), d.ptr(), e.ptr()))
             }
-            libc::SYS_pipe if settings::is_user_level(Kind::Pipe) => {
+            libc::SYS_pipe if settings::is_user_level(settings::Kind::Pipe) => {
                 c_long::from(files::pipe(a.ptr()))
             }
             // A child of `vfork` would return from here before its parent does, on the same stack.
