@@ -124,9 +124,10 @@ fn ctl_without_descriptors(
     fd: RawFd,
     interest: Interest,
 ) -> Result<(), Errno> {
-    let is_added = op == Op::Add as i32;
-    let does_without =
-        || demote_unwatched(fd).is_ok() || is_added && demote_with_members(epfd).is_ok();
+    let is_first_of_the_kernels = op == Op::Add as i32 && !table::is_user_level(fd);
+    let does_without = || {
+        demote_unwatched(fd).is_ok() || is_first_of_the_kernels && demote_with_members(epfd).is_ok()
+    };
     if lacks_something(errno) && does_without() {
         return ctl(epfd, op, fd, interest);
     }
