@@ -503,11 +503,8 @@ impl Held {
 
     /// Returns the user-level fds that are not held.
     pub(crate) fn others(&self) -> impl Iterator<Item = RawFd> {
-        let mut held = self.numbers.iter().peekable();
-        numbers(0, u32::MAX).filter(move |fd| {
-            while held.next_if(|held| *held < fd).is_some() {}
-            held.peek() != Some(&fd)
-        })
+        let is_held = |fd: &RawFd| self.numbers.binary_search(fd).is_ok();
+        numbers(0, u32::MAX).filter(move |fd| !is_held(fd))
     }
 
     /// Returns the objects that no call uses any more, each with the [first fd](Group::first) of its group.
