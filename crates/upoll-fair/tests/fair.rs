@@ -328,7 +328,10 @@ fn statistics(mode: &str, policy: &str) -> String {
     let port: u16 = port.trim().parse().expect("the port is a number");
     for _ in 0..40 {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
-        stream.read_to_end(&mut Vec::new()).expect("it answers");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        // A worker that is late finds the next connection without a wakeup.
+        await_sleep(answer.trim().parse().expect("the answer is a process ID"));
     }
     send(process.id(), libc::SIGTERM);
     assert!(process.wait().expect("it is a child").success());
