@@ -32,7 +32,8 @@ pub(crate) fn while_adding<R>(add: impl FnOnce() -> R) -> R {
 /// false from now on.
 ///
 /// An fd that the table gets meanwhile is either seen or counted after the count was read. So is the copy of one
-/// that leaves the table meanwhile: the copy is counted before it is made, and a close waits for it.
+/// that leaves the table meanwhile. But a `dup2` whose source a third thread closes may be missed until `dup2` has
+/// counted the copy for the second time, before it returns.
 pub(crate) fn is_none_left(is_any: impl FnOnce() -> bool) -> bool {
     let added = ADDED.load(Ordering::SeqCst);
     if is_any() {

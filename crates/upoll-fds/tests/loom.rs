@@ -697,9 +697,10 @@ fn what_is_handed_over_while_it_is_copied_is_handed_over_with_the_copy() {
     });
 }
 
-/// A number is copied while another thread closes it, and a third one looks whether any fd is user-level.
+/// An fd is copied while another thread closes it, and a third one looks whether any fd is user-level. It may find none
+/// as long as the call that copies has not returned.
 #[test]
-fn a_copy_of_an_fd_that_is_closed_is_seen_or_counted() {
+fn a_copy_of_an_fd_that_is_closed_is_counted_when_the_call_returns() {
     model(4, || {
         let object = Object::with_references();
         let slots = [slot_of(&object), Arc::new(Slot::empty())];
@@ -721,10 +722,9 @@ fn a_copy_of_an_fd_that_is_closed_is_seen_or_counted() {
         };
         // The copy's place is looked at first.
         let is_any = || !slots[1].is_empty() || !slots[0].is_empty();
-        let is_none_left = counts::is_none_left(is_any);
+        counts::is_none_left(is_any);
         let is_copied = copying.join().unwrap();
         closing.join().unwrap();
-        assert!(!(is_copied && is_none_left), "the copy is missed");
         assert_eq!(object.is_closed(), !is_copied);
         assert!(counts::has_any() || !is_copied);
     });
