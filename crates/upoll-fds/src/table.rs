@@ -432,6 +432,8 @@ pub(crate) fn hold(
     while held.hold_more(&is_meant)? {}
     held.group()?;
     held.mark_those_in_use()?;
+    // A call that was under way may have added a member to a set that had none.
+    held.give_back_where(|object| !is_meant(object));
     Ok(held)
 }
 
@@ -499,6 +501,23 @@ impl Held {
             group.iter_mut().for_each(|held| held.is_used = is_used);
         }
         Ok(())
+    }
+
+    /// Gives the fds of unused objects back for which `is_left` returns true.
+    fn give_back_where(&mut self, is_left: impl Fn(&Object) -> bool) {
+        self.fds.retain(|held| {
+            let is_left = !held.is_used && is_left(held.object());
+            if is_left && let Some(slot) = slot(held.fd) {
+                slot.give_back(held.entry);
+            }
+            !is_left
+        });
+        if self.fds.len() < self.numbers.len() {
+            // There is room for them.
+            self.numbers.clear();
+            self.numbers.extend(self.fds.iter().map(|held| held.fd));
+            self.numbers.sort_unstable();
+        }
     }
 
     /// Returns the user-level fds that are not held.
