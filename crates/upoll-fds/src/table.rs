@@ -433,7 +433,7 @@ pub(crate) fn hold(
     held.group()?;
     held.mark_those_in_use()?;
     // A call that was under way may have added a member to a set that had none.
-    held.give_back_where(|object| !is_meant(object));
+    held.give_back_where(|object| matches!(object, Object::Epoll(_)) && !is_meant(object));
     Ok(held)
 }
 
@@ -503,7 +503,8 @@ impl Held {
         Ok(())
     }
 
-    /// Gives the fds of unused objects back for which `is_left` returns true.
+    /// Makes the fds of unused objects for which `is_left` returns true available to look-ups again. All fds of a
+    /// group must be left, or none.
     fn give_back_where(&mut self, is_left: impl Fn(&Object) -> bool) {
         self.fds.retain(|held| {
             let is_left = !held.is_used && is_left(held.object());
