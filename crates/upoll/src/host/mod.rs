@@ -173,7 +173,11 @@ impl Heard {
 
 impl KernelSide {
     fn new(set: &Set) -> Result<Self, Errno> {
-        Self::around(set, SleepSet::new)
+        // A worker must look at a rotating set after each edge there, though what caused it may be gone.
+        match set.rotates() {
+            true => Self::around(set, SleepSet::readable),
+            false => Self::around(set, SleepSet::new),
+        }
     }
 
     /// One with a kernel set of the caller's making.
@@ -767,11 +771,15 @@ impl Companion for KernelSide {
     }
 
     fn is_ready(&self, set: &Set, for_item: bool) -> bool {
-        if self.rotation.as_ref().is_some_and(Rotation::is_ready) {
-            return true;
+        if let Some(rotation) = &self.rotation {
+            if rotation.is_ready() {
+                return true;
+            }
+            rotation.quiet_pollers();
         }
+        // That of a rotating set is always readable.
         if let Some(hub) = self.hub()
-            && kernel::is_readable(&hub.fd)
+            && (self.rotation.is_some() || kernel::is_readable(&hub.fd))
         {
             let heard = self.empty_hub(set);
             if heard.core && set.has_ready() {

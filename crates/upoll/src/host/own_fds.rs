@@ -156,8 +156,8 @@ struct Entry {
     under: AtomicI32,
     /// The data of the event that wakes a thread in the set.
     data: AtomicU64,
-    /// A wake was sent since the last [`quiet`](OwnFd::quiet).
-    is_rung: AtomicBool,
+    /// The events that the seal in the set is asked for.
+    asked: AtomicU32,
 }
 
 /// No fd; not -1, which a `BorrowedFd` cannot hold.
@@ -181,7 +181,7 @@ impl Entry {
             seal: AtomicPtr::new(ptr::null_mut()),
             under: AtomicI32::new(NONE),
             data: AtomicU64::new(0),
-            is_rung: AtomicBool::new(false),
+            asked: AtomicU32::new(0),
         }
     }
 
@@ -194,7 +194,7 @@ impl Entry {
     fn begin(&self, number: RawFd) {
         self.kind.store(BRIEF, Ordering::Relaxed);
         self.seal.store(ptr::null_mut(), Ordering::Relaxed);
-        self.is_rung.store(false, Ordering::Relaxed);
+        self.asked.store(0, Ordering::Relaxed);
         let before = self.state.load(Ordering::Relaxed);
         let next = (before >> 32).wrapping_add(1) << 32;
         let state = next | u64::from(number.cast_unsigned());
@@ -877,9 +877,9 @@ impl OwnFd {
             .map(|_| self.entry.under.load(Ordering::Relaxed))
     }
 
-    /// Whether a wake was sent since the last [`quiet`](Self::quiet).
-    pub(super) fn rung(&self) -> &AtomicBool {
-        &self.entry.is_rung
+    /// The events that the seal in the set is asked for.
+    pub(super) fn asked(&self) -> &AtomicU32 {
+        &self.entry.asked
     }
 
     pub(super) fn change_seal(&self, interest: &Event) -> bool {
@@ -1157,11 +1157,8 @@ impl Seal {
         for entry in recorded(0, u32::MAX).filter_map(entry_at).filter(is_in) {
             let set = entry.number();
             let _ = kernel::epoll_ctl_by_number(set, Op::Del, old, &Event::default());
-            let events = match entry.is_rung.load(Ordering::SeqCst) {
-                // The wakeup may not have been taken.
-                true => Events::OUT | Events::ET,
-                false => Events::empty(),
-            };
+            // A wakeup that is among it may not have been taken.
+            let events = Events::from_bits_retain(entry.asked.load(Ordering::SeqCst));
             let interest = Event::new(events, entry.data.load(Ordering::SeqCst));
             // Another thread that wakes or quiets the set may have been faster.
             let _ = kernel::epoll_ctl_by_number(set, Op::Add, number, &interest);

@@ -27,7 +27,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel::Descriptor;
 use super::nested::Renew;
-use super::{KernelSide, exists, kernel};
+use super::{EDGE, KernelSide, exists, harvest_of, kernel};
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
@@ -73,10 +73,7 @@ impl Rotation {
     pub(super) fn for_pollers(&self, nested: &Descriptor) -> &Descriptor {
         let made = self.for_pollers.get_or_try_init(|| {
             let both = kernel::epoll_create()?;
-            for fd in [&self.members, nested] {
-                let interest = Event::new(Events::IN, 0);
-                kernel::epoll_ctl(&both, Op::Add, fd.as_raw_fd(), &interest)?;
-            }
+            self.register_for_pollers(&both, nested)?;
             boxed(both)
         });
         made.unwrap_or(&self.members)
@@ -120,11 +117,22 @@ impl Rotation {
         if !both.is_intact() {
             both.replace_lost(kernel::epoll_create_elsewhere(both)?);
         }
-        for fd in [&self.members, nested] {
-            let interest = Event::new(Events::IN, 0);
+        self.register_for_pollers(both, nested)
+    }
+
+    fn register_for_pollers(&self, both: &Descriptor, nested: &Descriptor) -> Result<(), Errno> {
+        for (fd, events) in [(&self.members, Events::IN), (nested, EDGE)] {
+            let interest = Event::new(events, 0);
             exists(kernel::epoll_ctl(both, Op::Add, fd.as_raw_fd(), &interest))?;
         }
         Ok(())
+    }
+
+    /// Takes back what the sets below have told pollers, who look at them next.
+    pub(super) fn quiet_pollers(&self) {
+        if let Some(both) = self.for_pollers.get() {
+            harvest_of(both, &mut [Event::default(); 2]);
+        }
     }
 
     /// Whether the source is ready by its interest. Nothing is consumed.

@@ -25,16 +25,29 @@ impl SleepSet {
         Self::around(kernel::epoll_create()?, specials)
     }
 
+    /// Makes one that is readable for good, and that no thread sleeps in.
+    pub(super) fn readable(specials: &Specials) -> Result<Self, Errno> {
+        Self::resting(kernel::epoll_create()?, specials, true)
+    }
+
     /// Makes one around a kernel set that exists, and may have members.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
     pub(super) fn around(fd: OwnFd, specials: &Specials) -> Result<Self, Errno> {
-        let data = specials.encode(Special::Bell);
+        Self::resting(fd, specials, false)
+    }
+
+    fn resting(fd: OwnFd, specials: &Specials, is_readable: bool) -> Result<Self, Errno> {
+        let set = WakeableSet {
+            fd,
+            data: specials.encode(Special::Bell),
+            is_readable,
+        };
         // From now on the event is known as one that is not for the user.
-        fd.quiet(data);
+        set.rest();
         Ok(SleepSet {
-            fd: SharedBox::new(WakeableSet { fd, data })?,
+            fd: SharedBox::new(set)?,
             asleep: AtomicUsize::new(0),
         })
     }
@@ -65,6 +78,8 @@ impl SleepSet {
 pub(super) struct WakeableSet {
     fd: OwnFd,
     data: u64,
+    /// No thread sleeps in it, and it is readable for good.
+    is_readable: bool,
 }
 
 impl std::ops::Deref for WakeableSet {
@@ -101,7 +116,14 @@ impl WakeableSet {
     /// Puts `anew` in the place of a set that was lost.
     pub(super) fn replace_lost(&self, anew: OwnFd) {
         self.fd.replace_lost(anew);
-        self.fd.quiet(self.data);
+        self.rest();
+    }
+
+    fn rest(&self) {
+        match self.is_readable {
+            true => self.fd.keep_readable(self.data),
+            false => self.fd.quiet(self.data),
+        };
     }
 }
 

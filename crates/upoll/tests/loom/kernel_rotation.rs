@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 use upoll::kernel_model::{Source, pass_time, program};
-use upoll::{CreateFlags, Epoll, Errno, EventFd, Op, end_thread};
+use upoll::{CreateFlags, Epoll, Errno, EventFd, EventFdFlags, Op, end_thread};
 
 use super::rotation::workers as workers_of;
 use super::sleeping::{FOREVER, LIMIT, wait};
@@ -291,5 +291,47 @@ fn each_of_two_threads_that_wait_in_the_rotating_set_itself_has_an_event() {
         source.set_readable(true);
         work(&rotating, &source);
         working.join().unwrap();
+    });
+}
+
+/// A set below has a counter and a kernel source. Of two workers that sleep, the one that the counter has woken takes
+/// what comes to the source, and is busy. The other one is woken by the source, finds it idle, and takes the rest.
+#[test]
+fn a_worker_is_woken_though_what_woke_it_is_gone_if_something_else_stays() {
+    model(1, || {
+        let (below, source, counter) = (
+            Epoll::new().unwrap(),
+            Arc::new(Source::new()),
+            EventFd::new(0).unwrap(),
+        );
+        below.ctl_kernel(Op::Add, &source, IN).unwrap();
+        below.add(&counter, IN).unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&below, IN).unwrap();
+        // A thread that ends would leave its event to the other one.
+        let ends = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let [first, second] = [(); 2].map(|()| {
+            let worker = Epoll::new().unwrap();
+            worker.add(&rotating, IN).unwrap();
+            worker
+        });
+        let (other, busy) = (source.clone(), ends.clone());
+        let working = thread::spawn(move || {
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            other.set_readable(true);
+            other.set_readable(false);
+            busy.read().unwrap();
+            end_thread();
+            first
+        });
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        assert_eq!(wait(&second, FOREVER), Ok(1));
+        source.set_readable(true);
+        source.set_readable(false);
+        ends.write(1).unwrap();
+        writing.join().unwrap();
+        drop(working.join().unwrap());
+        end_thread();
     });
 }

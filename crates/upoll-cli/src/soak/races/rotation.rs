@@ -10,7 +10,7 @@ use upoll::{CreateFlags, Epoll, Event, Events, Timeout, Watch};
 use super::super::channel::{Channel, Kind};
 use super::{LEVEL, Maker, Race, call, harvest};
 
-pub(super) const RACES: &[Maker] = &[two_workers, two_workers, busy, note];
+pub(super) const RACES: &[Maker] = &[two_workers, two_workers, two_sources, busy, note];
 
 /// A rotating set over a channel, and the sets of two workers.
 fn workers(channel: &Channel) -> Result<(Epoll, [Epoll; 2])> {
@@ -77,6 +77,42 @@ fn two_workers(rng: &mut Rng) -> Result<Race> {
         received.store(0, Ordering::SeqCst);
         Ok(())
     }))
+}
+
+/// A set below has a member of the kernel's and one of the library's, and each of them gets a unit. Each of two workers
+/// takes one, the kernel's first.
+fn two_sources(rng: &mut Rng) -> Result<Race> {
+    let kernel = Arc::new(Channel::new(Kind::KernelCounter)?);
+    let own = Arc::new(Channel::new(Kind::Semaphore)?);
+    let (rotating, below) = (Epoll::create(CreateFlags::ROTATE)?, Epoll::new()?);
+    below.add(&*kernel, LEVEL)?;
+    below.add(&*own, LEVEL)?;
+    rotating.add(&below, LEVEL)?;
+    let mut senders = [own.clone(), kernel.clone()];
+    rng.shuffle(&mut senders);
+    let mut calls = vec![call(move |rng| {
+        let _open = &below;
+        senders[0].send(1);
+        super::pause(rng);
+        senders[1].send(1);
+        Ok(0)
+    })];
+    for _ in 0..2 {
+        let worker = Epoll::new()?;
+        worker.add(&rotating, LEVEL)?;
+        let (kernel, own, open) = (kernel.clone(), own.clone(), rotating.clone());
+        calls.push(call(move |_| {
+            let _open = &open;
+            loop {
+                worker.wait(&mut [Event::default()], Timeout::NEVER)?;
+                if kernel.receive() == 1 || own.receive() == 1 {
+                    return Ok(1);
+                }
+            }
+        }));
+    }
+    let name = "two workers wait for a kernel eventfd and an eventfd";
+    Ok(Race::new(name, calls, |_| Ok(())))
 }
 
 /// A worker looks in vain for an event that is gone, and is busy then, or leaves: the next event is with the worker
