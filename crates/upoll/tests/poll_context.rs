@@ -631,3 +631,32 @@ fn changes_of_a_list_take_time_in_proportion_to_their_number() {
         .collect();
     check("kernel fds", &kernels);
 }
+
+/// An entry leaves whose fd was closed while its file lives on. The kernel's set is made anew in the midst of the call,
+/// and takes an entry that was listed twice before, for which the call has asked the kernel by then.
+#[test]
+fn an_entry_that_changes_its_place_during_a_call_counts_once() {
+    let readable = || {
+        let fd = kernel_eventfd();
+        bump(&fd);
+        fd
+    };
+    let (twice, idle) = (
+        Descriptor::new(readable()),
+        Descriptor::new(kernel_eventfd()),
+    );
+    let (leaves, counter) = (readable(), EventFd::new(0).unwrap());
+    let _lives_on = leaves.try_clone().unwrap();
+    let leaves = Descriptor::new(leaves);
+    let mut context = PollContext::new();
+    let mut fds = [&twice, &twice, &idle, &leaves].map(|fd| PollFd::new(fd, Events::IN));
+    assert_eq!(context.poll(&mut fds, Timeout::NOW), Ok(3));
+    drop(leaves);
+    let mut fds = [
+        PollFd::new(&counter, Events::IN),
+        PollFd::new(&twice, Events::IN),
+        PollFd::new(&idle, Events::IN),
+    ];
+    assert_eq!(context.poll(&mut fds, Timeout::NOW), Ok(1));
+    assert_eq!(fds[1].revents(), Events::IN);
+}

@@ -82,8 +82,8 @@ pub(super) struct KernelPart {
     asked: Vec<u32>,
     /// For each slot, where in `asked` it is, if it is there.
     asked_at: Vec<usize>,
-    /// How often something was added to `asked`.
-    times_asked_more: usize,
+    /// How often `asked` has got an entry, or may have lost some to a new set.
+    times_asked_anew: usize,
     /// As many as are registered; the first `heard` are the last harvest.
     events: Vec<Event>,
     heard: usize,
@@ -116,6 +116,7 @@ impl KernelPart {
 
     #[inline(never)]
     fn renew(&mut self, kept: &mut Kept) {
+        self.times_asked_anew += 1;
         self.is_foreign = false;
         self.set = None;
         self.registered = 0;
@@ -128,9 +129,10 @@ impl KernelPart {
         &self.asked
     }
 
-    /// Changes when something that was in the set is asked about from now on.
-    pub(super) fn times_asked_more(&self) -> usize {
-        self.times_asked_more
+    /// Changes when something that was in the set is asked about from now on, or the other way round. A result
+    /// with both before and after it would lack entries or count them twice.
+    pub(super) fn times_asked_anew(&self) -> usize {
+        self.times_asked_anew
     }
 
     /// The set, if there is anything in it: it is readable if something there may be ready.
@@ -298,7 +300,7 @@ impl Outside for KernelPart {
         }
         self.asked_at[place] = self.asked.len();
         self.asked.push(slot);
-        self.times_asked_more += 1;
+        self.times_asked_anew += 1;
         Registration::Asked
     }
 

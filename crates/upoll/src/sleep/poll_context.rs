@@ -376,14 +376,15 @@ impl<F: Front> Call for ContextCall<'_, F> {
                 return Err(errno);
             }
             let rang = own.is_some() && list.last().is_some_and(|last| last.revents != 0);
-            let before = kernel.times_asked_more();
+            let before = kernel.times_asked_anew();
             if set.is_some_and(|set| list[set].revents != 0) {
                 kernel.harvest(kept)?;
             }
-            if kernel.times_asked_more() == before {
+            if kernel.times_asked_anew() == before {
                 return Ok(Heard { rang });
             }
-            // The set does not take an entry any more, and it has not been asked about.
+            // The set does not take an entry any more, which has not been asked about, or a new set takes one that
+            // has.
             limit = Some(&poller::ZERO);
         }
     }
