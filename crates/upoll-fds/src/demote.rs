@@ -85,6 +85,10 @@ pub fn demote_all() {
         return;
     }
     let _section = Section::begin();
+    demote_plain_eventfds();
+    if table::is_none_left() {
+        return;
+    }
     // Sets come last: until then other threads may add members.
     demote_where(|object| !is_set(object) && can_go(object), |_| {});
     // Sets without user-level members first, then sets whose last such members these were.
@@ -96,6 +100,20 @@ pub fn demote_all() {
             break;
         }
     }
+}
+
+/// Demotes eventfds that nothing but one fd refers to. There may be thousands of them, and they need no lists of fds
+/// and interests. Those that are in use now are left alone.
+fn demote_plain_eventfds() {
+    let is_meant = |object: &Object| matches!(object, Object::EventFd(_));
+    let take = |fd, object: &Object| match object {
+        Object::EventFd(counter) => counter
+            .count_before_drop()
+            .is_some_and(|count| give_count(count, fd).is_ok()),
+        _ => false,
+    };
+    let under_way = UnderWay::begin();
+    table::empty_unused(is_meant, take, &under_way.held_back);
 }
 
 /// Demotes all objects for which `is_meant` returns true. Calls `outcome` with the result for each group, or
@@ -424,8 +442,13 @@ fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
         // The eventfd may have got a maximum meanwhile.
         None => counter.retire()?.ok_or(NOT_SUPPORTED)?,
     };
+    give_count(count, fd)
+}
+
+/// Adds a count to the kernel's eventfd, which counts 0.
+fn give_count(count: u64, fd: RawFd) -> Result<(), Errno> {
     if count > 0 {
-        // The kernel's count is 0, so any smaller count fits. Nobody has signalled 2^64 times.
+        // Any smaller count fits. Nobody has signalled 2^64 times.
         let count = count.min(u64::MAX - 1);
         // SAFETY: `count` is live.
         unsafe { call!(SYS_write, fd, &raw const count, size_of::<u64>()) }?;

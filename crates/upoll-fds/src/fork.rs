@@ -150,6 +150,9 @@ pub fn begin_unseen_fork() {
         return;
     }
     demote::demote_all();
+    if !table::has_any() && outer.is_none() {
+        return;
+    }
     demote::share_all();
     if table::is_none_left() && outer.is_none() {
         return;

@@ -763,6 +763,17 @@ pub(crate) fn wait_until_all_unused(
     }
 }
 
+/// Calls `used` with each entry that a call uses. An entry that no slot has led to since before is used by no other
+/// call from then on.
+pub(crate) fn each_used(used: impl FnMut(*mut Entry)) {
+    if broken(Rule::WaitUntilUnused) {
+        return;
+    }
+    see_others();
+    let named = records().flat_map(Record::named);
+    named.filter(|entry| !entry.is_null()).for_each(used);
+}
+
 fn is_among(entry: *mut Entry, entries: &[*mut Entry]) -> bool {
     !entry.is_null() && entries.binary_search(&entry).is_ok()
 }

@@ -298,6 +298,15 @@ impl Slot {
         None
     }
 
+    /// Like [`hold`](Self::hold), whatever the object is. Returns `None` if the slot is empty, or the fd is being
+    /// changed or copied.
+    fn try_to_hold(&self) -> Option<*mut Entry> {
+        let entry = self.unless_changing()?.as_ptr();
+        self.0
+            .compare_exchange(entry, mark_by(entry), Ordering::SeqCst, Ordering::Relaxed)
+            .ok()
+    }
+
     /// Makes the slot lead to its old entry again.
     pub(crate) fn give_back(&self, held: *mut Entry) {
         in_use::release(self.put(mark_by(held), held));
@@ -313,8 +322,7 @@ impl Slot {
     ///
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
-    /// [`in_use::wait_until_all_unused`].
-    #[cfg(not(upoll_loom))]
+    /// [`in_use::wait_until_all_unused`], or has found out by [`in_use::each_used`].
     pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
@@ -349,6 +357,50 @@ impl Slot {
     #[cfg(not(upoll_loom))]
     pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+}
+
+/// An entry that a thread holds, and the index of its slot.
+pub(crate) type HeldEntry = (usize, *mut Entry);
+
+/// Empties the slots whose objects are meant, if `take` returns true for the object. Slots that a call uses, and
+/// those that are being changed or copied, are left alone. So this neither waits nor sorts, unlike
+/// [`Slot::hold`] for each slot.
+///
+/// `held` is an empty list with room for all slots. Signals must be held back, as for [`Slot::hold`].
+pub(crate) fn empty_unused(
+    slots: &[Slot],
+    held: &mut Vec<HeldEntry>,
+    is_meant: impl Fn(&Object) -> bool,
+    take: impl Fn(usize, &Object) -> bool,
+) {
+    for (at, slot) in slots.iter().enumerate() {
+        if let Some(entry) = slot.try_to_hold() {
+            // SAFETY: it is held, so no other thread frees it.
+            match is_meant(unsafe { &(*entry).object }) {
+                true => held.push((at, entry)),
+                false => slot.give_back(entry),
+            }
+        }
+    }
+    if held.is_empty() {
+        return;
+    }
+    // Few at most: while a record names an entry, its thread does not block.
+    in_use::each_used(|used| {
+        let found = held.iter().position(|&(_, entry)| entry == used);
+        if let Some((at, entry)) = found.map(|found| held.swap_remove(found)) {
+            slots[at].give_back(entry);
+        }
+    });
+    for (at, entry) in held.drain(..) {
+        // SAFETY: as above.
+        if take(at, unsafe { &(*entry).object }) {
+            // SAFETY: no record has named it since it was held.
+            unsafe { slots[at].give_up_unused(entry) };
+        } else {
+            slots[at].give_back(entry);
+        }
     }
 }
 

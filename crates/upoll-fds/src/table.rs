@@ -21,7 +21,7 @@ use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::plain_sets;
 use crate::signals::{HeldBack, Section};
-use crate::slot::{Entry, Slot};
+use crate::slot::{self, Entry, Slot};
 use upoll_sys::backoff::{Backoff, wait_until};
 
 /// Fds from this one on are always the kernel's. It is the default of `fs.nr_open`.
@@ -603,6 +603,29 @@ impl Drop for Held {
             if let Some(slot) = slot(held.fd) {
                 slot.give_back(held.entry);
             }
+        }
+    }
+}
+
+/// Makes the fds whose objects are meant stand for nothing, if `take` returns true for the fd and its object. Fds in
+/// use or in the midst of a change are left alone, and all others if there is no memory for the list.
+///
+/// Signals must be held back: a handler that looks such an fd up would wait for the interrupted code.
+pub(crate) fn empty_unused(
+    is_meant: impl Fn(&Object) -> bool,
+    take: impl Fn(RawFd, &Object) -> bool,
+    _held_back: &HeldBack,
+) {
+    let mut held = Vec::new();
+    // Part by part, so that the list is small and entries are in the processor's cache when they are looked at again.
+    if held.try_reserve_exact(PART).is_err() {
+        return;
+    }
+    for index in 0..PARTS_END.load(Ordering::SeqCst) {
+        if let Some(part) = part(index) {
+            slot::empty_unused(part, &mut held, &is_meant, |at, object| {
+                RawFd::try_from(index * PART + at).is_ok_and(|fd| take(fd, object))
+            });
         }
     }
 }

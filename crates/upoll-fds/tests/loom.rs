@@ -22,6 +22,7 @@ mod slot;
 #[path = "../src/sync.rs"]
 mod sync;
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
@@ -657,6 +658,129 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
             installing.join().unwrap();
             assert!(old.is_closed());
             assert!(slot.with(|found| found.is(&new)).unwrap());
+        });
+    }
+}
+
+/// Returns an array of slots of which the first leads to `object`.
+fn slots_of<const COUNT: usize>(object: &Object) -> Arc<[Slot; COUNT]> {
+    let slots = [(); COUNT].map(|()| Slot::empty());
+    slots[0].install(Entry::new(object.clone()).unwrap());
+    Arc::new(slots)
+}
+
+/// Empties the slots of objects to which nothing but one slot and the model refers. Runs `pour` before. Returns whether
+/// there were any.
+fn empty_unused(slots: &[Slot], pour: impl Fn()) -> bool {
+    let is_any = Cell::new(false);
+    let take = |_, object: &Object| {
+        let is_alone = object.references() == 2;
+        if is_alone {
+            object.be_poured();
+            pour();
+            is_any.set(true);
+        }
+        is_alone
+    };
+    slot::empty_unused(slots, &mut Vec::new(), |_| true, take);
+    is_any.get()
+}
+
+/// A call uses an object, and goes on with a reference of its own, while the slot is emptied unless it is used.
+fn using_against_emptying() {
+    model(4, || {
+        let object = Object::with_references();
+        let slots = slots_of::<1>(&object);
+        let is_kernels = Arc::new(AtomicBool::new(false));
+        let using = {
+            let (slots, is_kernels) = (Arc::clone(&slots), Arc::clone(&is_kernels));
+            thread::spawn(move || match slots[0].with(Object::clone) {
+                Some(own) => own.be_used(),
+                None => assert!(is_kernels.load(Ordering::Relaxed)),
+            })
+        };
+        let is_emptied = empty_unused(&*slots, || is_kernels.store(true, Ordering::Relaxed));
+        using.join().unwrap();
+        assert_eq!(slots[0].is_empty(), is_emptied);
+        assert_eq!(object.is_closed(), is_emptied);
+    });
+}
+
+#[test]
+fn an_unused_object_is_the_kernels_before_or_after_a_call_that_uses_it() {
+    using_against_emptying();
+}
+
+#[test]
+fn a_slot_that_is_emptied_is_taken_for_the_kernels_before_that_by_a_look_up_that_does_not_wait() {
+    must_fail_without(Rule::WaitWhileChanging, using_against_emptying);
+}
+
+#[test]
+fn a_slot_is_emptied_though_its_object_is_used_if_no_record_is_checked() {
+    must_fail_without(Rule::WaitUntilUnused, using_against_emptying);
+}
+
+#[test]
+fn a_call_of_the_same_thread_keeps_a_slot_from_being_emptied() {
+    model(1, || {
+        let object = Object::with_references();
+        let slots = slots_of::<1>(&object);
+        let is_emptied = slots[0].with(|_| empty_unused(&*slots, || ()));
+        assert_eq!(is_emptied, Some(false));
+        assert!(!object.is_closed() && !slots[0].is_empty());
+        assert!(empty_unused(&*slots, || ()) && object.is_closed());
+    });
+}
+
+#[test]
+fn a_slot_is_not_emptied_in_the_midst_of_a_copy() {
+    model(1, || {
+        let object = Object::with_references();
+        let slots = slots_of::<1>(&object);
+        let is_emptied = slots[0].kept(|_| empty_unused(&*slots, || ()));
+        assert_eq!(is_emptied, Some(false));
+        assert_eq!(slots[0].with(|found| found.is(&object)), Some(true));
+    });
+}
+
+/// A thread copies an fd, or closes it, or installs another object, while its slot is emptied.
+#[test]
+fn a_slot_is_emptied_before_or_after_a_change() {
+    for change in 0..3 {
+        model(4, move || {
+            let (object, other) = (Object::with_references(), Object::with_references());
+            let slots = slots_of::<2>(&object);
+            let changing = {
+                let (slots, other) = (Arc::clone(&slots), other.clone());
+                thread::spawn(move || match change {
+                    0 => {
+                        let copy = slots[1].replace_by_copy(Some(&slots[0]), || Ok(()));
+                        assert_eq!(copy, Ok(()));
+                    }
+                    1 => close(&slots[0]),
+                    _ => slots[0].install(Entry::new(other).unwrap()),
+                })
+            };
+            let is_emptied = empty_unused(&*slots, || ());
+            changing.join().unwrap();
+            let leads_to = |at: usize, to: &Object| slots[at].with(|found| found.is(to));
+            match change {
+                0 => {
+                    let found = [0, 1].map(|at| leads_to(at, &object));
+                    // As an object of both fds, or as none of either.
+                    let expected = if is_emptied { None } else { Some(true) };
+                    assert_eq!(found, [expected; 2]);
+                    assert_eq!(object.is_closed(), is_emptied);
+                }
+                1 => assert!(object.is_closed() && slots[0].is_empty()),
+                _ if leads_to(0, &other).is_some() => {
+                    assert_eq!(leads_to(0, &other), Some(true));
+                    assert!(object.is_closed() && !other.is_closed());
+                }
+                // The new object was taken instead.
+                _ => assert!(is_emptied && object.is_closed()),
+            }
         });
     }
 }

@@ -578,12 +578,12 @@ impl EventFd {
         Ok(retired.map(|was| was.count))
     }
 
-    /// Returns the count, if this is the only reference and there is no maximum: for a caller that goes on with it
-    /// elsewhere, as after [`retire`](Self::retire), and drops this reference next.
+    /// Returns the count, if this is the only reference, no set watches it, and there is no maximum: for a caller
+    /// that goes on with it elsewhere, as after [`retire`](Self::retire), and drops this reference next.
     #[doc(hidden)]
     #[must_use]
     pub fn count_before_drop(&self) -> Option<u64> {
-        if !self.file.is_only_one() {
+        if !self.file.is_alone() {
             return None;
         }
         let count = self.file.word.load(Ordering::Relaxed);

@@ -395,10 +395,11 @@ impl<T: Pollable> File<T> {
 }
 
 impl<T: Pollable + ?Sized> File<T> {
-    /// Returns whether no other `File` refers to the same description. Then only a clone of this one can change
-    /// that, and what former ones have done is seen.
-    pub(crate) fn is_only_one(&self) -> bool {
-        self.description().open.load(Ordering::Acquire) == 1
+    /// Returns whether no other `File` refers to the same description, and no set has an item for it. Then only a
+    /// user of this `File` can change that, and what former users of the others have done is seen.
+    pub(crate) fn is_alone(&self) -> bool {
+        let Description { open, held, .. } = self.description();
+        open.load(Ordering::Acquire) == 1 && held.load(Ordering::Acquire) == 1
     }
 
     #[inline]
