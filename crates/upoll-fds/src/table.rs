@@ -503,11 +503,16 @@ impl Held {
         Ok(())
     }
 
-    /// Makes the fds of unused objects for which `is_left` returns true available to look-ups again. All fds of a
-    /// group must be left, or none.
+    /// Makes the fds of unused objects for which `is_left` returns true available to look-ups again. It is asked once
+    /// for each group: another thread may change the answer meanwhile, and a group stays together.
     fn give_back_where(&mut self, is_left: impl Fn(&Object) -> bool) {
+        let mut group = None;
         self.fds.retain(|held| {
-            let is_left = !held.is_used && is_left(held.object());
+            let is_left = match group {
+                Some((first, is_left)) if first == held.first => is_left,
+                _ => !held.is_used && is_left(held.object()),
+            };
+            group = Some((held.first, is_left));
             if is_left && let Some(slot) = slot(held.fd) {
                 slot.give_back(held.entry);
             }
@@ -660,4 +665,35 @@ pub(crate) fn numbers(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
         })
         .filter(|(_, slot)| !slot.is_empty())
         .filter_map(|(number, _)| RawFd::try_from(number).ok())
+}
+
+#[cfg(all(test, not(upoll_loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::hold;
+    use crate::object::Object;
+    use crate::signals::HeldBack;
+
+    /// Another thread removes the last member of a set between two looks at it. Here the answer alternates.
+    #[test]
+    fn all_fds_of_a_set_are_given_back_or_none() {
+        let set = crate::epoll_create1(0).expect("a set");
+        let copy = crate::dup(set).expect("a copy");
+        let asked = Cell::new(0);
+        let is_meant = |object: &Object| {
+            asked.set(asked.get() + 1);
+            // The first two looks hold both fds.
+            matches!(object, Object::Epoll(_)) && (asked.get() <= 2 || asked.get() % 2 == 0)
+        };
+        let held_back = HeldBack::begin();
+        let mut held = hold(is_meant, &held_back).expect("memory");
+        let groups = held.groups().map(|group| group.objects().count());
+        assert_eq!(groups.filter(|&count| count == 1).count(), 0);
+        drop(held);
+        drop(held_back);
+        for fd in [set, copy] {
+            crate::close(fd).expect("an fd");
+        }
+    }
 }
