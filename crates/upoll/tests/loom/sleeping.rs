@@ -266,6 +266,30 @@ fn a_thread_that_goes_to_sleep_in_read_misses_no_write() {
     });
 }
 
+/// Events come as a thread sleeps in a rotating set, before it looks at the one that it was chosen for, and as it
+/// sleeps again.
+#[test]
+fn a_thread_that_comes_back_to_a_rotating_set_learns_of_what_comes_after_that() {
+    model(2, || {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+        set.add(&counter, IN).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || {
+            for _ in 0..3 {
+                writer.try_write(1).unwrap();
+            }
+        });
+        let mut units = 0;
+        while units < 3 {
+            assert_eq!(wait(&set, FOREVER), Ok(1));
+            units += counter.try_read().unwrap_or(0);
+        }
+        writing.join().unwrap();
+        end_thread();
+    });
+}
+
 /// Two threads sleep in a rotating set. An event chooses one of them as its limit ends.
 #[test]
 fn a_claim_is_not_lost_with_a_sleep_that_times_out() {
