@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use self::failing_allocations::{Fault, each_allocation_fails};
+use self::failing_allocations::{Fault, each_allocation_fails, each_allocation_fails_with_leaks};
 use upoll::{
     CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File,
     PipeWriter, PollContext, PollFd, PollTable, Pollable, Readiness, SocketFlags, Source,
@@ -152,6 +152,26 @@ fn kernel_members(fault: &mut Fault) {
     fault.during(|| set.delete(&reader));
     assert_eq!(set.delete(&reader), Err(Errno::NOENT));
     assert_eq!(set.len(), 1);
+}
+
+/// The program has closed the kernel sets of nested sets.
+fn lost_sets(fault: &mut Fault) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (below, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+    above.add(&below, watches(1)).unwrap();
+    below.add(&reader, watches(2)).unwrap();
+    let mut events = [Event::default(); 4];
+    assert_eq!(above.wait(&mut events, MOMENT), Ok(0));
+    for own in 256..1024 {
+        // SAFETY: the numbers are those of the library's own fds.
+        unsafe { libc::close(own) };
+    }
+    // The time after which the library looks for its fds again.
+    std::thread::sleep(20 * Duration::from_millis(1));
+    assert_eq!(fault.during(|| above.wait(&mut events, MOMENT)), 0);
+    send_byte(&writer);
+    assert_eq!(fault.during(|| above.wait(&mut events, MOMENT)), 1);
+    assert_eq!(fault.during(|| below.wait(&mut events, MOMENT)), 1);
 }
 
 fn send_byte(mut writer: &std::io::PipeWriter) {
@@ -374,6 +394,8 @@ fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
     each_allocation_fails("batches", batches);
     each_allocation_fails("nested and rotating sets", nested_and_rotating);
     each_allocation_fails("kernel members", kernel_members);
+    // The socket that identifies kernel sets is not freed once it is lost.
+    each_allocation_fails_with_leaks("lost sets", 96, lost_sets);
     each_allocation_fails("polls", polls);
     each_allocation_fails("several queues", several_queues);
     each_allocation_fails("callbacks", callbacks);

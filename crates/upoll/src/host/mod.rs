@@ -619,7 +619,7 @@ impl KernelSide {
     /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself.
     #[cold]
     fn restore_below(&self, set: &Set) -> Result<(), Errno> {
-        let below = self.sets_below(&set.inner.lock());
+        let below = self.sets_below(&set.inner.lock())?;
         below.iter().try_for_each(ensure_intact)
     }
 

@@ -183,10 +183,13 @@ impl KernelSide {
     }
 
     /// The sets below that have a kernel backend. `interests` is the set's, locked.
-    pub(super) fn sets_below(&self, interests: &Interests) -> Vec<Held<Set>> {
+    pub(super) fn sets_below(&self, interests: &Interests) -> Result<Vec<Held<Set>>, Errno> {
+        let mut below = Vec::new();
         let links = self.links.lock();
+        below.try_reserve(links.0.len()).map_err(|_| Errno::NOMEM)?;
         let slots = links.0.iter().map(|link| link.slot);
-        slots.filter_map(|slot| held_at(interests, slot)).collect()
+        below.extend(slots.filter_map(|slot| held_at(interests, slot)));
+        Ok(below)
     }
 
     /// Registers in a new hub all that it needs of the sets below. Returns those whose kernel set
@@ -199,6 +202,7 @@ impl KernelSide {
     ) -> Result<Vec<Held<Set>>, Errno> {
         let mut lost = Vec::new();
         let mut links = self.links.lock();
+        lost.try_reserve(links.0.len()).map_err(|_| Errno::NOMEM)?;
         for link in &mut links.0 {
             let Some(held) = held_at(interests, link.slot) else {
                 continue;

@@ -74,7 +74,7 @@ const DONE: i32 = 3;
 
 /// Runs `scenario` and fails one allocation after `before` others. Returns whether the scenario
 /// reached that allocation.
-fn fail_once(name: &str, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
+fn fail_once(name: &str, most_left: isize, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
     let mut none = Fault {
         before: -1,
         was_met: false,
@@ -89,7 +89,7 @@ fn fail_once(name: &str, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
     };
     scenario(&mut fault);
     let left = BYTES.load(Ordering::Relaxed).wrapping_sub(bytes) as isize;
-    assert!(left <= 0, "{name}, {before}: {left} bytes are left");
+    assert!(left <= most_left, "{name}, {before}: {left} bytes are left");
     if fault.was_met { MET } else { DONE }
 }
 
@@ -97,12 +97,21 @@ fn fail_once(name: &str, scenario: &impl Fn(&mut Fault), before: isize) -> i32 {
 /// one in the next, until the scenario makes no more. Messages of the children show with
 /// `--nocapture`.
 pub fn each_allocation_fails(name: &str, scenario: impl Fn(&mut Fault)) {
+    each_allocation_fails_with_leaks(name, 0, scenario);
+}
+
+/// As [`each_allocation_fails`], for a scenario that leaves that many bytes at most.
+pub fn each_allocation_fails_with_leaks(
+    name: &str,
+    most_left: isize,
+    scenario: impl Fn(&mut Fault),
+) {
     for before in 0..2_000 {
         // SAFETY: the child runs the scenario and exits. No other thread of this process holds a
         // lock that the child needs, because the tests of a file run one after the other.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let in_child = AssertUnwindSafe(|| fail_once(name, &scenario, before));
+            let in_child = AssertUnwindSafe(|| fail_once(name, most_left, &scenario, before));
             // If the only thread panicked the child would exit as if it had succeeded.
             let status = catch_unwind(in_child).unwrap_or(FAILED);
             // SAFETY: ends the child.
