@@ -2,6 +2,7 @@
 //! stands for signal `n`.
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 
 use crate::syscall;
 
@@ -35,6 +36,8 @@ pub fn change(how: c_int, set: u64) -> u64 {
 #[derive(Debug)]
 pub struct Blocked {
     before: u64,
+    /// The mask is the thread's.
+    _not_send: PhantomData<*mut ()>,
 }
 
 impl Blocked {
@@ -43,6 +46,7 @@ impl Blocked {
     pub fn new(set: u64) -> Self {
         Blocked {
             before: change(libc::SIG_BLOCK, set),
+            _not_send: PhantomData,
         }
     }
 
