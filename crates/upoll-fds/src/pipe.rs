@@ -99,10 +99,8 @@ unsafe fn give(
         }
         errno
     };
-    // Without memory for the table they are the kernel's.
-    let entries = entries.filter(|_| numbers.into_iter().all(table::has_room));
-    for (fd, entry) in numbers.into_iter().zip(entries.into_iter().flatten()) {
-        table::install(fd, entry).map_err(close_both)?;
+    if let Some(entries) = entries {
+        table::install_both(numbers, entries);
     }
     // SAFETY: the caller's contract.
     unsafe { memory::write(fds, numbers) }.map_err(close_both)

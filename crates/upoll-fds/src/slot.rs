@@ -197,6 +197,26 @@ impl Slot {
         }
     }
 
+    /// Makes both slots lead to their entries, for fds of two ends that the kernel has just opened. A thread that finds
+    /// one end in its slot and then [holds](Self::hold) the other slot gets the other end: the first slot has a mark
+    /// until the second end is in its slot.
+    pub(crate) fn install_both(slots: [&Slot; 2], [first, second]: [Box<Entry>; 2]) {
+        let own = 0_usize;
+        let mark = mark_by(&raw const own);
+        let held_back = HeldBack::begin();
+        let before = [
+            slots[0].0.swap(mark, Ordering::SeqCst),
+            slots[1].0.swap(Box::into_raw(second), Ordering::SeqCst),
+        ];
+        let leaving = slots[0].put(mark, Box::into_raw(first));
+        drop(held_back);
+        in_use::release(leaving);
+        before
+            .into_iter()
+            .filter(|&old| is_at_rest(old))
+            .for_each(in_use::release);
+    }
+
     /// Changes the object of the fd: in the kernel by `change`, and, if that succeeds, here to the
     /// entry that it returns. The old entry is released.
     ///

@@ -244,20 +244,37 @@ pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let copy = entry.object.clone();
     let fd = fill(fd, entry)?;
     if copy.is_retired() {
-        // The other end of a pipe has been demoted meanwhile, and this one with it.
+        // A set with several fds has been demoted meanwhile, and all of them are the kernel's.
         leave_if_retired(fd);
     }
     Ok(fd)
 }
 
+/// Makes both fds, which the kernel has just opened, stand for the ends of a pipe or of a pair of sockets. They stay the
+/// kernel's if the table has no [room](has_room) for them.
+///
+/// A demotion finds both ends or none: it takes an end without an fd for closed.
+pub(crate) fn install_both(fds: [RawFd; 2], entries: [Box<Entry>; 2]) {
+    let _section = Section::begin();
+    in_use::prepare();
+    if let [Some(one), Some(other)] = fds.map(place_for) {
+        fds.into_iter().for_each(plain_sets::forget_closed);
+        counts::while_adding(|| Slot::install_both([one, other], entries));
+    }
+}
+
 /// Returns whether the table can have an entry for an fd. If the fd is beyond the table, or there is
 /// no memory, the new object must be the kernel's.
 pub(crate) fn has_room(fd: RawFd) -> bool {
-    slot_to_fill(fd).is_some() && fork::watch().is_ok()
+    place_for(fd).is_some()
+}
+
+fn place_for(fd: RawFd) -> Option<&'static Slot> {
+    slot_to_fill(fd).filter(|_| fork::watch().is_ok())
 }
 
 fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
-    let Some(slot) = slot_to_fill(fd).filter(|_| fork::watch().is_ok()) else {
+    let Some(slot) = place_for(fd) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };

@@ -662,6 +662,42 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
     }
 }
 
+/// The ends of a pipe are installed while another thread holds all fds, in passes over the slots until one finds none.
+#[test]
+fn both_ends_of_a_pipe_are_held_or_none() {
+    for first in [0, 1] {
+        model(3, move || {
+            let slots = Arc::new([Slot::empty(), Slot::empty()]);
+            let installing = {
+                let slots = Arc::clone(&slots);
+                thread::spawn(move || {
+                    let ends = [Object::new(), Object::new()].map(|end| Entry::new(end).unwrap());
+                    Slot::install_both([&slots[first], &slots[1 - first]], ends);
+                })
+            };
+            let mut held = [None; 2];
+            loop {
+                let before = held;
+                for (slot, held) in slots.iter().zip(&mut held) {
+                    if held.is_none() && !slot.is_empty() {
+                        *held = slot.hold(|_| true);
+                    }
+                }
+                if held == before {
+                    break;
+                }
+            }
+            assert_eq!(held[0].is_some(), held[1].is_some());
+            for (slot, held) in slots.iter().zip(held) {
+                if let Some(held) = held {
+                    slot.give_up(held);
+                }
+            }
+            installing.join().unwrap();
+        });
+    }
+}
+
 /// Returns an array of slots of which the first leads to `object`.
 fn slots_of<const COUNT: usize>(object: &Object) -> Arc<[Slot; COUNT]> {
     let slots = [(); COUNT].map(|()| Slot::empty());

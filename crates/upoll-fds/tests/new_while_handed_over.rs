@@ -99,8 +99,7 @@ fn both_ends_change_hands_wherever_in_their_making_it_happens() {
             }
             met += 1;
         }
-        // All memory is taken before the first end is in the table; that something is handed over between
-        // the one end and the other takes another thread, as in the next test.
+        // All memory is taken before the table has the ends.
         assert!(met > 0);
     }
 }
