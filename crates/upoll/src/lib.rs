@@ -39,12 +39,6 @@ mod target;
 mod wait;
 mod watch;
 
-/// The kernel backend of sets.
-#[cfg(all(not(feature = "std"), not(upoll_loom)))]
-use crate::epoll::companion::Nothing as Outside;
-#[cfg(any(feature = "std", upoll_loom))]
-use crate::host::KernelSide as Outside;
-
 #[cfg(any(feature = "std", upoll_loom))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};

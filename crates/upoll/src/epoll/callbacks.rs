@@ -12,7 +12,6 @@ use hashbrown::HashSet;
 use rustc_hash::FxBuildHasher;
 
 use super::Set;
-use super::companion::Companion;
 use super::ctl::as_set;
 use super::nesting::sets_above;
 use crate::errno::Errno;
@@ -70,11 +69,11 @@ impl Drop for SetCallback {
 /// # Errors
 /// `ENOMEM`: there is no memory to walk the sets below.
 fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
-    // A set above one that has a companion has one, too.
-    let Some(companion) = set.companion() else {
+    // A set above one that has a backend has one, too.
+    let Some(backend) = set.backend() else {
         return Ok(false);
     };
-    if companion.has_silent_members() {
+    if backend.has_silent_members() {
         return Ok(true);
     }
     let inner = set.inner.lock();

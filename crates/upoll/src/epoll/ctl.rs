@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use super::callbacks::check_nested;
 #[cfg(any(feature = "std", upoll_loom))]
 use super::callbacks::check_silent_member;
-use super::companion::Companion;
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
@@ -292,9 +291,9 @@ impl Epoll {
             )
         };
         drop(nested_add);
-        // Linked first, then this look: a companion that comes later finds the item.
+        // Linked first, then this look: a backend that comes later finds the item.
         if result.is_ok()
-            && let Some(there) = target.companion()
+            && let Some(there) = target.backend()
         {
             result = check_nested(self.description(), target)
                 .and_then(|()| there.nest_in(file.description(), self.description()));
@@ -372,7 +371,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// The end of ADD for a shared eventfd. It is not hooked: the companion reports all changes,
+    /// The end of ADD for a shared eventfd. It is not hooked: the backend reports all changes,
     /// including those of this process, so that none is reported twice.
     fn add_shared(
         &self,
@@ -388,9 +387,8 @@ impl Epoll {
         node.entry
             .owner_word
             .fetch_or(state::SHARED, Ordering::Relaxed);
-        let companion = set.companion().ok_or(Errno::NOMEM);
-        let listening =
-            companion.and_then(|companion| companion.listen(set, inner, file.description()));
+        let backend = set.backend().ok_or(Errno::NOMEM);
+        let listening = backend.and_then(|backend| backend.listen(set, inner, file.description()));
         if let Err(errno) = listening {
             set.forget(inner, item, None, left);
             return Err(errno);
@@ -417,7 +415,7 @@ fn wanted(events: Events) -> Events {
 impl Set {
     /// Whether the set, a rotating one, watches anything but sets.
     pub(crate) fn has_source(&self, inner: &Interests) -> bool {
-        inner.len() > inner.nested || self.companion().is_some_and(Companion::has_source)
+        inner.len() > inner.nested || self.backend().is_some_and(|backend| backend.has_source())
     }
 
     /// Hooks an item into every queue that its file registers. Returns what is ready.
@@ -620,7 +618,7 @@ impl Set {
             let mut claim = claim;
             if bits & state::WATCHES_SET != 0 {
                 inner.nested -= 1;
-                if let Some(here) = self.companion() {
+                if let Some(here) = self.backend() {
                     here.nested_changed(self, inner, file);
                 }
                 if !inner.rotating.is_empty() {
@@ -632,7 +630,7 @@ impl Set {
                 }
             }
             if bits & state::SHARED != 0
-                && let Some(here) = self.companion()
+                && let Some(here) = self.backend()
             {
                 // It can only fail where something came.
                 let _ = here.listen(self, inner, file);
@@ -703,7 +701,7 @@ impl Set {
 }
 
 /// Returns the queue of a rotating set. Other workers that found the source ready may have left the
-/// event to this item, which was before them in line. If the source is in the set's companion, this
+/// event to this item, which was before them in line. If the source is in the set's backend, this
 /// item may have been chosen before it could know. So the event is forwarded when the item is
 /// removed.
 fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
@@ -733,7 +731,7 @@ pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
 /// wake only threads that wait for them, and an event of a rotating set may have gone to another
 /// set.
 pub(crate) fn comes_unannounced(file: &Description) -> bool {
-    as_set(file).is_some_and(|set| set.companion().is_some() || set.is_above_rotating())
+    as_set(file).is_some_and(|set| set.backend().is_some() || set.is_above_rotating())
 }
 
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:

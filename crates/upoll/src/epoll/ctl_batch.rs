@@ -6,8 +6,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
-#[cfg(all(feature = "std", not(upoll_loom)))]
-use super::companion::Companion;
 use super::ctl::{Forgotten, is_added_alone};
 use super::interest::{Interests, Item};
 use super::{Epoll, Op, Set};
@@ -122,9 +120,9 @@ impl Epoll {
     fn modify_descriptors(&self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
         #[cfg(all(feature = "std", not(upoll_loom)))]
         if commands[0].modified_descriptor().is_some()
-            && let Some(companion) = self.set().companion()
+            && let Some(backend) = self.set().backend()
         {
-            return companion.modify_several(self, commands);
+            return backend.modify_several(self, commands);
         }
         let _ = commands;
         (0, Ok(()))

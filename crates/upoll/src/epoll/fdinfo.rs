@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::Set;
-use super::companion::Companion;
 use crate::file::Identity;
 
 /// A line for each item, ordered by file, then number, as Linux walks its tree. A user-level file
@@ -36,8 +35,8 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
             identity.addr()
         )?;
     }
-    match set.companion() {
-        Some(companion) => companion.show_fdinfo(out),
+    match set.backend() {
+        Some(backend) => backend.show_fdinfo(out),
         None => Ok(()),
     }
 }

@@ -38,7 +38,7 @@ pub(crate) mod state {
     /// The source of the rotating set that it watches chose it outside the core. Guarded by the
     /// set's lock.
     pub(crate) const CHOSEN: u32 = 16;
-    /// It watches a shared counter: it is hooked into no queue, and the set's companion queues it.
+    /// It watches a shared counter: it is hooked into no queue, and the set's backend queues it.
     pub(crate) const SHARED: u32 = 32;
 }
 

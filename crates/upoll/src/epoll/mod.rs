@@ -7,7 +7,7 @@
 //! | `ready` | the ready list, the arrivals, and what a wake does |
 //! | `scan` | taking reports off the ready list (`epoll_wait` without the wait) |
 //! | `callbacks` | which sets take callbacks, and which take members that could not call them |
-//! | `companion` | what the core asks of the part of a set that lives outside it |
+//! | `backend` | the interface to the kernel backend of a set |
 //! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
 //! | `ctl_batch` | many changes under one hold of the lock |
 //! | `nesting` | sets in sets: loops, depth, number of paths |
@@ -22,8 +22,8 @@ use core::ptr::NonNull;
 
 use bitflags::bitflags;
 
+pub(crate) mod backend;
 pub(crate) mod callbacks;
-pub(crate) mod companion;
 pub(crate) mod ctl;
 mod ctl_batch;
 mod fdinfo;
@@ -43,7 +43,7 @@ pub(crate) use self::ctl::comes_unannounced;
 pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
-use self::companion::{Companion, Companionship};
+use self::backend::OptionalBackend;
 #[cfg(any(feature = "std", upoll_loom))]
 use self::handover::Handover;
 use self::interest::{Interests, Item};
@@ -108,7 +108,7 @@ pub(crate) struct Set {
     /// How many callbacks and tasks wait for it; see [`callbacks`].
     callbacks: AtomicUsize,
     /// The part of the set that lives outside the core, once it has one.
-    companion: Companionship,
+    backend: OptionalBackend,
 }
 
 impl Set {
@@ -138,7 +138,7 @@ impl Set {
     /// Whether anybody waits right now, in this set or through one above it.
     fn is_awaited(&self, deferred: &mut Deferred) -> bool {
         self.sleepers.is_watched()
-            || self.companion().is_some_and(Companion::is_awaited)
+            || self.backend().is_some_and(|backend| backend.is_awaited())
             || self.watched_by.is_awaited(deferred)
     }
 
@@ -205,9 +205,9 @@ impl Set {
                 return true;
             }
         }
-        match self.companion() {
-            Some(companion) if companion.is_awaited() => {
-                companion.ring(wake.deferred);
+        match self.backend() {
+            Some(backend) if backend.is_awaited() => {
+                backend.wake_one(wake.deferred);
                 true
             }
             _ => false,
@@ -223,7 +223,7 @@ impl Pollable for Set {
         }
         let for_item = table.is_for_item();
         let is_ready_there = || {
-            self.companion()
+            self.backend()
                 .is_some_and(|there| there.is_ready(self, for_item))
         };
         if self.has_ready() || is_ready_there() {
@@ -367,7 +367,7 @@ impl Epoll {
                 #[cfg(any(feature = "std", upoll_loom))]
                 handover: rotates.then(Handover::new).transpose()?,
                 callbacks: AtomicUsize::new(0),
-                companion: Companionship::new(),
+                backend: OptionalBackend::new(),
             })?,
         };
         #[cfg(any(feature = "std", upoll_loom))]
@@ -471,15 +471,15 @@ impl Epoll {
         // Models show that wakes alone bring what is there to a waiter.
         #[cfg(not(upoll_loom))]
         self.file.recheck_rotating();
-        Ok(match self.file.companion() {
+        Ok(match self.file.backend() {
             None => self.file.harvest(events),
-            Some(companion) => {
-                companion.restore_found_lost(self.description())?;
-                let ready = companion.harvest_both(&self.file, events);
-                if ready == 0 && companion.is_found_lost() {
+            Some(backend) => {
+                backend.restore_found_lost(self.description())?;
+                let ready = backend.harvest_both(&self.file, events);
+                if ready == 0 && backend.is_found_lost() {
                     // The program closed it a moment ago, so the kernel was not asked.
-                    companion.restore_found_lost(self.description())?;
-                    companion.harvest_both(&self.file, events)
+                    backend.restore_found_lost(self.description())?;
+                    backend.harvest_both(&self.file, events)
                 } else {
                     ready
                 }
@@ -557,7 +557,7 @@ impl Epoll {
     /// How many interests the set holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.file.inner.lock().len() + self.file.companion().map_or(0, Companion::len)
+        self.file.inner.lock().len() + self.file.backend().map_or(0, |backend| backend.len())
     }
 
     /// Whether the set watches nothing.

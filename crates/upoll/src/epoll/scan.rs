@@ -1,7 +1,6 @@
 //! Taking reports off the ready list: `epoll_wait(2)` without the wait.
 
 use super::Set;
-use super::companion::Companion;
 use super::ctl::as_set;
 use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
@@ -98,7 +97,10 @@ impl<'a> Scan<'a> {
             let consumes = interest.intersects(CONSUMING);
             let chosen = node.state() & state::CHOSEN != 0;
             // The kernel has just found the source ready, and looks again when this set asks again.
-            let is_level = |set: &Set| set.companion().is_some_and(Companion::has_level_source);
+            let is_level = |set: &Set| {
+                set.backend()
+                    .is_some_and(|backend| backend.has_level_source())
+            };
             let shown = match chosen && as_set(node.file()).is_some_and(is_level) {
                 true => Set::SHOWN & interest,
                 false => Events::empty(),
@@ -153,8 +155,8 @@ impl<'a> Scan<'a> {
                 node.use_up_notes();
             }
             if !chosen
-                && rotating.is_some_and(|rotating| rotating.companion().is_some())
-                && let Some(here) = self.set.companion()
+                && rotating.is_some_and(|rotating| rotating.backend().is_some())
+                && let Some(here) = self.set.backend()
             {
                 here.had_turn(&self.inner, item.as_ptr());
             }

@@ -4,7 +4,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use super::kernel;
-use super::{KernelSide, SleepSet};
+use super::{EpollBackend, SleepSet};
 use crate::epoll::Epoll;
 use crate::errno::Errno;
 use crate::memory::boxed;
@@ -33,17 +33,17 @@ impl Epoll {
             return Err(Errno::INVAL);
         }
         let make = |specials: &_| SleepSet::around(kernel::duplicate_set(kernel_set)?, specials);
-        let adopted = self.set().companion_or_insert(|| {
-            let side = KernelSide::around(self.set(), make)?;
+        let adopted = self.set().backend_or_insert(|| {
+            let side = EpollBackend::around(self.set(), make)?;
             side.members.store(members, Ordering::Relaxed);
             side.adopted_from
                 .store(kernel_set.as_raw_fd(), Ordering::Relaxed);
             side.adopted.store(members, Ordering::Relaxed);
-            boxed(side)
+            Ok(boxed(side)?)
         });
         adopted?;
         // Sets that watch this one already must see events of the members.
-        KernelSide::ensure(self.description())?.count_adopted(members);
+        EpollBackend::ensure(self.description())?.count_adopted(members);
         Ok(())
     }
 
@@ -54,7 +54,7 @@ impl Epoll {
     /// `ENOMEM`: there is no memory for it.
     #[doc(hidden)]
     pub fn prepare_kernel_member(&self, number: RawFd) -> Result<(), Errno> {
-        let side = self.set().companion();
+        let side = EpollBackend::of(self.set());
         side.map_or(Ok(()), |side| side.listed.prepare(number))
     }
 
@@ -64,7 +64,7 @@ impl Epoll {
     /// Threads that wait in this set, by any call, continue to see events of those members. There
     /// must be no others, and none must be added.
     pub fn give_up_kernel_set(&self) {
-        let Some(side) = self.set().companion() else {
+        let Some(side) = EpollBackend::of(self.set()) else {
             return;
         };
         // Members come and go without this set now.
@@ -76,7 +76,7 @@ impl Epoll {
     #[doc(hidden)]
     #[must_use]
     pub fn has_kernel_set(&self) -> bool {
-        self.set().companion().is_some()
+        EpollBackend::of(self.set()).is_some()
     }
 
     /// How many interests the set holds in files that are not the kernel's.
@@ -89,12 +89,12 @@ impl Epoll {
     /// [`len`](Self::len) it reads no file.
     #[must_use]
     pub fn len_at_most(&self) -> usize {
-        let side = self.set().companion();
+        let side = EpollBackend::of(self.set());
         self.len_in_core() + side.map_or(0, |side| side.members.load(Ordering::Relaxed))
     }
 }
 
-impl KernelSide {
+impl EpollBackend {
     /// Counts those that came after the kernel set was adopted, and not by this set.
     fn count_adopted(&self, members: usize) {
         if members > self.adopted.load(Ordering::Relaxed) {

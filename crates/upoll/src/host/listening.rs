@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::nested::{as_item, slots_that_watch};
 use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
-use super::{EDGE, KernelSide, SleepSet, exists, generation};
+use super::{EDGE, EpollBackend, SleepSet, exists, generation};
 use crate::epoll::interest::{Interests, state};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -50,7 +50,7 @@ fn address(counter: &Description) -> usize {
     ptr::from_ref(counter).cast::<()>().addr()
 }
 
-impl KernelSide {
+impl EpollBackend {
     /// Adds the notifiers of `counter` to the nesting fd, or removes them, after an item of this
     /// set that watches `counter` came or went. `interests` is the set's, locked.
     pub(super) fn listen_to(

@@ -9,7 +9,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::interest_list::Listed;
 use super::rotation::Rotation;
-use super::{KernelSide, kernel};
+use super::{EpollBackend, kernel};
 use crate::epoll::Epoll;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -43,7 +43,7 @@ impl<'a> Line<'a> {
     }
 }
 
-impl KernelSide {
+impl EpollBackend {
     /// Returns the text in `/proc` about the kernel set that has the members. Without it, returns
     /// the list that the library keeps.
     ///
@@ -181,10 +181,7 @@ impl Epoll {
     /// through its interests would wait for that for ever.
     #[must_use]
     pub fn is_locked_here(&self) -> bool {
-        let source = self
-            .set()
-            .companion()
-            .and_then(|side| side.rotation.as_ref());
+        let source = EpollBackend::of(self.set()).and_then(|side| side.rotation.as_ref());
         is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
     }
 
@@ -196,8 +193,6 @@ impl Epoll {
     /// # Errors
     /// `ENOMEM`: there is no memory for the list.
     pub fn kernel_interests(&self) -> Result<Vec<(RawFd, Event)>, Errno> {
-        self.set()
-            .companion()
-            .map_or_else(|| Ok(Vec::new()), KernelSide::current_members)
+        EpollBackend::of(self.set()).map_or_else(|| Ok(Vec::new()), EpollBackend::current_members)
     }
 }

@@ -1,6 +1,6 @@
 //! The kernel backend of a set: its members that are kernel fds.
 //!
-//! The layer between the core and sleeping threads. It adds a [`Companion`] to a set: a kernel
+//! The layer between the core and sleeping threads. It adds a [`KernelBackend`] to a set: a kernel
 //! epoll set in which the kernel fds are registered with the user's own data, and in which threads
 //! of such a set sleep. So level, edge, oneshot and exclusive interests in kernel fds mean exactly
 //! what the kernel means by them. When something in the core becomes ready, the wake fd of the set
@@ -69,6 +69,7 @@ pub use self::own_fds_model::OwnSet;
 pub use self::robust_lock::LockModel;
 pub(crate) use self::shared::{Ears, SharedCounter};
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
@@ -85,8 +86,8 @@ use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
 #[cfg(not(upoll_loom))]
 use crate::epoll::CtlCommand;
+use crate::epoll::backend::KernelBackend;
 use crate::epoll::callbacks::check_silent_member;
-use crate::epoll::companion::Companion;
 use crate::epoll::ctl::set_of;
 use crate::epoll::interest::{Interests, Item};
 use crate::epoll::nesting::sets_above;
@@ -103,7 +104,7 @@ use crate::target::Target;
 use crate::wait::Deferred;
 
 /// The part of a set that the kernel keeps.
-pub(crate) struct KernelSide {
+pub(crate) struct EpollBackend {
     /// A set's members are in it, except a rotating set's; threads sleep in it while there is no
     /// hub.
     first: SleepSet,
@@ -171,7 +172,7 @@ impl Heard {
     }
 }
 
-impl KernelSide {
+impl EpollBackend {
     fn new(set: &Set) -> Result<Self, Errno> {
         // A worker must look at a rotating set after each edge there, though what caused it may be gone.
         match set.rotates() {
@@ -186,7 +187,7 @@ impl KernelSide {
         first: impl FnOnce(&Specials) -> Result<SleepSet, Errno>,
     ) -> Result<Self, Errno> {
         let specials = Specials::new();
-        Ok(KernelSide {
+        Ok(EpollBackend {
             first: first(&specials)?,
             hub: OnceBox::new(),
             specials,
@@ -213,15 +214,29 @@ impl KernelSide {
         })
     }
 
+    /// Returns the kernel backend of a set, if it has one.
+    #[inline]
+    pub(crate) fn of(set: &Set) -> Option<&Self> {
+        Self::among(set.backend()?)
+    }
+
+    /// Returns `backend` if it is one of this kind.
+    #[inline]
+    fn among(backend: &dyn KernelBackend) -> Option<&Self> {
+        let backend: &dyn Any = backend;
+        backend.downcast_ref()
+    }
+
     /// Returns the kernel backend of a set; makes one if there is none yet.
     ///
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fds or memory for it.
     pub(crate) fn ensure(description: &Description<Set>) -> Result<&Self, Errno> {
         let set = description.object();
-        let side = set.companion_or_insert(|| boxed(KernelSide::new(set)?))?;
+        let backend = set.backend_or_insert(|| Ok(boxed(EpollBackend::new(set)?)?))?;
+        let side = Self::among(backend).ok_or(Errno::INVAL)?;
         if !side.is_known_above() {
             let current = side.sleep_set().fd.as_raw_fd();
-            // A watcher that was linked above after this search finds the companion itself.
+            // A watcher that was linked above after this search finds the backend itself.
             for above in sets_above(description.watchers())? {
                 side.nest_in(description, &above)?;
             }
@@ -346,7 +361,7 @@ impl KernelSide {
         for hidden in sets_above(rotating.watchers())? {
             let set = hidden.object();
             if set.is_hidden.load(Ordering::Relaxed)
-                && let Some(side) = set.companion()
+                && let Some(side) = EpollBackend::of(set)
             {
                 let interests = set.inner.lock();
                 side.link(set, &interests, rotating, Renew::No)?;
@@ -478,7 +493,7 @@ impl KernelSide {
         (kept, heard)
     }
 
-    /// As [`Companion::harvest_both`], with `core` to fill in what is ready in the core.
+    /// As [`KernelBackend::harvest_both`], with `core` to fill in what is ready in the core.
     #[inline]
     pub(crate) fn harvest_with(
         &self,
@@ -623,7 +638,7 @@ impl KernelSide {
         below.iter().try_for_each(ensure_intact)
     }
 
-    /// See [`Companion::restore_found_lost`]. If the kernel refuses something the next use of the set tries
+    /// See [`KernelBackend::restore_found_lost`]. If the kernel refuses something the next use of the set tries
     /// again.
     #[cold]
     fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
@@ -667,14 +682,14 @@ impl KernelSide {
         below.iter().try_for_each(ensure_intact)?;
         // Those above know the old ones, and may have been lost as well.
         for above in sets_above(description.watchers())? {
-            if let Some(side) = above.object().companion()
+            if let Some(side) = EpollBackend::of(above.object())
                 && !side.is_intact()
             {
                 side.restore(&above)?;
             }
         }
         self.known_above.store(-1, Ordering::Release);
-        KernelSide::ensure(description)?;
+        EpollBackend::ensure(description)?;
         description.object().wake_watchers();
         Ok(())
     }
@@ -741,9 +756,9 @@ fn harvest_of(set: &Descriptor, events: &mut [Event]) -> usize {
     })
 }
 
-/// See [`KernelSide::ensure_intact`].
+/// See [`EpollBackend::ensure_intact`].
 fn ensure_intact(set: &Held<Set>) -> Result<(), Errno> {
-    match set.object().companion() {
+    match EpollBackend::of(set.object()) {
         Some(side) => side.ensure_intact(set),
         None => Ok(()),
     }
@@ -760,13 +775,13 @@ fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
 /// How many events of a hub are taken together.
 const HUB_ROOM: usize = 8;
 
-impl Companion for KernelSide {
+impl KernelBackend for EpollBackend {
     #[inline]
     fn is_awaited(&self) -> bool {
         self.first.is_awaited() || self.hub.get().is_some_and(SleepSet::is_awaited)
     }
 
-    fn ring(&self, deferred: &mut Deferred) {
+    fn wake_one(&self, deferred: &mut Deferred) {
         sleep_set::WakeableSet::wake_later(&self.sleep_set().fd, deferred);
     }
 
@@ -844,12 +859,12 @@ impl Companion for KernelSide {
     }
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
-        let above = KernelSide::ensure_hub(outer)?;
+        let above = EpollBackend::ensure_hub(outer)?;
         above.ensure_intact(outer)?;
         let interests = outer.object().inner.lock();
         above.link(outer.object(), &interests, inner, Renew::No)?;
         drop(interests);
-        KernelSide::tell_hidden(outer)
+        EpollBackend::tell_hidden(outer)
     }
 
     fn nested_changed(&self, set: &Set, interests: &Interests, inner: &Description) {
@@ -907,7 +922,7 @@ pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedF
         return None;
     }
     let set = set_of(file.description())?;
-    let side = set.object().companion()?;
+    let side = EpollBackend::of(set.object())?;
     // If that fails a poller awaits what there is, for as long as a thread sleeps at most.
     let _ = side.ensure_intact(set);
     let fd = match &side.rotation {
@@ -921,7 +936,7 @@ pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedF
 pub(crate) fn restore_lost(target: Target<'_>) {
     if let Target::File(file) = target
         && let Some(set) = set_of(file.description())
-        && let Some(side) = set.object().companion()
+        && let Some(side) = EpollBackend::of(set.object())
     {
         let _ = side.ensure_intact(set);
     }
@@ -931,7 +946,7 @@ pub(crate) fn restore_lost(target: Target<'_>) {
 ///
 /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fds or memory for it.
 pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
-    KernelSide::ensure_hub(epoll.description()).map(drop)
+    EpollBackend::ensure_hub(epoll.description()).map(drop)
 }
 
 /// A set has come to watch what changes outside this process: threads that wait in it learn of it, if it
@@ -939,7 +954,7 @@ pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
 ///
 /// `ENOMEM`, `ENOSPC`: from the kernel.
 pub(crate) fn tell_threads(epoll: &Epoll) -> Result<(), Errno> {
-    KernelSide::tell_hidden(epoll.description())
+    EpollBackend::tell_hidden(epoll.description())
 }
 
 /// `epoll_ctl(2)` for a kernel fd. The errors are the kernel's.
@@ -951,19 +966,16 @@ pub(crate) fn ctl(
     interest: &Event,
 ) -> Result<(), Errno> {
     // The sets above the set were informed when the member was added.
-    let changed = match epoll.set().companion() {
-        Some(companion) if op == Op::Mod && !companion.is_found_lost() => {
-            companion.modify(epoll, fd.as_raw_fd(), interest)
+    let changed = match EpollBackend::of(epoll.set()) {
+        Some(backend) if op == Op::Mod && !backend.is_found_lost() => {
+            backend.modify(epoll, fd.as_raw_fd(), interest)
         }
         _ => ctl_as_member(epoll, op, fd, interest),
     };
     match changed {
         // It may be the kernel set that is closed, not `fd`.
         Err(Errno::BADF | Errno::INVAL | Errno::NOENT | Errno::PERM)
-            if epoll
-                .set()
-                .companion()
-                .is_some_and(|side| !side.is_intact()) =>
+            if EpollBackend::of(epoll.set()).is_some_and(|side| !side.is_intact()) =>
         {
             ctl_as_member(epoll, op, fd, interest)
         }
@@ -974,9 +986,9 @@ pub(crate) fn ctl(
 #[inline(never)]
 fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Result<(), Errno> {
     let description = epoll.description();
-    let side = match description.object().companion() {
+    let side = match EpollBackend::of(description.object()) {
         Some(side) if side.is_known_above() => side,
-        _ => KernelSide::ensure(description)?,
+        _ => EpollBackend::ensure(description)?,
     };
     side.restore_found_lost(description)?;
     let number = fd.as_raw_fd();

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::rotation::Rotation;
 use super::sleep_set::SleepSet;
 use super::special::Special;
-use super::{EDGE, KernelSide, exists};
+use super::{EDGE, EpollBackend, exists};
 use crate::epoll::ctl::{as_set, item_of, set_of};
 use crate::epoll::interest::{Interests, Item, state};
 use crate::epoll::{Op, Set};
@@ -56,7 +56,7 @@ impl Links {
     }
 }
 
-impl KernelSide {
+impl EpollBackend {
     /// Registers in the hub what the items of this set that watch `inner` need: the kernel set that
     /// `inner`'s threads sleep in, and its source if it is a rotating set. `interests` is the
     /// set's, locked. Without a hub nothing has been linked yet.
@@ -67,7 +67,7 @@ impl KernelSide {
         inner: &Description,
         renew: Renew,
     ) -> Result<(), Errno> {
-        let Some(below) = as_set(inner).and_then(Set::companion) else {
+        let Some(below) = as_set(inner).and_then(EpollBackend::of) else {
             return Ok(());
         };
         let Some(hub) = self.hub() else {
@@ -207,7 +207,7 @@ impl KernelSide {
             let Some(held) = held_at(interests, link.slot) else {
                 continue;
             };
-            let Some(below) = held.object().companion() else {
+            let Some(below) = EpollBackend::of(held.object()) else {
                 continue;
             };
             if !below.is_intact() {
@@ -281,7 +281,7 @@ impl KernelSide {
             // SAFETY: registered, and the set's lock is held.
             let below = as_set(unsafe { node.file() });
             if let (Special::Nested(_), Some(below)) = (special, below)
-                && let Some(side) = below.companion()
+                && let Some(side) = EpollBackend::of(below)
             {
                 side.hear_from_above(below);
             }
@@ -391,7 +391,7 @@ fn rotation_at(interests: &Interests, slot: u32) -> Option<&Rotation> {
     let item = interests.at(slot)?;
     // SAFETY: registered, and the set's lock is held for as long as `interests` is borrowed.
     let file = unsafe { (*item).file() };
-    as_set(file)?.companion()?.rotation.as_ref()
+    EpollBackend::of(as_set(file)?)?.rotation.as_ref()
 }
 
 pub(super) fn as_item(item: *const Item) -> Option<NonNull<Item>> {

@@ -27,7 +27,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use super::kernel::Descriptor;
 use super::nested::Renew;
-use super::{EDGE, KernelSide, exists, harvest_of, kernel};
+use super::{EDGE, EpollBackend, exists, harvest_of, kernel};
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
@@ -79,17 +79,17 @@ impl Rotation {
         made.unwrap_or(&self.members)
     }
 
-    /// As [`KernelSide::is_in_place`].
+    /// As [`EpollBackend::is_in_place`].
     pub(super) fn is_in_place(&self) -> bool {
         self.members.is_in_place() && self.for_pollers.get().is_none_or(Descriptor::is_in_place)
     }
 
-    /// As [`KernelSide::is_intact`].
+    /// As [`EpollBackend::is_intact`].
     pub(super) fn is_intact(&self) -> bool {
         self.members.is_intact() && self.for_pollers.get().is_none_or(Descriptor::is_intact)
     }
 
-    /// As [`Companion::is_found_lost`](crate::epoll::companion::Companion::is_found_lost).
+    /// As [`is_found_lost`](crate::epoll::backend::KernelBackend::is_found_lost).
     pub(super) fn is_found_lost(&self) -> bool {
         self.members.is_found_lost()
             || self
@@ -337,7 +337,7 @@ impl Rotation {
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers())? {
-            let side = KernelSide::ensure_hub(&worker)?;
+            let side = EpollBackend::ensure_hub(&worker)?;
             side.ensure_intact(&worker)?;
             let interests = worker.object().inner.lock();
             side.link(worker.object(), &interests, rotating, Renew::Source)?;

@@ -7,13 +7,13 @@ use upoll_sys::signals::Blocked;
 
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
-use crate::epoll::companion::Companion;
+use crate::epoll::backend::KernelBackend;
 use crate::epoll::handover;
 use crate::epoll::scan::Turns;
 use crate::epoll::{Epoll, HANG_UP, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::host::{KernelSide, SignalMask};
+use crate::host::{EpollBackend, SignalMask};
 use crate::sync::Ordering;
 use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
 
@@ -69,7 +69,7 @@ impl Epoll {
         let set = self.set();
         let turns = &mut Turns::default();
         if !set.rotates() {
-            if let Some(side) = set.companion() {
+            if let Some(side) = EpollBackend::of(set) {
                 side.restore_found_lost(self.description())?;
             }
             // Before the clock is read, which takes longer than this.
@@ -79,7 +79,7 @@ impl Epoll {
             }
         }
         let deadline = timeout.deadline();
-        if set.companion().is_none() {
+        if EpollBackend::of(set).is_none() {
             let ended = if set.rotates() {
                 wait_in_turn(set, events, deadline)
             } else {
@@ -159,7 +159,7 @@ pub fn end_thread() {
 fn remember(set: &Set) {
     // A thread that waits in a rotating set with a kernel backend does so through a set of its own.
     // That set ends with the thread and forwards the event then.
-    if !(set.rotates() && set.companion().is_some()) {
+    if !(set.rotates() && EpollBackend::of(set).is_some()) {
         handover::remember(set);
     }
 }
@@ -186,7 +186,7 @@ fn next_sleep(
 
 /// Harvests a set that does not rotate, for a wait that begins.
 fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
-    let Some(side) = set.companion() else {
+    let Some(side) = EpollBackend::of(set) else {
         set.recheck_rotating();
         return set.harvest_as(events, Ask::Yielding, turns);
     };
@@ -205,7 +205,7 @@ fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
 /// Harvests both sides of a set.
 fn harvest_both_in_turn(
     set: &Set,
-    side: &KernelSide,
+    side: &EpollBackend,
     events: &mut [Event],
     ask: Ask,
     turns: &mut Turns,
@@ -230,11 +230,11 @@ fn wait_in_core(
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
         // borrowed for longer.
         unsafe { sleeper.entry.hook(&set.sleepers, Place::ExclusiveHead) };
-        // Registered, now check: a thread that queued something, or added a companion, before that
+        // Registered, now check: a thread that queued something, or added a backend, before that
         // did not see the sleeper.
-        let has_companion = set.companion().is_some();
+        let has_backend = EpollBackend::of(set).is_some();
         let sleep = next_sleep(deadline, turns, &mut yields_until);
-        let outcome = if set.is_pending() || has_companion {
+        let outcome = if set.is_pending() || has_backend {
             Outcome::Woken
         } else {
             sleeper.sleep(sleep)
@@ -254,7 +254,7 @@ fn wait_in_core(
             return Some(Ok(ready));
         }
         match outcome {
-            Outcome::Woken if has_companion => return None,
+            Outcome::Woken if has_backend => return None,
             Outcome::TimedOut if deadline.has_passed() => return Some(Ok(0)),
             Outcome::Woken | Outcome::TimedOut => {}
             Outcome::Interrupted => return Some(Err(Errno::INTR)),
@@ -286,10 +286,10 @@ fn wait_in_turn(
             )
         };
         drop(deferred);
-        let has_companion = set.companion().is_some();
+        let has_backend = EpollBackend::of(set).is_some();
         let outcome = match arrival {
             Arrival::InTurn => Outcome::Woken,
-            _ if has_companion => Outcome::Woken,
+            _ if has_backend => Outcome::Woken,
             Arrival::BehindOthers => sleeper.sleep(deadline.within(Some(YIELD_FOR))),
             Arrival::Idle => sleeper.sleep(deadline),
         };
@@ -331,7 +331,7 @@ fn wait_in_turn(
             return Some(Ok(ready));
         }
         match outcome {
-            Outcome::Woken if has_companion => return None,
+            Outcome::Woken if has_backend => return None,
             Outcome::TimedOut if deadline.has_passed() => return Some(Ok(0)),
             Outcome::Woken => chosen_for_nothing = arrival != Arrival::InTurn,
             Outcome::TimedOut => {}
@@ -353,7 +353,7 @@ impl Epoll {
         if !self.set().rotates() {
             return wait_in_kernel_set(self, events, deadline, mask, turns);
         }
-        if let Some(side) = self.set().companion() {
+        if let Some(side) = EpollBackend::of(self.set()) {
             side.ensure_intact(self.description())?;
         }
         let worker = worker_of(self)?;
@@ -379,7 +379,7 @@ impl Epoll {
             // Another thread has taken the event, or the writer has not yet woken its waiters. The worker
             // keeps its place in the kernel's line. To register it anew would find a source that is ready
             // again and again, until the writer goes on.
-            if let Some(side) = worker.set().companion() {
+            if let Some(side) = EpollBackend::of(worker.set()) {
                 side.settle_choice(false);
             }
         }
@@ -408,7 +408,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let worker = Epoll::new()?;
     worker.set().is_hidden.store(true, Ordering::Relaxed);
     worker.add(rotating, Event::new(Events::IN, 0))?;
-    KernelSide::ensure(worker.description())?;
+    EpollBackend::ensure(worker.description())?;
     // A thread about to end has no place to keep it.
     let kept = WORKERS.try_with(|workers| {
         let mut workers = workers.borrow_mut();
@@ -438,10 +438,10 @@ fn wait_in_kernel_set(
     turns: &mut Turns,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
-    // An existing companion is enough: an ADD of a member informs the sets above.
-    let side = match set.companion() {
+    // An existing backend is enough: an ADD of a member informs the sets above.
+    let side = match EpollBackend::of(set) {
         Some(side) => side,
-        None => KernelSide::ensure(epoll.description())?,
+        None => EpollBackend::ensure(epoll.description())?,
     };
     let mut yields_until = None;
     loop {
