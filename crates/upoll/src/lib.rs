@@ -73,7 +73,8 @@ pub use crate::select::FdSet;
 pub use crate::sleep::prepare_thread_ends;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::sleep::{
-    Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, ppoll, pselect, select,
+    Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, poll_now, ppoll, pselect,
+    select, select_now,
 };
 #[cfg(upoll_loom)]
 pub use crate::sleep::{

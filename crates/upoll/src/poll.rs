@@ -5,6 +5,8 @@
 
 use core::fmt;
 
+#[cfg(any(not(feature = "std"), upoll_loom))]
+use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
 use crate::target::{Source, Target};
@@ -245,7 +247,10 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
 
 /// `poll(2)` with a timeout of 0: fills in what is ready now, and returns the number of ready
 /// entries.
+///
+/// # Errors
+/// None without the feature `std`, with which the function also takes kernel fds.
 #[cfg(any(not(feature = "std"), upoll_loom))]
-pub fn poll_now(fds: &mut [PollFd<'_>]) -> usize {
-    pass(fds, &mut LookOnly).ready
+pub fn poll_now(fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
+    Ok(pass(fds, &mut LookOnly).ready)
 }

@@ -37,6 +37,8 @@ pub use self::sigset::SigSet;
 #[cfg(not(upoll_loom))]
 pub use self::thread_end::prepare as prepare_thread_ends;
 pub use self::timeout::{Clock, Timeout};
+#[cfg(not(upoll_loom))]
+pub use self::{poll::poll_now, select::select_now};
 
 use core::ptr::NonNull;
 

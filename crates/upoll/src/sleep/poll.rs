@@ -72,6 +72,15 @@ pub fn poll(fds: &mut [PollFd<'_>], timeout: impl Into<Timeout>) -> Result<usize
     poll_masked(fds, timeout.into(), None)
 }
 
+/// `poll(2)` with a timeout of 0: [`poll`] that does not wait. It exists without the feature `std`, too.
+///
+/// # Errors
+/// As [`poll`], except `EINTR`.
+#[cfg(not(upoll_loom))]
+pub fn poll_now(fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
+    poll_masked(fds, Timeout::NOW, None)
+}
+
 /// `ppoll(2)`: [`poll`] while exactly the signals in `mask` are held back.
 ///
 /// From the start of the wait until it returns, `mask` is the thread's signal mask, set and reset

@@ -125,6 +125,33 @@ impl PollContext {
         self.poll_masked(fds, timeout.into(), None)
     }
 
+    /// `poll(2)` with a timeout of 0: [`poll`](Self::poll) that does not wait. It exists without the feature
+    /// `std`, too.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll), except `EINTR`.
+    #[cfg(not(upoll_loom))]
+    pub fn poll_now(&mut self, fds: &mut [PollFd<'_>]) -> Result<usize, Errno> {
+        self.poll_masked(fds, Timeout::NOW, None)
+    }
+
+    /// `select(2)` with a timeout of 0: [`select`](Self::select) that does not wait. It exists without the
+    /// feature `std`, too.
+    ///
+    /// # Errors
+    /// As [`select`](Self::select), except `EINTR`.
+    #[cfg(not(upoll_loom))]
+    pub fn select_now<'a>(
+        &mut self,
+        n: i32,
+        read: Option<&mut FdSet>,
+        write: Option<&mut FdSet>,
+        except: Option<&mut FdSet>,
+        resolve: impl Fn(i32) -> Option<Target<'a>>,
+    ) -> Result<usize, Errno> {
+        self.select_masked(n, [read, write, except], Timeout::NOW, None, &resolve)
+    }
+
     /// [`ppoll`](crate::ppoll), with what this context has registered already.
     ///
     /// # Errors

@@ -77,6 +77,21 @@ pub fn select<'a>(
     ready
 }
 
+/// `select(2)` with a timeout of 0: [`select`] that does not wait. It exists without the feature `std`, too.
+///
+/// # Errors
+/// As [`select`], except `EINTR`.
+#[cfg(not(upoll_loom))]
+pub fn select_now<'a>(
+    n: i32,
+    read: Option<&mut FdSet>,
+    write: Option<&mut FdSet>,
+    except: Option<&mut FdSet>,
+    resolve: impl Fn(i32) -> Option<Target<'a>>,
+) -> Result<usize, Errno> {
+    select_masked(n, [read, write, except], Timeout::NOW, None, &resolve)
+}
+
 /// `pselect(2)`: [`select`] while exactly the signals in `mask` are held back, with a limit that
 /// is not written.
 ///
