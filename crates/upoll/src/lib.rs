@@ -86,7 +86,7 @@ pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limi
 pub use crate::socketpair::{
     ReceiveFlags, Shutdown, SocketContents, SocketFlags, SocketMessage, StreamSocket, socketpair,
 };
-#[cfg(all(feature = "count-locks", not(upoll_loom)))]
+#[cfg(all(upoll_count_locks, not(upoll_loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(upoll_loom)]
 pub use crate::sync::{Lock, Rule, break_rule, sequenced};

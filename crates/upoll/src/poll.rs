@@ -138,11 +138,7 @@ fn low(events: Events) -> u16 {
 /// Of what there is room for on the stack, how much is put there: everything, but in a build that
 /// measures what the stack saves.
 pub(crate) const fn on_stack(room: usize) -> usize {
-    if cfg!(feature = "force-heap") {
-        0
-    } else {
-        room
-    }
+    if cfg!(upoll_force_heap) { 0 } else { room }
 }
 
 /// The result of a pass of `poll` or `select`.

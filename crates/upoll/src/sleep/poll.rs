@@ -133,7 +133,7 @@ fn poll_masked(
         any_found: false,
         asked: SmallVec::new(),
     };
-    #[cfg(feature = "force-heap")]
+    #[cfg(upoll_force_heap)]
     call.asked.reserve_exact(call.fds.len() + 1);
     poller::wait(&mut call, seen, timeout, mask)
 }

@@ -207,7 +207,7 @@ pub(super) fn drop_kept() {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         // Where the stack is measured against the heap, each call has the heap as Linux had it.
-        if self.maps.spilled() && !cfg!(feature = "force-heap") {
+        if self.maps.spilled() && !cfg!(upoll_force_heap) {
             let spare = mem::take(self.maps).into_vec();
             if thread_end::may_keep() {
                 let before = SPARE.replace(ManuallyDrop::new(spare));

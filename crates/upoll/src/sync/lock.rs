@@ -21,9 +21,9 @@ use self::kernel::Futex;
 use self::kernel::barrier;
 use super::{AtomicU32, Ordering, Rule, broken, compiler_fence};
 
-#[cfg(all(feature = "count-locks", not(upoll_loom)))]
+#[cfg(all(upoll_count_locks, not(upoll_loom)))]
 use super::counted::Lock as Raw;
-#[cfg(all(not(feature = "count-locks"), not(upoll_loom)))]
+#[cfg(all(not(upoll_count_locks), not(upoll_loom)))]
 use Lock as Raw;
 
 /// A lock that sleeps when it is contended.

@@ -4,7 +4,7 @@
 //! Three builds differ here and nowhere else. With `std` a lock sleeps when contended ([`lock`]),
 //! and without it a lock spins (`spin`). Under loom the locks are loom's, and [`lock`] is the
 //! subject of a model of its own.
-#[cfg(all(feature = "count-locks", not(upoll_loom)))]
+#[cfg(all(upoll_count_locks, not(upoll_loom)))]
 mod counted;
 #[cfg(any(feature = "std", upoll_loom))]
 mod lock;
@@ -24,7 +24,7 @@ pub(crate) use core::sync::atomic::{AtomicI32, compiler_fence};
 
 pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-#[cfg(all(feature = "count-locks", not(upoll_loom)))]
+#[cfg(all(upoll_count_locks, not(upoll_loom)))]
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) use self::lock::{Mutex, MutexGuard, is_held_by_this_thread, prepare};
