@@ -54,7 +54,7 @@ mod words {
 
     use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
-    type Words = [AtomicUsize; upoll::WIPED_WORDS];
+    type Words = [AtomicUsize; upoll::internal::WIPED_WORDS];
 
     /// The words, in memory that the child of a fork finds wiped. A fork writes them before and after, and each
     /// write to other memory would cost the parent a page fault, and the child a copy of the page. Null: nobody has
@@ -62,7 +62,7 @@ mod words {
     static WORDS: AtomicPtr<Words> = AtomicPtr::new(ptr::null_mut());
 
     /// If the kernel has no such memory.
-    static COPIED: Words = [const { AtomicUsize::new(0) }; upoll::WIPED_WORDS];
+    static COPIED: Words = [const { AtomicUsize::new(0) }; upoll::internal::WIPED_WORDS];
 
     /// A word, by its index.
     pub(super) struct Word(pub(super) usize);
@@ -92,7 +92,7 @@ mod words {
     /// Finds the words once and for all: another thread may be counted in them already.
     #[cold]
     fn find() -> &'static Words {
-        let found = ptr::from_ref(upoll::wiped_words().unwrap_or(&COPIED)).cast_mut();
+        let found = ptr::from_ref(upoll::internal::wiped_words().unwrap_or(&COPIED)).cast_mut();
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         let chosen = WORDS
             .compare_exchange(ptr::null_mut(), found, success, failure)

@@ -10,7 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use upoll::{Errno, Event, EventFd, Events, Op, SharedBox, Target};
+use upoll::internal::SharedBox;
+use upoll::{Errno, Event, EventFd, Events, Op, Target};
 
 use crate::kernel::{call, check_open};
 use crate::object::Object;

@@ -4,7 +4,8 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::time::Duration;
 
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, SharedBox, SigSet, Timeout};
+use upoll::internal::SharedBox;
+use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, SigSet, Timeout};
 
 use crate::kernel::{call, interruptible, number};
 use crate::number::programs;

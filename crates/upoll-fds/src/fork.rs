@@ -70,7 +70,7 @@ fn begin_to_watch() -> Result<(), Errno> {
 
 fn register() -> Result<(), Errno> {
     // The core's handlers must be there before the first fork, too.
-    upoll::watch_forks()?;
+    upoll::internal::watch_forks()?;
     // SAFETY: the handlers are never unloaded, as this library is not.
     match unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_the_child)) } {
         0 => Ok(()),
@@ -174,7 +174,7 @@ pub fn end_unseen_fork() {
 #[doc(hidden)]
 pub unsafe fn end_unseen_fork_in_the_child() {
     // SAFETY: the caller's contract.
-    unsafe { upoll::begin_in_child(false) };
+    unsafe { upoll::internal::begin_in_child(false) };
     in_the_child();
 }
 
@@ -186,7 +186,7 @@ pub unsafe fn end_unseen_fork_in_the_child() {
 #[doc(hidden)]
 pub unsafe fn end_unseen_fork_with_numbers() {
     // SAFETY: the caller's contract.
-    unsafe { upoll::begin_in_child(true) };
+    unsafe { upoll::internal::begin_in_child(true) };
     forget_other_threads();
     keep(None);
     for fd in table::numbers(0, u32::MAX) {

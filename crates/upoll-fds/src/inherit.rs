@@ -18,7 +18,8 @@ use std::collections::hash_map;
 use std::os::fd::RawFd;
 use std::ptr;
 
-use upoll::{CreateFlags, Epoll, Errno, Event, Op, SharedBox};
+use upoll::internal::SharedBox;
+use upoll::{CreateFlags, Epoll, Errno, Event, Op};
 
 use crate::kernel::{self, call, number};
 use crate::object::Object;

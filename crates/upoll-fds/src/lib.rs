@@ -99,4 +99,4 @@ pub use crate::table::{
 #[doc(hidden)]
 pub use crate::table::{is_ours, may_be_ours, prepare};
 /// Forgets `RLIMIT_NOFILE`, which an embedder has changed: the next [`poll`] reads it.
-pub use upoll::open_limit_changed;
+pub use upoll::internal::open_limit_changed;

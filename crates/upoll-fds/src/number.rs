@@ -4,7 +4,8 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
 
-use upoll::{Errno, own_fds};
+use upoll::Errno;
+use upoll::internal::own_fds;
 
 use crate::kernel::{call, int, number};
 use crate::object::Object;

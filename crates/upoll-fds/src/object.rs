@@ -2,9 +2,10 @@
 
 use std::os::fd::RawFd;
 
+use upoll::internal::SharedBox;
 use upoll::{
-    Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter, SharedBox,
-    SocketFlags, StreamSocket,
+    Errno, EventFd, EventFdFlags, File, FileRef, PipeFlags, PipeReader, PipeWriter, SocketFlags,
+    StreamSocket,
 };
 
 use crate::kernel::{call, number};

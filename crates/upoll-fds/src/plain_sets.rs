@@ -412,7 +412,8 @@ pub(crate) use self::numbers::{forget_before_fork, forget_closed};
 mod numbers {
     use std::os::fd::RawFd;
 
-    use upoll::{CreateFlags, Epoll, Errno, SharedBox};
+    use upoll::internal::SharedBox;
+    use upoll::{CreateFlags, Epoll, Errno};
 
     use super::{Generations, NO_GENERATION, NOT_PLAIN, Record, is_being_taken};
     use crate::change::Change;

@@ -4,7 +4,8 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout, own_fds};
+use upoll::internal::own_fds;
+use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
 
 use crate::kernel::{call, interruptible};
 use crate::object::Object;
@@ -78,7 +79,7 @@ unsafe fn poll_masked(
         return unsafe { pass_on(fds, count, limit, mask) };
     }
     let _section = Section::begin();
-    upoll::check_number_of_entries(count)?;
+    upoll::internal::check_number_of_entries(count)?;
     let running = Running::start(limit);
     let mut limit = limit;
     loop {
@@ -109,7 +110,7 @@ pub unsafe fn prlimit(
 ) -> Result<(), Errno> {
     // SAFETY: the kernel checks the pointers.
     let changed = unsafe { call!(SYS_prlimit64, process, resource, new, old) };
-    upoll::open_limit_changed();
+    upoll::internal::open_limit_changed();
     changed.map(drop)
 }
 
@@ -149,7 +150,7 @@ unsafe fn poll_at_once(
     count: usize,
     limit: Timeout,
 ) -> Option<Result<usize, Errno>> {
-    if count == 0 || count > FEW || !upoll::open_limit_allows_few() || !fds.is_aligned() {
+    if count == 0 || count > FEW || !upoll::internal::open_limit_allows_few() || !fds.is_aligned() {
         return None;
     }
     // SAFETY: the caller's contract; a pollfd has no invalid values.

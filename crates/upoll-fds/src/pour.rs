@@ -6,7 +6,8 @@
 
 use std::os::fd::RawFd;
 
-use upoll::{Errno, PageView, SocketContents};
+use upoll::Errno;
+use upoll::internal::{PageView, SocketContents};
 
 use crate::kernel::{self, call, number};
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout, own_fds};
+use upoll::internal::own_fds;
+use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 
 use crate::demote::demote_any;
 use crate::kernel::{self, interruptible};

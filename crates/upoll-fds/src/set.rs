@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use upoll::own_fds::AlwaysWritable;
+use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
 
 use crate::in_use;
@@ -189,7 +189,7 @@ fn is_among_the_last(epfd: RawFd) -> bool {
     /// The one that is adopted, for a moment also below its place.
     const NEEDED: usize = 2;
     let end = epfd.cast_unsigned() as usize + 1;
-    upoll::check_number_of_entries(end + NEEDED).is_err()
+    upoll::internal::check_number_of_entries(end + NEEDED).is_err()
 }
 
 /// How many interruptions of waits in kernel sets have begun, and how many have ended.

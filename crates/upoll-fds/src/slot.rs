@@ -29,7 +29,7 @@ impl Entry {
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
     pub(crate) fn new(object: Object) -> Result<Box<Entry>, Errno> {
-        upoll::boxed(Entry {
+        upoll::internal::boxed(Entry {
             object,
             next_leaving: AtomicPtr::new(ptr::null_mut()),
         })

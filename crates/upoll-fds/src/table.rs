@@ -9,7 +9,8 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use upoll::{Errno, own_fds};
+use upoll::Errno;
+use upoll::internal::own_fds;
 
 use crate::change;
 use crate::counts;
@@ -230,7 +231,7 @@ pub(crate) fn is_none_left() -> bool {
 #[doc(hidden)]
 pub fn prepare() -> Result<(), Errno> {
     in_use::prepare();
-    upoll::prepare_thread_ends();
+    upoll::internal::prepare_thread_ends();
     fork::watch()
 }
 

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{iovec, size_t, ssize_t};
-use upoll::{Errno, own_fds};
+use upoll::Errno;
+use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;

@@ -4,7 +4,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
-use upoll::{Errno, own_fds};
+use upoll::Errno;
+use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use upoll::own_fds::{self, KeptFile};
+use upoll::internal::own_fds::{self, KeptFile};
 
 use crate::kernel;
 use crate::settings::{self, variable};

@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_long, c_uint};
 
-use upoll::{Errno, own_fds};
+use upoll::Errno;
+use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;

@@ -3,7 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use upoll::{Errno, own_fds};
+use upoll::Errno;
+use upoll::internal::own_fds;
 
 use crate::files::hand_over;
 use crate::next::Next;

@@ -50,27 +50,13 @@ pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileRef, PollTable, Pollable};
 #[cfg(upoll_loom)]
 pub use crate::forks::generation;
-#[cfg(any(feature = "std", upoll_loom))]
-#[doc(hidden)]
-pub use crate::host::own_fds;
 #[cfg(upoll_loom)]
 pub use crate::host::{LockModel, OwnSet, kernel as kernel_model};
-#[cfg(all(feature = "std", not(upoll_loom)))]
-#[doc(hidden)]
-pub use crate::host::{WIPED_WORDS, wiped_words};
-#[cfg(all(feature = "std", not(upoll_loom)))]
-pub use crate::host::{begin_in_child, watch_forks};
-#[doc(hidden)]
-pub use crate::memory::{SharedBox, boxed};
-pub use crate::pages::PageView;
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};
 pub use crate::poll::PollFd;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub use crate::poll_context::PollContext;
 pub use crate::select::FdSet;
-#[cfg(all(feature = "std", not(upoll_loom)))]
-#[doc(hidden)]
-pub use crate::sleep::prepare_thread_ends;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, poll_now, ppoll, pselect,
@@ -80,12 +66,7 @@ pub use crate::sleep::{
 pub use crate::sleep::{
     Clock, PollContext, SigSet, Timeout, end_thread, poll, ppoll, pselect, select,
 };
-#[cfg(any(feature = "std", upoll_loom))]
-#[doc(hidden)]
-pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
-pub use crate::socketpair::{
-    ReceiveFlags, Shutdown, SocketContents, SocketFlags, SocketMessage, StreamSocket, socketpair,
-};
+pub use crate::socketpair::{ReceiveFlags, Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(upoll_loom)]
@@ -97,3 +78,19 @@ pub use crate::wait::share_scopes;
 pub use crate::watch::{Readiness, Watch};
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub use crate::{poll::poll_now, select::select_now};
+
+/// What the other crates of upoll need and no program does. It may change with every version.
+#[doc(hidden)]
+pub mod internal {
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub use crate::host::own_fds;
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    pub use crate::host::{WIPED_WORDS, begin_in_child, watch_forks, wiped_words};
+    pub use crate::memory::{SharedBox, boxed};
+    pub use crate::pages::PageView;
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    pub use crate::sleep::prepare_thread_ends;
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
+    pub use crate::socketpair::{SocketContents, SocketMessage};
+}

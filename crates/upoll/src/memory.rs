@@ -14,7 +14,6 @@ use crate::sync::{AtomicUsize, Ordering, fence};
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for it. The value is dropped.
-#[doc(hidden)]
 #[inline]
 pub fn boxed<T>(value: T) -> Result<Box<T>, Errno> {
     if size_of::<T>() == 0 {
@@ -57,7 +56,6 @@ impl fmt::Write for Text {
 }
 
 /// A value on the heap with several owners, as `Arc`, whose making can fail.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct SharedBox<T>(NonNull<Counted<T>>);
 

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use upoll::{Errno, EventFd, Events, PollContext, PollFd, open_limit_changed};
+use upoll::internal::open_limit_changed;
+use upoll::{Errno, EventFd, Events, PollContext, PollFd};
 
 fn set_limit(limit: u64) {
     let mut now = libc::rlimit {

@@ -60,7 +60,7 @@ fn blocked_calls_on_a_pipe_end_and_say_how_far_they_came() {
         let read = scope.spawn(|| empty.read(&mut [0; 8]));
         let_sleep();
         let mut held = 0;
-        let count = |pages: &mut dyn Iterator<Item = upoll::PageView<'_>>| {
+        let count = |pages: &mut dyn Iterator<Item = upoll::internal::PageView<'_>>| {
             held = pages.map(|page| page.bytes.len()).sum();
             Ok::<(), Errno>(())
         };

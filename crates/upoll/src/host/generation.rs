@@ -52,7 +52,6 @@ fn begin_with_fds_of_the_parent() {
 /// # Safety
 /// The caller is the only thread of a process with a memory of its own that was just forked, and has
 /// called nothing else of this crate there. It frees the lock for adding sets to sets, whoever holds it.
-#[doc(hidden)]
 pub unsafe fn begin_in_child(shares_fds: bool) {
     match shares_fds {
         true => begin_with_fds_of_the_parent(),
@@ -71,7 +70,6 @@ fn mark() -> Option<&'static AtomicU32> {
 
 /// Returns words that are zero at the start of each process, that of a forked child too, whatever its parent has
 /// stored there. None if the kernel has no memory that is wiped on a fork.
-#[doc(hidden)]
 pub fn wiped_words() -> Option<&'static [AtomicUsize; WIPED_WORDS]> {
     if wiped().is_none() {
         map_wiped();

@@ -66,7 +66,6 @@ statics! {
 
 /// Declares that the program cannot reach the library's own numbers from now on. They are taken from
 /// the top of the limit then.
-#[doc(hidden)]
 pub fn protect() {
     IS_PROTECTED.store(true, Ordering::Relaxed);
 }
@@ -308,7 +307,6 @@ fn forget(number: RawFd, entry: &'static Entry) {
 
 /// Whether a number is the library's own and [protected](protect), so that calls of the program on it
 /// are to fail with `EBADF`.
-#[doc(hidden)]
 #[inline]
 #[must_use]
 pub fn is_own(number: RawFd) -> bool {
@@ -316,7 +314,6 @@ pub fn is_own(number: RawFd) -> bool {
 }
 
 /// Returns whether [`is_own`] may be true of a number. This is one comparison, without a call.
-#[doc(hidden)]
 #[inline]
 #[must_use]
 pub fn may_be_own(number: RawFd) -> bool {
@@ -356,7 +353,6 @@ fn wait_a_turn(turns: u32) {
 
 /// Keeps other threads from opening own fds, and from putting files of the program's under their numbers,
 /// until it is dropped.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct NumbersHeld(());
 
@@ -366,7 +362,6 @@ statics! {
 
 /// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
 /// that the library may take.
-#[doc(hidden)]
 #[inline]
 #[must_use]
 pub fn hold_numbers(number: RawFd) -> Option<NumbersHeld> {
@@ -377,7 +372,6 @@ pub fn hold_numbers(number: RawFd) -> Option<NumbersHeld> {
 }
 
 /// Returns whether a number is among those that the library may take, if they are protected.
-#[doc(hidden)]
 #[inline]
 #[must_use]
 pub fn may_take(number: RawFd) -> bool {
@@ -410,7 +404,6 @@ impl Drop for NumbersHeld {
 }
 
 /// The first own number from `first` to `last`, if they are protected.
-#[doc(hidden)]
 #[must_use]
 pub fn next_own(first: u32, last: u32) -> Option<RawFd> {
     match is_protected() {
@@ -446,7 +439,6 @@ fn recorded(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
 ///
 /// # Errors
 /// Those of `replace`. `EBUSY`: there is no other number for the own fd, or it is just being closed.
-#[doc(hidden)]
 pub fn replace<R>(number: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
     for turns in 0..MOST_TURNS {
         let Some(entry) = entry_at(number) else {
@@ -982,7 +974,6 @@ impl Drop for OwnFd {
 
 /// The number of a file of an embedder's that the program cannot reach, as the library's own. It stays open
 /// in children of forks.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct KeptFile(&'static Entry);
 
@@ -1008,7 +999,6 @@ impl KeptFile {
 }
 
 /// A file that is always writable, under a number of the library's own.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct AlwaysWritable(OwnFd);
 

@@ -21,7 +21,6 @@ std::thread_local! {
 
 /// Makes the key, unless there is one. Not a `Once`: the child of a fork would wait for a thread that it
 /// does not have.
-#[doc(hidden)]
 pub fn prepare() -> Option<libc::pthread_key_t> {
     let known = KEY.load(Ordering::Acquire);
     if known != 0 {

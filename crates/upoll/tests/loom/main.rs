@@ -24,10 +24,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
+use upoll::internal::own_fds;
 use upoll::{
     Epoll, Errno, Event, EventFd, Events, FdSet, File, FileRef, Lock, PIPE_BUF, PollFd, PollTable,
-    Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule, own_fds, pipe, poll_now,
-    select_now, socketpair,
+    Pollable, Rule, SocketFlags, Source, WaitQueue, Watch, break_rule, pipe, poll_now, select_now,
+    socketpair,
 };
 
 const IN: Event = Event::new(Events::IN, 0);

@@ -6,8 +6,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use loom::thread;
+use upoll::internal::own_fds;
 use upoll::kernel_model::{Source, pass_time, program};
-use upoll::{Epoll, Errno, EventFd, Op, OwnSet, own_fds};
+use upoll::{Epoll, Errno, EventFd, Op, OwnSet};
 
 use super::sleeping::{FOREVER, wait};
 use super::{IN, model, unprotected_model};

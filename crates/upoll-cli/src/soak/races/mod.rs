@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use upoll::{Epoll, Event, Events, File, FileRef, Source, Target, own_fds as own_numbers};
+use upoll::internal::own_fds as own_numbers;
+use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
 use super::channel::{Channel, Kind};

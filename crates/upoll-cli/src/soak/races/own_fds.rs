@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use upoll::{Epoll, Errno, EventFd, own_fds};
+use upoll::internal::own_fds;
+use upoll::{Epoll, Errno, EventFd};
 
 use super::super::channel::{Channel, Kind};
 use super::super::footprint::Footprint;
