@@ -681,6 +681,8 @@ mod numbers {
                     for (number, entry) in entries {
                         // There is room for it.
                         let _ = table::install(number, entry);
+                        // The set may have been demoted by an fd that was installed before.
+                        table::leave_if_retired(number);
                     }
                 }
                 record.end_take();

@@ -242,13 +242,7 @@ pub fn prepare() -> Result<(), Errno> {
 pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
     let _section = Section::begin();
     in_use::prepare();
-    let copy = entry.object.clone();
-    let fd = fill(fd, entry)?;
-    if copy.is_retired() {
-        // A set with several fds has been demoted meanwhile, and all of them are the kernel's.
-        leave_if_retired(fd);
-    }
-    Ok(fd)
+    fill(fd, entry)
 }
 
 /// Makes both fds, which the kernel has just opened, stand for the ends of a pipe or of a pair of sockets. They stay the
