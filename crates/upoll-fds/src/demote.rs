@@ -23,7 +23,7 @@ use crate::table::{self, Group, Held};
 use upoll_sys::backoff::Backoff;
 
 /// The error for an object that cannot be demoted (yet).
-const NOT_SUPPORTED: Errno = Errno::from_raw(libc::EOPNOTSUPP);
+const NOT_SUPPORTED: Errno = Errno::OPNOTSUPP;
 
 /// Demotes the object that `fd` stands for, under all its fds, and in all sets that watch it. A kernel fd is
 /// left as it is.

@@ -371,7 +371,7 @@ unsafe fn pwait2_of_the_kernel(
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     let found = unsafe { interruptible!(SYS_epoll_pwait2, epfd, events, room, limit, mask, size) };
     // Filters of system calls may refuse with `EPERM` what they do not know; the call itself never does.
-    if found != Err(Errno::from_raw(libc::ENOSYS)) && found != Err(Errno::PERM) {
+    if found != Err(Errno::NOSYS) && found != Err(Errno::PERM) {
         return found;
     }
     // Before Linux 5.11, and under valgrind. No wait may end early, so it is rounded up.

@@ -57,7 +57,7 @@ pub unsafe fn eventfd_read(fd: RawFd, value: *mut u64) -> Result<(), Errno> {
     // SAFETY: the caller's contract.
     match unsafe { io::read(fd, value.cast(), size_of::<u64>()) }? {
         8 => Ok(()),
-        _ => Err(Errno::from_raw(libc::EIO)),
+        _ => Err(Errno::IO),
     }
 }
 
@@ -86,7 +86,7 @@ fn write_at_length(fd: RawFd, value: u64) -> Result<(), Errno> {
     // SAFETY: `value` is live.
     match unsafe { io::write(fd, (&raw const value).cast(), size_of::<u64>()) }? {
         8 => Ok(()),
-        _ => Err(Errno::from_raw(libc::EIO)),
+        _ => Err(Errno::IO),
     }
 }
 

@@ -122,7 +122,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
             });
             Ok(())
         }
-        _ => Err(Errno::from_raw(libc::ENOTSOCK)),
+        _ => Err(Errno::NOTSOCK),
     });
     match ours {
         Some(result) => result,

@@ -46,7 +46,7 @@ impl Socket {
     ) -> Option<Result<T, Errno>> {
         self.0.call(|object| match object {
             Object::Socket(socket) => call(socket),
-            _ => Err(Errno::from_raw(libc::ENOTSOCK)),
+            _ => Err(Errno::NOTSOCK),
         })
     }
 }
@@ -159,7 +159,7 @@ unsafe fn check_address(to: *const libc::sockaddr, size: libc::socklen_t) -> Res
     match (readable.len() < size as usize, size) {
         (true, _) => Err(Errno::FAULT),
         (false, 0) => Ok(()),
-        (false, _) => Err(Errno::from_raw(libc::EISCONN)),
+        (false, _) => Err(Errno::ISCONN),
     }
 }
 
@@ -461,7 +461,7 @@ fn check_name_length(header: &libc::msghdr) -> Result<(), Errno> {
 /// As [`memory::read`].
 unsafe fn buffers_of(header: &libc::msghdr) -> Result<Buffers, Errno> {
     if header.msg_iovlen > libc::UIO_MAXIOV as usize {
-        return Err(Errno::from_raw(libc::EMSGSIZE));
+        return Err(Errno::MSGSIZE);
     }
     let count = i32::try_from(header.msg_iovlen).unwrap_or(i32::MAX);
     // SAFETY: the caller's contract.

@@ -47,7 +47,7 @@ unsafe fn syscall_body(
     unsafe {
         match number {
             libc::SYS_io_uring_setup if settings::is_any_kind_served() => {
-                set_errno(Errno::from_raw(libc::ENOSYS));
+                set_errno(Errno::NOSYS);
                 -1
             }
             libc::SYS_exit_group => {

@@ -28,6 +28,7 @@ errnos! {
     PERM = 1, "Operation not permitted";
     NOENT = 2, "No such file or directory";
     INTR = 4, "Interrupted system call";
+    IO = 5, "Input/output error";
     BADF = 9, "Bad file descriptor";
     AGAIN = 11, "Resource temporarily unavailable";
     NOMEM = 12, "Cannot allocate memory";
@@ -35,14 +36,20 @@ errnos! {
     BUSY = 16, "Device or resource busy";
     EXIST = 17, "File exists";
     INVAL = 22, "Invalid argument";
+    NFILE = 23, "Too many open files in system";
     MFILE = 24, "Too many open files";
     NOTTY = 25, "Inappropriate ioctl for device";
     NOSPC = 28, "No space left on device";
     SPIPE = 29, "Illegal seek";
     PIPE = 32, "Broken pipe";
+    NOSYS = 38, "Function not implemented";
     LOOP = 40, "Too many levels of symbolic links";
+    NOTSOCK = 88, "Socket operation on non-socket";
+    MSGSIZE = 90, "Message too long";
+    OPNOTSUPP = 95, "Operation not supported";
     CONNRESET = 104, "Connection reset by peer";
     NOBUFS = 105, "No buffer space available";
+    ISCONN = 106, "Transport endpoint is already connected";
     STALE = 116, "Stale file handle";
 }
 

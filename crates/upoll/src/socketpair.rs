@@ -560,7 +560,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
             me,
             flags: AtomicU32::new(flags.bits()),
         })?;
-        Ok(StreamSocket { file })
+        Ok::<_, Errno>(StreamSocket { file })
     };
     Ok((open(0)?, open(1)?))
 }

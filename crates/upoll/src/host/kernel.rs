@@ -335,7 +335,7 @@ fn epoll_wait_by_number(
         )
     });
     // Filters of system calls may refuse with `EPERM` what they do not know; the call itself never does.
-    if found != Err(Errno::from_raw(libc::ENOSYS)) && found != Err(Errno::PERM) {
+    if found != Err(Errno::NOSYS) && found != Err(Errno::PERM) {
         return found;
     }
     // Before Linux 5.11, and under valgrind.

@@ -414,7 +414,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
         let mut workers = workers.borrow_mut();
         workers.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         workers.push((identity, worker.clone()));
-        Ok(())
+        Ok::<_, Errno>(())
     });
     kept.unwrap_or(Ok(()))?;
     Ok(worker)

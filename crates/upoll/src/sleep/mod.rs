@@ -22,6 +22,8 @@ mod select;
 mod sigset;
 mod socketpair;
 #[cfg(not(upoll_loom))]
+mod std_io;
+#[cfg(not(upoll_loom))]
 mod thread_end;
 mod timeout;
 

@@ -1,0 +1,88 @@
+//! `std::io::Read` and `Write` for pipes and stream sockets, and for shared references to them.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+
+use crate::errno::Errno;
+use crate::pipe::{PipeReader, PipeWriter};
+use crate::socketpair::StreamSocket;
+
+macro_rules! reads {
+    ($($object:ident: $reader:ty,)*) => {$(
+        impl Read for $reader {
+            #[inline]
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                Ok($object::read(self, buffer)?)
+            }
+
+            fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                Ok($object::read_vectored(self, buffers)?)
+            }
+        }
+    )*};
+}
+
+macro_rules! writes {
+    ($($object:ident: $writer:ty,)*) => {$(
+        impl Write for $writer {
+            #[inline]
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                Ok($object::write(self, bytes)?)
+            }
+
+            fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+                Ok($object::write_vectored(self, buffers)?)
+            }
+
+            /// Does nothing: bytes that were written are with the reader.
+            #[inline]
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+    )*};
+}
+
+reads! {
+    PipeReader: PipeReader,
+    PipeReader: &PipeReader,
+    StreamSocket: StreamSocket,
+    StreamSocket: &StreamSocket,
+}
+
+writes! {
+    PipeWriter: PipeWriter,
+    PipeWriter: &PipeWriter,
+    StreamSocket: StreamSocket,
+    StreamSocket: &StreamSocket,
+}
+
+impl Errno {
+    /// Returns the kind of the [`std::io::Error`] with this number.
+    #[must_use]
+    pub fn kind(self) -> io::ErrorKind {
+        io::Error::from(self).kind()
+    }
+}
+
+/// The number of an error of the operating system. An error that a program has made gets the number that goes with
+/// its kind, or `EIO`.
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        if let Some(code) = error.raw_os_error() {
+            return Errno::from_raw(code);
+        }
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => Errno::EXIST,
+            io::ErrorKind::BrokenPipe => Errno::PIPE,
+            io::ErrorKind::ConnectionReset => Errno::CONNRESET,
+            io::ErrorKind::Interrupted => Errno::INTR,
+            io::ErrorKind::InvalidInput => Errno::INVAL,
+            io::ErrorKind::NotFound => Errno::NOENT,
+            io::ErrorKind::OutOfMemory => Errno::NOMEM,
+            io::ErrorKind::PermissionDenied => Errno::PERM,
+            io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
+            io::ErrorKind::WouldBlock => Errno::AGAIN,
+            _ => Errno::IO,
+        }
+    }
+}

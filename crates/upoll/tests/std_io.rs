@@ -1,0 +1,97 @@
+//! `std::io::Read` and `Write` on pipes and stream sockets, against the host kernel's.
+#![cfg(not(upoll_loom))]
+
+use std::io::{self, BufRead, BufReader, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use upoll::{Errno, PipeFlags, SocketFlags};
+
+/// Sends what fits no buffer at once, in pieces and from several buffers, and returns what `std` reads.
+fn send_and_read(mut writer: impl Write + Send, reader: impl Read) -> (Vec<String>, Vec<u8>) {
+    let long = vec![b'x'; 300_000];
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            writeln!(writer, "first {}", 1).unwrap();
+            let pieces = [b"sec".as_slice(), b"ond\n"].map(IoSlice::new);
+            assert_eq!(writer.write_vectored(&pieces).unwrap(), 7);
+            writer.write_all(&long).unwrap();
+            writer.flush().unwrap();
+        });
+        let mut reader = BufReader::new(reader);
+        let mut lines = Vec::new();
+        for _ in 0..2 {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            lines.push(line);
+        }
+        let (mut one, mut other) = ([0; 3], [0; 5]);
+        let mut buffers = [&mut one[..], &mut other].map(IoSliceMut::new);
+        let read = reader.read_vectored(&mut buffers).unwrap();
+        let mut rest = [one.as_slice(), &other].concat()[..read].to_vec();
+        reader.read_to_end(&mut rest).unwrap();
+        (lines, rest)
+    })
+}
+
+#[test]
+fn a_pipe_carries_lines_and_bulk_as_the_kernels_does() {
+    let (reader, writer) = io::pipe().unwrap();
+    let natively = send_and_read(writer, reader);
+    let (reader, writer) = upoll::pipe().unwrap();
+    assert!(send_and_read(writer, &reader) == natively);
+    assert_eq!(natively.1.len(), 300_000);
+}
+
+#[test]
+fn a_socket_carries_lines_and_bulk_as_the_kernels_does() {
+    let (one, other) = UnixStream::pair().unwrap();
+    let natively = send_and_read(one, other);
+    let (one, other) = upoll::socketpair(SocketFlags::empty()).unwrap();
+    assert!(send_and_read(one, &other) == natively);
+}
+
+/// What `std` reports for an end that would block, one whose peer is gone, and the end of the stream.
+fn report(end: &str, mut there: impl Read + Write, gone: impl FnOnce()) -> Vec<String> {
+    let mut buffer = [0; 4];
+    let mut said = vec![format!("{end}: {:?}", kind(there.read(&mut buffer)))];
+    gone();
+    said.push(format!("{end}: {:?}", kind(there.read(&mut buffer))));
+    said.push(format!("{end}: {:?}", kind(there.write(b"x"))));
+    said
+}
+
+fn kind(result: io::Result<usize>) -> Result<usize, (ErrorKind, Option<i32>)> {
+    result.map_err(|error| (error.kind(), error.raw_os_error()))
+}
+
+#[test]
+fn errors_are_those_of_the_kernel() {
+    let (one, other) = UnixStream::pair().unwrap();
+    one.set_nonblocking(true).unwrap();
+    let natively = report("socket", one, || drop(other));
+    let (one, other) = upoll::socketpair(SocketFlags::NONBLOCK).unwrap();
+    assert_eq!(report("socket", &one, || drop(other)), natively);
+    let (reader, writer) = upoll::pipe2(PipeFlags::NONBLOCK).unwrap();
+    let errors = [(&reader).read(&mut [0; 1]).unwrap_err(), {
+        drop(reader);
+        (&writer).write(b"x").unwrap_err()
+    }];
+    assert_eq!(
+        errors.map(|error| error.kind()),
+        [ErrorKind::WouldBlock, ErrorKind::BrokenPipe]
+    );
+}
+
+#[test]
+fn numbers_and_errors_of_std_become_each_other() {
+    for errno in [Errno::AGAIN, Errno::PIPE, Errno::NFILE, Errno::INTR] {
+        let error = io::Error::from(errno);
+        assert_eq!(error.kind(), errno.kind());
+        assert_eq!(Errno::from(error), errno);
+    }
+    assert_eq!(Errno::AGAIN.kind(), ErrorKind::WouldBlock);
+    let made = |kind| Errno::from(io::Error::new(kind, "made by a program"));
+    assert_eq!(made(ErrorKind::Interrupted), Errno::INTR);
+    assert_eq!(made(ErrorKind::InvalidData), Errno::IO);
+}
