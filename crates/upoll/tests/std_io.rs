@@ -73,9 +73,9 @@ fn errors_are_those_of_the_kernel() {
     let (one, other) = upoll::socketpair(SocketFlags::NONBLOCK).unwrap();
     assert_eq!(report("socket", &one, || drop(other)), natively);
     let (reader, writer) = upoll::pipe2(PipeFlags::NONBLOCK).unwrap();
-    let errors = [(&reader).read(&mut [0; 1]).unwrap_err(), {
+    let errors = [Read::read(&mut &reader, &mut [0; 1]).unwrap_err(), {
         drop(reader);
-        (&writer).write(b"x").unwrap_err()
+        Write::write(&mut &writer, b"x").unwrap_err()
     }];
     assert_eq!(
         errors.map(|error| error.kind()),
