@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use upoll::internal::SharedBox;
 use upoll::{Errno, Event, EventFd, Events, Op, Target};
 
+use crate::counts;
 use crate::kernel::{call, check_open};
 use crate::object::Object;
 use crate::plain_sets;
@@ -367,21 +368,24 @@ fn add_to_the_kernels(
 fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
     let watched = addresses(set)?;
     let mut ties = HashSet::new();
-    for fd in table::numbers(0, u32::MAX) {
-        let member = table::with(fd, |object| {
-            let is_watched = watched.contains(&object.as_file_ref(0).address());
-            is_watched.then(|| (is_set(object), object.tie()))
-        });
-        ties.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        match member.flatten() {
-            Some((true, _)) => match demote(fd) {
-                Ok(()) | Err(NOT_SUPPORTED) => {}
-                Err(errno) => return Err(errno),
-            },
-            Some((false, tie)) => drop(ties.insert(tie)),
-            None => {}
+    counts::repeat_passes(|| {
+        for fd in table::numbers(0, u32::MAX) {
+            let member = table::with(fd, |object| {
+                let is_watched = watched.contains(&object.as_file_ref(0).address());
+                is_watched.then(|| (is_set(object), object.tie()))
+            });
+            ties.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            match member.flatten() {
+                Some((true, _)) => match demote(fd) {
+                    Ok(()) | Err(NOT_SUPPORTED) => {}
+                    Err(errno) => return Err(errno),
+                },
+                Some((false, tie)) => drop(ties.insert(tie)),
+                None => {}
+            }
         }
-    }
+        Ok(false)
+    })?;
     let mut result = Ok(());
     let is_meant = |object: &Object| ties.contains(&object.tie()) && can_go(object);
     demote_where(is_meant, |outcome| result = result.and(outcome));
@@ -581,10 +585,14 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
         _ => None,
     };
     let mut sets = Vec::new();
-    for fd in held.others() {
-        sets.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        sets.extend(table::with(fd, set).flatten().map(|set| (fd, set)));
-    }
+    counts::repeat_passes(|| {
+        sets.clear();
+        for fd in held.others() {
+            sets.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+            sets.extend(table::with(fd, set).flatten().map(|set| (fd, set)));
+        }
+        Ok(false)
+    })?;
     Ok(sets)
 }
 
@@ -609,7 +617,11 @@ impl Interest {
             Object::Epoll(set) if SharedBox::ptr_eq(set, &self.set) => set.adopt(self.epfd),
             _ => Ok(()),
         });
-        adopted.unwrap_or(Ok(()))
+        match adopted {
+            // Another thread is just closing the fd.
+            None | Some(Err(Errno::BADF)) => Ok(()),
+            Some(adopted) => adopted,
+        }
     }
 
     /// Makes the set watch `successor` under the same fd.

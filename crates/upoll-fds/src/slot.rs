@@ -12,6 +12,7 @@ use std::ptr::{self, NonNull};
 
 use upoll::Errno;
 
+use crate::counts;
 use crate::in_use::{self, Changing, InUse, Mark};
 use crate::object::Object;
 use crate::sync::{AtomicPtr, Backoff, HeldBack, Ordering, Rule, broken};
@@ -122,6 +123,15 @@ impl Slot {
         let _ = self.settled_later();
     }
 
+    /// Waits until the fd is neither changed nor copied.
+    #[cold]
+    fn outlast_change_and_copy(&self) {
+        let mut backoff = Backoff::new();
+        while !is_at_rest(self.word()) {
+            backoff.wait();
+        }
+    }
+
     /// Returns whether the slot leads to `entry` now, even while the fd is copied.
     pub(crate) fn leads_to(&self, entry: NonNull<Entry>) -> bool {
         entry_of(self.word()) == entry.as_ptr()
@@ -184,6 +194,10 @@ impl Slot {
         // SAFETY: no other thread releases the entry before `put`. Changes wait while the slot has
         // this mark, and `install` leaves the entry to `put`.
         let result = call(unsafe { entry.as_ref() }.map(|entry| &entry.object));
+        if !entry.is_null() {
+            // Before the fd can leave the slot.
+            counts::note_copy();
+        }
         in_use::release(self.put(mark, entry));
         Some(result)
     }
@@ -264,9 +278,7 @@ impl Slot {
         from: Option<&Slot>,
         copy: impl Fn() -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        let mut backoff = Backoff::new();
         loop {
-            // A change waits for no other one.
             let changed = self.change(true, || {
                 let copied = match from {
                     Some(from) => from
@@ -279,7 +291,8 @@ impl Slot {
             match changed {
                 Ok(new) => return Ok(new),
                 Err(Some(errno)) => return Err(errno),
-                Err(None) => backoff.wait(),
+                // A change waits for no other one, so this is over.
+                Err(None) => from.into_iter().for_each(Slot::outlast_change_and_copy),
             }
         }
     }

@@ -161,6 +161,8 @@ pub enum Rule {
     CountThenLook,
     /// A fork publishes that it is under way, then checks the count of changes.
     SayThenLook,
+    /// A pass over the table that finds nothing is repeated if an fd was copied meanwhile.
+    LookForCopies,
     /// A fork waits for the changes that have begun.
     WaitForChanges,
     /// A fork that waited for a change sees its effects.

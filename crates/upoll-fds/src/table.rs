@@ -441,7 +441,7 @@ pub(crate) fn hold(
         numbers: Vec::new(),
     };
     // A copy of an fd is found at the latest in the pass after the one that has held the fd.
-    while held.hold_more(&is_meant)? {}
+    counts::repeat_passes(|| held.hold_more(&is_meant))?;
     held.group()?;
     held.mark_those_in_use()?;
     // A call that was under way may have added a member to a set that had none.
