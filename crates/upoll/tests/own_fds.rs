@@ -2,7 +2,6 @@
 //! library then leaves the program's files alone, and sets keep working.
 #![cfg(not(upoll_loom))]
 
-#[expect(dead_code, reason = "other tests use all of it")]
 mod threads;
 
 use std::io::{PipeReader, Read, Write};
@@ -11,29 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use threads::{tid, until_asleep};
+use threads::{in_child, tid, until_asleep};
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollContext, PollFd, Source,
     Timeout,
 };
 
 const LONG: Duration = Duration::from_secs(20);
-
-/// Runs `body` in a child process; it must not panic there.
-fn in_child(body: impl FnOnce()) {
-    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
-    // of, and ends without running anything of this process.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            libc::_exit(i32::from(outcome.is_err()));
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        assert_eq!(status, 0, "the child failed");
-    }
-}
 
 /// Closes all fds but the standard ones and `kept`, like a program that closes fds which it did not
 /// open.

@@ -2,6 +2,7 @@
 //! no byte is lost.
 #![cfg(not(upoll_loom))]
 
+mod threads;
 mod twin;
 
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::thread;
 
 use upoll::{Errno, PIPE_BUF, PipeFlags, PipeReader, PipeWriter, pipe};
 
-use twin::{Fd, asleep, kernel_pipe, signal, until_asleep};
+use threads::{asleep, until_asleep};
+use twin::{Fd, kernel_pipe, signal};
 
 /// The operations that threads use on a pipe of either world.
 trait Blocking: Send + Sync {

@@ -11,7 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use threads::{asleep, tid, until_asleep};
+use threads::{asleep, in_child, tid, until_asleep};
 use upoll::{
     Descriptor, Epoll, Errno, Event, EventFd, Events, FdSet, File, PollContext, PollFd, PollTable,
     Pollable, SigSet, Source, Timeout, WaitQueue,
@@ -662,22 +662,6 @@ fn a_context_that_comes_to_another_thread_sees_what_that_thread_sees() {
     assert_eq!(look(&mut context, &known), Ok(0));
     send.send(context).unwrap();
     assert_eq!(thread.join().unwrap(), Ok(1));
-}
-
-/// Runs `body` in a child process; it must not panic there.
-fn in_child(body: impl FnOnce()) {
-    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
-    // of, and ends without running anything of this process.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            libc::_exit(i32::from(outcome.is_err()));
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        assert_eq!(status, 0, "the child failed");
-    }
 }
 
 #[test]

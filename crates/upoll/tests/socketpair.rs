@@ -2,6 +2,7 @@
 //! threads that block in them.
 #![cfg(not(upoll_loom))]
 
+mod threads;
 mod twin;
 
 use std::sync::Arc;
@@ -11,10 +12,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use upoll::{Errno, Events, FileRef, Shutdown, SocketFlags, StreamSocket, socketpair};
 
-use twin::{
-    Fd, Pattern, Sets, asleep, events, kernel_pair, kernel_shutdown, result, same, signal,
-    until_asleep,
-};
+use threads::{asleep, until_asleep};
+use twin::{Fd, Pattern, Sets, events, kernel_pair, kernel_shutdown, result, same, signal};
 
 const IN: Events = Events::IN;
 const OUT: Events = Events::OUT;

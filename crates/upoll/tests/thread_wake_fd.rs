@@ -12,29 +12,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use threads::{asleep, tid, until_asleep};
+use threads::{asleep, in_child, tid, until_asleep};
 use upoll::{Errno, EventFd, Events, PollFd};
 
 const LONG: Duration = Duration::from_secs(20);
 
 fn idle_pipe() -> (PipeReader, PipeWriter) {
     std::io::pipe().unwrap()
-}
-
-/// Runs `body` in a child process; it must not panic there.
-fn in_child(body: impl FnOnce()) {
-    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
-    // of, and ends without running anything of this process.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            libc::_exit(i32::from(outcome.is_err()));
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        assert_eq!(status, 0, "the child failed");
-    }
 }
 
 /// Returns the kernel sets that this process has open.

@@ -1,4 +1,5 @@
-//! Waits until threads are asleep.
+//! Threads that are asleep, and child processes.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::sync::mpsc;
 use std::thread;
@@ -34,4 +35,20 @@ pub fn asleep<T: Send + 'static>(
     let tid = receive.recv().unwrap();
     until_asleep(tid);
     (thread, tid)
+}
+
+/// Runs `body` in a child process; it must not panic there.
+pub fn in_child(body: impl FnOnce()) {
+    // SAFETY: the child runs what needs no lock but the allocator's, which the C library takes care
+    // of, and ends without running anything of this process.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            libc::_exit(i32::from(outcome.is_err()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child failed");
+    }
 }

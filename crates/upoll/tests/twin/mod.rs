@@ -8,9 +8,7 @@ pub mod poll;
 use std::fmt::Debug;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use upoll::{Epoll, Errno, Event, Events, FileRef, PipeFlags, Shutdown, SocketFlags};
 
@@ -219,38 +217,6 @@ impl Pattern {
         };
         std::iter::repeat_with(next).take(count).collect()
     }
-}
-
-pub fn tid() -> i32 {
-    // SAFETY: the call takes no arguments.
-    unsafe { libc::gettid() }
-}
-
-/// Waits until thread `tid` of this process sleeps.
-pub fn until_asleep(tid: i32) {
-    for _ in 0..20_000 {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
-        let state = stat.rsplit(") ").next().unwrap().chars().next();
-        if state == Some('S') {
-            return;
-        }
-        thread::sleep(Duration::from_micros(100));
-    }
-    panic!("thread {tid} does not sleep");
-}
-
-/// Starts a thread that runs `body`. Returns when the thread is asleep in it.
-pub fn asleep<T: Send + 'static>(
-    body: impl FnOnce() -> T + Send + 'static,
-) -> (thread::JoinHandle<T>, i32) {
-    let (send, receive) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        send.send(tid()).unwrap();
-        body()
-    });
-    let tid = receive.recv().unwrap();
-    until_asleep(tid);
-    (thread, tid)
 }
 
 /// The number of signals that were handled.
