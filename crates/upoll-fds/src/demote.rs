@@ -384,7 +384,7 @@ fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
                 None => {}
             }
         }
-        Ok(false)
+        Ok::<_, Errno>(false)
     })?;
     let mut result = Ok(());
     let is_meant = |object: &Object| ties.contains(&object.tie()) && can_go(object);
@@ -591,7 +591,7 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
             sets.try_reserve(1).map_err(|_| Errno::NOMEM)?;
             sets.extend(table::with(fd, set).flatten().map(|set| (fd, set)));
         }
-        Ok(false)
+        Ok::<_, Errno>(false)
     })?;
     Ok(sets)
 }
