@@ -97,7 +97,7 @@ mod words {
         let chosen = WORDS
             .compare_exchange(ptr::null_mut(), found, success, failure)
             .map_or_else(|there| there, |_| found);
-        // SAFETY: as above.
+        // SAFETY: a reference, or what another thread has stored here for one. The words are never unmapped.
         unsafe { &*chosen }
     }
 }

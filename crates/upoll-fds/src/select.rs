@@ -272,7 +272,7 @@ unsafe fn select_once(
         }
     }
     if objects.is_empty() {
-        // SAFETY: as above.
+        // SAFETY: the caller's contract.
         return unsafe { pass_on(end, sets, limit, mask) }.map(Some);
     }
     let resolve = |number: RawFd| {

@@ -200,7 +200,7 @@ mod tests {
     fn the_lock_of_a_killed_owner_is_free_and_says_so() {
         generation::watch_forks().unwrap();
         let shared = kernel::map_shared(size_of::<RobustLock>()).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the memory is large enough, zero, which is a free lock, and never unmapped.
         let lock = unsafe { shared.cast::<RobustLock>().as_ref() };
         // SAFETY: the child takes the lock, which needs no memory, and is killed.
         unsafe {
