@@ -4,7 +4,6 @@ use core::time::Duration;
 
 /// The clock that a time limit is measured by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Clock {
     /// `CLOCK_MONOTONIC`: never set. The clock of `epoll_wait`, `poll` and `select`.
     #[default]
