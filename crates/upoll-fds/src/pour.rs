@@ -189,15 +189,21 @@ pub(crate) fn sockets([one, other]: &[SocketContents; 2], ends: &Ends) -> Result
             shut(one.is_shut[0], libc::SHUT_RD)?;
             shut(one.is_shut[1], libc::SHUT_WR)
         }
-        (Some(_), None) => leave_behind(one, &ends.one),
-        (None, Some(_)) => leave_behind(other, &ends.other),
+        (Some(_), None) => leave_behind(one, other, &ends.one),
+        (None, Some(_)) => leave_behind(other, one, &ends.other),
         (None, None) => Ok(()),
     }
 }
 
 /// Transfers the contents of a socket whose peer is closed.
-fn leave_behind(contents: &SocketContents, numbers: &[RawFd]) -> Result<(), Errno> {
-    if contents.bytes.is_empty() && !contents.is_reset {
+fn leave_behind(
+    contents: &SocketContents,
+    of_the_peer: &SocketContents,
+    numbers: &[RawFd],
+) -> Result<(), Errno> {
+    // The call that has closed the peer may not have released it yet.
+    let is_reset = contents.is_reset || !of_the_peer.bytes.is_empty();
+    if contents.bytes.is_empty() && !is_reset {
         return Ok(());
     }
     let mut pair = [-1; 2];
@@ -207,7 +213,7 @@ fn leave_behind(contents: &SocketContents, numbers: &[RawFd]) -> Result<(), Errn
     let [new, peer] = Own::pair(pair);
     set_send_buffer(new.0, contents.send_buffer);
     send(contents, peer.0, new.0)?;
-    if contents.is_reset {
+    if is_reset {
         // The peer closes with this byte unread, which resets the connection.
         send_bytes(new.0, &[0])?;
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use upoll::{Event, Events, Op};
+use upoll::{Errno, Event, Events, Op};
 
 /// How often a race is tried.
 const TRIES: usize = 5_000;
@@ -272,4 +272,37 @@ fn a_set_is_demoted_with_a_member_that_moves() {
         [counter, set]
     };
     demoted_while_moving(make, |counter, set| set_reports(set, counter));
+}
+
+/// The socket that closes is the kernel's before its unread bytes are dropped.
+#[test]
+fn a_socket_that_is_demoted_while_its_peer_closes_is_reset_if_that_has_unread_bytes() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let receive = |fd| {
+        let mut there = [0; 3];
+        // SAFETY: the bytes are live.
+        unsafe { upoll_fds::read(fd, there.as_mut_ptr(), there.len()) }
+    };
+    let working = thread::spawn(move || {
+        let mut wrong = Vec::new();
+        for round in 0..4 * TRIES {
+            let [one, other] = sockets();
+            for (fd, count) in [(one, 1), (other, 2)] {
+                // SAFETY: the bytes are live.
+                let sent = unsafe { upoll_fds::write(fd, [7; 2].as_ptr(), count) };
+                assert_eq!(sent, Ok(count));
+            }
+            upoll_fds::close(other).unwrap();
+            let received = [receive(one), receive(one), receive(one)];
+            if received != [Ok(2), Err(Errno::from_raw(libc::ECONNRESET)), Ok(0)] {
+                wrong.push((round, received));
+            }
+            upoll_fds::close(one).unwrap();
+        }
+        wrong
+    });
+    while !working.is_finished() {
+        upoll_fds::demote_all();
+    }
+    assert_eq!(working.join().unwrap(), []);
 }
