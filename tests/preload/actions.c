@@ -88,6 +88,11 @@ static void are_reported(void)
 	CHECK(signal(SIGUSR1, plain) == SIG_DFL);
 	CHECK(sigset(SIGUSR1, other) == plain && sigset(SIGUSR1, SIG_HOLD) == other);
 	CHECK(sigset(SIGUSR1, plain) == SIG_HOLD && sigset(SIGUSR1, SIG_DFL) == plain);
+	/* The handler of System V's function is called once, and does not block its signal. */
+	CHECK(sysv_signal(SIGUSR1, plain) == SIG_DFL);
+	CHECK(sigaction(SIGUSR1, NULL, &old) == 0 && old.sa_handler == plain);
+	CHECK((old.sa_flags & OF_THE_PROGRAM) == (int)(SA_RESETHAND | SA_NODEFER));
+	CHECK(sigismember(&old.sa_mask, SIGUSR1) == 0 && signal(SIGUSR1, SIG_DFL) == plain);
 	CHECK(signal(0, plain) == SIG_ERR && errno == EINVAL);
 	CHECK(signal(SIGKILL, plain) == SIG_ERR && errno == EINVAL);
 }
@@ -259,6 +264,11 @@ static void all_are_called_in_order(void)
 int main(void)
 {
 	alarm(200);
+	are_reported();
+	raw_ones_are_reported();
+	are_called_as_they_ask();
+	/* The library calls the handlers itself once there is a user-level object. */
+	CHECK(signal(SIGUSR1, SIG_DFL) != SIG_ERR && eventfd(0, 0) >= 0);
 	are_reported();
 	raw_ones_are_reported();
 	are_called_as_they_ask();
