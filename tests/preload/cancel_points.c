@@ -4,10 +4,11 @@
 #include <setjmp.h>
 
 enum how { SEND, SENDTO, SENDMSG, SENDMMSG, RECV, RECVFROM, RECVMSG, RECVMMSG, SPLICE, TEE, VMSPLICE,
-	   LOCK, CLOSE, HOWS };
+	   LOCK, LOCK_COUNTER, CLOSE, CLOSE_COUNTER, HOWS };
 static const char *const names[] = {"send", "sendto", "sendmsg", "sendmmsg", "recv", "recvfrom",
 				    "recvmsg", "recvmmsg", "splice", "tee", "vmsplice",
-				    "fcntl(F_SETLKW)", "close"};
+				    "fcntl(F_SETLKW)", "fcntl(F_SETLKW) of an eventfd", "close",
+				    "close of an eventfd"};
 
 static int pair[2], empty[2], full[2], locked;
 static volatile int is_cleaned;
@@ -41,8 +42,8 @@ static void *blocks(void *argument)
 		case SPLICE: splice(empty[0], NULL, full[1], NULL, 1, 0); break;
 		case TEE: tee(empty[0], full[1], 1, 0); break;
 		case VMSPLICE: vmsplice(full[1], &list, 1, 0); break;
-		case LOCK: fcntl(locked, F_OFD_SETLKW, &lock); break;
-		case CLOSE:
+		case LOCK: case LOCK_COUNTER: fcntl(locked, F_OFD_SETLKW, &lock); break;
+		case CLOSE: case CLOSE_COUNTER:
 			CHECK(pthread_cancel(pthread_self()) == 0);
 			close(locked);
 			/* Not reached. */
@@ -60,10 +61,17 @@ static void is_cancelled(enum how how, int wait)
 	pthread_t thread;
 	struct timespec limit;
 	void *result;
-	/* A file without a name, and another open file description of it. */
-	int holder = memfd_create("lock", 0);
-	snprintf(path, sizeof path, "/proc/self/fd/%d", holder);
-	CHECK(holder >= 0 && (locked = open(path, O_RDWR)) >= 0);
+	int holder;
+	if (how == LOCK_COUNTER || how == CLOSE_COUNTER) {
+		/* All eventfds have one inode. */
+		holder = eventfd(0, 0), locked = eventfd(0, 0);
+	} else {
+		/* A file without a name, and another open file description of it. */
+		holder = memfd_create("lock", 0);
+		snprintf(path, sizeof path, "/proc/self/fd/%d", holder);
+		locked = open(path, O_RDWR);
+	}
+	CHECK(holder >= 0 && locked >= 0);
 	CHECK(fcntl(holder, F_OFD_SETLK, &lock) == 0);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	CHECK(pipe(empty) == 0 && pipe(full) == 0);
@@ -71,7 +79,7 @@ static void is_cancelled(enum how how, int wait)
 	CHECK(pthread_create(&thread, NULL, blocks, &how) == 0);
 	if (wait)
 		sleep_ms(20);
-	if (how != CLOSE)
+	if (how != CLOSE && how != CLOSE_COUNTER)
 		CHECK(pthread_cancel(thread) == 0);
 	clock_gettime(CLOCK_REALTIME, &limit);
 	limit.tv_sec += 10;

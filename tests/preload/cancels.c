@@ -49,10 +49,15 @@ static void *cancels(void *other)
 	return NULL;
 }
 
+/* Whether the thread makes a call on the object before it disables cancellation. */
+static int calls_first;
+
 static void *has_a_limit(void *milliseconds)
 {
 	struct pollfd entry = {counter, POLLIN, 0};
 	double begun;
+	if (calls_first)
+		CHECK(poll(&entry, 1, 0) == 0);
 	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL) == 0);
 	waits = 1;
 	begun = now();
@@ -83,17 +88,19 @@ int main(void)
 	CHECK(pthread_join(one, &result) == 0 && result == PTHREAD_CANCELED);
 
 	/* Cancelled many times. */
-	waits = 0;
-	CHECK(pthread_create(&one, NULL, has_a_limit, &limit) == 0);
-	while (!waits)
-		sleep_ms(1);
-	begun = now();
-	while (waits && now() - begun < 10) {
-		sleep_ms(100);
-		if (waits)
-			CHECK(pthread_cancel(one) == 0);
+	for (calls_first = 0; calls_first < 2; calls_first++) {
+		waits = 0;
+		CHECK(pthread_create(&one, NULL, has_a_limit, &limit) == 0);
+		while (!waits)
+			sleep_ms(1);
+		begun = now();
+		while (waits && now() - begun < 10) {
+			sleep_ms(100);
+			if (waits)
+				CHECK(pthread_cancel(one) == 0);
+		}
+		CHECK(!waits);
+		CHECK(pthread_join(one, &result) == 0 && result == PTHREAD_CANCELED);
 	}
-	CHECK(!waits);
-	CHECK(pthread_join(one, &result) == 0 && result == PTHREAD_CANCELED);
 	return 0;
 }
