@@ -57,6 +57,8 @@ static void let_through(const char *name, int (*sleeps)(const sigset_t *), int f
 	for (at = 0; at < 3; at++)
 		CHECK(raise(SIGNALS[at]) == 0);
 	FAILS(sleeps(&none), EINTR);
+	for (at = 0; at < 3; at++)
+		CHECK(handled[SIGNALS[at]] == 1);
 	CHECK(pthread_sigmask(SIG_SETMASK, &none, &now) == 0);
 	for (at = 0; at < 3; at++) {
 		CHECK(handled[SIGNALS[at]] == 1);
