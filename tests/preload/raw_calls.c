@@ -15,6 +15,68 @@ int __close(int), __dup2(int, int);
 ssize_t __read(int, void *, size_t), __write(int, const void *, size_t);
 int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
 
+/* Calls that find what others have put into an object, and leave what others find. */
+static void by_number(void)
+{
+	uint64_t value = 4;
+	struct iovec place = {&value, sizeof value};
+	int fd = eventfd(0, 0), copy, bytes = 0, ends[2], pair[2];
+	char byte = 'x', got = 0;
+	struct iovec one = {&got, 1};
+	struct msghdr message = {.msg_iov = &one, .msg_iovlen = 1};
+	CHECK(eventfd_write(fd, 4) == 0);
+	CHECK(syscall(SYS_read, fd, &value, sizeof value) == sizeof value && value == 4);
+	CHECK(syscall(SYS_writev, fd, &place, 1) == sizeof value);
+	CHECK(eventfd_read(fd, &value) == 0 && value == 4 && eventfd_write(fd, 5) == 0);
+	CHECK(syscall(SYS_readv, fd, &place, 1) == sizeof value && value == 5);
+	copy = (int)syscall(SYS_dup, fd);
+	CHECK(copy >= 0 && eventfd_write(copy, 6) == 0 && close(copy) == 0);
+	copy = (int)syscall(SYS_fcntl, fd, F_DUPFD, 0);
+	CHECK(copy >= 0 && eventfd_read(copy, &value) == 0 && value == 6 && close(copy) == 0);
+	CHECK(syscall(SYS_fcntl, fd, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(eventfd_read(fd, &value), EAGAIN);
+	CHECK(close(fd) == 0);
+
+	CHECK(syscall(SYS_pipe2, ends, 0) == 0 && write(ends[1], "abc", 3) == 3);
+	CHECK(syscall(SYS_ioctl, ends[0], FIONREAD, &bytes) == 0 && bytes == 3);
+	CHECK(syscall(SYS_read, ends[0], &got, 1) == 1 && got == 'a');
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+
+	CHECK(syscall(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	CHECK(syscall(SYS_sendto, pair[0], &byte, 1, 0, NULL, 0) == 1);
+	CHECK(recv(pair[1], &got, 1, MSG_DONTWAIT) == 1 && got == 'x');
+	CHECK(send(pair[1], "y", 1, 0) == 1);
+	CHECK(syscall(SYS_recvfrom, pair[0], &got, 1, MSG_DONTWAIT, NULL, NULL) == 1 && got == 'y');
+	got = 'z';
+	CHECK(syscall(SYS_sendmsg, pair[0], &message, 0) == 1);
+	got = 0;
+	CHECK(syscall(SYS_recvmsg, pair[1], &message, MSG_DONTWAIT) == 1 && got == 'z');
+	CHECK(syscall(SYS_shutdown, pair[0], SHUT_WR) == 0 && read(pair[1], &got, 1) == 0);
+	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0);
+}
+
+/* A fortified program that passes too small a buffer is ended. */
+static void too_small(int how)
+{
+	struct pollfd entry = {.events = POLLIN};
+	uint64_t value;
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		int fd = eventfd(1, 0);
+		signal(SIGABRT, SIG_DFL);
+		close(STDERR_FILENO);
+		entry.fd = fd;
+		if (how == 0)
+			__read_chk(fd, &value, sizeof value, sizeof value - 1);
+		else
+			__poll_chk(&entry, 1, 0, sizeof entry - 1);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
 /* Calls on an eventfd that only the kernel serves, and other names of the C library's functions. */
 static void others_names(void)
 {
@@ -31,8 +93,15 @@ static void others_names(void)
 	fd = eventfd(3, EFD_NONBLOCK);
 	CHECK(preadv64v2(fd, &place, 1, -1, 0) == sizeof value && value == 3);
 	CHECK(pwritev64v2(fd, &place, 1, -1, 0) == sizeof value);
+	value = 0;
+	CHECK(read(fd, &value, sizeof value) == sizeof value && value == 3);
+	close(fd);
+	fd = eventfd(0, EFD_NONBLOCK);
+	CHECK(pwritev64v2(fd, &place, 1, -1, 0) == sizeof value);
+	CHECK(read(fd, &value, sizeof value) == sizeof value && value == 3);
 	close(fd);
 
+	by_number();
 	fd = eventfd(0, EFD_NONBLOCK);
 	CHECK(__write(fd, &value, sizeof value) == sizeof value);
 	entry.fd = fd, entry.events = POLLIN;
@@ -119,6 +188,7 @@ int main(int count, char **arguments)
 	FAILS(syscall(SYS_ppoll, &entry, 1, NULL, NULL, sizeof mask), EINTR);
 	close(fd), fd = -1;
 	others_names();
+	too_small(0), too_small(1);
 	FAILS(syscall(100000, 1, 2, 3, 4, 5, 6), ENOSYS);
 	return 0;
 }
