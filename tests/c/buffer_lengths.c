@@ -7,6 +7,8 @@ int main(void)
 	char byte = 0;
 	struct iovec empty[2] = {{&byte, 0}, {&byte, 0}}, endless = {&byte, (size_t)-1};
 	struct iovec one = {&byte, 1};
+	uint64_t value = 1;
+	struct iovec with_empty[3] = {{&value, 0}, {&value, 8}, {&value, 0}};
 	size_t half = (size_t)-1 >> 1;
 
 	CHECK(counter >= 0 && epfd >= 0);
@@ -53,6 +55,9 @@ int main(void)
 	CHECK(writev(counter, empty, 0) == 0 && readv(counter, empty, 0) == 0);
 	CHECK(writev(ends[1], empty, 2) == 0 && readv(ends[0], empty, 2) == 0);
 	CHECK(writev(pair[0], empty, 2) == 0 && readv(pair[1], empty, 2) == 0);
+	/* To an eventfd each buffer is a write of its own. Only behind the first one an empty buffer is skipped. */
+	CHECK(writev(counter, with_empty + 1, 2) == 8);
+	FAILS(writev(counter, with_empty, 2), EINVAL);
 	FAILS(write(counter, &byte, 0), EINVAL);
 	FAILS(read(counter, &byte, 0), EINVAL);
 	return 0;

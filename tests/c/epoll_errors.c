@@ -5,6 +5,8 @@ int main(void)
 {
 	struct epoll_event event = {EPOLLIN, {0}}, events[2];
 	int epfd = epoll_create1(EPOLL_CLOEXEC), fd = eventfd(0, 0), other = epoll_create(1);
+	/* Not in a program's part of the address space. */
+	struct epoll_event *beyond = (struct epoll_event *)(uintptr_t)-4096;
 	int fds[2], kernels[2], file = open("/dev/null", O_RDONLY);
 	CHECK(epfd >= 0 && fd >= 0 && other >= 0 && file >= 0);
 	CHECK(pipe(fds) == 0);
@@ -43,6 +45,11 @@ int main(void)
 	FAILS(epoll_wait(fd, events, 1, 0), EINVAL);
 	FAILS(epoll_wait(fds[0], events, 1, 0), EINVAL);
 	FAILS(epoll_wait(file, events, 1, 0), EINVAL);
+	/* The number of events, their address, and the kind of the file. */
+	FAILS(epoll_wait(epfd, beyond, 0, 0), EINVAL);
+	FAILS(epoll_wait(epfd, beyond, 1, 0), EFAULT);
+	FAILS(epoll_wait(fd, beyond, 0, 0), EINVAL);
+	FAILS(epoll_wait(fd, beyond, 1, 0), EFAULT);
 	CHECK(epoll_wait(epfd, events, 2, 0) == 0);
 	FAILS(read(epfd, events, 8), EINVAL);
 	FAILS(write(epfd, events, 8), EINVAL);

@@ -1,6 +1,32 @@
 /* send, recv and their longer forms on a socketpair. */
 #include "check.h"
 
+static int sockets[2];
+
+static void *sends_the_rest(void *nothing)
+{
+	sleep_ms(20);
+	CHECK(send(sockets[0], "rest", 4, 0) == 4);
+	return nothing;
+}
+
+/* Flags that decide whether a call waits. */
+static void waits(void)
+{
+	static char bytes[1 << 16];
+	char buffer[8];
+	pthread_t thread;
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+	CHECK(send(sockets[0], "part", 4, 0) == 4);
+	CHECK(pthread_create(&thread, NULL, sends_the_rest, NULL) == 0);
+	CHECK(recv(sockets[1], buffer, 8, MSG_WAITALL) == 8 && memcmp(buffer, "partrest", 8) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	while (send(sockets[0], bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+		;
+	CHECK(errno == EAGAIN);
+	CHECK(close(sockets[0]) == 0 && close(sockets[1]) == 0);
+}
+
 int main(void)
 {
 	char bytes[6] = "hello", buffer[16];
@@ -9,6 +35,9 @@ int main(void)
 	socklen_t size = sizeof address;
 	struct msghdr message;
 	int fds[2];
+	/* A call that waits for ever ends the test. */
+	alarm(60);
+	waits();
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
 	FAILS(recv(fds[1], buffer, 16, MSG_DONTWAIT), EAGAIN);
 	CHECK(send(fds[0], bytes, 5, MSG_NOSIGNAL) == 5);

@@ -57,5 +57,13 @@ int main(void)
 	waits(user, counter);
 	waits(both, counter);
 	CHECK(epoll_wait(kernel, &event, 1, 20) == 0);
+#ifdef UPOLL_REDIRECT
+	{
+		struct timespec limit = {0, 20000000};
+		long begun = now();
+		CHECK(epoll_pwait2(kernel, &event, 1, &limit, NULL) == 0);
+		CHECK(now() - begun >= 20000);
+	}
+#endif
 	return 0;
 }

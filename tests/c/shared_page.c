@@ -1,7 +1,7 @@
 /* An eventfd with a maximum has its count on a page that parent and child share. A child that
  * overwrites the page may keep its parent's calls on that eventfd from returning, and corrupt the
- * count. It can neither crash its parent, nor change other memory of the parent, nor keep it busy
- * after the child has ended. */
+ * count. It can neither crash its parent, nor change other memory of the parent, nor make the fd stand
+ * for another object, nor keep its parent busy after the child has ended. */
 #include "check.h"
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -127,11 +127,12 @@ static void victim(int line)
 		eventfd_read(fd, &value);
 		if (turn % 16 == 0) {
 			ioctl(fd, EFD_IOC_SET_MAXIMUM, &maximum);
-			ioctl(fd, EFD_IOC_GET_MAXIMUM, &value);
+			CHECK(ioctl(fd, EFD_IOC_GET_MAXIMUM, &value) == 0);
 		}
 		is_untouched();
 	}
 	CHECK(status == 0);
+	CHECK(ioctl(fd, EFD_IOC_GET_MAXIMUM, &value) == 0);
 	is_untouched();
 	exit(0);
 }

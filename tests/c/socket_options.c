@@ -22,6 +22,12 @@ int main(void)
 	size = sizeof value;
 	CHECK(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, &value, &size) == 0 && value == SOCK_STREAM);
 	CHECK(getsockopt(pair[0], SOL_SOCKET, SO_ERROR, &value, &size) == 0 && value == 0);
+	CHECK(getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &value, &size) == 0 && value > 0);
+	/* The peer closes with a byte unread. The error is returned once. */
+	CHECK(write(pair[0], "c", 1) == 1 && close(pair[1]) == 0);
+	CHECK(getsockopt(pair[0], SOL_SOCKET, SO_ERROR, &value, &size) == 0 && value == ECONNRESET);
+	CHECK(getsockopt(pair[0], SOL_SOCKET, SO_ERROR, &value, &size) == 0 && value == 0);
+	CHECK(read(pair[0], &byte, 1) == 0);
 	CHECK(pipe(pair) == 0);
 	FAILS(setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), ENOTSOCK);
 	FAILS(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, &value, &size), ENOTSOCK);

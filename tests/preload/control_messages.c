@@ -1,4 +1,4 @@
-/* Malformed control messages fail on a user-level socket with the kernel's errors. */
+/* Malformed control messages fail with the kernel's errors, on kernel sockets and on user-level ones. */
 #include "../c/check.h"
 
 static int pair[2];
@@ -22,7 +22,7 @@ static int sends(void *control, size_t size)
 	return one;
 }
 
-int main(void)
+static void fail(int kind)
 {
 	/* The memory of this message ends at an unmapped page. */
 	char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -30,11 +30,10 @@ int main(void)
 	struct cmsghdr *header;
 	int counter = eventfd(3, 0);
 	uint64_t count;
-	alarm(200);
 	CHECK(pages != MAP_FAILED && counter >= 0);
 	CHECK(mprotect(pages + 4096, 4096, PROT_NONE) == 0);
 	CHECK(socketpair(AF_INET6, SOCK_STREAM, 0, pair) == -1);
-	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+	CHECK(socketpair(AF_UNIX, kind, 0, pair) == 0);
 	header = (struct cmsghdr *)(pages + 4096 - room);
 	header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS;
 	memcpy(CMSG_DATA(header), &counter, sizeof counter);
@@ -58,5 +57,16 @@ int main(void)
 	CHECK(sends(header, 4) == 0);
 	CHECK(sends(header, room) == 0);
 	CHECK(read(counter, &count, sizeof count) == sizeof count && count == 3);
+	/* Another message without a length, which a walk would not get beyond. */
+	header->cmsg_type = SCM_CREDENTIALS, header->cmsg_len = 0;
+	CHECK(sends(header, room) == EINVAL);
+	CHECK(close(pair[0]) == 0 && close(pair[1]) == 0 && close(counter) == 0);
+}
+
+int main(void)
+{
+	alarm(200);
+	fail(SOCK_DGRAM);
+	fail(SOCK_STREAM);
 	return 0;
 }
