@@ -885,3 +885,48 @@ fn let_go_of_unused() {
         }
     }
 }
+
+#[cfg(all(test, not(upoll_loom)))]
+mod tests {
+    use std::sync::RwLock;
+    use std::thread;
+
+    use super::records;
+
+    const THREADS: usize = 5000;
+
+    /// Writes to an eventfd from many threads that exist at the same time. Returns the number of records.
+    fn with_threads(fd: i32) -> usize {
+        let gate = RwLock::new(());
+        let closed = gate.write().expect("no thread has panicked");
+        let begun = thread::scope(|scope| {
+            let write = || {
+                crate::eventfd_write(fd, 1).expect("it fits");
+                drop(gate.read());
+            };
+            let begin = |_: &usize| {
+                let small = thread::Builder::new().stack_size(64 << 10);
+                small.spawn_scoped(scope, write).is_ok()
+            };
+            // There may be a limit of threads.
+            let begun = (0..THREADS).take_while(begin).count();
+            drop(closed);
+            begun
+        });
+        let mut count = 0;
+        // SAFETY: the count has a place.
+        unsafe { crate::eventfd_read(fd, &raw mut count) }.expect("a count");
+        assert_eq!(count, begun as u64);
+        records().count()
+    }
+
+    #[test]
+    fn thousands_of_threads_are_served_and_leave_their_records_to_later_ones() {
+        let fd = crate::eventfd(0, 0).expect("an eventfd");
+        let first = with_threads(fd);
+        let second = with_threads(fd);
+        // Other tests have records, too, and threads of the first round may have ended before others began.
+        assert!(second < first + THREADS / 10, "{first}, then {second}");
+        crate::close(fd).expect("an fd");
+    }
+}

@@ -694,9 +694,13 @@ mod tests {
         let copy = crate::dup(set).expect("a copy");
         let asked = Cell::new(0);
         let is_meant = |object: &Object| {
+            // Other tests have other objects.
+            let Object::Epoll(_) = object else {
+                return false;
+            };
             asked.set(asked.get() + 1);
             // The first two looks hold both fds.
-            matches!(object, Object::Epoll(_)) && (asked.get() <= 2 || asked.get() % 2 == 0)
+            asked.get() <= 2 || asked.get() % 2 == 0
         };
         let held_back = HeldBack::begin();
         let mut held = hold(is_meant, &held_back).expect("memory");
