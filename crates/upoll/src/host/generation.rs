@@ -52,6 +52,11 @@ fn begin_with_fds_of_the_parent() {
 /// # Safety
 /// The caller is the only thread of a process with a memory of its own that was just forked, and has
 /// called nothing else of this crate there. It frees the lock for adding sets to sets, whoever holds it.
+///
+/// So it cannot be called without `unsafe`:
+/// ```compile_fail,E0133
+/// upoll::internal::begin_in_child(false);
+/// ```
 pub unsafe fn begin_in_child(shares_fds: bool) {
     match shares_fds {
         true => begin_with_fds_of_the_parent(),
