@@ -10,12 +10,18 @@ enum { LEVEL = 1, EDGE, FIRED, ARMED, SHARED, COUNTER, INNER };
 
 static int set, counter, lines[5][2];
 
-static void make(void)
+static void make_others(void)
 {
 	int at;
-	set = epoll_create1(EPOLL_CLOEXEC), counter = eventfd(0, EFD_NONBLOCK);
+	set = epoll_create1(EPOLL_CLOEXEC);
 	for (at = 0; at < 5; at++)
 		CHECK(pipe(lines[at]) == 0);
+}
+
+static void make(void)
+{
+	make_others();
+	counter = eventfd(0, EFD_NONBLOCK);
 }
 
 static void end(void)
@@ -187,6 +193,34 @@ static void fork_comes_first(int eventfd_is_the_childs)
 	end();
 }
 
+/* The process has had no eventfd when it forks. The child adds one to the set. */
+static void fork_comes_before_any_eventfd(void)
+{
+	int status, done[2];
+	char byte;
+	pid_t child;
+	make_others();
+	CHECK(pipe(done) == 0);
+	add_member(set, lines[0][0], EPOLLIN, LEVEL);
+	CHECK(found(set, 0) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		counter = eventfd(1, EFD_NONBLOCK);
+		add_member(set, counter, EPOLLIN, COUNTER);
+		tell(1);
+		CHECK(read(done[0], &byte, 1) == 1);
+		_exit(0);
+	}
+	hear(1);
+	CHECK(found(set, 10000) == 1u << COUNTER);
+	CHECK(write(done[1], "x", 1) == 1);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	counter = eventfd(0, EFD_NONBLOCK);
+	close(done[0]), close(done[1]);
+	end();
+}
+
 /* An fd that was sent and received refers to the set, too. */
 static void a_message_comes_first(void)
 {
@@ -274,7 +308,9 @@ static void threads_sleep(int timeout, int count)
 	make();
 	outer = epoll_create1(0), copy = dup(set);
 	add_member(set, lines[0][0], EPOLLIN, LEVEL);
-	add_member(outer, set, EPOLLIN, INNER);
+	/* Otherwise it is the call that the set is left to the kernel for. */
+	if (way == WAIT_IN_OUTER)
+		add_member(outer, set, EPOLLIN, INNER);
 	for (at = 0; at < count; at++)
 		CHECK(pthread_create(&threads[at], NULL, sleeps, &timeout) == 0);
 	sleep_ms(20);
@@ -346,6 +382,8 @@ static void all_at_once(void)
 int main(void)
 {
 	int round;
+	/* First of all. */
+	fork_comes_before_any_eventfd();
 	members_keep_their_state(0), members_keep_their_state(1);
 	numbers_are_many();
 	fork_comes_first(0), fork_comes_first(1);
