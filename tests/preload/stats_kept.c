@@ -43,7 +43,7 @@ int main(int count, char **arguments)
 {
 	char path[] = "/tmp/stats_kept.XXXXXX", line[512];
 	const char *preloaded = getenv("LD_PRELOAD");
-	int file, status, reports = 0;
+	int file, status, made, reports = 0;
 	pid_t child;
 	FILE *report;
 
@@ -59,8 +59,12 @@ int main(int count, char **arguments)
 	}
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	CHECK((report = fdopen(file, "r")) != NULL);
-	while (fgets(line, sizeof line, report))
+	while (fgets(line, sizeof line, report)) {
 		reports += strncmp(line, "upoll: ", 7) == 0;
+		/* The child counts its own calls. */
+		if (sscanf(line, " eventfd %d", &made) == 1)
+			CHECK(made == 1);
+	}
 	unlink(path);
 	CHECK(reports == (preloaded && strstr(preloaded, "libupoll_preload") ? 2 : 0));
 	return 0;
