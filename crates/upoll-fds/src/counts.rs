@@ -1,7 +1,7 @@
 //! Whether any fd may be user-level, in two loads: calls of a program without such fds ask nothing else. And whether an
 //! fd was copied during a pass over the table.
 
-use crate::sync::{AtomicUsize, Ordering, Rule, broken, global, wait_until};
+use crate::sync::{AtomicUsize, Backoff, HeldBack, Ordering, Rule, broken, global};
 
 global! {
     /// How often an fd has become user-level: counted before the table has it, and once more when it does.
@@ -11,6 +11,11 @@ global! {
 global! {
     /// How many copies of user-level fds were made.
     static COPIES: AtomicUsize = AtomicUsize::new(0);
+}
+
+global! {
+    /// How many threads keep copies of user-level fds from beginning.
+    static WITHOUT_COPIES: AtomicUsize = AtomicUsize::new(0);
 }
 
 global! {
@@ -67,22 +72,61 @@ impl Copies {
     }
 }
 
-/// Runs `pass` over the slots of the table until it returns false and no fd was copied meanwhile. Other threads can copy
-/// fds all the time, so a pass that returns false is the last one after a second.
+/// Keeps copies of user-level fds from beginning, until this is dropped. Those that have begun go on. Signals are held
+/// back: a handler that copies an fd would wait for the code under it.
+struct WithoutCopies {
+    _held_back: HeldBack,
+}
+
+impl WithoutCopies {
+    fn begin() -> Self {
+        let without_copies = WithoutCopies {
+            _held_back: HeldBack::begin(),
+        };
+        WITHOUT_COPIES.fetch_add(1, Ordering::SeqCst);
+        without_copies
+    }
+}
+
+impl Drop for WithoutCopies {
+    fn drop(&mut self) {
+        WITHOUT_COPIES.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns whether a copy of a user-level fd may begin now.
+pub(crate) fn may_copy() -> bool {
+    WITHOUT_COPIES.load(Ordering::SeqCst) == 0 || broken(Rule::PassWithoutCopies)
+}
+
+/// Waits until a copy may begin. The caller must neither keep nor change an fd: passes wait for that.
+#[cold]
+pub(crate) fn wait_to_copy() {
+    let mut backoff = Backoff::new();
+    while !may_copy() {
+        backoff.wait();
+    }
+}
+
+/// Runs `pass` over the slots of the table until it returns false and no fd was copied meanwhile. Once an fd was, no
+/// further copy begins: each other thread causes one more pass at most.
 pub(crate) fn repeat_passes<E>(mut pass: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
-    let mut result = Ok(());
-    wait_until(|| {
-        loop {
-            let copies = Copies::now();
-            match pass() {
-                Ok(true) => {}
-                Ok(false) => return copies.are_all(),
-                Err(error) => {
-                    result = Err(error);
-                    return true;
-                }
-            }
+    let mut without_copies = None;
+    loop {
+        let copies = Copies::now();
+        let is_any = pass()?;
+        if !copies.are_all() {
+            without_copies.get_or_insert_with(WithoutCopies::begin);
+        } else if !is_any {
+            return Ok(());
         }
-    });
-    result
+    }
+}
+
+/// Resets the state in the child of a fork: no pass is under way here.
+#[cfg(not(upoll_loom))]
+pub(crate) fn forget_other_threads() {
+    if !may_copy() {
+        WITHOUT_COPIES.store(0, Ordering::Relaxed);
+    }
 }

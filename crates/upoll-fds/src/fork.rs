@@ -26,7 +26,7 @@ use upoll::Errno;
 use crate::inherit::Inheritance;
 use crate::kernel::{self, call, number};
 use crate::set::NumberedSet;
-use crate::{change, demote, in_use, inherit, plain_sets, table};
+use crate::{change, counts, demote, in_use, inherit, plain_sets, table};
 use upoll_sys::backoff::wait_until;
 
 /// Whether fork handlers are registered; one of the following.
@@ -198,6 +198,7 @@ pub unsafe fn end_unseen_fork_with_numbers() {
 fn forget_other_threads() {
     change::end_fork_in_the_child();
     in_use::forget_other_threads();
+    counts::forget_other_threads();
     demote::forget_other_threads();
 }
 

@@ -175,7 +175,8 @@ impl Slot {
     }
 
     /// Runs `call`, which copies the fd, with its object. Other changes of the fd wait meanwhile. Returns
-    /// `None` if the fd is being changed or copied now. Signals must be held back.
+    /// `None` if the fd is being changed or copied now, or [may not be copied](counts::may_copy). Signals must be held
+    /// back.
     pub(crate) fn kept<R>(&self, call: impl FnOnce(Option<&Object>) -> R) -> Option<R> {
         let own = 0_usize;
         let entry = self.word();
@@ -184,6 +185,7 @@ impl Slot {
             false => entry.map_addr(|entry| entry | KEPT),
         };
         let is_kept = is_at_rest(entry)
+            && (entry.is_null() || counts::may_copy())
             && self
                 .0
                 .compare_exchange(entry, mark, Ordering::SeqCst, Ordering::Relaxed)
@@ -292,7 +294,10 @@ impl Slot {
                 Ok(new) => return Ok(new),
                 Err(Some(errno)) => return Err(errno),
                 // A change waits for no other one, so this is over.
-                Err(None) => from.into_iter().for_each(Slot::outlast_change_and_copy),
+                Err(None) => {
+                    from.into_iter().for_each(Slot::outlast_change_and_copy);
+                    counts::wait_to_copy();
+                }
             }
         }
     }

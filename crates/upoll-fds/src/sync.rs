@@ -163,6 +163,8 @@ pub enum Rule {
     SayThenLook,
     /// A pass over the table that finds nothing is repeated if an fd was copied meanwhile.
     LookForCopies,
+    /// Passes that an fd was copied in are repeated without further copies.
+    PassWithoutCopies,
     /// A fork waits for the changes that have begun.
     WaitForChanges,
     /// A fork that waited for a change sees its effects.

@@ -319,6 +319,7 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
             return copied;
         }
         drop(held_back);
+        counts::wait_to_copy();
         backoff.wait();
     }
 }

@@ -928,6 +928,36 @@ fn the_copy_of_an_fd_that_is_closed_is_missed_by_passes_that_do_not_look_for_cop
     must_fail_without(Rule::LookForCopies, || moving_against_handing_over(true));
 }
 
+/// An fd is copied in each pass over the slots, as soon as that may be.
+fn copying_in_each_pass() {
+    model(3, || {
+        let object = Object::with_references();
+        let slots = [slot_of(&object), Arc::new(Slot::empty())];
+        let mut passes = 0;
+        let pass = || {
+            passes += 1;
+            assert!(passes < 4, "a pass without a copy is the last");
+            slots[0].kept(|_| ());
+            Ok::<_, ()>(false)
+        };
+        counts::repeat_passes(pass).unwrap();
+        // After the passes it may be copied again.
+        assert!(copy_down(&slots, &AtomicBool::new(true)));
+        slots.iter().for_each(|slot| close(slot));
+        assert!(object.is_closed());
+    });
+}
+
+#[test]
+fn passes_end_although_an_fd_is_copied_all_the_time() {
+    copying_in_each_pass();
+}
+
+#[test]
+fn passes_that_do_not_keep_copies_from_beginning_do_not_end() {
+    must_fail_without(Rule::PassWithoutCopies, copying_in_each_pass);
+}
+
 /// An fd is copied while another thread closes it, and a third one looks whether any fd is user-level.
 fn copying_and_closing_against_looking() {
     model(5, || {
