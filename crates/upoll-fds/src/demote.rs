@@ -146,7 +146,7 @@ fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) -> Re
 fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
     // First the steps that may fail for lack of fds or memory: an interest must not be lost.
     let prepared = interests.iter().try_for_each(|interest| {
-        interest.prepare()?;
+        interest.prepared?;
         let set = interest.set.as_epoll();
         interest
             .numbers_in(&group)
@@ -503,10 +503,12 @@ struct Interest {
     at: usize,
     object: Object,
     set: SharedBox<NumberedSet>,
-    /// An fd of the set.
+    /// The fd of the set when the interest was taken.
     epfd: RawFd,
     number: RawFd,
     event: Event,
+    /// Whether the set can hold kernel members, or has no fd left by which anybody could wait in it.
+    prepared: Result<(), Errno>,
     /// The fd under which the kernel set watches the object, for no events so far.
     reserved: Cell<Option<RawFd>>,
 }
@@ -563,10 +565,14 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
                     epfd,
                     number,
                     event,
+                    prepared: Ok(()),
                     reserved: Cell::new(None),
                 });
             }
         }
+    }
+    for interest in &mut taken {
+        interest.prepared = interest.prepare(held);
     }
     // Interests of one group stay in the order in which they were taken. A stable sort would take
     // memory.
@@ -611,23 +617,36 @@ impl Interest {
     }
 
     /// Makes the set able to hold kernel members, unless it has no fd left by which anybody could wait in
-    /// it. Fails if there are no fds or no memory for that.
-    fn prepare(&self) -> Result<(), Errno> {
-        let adopted = table::with(self.epfd, |object| match object {
-            Object::Epoll(set) if SharedBox::ptr_eq(set, &self.set) => set.adopt(self.epfd),
-            _ => Ok(()),
-        });
-        match adopted {
-            // Another thread is just closing the fd.
-            None | Some(Err(Errno::BADF)) => Ok(()),
-            Some(adopted) => adopted,
+    /// it. Fails if there are no fds or no memory for that. Other threads may close the set's fds and copy them meanwhile,
+    /// so all of `held` must still be held: its fds are not looked at.
+    fn prepare(&self, held: &Held) -> Result<(), Errno> {
+        if let Some(adopted) = self.prepare_under(self.epfd) {
+            return adopted;
         }
+        // Another thread has closed that fd, or is about to. There may be a copy of it. The pass that finds it is the last.
+        let found = counts::repeat_passes(|| {
+            let adopted = held.others().find_map(|fd| self.prepare_under(fd));
+            adopted.map_or(Ok(false), Err)
+        });
+        found.err().unwrap_or(Ok(()))
+    }
+
+    /// Makes the set able to hold kernel members, if `epfd` stands for it.
+    fn prepare_under(&self, epfd: RawFd) -> Option<Result<(), Errno>> {
+        let adopted = table::with(epfd, |object| match object {
+            Object::Epoll(set) if SharedBox::ptr_eq(set, &self.set) => Some(set.adopt(epfd)),
+            _ => None,
+        });
+        // Another thread may be just closing the fd.
+        adopted
+            .flatten()
+            .filter(|adopted| *adopted != Err(Errno::BADF))
     }
 
     /// Makes the set watch `successor` under the same fd.
     fn give_to(&self, successor: &Object) {
         // A shared eventfd reports its changes through the kernel.
-        if self.prepare().is_ok() {
+        if self.prepared.is_ok() {
             self.add(successor);
         }
     }

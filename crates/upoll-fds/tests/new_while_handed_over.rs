@@ -258,6 +258,8 @@ fn set_reports(set: RawFd, counter: RawFd) {
     // SAFETY: the bytes are live.
     let written = unsafe { upoll_fds::write(counter, one.as_ptr(), one.len()) };
     assert_eq!((before, written, ready()), (Ok(0), Ok(8), Ok(1)));
+    // Also if the set becomes the kernel's later: the kernel set behind its fd has the interest.
+    assert_eq!((upoll_fds::demote(set), ready()), (Ok(()), Ok(1)));
 }
 
 #[test]
