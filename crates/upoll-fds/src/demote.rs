@@ -107,7 +107,7 @@ pub fn demote_all() {
 /// Demotes eventfds that nothing but one fd refers to. There may be thousands of them, and they need no lists of fds
 /// and interests. Those that are in use now are left alone.
 fn demote_plain_eventfds() {
-    let is_meant = |object: &Object| matches!(object, Object::EventFd(_));
+    let is_meant = |object: &Object| matches!(object, Object::EventFd(_)) && can_go(object);
     let take = |fd, object: &Object| match object {
         Object::EventFd(counter) => counter
             .count_before_drop()
