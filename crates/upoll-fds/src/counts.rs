@@ -1,5 +1,5 @@
 //! Whether any fd may be user-level, in two loads: calls of a program without such fds ask nothing else. And whether an
-//! fd was copied during a pass over the table.
+//! fd was copied during a pass over the table, which can keep further copies from beginning.
 
 use crate::sync::{AtomicUsize, Backoff, HeldBack, Ordering, Rule, broken, global};
 
@@ -72,7 +72,7 @@ impl Copies {
     }
 }
 
-/// Keeps copies of user-level fds from beginning, until this is dropped. Those that have begun go on. Signals are held
+/// Keeps copies of user-level fds from beginning, until this is dropped. Copies that have begun go on. Signals are held
 /// back: a handler that copies an fd would wait for the code under it.
 struct WithoutCopies {
     _held_back: HeldBack,

@@ -105,7 +105,7 @@ pub fn demote_all() {
 }
 
 /// Demotes eventfds that nothing but one fd refers to. There may be thousands of them, and they need no lists of fds
-/// and interests. Those that are in use now are left alone.
+/// and interests. Eventfds in use are left alone.
 fn demote_plain_eventfds() {
     let is_meant = |object: &Object| matches!(object, Object::EventFd(_)) && can_go(object);
     let take = |fd, object: &Object| match object {
@@ -503,8 +503,6 @@ struct Interest {
     at: usize,
     object: Object,
     set: SharedBox<NumberedSet>,
-    /// The fd of the set when the interest was taken.
-    epfd: RawFd,
     number: RawFd,
     event: Event,
     /// Whether the set can hold kernel members, or has no fd left by which anybody could wait in it.
@@ -562,17 +560,13 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
                     at: taken.len(),
                     object: object.clone(),
                     set: SharedBox::clone(set),
-                    epfd,
                     number,
                     event,
-                    prepared: Ok(()),
+                    prepared: prepare(set, epfd, held),
                     reserved: Cell::new(None),
                 });
             }
         }
-    }
-    for interest in &mut taken {
-        interest.prepared = interest.prepare(held);
     }
     // Interests of one group stay in the order in which they were taken. A stable sort would take
     // memory.
@@ -602,6 +596,31 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
     Ok(sets)
 }
 
+/// Makes a set able to hold kernel members, unless it has no fd left by which anybody could wait in it. Fails if there
+/// are no fds or no memory for that. Other threads may close `epfd` and copy it meanwhile, so all of `held` must still
+/// be held: its fds are not looked at.
+fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(), Errno> {
+    let adopt_under = |epfd| {
+        let adopted = table::with(epfd, |object| match object {
+            Object::Epoll(found) if SharedBox::ptr_eq(found, set) => Some(set.adopt(epfd)),
+            _ => None,
+        });
+        // Another thread may be just closing the fd.
+        adopted
+            .flatten()
+            .filter(|adopted| *adopted != Err(Errno::BADF))
+    };
+    if let Some(adopted) = adopt_under(epfd) {
+        return adopted;
+    }
+    // The fd is closed, but there may be a copy of it. The pass that finds it is the last.
+    let found = counts::repeat_passes(|| {
+        let adopted = held.others().find_map(adopt_under);
+        adopted.map_or(Ok(false), Err)
+    });
+    found.err().unwrap_or(Ok(()))
+}
+
 /// Restores the interests of objects that stay user-level.
 fn give_back(interests: &[Interest]) {
     for interest in interests {
@@ -614,33 +633,6 @@ impl Interest {
         let target = Target::File(object.as_file_ref(self.number));
         // Without memory for it, the interest is lost.
         let _ = self.set.as_epoll().ctl(Op::Add, target, self.event);
-    }
-
-    /// Makes the set able to hold kernel members, unless it has no fd left by which anybody could wait in
-    /// it. Fails if there are no fds or no memory for that. Other threads may close the set's fds and copy them meanwhile,
-    /// so all of `held` must still be held: its fds are not looked at.
-    fn prepare(&self, held: &Held) -> Result<(), Errno> {
-        if let Some(adopted) = self.prepare_under(self.epfd) {
-            return adopted;
-        }
-        // Another thread has closed that fd, or is about to. There may be a copy of it. The pass that finds it is the last.
-        let found = counts::repeat_passes(|| {
-            let adopted = held.others().find_map(|fd| self.prepare_under(fd));
-            adopted.map_or(Ok(false), Err)
-        });
-        found.err().unwrap_or(Ok(()))
-    }
-
-    /// Makes the set able to hold kernel members, if `epfd` stands for it.
-    fn prepare_under(&self, epfd: RawFd) -> Option<Result<(), Errno>> {
-        let adopted = table::with(epfd, |object| match object {
-            Object::Epoll(set) if SharedBox::ptr_eq(set, &self.set) => Some(set.adopt(epfd)),
-            _ => None,
-        });
-        // Another thread may be just closing the fd.
-        adopted
-            .flatten()
-            .filter(|adopted| *adopted != Err(Errno::BADF))
     }
 
     /// Makes the set watch `successor` under the same fd.

@@ -472,7 +472,7 @@ impl InUse {
 
     /// Like `begin`, but also returns `None` if the slot is being changed.
     #[inline]
-    fn try_begin(slot: &Slot) -> Option<InUse> {
+    pub(crate) fn try_begin(slot: &Slot) -> Option<InUse> {
         let entry = slot.unless_changing()?;
         let (record, mine) = next_record();
         let in_use = InUse {

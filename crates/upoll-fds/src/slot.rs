@@ -402,8 +402,8 @@ impl Slot {
 pub(crate) type HeldEntry = (usize, *mut Entry);
 
 /// Empties the slots whose objects are meant, if `take` returns true for the object. Slots that a call uses, and
-/// those that are being changed or copied, are left alone. So this does not sort, unlike [`Slot::hold`] for each
-/// slot.
+/// those that are being changed or copied, are left alone. So this neither waits nor sorts, unlike
+/// [`Slot::hold`] for each slot.
 ///
 /// `held` is an empty list with room for all slots. Signals must be held back, as for [`Slot::hold`].
 pub(crate) fn empty_unused(
@@ -414,7 +414,8 @@ pub(crate) fn empty_unused(
 ) {
     for (at, slot) in slots.iter().enumerate() {
         // Another thread's fork may copy a held slot to a child, so one whose object stays is not held even for a moment.
-        if slot.with(&is_meant) == Some(true)
+        let is_found = |in_use: InUse| is_meant(&in_use.entry().object);
+        if InUse::try_begin(slot).is_some_and(is_found)
             && let Some(entry) = slot.try_to_hold()
         {
             // SAFETY: it is held, so no other thread frees it.

@@ -781,6 +781,21 @@ fn a_slot_is_not_emptied_in_the_midst_of_a_copy() {
     });
 }
 
+/// The child of another thread's fork would find it held.
+#[test]
+fn a_slot_whose_object_stays_is_not_held_even_for_a_moment() {
+    model(1, || {
+        let object = Object::with_references();
+        let slots = slots_of::<1>(&object);
+        let stays = |_: &Object| {
+            assert!(slots[0].unless_changing().is_some(), "it is held");
+            false
+        };
+        slot::empty_unused(&*slots, &mut Vec::new(), stays, |_, _| true);
+        assert_eq!(slots[0].with(|found| found.is(&object)), Some(true));
+    });
+}
+
 /// A thread copies an fd, or closes it, or installs another object, while its slot is emptied.
 #[test]
 fn a_slot_is_emptied_before_or_after_a_change() {
