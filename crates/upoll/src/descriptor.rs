@@ -5,8 +5,6 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::target::{Source, Target};
-
 /// An owner or borrower of a kernel fd, with an identity of its own.
 ///
 /// An fd means one open file only until it is closed. The kernel then uses the same number for
@@ -100,12 +98,5 @@ impl<T> Deref for Descriptor<T> {
 impl<T: fmt::Debug> fmt::Debug for Descriptor<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Descriptor").field(&self.owner).finish()
-    }
-}
-
-impl<T: AsFd> Source for Descriptor<T> {
-    #[inline]
-    fn target(&self) -> Target<'_> {
-        Target::Descriptor(self.by_ref())
     }
 }

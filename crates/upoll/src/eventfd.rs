@@ -9,7 +9,6 @@ mod model;
 pub use self::model::SharedModel;
 
 use alloc::boxed::Box;
-use core::any::Any;
 use core::fmt;
 
 use bitflags::bitflags;
@@ -17,7 +16,8 @@ use once_cell::race::OnceBox;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, File, FileRef, PollTable, Pollable};
+use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::file::{InKernel, KernelSource};
 use crate::memory::{boxed, text_of};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::target::{Source, Target};
@@ -116,7 +116,7 @@ impl Direction {
 pub(crate) type Step<'a> = &'a dyn Fn(Limited) -> Result<Limited, Errno>;
 
 /// A count and its maximum in memory that several processes share.
-pub(crate) trait SharedCount: Any + Send + Sync {
+pub(crate) trait SharedCount: InKernel {
     /// Applies `step`, and wakes the waiters in this and other processes. Returns the state before.
     fn change(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno>;
 
@@ -125,21 +125,8 @@ pub(crate) trait SharedCount: Any + Send + Sync {
     /// Woken by changes that this process makes, and by no others.
     fn queue(&self) -> &WaitQueue;
 
-    /// Makes the queue, if there is none yet.
-    ///
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
-    fn prepare_queue(&self) -> Result<(), Errno>;
-
     /// The last reference in this process is gone.
     fn release(&self);
-}
-
-/// The shared count behind an open file, if it is a shared counter.
-#[inline]
-pub(crate) fn shared_count(file: &Description) -> Option<&dyn SharedCount> {
-    let object: &dyn Any = file.object();
-    object.downcast_ref::<Counter>()?.shared()
 }
 
 impl Counter {
@@ -393,6 +380,11 @@ impl Pollable for Counter {
         if let Some(shared) = self.shared() {
             shared.release();
         }
+    }
+
+    #[inline]
+    fn kernel_source(&self) -> Option<KernelSource<'_>> {
+        self.shared().map(|shared| KernelSource(shared))
     }
 
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {

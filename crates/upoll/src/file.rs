@@ -11,6 +11,11 @@
 //! users of its memory. Each item is one, so a set may poll an object that is just being closed.
 //! That needs no per-poll pin, and never accesses freed memory.
 
+mod kernel_source;
+
+pub(crate) use self::kernel_source::InKernel;
+pub use self::kernel_source::KernelSource;
+
 use alloc::boxed::Box;
 use core::any::Any;
 use core::fmt;
@@ -77,6 +82,14 @@ pub trait Pollable: Any + Send + Sync {
     /// Runs once, before the object is dropped (which may be a little later, when a wait on
     /// another thread that was just looking at it is done). The end of a pipe wakes its peer here.
     fn release(&self) {}
+
+    /// Returns the part of the object that lives in the kernel. An object without such a part, as all objects
+    /// of embedders are, keeps the default.
+    #[doc(hidden)]
+    #[inline]
+    fn kernel_source(&self) -> Option<KernelSource<'_>> {
+        None
+    }
 
     /// Writes the lines that `/proc/PID/fdinfo` would show for the object itself.
     fn show_fdinfo(&self, _out: &mut dyn fmt::Write) -> fmt::Result {

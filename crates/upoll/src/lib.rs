@@ -14,6 +14,7 @@ extern crate alloc;
 #[cfg(any(feature = "std", upoll_loom))]
 mod descriptor;
 mod epoll;
+mod epoll_ctl;
 mod errno;
 mod eventfd;
 mod events;
@@ -41,7 +42,8 @@ mod watch;
 
 #[cfg(any(feature = "std", upoll_loom))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
-pub use crate::epoll::{CreateFlags, CtlCommand, Epoll, Op, WatchLimit};
+pub use crate::epoll::{CreateFlags, Epoll, Op, WatchLimit};
+pub use crate::epoll_ctl::CtlCommand;
 pub use crate::errno::Errno;
 #[cfg(upoll_loom)]
 pub use crate::eventfd::SharedModel;

@@ -8,6 +8,8 @@ use core::fmt;
 #[cfg(any(not(feature = "std"), upoll_loom))]
 use crate::errno::Errno;
 use crate::events::Events;
+#[cfg(any(feature = "std", upoll_loom))]
+use crate::file::Description;
 use crate::file::{FileRef, PollTable};
 use crate::target::{Source, Target};
 
@@ -153,8 +155,8 @@ pub(crate) struct Seen {
     pub(crate) kernel: usize,
     /// User-level objects with a kernel source, which a thread that sleeps has to wait for too.
     #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) sides: usize,
-    /// The shared eventfds among `sides`.
+    pub(crate) sources: usize,
+    /// The shared eventfds among `sources`.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) shared: usize,
 }
@@ -169,13 +171,18 @@ impl Seen {
         }
     }
 
-    /// Counts the kernel sources and shared eventfds, which only a thread that is going to sleep
-    /// needs.
+    /// Counts the kernel source of `file`, if it has one that matters to a thread that is going to sleep
+    /// for `wanted`. Returns whether it has.
     #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn count_sides(&mut self, target: Target<'_>, wanted: Events) {
-        let is_shared = target.shared_counter().is_some();
+    pub(crate) fn count_source(&mut self, file: &Description, wanted: Events) -> bool {
+        let Some(source) = file.kernel_source() else {
+            return false;
+        };
+        let is_shared = source.is_shared();
+        let counts = is_shared || source.awaited_fd(file, wanted).is_some();
         self.shared += usize::from(is_shared);
-        self.sides += usize::from(is_shared || target.kernel_side(wanted).is_some());
+        self.sources += usize::from(counts);
+        counts
     }
 }
 
@@ -221,12 +228,14 @@ pub(crate) fn pass<V: Viewer>(fds: &mut [PollFd<'_>], viewer: &mut V) -> Seen {
             Subject::NotOpen => Events::NVAL,
             Subject::Open(target) => {
                 seen.count(target);
-                #[cfg(any(feature = "std", upoll_loom))]
-                if V::SLEEPS {
-                    seen.count_sides(target, wanted);
-                }
                 match target {
-                    Target::File(file) => viewer.view(file, wanted) & wanted,
+                    Target::File(file) => {
+                        #[cfg(any(feature = "std", upoll_loom))]
+                        if V::SLEEPS {
+                            seen.count_source(file.description(), wanted);
+                        }
+                        viewer.view(file, wanted) & wanted
+                    }
                     #[cfg(any(feature = "std", upoll_loom))]
                     Target::Kernel(_) | Target::Descriptor(_) => Events::empty(),
                 }

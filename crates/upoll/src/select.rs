@@ -409,13 +409,15 @@ impl<'s> Selection<'s> {
                 let target = resolve(member.number());
                 if let Some(target) = target {
                     seen.count(target);
-                    #[cfg(any(feature = "std", upoll_loom))]
-                    if V::SLEEPS {
-                        seen.count_sides(target, member.filter());
-                    }
                 }
                 let events = match target {
-                    Some(Target::File(file)) => viewer.view(file, member.filter()),
+                    Some(Target::File(file)) => {
+                        #[cfg(any(feature = "std", upoll_loom))]
+                        if V::SLEEPS {
+                            seen.count_source(file.description(), member.filter());
+                        }
+                        viewer.view(file, member.filter())
+                    }
                     #[cfg(any(feature = "std", upoll_loom))]
                     Some(Target::Kernel(_) | Target::Descriptor(_)) => continue,
                     None => Events::NVAL,

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 #[cfg(any(feature = "std", upoll_loom))]
-use crate::descriptor::DescriptorRef;
+use crate::descriptor::{Descriptor, DescriptorRef};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
@@ -47,33 +47,16 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The counter that it is a handle to, if other processes may change it: a thread that waits
-    /// for it has to listen to its notifiers.
+    /// Returns the fd that a thread has to await in the kernel while it waits for `wanted` of a user-level
+    /// file, if a part of the file lives there.
     #[inline]
-    pub(crate) fn shared_counter(self) -> Option<&'a crate::host::SharedCounter> {
+    pub(crate) fn source_fd(self, wanted: Events) -> Option<BorrowedFd<'a>> {
         match self {
             Target::Kernel(_) | Target::Descriptor(_) => None,
-            Target::File(file) => crate::host::SharedCounter::of(file.description()),
-        }
-    }
-
-    /// Returns the kernel fd that a thread must await too while it waits for a user-level file:
-    /// part of what makes the file ready happens in the kernel.
-    ///
-    /// It is readable when the file may have become ready for `wanted`, and not for longer; what
-    /// the file then shows is up to its [`Pollable`]. A file that gets one wakes its wait queues,
-    /// so that threads that sleep without it poll again. This is the one place where `poll` and
-    /// `select` learn of it.
-    #[inline]
-    pub(crate) fn kernel_side(self, wanted: Events) -> Option<BorrowedFd<'a>> {
-        match self {
-            Target::Kernel(_) | Target::Descriptor(_) => None,
-            #[cfg(all(test, not(upoll_loom)))]
             Target::File(file) => {
-                crate::sleep::test_side(file).or_else(|| crate::host::kernel_side(file, wanted))
+                let description = file.description();
+                description.kernel_source()?.awaited_fd(description, wanted)
             }
-            #[cfg(not(all(test, not(upoll_loom))))]
-            Target::File(file) => crate::host::kernel_side(file, wanted),
         }
     }
 }
@@ -120,5 +103,13 @@ impl<T: AsFd> Source for T {
     #[inline]
     fn target(&self) -> Target<'_> {
         Target::Kernel(self.as_fd())
+    }
+}
+
+#[cfg(any(feature = "std", upoll_loom))]
+impl<T: AsFd> Source for Descriptor<T> {
+    #[inline]
+    fn target(&self) -> Target<'_> {
+        Target::Descriptor(self.by_ref())
     }
 }

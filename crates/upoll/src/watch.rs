@@ -11,7 +11,7 @@ use core::task::{Context, Poll};
 
 use crate::epoll::callbacks::SetCallback;
 use crate::errno::Errno;
-use crate::eventfd::shared_count;
+
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::{SharedBox, boxed};
@@ -125,8 +125,8 @@ impl Watch {
     ) -> Result<(Self, Events), Errno> {
         let interest = interest | Events::ALWAYS;
         let set_callback = SetCallback::begin(file, interest)?;
-        if let Some(shared) = shared_count(file.description()) {
-            shared.prepare_queue()?;
+        if let Some(source) = file.description().kernel_source() {
+            source.prepare_queue()?;
         }
         let notify = boxed(Notify { interest, task })?;
         let mut watch = Watch {

@@ -6,11 +6,8 @@
 //! there through it. A backend stays for the set's life.
 
 use alloc::boxed::Box;
-use core::any::Any;
 use core::fmt;
 
-#[cfg(all(feature = "std", not(upoll_loom)))]
-use super::CtlCommand;
 #[cfg(any(feature = "std", upoll_loom))]
 use super::Epoll;
 use super::Set;
@@ -18,12 +15,13 @@ use super::interest::{Interests, Item};
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::file::Description;
+use crate::file::InKernel;
 use crate::sync::OnceBox;
 use crate::wait::Deferred;
 
 /// The core's interface to the kernel backend of a set. A call to it is virtual, and comes before a system call
 /// mostly.
-pub(crate) trait KernelBackend: Any + Send + Sync {
+pub(crate) trait KernelBackend: InKernel {
     /// Returns whether a thread sleeps there, so that [`wake_one`](Self::wake_one) would wake it.
     fn is_awaited(&self) -> bool;
 
@@ -36,15 +34,6 @@ pub(crate) trait KernelBackend: Any + Send + Sync {
     /// `EPOLL_CTL_MOD` of a member by its fd.
     #[cfg(any(feature = "std", upoll_loom))]
     fn modify(&self, epoll: &Epoll, number: i32, interest: &Event) -> Result<(), Errno>;
-
-    /// Carries out all commands at the head that [modify a descriptor](CtlCommand::modified_descriptor), until one
-    /// fails. Returns how many succeeded, and the result of the last one.
-    #[cfg(all(feature = "std", not(upoll_loom)))]
-    fn modify_several(
-        &self,
-        epoll: &Epoll,
-        commands: &mut [CtlCommand<'_>],
-    ) -> (usize, Result<(), Errno>);
 
     /// Fills `out` with what is ready there and in the core. The two take turns to come first.
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;

@@ -97,7 +97,6 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// `EBUSY`: one does. `ENOMEM`: there is no memory to walk the sets above.
-#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
     if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default())? {
         return Err(Errno::BUSY);

@@ -8,13 +8,10 @@ use core::ptr::NonNull;
 
 use smallvec::SmallVec;
 
-use super::callbacks::check_nested;
-#[cfg(any(feature = "std", upoll_loom))]
-use super::callbacks::check_silent_member;
+use super::callbacks::{check_nested, check_silent_member};
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
-use crate::eventfd::shared_count;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileRef, Held, Identity, PollTable, WatcherLink, Watchers};
 use crate::sync::{Mutex, MutexGuard, Ordering, Rule, broken};
@@ -100,7 +97,7 @@ impl Forgotten {
 impl Epoll {
     /// `epoll_ctl` for a user-level file.
     #[inline(always)]
-    pub(super) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
+    pub(crate) fn ctl_file(&self, op: Op, file: FileRef<'_>, event: Event) -> Result<(), Errno> {
         let key = (file.identity(), file.number());
         match op {
             Op::Add => {
@@ -169,9 +166,9 @@ impl Epoll {
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
-        #[cfg(any(feature = "std", upoll_loom))]
-        if shared_count(file.description()).is_some() {
-            crate::host::prepare(self)?;
+        let shared = file.description().shared_source();
+        if let Some(shared) = shared {
+            shared.prepare_set(self.description())?;
         }
         // Ends last, for its tasks may panic.
         let mut deferred = Deferred::new();
@@ -184,10 +181,11 @@ impl Epoll {
         if let Some(left) = left {
             left.finish();
         }
-        #[cfg(any(feature = "std", upoll_loom))]
-        if result.is_ok() && shared_count(file.description()).is_some() {
+        if result.is_ok()
+            && let Some(shared) = shared
+        {
             // A thread that is not woken polls when its limit ends.
-            let _ = crate::host::tell_threads(self);
+            let _ = shared.tell_threads_of(self.description());
             // Added, now check for callbacks.
             let allowed = check_silent_member(self.description());
             if allowed.is_err() {
@@ -343,7 +341,7 @@ impl Epoll {
             set.forget(inner, item, None, left);
             return Err(errno);
         }
-        if shared_count(file.description()).is_some() {
+        if file.description().shared_source().is_some() {
             return self.add_shared(inner, file, item, left, deferred);
         }
         let place = match target {
@@ -710,7 +708,7 @@ fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
 
 /// Whether ADD of `file` has work to do before it takes the set's lock.
 pub(super) fn is_added_alone(file: &Description) -> bool {
-    as_set(file).is_some() || shared_count(file).is_some()
+    as_set(file).is_some() || file.shared_source().is_some()
 }
 
 /// The set that a description is of, if it is one.

@@ -9,7 +9,7 @@
 //! | `callbacks` | which sets take callbacks, and which take members that could not call them |
 //! | `backend` | the interface to the kernel backend of a set |
 //! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
-//! | `ctl_batch` | many changes under one hold of the lock |
+//! | `ctl_pass` | many changes under one hold of the lock |
 //! | `nesting` | sets in sets: loops, depth, number of paths |
 //! | `limit` | `max_user_watches` |
 //! | `fdinfo` | what `/proc/PID/fdinfo` shows |
@@ -25,7 +25,7 @@ use bitflags::bitflags;
 pub(crate) mod backend;
 pub(crate) mod callbacks;
 pub(crate) mod ctl;
-mod ctl_batch;
+pub(crate) mod ctl_pass;
 mod fdinfo;
 #[cfg(any(feature = "std", upoll_loom))]
 pub(crate) mod handover;
@@ -40,7 +40,6 @@ mod slab;
 
 pub use self::ctl::Op;
 pub(crate) use self::ctl::comes_unannounced;
-pub use self::ctl_batch::CtlCommand;
 pub use self::limit::WatchLimit;
 
 use self::backend::OptionalBackend;
@@ -50,6 +49,7 @@ use self::interest::{Interests, Item};
 use self::limit::{Account, Allowance};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::file::KernelSource;
 use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::memory::SharedBox;
@@ -237,6 +237,11 @@ impl Pollable for Set {
         self.close();
     }
 
+    #[inline]
+    fn kernel_source(&self) -> Option<KernelSource<'_>> {
+        self.backend().map(|backend| KernelSource(backend))
+    }
+
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         fdinfo::show(self, out)
     }
@@ -381,70 +386,6 @@ impl Epoll {
     #[must_use]
     pub fn as_file_ref(&self) -> FileRef<'_> {
         self.file.by_ref()
-    }
-
-    /// `EPOLL_CTL_ADD`: watches `source`.
-    ///
-    /// If it is ready already it is queued at once. `interest`'s data comes back with each event.
-    ///
-    /// # Errors
-    /// In this order, as Linux checks:
-    /// - `EINVAL`: `source` is this set; or `EXCLUSIVE` with a set as `source`, or with bits other
-    ///   than `IN`, `OUT`, `ERR`, `HUP`, `WAKEUP`, `ET`.
-    /// - `ELOOP`: the set would watch itself through others, or sets would nest deeper than 5.
-    /// - `EEXIST`: the open file is watched under this number already.
-    /// - `EINVAL`: a second source for a rotating set, or more paths than Linux allows from a file
-    ///   up through sets that watch sets.
-    /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
-    /// - `EBUSY`: `source` is, or is a set that has, a kernel fd or a shared eventfd, and a
-    ///   [`Watch`](crate::Watch) or [`Readiness`](crate::Readiness) waits for this set or for a set
-    ///   above. It would not be woken. Linux has no such error, nor such waiters.
-    #[doc(alias = "EPOLL_CTL_ADD")]
-    pub fn add(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
-        self.ctl(Op::Add, source.target(), interest)
-    }
-
-    /// `EPOLL_CTL_MOD`: changes what is wanted of `source`, and its data.
-    ///
-    /// It re-arms a oneshot interest, and a ready edge-triggered one is reported anew.
-    ///
-    /// # Errors
-    /// - `EINVAL`: `interest` has `EXCLUSIVE`, or `source` is this set.
-    /// - `ENOENT`: `source` is not watched.
-    /// - `EINVAL`: it is watched with `EXCLUSIVE`.
-    #[doc(alias = "EPOLL_CTL_MOD")]
-    pub fn modify(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
-        self.ctl(Op::Mod, source.target(), interest)
-    }
-
-    /// `EPOLL_CTL_DEL`: stops watching `source`.
-    ///
-    /// After it returned no event of it is reported, and its memory is no longer touched. A thread
-    /// that waits in the set keeps waiting.
-    ///
-    /// # Errors
-    /// `EINVAL`: `source` is this set. `ENOENT`: it is not watched.
-    #[doc(alias = "EPOLL_CTL_DEL")]
-    pub fn delete(&self, source: &(impl Source + ?Sized)) -> Result<(), Errno> {
-        self.ctl(Op::Del, source.target(), Event::default())
-    }
-
-    /// `epoll_ctl(2)` with the operation as a value.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add), [`modify`](Self::modify) and [`delete`](Self::delete).
-    #[doc(alias = "epoll_ctl")]
-    #[inline(always)]
-    pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
-        match target {
-            Target::File(file) => self.ctl_file(op, file, interest),
-            #[cfg(any(feature = "std", upoll_loom))]
-            Target::Kernel(fd) => crate::host::ctl(self, op, fd, &interest),
-            #[cfg(any(feature = "std", upoll_loom))]
-            Target::Descriptor(descriptor) => {
-                crate::host::ctl(self, op, descriptor.fd(), &interest)
-            }
-        }
     }
 
     /// Reports ready members: `epoll_wait(2)` with a timeout of 0, and the core of every wait.

@@ -1,27 +1,18 @@
 //! Entry points into a set that models need besides the public ones.
 
-use std::os::fd::AsFd;
-
+use super::Epoll;
 use super::interest::{Item, state};
 use super::scan::Turns;
-use super::{Epoll, Op};
-use crate::errno::Errno;
 use crate::events::Event;
 use crate::file::Identity;
-use crate::host::kernel::Source;
 use crate::sync::Ordering;
 use crate::wait::Ask;
 use core::ptr::NonNull;
 
 impl Epoll {
-    /// Whether somebody has locked the set.
+    /// Returns whether a thread holds the set's lock.
     pub fn is_locked(&self) -> bool {
         self.set().inner.try_lock().is_none()
-    }
-
-    /// Whether a thread holds the set's lock.
-    pub fn ctl_kernel(&self, op: Op, source: &Source, interest: Event) -> Result<(), Errno> {
-        crate::host::ctl(self, op, source.as_fd(), &interest)
     }
 
     /// Harvests as a wait that may sleep does at its start: events of rotating sets are left to

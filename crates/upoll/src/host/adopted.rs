@@ -34,12 +34,13 @@ impl Epoll {
         }
         let make = |specials: &_| SleepSet::around(kernel::duplicate_set(kernel_set)?, specials);
         let adopted = self.set().backend_or_insert(|| {
-            let side = EpollBackend::around(self.set(), make)?;
-            side.members.store(members, Ordering::Relaxed);
-            side.adopted_from
+            let backend = EpollBackend::around(self.set(), make)?;
+            backend.members.store(members, Ordering::Relaxed);
+            backend
+                .adopted_from
                 .store(kernel_set.as_raw_fd(), Ordering::Relaxed);
-            side.adopted.store(members, Ordering::Relaxed);
-            Ok(boxed(side)?)
+            backend.adopted.store(members, Ordering::Relaxed);
+            Ok(boxed(backend)?)
         });
         adopted?;
         // Sets that watch this one already must see events of the members.
@@ -54,8 +55,8 @@ impl Epoll {
     /// `ENOMEM`: there is no memory for it.
     #[doc(hidden)]
     pub fn prepare_kernel_member(&self, number: RawFd) -> Result<(), Errno> {
-        let side = EpollBackend::of(self.set());
-        side.map_or(Ok(()), |side| side.listed.prepare(number))
+        let backend = EpollBackend::of(self.set());
+        backend.map_or(Ok(()), |backend| backend.listed.prepare(number))
     }
 
     /// Leaves the kernel set that was [adopted](Self::adopt_kernel_set) with nothing in it but the
@@ -64,12 +65,12 @@ impl Epoll {
     /// Threads that wait in this set, by any call, continue to see events of those members. There
     /// must be no others, and none must be added.
     pub fn give_up_kernel_set(&self) {
-        let Some(side) = EpollBackend::of(self.set()) else {
+        let Some(backend) = EpollBackend::of(self.set()) else {
             return;
         };
         // Members come and go without this set now.
-        side.members.fetch_add(1, Ordering::Relaxed);
-        side.first.fd.forget_wakes();
+        backend.members.fetch_add(1, Ordering::Relaxed);
+        backend.first.fd.forget_wakes();
     }
 
     /// Returns whether the set has a place for members that are kernel fds.
@@ -89,8 +90,8 @@ impl Epoll {
     /// [`len`](Self::len) it reads no file.
     #[must_use]
     pub fn len_at_most(&self) -> usize {
-        let side = EpollBackend::of(self.set());
-        self.len_in_core() + side.map_or(0, |side| side.members.load(Ordering::Relaxed))
+        let backend = EpollBackend::of(self.set());
+        self.len_in_core() + backend.map_or(0, |backend| backend.members.load(Ordering::Relaxed))
     }
 }
 

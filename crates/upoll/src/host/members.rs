@@ -181,7 +181,7 @@ impl Epoll {
     /// through its interests would wait for that for ever.
     #[must_use]
     pub fn is_locked_here(&self) -> bool {
-        let source = EpollBackend::of(self.set()).and_then(|side| side.rotation.as_ref());
+        let source = EpollBackend::of(self.set()).and_then(|backend| backend.rotation.as_ref());
         is_held_by_this_thread(&self.set().inner) || source.is_some_and(Rotation::is_locked_here)
     }
 

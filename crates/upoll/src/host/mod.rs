@@ -84,8 +84,6 @@ use self::own_fds::{LastCheck, limit_of_sleep};
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
-#[cfg(not(upoll_loom))]
-use crate::epoll::CtlCommand;
 use crate::epoll::backend::KernelBackend;
 use crate::epoll::callbacks::check_silent_member;
 use crate::epoll::ctl::set_of;
@@ -94,7 +92,8 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileRef, Held};
+use crate::file::InKernel;
+use crate::file::{Description, Held};
 use crate::memory::boxed;
 use crate::sync::{
     AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
@@ -126,10 +125,10 @@ pub(crate) struct EpollBackend {
     adopted_from: AtomicI32,
     /// How many of these an adopted kernel set had; see [`Epoll::adopt_kernel_set`].
     adopted: AtomicUsize,
-    /// Whether the core fills the next report first. The two sides take turns, so that neither
+    /// Whether the core fills the next report first. Core and kernel take turns, so that neither
     /// starves the other.
     core_first: AtomicBool,
-    /// Kernel sides below. The lock nests inside the set's lock.
+    /// Kernel backends below. The lock nests inside the set's lock.
     links: Mutex<Links>,
     /// Which kernel set all that watch this set know of; -1 if none.
     known_above: AtomicI32,
@@ -233,16 +232,16 @@ impl EpollBackend {
     pub(crate) fn ensure(description: &Description<Set>) -> Result<&Self, Errno> {
         let set = description.object();
         let backend = set.backend_or_insert(|| Ok(boxed(EpollBackend::new(set)?)?))?;
-        let side = Self::among(backend).ok_or(Errno::INVAL)?;
-        if !side.is_known_above() {
-            let current = side.sleep_set().fd.as_raw_fd();
+        let backend = Self::among(backend).ok_or(Errno::INVAL)?;
+        if !backend.is_known_above() {
+            let current = backend.sleep_set().fd.as_raw_fd();
             // A watcher that was linked above after this search finds the backend itself.
             for above in sets_above(description.watchers())? {
-                side.nest_in(description, &above)?;
+                backend.nest_in(description, &above)?;
             }
-            side.known_above.store(current, Ordering::Release);
+            backend.known_above.store(current, Ordering::Release);
         }
-        Ok(side)
+        Ok(backend)
     }
 
     /// Whether all that watch the set know of its kernel set.
@@ -253,16 +252,16 @@ impl EpollBackend {
 
     /// As [`ensure`](Self::ensure), and it has a hub from now on.
     fn ensure_hub(description: &Description<Set>) -> Result<&Self, Errno> {
-        let side = Self::ensure(description)?;
-        if side.hub().is_some() {
-            return Ok(side);
+        let backend = Self::ensure(description)?;
+        if backend.hub().is_some() {
+            return Ok(backend);
         }
-        side.ensure_intact(description)?;
-        side.hub.get_or_try_init(|| {
-            let hub = SleepSet::new(&side.specials)?;
-            let members = side.first.fd.as_raw_fd();
+        backend.ensure_intact(description)?;
+        backend.hub.get_or_try_init(|| {
+            let hub = SleepSet::new(&backend.specials)?;
+            let members = backend.first.fd.as_raw_fd();
             hub.register(
-                &side.specials,
+                &backend.specials,
                 Op::Add,
                 members,
                 Events::IN,
@@ -273,7 +272,7 @@ impl EpollBackend {
         // The hub is published, now check: a thread that counts itself in `first` later finds the
         // hub.
         fence(Ordering::SeqCst);
-        side.vacate();
+        backend.vacate();
         // The pollers of the set still wait for its first kernel set.
         description.object().watched_by.wake_all(Events::empty());
         Self::ensure(description)
@@ -361,10 +360,10 @@ impl EpollBackend {
         for hidden in sets_above(rotating.watchers())? {
             let set = hidden.object();
             if set.is_hidden.load(Ordering::Relaxed)
-                && let Some(side) = EpollBackend::of(set)
+                && let Some(backend) = EpollBackend::of(set)
             {
                 let interests = set.inner.lock();
-                side.link(set, &interests, rotating, Renew::No)?;
+                backend.link(set, &interests, rotating, Renew::No)?;
             }
         }
         Ok(())
@@ -682,10 +681,10 @@ impl EpollBackend {
         below.iter().try_for_each(ensure_intact)?;
         // Those above know the old ones, and may have been lost as well.
         for above in sets_above(description.watchers())? {
-            if let Some(side) = EpollBackend::of(above.object())
-                && !side.is_intact()
+            if let Some(backend) = EpollBackend::of(above.object())
+                && !backend.is_intact()
             {
-                side.restore(&above)?;
+                backend.restore(&above)?;
             }
         }
         self.known_above.store(-1, Ordering::Release);
@@ -759,7 +758,7 @@ fn harvest_of(set: &Descriptor, events: &mut [Event]) -> usize {
 /// See [`EpollBackend::ensure_intact`].
 fn ensure_intact(set: &Held<Set>) -> Result<(), Errno> {
     match EpollBackend::of(set.object()) {
-        Some(side) => side.ensure_intact(set),
+        Some(backend) => backend.ensure_intact(set),
         None => Ok(()),
     }
 }
@@ -774,6 +773,23 @@ fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
 
 /// How many events of a hub are taken together.
 const HUB_ROOM: usize = 8;
+
+impl InKernel for EpollBackend {
+    /// Returns the kernel set. It stays readable while a member is ready, so a poller that does not want what a
+    /// set shows has to do without it: it would never sleep.
+    fn awaited_fd(&self, file: &Description, wanted: Events) -> Option<BorrowedFd<'_>> {
+        if !wanted.intersects(Set::SHOWN) {
+            return None;
+        }
+        // If that fails a poller awaits what there is, for as long as a thread sleeps at most.
+        let _ = self.ensure_intact(set_of(file)?);
+        let fd = match &self.rotation {
+            Some(rotation) => rotation.for_pollers(&self.first.fd),
+            None => &self.sleep_set().fd,
+        };
+        Some(fd.as_fd())
+    }
+}
 
 impl KernelBackend for EpollBackend {
     #[inline]
@@ -813,24 +829,6 @@ impl KernelBackend for EpollBackend {
     #[inline]
     fn modify(&self, epoll: &Epoll, number: RawFd, interest: &Event) -> Result<(), Errno> {
         self.ctl_listed(epoll, Op::Mod, number, interest)
-    }
-
-    #[cfg(not(upoll_loom))]
-    fn modify_several(
-        &self,
-        epoll: &Epoll,
-        commands: &mut [CtlCommand<'_>],
-    ) -> (usize, Result<(), Errno>) {
-        for (at, command) in commands.iter_mut().enumerate() {
-            let Some(number) = command.modified_descriptor() else {
-                return (at, Ok(()));
-            };
-            command.result = self.modify(epoll, number, &command.interest);
-            if command.result.is_err() {
-                return (at, command.result);
-            }
-        }
-        (commands.len(), Ok(()))
     }
 
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize {
@@ -911,50 +909,14 @@ impl KernelBackend for EpollBackend {
     }
 }
 
-/// Returns what a poller of `file` that waits for `wanted` has to await in the kernel: the kernel side
-/// of a set.
-///
-/// It is readable when the set may be ready; asking the set then takes back what made it readable
-/// for nothing. It stays readable while a member is ready, so a poller that does not want what a set
-/// shows has to do without it: it would never sleep.
-pub(crate) fn kernel_side(file: FileRef<'_>, wanted: Events) -> Option<BorrowedFd<'_>> {
-    if !wanted.intersects(Set::SHOWN) {
-        return None;
-    }
-    let set = set_of(file.description())?;
-    let side = EpollBackend::of(set.object())?;
-    // If that fails a poller awaits what there is, for as long as a thread sleeps at most.
-    let _ = side.ensure_intact(set);
-    let fd = match &side.rotation {
-        Some(rotation) => rotation.for_pollers(&side.first.fd),
-        None => &side.sleep_set().fd,
-    };
-    Some(fd.as_fd())
-}
-
 /// Makes the lost kernel sets of a set anew. If that fails the next call on the set tries again.
 pub(crate) fn restore_lost(target: Target<'_>) {
     if let Target::File(file) = target
         && let Some(set) = set_of(file.description())
-        && let Some(side) = EpollBackend::of(set.object())
+        && let Some(backend) = EpollBackend::of(set.object())
     {
-        let _ = side.ensure_intact(set);
+        let _ = backend.ensure_intact(set);
     }
-}
-
-/// Makes a set ready to watch what changes outside this process.
-///
-/// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fds or memory for it.
-pub(crate) fn prepare(epoll: &Epoll) -> Result<(), Errno> {
-    EpollBackend::ensure_hub(epoll.description()).map(drop)
-}
-
-/// A set has come to watch what changes outside this process: threads that wait in it learn of it, if it
-/// rotates.
-///
-/// `ENOMEM`, `ENOSPC`: from the kernel.
-pub(crate) fn tell_threads(epoll: &Epoll) -> Result<(), Errno> {
-    EpollBackend::tell_hidden(epoll.description())
 }
 
 /// `epoll_ctl(2)` for a kernel fd. The errors are the kernel's.
@@ -975,7 +937,7 @@ pub(crate) fn ctl(
     match changed {
         // It may be the kernel set that is closed, not `fd`.
         Err(Errno::BADF | Errno::INVAL | Errno::NOENT | Errno::PERM)
-            if EpollBackend::of(epoll.set()).is_some_and(|side| !side.is_intact()) =>
+            if EpollBackend::of(epoll.set()).is_some_and(|backend| !backend.is_intact()) =>
         {
             ctl_as_member(epoll, op, fd, interest)
         }
@@ -986,28 +948,28 @@ pub(crate) fn ctl(
 #[inline(never)]
 fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Result<(), Errno> {
     let description = epoll.description();
-    let side = match EpollBackend::of(description.object()) {
-        Some(side) if side.is_known_above() => side,
+    let backend = match EpollBackend::of(description.object()) {
+        Some(backend) if backend.is_known_above() => backend,
         _ => EpollBackend::ensure(description)?,
     };
-    side.restore_found_lost(description)?;
+    backend.restore_found_lost(description)?;
     let number = fd.as_raw_fd();
     if op == Op::Add {
         // Counted first: as soon as it is there another thread may look for it, or delete it.
-        side.members.fetch_add(1, Ordering::SeqCst);
+        backend.members.fetch_add(1, Ordering::SeqCst);
     }
     let allowed = match op {
         Op::Add => check_silent_member(description),
         Op::Del | Op::Mod => Ok(()),
     };
-    let changed = allowed.and_then(|()| side.ctl_listed(epoll, op, number, interest));
+    let changed = allowed.and_then(|()| backend.ctl_listed(epoll, op, number, interest));
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),
         Op::Mod => false,
     };
     if left {
-        side.members.fetch_sub(1, Ordering::Relaxed);
+        backend.members.fetch_sub(1, Ordering::Relaxed);
     }
     changed
 }

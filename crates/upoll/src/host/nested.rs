@@ -281,9 +281,9 @@ impl EpollBackend {
             // SAFETY: registered, and the set's lock is held.
             let below = as_set(unsafe { node.file() });
             if let (Special::Nested(_), Some(below)) = (special, below)
-                && let Some(side) = EpollBackend::of(below)
+                && let Some(backend) = EpollBackend::of(below)
             {
-                side.hear_from_above(below);
+                backend.hear_from_above(below);
             }
             if let Special::Chosen(_) = special {
                 if let Some(rotating) = below {

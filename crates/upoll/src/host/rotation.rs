@@ -337,10 +337,10 @@ impl Rotation {
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers())? {
-            let side = EpollBackend::ensure_hub(&worker)?;
-            side.ensure_intact(&worker)?;
+            let backend = EpollBackend::ensure_hub(&worker)?;
+            backend.ensure_intact(&worker)?;
             let interests = worker.object().inner.lock();
-            side.link(worker.object(), &interests, rotating, Renew::Source)?;
+            backend.link(worker.object(), &interests, rotating, Renew::Source)?;
         }
         Ok(())
     }

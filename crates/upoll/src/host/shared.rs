@@ -29,13 +29,15 @@ use std::ptr::{self, NonNull};
 
 use super::kernel::{self, Descriptor};
 use super::robust_lock::{Held, RobustLock, wake_all};
-use super::{EDGE, generation};
+use super::{EDGE, EpollBackend, generation};
 use crate::epoll::Op;
+use crate::epoll::ctl::set_of;
 use crate::errno::Errno;
 use crate::eventfd::listeners::{Shared, Voice};
-use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step, shared_count};
+use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step};
 use crate::events::{Event, Events};
 use crate::file::Description;
+use crate::file::InKernel;
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use crate::target::Target;
@@ -240,8 +242,16 @@ impl SharedCounter {
 
     /// The shared counter that a description is of, if it is one.
     pub(crate) fn of(file: &Description) -> Option<&Self> {
-        let count: &dyn Any = shared_count(file)?;
-        count.downcast_ref()
+        let source: &dyn Any = file.kernel_source()?;
+        source.downcast_ref()
+    }
+
+    /// Returns the shared counter that `target` is, if it is one.
+    fn of_target(target: Target<'_>) -> Option<&Self> {
+        match target {
+            Target::File(file) => Self::of(file.description()),
+            Target::Kernel(_) | Target::Descriptor(_) => None,
+        }
     }
 
     fn shared(&self) -> &Shared {
@@ -320,6 +330,24 @@ impl SharedCounter {
     }
 }
 
+impl InKernel for SharedCounter {
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn prepare_queue(&self) -> Result<(), Errno> {
+        self.queue_or_make().map(drop)
+    }
+
+    fn prepare_set(&self, set: &Description) -> Result<(), Errno> {
+        set_of(set).map_or(Ok(()), |set| EpollBackend::ensure_hub(set).map(drop))
+    }
+
+    fn tell_threads_of(&self, set: &Description) -> Result<(), Errno> {
+        set_of(set).map_or(Ok(()), EpollBackend::tell_hidden)
+    }
+}
+
 impl SharedCount for SharedCounter {
     fn change(&self, direction: Direction, step: Step<'_>) -> Result<Limited, Errno> {
         let locked = self.lock();
@@ -340,10 +368,6 @@ impl SharedCount for SharedCounter {
         // An embedder's object around this one has not made the queue: the process ends without memory.
         self.queue_or_make()
             .unwrap_or_else(|_| handle_alloc_error(Layout::new::<OwnQueue>()))
-    }
-
-    fn prepare_queue(&self) -> Result<(), Errno> {
-        self.queue_or_make().map(drop)
     }
 
     fn release(&self) {
@@ -395,7 +419,7 @@ impl Ears {
     ///
     /// `ENOMEM`: the kernel has no memory for that.
     pub(crate) fn listen_to(&self, target: Target<'_>, wanted: Events) -> Result<(), Errno> {
-        let Some(counter) = target.shared_counter() else {
+        let Some(counter) = SharedCounter::of_target(target) else {
             return Ok(());
         };
         for direction in wanted_directions(wanted) {
@@ -424,7 +448,7 @@ impl Ears {
 
     /// Arms the notifiers for the next change of `target` that concerns `wanted`.
     pub(crate) fn arm(target: Target<'_>, wanted: Events) {
-        if let Some(counter) = target.shared_counter() {
+        if let Some(counter) = SharedCounter::of_target(target) {
             for direction in wanted_directions(wanted) {
                 counter.arm(direction);
             }

@@ -34,7 +34,7 @@ pub(super) enum Special {
     Bell,
     /// Members are ready.
     Members,
-    /// Something became ready in the kernel side of the set that the item in this slot watches.
+    /// Something became ready in the kernel backend of the set that the item in this slot watches.
     Nested(u32),
     /// The source of the rotating set that the item in this slot watches chose this set.
     Chosen(u32),
@@ -42,7 +42,7 @@ pub(super) enum Special {
     Changed(u32, Direction),
 }
 
-/// How a set's kernel side encodes what its own events mean.
+/// How a set's kernel backend encodes what its own events mean.
 pub(super) struct Specials {
     first: u64,
     /// Indices below this one are in use.

@@ -35,7 +35,6 @@ pub(crate) use self::inbox::Sleeper;
 
 use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
-use crate::eventfd::shared_count;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::boxed;
@@ -546,8 +545,8 @@ impl Kept {
             index,
             outside,
         };
-        if let Some(shared) = shared_count(file.description()) {
-            shared.prepare_queue()?;
+        if let Some(source) = file.description().kernel_source() {
+            source.prepare_queue()?;
         }
         let kept = &mut *registering.kept;
         let inbox = kept.inbox.as_deref().ok_or(Errno::NOMEM)?;
@@ -641,7 +640,7 @@ impl Kept {
             #[cfg(any(feature = "std", upoll_loom))]
             kernel: self.kernels,
             #[cfg(any(feature = "std", upoll_loom))]
-            sides: 0,
+            sources: 0,
             #[cfg(any(feature = "std", upoll_loom))]
             shared: 0,
         };
@@ -654,12 +653,7 @@ impl Kept {
                     stays = comes_unannounced(file);
                     #[cfg(any(feature = "std", upoll_loom))]
                     {
-                        let is_shared = is_shared(file);
-                        if is_shared || side_of(file, slot.wanted).is_some() {
-                            seen.sides += 1;
-                            seen.shared += usize::from(is_shared);
-                            stays = true;
-                        }
+                        stays |= seen.count_source(file, slot.wanted);
                     }
                     file.object().poll(&mut PollTable::look_only())
                 }
@@ -702,17 +696,6 @@ impl Kept {
     }
 }
 
-#[cfg(any(feature = "std", upoll_loom))]
-fn side_of(file: &Held, wanted: Events) -> Option<std::os::fd::BorrowedFd<'_>> {
-    Target::File(FileRef::of(file)).kernel_side(wanted)
-}
-
-/// Whether other processes may change it, which wakes nobody here.
-#[cfg(any(feature = "std", upoll_loom))]
-fn is_shared(file: &Held) -> bool {
-    Target::File(FileRef::of(file)).shared_counter().is_some()
-}
-
 /// The queries of the layer above for the kernel's part.
 #[cfg(any(feature = "std", upoll_loom))]
 impl Kept {
@@ -724,7 +707,7 @@ impl Kept {
         for &index in &self.active {
             let slot = &self.slots[index as usize];
             if let Kind::User(file) = &slot.kind
-                && is_shared(file)
+                && file.shared_source().is_some()
             {
                 visit(Target::File(FileRef::of(file)), slot.wanted)?;
             }
@@ -737,13 +720,13 @@ impl Kept {
         self.inbox.as_deref()
     }
 
-    /// The kernel sides of user-level files, as of the last look.
-    pub(crate) fn sides(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
+    /// The fds of kernel sources of user-level files, as of the last look.
+    pub(crate) fn source_fds(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
         self.active
             .iter()
             .map(|&index| &self.slots[index as usize])
             .filter_map(|slot| match &slot.kind {
-                Kind::User(file) => side_of(file, slot.wanted),
+                Kind::User(file) => file.kernel_source()?.awaited_fd(file, slot.wanted),
                 _ => None,
             })
     }

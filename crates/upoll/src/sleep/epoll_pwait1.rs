@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{Clock, SigSet, Timeout};
-use crate::epoll::{CtlCommand, Epoll};
+use crate::epoll::Epoll;
+use crate::epoll_ctl::CtlCommand;
 use crate::errno::Errno;
 use crate::events::Event;
 

@@ -69,8 +69,8 @@ impl Epoll {
         let set = self.set();
         let turns = &mut Turns::default();
         if !set.rotates() {
-            if let Some(side) = EpollBackend::of(set) {
-                side.restore_found_lost(self.description())?;
+            if let Some(backend) = EpollBackend::of(set) {
+                backend.restore_found_lost(self.description())?;
             }
             // Before the clock is read, which takes longer than this.
             let ready = begin_wait(set, events, turns);
@@ -186,33 +186,33 @@ fn next_sleep(
 
 /// Harvests a set that does not rotate, for a wait that begins.
 fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
-    let Some(side) = EpollBackend::of(set) else {
+    let Some(backend) = EpollBackend::of(set) else {
         set.recheck_rotating();
         return set.harvest_as(events, Ask::Yielding, turns);
     };
     if set.is_above_rotating() {
-        if !side.stand_last(set) {
+        if !backend.stand_last(set) {
             set.recheck_rotating();
         }
         if !set.is_pending() {
-            // The sleep begins with a look at the kernel's side.
+            // The sleep begins with a check of the kernel.
             return 0;
         }
     }
-    harvest_both_in_turn(set, side, events, Ask::Yielding, turns)
+    harvest_both_in_turn(set, backend, events, Ask::Yielding, turns)
 }
 
 /// Harvests both sides of a set.
 fn harvest_both_in_turn(
     set: &Set,
-    side: &EpollBackend,
+    backend: &EpollBackend,
     events: &mut [Event],
     ask: Ask,
     turns: &mut Turns,
 ) -> usize {
-    side.stand_last(set);
-    let ready = side.harvest_with(set, events, |out| set.harvest_as(out, ask, turns));
-    side.settle_choice(ready > 0);
+    backend.stand_last(set);
+    let ready = backend.harvest_with(set, events, |out| set.harvest_as(out, ask, turns));
+    backend.settle_choice(ready > 0);
     ready
 }
 
@@ -353,8 +353,8 @@ impl Epoll {
         if !self.set().rotates() {
             return wait_in_kernel_set(self, events, deadline, mask, turns);
         }
-        if let Some(side) = EpollBackend::of(self.set()) {
-            side.ensure_intact(self.description())?;
+        if let Some(backend) = EpollBackend::of(self.set()) {
+            backend.ensure_intact(self.description())?;
         }
         let worker = worker_of(self)?;
         loop {
@@ -379,8 +379,8 @@ impl Epoll {
             // Another thread has taken the event, or the writer has not yet woken its waiters. The worker
             // keeps its place in the kernel's line. To register it anew would find a source that is ready
             // again and again, until the writer goes on.
-            if let Some(side) = EpollBackend::of(worker.set()) {
-                side.settle_choice(false);
+            if let Some(backend) = EpollBackend::of(worker.set()) {
+                backend.settle_choice(false);
             }
         }
     }
@@ -439,29 +439,29 @@ fn wait_in_kernel_set(
 ) -> Result<usize, Errno> {
     let set = epoll.set();
     // An existing backend is enough: an ADD of a member informs the sets above.
-    let side = match EpollBackend::of(set) {
-        Some(side) => side,
+    let backend = match EpollBackend::of(set) {
+        Some(backend) => backend,
         None => EpollBackend::ensure(epoll.description())?,
     };
     let mut yields_until = None;
     loop {
-        side.restore_found_lost(epoll.description())?;
+        backend.restore_found_lost(epoll.description())?;
         if set.is_pending() {
-            let ready = harvest_both_in_turn(set, side, events, Ask::Yielding, turns);
+            let ready = harvest_both_in_turn(set, backend, events, Ask::Yielding, turns);
             if ready > 0 {
                 return Ok(ready);
             }
         } else {
-            side.stand_last(set);
+            backend.stand_last(set);
         }
         let sleep = next_sleep(deadline, turns, &mut yields_until);
-        let slept = side.sleep(set, events, sleep.next_sleep(), mask);
+        let slept = backend.sleep(set, events, sleep.next_sleep(), mask);
         if mask.is_some()
             && let Err(errno) = slept
         {
             // The handler has run of a signal that only the mask let through. EINTR is how the
             // caller learns of it, and what is ready now stays for the next wait.
-            side.settle_choice(false);
+            backend.settle_choice(false);
             return Err(errno);
         }
         let mut ready = *slept.as_ref().unwrap_or(&0);
@@ -475,14 +475,14 @@ fn wait_in_kernel_set(
         if ready < events.len() && set.is_pending() {
             ready += set.harvest_as(&mut events[ready..], ask, turns);
         }
-        side.settle_choice(ready > 0);
+        backend.settle_choice(ready > 0);
         if ready > 0 {
             return Ok(ready);
         }
         slept?;
         // Also after a wake for nothing: many of them must not keep the limit from its due. A set that the
         // program has closed was not asked yet.
-        if deadline.has_passed() && !side.is_found_lost() {
+        if deadline.has_passed() && !backend.is_found_lost() {
             return Ok(0);
         }
     }

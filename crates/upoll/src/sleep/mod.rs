@@ -120,7 +120,3 @@ unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     wake.deferred.push(futex::wake_one, futex::address(word));
     Reply::TookAndLeft
 }
-
-/// A kernel source for the objects of this crate's own tests.
-#[cfg(all(test, not(upoll_loom)))]
-pub(crate) use self::poller::tests::side as test_side;

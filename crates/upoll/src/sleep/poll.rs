@@ -202,8 +202,8 @@ impl Call for PollCall<'_, '_> {
             for at in 0..self.fds.len() {
                 let wanted = self.fds[at].events();
                 let target = self.fds[at].target();
-                if let Some(side) = target.and_then(|target| target.kernel_side(wanted)) {
-                    self.push(side.as_raw_fd(), Events::IN)?;
+                if let Some(source) = target.and_then(|target| target.source_fd(wanted)) {
+                    self.push(source.as_raw_fd(), Events::IN)?;
                 }
             }
             if let Some(ears) = own.ears {

@@ -338,8 +338,8 @@ impl<F: Front> ContextCall<'_, F> {
         }
         let set = kernel.set_fd().map(|set| push(set, Events::IN));
         if let Some(own) = own {
-            for side in kept.sides() {
-                push(side.as_raw_fd(), Events::IN)?;
+            for source in kept.source_fds() {
+                push(source.as_raw_fd(), Events::IN)?;
             }
             if let Some(ears) = own.ears {
                 push(ears, Events::IN)?;

@@ -15,7 +15,6 @@ use super::{Outcome, SigSet};
 use crate::epoll::ctl::as_set;
 use crate::epoll::{Set, handover};
 use crate::errno::Errno;
-use crate::eventfd::shared_count;
 use crate::events::Events;
 use crate::file::{FileRef, PollTable};
 use crate::host::Ears;
@@ -287,7 +286,7 @@ impl Viewer for WaitTable<'_> {
     fn view(&mut self, file: FileRef<'_>, wanted: Events) -> Events {
         let object = file.description().object();
         // A thread that sleeps for a shared counter is woken by the kernel.
-        if !self.registers || shared_count(file.description()).is_some() {
+        if !self.registers || file.description().shared_source().is_some() {
             return object.poll(&mut PollTable::look_only());
         }
         // SAFETY: the queue is the object's, which the caller of `poll` or `select` borrows for the
@@ -353,14 +352,16 @@ pub(super) fn wait(
         return wait_for_kernel(call, deadline, mask);
     }
     let mut seen = seen;
-    if seen.sides == 0 {
+    if seen.sources == 0 {
         // The first look does not count them.
         call.try_for_each_target(&mut |target, wanted| {
-            seen.count_sides(target, wanted);
+            if let Target::File(file) = target {
+                seen.count_source(file.description(), wanted);
+            }
             Ok(())
         })?;
     }
-    let mut in_kernel = seen.kernel + seen.sides > 0 || mask.is_some();
+    let mut in_kernel = seen.kernel + seen.sources > 0 || mask.is_some();
     call.for_each_set(&mut Set::recheck_rotating);
     loop {
         let ready = if in_kernel {
@@ -491,7 +492,7 @@ fn wait_for_any(
         if table.failed {
             return Err(Errno::NOMEM);
         }
-        if doorbell.is_none() && seen.sides > 0 {
+        if doorbell.is_none() && seen.sources > 0 {
             return Ok(None);
         }
         let may_sleep = poller.lie_down();
@@ -555,28 +556,27 @@ fn wait_for_any(
 }
 
 #[cfg(all(test, not(upoll_loom)))]
-pub(crate) mod tests {
+mod tests {
     use std::io::{PipeReader, Read, Write};
     use std::os::fd::{AsFd, BorrowedFd};
     use std::time::Duration;
 
-    use crate::file::Pollable;
+    use crate::file::{Description, InKernel, KernelSource, Pollable};
     use crate::wait::WaitQueue;
     use crate::{
-        Errno, EventFd, Events, FdSet, File, FileRef, PollContext, PollFd, PollTable, Source,
-        Timeout,
+        Errno, EventFd, Events, FdSet, File, PollContext, PollFd, PollTable, Source, Timeout,
     };
 
     const LONG: Duration = Duration::from_secs(20);
 
     /// Ready when its pipe is; gets the pipe late.
     #[derive(Default)]
-    struct Sided {
+    struct PartlyInKernel {
         pipe: std::sync::OnceLock<PipeReader>,
         changed: WaitQueue,
     }
 
-    impl Pollable for Sided {
+    impl Pollable for PartlyInKernel {
         fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
             table.register(&self.changed);
             let Some(pipe) = self.pipe.get() else {
@@ -586,18 +586,23 @@ pub(crate) mod tests {
             crate::poll(&mut fds, Duration::ZERO).unwrap();
             fds[0].revents()
         }
+
+        fn kernel_source(&self) -> Option<KernelSource<'_>> {
+            Some(KernelSource(self))
+        }
     }
 
-    pub(crate) fn side(file: FileRef<'_>) -> Option<BorrowedFd<'_>> {
-        let object: &dyn std::any::Any = file.description().object();
-        Some(object.downcast_ref::<Sided>()?.pipe.get()?.as_fd())
+    impl InKernel for PartlyInKernel {
+        fn awaited_fd(&self, _: &Description, _: Events) -> Option<BorrowedFd<'_>> {
+            Some(self.pipe.get()?.as_fd())
+        }
     }
 
-    fn poll_one(file: &File<Sided>, timeout: impl Into<Timeout>) -> Result<usize, Errno> {
+    fn poll_one(file: &File<PartlyInKernel>, timeout: impl Into<Timeout>) -> Result<usize, Errno> {
         crate::poll(&mut [PollFd::new(file, Events::IN)], timeout)
     }
 
-    fn select_one(file: &File<Sided>, limit: Duration) -> Result<usize, Errno> {
+    fn select_one(file: &File<PartlyInKernel>, limit: Duration) -> Result<usize, Errno> {
         let mut read = FdSet::from_iter([0]);
         let mut timeout = limit.into();
         let resolve = |_| Some(file.target());
@@ -605,14 +610,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_stirs_on_a_files_kernel_side_wakes_a_sleeper() {
+    fn a_change_in_a_files_kernel_source_wakes_a_sleeper() {
         for wait in [
             |file: &_| poll_one(file, LONG),
             |file: &_| select_one(file, LONG),
             |file: &_| PollContext::new().poll(&mut [PollFd::new(file, Events::IN)], LONG),
         ] {
             let (reader, mut writer) = std::io::pipe().unwrap();
-            let file = File::new(Sided::default());
+            let file = File::new(PartlyInKernel::default());
             assert!(file.pipe.set(reader).is_ok());
             assert_eq!(poll_one(&file, Duration::from_millis(1)), Ok(0));
             let thread = std::thread::spawn({
@@ -627,10 +632,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_kernel_side_that_comes_late_reaches_those_who_sleep_without_it() {
+    fn a_kernel_source_that_comes_late_reaches_threads_that_sleep_without_it() {
         for keeps in [false, true] {
             let (reader, mut writer) = std::io::pipe().unwrap();
-            let file = File::new(Sided::default());
+            let file = File::new(PartlyInKernel::default());
             let other = EventFd::new(0).unwrap();
             let thread = std::thread::spawn({
                 let (file, other) = (file.clone(), other.clone());
@@ -663,9 +668,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_kernel_side_that_comes_between_calls_is_looked_at_without_a_wake() {
+    fn a_kernel_source_that_comes_between_calls_is_polled_without_a_wake() {
         let (reader, mut writer) = std::io::pipe().unwrap();
-        let file = File::new(Sided::default());
+        let file = File::new(PartlyInKernel::default());
         let mut context = PollContext::new();
         let mut call = || context.poll(&mut [PollFd::new(&file, Events::IN)], Duration::ZERO);
         assert_eq!(call(), Ok(0));

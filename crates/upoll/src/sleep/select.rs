@@ -364,9 +364,9 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
                 asked.insert(fd.as_raw_fd(), member.wanted())?;
             }
             if own.is_some()
-                && let Some(side) = target.kernel_side(member.filter())
+                && let Some(source) = target.source_fd(member.filter())
             {
-                asked.insert(side.as_raw_fd(), READABLE)?;
+                asked.insert(source.as_raw_fd(), READABLE)?;
             }
             Ok(())
         })?;

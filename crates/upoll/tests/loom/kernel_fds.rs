@@ -17,7 +17,7 @@ use super::{EDGE, IN, model};
 fn set_with_source() -> (Epoll, Source) {
     let source = Source::new();
     let set = Epoll::new().unwrap();
-    set.ctl_kernel(Op::Add, &source, IN).unwrap();
+    set.ctl(Op::Add, source.target(), IN).unwrap();
     (set, source)
 }
 

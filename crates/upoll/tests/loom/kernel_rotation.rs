@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use loom::thread;
+use upoll::Source as _;
 use upoll::kernel_model::{Source, pass_time, program};
 use upoll::{CreateFlags, Epoll, Errno, EventFd, EventFdFlags, Op, end_thread};
 
@@ -16,7 +17,7 @@ use super::{IN, Waiter, model};
 fn workers<const N: usize>() -> (Epoll, Arc<Source>, [Epoll; N]) {
     let source = Arc::new(Source::new());
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
-    rotating.ctl_kernel(Op::Add, &source, IN).unwrap();
+    rotating.ctl(Op::Add, source.target(), IN).unwrap();
     let sets = [(); N].map(|()| Epoll::new().unwrap());
     for set in &sets {
         set.add(&rotating, IN).unwrap();
@@ -116,10 +117,10 @@ fn a_worker_that_sleeps_learns_of_a_source_that_is_deleted_and_added_again() {
             wait_and_end(&worker);
             worker
         });
-        rotating.ctl_kernel(Op::Del, &source, IN).unwrap();
+        rotating.ctl(Op::Del, source.target(), IN).unwrap();
         assert_eq!(source.number_of_watchers(), 0);
         source.set_readable(true);
-        rotating.ctl_kernel(Op::Add, &source, IN).unwrap();
+        rotating.ctl(Op::Add, source.target(), IN).unwrap();
         drop(working.join().unwrap());
     });
 }
@@ -130,13 +131,13 @@ fn a_worker_still_learns_of_a_source_that_one_of_two_rotating_sets_has_deleted()
     model(1, || {
         let (first, source, [worker]) = workers();
         let second = Epoll::create(CreateFlags::ROTATE).unwrap();
-        second.ctl_kernel(Op::Add, &source, IN).unwrap();
+        second.ctl(Op::Add, source.target(), IN).unwrap();
         worker.add(&second, IN).unwrap();
         let working = thread::spawn(move || {
             wait_and_end(&worker);
             worker
         });
-        first.ctl_kernel(Op::Del, &source, IN).unwrap();
+        first.ctl(Op::Del, source.target(), IN).unwrap();
         source.set_readable(true);
         drop(working.join().unwrap());
     });
@@ -156,7 +157,7 @@ fn no_worker_watches_a_source_that_was_deleted() {
             end_thread();
             worker
         });
-        rotating.ctl_kernel(Op::Del, &source, IN).unwrap();
+        rotating.ctl(Op::Del, source.target(), IN).unwrap();
         assert_eq!(source.number_of_watchers(), 0);
         drop(working.join().unwrap());
         assert_eq!(source.number_of_watchers(), 0);
@@ -171,10 +172,10 @@ fn a_source_is_deleted_once() {
         let (rotating, source, [_worker]) = workers();
         let (set, same) = (rotating.clone(), source.clone());
         let deleting = thread::spawn(move || {
-            let deleted = set.ctl_kernel(Op::Del, &same, IN);
+            let deleted = set.ctl(Op::Del, same.target(), IN);
             (deleted, same.number_of_watchers())
         });
-        let deleted = rotating.ctl_kernel(Op::Del, &source, IN);
+        let deleted = rotating.ctl(Op::Del, source.target(), IN);
         let outcomes = [
             (deleted, source.number_of_watchers()),
             deleting.join().unwrap(),
@@ -224,7 +225,7 @@ fn a_worker_takes_what_it_has_left_to_one_that_does_not_come() {
             let (_rotating, [late, worker]) = workers_of::<2>(&source);
             let member = Source::new();
             if in_kernel {
-                worker.ctl_kernel(Op::Add, &member, IN).unwrap();
+                worker.ctl(Op::Add, member.target(), IN).unwrap();
             }
             let counter = EventFd::new(0).unwrap();
             worker.add(&counter, IN).unwrap();
@@ -304,7 +305,7 @@ fn a_worker_is_woken_though_what_woke_it_is_gone_if_something_else_stays() {
             Arc::new(Source::new()),
             EventFd::new(0).unwrap(),
         );
-        below.ctl_kernel(Op::Add, &source, IN).unwrap();
+        below.ctl(Op::Add, source.target(), IN).unwrap();
         below.add(&counter, IN).unwrap();
         let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
         rotating.add(&below, IN).unwrap();

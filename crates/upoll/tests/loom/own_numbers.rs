@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use loom::thread;
+use upoll::Source as _;
 use upoll::internal::own_fds;
 use upoll::kernel_model::{Source, pass_time, program};
 use upoll::{Epoll, Errno, EventFd, Op, OwnSet};
@@ -232,7 +233,7 @@ fn a_thread_asleep_is_woken_though_a_number_is_taken_meanwhile() {
         model(1, move || {
             let source = Source::new();
             let set = Epoll::new().unwrap();
-            set.ctl_kernel(Op::Add, &source, IN).unwrap();
+            set.ctl(Op::Add, source.target(), IN).unwrap();
             let counter = EventFd::new(0).unwrap();
             set.add(&counter, IN).unwrap();
             let taking = thread::spawn(move || {
@@ -333,7 +334,7 @@ fn a_thread_that_sleeps_while_its_numbers_are_closed_is_woken() {
         unprotected_model(1, move || {
             let source = Source::new();
             let set = Epoll::new().unwrap();
-            set.ctl_kernel(Op::Add, &source, IN).unwrap();
+            set.ctl(Op::Add, source.target(), IN).unwrap();
             let counter = EventFd::new(0).unwrap();
             set.add(&counter, IN).unwrap();
             let closing = thread::spawn(move || {

@@ -133,7 +133,7 @@ fn a_thread_that_goes_to_sleep_in_a_set_learns_of_its_first_kernel_fd() {
         let set = Epoll::new().unwrap();
         let adder = set.clone();
         let adding = thread::spawn(move || {
-            adder.ctl_kernel(upoll::Op::Add, &source, IN).unwrap();
+            adder.ctl(upoll::Op::Add, source.target(), IN).unwrap();
             source.set_readable(true);
         });
         assert_eq!(wait(&set, FOREVER), Ok(1));

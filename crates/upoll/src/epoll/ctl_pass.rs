@@ -1,0 +1,172 @@
+//! Several changes to user-level members of a set under one hold of the set's lock.
+
+use arrayvec::ArrayVec;
+use smallvec::SmallVec;
+
+use super::ctl::{Forgotten, is_added_alone};
+use super::interest::{Interests, Item};
+use super::{Epoll, Op, Set};
+use crate::errno::Errno;
+use crate::events::{Event, Events};
+use crate::file::FileRef;
+use crate::sync::MutexGuard;
+use crate::wait::Deferred;
+
+/// Changes under one hold of the set's lock. The fields end in their order: first the
+/// lock, then what was put off until it is free.
+pub(crate) struct CtlPass<'a> {
+    epoll: &'a Epoll,
+    inner: Option<MutexGuard<'a, Interests>>,
+    /// Items that MODs changed, in their order: neighbours share the fence between the change and
+    /// the look. All are registered, and all before `looked_at` have been looked at.
+    changed: ArrayVec<*const Item, { CtlPass::CHANGES }>,
+    looked_at: usize,
+    deferred: Deferred,
+    left: SmallVec<[Left; CtlPass::ROOM]>,
+}
+
+/// [`Forgotten`] that is finished when it ends.
+struct Left(Option<Forgotten>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if let Some(forgotten) = self.0.take() {
+            forgotten.finish();
+        }
+    }
+}
+
+impl Drop for CtlPass<'_> {
+    fn drop(&mut self) {
+        // Also if a foreign `poll` panics: the other items are looked at all the same.
+        self.look_at_changed();
+    }
+}
+
+impl<'a> CtlPass<'a> {
+    /// How many items may be changed before they are looked at.
+    const CHANGES: usize = 64;
+    /// How many items may be removed before the lock is released to finish them.
+    const ROOM: usize = 16;
+
+    pub(crate) fn new(epoll: &'a Epoll) -> Self {
+        CtlPass {
+            epoll,
+            inner: None,
+            changed: ArrayVec::new(),
+            looked_at: 0,
+            deferred: Deferred::new(),
+            left: SmallVec::new(),
+        }
+    }
+
+    pub(crate) fn epoll(&self) -> &'a Epoll {
+        self.epoll
+    }
+
+    /// Returns whether [`add_or_delete`](Self::add_or_delete) executes `op` on `file`. What else there is, is done
+    /// after a [`pause`](Self::pause).
+    pub(crate) fn takes(op: Op, file: FileRef<'_>) -> bool {
+        op == Op::Del || !is_added_alone(file.description())
+    }
+
+    /// Executes an ADD or DEL that [`takes`](Self::takes) allows.
+    pub(crate) fn add_or_delete(
+        &mut self,
+        op: Op,
+        file: FileRef<'_>,
+        interest: &Event,
+    ) -> Result<(), Errno> {
+        self.look_at_changed();
+        self.make_room();
+        let epoll = self.epoll;
+        let inner = self.inner.get_or_insert_with(|| epoll.set().inner.lock());
+        let mut left = None;
+        let deferred = &mut self.deferred;
+        let result = epoll.ctl_locked(inner, op, file, *interest, &mut left, deferred);
+        self.leave(left);
+        result
+    }
+
+    /// Executes a MOD.
+    #[inline(always)]
+    pub(crate) fn modify(
+        &mut self,
+        file: FileRef<'_>,
+        events: Events,
+        data: u64,
+    ) -> Result<(), Errno> {
+        let epoll = self.epoll;
+        let key = (file.identity(), file.number());
+        epoll.check_modify(key.0, events)?;
+        if self.changed.is_full() {
+            self.look_at_changed();
+            self.make_room();
+        }
+        let set = epoll.set();
+        let inner = self.inner.get_or_insert_with(|| set.inner.lock());
+        let publish = Item::set_interest_unfenced;
+        self.changed
+            .push(set.change_interest(inner, key, events, data, publish)?);
+        Ok(())
+    }
+
+    /// The second half of the MODs so far.
+    fn look_at_changed(&mut self) {
+        let Some(inner) = &mut self.inner else { return };
+        let changed = self.changed.as_slice();
+        let [.., last] = changed else { return };
+        if self.looked_at == 0 {
+            // SAFETY: as below.
+            unsafe { (**last).fence_interest() };
+        }
+        while let Some(&item) = changed.get(self.looked_at) {
+            self.looked_at += 1;
+            // SAFETY: it was found in the table, the lock has been held since, and nothing has been
+            // removed since: whatever removes items looks at the changed ones first.
+            unsafe {
+                if Set::is_idle_plain(&*item) {
+                    continue;
+                }
+                let mut left = None;
+                (*item).interest_was_set();
+                let set = self.epoll.set();
+                set.look_after_change(inner, item, &mut left, &mut self.deferred);
+                if left.is_some() {
+                    self.left.push(Left(left));
+                }
+            }
+        }
+        self.changed.clear();
+        self.looked_at = 0;
+    }
+
+    fn leave(&mut self, left: Option<Forgotten>) {
+        if left.is_some() {
+            self.left.push(Left(left));
+        }
+    }
+
+    /// Releases the lock if too many removed items wait for that.
+    fn make_room(&mut self) {
+        if self.left.len() >= Self::ROOM {
+            self.pause();
+        }
+    }
+
+    /// Releases the lock, and does what had to wait for that.
+    #[inline]
+    pub(crate) fn pause(&mut self) {
+        if self.inner.is_some() {
+            self.let_go();
+        }
+    }
+
+    #[inline(never)]
+    fn let_go(&mut self) {
+        self.look_at_changed();
+        self.inner = None;
+        self.deferred.run();
+        self.left.clear();
+    }
+}

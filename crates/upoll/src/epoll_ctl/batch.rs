@@ -1,0 +1,201 @@
+//! `epoll_ctl_batch` of the patch of that name: many changes in one call.
+
+#[cfg(all(feature = "std", not(upoll_loom)))]
+use std::os::fd::{AsRawFd, RawFd};
+
+use crate::epoll::ctl_pass::CtlPass;
+use crate::epoll::{Epoll, Op};
+use crate::errno::Errno;
+use crate::events::Event;
+use crate::target::{Source, Target};
+
+/// One change of a batch (`struct epoll_ctl_cmd`).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "epoll_ctl_cmd")]
+pub struct CtlCommand<'a> {
+    /// Must be 0: there are no flags yet.
+    pub flags: u32,
+    /// The operation.
+    pub op: Op,
+    /// The file that it concerns.
+    pub target: Target<'a>,
+    /// The events of interest, and their data. DEL ignores it.
+    pub interest: Event,
+    /// How it went. Only those commands are written that were executed.
+    pub result: Result<(), Errno>,
+}
+
+impl<'a> CtlCommand<'a> {
+    /// `EPOLL_CTL_ADD`, see [`Epoll::add`].
+    #[must_use]
+    pub fn add(source: &'a (impl Source + ?Sized), interest: Event) -> Self {
+        Self::new(Op::Add, source.target(), interest)
+    }
+
+    /// `EPOLL_CTL_MOD`, see [`Epoll::modify`].
+    #[must_use]
+    pub fn modify(source: &'a (impl Source + ?Sized), interest: Event) -> Self {
+        Self::new(Op::Mod, source.target(), interest)
+    }
+
+    /// `EPOLL_CTL_DEL`, see [`Epoll::delete`].
+    #[must_use]
+    pub fn delete(source: &'a (impl Source + ?Sized)) -> Self {
+        Self::new(Op::Del, source.target(), Event::default())
+    }
+
+    /// The kernel fd whose interest this is to change, if it is one.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    #[inline]
+    pub(crate) fn modified_descriptor(&self) -> Option<RawFd> {
+        let is_plain = self.flags == 0 && self.op == Op::Mod;
+        let descriptor = self.target.kernel().filter(|_| is_plain)?;
+        Some(descriptor.as_raw_fd())
+    }
+
+    /// Any operation.
+    #[must_use]
+    pub const fn new(op: Op, target: Target<'a>, interest: Event) -> Self {
+        CtlCommand {
+            flags: 0,
+            op,
+            target,
+            interest,
+            result: Ok(()),
+        }
+    }
+}
+
+impl Epoll {
+    /// `epoll_ctl_batch`: applies `commands` in their order, stops at the first that fails, and returns
+    /// the number that succeeded.
+    ///
+    /// Each executed command has its own [`result`](CtlCommand::result). If the count is less than
+    /// the number of commands, the result of the command at that index is the reason. The commands
+    /// before it stay applied: a batch is not atomic, and other threads may see it half done.
+    /// Neighbouring changes to user-level members share one pass under the set's lock.
+    ///
+    /// # Errors
+    /// Nothing was done: `EINVAL`: `flags` is not 0, or there are no commands.
+    /// A command fails as [`ctl`](Self::ctl) does, and with `EINVAL` if its own flags are not 0.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, Events};
+    /// let set = Epoll::new()?;
+    /// let (a, b) = (EventFd::new(0)?, EventFd::new(0)?);
+    /// let interest = Event::new(Events::IN, 0);
+    /// let mut commands = [
+    ///     CtlCommand::add(&a, interest),
+    ///     CtlCommand::modify(&b, interest),
+    ///     CtlCommand::add(&b, interest),
+    /// ];
+    /// assert_eq!(set.ctl_batch(0, &mut commands)?, 1);
+    /// assert_eq!(commands[1].result, Err(Errno::NOENT));
+    /// # Ok::<(), Errno>(())
+    /// ```
+    #[doc(alias = "epoll_ctl_batch")]
+    pub fn ctl_batch(&self, flags: u32, commands: &mut [CtlCommand<'_>]) -> Result<usize, Errno> {
+        if flags != 0 || commands.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let (done, result) = self.modify_descriptors(commands);
+        if result.is_err() || done == commands.len() {
+            // Nothing of the core's, and no need to prepare for that.
+            return Ok(done);
+        }
+        Ok(self.ctl_from(done, commands))
+    }
+
+    /// The commands at the head that [modify a descriptor](CtlCommand::modified_descriptor), until one
+    /// fails: how many of them succeeded, and how the last went.
+    #[inline]
+    fn modify_descriptors(&self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
+        #[cfg(all(feature = "std", not(upoll_loom)))]
+        if let Some(backend) = self.set().backend() {
+            for (at, command) in commands.iter_mut().enumerate() {
+                let Some(number) = command.modified_descriptor() else {
+                    return (at, Ok(()));
+                };
+                command.result = backend.modify(self, number, &command.interest);
+                if command.result.is_err() {
+                    return (at, command.result);
+                }
+            }
+            return (commands.len(), Ok(()));
+        }
+        let _ = commands;
+        (0, Ok(()))
+    }
+
+    /// Executes the rest of a batch from the command `at` on. Returns how many of all have succeeded.
+    #[inline(never)]
+    fn ctl_from(&self, mut at: usize, commands: &mut [CtlCommand<'_>]) -> usize {
+        let mut pass = CtlPass::new(self);
+        while let Some(command) = commands.get_mut(at) {
+            if command.target.is_file() {
+                let result = apply(&mut pass, command);
+                command.result = result;
+                if result.is_err() {
+                    break;
+                }
+                at += 1;
+            } else {
+                let (done, result) = apply_in_kernel(&mut pass, &mut commands[at..]);
+                at += done;
+                if result.is_err() {
+                    break;
+                }
+            }
+        }
+        at
+    }
+}
+
+/// Executes the first of `commands`, which concerns a kernel fd, and the MODs of kernel fds that
+/// directly follow. Returns the same as [`modify_descriptors`](Epoll::modify_descriptors).
+fn apply_in_kernel(
+    pass: &mut CtlPass<'_>,
+    commands: &mut [CtlCommand<'_>],
+) -> (usize, Result<(), Errno>) {
+    pass.pause();
+    let (done, result) = pass.epoll().modify_descriptors(commands);
+    if done > 0 || result.is_err() {
+        return (done, result);
+    }
+    let result = apply(pass, &commands[0]);
+    commands[0].result = result;
+    (usize::from(result.is_ok()), result)
+}
+
+#[inline(always)]
+fn apply(pass: &mut CtlPass<'_>, command: &CtlCommand<'_>) -> Result<(), Errno> {
+    if command.flags != 0 {
+        return Err(Errno::INVAL);
+    }
+    let (op, interest) = (command.op, &command.interest);
+    match command.target {
+        // Two words, not a copy of both in one: a copy that is read in other pieces than it was
+        // written in makes the CPU wait.
+        Target::File(file) if op == Op::Mod => {
+            pass.modify(file, interest.events(), interest.data())
+        }
+        target => apply_otherwise(pass, op, target, interest),
+    }
+}
+
+#[inline(never)]
+fn apply_otherwise(
+    pass: &mut CtlPass<'_>,
+    op: Op,
+    target: Target<'_>,
+    interest: &Event,
+) -> Result<(), Errno> {
+    match target {
+        Target::File(file) if CtlPass::takes(op, file) => pass.add_or_delete(op, file, interest),
+        target => {
+            pass.pause();
+            pass.epoll().ctl(op, target, *interest)
+        }
+    }
+}
