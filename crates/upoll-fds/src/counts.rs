@@ -1,7 +1,8 @@
 //! Whether any fd may be user-level, in two loads: calls of a program without such fds ask nothing else. And whether an
 //! fd was copied during a pass over the table, which can keep further copies from beginning.
 
-use crate::sync::{AtomicUsize, Backoff, HeldBack, Ordering, Rule, broken, global};
+use crate::signals::HeldBack;
+use crate::sync::{AtomicUsize, Backoff, Ordering, Rule, broken, global};
 
 global! {
     /// How often an fd has become user-level: counted before the table has it, and once more when it does.

@@ -22,6 +22,7 @@ use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
 use crate::table::{self, Group, Held};
 use upoll_sys::backoff::Backoff;
+use upoll_sys::backoff::wait_until;
 
 /// The error for an object that cannot be demoted (yet).
 const NOT_SUPPORTED: Errno = Errno::OPNOTSUPP;
@@ -102,6 +103,27 @@ pub fn demote_all() {
             break;
         }
     }
+}
+
+/// Demotes every object that can be demoted, and returns whether none is left.
+///
+/// Objects that are made from now on are the kernel's, for good or until this thread goes on. Where none is left,
+/// calls do not touch thread-local memory until there is another object. Another thread may have the same
+/// thread-local memory (`CLONE_VM` without `CLONE_SETTLS`), or a child that may be killed during a call.
+pub fn leave_all_to_the_kernel() -> bool {
+    demote_all();
+    if !table::has_any() {
+        return true;
+    }
+    let mut is_all = false;
+    // Other threads are in the midst of changing numbers, or of making what they have begun to make.
+    wait_until(|| {
+        let stays = |fd| demote(fd).is_err() && table::is_user_level(fd);
+        let some_stay = table::user_level_numbers().filter(|&fd| stays(fd)).count() > 0;
+        is_all = table::is_none_left();
+        is_all || some_stay
+    });
+    is_all
 }
 
 /// Demotes eventfds that nothing but one fd refers to. There may be thousands of them, and they need no lists of fds

@@ -5,16 +5,16 @@ use std::ptr;
 use std::time::Duration;
 
 use upoll::internal::SharedBox;
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, SigSet, Timeout};
+use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, Timeout};
 
 use crate::kernel::{call, interruptible, number};
-use crate::number::programs;
 use crate::object::Object;
-use crate::poll::timespec;
 use crate::set::{NumberedSet, Rousable};
 use crate::signals::Section;
 use crate::slot::Entry;
-use crate::{change, memory, table, wall_clock};
+use crate::table::programs;
+use crate::wait_args::{limit, mask, milliseconds, signals_of, timespec};
+use crate::{change, install, memory, table, wall_clock};
 
 /// `epoll_create(2)`.
 ///
@@ -51,8 +51,8 @@ pub fn epoll_create1(flags: i32) -> Result<RawFd, Errno> {
     };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(SYS_epoll_create1, of_the_kernel.bits()) })?;
-    match entry.filter(|_| change.is_some() && (rotates || table::has_room(fd))) {
-        Some(entry) => table::install(fd, entry),
+    match entry.filter(|_| change.is_some() && (rotates || install::has_room(fd))) {
+        Some(entry) => install::install(fd, entry),
         // While a fork is under way the child is to have it, too.
         None => Ok(fd),
     }
@@ -71,66 +71,6 @@ pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
         _ => Err(Errno::INVAL),
     });
     served.unwrap_or(Err(Errno::BADF))
-}
-
-/// How long a wait may last by its timespec; none: without limit. The kernel's order: first the
-/// pointer, then the value.
-///
-/// # Safety
-/// As [`memory::read`].
-pub(crate) unsafe fn limit(clock: Clock, timeout: *const libc::timespec) -> Result<Timeout, Errno> {
-    if timeout.is_null() {
-        return Ok(Timeout::NEVER);
-    }
-    // SAFETY: the caller's contract.
-    let timeout = unsafe { memory::read(timeout) }?;
-    let seconds = u64::try_from(timeout.tv_sec).map_err(|_| Errno::INVAL)?;
-    let nanoseconds = u32::try_from(timeout.tv_nsec).map_err(|_| Errno::INVAL)?;
-    if nanoseconds >= 1_000_000_000 {
-        return Err(Errno::INVAL);
-    }
-    Ok(Timeout::after(clock, Duration::new(seconds, nanoseconds)))
-}
-
-/// A timeout in milliseconds; a negative one is none.
-pub(crate) fn milliseconds(timeout: i32) -> Timeout {
-    match u64::try_from(timeout) {
-        Ok(timeout) => Duration::from_millis(timeout).into(),
-        Err(_) => Timeout::NEVER,
-    }
-}
-
-/// The caller's signal mask (`set_user_sigmask`).
-///
-/// # Safety
-/// As [`memory::read`].
-pub(crate) unsafe fn mask(
-    mask: *const libc::sigset_t,
-    size: usize,
-) -> Result<Option<SigSet>, Errno> {
-    // SAFETY: the caller's contract.
-    let signals = unsafe { signals_of(mask, size) }?;
-    Ok(signals.map(|signals| {
-        let mut set = libc::sigset_t::from(SigSet::empty());
-        // SAFETY: a sigset_t begins with the kernel's 64 bits.
-        unsafe { (&raw mut set).cast::<u64>().write(signals) };
-        set.into()
-    }))
-}
-
-/// The same, as the kernel has it.
-///
-/// # Safety
-/// As [`memory::read`].
-unsafe fn signals_of(mask: *const libc::sigset_t, size: usize) -> Result<Option<u64>, Errno> {
-    if mask.is_null() {
-        return Ok(None);
-    }
-    if size != size_of::<u64>() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: the caller's contract.
-    unsafe { memory::read(mask.cast()) }.map(Some)
 }
 
 /// `epoll_wait(2)`.

@@ -9,9 +9,9 @@ use upoll::{Errno, Event, Events, Op, Target};
 use crate::demote::{demote, demote_unwatched, demote_with_members};
 use crate::interest::Interest;
 use crate::kernel::call;
-use crate::number::programs;
 use crate::object::Object;
 use crate::set::NumberedSet;
+use crate::table::programs;
 use crate::{memory, table};
 
 /// `epoll_ctl(2)`.

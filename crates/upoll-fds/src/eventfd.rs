@@ -8,7 +8,7 @@ use crate::kernel::{self, call, number};
 use crate::object::Object;
 use crate::signals::Section;
 use crate::slot::Entry;
-use crate::{change, io, memory, table};
+use crate::{change, install, io, memory, table};
 
 /// `_IOW('J', 0, __u64)`: sets the maximum, which the count stays below.
 pub const EFD_IOC_SET_MAXIMUM: u32 = 0x4008_4a00;
@@ -39,11 +39,11 @@ pub fn eventfd(initial: u32, flags: i32) -> Result<RawFd, Errno> {
     };
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(SYS_eventfd2, 0, flags) })?;
-    if !table::has_room(fd) {
+    if !install::has_room(fd) {
         kernel::close(fd)?;
         return by_the_kernel();
     }
-    table::install(fd, entry)
+    install::install(fd, entry)
 }
 
 /// `eventfd_read(3)`.

@@ -26,7 +26,8 @@ use upoll::Errno;
 use crate::inherit::Inheritance;
 use crate::kernel::{self, call, number};
 use crate::set::NumberedSet;
-use crate::{change, counts, demote, in_use, inherit, plain_sets, table};
+use crate::slot::in_use;
+use crate::{change, counts, demote, inherit, plain_sets, table};
 use upoll_sys::backoff::wait_until;
 
 /// Whether fork handlers are registered; one of the following.

@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 use upoll::{Errno, EventFd, Events, PIPE_BUF, ReceiveFlags};
 
 use crate::kernel::call;
-use crate::number::programs;
 use crate::object::Object;
 use crate::pipe::{raise_if_broken, raise_sigpipe};
 use crate::signals::Section;
+use crate::table::programs;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).

@@ -46,8 +46,9 @@ mod epoll_ctl;
 pub mod errno;
 mod eventfd;
 mod fork;
-mod in_use;
+mod hazard;
 mod inherit;
+mod install;
 mod interest;
 mod io;
 mod kernel;
@@ -67,10 +68,13 @@ mod slot;
 mod socket;
 mod sync;
 mod table;
+#[doc(hidden)]
+pub mod takeover;
+mod wait_args;
 mod wall_clock;
 
 pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
-pub use crate::demote::{demote, demote_all};
+pub use crate::demote::{demote, demote_all, leave_all_to_the_kernel};
 pub use crate::epoll::{
     EpollWaitParams, epoll_create, epoll_create1, epoll_pwait, epoll_pwait1, epoll_pwait2,
     epoll_wait, serve_here,
@@ -83,6 +87,8 @@ pub use crate::eventfd::{
 pub use crate::fork::{
     begin_unseen_fork, end_unseen_fork, end_unseen_fork_in_the_child, end_unseen_fork_with_numbers,
 };
+#[doc(hidden)]
+pub use crate::install::prepare;
 pub use crate::io::{read, readv, write, writev};
 pub use crate::memory::{count_readable, read as read_memory, write as write_memory};
 pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
@@ -93,10 +99,8 @@ pub use crate::select::{UserSets, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
 pub use crate::socket::{getsockopt, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt};
-pub use crate::table::{
-    has_any, is_served_here, is_socket, is_user_level, leave_all_to_the_kernel, user_level_numbers,
-};
+pub use crate::table::{has_any, is_served_here, is_socket, is_user_level, user_level_numbers};
 #[doc(hidden)]
-pub use crate::table::{is_ours, may_be_ours, prepare};
+pub use crate::table::{is_ours, may_be_ours};
 /// Forgets `RLIMIT_NOFILE`, which an embedder has changed: the next [`poll`] reads it.
 pub use upoll::internal::open_limit_changed;

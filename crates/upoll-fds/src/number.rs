@@ -10,17 +10,8 @@ use upoll::internal::own_fds;
 use crate::kernel::{call, int, number};
 use crate::object::Object;
 use crate::signals::Section;
+use crate::table::programs;
 use crate::{demote, eventfd, kernel, memory, table};
-
-/// Returns -1 for an own fd that is [protected](own_fds) from the program, so that calls on it fail as on
-/// a closed fd. Returns any other fd unchanged.
-#[inline]
-pub(crate) fn programs(fd: RawFd) -> RawFd {
-    match own_fds::is_own(fd) {
-        true => -1,
-        false => fd,
-    }
-}
 
 /// `close(2)`.
 ///
@@ -117,6 +108,11 @@ pub fn dup3(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
 
 fn duplicate_to(fd: RawFd, new: RawFd, flags: i32) -> Result<RawFd, Errno> {
     let fd = programs(fd);
+    if new >= 0 && table::is_user_level(fd) && !table::has_slot(new) {
+        // Only the kernel can open such an fd. An object that cannot be demoted fails like an fd
+        // beyond the limit.
+        demote::demote(fd).map_err(|_| Errno::BADF)?;
+    }
     table::replace(fd, new, || {
         // SAFETY: no pointers are involved. The number is the caller's to close.
         number(unsafe { call!(SYS_dup3, fd, new, flags) })

@@ -8,7 +8,7 @@ use upoll::{Errno, File, Pollable};
 use crate::kernel::{call, number};
 use crate::object::Object;
 use crate::slot::Entry;
-use crate::{change, table};
+use crate::{change, install, table};
 
 /// Opens an fd for a file of the embedder. `epoll_ctl`, `poll` and `select` of this crate accept
 /// the fd.
@@ -24,7 +24,7 @@ pub fn open(file: &File<impl Pollable>, cloexec: bool) -> Result<RawFd, Errno> {
     let entry = Entry::new(Object::Own(file.erase()))?;
     // SAFETY: no pointers are involved.
     let fd = number(unsafe { call!(SYS_eventfd2, 0, flags) })?;
-    table::install(fd, entry)
+    install::install(fd, entry)
 }
 
 /// Calls `call` with the object of type `T` that an fd stands for. `call` must not block.

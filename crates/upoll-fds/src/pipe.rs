@@ -5,11 +5,11 @@ use std::os::fd::RawFd;
 use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
 
 use crate::kernel::call;
-use crate::number::programs;
 use crate::object::Object;
 use crate::signals::Section;
 use crate::slot::Entry;
-use crate::{change, memory, table};
+use crate::table::programs;
+use crate::{change, install, memory, table};
 
 /// `pipe(2)`.
 ///
@@ -100,7 +100,7 @@ unsafe fn give(
         errno
     };
     if let Some(entries) = entries {
-        table::install_both(numbers, entries);
+        install::install_both(numbers, entries);
     }
     // SAFETY: the caller's contract.
     unsafe { memory::write(fds, numbers) }.map_err(close_both)

@@ -280,7 +280,7 @@ pub(crate) struct Generations {
 }
 
 /// The generation of a set that is the kernel's from its start.
-const NO_GENERATION: usize = 0;
+pub(crate) const NO_GENERATION: usize = 0;
 
 /// Atomics can be made in constants only outside of models.
 macro_rules! new_generations {
@@ -403,26 +403,19 @@ impl Generations {
 #[cfg(not(upoll_loom))]
 pub use self::numbers::{
     begin_copy, begin_to_make, begin_wait, begin_wait_again, close, close_between, end_copy,
-    forget, forget_all, has_record, is_plain, may_name_any, note, note_member, take_over,
+    forget, forget_all, has_record, is_plain, may_name_any, note_member,
 };
 #[cfg(not(upoll_loom))]
-pub(crate) use self::numbers::{forget_before_fork, forget_closed};
+pub(crate) use self::numbers::{forget_before_fork, forget_closed, note, take_over};
 
 #[cfg(not(upoll_loom))]
 mod numbers {
     use std::os::fd::RawFd;
 
-    use upoll::internal::SharedBox;
-    use upoll::{CreateFlags, Epoll, Errno};
-
     use super::{Generations, NO_GENERATION, NOT_PLAIN, Record, is_being_taken};
     use crate::change::Change;
-    use crate::object::Object;
-    use crate::set::NumberedSet;
     use crate::signals::Section;
-    use crate::slot::Entry;
     use crate::sync::{AtomicUsize, Ordering};
-    use crate::{fork, table};
 
     /// No fd from this one on stands for a plain set.
     const NUMBERS: usize = 1024;
@@ -498,8 +491,8 @@ mod numbers {
         GENERATIONS.begin_to_make()
     }
 
-    /// Records a plain set that the kernel has just made.
-    pub fn note(epfd: RawFd, generation: usize) {
+    /// Records a plain set that the kernel has just made. Forks are [watched](crate::fork::watch).
+    pub(crate) fn note(epfd: RawFd, generation: usize) {
         let at = epfd.cast_unsigned() as usize;
         let Some((place, record)) = PLACES.get(at).zip(RECORDS.get(at)) else {
             return;
@@ -515,7 +508,7 @@ mod numbers {
             let counted = record.numbers.compare_exchange(0, 1, success, failure);
             counted.is_ok()
         };
-        if generation != NO_GENERATION && fork::watch().is_ok() && is_free() {
+        if generation != NO_GENERATION && is_free() {
             record.begin(generation);
             place.store(at + 1, Ordering::Release);
         }
@@ -659,8 +652,12 @@ mod numbers {
         }
     }
 
-    /// Makes a plain set user-level, if that is possible. Otherwise it is the kernel's from now on.
-    pub fn take_over(epfd: RawFd) {
+    /// Calls `install` with the fds of a plain set, and with whether the set may have members, to make it
+    /// user-level. If that is not possible the set is the kernel's from now on.
+    pub(crate) fn take_over(
+        epfd: RawFd,
+        install: impl FnOnce(&mut dyn Iterator<Item = RawFd>, bool),
+    ) {
         let Some(at) = place(epfd).and_then(|place| place.load(Ordering::Acquire).checked_sub(1))
         else {
             return;
@@ -677,38 +674,14 @@ mod numbers {
         }
         match record.take(me, || GENERATIONS.now()) {
             Some(has_members) => {
-                if let Ok(entries) = entries(epfd, at, has_members) {
-                    for (number, entry) in entries {
-                        // There is room for it.
-                        let _ = table::install(number, entry);
-                        // The set may have been demoted by an fd that was installed before.
-                        table::leave_if_retired(number);
-                    }
-                }
+                let numbers = (0..).zip(&PLACES);
+                let is_its = |place: &AtomicUsize| place.load(Ordering::SeqCst) == at + 1;
+                let mut fds = numbers.filter_map(|(fd, place)| is_its(place).then_some(fd));
+                install(&mut fds, has_members);
                 record.end_take();
             }
             None => record.forget(me),
         }
         GENERATIONS.end_takeover();
-    }
-
-    /// Makes the entries of all fds of a set that is being taken over.
-    fn entries(
-        epfd: RawFd,
-        at: usize,
-        has_members: bool,
-    ) -> Result<Vec<(RawFd, Box<Entry>)>, Errno> {
-        let set = Epoll::create(CreateFlags::empty())?;
-        let set = SharedBox::new(NumberedSet::around(set, epfd, has_members)?)?;
-        let mut entries = Vec::new();
-        for (number, place) in (0..).zip(&PLACES) {
-            if place.load(Ordering::SeqCst) == at + 1 {
-                if !table::has_room(number) || entries.try_reserve(1).is_err() {
-                    return Err(Errno::NOMEM);
-                }
-                entries.push((number, Entry::new(Object::Epoll(set.clone()))?));
-            }
-        }
-        Ok(entries)
     }
 }

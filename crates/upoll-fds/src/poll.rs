@@ -10,7 +10,8 @@ use upoll::{Clock, Errno, Events, PollFd, SigSet, Target, Timeout};
 use crate::kernel::{call, interruptible};
 use crate::object::Object;
 use crate::signals::Section;
-use crate::{demote, epoll, memory, table};
+use crate::wait_args::timespec;
+use crate::{demote, memory, table, wait_args};
 
 /// As many entries as the kernel keeps on its stack.
 const INLINE: usize = 30;
@@ -27,7 +28,7 @@ const FEW: usize = 8;
 /// As [`ppoll`].
 pub unsafe fn poll(fds: *mut libc::pollfd, count: usize, timeout: i32) -> Result<usize, Errno> {
     // SAFETY: the caller's contract.
-    unsafe { poll_masked(fds, count, epoll::milliseconds(timeout), None) }
+    unsafe { poll_masked(fds, count, wait_args::milliseconds(timeout), None) }
 }
 
 /// `ppoll(2)`, with the size of the signal mask as the system call has it. `timeout` is not written.
@@ -52,9 +53,9 @@ pub unsafe fn ppoll(
     size: usize,
 ) -> Result<usize, Errno> {
     // SAFETY: the caller's contract.
-    let limit = unsafe { epoll::limit(Clock::Monotonic, timeout) }?;
+    let limit = unsafe { wait_args::limit(Clock::Monotonic, timeout) }?;
     // SAFETY: as above.
-    let mask = unsafe { epoll::mask(mask, size) }?;
+    let mask = unsafe { wait_args::mask(mask, size) }?;
     // SAFETY: as above.
     unsafe { poll_masked(fds, count, limit, mask.as_ref()) }
 }
@@ -425,13 +426,4 @@ unsafe fn pass_on(
     let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the kernel checks the caller's pointer; limit and mask are null or live.
     unsafe { interruptible!(SYS_ppoll, fds, count, limit, mask, size_of::<u64>()) }
-}
-
-/// Converts a limit for the kernel. Returns `None` for a wait without limit.
-pub(crate) fn timespec(limit: Timeout) -> Option<libc::timespec> {
-    let limit = limit.limit()?;
-    Some(libc::timespec {
-        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(limit.subsec_nanos().cast_signed()),
-    })
 }

@@ -12,9 +12,10 @@ use upoll::{Clock, Errno, Events, FdSet, SigSet, Target, Timeout};
 use crate::demote::demote_any;
 use crate::kernel::{self, interruptible};
 use crate::object::Object;
-use crate::poll::{Running, is_same, state_now, timespec};
+use crate::poll::{Running, is_same, state_now};
 use crate::signals::Section;
-use crate::{epoll, memory, table};
+use crate::wait_args::{self, timespec};
+use crate::{memory, table};
 
 /// The three sets as the caller has them; each may be null.
 pub type UserSets = [*mut libc::fd_set; 3];
@@ -77,9 +78,9 @@ pub unsafe fn pselect(
     size: usize,
 ) -> Result<usize, Errno> {
     // SAFETY: the caller's contract.
-    let mut limit = unsafe { epoll::limit(Clock::Monotonic, timeout) }?;
+    let mut limit = unsafe { wait_args::limit(Clock::Monotonic, timeout) }?;
     // SAFETY: as above.
-    let mask = unsafe { epoll::mask(mask, size) }?;
+    let mask = unsafe { wait_args::mask(mask, size) }?;
     // SAFETY: as above.
     unsafe { select_masked(n, sets, &mut limit, mask.as_ref()) }
 }

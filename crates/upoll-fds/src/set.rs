@@ -8,7 +8,7 @@
 //! when the last user-level member has been demoted.
 //!
 //! The preload library instead leaves sets out of the table until then, so that calls on them are passed on
-//! untouched ([`plain_sets`](crate::plain_sets)).
+//! untouched ([`plain_sets`](crate::plain_sets), [`takeover`](crate::takeover)).
 //!
 //! # The named pair
 //! A thread that waits in a passive set marks itself, then checks whether the set is still passive. A
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
 
-use crate::in_use;
+use crate::hazard;
 use crate::kernel::call;
 use crate::memory;
 use upoll_sys::backoff::nap;
@@ -139,8 +139,8 @@ impl NumberedSet {
     }
 
     /// Returns the mark of threads that wait in the kernel set.
-    pub(crate) fn mark(&self) -> in_use::Mark {
-        in_use::Mark::of(self)
+    pub(crate) fn mark(&self) -> hazard::Mark {
+        hazard::Mark::of(self)
     }
 
     /// Changes a kernel member by the kernel. Returns `None` if the set is not passive.
@@ -217,8 +217,8 @@ const PATIENCE: usize = 3000;
 
 /// Interrupts the threads that wait in the kernel set behind `epfd`. They then wait again.
 #[cold]
-fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
-    if in_use::wait_until_unmarked(mark, false) {
+fn rouse(epfd: RawFd, mark: hazard::Mark) -> Result<(), Errno> {
+    if hazard::wait_until_unmarked(mark, false) {
         return Ok(());
     }
     let wakes = AlwaysWritable::new()?;
@@ -238,7 +238,7 @@ fn rouse(epfd: RawFd, mark: in_use::Mark) -> Result<(), Errno> {
     if added.is_ok() {
         let mut tries = 0;
         // The first round is patient.
-        while !in_use::wait_until_unmarked(mark, tries == 0) && tries < PATIENCE {
+        while !hazard::wait_until_unmarked(mark, tries == 0) && tries < PATIENCE {
             tries += 1;
             nap();
         }

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fen
 use upoll_sys::interruptible::{Place, place, put_off as end_sleeps};
 use upoll_sys::signals::{OF_FAULTS, change};
 
-use crate::in_use;
+use crate::hazard;
 use crate::kernel::{call, interruptible};
 
 std::thread_local! {
@@ -171,7 +171,7 @@ pub(crate) fn call_what_was_put_off() {
         let before = hold_back();
         if !own.is_any.load(Ordering::Relaxed)
             || own.sections.load(Ordering::Relaxed) > 0
-            || in_use::ask_this_thread()
+            || hazard::ask_this_thread()
         {
             set_mask(before);
             return;
@@ -333,7 +333,7 @@ pub unsafe fn put_off(
         // A delayed signal is blocked in the interrupted context only. A handler near its end would run
         // other handlers in its own calls, and these signals would stay blocked.
         let waits = own.is_any.load(Ordering::Relaxed) || own.sections.load(Ordering::Relaxed) > 0;
-        if in_use::ask_this_thread() || waits {
+        if hazard::ask_this_thread() || waits {
             // SAFETY: the caller's contract.
             return unsafe { own.add(signal, info, context) };
         }

@@ -13,9 +13,9 @@ use upoll::{Errno, ReceiveFlags, StreamSocket};
 use crate::demote::demote;
 use crate::io::{Blocking, Buffer, Buffers, MOST, buffers, rest_of};
 use crate::kernel::call;
-use crate::number::programs;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
+use crate::table::programs;
 use crate::{memory, table};
 
 /// `sizeof(struct sockaddr_storage)`

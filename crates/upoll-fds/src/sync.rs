@@ -1,5 +1,5 @@
 //! Atomics, fences and thread-local state for the protocols of [`slot`](crate::slot),
-//! [`in_use`](crate::in_use) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
+//! [`hazard`](crate::hazard) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
 //! this module substitutes loom's.
 
 #[cfg(not(upoll_loom))]
@@ -7,8 +7,6 @@ pub(crate) use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence,
 };
 
-#[cfg(not(upoll_loom))]
-pub(crate) use crate::signals::{HeldBack, Section};
 #[cfg(not(upoll_loom))]
 pub(crate) use upoll_sys::backoff::{Backoff, wait_until};
 
@@ -37,37 +35,6 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         loom::thread::yield_now();
     }
-}
-
-/// The model has no signals.
-#[cfg(upoll_loom)]
-pub(crate) struct HeldBack;
-
-#[cfg(upoll_loom)]
-impl HeldBack {
-    pub(crate) fn begin() -> Self {
-        HeldBack
-    }
-}
-
-#[cfg(upoll_loom)]
-impl Drop for HeldBack {
-    fn drop(&mut self) {}
-}
-
-#[cfg(upoll_loom)]
-pub(crate) struct Section;
-
-#[cfg(upoll_loom)]
-impl Section {
-    pub(crate) fn begin() -> Self {
-        Section
-    }
-}
-
-#[cfg(upoll_loom)]
-impl Drop for Section {
-    fn drop(&mut self) {}
 }
 
 #[cfg(upoll_loom)]

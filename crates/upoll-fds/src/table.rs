@@ -15,15 +15,14 @@ use upoll::internal::own_fds;
 use crate::change;
 use crate::counts;
 pub use crate::counts::has_any;
-use crate::demote;
-use crate::fork;
-use crate::in_use::{self, Changing};
+use crate::hazard::{self, Mark};
 use crate::kernel::{self, call};
 use crate::object::Object;
 use crate::plain_sets;
 use crate::signals::{HeldBack, Section};
+use crate::slot::in_use::{self, Changing};
 use crate::slot::{self, Entry, Slot};
-use upoll_sys::backoff::{Backoff, wait_until};
+use upoll_sys::backoff::Backoff;
 
 /// Fds from this one on are always the kernel's. It is the default of `fs.nr_open`.
 const NUMBERS: usize = 1 << 20;
@@ -131,7 +130,7 @@ pub(crate) fn outlast_change(fd: RawFd) {
 #[inline]
 pub(crate) fn while_marked<R>(
     fd: RawFd,
-    mark_of: impl Fn(&Object) -> Option<in_use::Mark>,
+    mark_of: impl Fn(&Object) -> Option<Mark>,
     call: impl FnOnce() -> R,
 ) -> Option<R> {
     slot(fd)?.while_marked(mark_of, call)
@@ -180,6 +179,16 @@ pub fn may_be_ours(fd: RawFd) -> bool {
     is_user_level(fd) || own_fds::may_be_own(fd)
 }
 
+/// Returns -1 for an own fd that is [protected](own_fds) from the program, so that calls on it fail as on
+/// a closed fd. Returns any other fd unchanged.
+#[inline]
+pub(crate) fn programs(fd: RawFd) -> RawFd {
+    match own_fds::is_own(fd) {
+        true => -1,
+        false => fd,
+    }
+}
+
 /// Returns whether the fd stands for a user-level socket.
 pub fn is_socket(fd: RawFd) -> bool {
     is_user_level(fd) && with(fd, |object| matches!(object, Object::Socket(_))).unwrap_or(false)
@@ -197,79 +206,32 @@ pub fn user_level_numbers() -> impl Iterator<Item = RawFd> {
     numbers(0, u32::MAX)
 }
 
-/// Demotes every object that can be demoted, and returns whether none is left.
-///
-/// Objects that are made from now on are the kernel's, for good or until this thread goes on. Where none is left,
-/// calls do not touch thread-local memory until there is another object. Another thread may have the same
-/// thread-local memory (`CLONE_VM` without `CLONE_SETTLS`), or a child that may be killed during a call.
-pub fn leave_all_to_the_kernel() -> bool {
-    demote::demote_all();
-    if !has_any() {
-        return true;
-    }
-    let mut is_all = false;
-    // Other threads are in the midst of changing numbers, or of making what they have begun to make.
-    wait_until(|| {
-        let stays = |fd| demote::demote(fd).is_err() && is_user_level(fd);
-        let some_stay = user_level_numbers().filter(|&fd| stays(fd)).count() > 0;
-        is_all = is_none_left();
-        is_all || some_stay
-    });
-    is_all
-}
-
 /// Returns whether no fd is user-level. If so, [`has_any`] is false from now on.
 pub(crate) fn is_none_left() -> bool {
     counts::is_none_left(|| user_level_numbers().next().is_some())
 }
 
-/// Allocates the kernel and C library resources for the first object. A signal handler that makes an
-/// object finds them, and takes no memory from the program's heap for them.
-///
-/// # Errors
-/// `ENOMEM`: there is no memory for them.
-#[doc(hidden)]
-pub fn prepare() -> Result<(), Errno> {
-    in_use::prepare();
-    upoll::internal::prepare_thread_ends();
-    fork::watch()
+/// Returns whether the table can have an entry for an fd. The fd may be beyond the table, or there may be
+/// no memory.
+pub(crate) fn has_slot(fd: RawFd) -> bool {
+    slot_to_fill(fd).is_some()
 }
 
-/// Makes the fd, which the kernel has just opened, stand for the object of `entry`.
-///
-/// # Errors
-/// `EMFILE`: the fd is beyond the table. It is closed then.
-pub(crate) fn install(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
-    let _section = Section::begin();
-    in_use::prepare();
-    fill(fd, entry)
-}
-
-/// Makes both fds, which the kernel has just opened, stand for the ends of a pipe or of a pair of sockets. They stay the
-/// kernel's if the table has no [room](has_room) for them.
-///
-/// A demotion finds both ends or none: it takes an end without an fd for closed.
-pub(crate) fn install_both(fds: [RawFd; 2], entries: [Box<Entry>; 2]) {
-    let _section = Section::begin();
-    in_use::prepare();
-    if let [Some(one), Some(other)] = fds.map(place_for) {
+/// Makes both fds, which the kernel has just opened, stand for these objects. Without a [slot](has_slot) for
+/// each they stay the kernel's.
+pub(crate) fn fill_both(fds: [RawFd; 2], entries: [Box<Entry>; 2]) {
+    if let [Some(one), Some(other)] = fds.map(slot_to_fill) {
         fds.into_iter().for_each(plain_sets::forget_closed);
         counts::while_adding(|| Slot::install_both([one, other], entries));
     }
 }
 
-/// Returns whether the table can have an entry for an fd. If the fd is beyond the table, or there is
-/// no memory, the new object must be the kernel's.
-pub(crate) fn has_room(fd: RawFd) -> bool {
-    place_for(fd).is_some()
-}
-
-fn place_for(fd: RawFd) -> Option<&'static Slot> {
-    slot_to_fill(fd).filter(|_| fork::watch().is_ok())
-}
-
-fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
-    let Some(slot) = place_for(fd) else {
+/// Makes the fd, which the kernel has just opened, stand for the object of `entry`.
+///
+/// # Errors
+/// `EMFILE`: there is no [slot](has_slot) for it. It is closed then.
+pub(crate) fn fill(fd: RawFd, entry: Box<Entry>) -> Result<RawFd, Errno> {
+    let Some(slot) = slot_to_fill(fd) else {
         kernel::close(fd)?;
         return Err(Errno::MFILE);
     };
@@ -324,7 +286,8 @@ pub(crate) fn copy(fd: RawFd, copy: impl Fn() -> Result<RawFd, Errno>) -> Result
     }
 }
 
-/// Makes `new` stand for the object of `fd`; in the kernel by `copy`.
+/// Makes `new` stand for the object of `fd`; in the kernel by `copy`. Without a [slot](has_slot) for `new` it stands
+/// for the kernel's file.
 pub(crate) fn replace(
     fd: RawFd,
     new: RawFd,
@@ -333,16 +296,9 @@ pub(crate) fn replace(
     if !has_any() {
         return copy();
     }
-    in_use::prepare();
+    hazard::prepare();
     let Some(slot) = slot_to_fill(new) else {
-        return match is_user_level(fd) && new >= 0 {
-            // Only the kernel can open such an fd. An object that cannot be demoted fails like an fd
-            // beyond the limit.
-            true => demote::demote(fd)
-                .map_err(|_| Errno::BADF)
-                .and_then(|()| copy()),
-            false => copy(),
-        };
+        return copy();
     };
     let section = Section::begin();
     let change = change::Change::begin();
@@ -502,7 +458,7 @@ impl Held {
         }
         entries.extend(self.fds.iter().map(|held| held.entry));
         entries.sort_unstable();
-        in_use::wait_until_all_unused(&entries, in_use::MORE_PATIENCE, |entry| {
+        hazard::wait_until_all_unused(&entries, hazard::MORE_PATIENCE, |entry| {
             used.push(entry);
             ControlFlow::Continue(())
         });

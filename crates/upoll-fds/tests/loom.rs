@@ -9,14 +9,14 @@
 mod change;
 #[path = "../src/counts.rs"]
 mod counts;
-#[path = "../src/in_use.rs"]
-#[expect(dead_code, reason = "only the library blocks in calls")]
-mod in_use;
+#[path = "../src/hazard.rs"]
+#[expect(dead_code, reason = "only the library demotes")]
+mod hazard;
 #[path = "../src/plain_sets.rs"]
 mod plain_sets;
 #[path = "../../upoll/src/sync/sequenced.rs"]
 mod sequenced;
-#[path = "../src/slot.rs"]
+#[path = "../src/slot/mod.rs"]
 #[expect(dead_code, reason = "only the library has calls that block")]
 mod slot;
 #[path = "../src/sync.rs"]
@@ -36,8 +36,35 @@ use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
 use crate::number::Number;
 use crate::object::Object;
 use crate::plain_sets::{Generations, Record};
-use crate::slot::{Entry, Slot};
+use crate::slot::{Entry, Slot, in_use};
 use crate::sync::{Rule, break_rule, handle_signal, signal_point};
+
+/// Models have no signals.
+mod signals {
+    pub(crate) struct HeldBack;
+
+    impl HeldBack {
+        pub(crate) fn begin() -> Self {
+            HeldBack
+        }
+    }
+
+    impl Drop for HeldBack {
+        fn drop(&mut self) {}
+    }
+
+    pub(crate) struct Section;
+
+    impl Section {
+        pub(crate) fn begin() -> Self {
+            Section
+        }
+    }
+
+    impl Drop for Section {
+        fn drop(&mut self) {}
+    }
+}
 
 mod object {
     use std::sync::Arc;
@@ -390,7 +417,7 @@ fn using_several_against_handing_over() {
         let slots = [slot_of(&object), slot_of(&Object::new())];
         let using = use_several_from_a_thread(&slots);
         let [one, other] = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
-        assert!(in_use::wait_until_unused(one, usize::MAX));
+        assert!(hazard::wait_until_unused(one, usize::MAX));
         object.be_poured();
         slots[0].give_back(one);
         slots[1].give_back(other);
@@ -461,7 +488,7 @@ fn using_two_against_handing_over() {
         let using = use_two_from_a_thread(&slots);
         let held = slots.each_ref().map(|slot| slot.hold(|_| true).unwrap());
         for entry in held {
-            assert!(in_use::wait_until_unused(entry, usize::MAX));
+            assert!(hazard::wait_until_unused(entry, usize::MAX));
         }
         object.be_poured();
         for (slot, entry) in slots.iter().zip(held) {
@@ -525,7 +552,7 @@ fn using_against_handing_over() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        assert!(in_use::wait_until_unused(held, usize::MAX));
+        assert!(hazard::wait_until_unused(held, usize::MAX));
         object.be_poured();
         has_kernel_it.store(true, Ordering::Relaxed);
         slot.give_up(held);
@@ -564,7 +591,7 @@ fn owning_against_handing_over() {
             })
         };
         let held = slot.hold(|_| true).unwrap();
-        assert!(in_use::wait_until_unused(held, usize::MAX));
+        assert!(hazard::wait_until_unused(held, usize::MAX));
         // The slot's and the model's own.
         if object.references() == 2 {
             object.be_poured();
@@ -591,7 +618,7 @@ fn hand_over(slots: &[Arc<Slot>; 2], object: &Object) -> [bool; 2] {
         .each_ref()
         .map(|slot| slot.hold(|found| found.is(object)));
     for &entry in held.iter().flatten() {
-        assert!(in_use::wait_until_unused(entry, usize::MAX));
+        assert!(hazard::wait_until_unused(entry, usize::MAX));
     }
     if held.iter().any(Option::is_some) {
         object.be_poured();
@@ -649,7 +676,7 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
                 thread::spawn(move || slot.install(Entry::new(new).unwrap()))
             };
             if let Some(held) = slot.hold(|found| found.is(&old)) {
-                assert!(in_use::wait_until_unused(held, usize::MAX));
+                assert!(hazard::wait_until_unused(held, usize::MAX));
                 old.be_poured();
                 match gives_back {
                     true => slot.give_back(held),

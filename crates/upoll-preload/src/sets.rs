@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use libc::{sigset_t, timespec};
 use upoll::{CreateFlags, Errno, Event};
-use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets};
+use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets, takeover};
 
 use crate::cancel::deferred;
 use crate::files;
@@ -105,7 +105,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
     let generation = plain_sets::begin_to_make();
     let epfd = by_the_kernel();
     if epfd >= 0 && !settings::is_nothing_new_served() {
-        plain_sets::note(epfd, generation);
+        takeover::note(epfd, generation);
     }
     epfd
 }
@@ -124,7 +124,7 @@ fn take_over(epfd: c_int) {
         return;
     }
     let is_wanted = || !settings::is_nothing_new_served();
-    match settings::make_here(is_wanted, || plain_sets::take_over(epfd)) {
+    match settings::make_here(is_wanted, || takeover::take_over(epfd)) {
         Some(()) => settings::look_again(epfd),
         None => plain_sets::forget(epfd),
     }

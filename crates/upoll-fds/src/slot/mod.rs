@@ -8,14 +8,18 @@
 //!
 //! A thread that [holds](Slot::hold) fds may wait for changes by others. A change waits for nothing.
 
+pub(crate) mod in_use;
+
 use std::ptr::{self, NonNull};
 
 use upoll::Errno;
 
+use self::in_use::{Changing, InUse};
 use crate::counts;
-use crate::in_use::{self, Changing, InUse, Mark};
+use crate::hazard::{self, Mark};
 use crate::object::Object;
-use crate::sync::{AtomicPtr, Backoff, HeldBack, Ordering, Rule, broken};
+use crate::signals::HeldBack;
+use crate::sync::{AtomicPtr, Backoff, Ordering, Rule, broken};
 
 /// The object of an fd.
 pub(crate) struct Entry {
@@ -360,7 +364,7 @@ impl Slot {
     ///
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
-    /// [`in_use::wait_until_all_unused`], or has found out by [`in_use::each_used`].
+    /// [`hazard::wait_until_all_unused`], or has found out by [`hazard::each_used`].
     pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
@@ -429,7 +433,7 @@ pub(crate) fn empty_unused(
         return;
     }
     // Few at most: while a record names an entry, its thread does not block.
-    in_use::each_used(|used| {
+    hazard::each_used(|used| {
         let found = held.iter().position(|&(_, entry)| entry == used);
         if let Some((at, entry)) = found.map(|found| held.swap_remove(found)) {
             slots[at].give_back(entry);
