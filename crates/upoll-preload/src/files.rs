@@ -174,7 +174,7 @@ unsafe fn pipe2_body(fds: *mut [c_int; 2], flags: c_int) -> c_int {
 /// # Safety
 /// As `pipe2`.
 unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
-    let made = settings::make_here(
+    let made = handlers::make_here(
         || settings::is_user_level(Kind::Pipe),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::pipe2(fds, flags) },

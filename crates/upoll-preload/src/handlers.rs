@@ -20,7 +20,7 @@ use upoll_sys::signals::Blocked;
 
 use crate::cancel::deferred;
 use crate::next::next;
-use crate::{kernel, settings, stats};
+use crate::{kernel, settings};
 use upoll_fds::errno::{MASK_SIZE, give, set_errno};
 
 /// The program's handler of each signal, with the three bits below, which no address has. A handler is in
@@ -43,12 +43,13 @@ static OWNER: AtomicUsize = AtomicUsize::new(0);
 /// where nothing new is served. The actions that the child sets are then only the kernel's: no handler of the
 /// child can interrupt a call on a user-level object.
 ///
+/// Where the process `reports` statistics the child must be known for one, too: the owner of the memory reports.
+///
 /// Named pair: this thread has published that nothing new is served, then checks whether handlers are delayed.
 /// A thread that begins to delay handlers publishes that, then checks whether anything is served.
-pub(crate) fn before_actions_part_there() {
+pub(crate) fn before_actions_part_there(reports: bool) {
     fence(Ordering::SeqCst);
-    // Statistics are reported by the process that owns the memory.
-    if has_begun() || stats::is_on() {
+    if has_begun() || reports {
         before_actions_part();
     }
 }
@@ -79,6 +80,21 @@ pub(crate) fn begin_to_wrap() {
     if STATE.load(Ordering::Acquire) != WRAPS {
         wrap_all();
     }
+}
+
+/// Calls `make`, which makes a user-level object. Returns `None` if `is_wanted` returns false.
+///
+/// Handlers are delayed meanwhile: a handler that waited for the end of all such calls could wait for its own
+/// thread.
+pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
+    // First, because a child in its parent's memory might be killed between the two changes of the
+    // count.
+    if !is_wanted() {
+        return None;
+    }
+    begin_to_wrap();
+    let _section = upoll_fds::Section::begin();
+    settings::while_making(is_wanted, make)
 }
 
 /// Whether a thread has begun to make an object in user space, ever.

@@ -39,6 +39,7 @@
 #![cfg(not(upoll_loom))]
 
 mod cancel;
+mod cancellation_points;
 mod files;
 mod handlers;
 mod heap;
@@ -51,6 +52,7 @@ mod rings;
 mod sets;
 mod settings;
 mod sockets;
+mod start;
 mod stats;
 mod streams;
 mod syscall;

@@ -140,7 +140,7 @@ impl Cloning {
         match has(libc::CLONE_SIGHAND) {
             true => {}
             false if waits && numbers => handlers::before_actions_part(),
-            false => handlers::before_actions_part_there(),
+            false => handlers::before_actions_part_there(stats::is_on()),
         }
         if !waits {
             upoll_fds::leave_all_to_the_kernel();

@@ -7,11 +7,10 @@ use upoll::{CreateFlags, Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets, takeover};
 
 use crate::cancel::deferred;
-use crate::files;
-use crate::kernel;
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
+use crate::{files, handlers, kernel};
 use upoll_fds::errno::{MASK_SIZE, give, set_errno};
 
 #[doc = "`eventfd(2)`"]
@@ -22,7 +21,7 @@ pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
 
 #[inline(never)]
 fn eventfd_body(initial: c_uint, flags: c_int) -> c_int {
-    let made = settings::make_here(
+    let made = handlers::make_here(
         || settings::is_user_level(Kind::EventFd),
         || upoll_fds::eventfd(initial, flags),
     );
@@ -92,7 +91,7 @@ pub(crate) fn make_set(flags: c_int, by_the_kernel: impl FnOnce() -> c_int) -> c
         0 => settings::is_user_level(Kind::Epoll),
         _ => !settings::is_nothing_new_served(),
     };
-    let made = settings::make_here(is_wanted, || {
+    let made = handlers::make_here(is_wanted, || {
         upoll_fds::epoll_create1(flags).inspect(|&epfd| serve(epfd))
     });
     stats::count_as(Call::EpollCreate, made.is_some());
@@ -124,7 +123,7 @@ fn take_over(epfd: c_int) {
         return;
     }
     let is_wanted = || !settings::is_nothing_new_served();
-    match settings::make_here(is_wanted, || takeover::take_over(epfd)) {
+    match handlers::make_here(is_wanted, || takeover::take_over(epfd)) {
         Some(()) => settings::look_again(epfd),
         None => plain_sets::forget(epfd),
     }

@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use upoll_sys::backoff::wait_until;
 
-use crate::handlers;
-
 /// A kind of objects that can be user-level.
 #[derive(Clone, Copy)]
 #[repr(u32)]
@@ -90,16 +88,8 @@ fn read_kinds() -> u32 {
 ///
 /// Named pair: a thread that makes an object increments `MAKING`, then checks whether new objects are served.
 /// A thread that ends the service publishes that, then checks `MAKING`, and waits until it is 0
-/// ([`outlast_making`]). Handlers are delayed meanwhile: a handler that waited so could wait for its own
-/// thread.
-pub(crate) fn make_here<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
-    // First, because a child in its parent's memory might be killed between the two changes of the
-    // count.
-    if !is_wanted() {
-        return None;
-    }
-    handlers::begin_to_wrap();
-    let _section = upoll_fds::Section::begin();
+/// ([`outlast_making`]).
+pub(crate) fn while_making<R>(is_wanted: impl Fn() -> bool, make: impl FnOnce() -> R) -> Option<R> {
     MAKING.fetch_add(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     let made = is_wanted().then(make);

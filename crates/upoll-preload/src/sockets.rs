@@ -10,10 +10,10 @@ use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
 use crate::files::{chk_fail, hand_over, leave_to_streams};
-use crate::kernel;
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
+use crate::{handlers, kernel};
 use upoll_fds::errno::{give, give_size};
 
 #[doc = "`socketpair(2)`"]
@@ -36,7 +36,7 @@ unsafe fn socketpair_body(
     protocol: c_int,
     fds: *mut [c_int; 2],
 ) -> c_int {
-    let made = settings::make_here(
+    let made = handlers::make_here(
         || settings::is_user_level(Kind::SocketPair),
         // SAFETY: the caller's contract.
         || unsafe { upoll_fds::socketpair(domain, kind, protocol, fds) },

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use upoll::internal::own_fds::{self, KeptFile};
 
-use crate::kernel;
-use crate::settings::{self, variable};
+use crate::settings::variable;
+use crate::{handlers, kernel};
 
 macro_rules! calls {
     ($($name:ident = $shown:literal,)*) => {
@@ -62,16 +62,8 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-extern "C" fn at_start() {
-    // Without kinds to serve, nothing has to be registered.
-    if settings::is_any_kind_served() {
-        own_fds::protect();
-        // If memory is short, making an object fails later.
-        let _ = upoll_fds::prepare();
-        crate::cancel::prepare();
-        crate::handlers::prepare();
-        crate::process::prepare();
-    }
+/// Begins to count if `UPOLL_STATS` is in the environment.
+pub(crate) fn prepare() {
     let Some(path) = variable(c"UPOLL_STATS") else {
         return;
     };
@@ -82,10 +74,6 @@ extern "C" fn at_start() {
     // a child starts with the counts of its parent.
     unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
 }
-
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_START: extern "C" fn() = at_start;
 
 /// Resets the counters in a child of `fork`, which counts its own calls.
 pub(crate) extern "C" fn begin_anew() {
@@ -151,7 +139,7 @@ fn add(call: Call, is_user_level: bool) {
 pub(crate) fn report() {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
     // A child in its parent's memory leaves the report to the parent.
-    if !is_on() || crate::handlers::is_others() || IS_SAID.swap(true, Ordering::Relaxed) {
+    if !is_on() || handlers::is_others() || IS_SAID.swap(true, Ordering::Relaxed) {
         return;
     }
     let Some(text) = text() else {

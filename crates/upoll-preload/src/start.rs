@@ -1,0 +1,22 @@
+//! What is registered when the library is loaded.
+
+use upoll::internal::own_fds;
+
+use crate::{cancel, handlers, process, settings, stats};
+
+extern "C" fn at_start() {
+    // Without kinds to serve, nothing has to be registered.
+    if settings::is_any_kind_served() {
+        own_fds::protect();
+        // If memory is short, making an object fails later.
+        let _ = upoll_fds::prepare();
+        cancel::prepare();
+        handlers::prepare();
+        process::prepare();
+    }
+    stats::prepare();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = at_start;
