@@ -93,6 +93,7 @@ mod kernel {
     use super::{AtomicPtr, MINE, Mine, Ordering, Record, compiler_fence, fence, records};
     use crate::kernel::call;
     use upoll_sys::backoff::nap;
+    use upoll_sys::membarrier;
 
     const UNKNOWN: u8 = 0;
     const FENCES: u8 = 1;
@@ -101,14 +102,6 @@ mod kernel {
     /// How threads are ordered: `MEMBARRIER` if the kernel supports barriers in other threads.
     /// Known before the first entry is in the table, and constant from then on.
     static ORDERED_BY: AtomicU8 = AtomicU8::new(UNKNOWN);
-
-    const MEMBARRIER_PRIVATE_EXPEDITED: usize = 1 << 3;
-    const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
-
-    fn membarrier(command: usize) -> bool {
-        // SAFETY: no pointers are involved.
-        unsafe { call!(SYS_membarrier, command, 0, 0) }.is_ok()
-    }
 
     /// The key whose destructor returns a thread's records. Unlike a Rust thread-local with a
     /// destructor, it allocates nothing when a thread first sets it.
@@ -135,7 +128,7 @@ mod kernel {
                 unsafe { libc::pthread_key_delete(key) };
             }
         }
-        let ordered_by = match membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED) {
+        let ordered_by = match membarrier::register() {
             true => MEMBARRIER,
             false => FENCES,
         };
@@ -182,10 +175,7 @@ mod kernel {
         if ORDERED_BY.load(Ordering::Relaxed) != MEMBARRIER || !records().any(is_others) {
             return;
         }
-        // The child of a fork may have to register again.
-        let done = membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
-            || membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED)
-                && membarrier(MEMBARRIER_PRIVATE_EXPEDITED);
+        let done = membarrier::barrier();
         if !done {
             // A seccomp filter that refuses the call has been installed. No processor delays a
             // store for so long.

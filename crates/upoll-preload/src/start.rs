@@ -1,4 +1,4 @@
-//! What is registered when the library is loaded.
+//! Registration of all that the library needs from the C library and the kernel, when it is loaded.
 
 use upoll::internal::own_fds;
 

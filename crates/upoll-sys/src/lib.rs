@@ -7,7 +7,9 @@
 use std::ffi::c_long;
 
 pub mod backoff;
+pub mod futex;
 pub mod interruptible;
+pub mod membarrier;
 pub mod signals;
 
 #[doc(hidden)]

@@ -64,7 +64,7 @@ impl<'a> CtlPass<'a> {
         self.epoll
     }
 
-    /// Returns whether [`add_or_delete`](Self::add_or_delete) executes `op` on `file`. What else there is, is done
+    /// Returns whether [`add_or_delete`](Self::add_or_delete) executes `op` on `file`. The caller executes all others
     /// after a [`pause`](Self::pause).
     pub(crate) fn takes(op: Op, file: FileRef<'_>) -> bool {
         op == Op::Del || !is_added_alone(file.description())

@@ -1,8 +1,8 @@
 //! The part of an object that lives in the kernel.
 //!
-//! An object whose readiness changes without a wakeup of its wait queues names the part of itself
-//! that the kernel reports: the kernel backend of a set, or the notifiers of a shared eventfd. Sets,
-//! `poll`, `select` and callbacks learn of it by [`Pollable::kernel_source`] alone.
+//! The readiness of some objects changes without a wakeup of their wait queues. Such an object names the part of itself
+//! that the kernel reports. That is the kernel backend of a set, or the notifiers of a shared eventfd. Sets, `poll`,
+//! `select` and callbacks learn of it by [`Pollable::kernel_source`] alone.
 //!
 //! [`Pollable::kernel_source`]: crate::Pollable::kernel_source
 

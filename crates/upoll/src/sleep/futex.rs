@@ -1,11 +1,12 @@
 //! `futex(2)`: a thread sleeps on a word until it changes.
 //!
-//! No calls of the C library, as in `host::kernel`, and for its reasons.
+//! In a model the kernel is one, too.
 
 use core::ptr;
 
 #[cfg(not(upoll_loom))]
-use upoll_sys::{interruptible, syscall};
+use upoll_sys::futex;
+pub(super) use upoll_sys::futex::Scope;
 
 use super::Outcome;
 #[cfg(not(upoll_loom))]
@@ -15,15 +16,6 @@ use super::timeout::Deadline;
 use crate::host::kernel;
 use crate::sync::AtomicU32;
 
-/// The processes that may wake a sleeper.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// This process.
-    Private,
-    /// Any that has the word's memory.
-    Shared,
-}
-
 /// Where the kernel knows a word by.
 pub(super) fn address(word: &AtomicU32) -> usize {
     ptr::from_ref(word).addr()
@@ -32,43 +24,21 @@ pub(super) fn address(word: &AtomicU32) -> usize {
 /// Sleeps while `word` holds `expected`. May return early with [`Outcome::Woken`].
 #[cfg(not(upoll_loom))]
 pub(super) fn wait(word: &AtomicU32, expected: u32, deadline: Deadline, scope: Scope) -> Outcome {
-    let mut operation = libc::FUTEX_WAIT_BITSET;
-    if scope == Scope::Private {
-        operation |= libc::FUTEX_PRIVATE_FLAG;
-    }
-    let limit;
-    let limit_ptr = match deadline {
-        Deadline::NeverRestart => ptr::null(),
-        Deadline::Never => {
-            // With a time limit, however far, the kernel does not restart the call after a signal
-            // handler, even with `SA_RESTART`: the same as in `epoll_wait`.
-            limit = libc::timespec {
-                tv_sec: libc::time_t::MAX,
-                tv_nsec: 0,
-            };
-            &raw const limit
-        }
+    let mut by_wall_clock = false;
+    let limit = match deadline {
+        Deadline::NeverRestart => None,
+        // With a limit, however far, a handler ends the sleep even with `SA_RESTART`: the same as in
+        // `epoll_wait`.
+        Deadline::Never => Some(libc::timespec {
+            tv_sec: libc::time_t::MAX,
+            tv_nsec: 0,
+        }),
         Deadline::At(clock, at) => {
-            if clock == Clock::Realtime {
-                operation |= libc::FUTEX_CLOCK_REALTIME;
-            }
-            limit = at;
-            &raw const limit
+            by_wall_clock = clock == Clock::Realtime;
+            Some(at)
         }
     };
-    // SAFETY: `word` is a live, aligned 32-bit word, and the limit is null or a timespec that
-    // outlives the call.
-    let result = unsafe {
-        interruptible!(
-            SYS_futex,
-            word.as_ptr(),
-            operation,
-            expected,
-            limit_ptr,
-            0,
-            libc::FUTEX_BITSET_MATCH_ANY
-        )
-    };
+    let result = futex::wait_until(word, expected, limit, by_wall_clock, scope);
     match result {
         Err(libc::ETIMEDOUT) => Outcome::TimedOut,
         Err(libc::EINTR) => Outcome::Interrupted,
@@ -103,14 +73,5 @@ pub(super) fn wake_one(address: usize) {
 /// Wakes one thread that sleeps on the word at `address`, which need not exist any more.
 #[cfg(not(upoll_loom))]
 pub(super) fn wake_one(address: usize) {
-    // SAFETY: the kernel takes the address as a key and does not write to it; a stale one causes an
-    // error or a spurious wakeup.
-    let _ = unsafe {
-        syscall!(
-            SYS_futex,
-            address,
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            1
-        )
-    };
+    futex::wake(address, 1, Scope::Private);
 }

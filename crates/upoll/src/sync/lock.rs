@@ -221,7 +221,8 @@ mod kernel {
 
     use super::AtomicU32;
 
-    use upoll_sys::syscall;
+    use upoll_sys::futex::{self, Scope};
+    pub(crate) use upoll_sys::membarrier::barrier;
 
     /// A word to sleep on.
     pub(super) struct Futex {
@@ -238,50 +239,17 @@ mod kernel {
         /// Sleeps if the word is `expected`. If `is_ordered` is not so, a change of the word may
         /// go unnoticed, and the sleep is short.
         pub(super) fn wait(&self, expected: u32, is_ordered: bool) {
-            let a_while = libc::timespec {
+            let limit = (!is_ordered).then_some(libc::timespec {
                 tv_sec: 0,
                 tv_nsec: 1_000_000,
-            };
-            let limit = match is_ordered {
-                true => ptr::null(),
-                false => &raw const a_while,
-            };
-            // SAFETY: `word` is alive, and the limit null or a live timespec.
-            let _ = unsafe {
-                syscall!(
-                    SYS_futex,
-                    self.word.as_ptr(),
-                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                    expected,
-                    limit
-                )
-            };
+            });
+            futex::wait(&self.word, expected, limit, Scope::Private);
         }
 
         #[cold]
         pub(super) fn wake_one(&self) {
-            // SAFETY: the kernel takes the address as a key and does not write to it.
-            let _ = unsafe {
-                syscall!(
-                    SYS_futex,
-                    self.word.as_ptr(),
-                    libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                    1
-                )
-            };
+            futex::wake(ptr::from_ref(&self.word).addr(), 1, Scope::Private);
         }
-    }
-
-    /// Issues `membarrier(2)` on all running threads. Returns whether the kernel supports it.
-    pub(crate) fn barrier() -> bool {
-        let ask = |command: libc::c_int| {
-            // SAFETY: no memory is involved.
-            unsafe { syscall!(SYS_membarrier, command, 0, 0) }
-        };
-        // The kernel demands one registration of the process, and fails until then.
-        ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
-            || ask(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok()
-                && ask(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
     }
 }
 

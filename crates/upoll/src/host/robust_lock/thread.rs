@@ -6,6 +6,7 @@ use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, compiler_fence};
 
+use upoll_sys::futex::{self, Scope};
 use upoll_sys::syscall;
 
 use crate::host::generation;
@@ -14,28 +15,16 @@ use crate::sync::{AtomicU32, Ordering};
 /// Sleeps while the word is `expected`, until the lock is released or its owner dies. The sleep has
 /// a short limit, as the thread that was woken instead of this one may have died.
 pub(super) fn sleep(word: &AtomicU32, expected: u32) {
-    let operation = libc::FUTEX_WAIT;
     let limit = libc::timespec {
         tv_sec: 0,
         tv_nsec: 200_000_000,
     };
-    // SAFETY: the kernel only reads the word and the limit.
-    let _ = unsafe {
-        syscall!(
-            SYS_futex,
-            word.as_ptr(),
-            operation,
-            expected,
-            &raw const limit
-        )
-    };
+    futex::wait(word, expected, Some(limit), Scope::Shared);
 }
 
 /// Wakes all threads, of whatever process, that sleep on a word.
 pub(in crate::host) fn wake_all(word: &AtomicU32) {
-    let operation = libc::FUTEX_WAKE;
-    // SAFETY: the kernel does not write to the word.
-    let _ = unsafe { syscall!(SYS_futex, word.as_ptr(), operation, i32::MAX) };
+    futex::wake(ptr::from_ref(word).addr(), i32::MAX, Scope::Shared);
 }
 
 /// `struct robust_list_head`, which the kernel reads when the thread ends.
