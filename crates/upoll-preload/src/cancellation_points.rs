@@ -11,7 +11,7 @@ use upoll_fds::errno::give;
 use upoll_fds::plain_sets;
 
 use crate::cancel::{cancellable_before, deferred, interruptible};
-use crate::next::{Next, call_at, name_of, pass_on};
+use crate::next::{Next, call_at, listed, name_of, pass_on};
 use crate::stats::{self, Call, is_ours};
 use crate::{files, kernel, polls, sets, sockets};
 
@@ -104,6 +104,7 @@ macro_rules! set_waits {
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($epfd: c_int, $($argument: $kind),*) -> c_int {
             static NEXT: Next = Next::new(name_of(concat!($symbol, "\0")));
+            listed!(NEXT);
 
             /// Any wait.
             #[inline(never)]

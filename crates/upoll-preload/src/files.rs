@@ -9,7 +9,7 @@ use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
-use crate::next::{Next, call_at, pass_on};
+use crate::next::{Next, call_at, listed, pass_on};
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
 use crate::streams;
@@ -289,6 +289,7 @@ pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
 #[inline(always)]
 fn dup2_body(fd: c_int, new: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
+    listed!(NEXT);
 
     // Where neither number is one that the library knows of, there is nothing to do but this.
     let next = NEXT.known();

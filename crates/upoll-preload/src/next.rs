@@ -43,10 +43,45 @@ impl Next {
     }
 }
 
+// The linker makes these two, and the library does not export them.
+std::arch::global_asm!(".hidden __start_upoll_next", ".hidden __stop_upoll_next");
+
+/// Looks for all functions, so that no thread does so from here on.
+///
+/// The loader's lock knows its owner by the thread's id in the thread-local memory of the C library. Two threads that
+/// share that memory (a bare `clone`) would both hold the lock, and leave it locked for ever.
+pub(crate) fn find_all() {
+    unsafe extern "C" {
+        #[link_name = "__start_upoll_next"]
+        static BEGIN: [usize; 0];
+        #[link_name = "__stop_upoll_next"]
+        static END: [usize; 0];
+    }
+    let (begin, end) = ((&raw const BEGIN).cast::<&Next>(), (&raw const END).addr());
+    let count = (end - begin.addr()) / size_of::<&Next>();
+    // SAFETY: the linker puts what `listed!` has in the section one after the other, between these two.
+    let all = unsafe { std::slice::from_raw_parts(begin, count) };
+    for next in all {
+        next.find();
+    }
+}
+
+/// Has [`find_all`] find a function.
+macro_rules! listed {
+    ($next:expr) => {
+        const _: () = {
+            #[used]
+            #[unsafe(link_section = "upoll_next")]
+            static LISTED: &$crate::next::Next = &$next;
+        };
+    };
+}
+
 /// Calls the C library's function of a name and type.
 macro_rules! next {
     ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new($name);
+        $crate::next::listed!(NEXT);
         type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
         // SAFETY: it is the C library's function of that name, which has this type.
         let function = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(NEXT.address()) };
@@ -56,6 +91,7 @@ macro_rules! next {
     // A function that older libraries do not have, and a program may ask for because it is here.
     ($name:literal as fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*), or $missing:expr) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new($name);
+        $crate::next::listed!(NEXT);
         type Function = unsafe extern "C-unwind" fn($($kind),*) -> $result;
         let address = NEXT.find();
         if address.is_null() {
@@ -76,6 +112,7 @@ macro_rules! pass_on {
     ($symbol:literal, fn($($kind:ty),*) -> $result:ty, ($($argument:expr),*)) => {{
         static NEXT: $crate::next::Next =
             $crate::next::Next::new($crate::next::name_of(concat!($symbol, "\0")));
+        $crate::next::listed!(NEXT);
         $crate::next::pass_on!(by NEXT, fn($($kind),*) -> $result, ($($argument),*));
     }};
     // By what the caller keeps of that function.
@@ -107,4 +144,4 @@ pub(crate) const fn name_of(text: &'static str) -> &'static CStr {
     }
 }
 
-pub(crate) use {call_at, next, pass_on};
+pub(crate) use {call_at, listed, next, pass_on};

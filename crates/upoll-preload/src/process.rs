@@ -9,7 +9,7 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use upoll::Errno;
 use upoll_fds::plain_sets;
 
-use crate::next::{Next, next};
+use crate::next::{self, Next, listed, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{cancel, files, handlers, kernel, settings, stats};
 use upoll_fds::errno::give;
@@ -29,6 +29,7 @@ pub(crate) fn demote_inherited() {
 }
 
 static FORK: Next = Next::new(c"_Fork");
+listed!(FORK);
 
 /// Finds `_Fork` in advance, so that no signal handler has to, and registers the handler of forks.
 pub(crate) fn prepare() {
@@ -143,6 +144,7 @@ impl Cloning {
             false => handlers::before_actions_part_there(stats::is_on()),
         }
         if !waits {
+            next::find_all();
             upoll_fds::leave_all_to_the_kernel();
             return Cloning::Thread;
         }
@@ -307,6 +309,7 @@ impl Arguments {
     /// Makes a child that shares the memory, by the C library's function.
     unsafe fn clone_beside(self) -> c_int {
         static CLONE: Next = Next::new(c"clone");
+        listed!(CLONE);
         type Clone = unsafe extern "C-unwind" fn(
             Option<Function>,
             *mut c_void,

@@ -7,7 +7,7 @@ use upoll::Errno;
 use upoll::internal::own_fds;
 
 use crate::files::hand_over;
-use crate::next::Next;
+use crate::next::{Next, listed};
 use crate::process::demote_inherited;
 use upoll_fds::errno::set_errno;
 
@@ -18,6 +18,11 @@ static NEXT: [Next; 5] = [
     Next::new(c"dprintf"),
     Next::new(c"__dprintf_chk"),
 ];
+listed!(NEXT[0]);
+listed!(NEXT[1]);
+listed!(NEXT[2]);
+listed!(NEXT[3]);
+listed!(NEXT[4]);
 
 // The functions below run before the C library's. They get the index of the function and its first
 // argument, and return the address at which to go on.
