@@ -67,7 +67,7 @@ fn main() -> Result<(), upoll::Errno> {
     report(
         "object: wait, nothing ready",
         measure(|| {
-            black_box(set.harvest(&mut events).unwrap());
+            black_box(set.try_wait(&mut events).unwrap());
         }),
     );
     let epfd = upoll_fds::epoll_create1(0)?;
@@ -88,7 +88,7 @@ fn main() -> Result<(), upoll::Errno> {
     report(
         "object: wait, one ready",
         measure(|| {
-            black_box(set.harvest(&mut events).unwrap());
+            black_box(set.try_wait(&mut events).unwrap());
         }),
     );
     report(

@@ -150,7 +150,7 @@ fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
             pass.push(CtlCommand::new(op, target, command.interest().event()));
         }
         // It refuses an empty pass.
-        let done = set.as_epoll().ctl_batch(0, &mut pass).unwrap_or(0);
+        let done = set.as_epoll().ctl_batch(&mut pass).unwrap_or(0);
         let executed = pass.len().min(done + 1);
         for (command, passed) in commands.iter_mut().zip(&pass[..executed]) {
             command.result = negated(passed.result);

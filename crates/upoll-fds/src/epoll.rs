@@ -424,7 +424,7 @@ unsafe fn harvest_at_once(
         return None;
     }
     let rousable = Rousable::begin();
-    let found = match set.as_epoll().harvest(events) {
+    let found = match set.as_epoll().try_wait(events) {
         Ok(found) => {
             // SAFETY: they were just written there.
             let kept = unsafe { rousable.sift(events.as_mut_ptr(), found) };
@@ -585,7 +585,7 @@ unsafe fn wait_actively(
             // SAFETY: the caller's contract.
             let events = unsafe { memory::writable(events, fillable(set, room)) };
             if !events.is_empty() {
-                return Look::Done(set.as_epoll().harvest(events));
+                return Look::Done(set.as_epoll().try_wait(events));
             }
         }
         Look::Sleep(SharedBox::clone(set))

@@ -181,7 +181,7 @@ pub(crate) struct Watchers {
 }
 
 /// Takes every watcher out of the list of a file that closes.
-pub(crate) type OnClose = fn(Identity, &Mutex<Watchers>);
+pub(crate) type OnClose = fn(FileId, &Mutex<Watchers>);
 
 // SAFETY: the pointers lead to links that are linked, and a link outlives its being linked
 // (`Watchers::link`'s contract).
@@ -342,7 +342,7 @@ impl<T: ?Sized> Description<T> {
 /// let counter = EventFd::new(1)?;
 /// set.add(&counter, Event::new(Events::IN, 7))?;
 /// drop(counter);
-/// assert_eq!(set.harvest(&mut [Event::default(); 4])?, 0);
+/// assert_eq!(set.try_wait(&mut [Event::default(); 4])?, 0);
 /// # Ok::<(), upoll::Errno>(())
 /// ```
 pub struct File<T: Pollable + ?Sized = dyn Pollable>(NonNull<Description<T>>);
@@ -466,7 +466,7 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
         let description = self.description();
         let on_close = description.watchers.lock().on_close;
         if let Some(on_close) = on_close {
-            on_close(Identity::of(description), &description.watchers);
+            on_close(FileId::of(description), &description.watchers);
         }
         description.object.release();
     }
@@ -475,7 +475,7 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
 impl<T: Pollable + ?Sized> fmt::Debug for File<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File")
-            .field("identity", &Identity::of(self.description()))
+            .field("identity", &FileId::of(self.description()))
             .field("open", &self.description().open.load(Ordering::Relaxed))
             .finish()
     }
@@ -525,15 +525,24 @@ impl<T: ?Sized> Drop for Held<T> {
     }
 }
 
-/// Which open file description: equal for all references to one, different for any two that are
-/// alive at the same time.
+/// The identity of an open file: equal for all references to one, by whatever number, and different for any two that
+/// are open at the same time. A key of maps.
+///
+/// # Example
+/// ```
+/// use upoll::EventFd;
+/// let (one, other) = (EventFd::new(0)?, EventFd::new(0)?);
+/// assert_eq!(one.as_file_ref().identity(), one.clone().as_file_ref().identity());
+/// assert_ne!(one.as_file_ref().identity(), other.as_file_ref().identity());
+/// # Ok::<(), upoll::Errno>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Identity(usize);
+pub struct FileId(usize);
 
-impl Identity {
+impl FileId {
     #[inline]
     pub(crate) fn of<T: ?Sized>(description: &Description<T>) -> Self {
-        Identity(ptr::from_ref(description).cast::<()>().addr())
+        FileId(ptr::from_ref(description).cast::<()>().addr())
     }
 
     pub(crate) fn addr(self) -> usize {
@@ -626,9 +635,11 @@ impl<'a> FileRef<'a> {
         self.number
     }
 
+    /// Returns the identity of the open file.
+    #[must_use]
     #[inline]
-    pub(crate) fn identity(self) -> Identity {
-        Identity(self.description.as_ptr().cast::<()>().addr())
+    pub fn identity(self) -> FileId {
+        FileId(self.description.as_ptr().cast::<()>().addr())
     }
 
     #[inline]

@@ -49,7 +49,7 @@ pub use crate::errno::Errno;
 pub use crate::eventfd::SharedModel;
 pub use crate::eventfd::{EventFd, EventFdFlags};
 pub use crate::events::{Event, Events};
-pub use crate::file::{File, FileRef, PollTable, Pollable};
+pub use crate::file::{File, FileId, FileRef, PollTable, Pollable};
 #[cfg(upoll_loom)]
 pub use crate::forks::generation;
 #[cfg(upoll_loom)]
@@ -61,8 +61,8 @@ pub use crate::poll_context::PollContext;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::sleep::{
-    Clock, PollContext, SigSet, Timeout, Timespec, WaitParams, poll, poll_now, ppoll, pselect,
-    select, select_now,
+    BatchWait, Clock, PollContext, SigSet, Timeout, poll, poll_now, ppoll, pselect, select,
+    select_now,
 };
 #[cfg(upoll_loom)]
 pub use crate::sleep::{

@@ -65,6 +65,11 @@ impl<'a> Target<'a> {
 ///
 /// Implemented for every object of this crate, for [`File`] and [`FileRef`], and for types that own
 /// or borrow a kernel fd ([`AsFd`](std::os::fd::AsFd)), also within a `Descriptor`.
+#[diagnostic::on_unimplemented(
+    message = "a set cannot watch `{Self}`",
+    label = "neither a file of upoll nor an owner of a kernel fd",
+    note = "a type that implements `Pollable` is watched within a `File`: `File::new(object)`"
+)]
 pub trait Source {
     /// Returns the target.
     fn target(&self) -> Target<'_>;

@@ -93,7 +93,7 @@ impl Watch {
     ///   thread, so a lock that the callback takes must not be held there.
     ///
     /// A wakeup is a hint: poll the object, for instance with
-    /// [`Epoll::harvest`](crate::Epoll::harvest).
+    /// [`Epoll::try_wait`](crate::Epoll::try_wait).
     ///
     /// Without `std` the library cannot distinguish threads. If another thread is in a call of this
     /// library at the end of the wakeup, the callback may run at the end of that call instead. The

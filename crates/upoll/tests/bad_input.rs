@@ -36,7 +36,7 @@ fn account() -> (Arc<WatchLimit>, impl Fn() -> Epoll) {
 
 fn harvest(set: &Epoll, room: usize) -> Vec<Event> {
     let mut events = vec![Event::default(); room];
-    let ready = set.harvest(&mut events).unwrap();
+    let ready = set.try_wait(&mut events).unwrap();
     events.truncate(ready);
     events
 }
@@ -372,7 +372,7 @@ impl Shared {
             }
             _ => {
                 let mut events = [Event::default(); 3];
-                self.set(dice).harvest(&mut events).unwrap();
+                self.set(dice).try_wait(&mut events).unwrap();
             }
         }
     }

@@ -18,7 +18,7 @@ use returns::returns;
 const IN: Event = Event::new(Events::IN, 0);
 
 fn harvest(set: &Epoll) -> usize {
-    set.harvest(&mut [Event::default(); 8]).unwrap()
+    set.try_wait(&mut [Event::default(); 8]).unwrap()
 }
 
 /// An object whose `poll` returns another result in each call.

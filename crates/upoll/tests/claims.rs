@@ -10,7 +10,7 @@ use upoll::{CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, Watch};
 const IN: Event = Event::new(Events::IN, 0);
 
 fn harvest(set: &Epoll) -> usize {
-    set.harvest(&mut [Event::default(); 8]).unwrap()
+    set.try_wait(&mut [Event::default(); 8]).unwrap()
 }
 
 /// Returns a set that watches `inner`.

@@ -241,7 +241,7 @@ fn an_object_that_ends_may_use_the_sets_that_watched_it() {
             &ends,
             vec![Box::new(move || {
                 let _ = watcher.add(&bystander, interest());
-                assert_eq!(watcher.harvest(&mut [Event::default(); 4]), Ok(1));
+                assert_eq!(watcher.try_wait(&mut [Event::default(); 4]), Ok(1));
                 assert_eq!(watcher.delete(&bystander), Ok(()));
                 assert!(watcher.is_empty());
             })],
@@ -506,9 +506,9 @@ fn a_file_is_not_polled_once_it_is_released_nor_reported_once_it_is_closed() {
             Box::new(|_| {
                 let mut events = [Event::default(); 4];
                 let before = closed.load(Ordering::SeqCst) as u64;
-                let ready = set.harvest(&mut events).unwrap();
+                let ready = set.try_wait(&mut events).unwrap();
                 assert!(events[..ready].iter().all(|event| event.data() >= before));
-                outer.harvest(&mut events).unwrap();
+                outer.try_wait(&mut events).unwrap();
             }),
         ],
     );

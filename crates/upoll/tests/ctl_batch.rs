@@ -69,7 +69,6 @@ impl Subjects {
 
 #[derive(Clone, Copy, Debug)]
 struct Command {
-    flags: u32,
     op: Op,
     which: usize,
     events: Events,
@@ -87,22 +86,15 @@ fn any_command() -> impl Strategy<Value = Command> {
         Events::IN | Events::EXCLUSIVE,
         Events::IN | Events::EXCLUSIVE | Events::ONESHOT,
     ]);
-    let flags = prop_oneof![40 => Just(0), 1 => Just(1)];
-    (flags, op, 0..TARGETS, events, any::<u64>()).prop_map(|(flags, op, which, events, data)| {
-        Command {
-            flags,
-            op,
-            which,
-            events,
-            data,
-        }
+    (op, 0..TARGETS, events, any::<u64>()).prop_map(|(op, which, events, data)| Command {
+        op,
+        which,
+        events,
+        data,
     })
 }
 
 fn kernel_ctl(set: &OwnedFd, command: &Command, fd: i32) -> Result<(), Errno> {
-    if command.flags != 0 {
-        return Err(Errno::INVAL);
-    }
     let mut event = libc::epoll_event {
         events: command.events.bits(),
         u64: command.data,
@@ -130,7 +122,7 @@ fn kernel_wait(set: &OwnedFd) -> Vec<(u32, u64)> {
 
 fn wait(set: &Epoll) -> Vec<(u32, u64)> {
     let mut events = [Event::default(); 16];
-    let ready = set.harvest(&mut events).unwrap();
+    let ready = set.try_wait(&mut events).unwrap();
     let mut ready: Vec<_> = events[..ready]
         .iter()
         .map(|event| (event.events().bits(), event.data()))
@@ -152,9 +144,8 @@ proptest! {
         for batch in batches {
             let mut commands: Vec<_> = batch
                 .iter()
-                .map(|command| CtlCommand {
-                    flags: command.flags,
-                    ..CtlCommand::new(
+                .map(|command| {
+                    CtlCommand::new(
                         command.op,
                         subjects.target(command.which),
                         Event::new(command.events, command.data),
@@ -165,7 +156,7 @@ proptest! {
             for command in &mut commands {
                 command.result = Err(Errno::NOTTY);
             }
-            let done = set.ctl_batch(0, &mut commands).unwrap();
+            let done = set.ctl_batch(&mut commands).unwrap();
             let mut expected = 0;
             for (at, command) in batch.iter().enumerate() {
                 let result = kernel_ctl(&kernel, command, subjects.number(command.which));
@@ -187,13 +178,9 @@ proptest! {
 }
 
 #[test]
-fn flags_and_empty_batches_are_refused_and_nothing_is_done() {
+fn an_empty_batch_is_refused() {
     let set = Epoll::new().unwrap();
-    let counter = EventFd::new(1).unwrap();
-    let mut commands = [CtlCommand::add(&counter, Event::new(Events::IN, 0))];
-    assert_eq!(set.ctl_batch(1, &mut commands), Err(Errno::INVAL));
-    assert_eq!(set.ctl_batch(0, &mut []), Err(Errno::INVAL));
-    assert!(set.is_empty());
+    assert_eq!(set.ctl_batch(&mut []), Err(Errno::INVAL));
 }
 
 #[test]
@@ -205,10 +192,10 @@ fn a_batch_of_deletions_frees_what_was_watched_last_by_it() {
         .iter()
         .map(|counter| CtlCommand::add(counter, interest))
         .collect();
-    assert_eq!(set.ctl_batch(0, &mut adds).unwrap(), 100);
+    assert_eq!(set.ctl_batch(&mut adds).unwrap(), 100);
     assert_eq!(set.len(), 100);
     let mut deletes: Vec<_> = counters.iter().map(CtlCommand::delete).collect();
-    assert_eq!(set.ctl_batch(0, &mut deletes).unwrap(), 100);
+    assert_eq!(set.ctl_batch(&mut deletes).unwrap(), 100);
     assert!(set.is_empty());
 }
 
@@ -223,7 +210,7 @@ fn a_rotating_set_keeps_its_rule_within_a_batch() {
         CtlCommand::add(&second, interest),
         CtlCommand::add(&first, interest),
     ];
-    assert_eq!(set.ctl_batch(0, &mut commands).unwrap(), 3);
+    assert_eq!(set.ctl_batch(&mut commands).unwrap(), 3);
     assert_eq!(commands[3].result, Err(Errno::INVAL));
 }
 
@@ -240,6 +227,6 @@ fn a_batch_wakes_a_sleeping_wait() {
     });
     std::thread::sleep(std::time::Duration::from_millis(20));
     let mut commands = [CtlCommand::add(&counter, Event::new(Events::IN, 0))];
-    set.ctl_batch(0, &mut commands).unwrap();
+    set.ctl_batch(&mut commands).unwrap();
     assert_eq!(waiter.join().unwrap(), Ok(1));
 }

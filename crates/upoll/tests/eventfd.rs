@@ -208,17 +208,17 @@ fn a_signal_brings_the_count_to_the_top_where_it_shows_an_error() {
     let set = Epoll::new().unwrap();
     set.add(&source, Event::new(OUT | ET, 7)).unwrap();
     let mut events = [Event::default()];
-    assert_eq!(set.harvest(&mut events), Ok(0));
+    assert_eq!(set.try_wait(&mut events), Ok(0));
     source.signal();
     let (_watch, ready) = Watch::new(source.as_file_ref(), Events::all(), |_| ()).unwrap();
     assert_eq!(ready, IN | Events::ERR);
     assert_eq!(source.try_write(0), Err(Errno::AGAIN));
     // The count stays, and each signal still wakes readers.
     set.modify(&source, Event::new(IN | ET, 8)).unwrap();
-    assert_eq!(set.harvest(&mut events), Ok(1));
-    assert_eq!(set.harvest(&mut events), Ok(0));
+    assert_eq!(set.try_wait(&mut events), Ok(1));
+    assert_eq!(set.try_wait(&mut events), Ok(0));
     source.signal();
-    assert_eq!(set.harvest(&mut events), Ok(1));
+    assert_eq!(set.try_wait(&mut events), Ok(1));
     assert_eq!(events[0], Event::new(IN | Events::ERR, 8));
     assert_eq!(source.try_read(), Ok(u64::MAX));
 }

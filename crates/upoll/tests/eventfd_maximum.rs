@@ -113,12 +113,12 @@ fn a_new_maximum_is_an_event_for_writers() {
     let mut events = [Event::default(); 2];
     assert_eq!(set.wait(&mut events, LONG).unwrap(), 1);
     counter.try_write(1).unwrap();
-    assert_eq!(set.harvest(&mut events).unwrap(), 0);
+    assert_eq!(set.try_wait(&mut events).unwrap(), 0);
     counter.set_maximum(10).unwrap();
-    assert_eq!(set.harvest(&mut events).unwrap(), 1);
+    assert_eq!(set.try_wait(&mut events).unwrap(), 1);
     // Lowering the maximum wakes the writer too, while there still is room.
     counter.set_maximum(9).unwrap();
-    assert_eq!(set.harvest(&mut events).unwrap(), 1);
+    assert_eq!(set.try_wait(&mut events).unwrap(), 1);
 }
 
 #[test]

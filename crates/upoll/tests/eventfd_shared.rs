@@ -100,7 +100,7 @@ fn steps() -> impl Strategy<Value = Step> {
 fn wait(twin: &Twin, number: usize) {
     let mut ours = vec![Event::default(); 64];
     let set = twin.set(number).unwrap();
-    let ready = set.harvest(&mut ours).unwrap();
+    let ready = set.try_wait(&mut ours).unwrap();
     let mut ours: Vec<_> = ours[..ready]
         .iter()
         .map(|event| (event.events().bits(), event.data()))
@@ -233,10 +233,10 @@ fn a_batch_takes_shared_counters_among_others() {
         CtlCommand::delete(&one),
         CtlCommand::add(&two, interest(5)),
     ];
-    assert_eq!(set.ctl_batch(0, &mut commands), Ok(5));
+    assert_eq!(set.ctl_batch(&mut commands), Ok(5));
     assert_eq!(commands[5].result, Err(Errno::EXIST));
     let mut events = [Event::default(); 4];
-    assert_eq!(set.harvest(&mut events), Ok(2));
+    assert_eq!(set.try_wait(&mut events), Ok(2));
     let mut data = [events[0].data(), events[1].data()];
     data.sort_unstable();
     assert_eq!(data, [3, 4]);

@@ -183,7 +183,7 @@ fn a_wake_for_both_directions_satisfies_nobody_and_one_for_none_the_first() {
             let set = Epoll::new().unwrap();
             let interest = Event::new(IN | OUT | EXCLUSIVE | ET, 0);
             set.add(&bell.by_ref(), interest).unwrap();
-            assert_eq!(set.harvest(&mut [Event::default()]), Ok(1));
+            assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
             Sleeper::start(move || set.wait(&mut [Event::default()], None))
         });
         bell.0.wake(key);
@@ -200,12 +200,12 @@ fn a_rotating_wake_that_finds_nobody_does_not_silence_those_that_follow() {
         let set = Epoll::new().unwrap();
         let interest = Event::new(wanted | EXCLUSIVE | ET, 0);
         set.add(&bell.by_ref(), interest).unwrap();
-        assert_eq!(set.harvest(&mut [Event::default()]), Ok(1));
+        assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
         set
     });
     for (n, key) in [(0, IN), (1, OUT), (0, IN), (1, OUT)] {
         bell.0.wake_rotate(key);
-        let told = [0, 1].map(|n: usize| sets[n].harvest(&mut [Event::default()]).unwrap());
+        let told = [0, 1].map(|n: usize| sets[n].try_wait(&mut [Event::default()]).unwrap());
         assert_eq!(told[n], 1, "{key:?}");
     }
     // The same for threads.
@@ -325,7 +325,7 @@ fn a_source_that_closes_makes_room_for_another() {
     let other = EventFd::new(1).unwrap();
     rotating.add(&other, Event::new(IN, 7)).unwrap();
     let mut events = [Event::default()];
-    assert_eq!(rotating.harvest(&mut events), Ok(1));
+    assert_eq!(rotating.try_wait(&mut events), Ok(1));
     assert_eq!(events[0].data(), 7);
 }
 
@@ -346,9 +346,9 @@ fn a_rotating_set_shares_its_source_with_other_watchers() {
     let mut events = [Event::default()];
     for _ in 0..3 {
         source.try_write(1).unwrap();
-        assert_eq!(plain.harvest(&mut events), Ok(1));
-        assert_eq!(workers[0].harvest(&mut events), Ok(1));
-        assert_eq!(rotating.harvest(&mut events), Ok(1));
+        assert_eq!(plain.try_wait(&mut events), Ok(1));
+        assert_eq!(workers[0].try_wait(&mut events), Ok(1));
+        assert_eq!(rotating.try_wait(&mut events), Ok(1));
         source.try_read().unwrap();
     }
 }
@@ -387,14 +387,14 @@ fn edge_triggered_and_oneshot_workers_keep_their_meaning() {
         let (source, rotating, workers) = rotating(1, wanted);
         let mut events = [Event::default()];
         source.try_write(1).unwrap();
-        assert_eq!(workers[0].harvest(&mut events), Ok(1));
-        assert_eq!(workers[0].harvest(&mut events), Ok(0));
+        assert_eq!(workers[0].try_wait(&mut events), Ok(1));
+        assert_eq!(workers[0].try_wait(&mut events), Ok(0));
         if wanted.contains(Events::ONESHOT) {
             workers[0].modify(&rotating, Event::new(wanted, 0)).unwrap();
         } else {
             source.try_write(1).unwrap();
         }
-        assert_eq!(workers[0].harvest(&mut events), Ok(1));
+        assert_eq!(workers[0].try_wait(&mut events), Ok(1));
     }
 }
 
@@ -415,7 +415,7 @@ fn an_event_behind_a_reported_one_is_an_edge_for_a_waiter_above() {
         for (source, _) in &sources {
             source.try_write(1).unwrap();
         }
-        assert_eq!(above.harvest(&mut [Event::default()]), Ok(1));
+        assert_eq!(above.try_wait(&mut [Event::default()]), Ok(1));
         let set = above.clone();
         let sleeper = Sleeper::start(move || set.wait(&mut [Event::default()], None));
         sources[1].0.try_write(1).unwrap();

@@ -20,7 +20,7 @@ use upoll::{
 const IN: Event = Event::new(Events::IN, 0);
 
 fn harvest(set: &Epoll) -> usize {
-    set.harvest(&mut [Event::default(); 8]).unwrap()
+    set.try_wait(&mut [Event::default(); 8]).unwrap()
 }
 
 fn panics(body: impl FnOnce()) -> bool {

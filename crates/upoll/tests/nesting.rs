@@ -345,5 +345,5 @@ fn a_rotating_set_nests_by_the_same_rules() {
     assert_eq!(chain[0].add(&chain[0], interest), Err(Errno::INVAL));
     let source = EventFd::new(1).unwrap();
     chain[4].add(&source, interest).unwrap();
-    assert_eq!(chain[0].harvest(&mut [Event::default(); 2]), Ok(1));
+    assert_eq!(chain[0].try_wait(&mut [Event::default(); 2]), Ok(1));
 }

@@ -101,7 +101,7 @@ fn batches(fault: &mut Fault) {
     while done < commands.len() {
         let before = set.len();
         assert_eq!(before, done);
-        done += fault.during(|| set.ctl_batch(0, &mut commands[done..]));
+        done += fault.during(|| set.ctl_batch(&mut commands[done..]));
     }
     let mut changes: Vec<_> = counters
         .iter()
@@ -109,7 +109,7 @@ fn batches(fault: &mut Fault) {
         .collect();
     let mut done = 0;
     while done < changes.len() {
-        done += fault.during(|| set.ctl_batch(0, &mut changes[done..]));
+        done += fault.during(|| set.ctl_batch(&mut changes[done..]));
     }
     assert_eq!(first_event(&set), Some(2));
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use threads::{asleep, tid, until_asleep};
 use upoll::{
-    CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, SigSet, Timespec, WaitParams,
+    BatchWait, Clock, CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, Events, SigSet,
+    Timeout,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -291,79 +292,34 @@ fn a_write_wakes_a_wait_with_a_mask() {
 }
 
 #[test]
-fn parameters_that_do_not_exist_are_invalid() {
+fn a_wait_without_room_is_invalid_and_changes_nothing() {
     let set = Epoll::new().unwrap();
     let counter = EventFd::new(1).unwrap();
     set.add(&counter, INTEREST).unwrap();
-    let mut events = [Event::default(); 4];
-    let plain = WaitParams::default();
-    let time = |tv_sec, tv_nsec| WaitParams {
-        timeout: Some(Timespec { tv_sec, tv_nsec }),
-        ..plain
-    };
-    let size = u32::try_from(size_of::<WaitParams<'_>>()).unwrap();
-    let valid = [
-        plain,
-        WaitParams { size, ..plain },
-        WaitParams {
-            clockid: libc::CLOCK_REALTIME,
-            ..plain
-        },
-        time(0, 0),
-        time(i64::MAX, 999_999_999),
-    ];
-    for params in valid {
-        assert_eq!(set.pwait1(0, &mut events, &params), Ok(1), "{params:?}");
-    }
-    assert_eq!(set.pwait1(1, &mut events, &plain), Err(Errno::INVAL));
-    assert_eq!(set.pwait1(0, &mut [], &plain), Err(Errno::INVAL));
-    let invalid = [
-        WaitParams { size: 1, ..plain },
-        WaitParams {
-            size: size + 1,
-            ..plain
-        },
-        WaitParams {
-            clockid: libc::CLOCK_BOOTTIME,
-            ..plain
-        },
-        WaitParams {
-            clockid: -1,
-            ..plain
-        },
-        time(-1, 0),
-        time(0, -1),
-        time(0, 1_000_000_000),
-    ];
-    for params in invalid {
-        assert_eq!(
-            set.pwait1(0, &mut events, &params),
-            Err(Errno::INVAL),
-            "{params:?}"
-        );
-        // The arguments are checked before anything is changed.
-        let mut commands = [CtlCommand::delete(&counter)];
-        let refused = set.ctl_batch_wait(&mut commands, &mut events, &params);
-        assert_eq!(refused, Err(Errno::INVAL), "{params:?}");
-        assert_eq!(set.len(), 1);
+    assert_eq!(set.pwait1(&mut [], Timeout::NEVER, None), Err(Errno::INVAL));
+    let mut commands = [CtlCommand::delete(&counter)];
+    let refused = set.ctl_batch_wait(&mut commands, &mut [], Timeout::NEVER, None);
+    assert_eq!(refused, Err(Errno::INVAL));
+    assert_eq!(set.len(), 1);
+    // The longest limit that there is.
+    let longest = Duration::new(u64::MAX, 999_999_999);
+    for clock in [Clock::Realtime, Clock::Monotonic] {
+        let timeout = Timeout::after(clock, longest);
+        let mut events = [Event::default(); 4];
+        assert_eq!(set.pwait1(&mut events, timeout, None), Ok(1));
     }
 }
 
 #[test]
 fn a_limit_by_either_clock_is_never_early_in_any_set() {
-    for clockid in [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC] {
+    for clock in [Clock::Realtime, Clock::Monotonic] {
         for set in Set::all(false) {
             let Set::Ours(set, ..) = set else { continue };
             for mask in [None, Some(&SigSet::empty())] {
                 let limit = Duration::from_micros(1500);
-                let params = WaitParams {
-                    clockid,
-                    timeout: Some(limit.into()),
-                    sigmask: mask,
-                    ..WaitParams::default()
-                };
+                let timeout = Timeout::after(clock, limit);
                 let begun = Instant::now();
-                let ready = set.pwait1(0, &mut [Event::default(); 4], &params);
+                let ready = set.pwait1(&mut [Event::default(); 4], timeout, mask);
                 assert_eq!(ready, Ok(0));
                 // The wall clock may be slewed during the wait, by much less than this.
                 assert!(begun.elapsed() >= limit - Duration::from_micros(15));
@@ -374,28 +330,26 @@ fn a_limit_by_either_clock_is_never_early_in_any_set() {
 
 #[test]
 fn changes_and_a_wait_in_one_call() {
+    let parts = |outcome: BatchWait| (outcome.done, outcome.ready);
     let set = Epoll::new().unwrap();
     let (first, second) = (EventFd::new(0).unwrap(), EventFd::new(1).unwrap());
     let mut events = [Event::default(); 4];
-    let params = WaitParams::default();
     let mut commands = [
         CtlCommand::add(&first, INTEREST),
         CtlCommand::add(&second, INTEREST),
     ];
-    let both = set.ctl_batch_wait(&mut commands, &mut events, &params);
-    assert_eq!(both, Ok((2, Some(Ok(1)))));
+    let both = set.ctl_batch_wait(&mut commands, &mut events, Timeout::NEVER, None);
+    assert_eq!(both.map(parts), Ok((2, Some(Ok(1)))));
     // The batch ends at its first failure, without a wait, which would not return.
     let mut commands = [
         CtlCommand::delete(&second),
         CtlCommand::add(&first, INTEREST),
     ];
-    let failed = set.ctl_batch_wait(&mut commands, &mut events, &params);
-    assert_eq!(failed, Ok((1, None)));
+    let failed = set.ctl_batch_wait(&mut commands, &mut events, Timeout::NEVER, None);
+    assert_eq!(failed.map(parts), Ok((1, None)));
     assert_eq!(commands[1].result, Err(Errno::EXIST));
     // Without changes the call is a plain wait.
     first.try_write(1).unwrap();
-    assert_eq!(
-        set.ctl_batch_wait(&mut [], &mut events, &params),
-        Ok((0, Some(Ok(1))))
-    );
+    let plain = set.ctl_batch_wait(&mut [], &mut events, Timeout::NEVER, None);
+    assert_eq!(plain.map(parts), Ok((0, Some(Ok(1)))));
 }

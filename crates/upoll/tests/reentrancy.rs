@@ -20,7 +20,7 @@ use returns::returns;
 const IN: Event = Event::new(Events::IN, 0);
 
 fn harvest(set: &Epoll) -> usize {
-    set.harvest(&mut [Event::default(); 8]).unwrap()
+    set.try_wait(&mut [Event::default(); 8]).unwrap()
 }
 
 /// A waker that runs a closure.
@@ -117,7 +117,7 @@ fn a_waker_that_runs_during_a_poll_may_use_the_polling_set() {
             },
             &|| {
                 let mut commands = [upoll::CtlCommand::modify(&object, modified)];
-                assert_eq!(set.ctl_batch(0, &mut commands), Ok(1));
+                assert_eq!(set.ctl_batch(&mut commands), Ok(1));
             },
             // The only arrival, whose report uses it up.
             &|| assert_eq!(harvest(&set), 1),

@@ -45,7 +45,7 @@ impl Pollable for Scripted {
 
 fn data(set: &Epoll, room: usize) -> Vec<u64> {
     let mut events = vec![Event::default(); room];
-    let ready = set.harvest(&mut events).unwrap();
+    let ready = set.try_wait(&mut events).unwrap();
     events[..ready].iter().map(Event::data).collect()
 }
 

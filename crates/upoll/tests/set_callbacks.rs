@@ -139,7 +139,7 @@ fn a_callback_on_a_set_in_the_middle_may_use_the_outermost_set_in_which_a_thread
         let (_watch, _) = Watch::new(sets[1].as_file_ref(), Events::IN, move |_| {
             for set in &used {
                 assert_eq!(
-                    set.harvest(&mut [Event::default()]).map(|_| set.len()),
+                    set.try_wait(&mut [Event::default()]).map(|_| set.len()),
                     Ok(1)
                 );
             }

@@ -197,7 +197,7 @@ fn a_worker_that_does_not_wait_is_passed_over() {
         assert_eq!(thread.join().unwrap(), Ok(1));
         source.read().unwrap();
     }
-    assert_eq!(busy.harvest(&mut [Event::default()]), Ok(0));
+    assert_eq!(busy.try_wait(&mut [Event::default()]), Ok(0));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_worker_that_only_an_idle_set_watches_is_passed_over() {
         assert_eq!(thread.join().unwrap(), Ok(1));
         source.read().unwrap();
     }
-    assert_eq!(manager.harvest(&mut events), Ok(0));
+    assert_eq!(manager.try_wait(&mut events), Ok(0));
     // With a waiter above it, the manager's set is next in line.
     let (thread, _) = asleep(move || manager.wait(&mut [Event::default()], LONG));
     source.write(1).unwrap();
@@ -284,7 +284,7 @@ fn a_chosen_worker_that_closes_its_set_forwards_the_event() {
     let (second, _second_above) = worker();
     source.write(1).unwrap();
     drop(first);
-    assert_eq!(second.harvest(&mut [Event::default()]), Ok(1));
+    assert_eq!(second.try_wait(&mut [Event::default()]), Ok(1));
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn batch(size: usize, members: Members) -> Result<Side> {
             for command in &mut commands {
                 command.interest = Event::new(events, data);
             }
-            let done = set.ctl_batch(0, &mut commands).expect("a batch");
+            let done = set.ctl_batch(&mut commands).expect("a batch");
             assert_eq!(done, commands.len());
         }
     }))

@@ -452,7 +452,7 @@ fn batch() -> Result<[Side; 2]> {
                 for command in &mut commands {
                     command.interest = Event::new(black_box(Events::IN), 1);
                 }
-                let done = set.ctl_batch(0, &mut commands).expect("a batch");
+                let done = set.ctl_batch(&mut commands).expect("a batch");
                 assert_eq!(done, CHANGES);
             }
         }),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use upoll::{Epoll, Event, EventFd, Events, WaitParams};
+use upoll::{Epoll, Event, EventFd, Events};
 
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Spread};
@@ -105,14 +105,10 @@ impl By {
                 for one in &descriptors {
                     set.add(one, interest)?;
                 }
-                let params = WaitParams {
-                    timeout: Some(limit.into()),
-                    ..WaitParams::default()
-                };
                 let mut reports = [Event::default(); 8];
                 Box::new(move || {
                     let _open = (&descriptors, &objects);
-                    Ok(set.pwait1(0, &mut reports, &params)?)
+                    Ok(set.pwait1(&mut reports, limit, None)?)
                 })
             }
         })

@@ -277,7 +277,7 @@ fn pass_through(group: &Group, rng: &mut Rng, tally: &Tally) -> Result<()> {
         CtlCommand::add(&channel, Event::new(interest, PASSING)),
         CtlCommand::modify(&channel, Event::new(Events::IN | Events::ET, PASSING)),
     ];
-    let done = set.ctl_batch(0, &mut commands)?;
+    let done = set.ctl_batch(&mut commands)?;
     ensure!(done == 2, "a batch of ADD and MOD ended after {done}");
     let sent = sent + channel.send(rng.u64(1..=MOST));
     if rng.bool() {
@@ -309,7 +309,7 @@ fn watch_from_above(group: &Group, rng: &mut Rng) -> Result<()> {
         other => other?,
     }
     let mut events = [Event::default(); 2];
-    passing.harvest(&mut events)?;
+    passing.try_wait(&mut events)?;
     if rng.bool() {
         passing
             .wait(&mut events, Duration::from_micros(rng.u64(..100)))
@@ -328,18 +328,18 @@ fn request(rng: &mut Rng) -> Result<()> {
     let mut events = [Event::default(); 2];
     set.add(&channel, Event::new(Events::IN, 1))?;
     ensure!(
-        set.harvest(&mut events)? == 0,
+        set.try_wait(&mut events)? == 0,
         "{channel:?}: an event before anything was sent"
     );
     let sent = channel.send(1);
-    ensure!(set.harvest(&mut events)? == 1, "{channel:?}: no event");
+    ensure!(set.try_wait(&mut events)? == 1, "{channel:?}: no event");
     let received = channel.drain();
     ensure!(
         received == sent,
         "{channel:?}: {sent} units sent, {received} received"
     );
     ensure!(
-        set.harvest(&mut events)? == 0,
+        set.try_wait(&mut events)? == 0,
         "{channel:?}: an event after all was received"
     );
     let both = [EventFd::new(0)?, EventFd::new(0)?];
@@ -347,7 +347,7 @@ fn request(rng: &mut Rng) -> Result<()> {
         set.add(counter, Event::new(Events::IN, data))?;
         counter.try_write(1)?;
     }
-    ensure!(set.harvest(&mut events)? == 2, "not both events of two");
+    ensure!(set.try_wait(&mut events)? == 2, "not both events of two");
     ensure!(
         events.map(|event| event.data()) == [2, 3],
         "two events in the wrong order"

@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use fastrand::Rng;
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Source, Target,
-    Timeout, WaitParams, Watch, poll, select,
+    Timeout, Watch, poll, select,
 };
 
 use super::channel::{Channel, Kind, is_race};
@@ -307,11 +307,7 @@ impl Group {
                 let found = if index.is_multiple_of(2) {
                     set.wait(&mut events[..room], timeout)
                 } else {
-                    let params = WaitParams {
-                        timeout: timeout.limit().map(Into::into),
-                        ..WaitParams::default()
-                    };
-                    set.pwait1(0, &mut events[..room], &params)
+                    set.pwait1(&mut events[..room], timeout, None)
                 };
                 match found {
                     Ok(found) => {
@@ -380,7 +376,7 @@ impl Group {
     fn take_below(&self) -> Result<()> {
         let mut events = [Event::default(); 3];
         loop {
-            let found = self.watching[0].harvest(&mut events)?;
+            let found = self.watching[0].try_wait(&mut events)?;
             if found == 0 || self.ending.load(Ordering::SeqCst) {
                 return Ok(());
             }

@@ -16,7 +16,7 @@ use super::ctl::as_set;
 use super::nesting::sets_above;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileRef, Held, Identity};
+use crate::file::{Description, FileId, FileRef, Held};
 use crate::sync::Ordering;
 
 /// Callbacks on sets in the whole process: an ADD need not look for any while there are none.
@@ -30,7 +30,7 @@ loom::lazy_static! {
 }
 
 /// Sets that a walk has visited.
-type Visited = HashSet<Identity, FxBuildHasher>;
+type Visited = HashSet<FileId, FxBuildHasher>;
 
 /// A callback or task that waits for a file. Counts as one of the set's if it is a set.
 pub(crate) struct SetCallback(Option<Held>);
@@ -85,7 +85,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
         let file = unsafe { (*item).file() };
         let Some(below) = as_set(file) else { continue };
         visited.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        if visited.insert(Identity::of(file)) && has_silent_members(below, visited)? {
+        if visited.insert(FileId::of(file)) && has_silent_members(below, visited)? {
             return Ok(true);
         }
     }
@@ -125,7 +125,7 @@ fn has_callback(set: &Description<Set>, visited: &mut Visited) -> Result<bool, E
     }
     for above in sets_above(set.watchers())? {
         visited.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        if visited.insert(Identity::of(&above)) && has_callback(&above, visited)? {
+        if visited.insert(FileId::of(&above)) && has_callback(&above, visited)? {
             return Ok(true);
         }
     }

@@ -13,7 +13,7 @@ use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileRef, Held, Identity, PollTable, WatcherLink, Watchers};
+use crate::file::{Description, FileId, FileRef, Held, PollTable, WatcherLink, Watchers};
 use crate::sync::{Mutex, MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Deferred, Mode, Place, Scope, WaitQueue, Wake};
 
@@ -117,7 +117,7 @@ impl Epoll {
     /// loaded in accesses of different widths, which the processor cannot forward from its store
     /// buffer.
     #[inline(never)]
-    fn modify_file(&self, key: (Identity, i32), events: Events, data: u64) -> Result<(), Errno> {
+    fn modify_file(&self, key: (FileId, i32), events: Events, data: u64) -> Result<(), Errno> {
         self.check_modify(key.0, events)?;
         let set = self.set();
         let _scope = Scope::enter();
@@ -199,7 +199,7 @@ impl Epoll {
     /// Executes DEL. The arguments are passed in registers, as for
     /// [`modify_file`](Self::modify_file).
     #[inline(never)]
-    fn delete_file(&self, (identity, number): (Identity, i32)) -> Result<(), Errno> {
+    fn delete_file(&self, (identity, number): (FileId, i32)) -> Result<(), Errno> {
         self.check_self(identity)?;
         // Ends last, for its tasks may panic.
         let _scope = Scope::enter();
@@ -249,7 +249,7 @@ impl Epoll {
 
     /// Checks a MOD, or the ADD of a set, for the errors that do not depend on the set's members.
     #[inline]
-    pub(super) fn check_modify(&self, file: Identity, events: Events) -> Result<(), Errno> {
+    pub(super) fn check_modify(&self, file: FileId, events: Events) -> Result<(), Errno> {
         self.check_self(file)?;
         if events.contains(Events::EXCLUSIVE) {
             return Err(Errno::INVAL);
@@ -257,7 +257,7 @@ impl Epoll {
         Ok(())
     }
 
-    fn check_self(&self, file: Identity) -> Result<(), Errno> {
+    fn check_self(&self, file: FileId) -> Result<(), Errno> {
         if file == self.as_file_ref().identity() {
             return Err(Errno::INVAL);
         }
@@ -522,7 +522,7 @@ impl Set {
     pub(super) fn change_interest(
         &self,
         inner: &Interests,
-        (identity, number): (Identity, i32),
+        (identity, number): (FileId, i32),
         events: Events,
         data: u64,
         publish: impl FnOnce(&Item, Events),
@@ -575,7 +575,7 @@ impl Set {
     fn delete(
         &self,
         inner: &mut Interests,
-        identity: Identity,
+        identity: FileId,
         number: i32,
         left: &mut Option<Forgotten>,
     ) -> Result<(), Errno> {
@@ -684,7 +684,7 @@ impl Set {
 
     /// Removes the item of a file that closed, unless another thread has done so. The caller is in a
     /// [`Scope`].
-    fn remove_closed(&self, identity: Identity, number: i32) {
+    fn remove_closed(&self, identity: FileId, number: i32) {
         let mut left = None;
         let mut inner = self.inner.lock();
         let removed = self.delete(&mut inner, identity, number, &mut left);
@@ -787,7 +787,7 @@ impl Emptying<'_> {
                 self.claims
                     .iter()
                     .find(|(claimed, of, _)| {
-                        core::ptr::eq(*claimed, item) && Identity::of(of) == Identity::of(file)
+                        core::ptr::eq(*claimed, item) && FileId::of(of) == FileId::of(file)
                     })
                     .map(|&(_, _, queue)| queue)
             });
@@ -808,7 +808,7 @@ impl Drop for Emptying<'_> {
 }
 
 /// The last reference to a watched file is gone (`eventpoll_release_file`).
-fn on_file_close(identity: Identity, watchers: &Mutex<Watchers>) {
+fn on_file_close(identity: FileId, watchers: &Mutex<Watchers>) {
     // Its tasks may panic: not before all items have gone.
     let _scope = Scope::enter();
     loop {

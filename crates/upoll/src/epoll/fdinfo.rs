@@ -4,12 +4,12 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::Set;
-use crate::file::Identity;
+use crate::file::FileId;
 
 /// A line for each item, ordered by file, then number, as Linux walks its tree. A user-level file
 /// has no inode: its identity stands for one. Without memory for the order this is an error.
 pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
-    let mut rows: Vec<(Identity, i32, u32, u64)> = Vec::new();
+    let mut rows: Vec<(FileId, i32, u32, u64)> = Vec::new();
     {
         let inner = set.inner.lock();
         for item in inner.iter() {
@@ -17,7 +17,7 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
             let row = unsafe {
                 let item = &*item;
                 (
-                    Identity::of(item.file()),
+                    FileId::of(item.file()),
                     item.number(),
                     item.interest().bits(),
                     item.data(),

@@ -19,7 +19,7 @@ use super::ready::ReadyList;
 use super::slab::Slab;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, FileRef, Held, Identity, WatcherLink};
+use crate::file::{Description, FileId, FileRef, Held, WatcherLink};
 use crate::memory::boxed;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
 use crate::wait::{OnWake, WaitEntry};
@@ -222,7 +222,7 @@ pub(crate) struct Interests {
 // SAFETY: the raw pointers inside lead to items of the slab, which lives as long as this does.
 unsafe impl Send for Interests {}
 
-fn hash(identity: Identity, number: i32) -> u64 {
+fn hash(identity: FileId, number: i32) -> u64 {
     FxBuildHasher.hash_one((identity.addr(), number))
 }
 
@@ -231,7 +231,7 @@ fn hash_of(slots: &Slab, slot: u32) -> u64 {
     // the slab holds the set's lock.
     unsafe {
         let item = &*slots.get(slot);
-        hash(Identity::of(item.file()), item.number())
+        hash(FileId::of(item.file()), item.number())
     }
 }
 
@@ -259,14 +259,14 @@ impl Interests {
 
     /// The item for a key.
     #[inline]
-    pub(crate) fn find(&self, identity: Identity, number: i32) -> Option<*const Item> {
+    pub(crate) fn find(&self, identity: FileId, number: i32) -> Option<*const Item> {
         // The item that the look-up looks at last is the one it finds.
         let mut found = ptr::null();
         self.table.find(hash(identity, number), |&slot| {
             let item = self.slots.get(slot);
             found = item;
             // SAFETY: slots in the table are registered, and `&self` borrows the locked set.
-            unsafe { (*item).number() == number && Identity::of((*item).file()) == identity }
+            unsafe { (*item).number() == number && FileId::of((*item).file()) == identity }
         })?;
         Some(found)
     }
@@ -313,7 +313,7 @@ impl Interests {
     /// may run the object's destructor, after it has released the set's lock.
     pub(crate) fn remove(&mut self, item: *const Item) -> Held {
         // SAFETY: the item is registered here and `&mut self` is the set's lock.
-        let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };
+        let (identity, number) = unsafe { (FileId::of((*item).file()), (*item).number()) };
         let entry = self.table.find_entry(hash(identity, number), |&slot| {
             ptr::eq(self.slots.get(slot), item)
         });
@@ -395,7 +395,7 @@ impl Interests {
 
     pub(crate) fn slot_of(&self, item: *const Item) -> u32 {
         // SAFETY: the item is registered here and `&self` borrows the locked set.
-        let (identity, number) = unsafe { (Identity::of((*item).file()), (*item).number()) };
+        let (identity, number) = unsafe { (FileId::of((*item).file()), (*item).number()) };
         let slot = self.table.find(hash(identity, number), |&slot| {
             ptr::eq(self.slots.get(slot), item)
         });

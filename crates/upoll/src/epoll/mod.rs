@@ -50,7 +50,7 @@ use self::limit::{Account, Allowance};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::KernelSource;
-use crate::file::{Description, File, FileRef, Identity, PollTable, Pollable};
+use crate::file::{Description, File, FileId, FileRef, PollTable, Pollable};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
@@ -313,7 +313,7 @@ impl Pollable for Set {
 ///
 /// counter.try_write(1)?;
 /// let mut events = [Event::default(); 8];
-/// assert_eq!(set.harvest(&mut events)?, 1);
+/// assert_eq!(set.try_wait(&mut events)?, 1);
 /// assert_eq!(events[0].data(), 42);
 /// # Ok::<(), upoll::Errno>(())
 /// ```
@@ -395,7 +395,7 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: `events` is empty.
-    pub fn harvest(&self, events: &mut [Event]) -> Result<usize, Errno> {
+    pub fn try_wait(&self, events: &mut [Event]) -> Result<usize, Errno> {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
@@ -407,7 +407,7 @@ impl Epoll {
         Ok(ready)
     }
 
-    /// [`harvest`](Self::harvest) for a thread that forwards the event by other means if it ends.
+    /// [`try_wait`](Self::try_wait) for a thread that forwards the event by other means if it ends.
     pub(crate) fn harvest_unremembered(&self, events: &mut [Event]) -> Result<usize, Errno> {
         // Models show that wakes alone bring what is there to a waiter.
         #[cfg(not(upoll_loom))]
@@ -482,7 +482,7 @@ impl Epoll {
             let (address, number, interest) = unsafe {
                 let item = &*item;
                 (
-                    Identity::of(item.file()).addr(),
+                    FileId::of(item.file()).addr(),
                     item.number(),
                     Event::new(item.interest(), item.data()),
                 )

@@ -4,7 +4,7 @@ use super::Epoll;
 use super::interest::{Item, state};
 use super::scan::Turns;
 use crate::events::Event;
-use crate::file::Identity;
+use crate::file::FileId;
 use crate::sync::Ordering;
 use crate::wait::Ask;
 use core::ptr::NonNull;
@@ -31,7 +31,7 @@ impl Epoll {
             // SAFETY: the item is registered and the set's lock held.
             unsafe {
                 let node = &*item;
-                if Identity::of(node.file()) == rotating.as_file_ref().identity() {
+                if FileId::of(node.file()) == rotating.as_file_ref().identity() {
                     node.entry
                         .owner_word
                         .fetch_or(state::CHOSEN, Ordering::Relaxed);

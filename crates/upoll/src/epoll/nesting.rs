@@ -16,7 +16,7 @@ use super::ctl::{as_set, item_of};
 use super::interest::state;
 use super::{Epoll, Set};
 use crate::errno::Errno;
-use crate::file::{Description, Held, Identity, Watchers};
+use crate::file::{Description, FileId, Held, Watchers};
 use crate::sync::{Mutex, Ordering};
 
 /// `EP_MAX_NESTS`: links from set to set in one chain.
@@ -54,11 +54,7 @@ pub(crate) unsafe fn begin_in_child() {
 }
 
 /// `ELOOP` if `target` (whose identity is given) cannot be added to `set`.
-pub(super) fn check_loops(
-    set: &Epoll,
-    target: &Set,
-    target_identity: Identity,
-) -> Result<(), Errno> {
+pub(super) fn check_loops(set: &Epoll, target: &Set, target_identity: FileId) -> Result<(), Errno> {
     let mut below = Below {
         adding_to: set.as_file_ref().identity(),
         depths: HashMap::with_hasher(FxBuildHasher),
@@ -77,16 +73,16 @@ pub(super) fn check_loops(
 
 /// The walk down from the set to be added.
 struct Below {
-    adding_to: Identity,
+    adding_to: FileId,
     /// Depth below each set that was visited, so that shared sets are walked once.
     depths: Known,
 }
 
 /// The result of a walk for each set. Without it a walk would visit a set once for each path to it,
 /// and there may be exponentially many paths.
-type Known = HashMap<Identity, usize, FxBuildHasher>;
+type Known = HashMap<FileId, usize, FxBuildHasher>;
 
-fn remember(known: &mut Known, set: Identity, found: usize) -> Result<(), Errno> {
+fn remember(known: &mut Known, set: FileId, found: usize) -> Result<(), Errno> {
     known.try_reserve(1).map_err(|_| Errno::NOMEM)?;
     known.insert(set, found);
     Ok(())
@@ -94,7 +90,7 @@ fn remember(known: &mut Known, set: Identity, found: usize) -> Result<(), Errno>
 
 impl Below {
     /// How many links lie below `set`; more than [`MAX_NESTS`] if too many, or a loop.
-    fn depth(&mut self, set: &Set, identity: Identity, level: usize) -> Result<usize, Errno> {
+    fn depth(&mut self, set: &Set, identity: FileId, level: usize) -> Result<usize, Errno> {
         if let Some(&depth) = self.depths.get(&identity) {
             return Ok(depth);
         }
@@ -111,7 +107,7 @@ impl Below {
                 let Some(inside) = as_set(file) else {
                     continue;
                 };
-                let identity = Identity::of(file);
+                let identity = FileId::of(file);
                 let depth = if identity == self.adding_to || level > MAX_NESTS {
                     MAX_NESTS + 1
                 } else {
@@ -161,8 +157,8 @@ pub(super) fn mark_above_rotating(set: &Description<Set>) -> Result<(), Errno> {
         let mut watching = Vec::new();
         for item in inner.iter() {
             // SAFETY: registered, and its set's lock is held.
-            let watched = Identity::of(unsafe { (*item).file() });
-            if watched == Identity::of(set)
+            let watched = FileId::of(unsafe { (*item).file() });
+            if watched == FileId::of(set)
                 && let Some(item) = NonNull::new(item.cast_mut())
                 && !inner.rotating.contains(&item)
             {
@@ -194,7 +190,7 @@ fn height(watchers: &Mutex<Watchers>, level: usize, known: &mut Known) -> Result
     let mut highest = 0;
     for above in counted_above(watchers)? {
         step();
-        let identity = Identity::of(&above);
+        let identity = FileId::of(&above);
         let height = match known.get(&identity) {
             Some(&height) => height,
             None => {
@@ -236,7 +232,7 @@ pub(super) fn check_paths(
 fn check_paths_below(
     set: &Set,
     level: usize,
-    checked: &mut HashSet<Identity, FxBuildHasher>,
+    checked: &mut HashSet<FileId, FxBuildHasher>,
 ) -> Result<(), Errno> {
     if level > MAX_NESTS {
         return Ok(());
@@ -247,7 +243,7 @@ fn check_paths_below(
         // SAFETY: registered, and its set's lock is held.
         let file = unsafe { (*item).file() };
         checked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        if !checked.insert(Identity::of(file)) {
+        if !checked.insert(FileId::of(file)) {
             continue;
         }
         match as_set(file) {

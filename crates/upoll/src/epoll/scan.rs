@@ -295,7 +295,7 @@ impl Set {
         self.harvest_as(out, Ask::AtOnce, &mut Turns::default())
     }
 
-    /// Like [`harvest`](Self::harvest), with a way to ask for the event of a rotating set. Stores
+    /// Like [`try_wait`](Self::try_wait), with a way to ask for the event of a rotating set. Stores
     /// the outcome in `turns`.
     #[inline]
     pub(crate) fn harvest_as(&self, out: &mut [Event], ask: Ask, turns: &mut Turns) -> usize {

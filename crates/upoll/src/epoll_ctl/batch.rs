@@ -13,8 +13,6 @@ use crate::target::{Source, Target};
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "epoll_ctl_cmd")]
 pub struct CtlCommand<'a> {
-    /// Must be 0: there are no flags yet.
-    pub flags: u32,
     /// The operation.
     pub op: Op,
     /// The file that it concerns.
@@ -48,8 +46,7 @@ impl<'a> CtlCommand<'a> {
     #[cfg(all(feature = "std", not(upoll_loom)))]
     #[inline]
     pub(crate) fn modified_descriptor(&self) -> Option<RawFd> {
-        let is_plain = self.flags == 0 && self.op == Op::Mod;
-        let descriptor = self.target.kernel().filter(|_| is_plain)?;
+        let descriptor = self.target.kernel().filter(|_| self.op == Op::Mod)?;
         Some(descriptor.as_raw_fd())
     }
 
@@ -57,7 +54,6 @@ impl<'a> CtlCommand<'a> {
     #[must_use]
     pub const fn new(op: Op, target: Target<'a>, interest: Event) -> Self {
         CtlCommand {
-            flags: 0,
             op,
             target,
             interest,
@@ -76,8 +72,7 @@ impl Epoll {
     /// Neighbouring changes to user-level members share one pass under the set's lock.
     ///
     /// # Errors
-    /// Nothing was done: `EINVAL`: `flags` is not 0, or there are no commands.
-    /// A command fails as [`ctl`](Self::ctl) does, and with `EINVAL` if its own flags are not 0.
+    /// Nothing was done: `EINVAL`: there are no commands. A command fails as [`ctl`](Self::ctl) does.
     ///
     /// # Example
     /// ```
@@ -90,13 +85,13 @@ impl Epoll {
     ///     CtlCommand::modify(&b, interest),
     ///     CtlCommand::add(&b, interest),
     /// ];
-    /// assert_eq!(set.ctl_batch(0, &mut commands)?, 1);
+    /// assert_eq!(set.ctl_batch(&mut commands)?, 1);
     /// assert_eq!(commands[1].result, Err(Errno::NOENT));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "epoll_ctl_batch")]
-    pub fn ctl_batch(&self, flags: u32, commands: &mut [CtlCommand<'_>]) -> Result<usize, Errno> {
-        if flags != 0 || commands.is_empty() {
+    pub fn ctl_batch(&self, commands: &mut [CtlCommand<'_>]) -> Result<usize, Errno> {
+        if commands.is_empty() {
             return Err(Errno::INVAL);
         }
         let (done, result) = self.modify_descriptors(commands);
@@ -170,9 +165,6 @@ fn apply_in_kernel(
 
 #[inline(always)]
 fn apply(pass: &mut CtlPass<'_>, command: &CtlCommand<'_>) -> Result<(), Errno> {
-    if command.flags != 0 {
-        return Err(Errno::INVAL);
-    }
     let (op, interest) = (command.op, &command.interest);
     match command.target {
         // Two words, not a copy of both in one: a copy that is read in other pieces than it was

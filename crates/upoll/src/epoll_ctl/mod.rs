@@ -55,6 +55,7 @@ impl Epoll {
     /// # Errors
     /// `EINVAL`: `source` is this set. `ENOENT`: it is not watched.
     #[doc(alias = "EPOLL_CTL_DEL")]
+    #[doc(alias = "remove")]
     pub fn delete(&self, source: &(impl Source + ?Sized)) -> Result<(), Errno> {
         self.ctl(Op::Del, source.target(), Event::default())
     }

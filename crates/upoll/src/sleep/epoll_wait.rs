@@ -55,7 +55,7 @@ impl Epoll {
         }
         let timeout = timeout.into();
         if timeout.is_now() {
-            return self.harvest(events);
+            return self.try_wait(events);
         }
         let ready = self.wait_unremembered(events, timeout)?;
         if ready > 0 {
@@ -125,7 +125,7 @@ impl Epoll {
         }
         let timeout = timeout.into();
         if timeout.is_now() {
-            return self.harvest(events);
+            return self.try_wait(events);
         }
         let mut turns = Turns::default();
         if !self.set().rotates() {

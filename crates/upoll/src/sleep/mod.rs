@@ -28,7 +28,7 @@ mod thread_end;
 mod timeout;
 
 #[cfg(not(upoll_loom))]
-pub use self::epoll_pwait1::{Timespec, WaitParams};
+pub use self::epoll_pwait1::BatchWait;
 #[cfg(upoll_loom)]
 pub use self::epoll_wait::end_thread;
 pub use self::open_limit::{check_number_of_entries, open_limit_allows_few, open_limit_changed};

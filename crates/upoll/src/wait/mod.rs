@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(steps(), 1 + 2 * WORKERS);
         assert_eq!(steps(), 1);
         source.try_read().unwrap();
-        assert_eq!(workers[0].harvest(&mut [Event::default()]), Ok(0));
+        assert_eq!(workers[0].try_wait(&mut [Event::default()]), Ok(0));
         // One worker has used up its flag, and gets another one.
         assert_eq!(steps(), 1 + 2 * WORKERS);
         assert_eq!(steps(), 1);

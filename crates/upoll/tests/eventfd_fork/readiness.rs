@@ -124,7 +124,7 @@ fn a_raised_maximum_wakes_threads_that_poll_for_room() {
         let interest = upoll::Event::new(Events::OUT | Events::ET, 0);
         set.add(&counter, interest).unwrap();
         let mut events = [interest; 2];
-        assert_eq!(set.harvest(&mut events), Ok(1));
+        assert_eq!(set.try_wait(&mut events), Ok(1));
         about_to_sleep(line);
         assert_eq!(set.wait(&mut events, None), Ok(1));
         assert_eq!(counter.maximum(), 9);

@@ -302,7 +302,7 @@ fn nothing_is_left_open_or_mapped() {
         set.add(&counter, interest).unwrap();
         let child = Child::new(|_| twin.try_write(1).unwrap());
         assert_eq!(child.join(), Ok(0));
-        assert_eq!(set.harvest(&mut [interest]), Ok(1));
+        assert_eq!(set.try_wait(&mut [interest]), Ok(1));
         counter.try_read().unwrap();
         let mut fds = [upoll::PollFd::new(&counter, Events::IN)];
         let limit = std::time::Duration::from_millis(1);

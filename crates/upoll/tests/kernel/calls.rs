@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use upoll::{
-    CtlCommand, Epoll, Errno, Event, Events, FdSet, Op, PollFd, SigSet, Timeout, WaitParams,
-};
+use upoll::{Clock, CtlCommand, Epoll, Errno, Event, Events, FdSet, Op, PollFd, SigSet, Timeout};
 
 use super::twin::poll::{kernel_poll, kernel_select, masks};
 use super::twin::result;
@@ -18,27 +16,19 @@ pub enum Form {
     Wait,
     Pwait,
     /// With a clock, and with or without a signal mask.
-    Pwait1(i32, bool),
+    Pwait1(Clock, bool),
 }
 
 impl Form {
-    fn params(clockid: i32, sigmask: Option<&SigSet>) -> WaitParams<'_> {
-        WaitParams {
-            clockid,
-            timeout: Some(Duration::ZERO.into()),
-            sigmask,
-            ..WaitParams::default()
-        }
-    }
-
     fn upoll(self, set: &Epoll, events: &mut [Event]) -> Result<usize, Errno> {
         let mask = SigSet::full();
         match self {
-            Form::Harvest => set.harvest(events),
+            Form::Harvest => set.try_wait(events),
             Form::Wait => set.wait(events, Timeout::NOW),
             Form::Pwait => set.pwait(events, Timeout::NOW, &mask),
             Form::Pwait1(clock, masked) => {
-                set.pwait1(0, events, &Self::params(clock, masked.then_some(&mask)))
+                let timeout = Timeout::after(clock, Duration::ZERO);
+                set.pwait1(events, timeout, masked.then_some(&mask))
             }
         }
     }
@@ -83,8 +73,8 @@ fn pair(event: &Event) -> (u32, u64) {
     (event.events().bits(), event.data())
 }
 
-/// A command of a batch: flags, operation, target number, and the interest.
-pub type Change = (u32, Op, usize, Events, u64);
+/// A command of a batch: operation, target number, and the interest.
+pub type Change = (Op, usize, Events, u64);
 
 impl Twin {
     /// Compares the ready events of a set.
@@ -107,20 +97,17 @@ impl Twin {
         let Some(set) = self.set(number) else { return };
         let (changes, mut commands): (Vec<_>, Vec<_>) = changes
             .iter()
-            .filter_map(|&(flags, op, target, events, data)| {
-                let mut command =
-                    CtlCommand::new(op, self.target(target)?, Event::new(events, data));
-                command.flags = flags;
-                Some(((flags, op, target, events, data), command))
+            .filter_map(|&(op, target, events, data)| {
+                let command = CtlCommand::new(op, self.target(target)?, Event::new(events, data));
+                Some(((op, target, events, data), command))
             })
             .unzip();
         let mut events = vec![Event::default(); room.unwrap_or(0)];
         let upoll = match room {
-            None => set.ctl_batch(0, &mut commands).map(|done| (done, None)),
-            Some(_) => {
-                let params = Form::params(libc::CLOCK_MONOTONIC, None);
-                set.ctl_batch_wait(&mut commands, &mut events, &params)
-            }
+            None => set.ctl_batch(&mut commands).map(|done| (done, None)),
+            Some(_) => set
+                .ctl_batch_wait(&mut commands, &mut events, Timeout::NOW, None)
+                .map(|outcome| (outcome.done, outcome.ready)),
         };
         let what = ("batch", number, &changes, room);
         if room.map_or(changes.is_empty(), |room| room == 0) {
@@ -128,11 +115,8 @@ impl Twin {
             return;
         }
         let mut done = 0;
-        for (&(flags, op, target, events, data), command) in changes.iter().zip(&commands) {
-            let kernel = match flags {
-                0 => self.kernel.ctl(number, op as i32, target, events, data),
-                _ => Err(Errno::INVAL),
-            };
+        for (&(op, target, events, data), command) in changes.iter().zip(&commands) {
+            let kernel = self.kernel.ctl(number, op as i32, target, events, data);
             if same(what, command.result, kernel).is_err() {
                 break;
             }

@@ -345,7 +345,7 @@ impl Twin {
             return Ok(Vec::new());
         };
         let mut events = vec![Event::default(); room];
-        let upoll = set.harvest(&mut events).map(|ready| {
+        let upoll = set.try_wait(&mut events).map(|ready| {
             events[..ready]
                 .iter()
                 .map(|event| (event.events().bits(), event.data()))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use upoll::{CreateFlags, Epoll, Event, EventFd};
 
 use super::host::alone;
-use crate::host::{LONG, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input, wait};
+use crate::host::{LONG, data, edge, eventfd, eventfd_read, eventfd_write, input, try_wait, wait};
 
 const ROUNDS: usize = 400;
 
@@ -82,14 +82,14 @@ fn sets_change_while_threads_wait_above_and_below() {
             middle.add(&passing, input(2)).unwrap();
             passing.add(&*low, input(3)).unwrap();
             passing.add(&low.try_clone().unwrap(), input(3)).unwrap();
-            harvest(&middle, 4);
+            try_wait(&middle, 4);
         }
     });
     for round in 0..ROUNDS {
         middle.add(&bottom, input(4)).unwrap();
         bottom.add(&*low, input(5)).unwrap();
         bottom.add(&counter, edge(6)).unwrap();
-        harvest(&middle, 1 + round % 3);
+        try_wait(&middle, 1 + round % 3);
         middle.delete(&bottom).unwrap();
         bottom.delete(&*low).unwrap();
         bottom.delete(&counter).unwrap();
@@ -173,5 +173,5 @@ fn rotating_sets_and_their_sources_change_while_workers_wait() {
     assert!(wait(&worker, 1, Duration::from_millis(1)).is_empty());
     eventfd_write(&source);
     assert_eq!(data(&wait(&worker, 1, LONG)), [9]);
-    assert_eq!(data(&harvest(&rotating, 1)), [8]);
+    assert_eq!(data(&try_wait(&rotating, 1)), [8]);
 }

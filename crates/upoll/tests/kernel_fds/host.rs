@@ -48,7 +48,7 @@ impl Kernel {
     }
 
     /// Returns the ready events without waiting.
-    pub fn harvest(&self, room: usize) -> Vec<Event> {
+    pub fn try_wait(&self, room: usize) -> Vec<Event> {
         self.wait(room, Duration::ZERO)
     }
 
@@ -75,7 +75,7 @@ pub fn wait(set: &Epoll, room: usize, limit: Duration) -> Vec<Event> {
 }
 
 /// Returns the ready events without waiting.
-pub fn harvest(set: &Epoll, room: usize) -> Vec<Event> {
+pub fn try_wait(set: &Epoll, room: usize) -> Vec<Event> {
     wait(set, room, Duration::ZERO)
 }
 
@@ -125,9 +125,9 @@ impl Both {
     }
 
     /// Asserts that the ready events of both are equal, and returns them.
-    pub fn harvest(&self) -> Vec<(u64, Events)> {
-        let ours = sorted(&harvest(&self.ours, 64));
-        let theirs = sorted(&self.theirs.harvest(64));
+    pub fn try_wait(&self) -> Vec<(u64, Events)> {
+        let ours = sorted(&try_wait(&self.ours, 64));
+        let theirs = sorted(&self.theirs.try_wait(64));
         assert_eq!(ours, theirs, "ours, theirs");
         ours
     }

@@ -12,8 +12,8 @@ use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, Op};
 
 use super::host::alone;
 use crate::host::{
-    Both, LONG, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input, pipe, ready_pipe,
-    sorted, wait,
+    Both, LONG, data, edge, eventfd, eventfd_read, eventfd_write, input, pipe, ready_pipe, sorted,
+    try_wait, wait,
 };
 
 #[test]
@@ -37,13 +37,13 @@ fn data_comes_back_unchanged() {
     }
     let mut expected: Vec<_> = words.iter().map(|&word| (word, Events::IN)).collect();
     expected.sort_unstable_by_key(|&(word, _)| word);
-    assert_eq!(both.harvest(), expected);
+    assert_eq!(both.try_wait(), expected);
     // Data equal to upoll's internal words is ordinary data, with sets below and above as well.
     let (above, below) = (Epoll::new().unwrap(), Epoll::new().unwrap());
     below.add(&eventfd(), input(1)).unwrap();
     both.ours.add(&below, input(7)).unwrap();
     above.add(&both.ours, input(u64::MAX)).unwrap();
-    assert_eq!(both.harvest(), expected);
+    assert_eq!(both.try_wait(), expected);
     assert_eq!(data(&wait(&above, 4, LONG)), [u64::MAX]);
 }
 
@@ -81,17 +81,17 @@ fn a_number_used_again_means_the_new_file() {
     let number = old.as_raw_fd();
     both.add(&old, input(1));
     eventfd_write(&old);
-    assert_eq!(both.harvest(), [(1, Events::IN)]);
+    assert_eq!(both.try_wait(), [(1, Events::IN)]);
     // dup2 over the number closes the old file, which leaves both sets.
     let other = eventfd();
     // SAFETY: `old` owns the number, and goes on owning it.
     assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
-    assert_eq!(both.harvest(), []);
+    assert_eq!(both.try_wait(), []);
     eventfd_write(&other);
-    assert_eq!(both.harvest(), []);
+    assert_eq!(both.try_wait(), []);
     assert_eq!(both.ctl(Op::Mod, old.as_fd(), input(2)), Err(Errno::NOENT));
     both.add(&old, input(3));
-    assert_eq!(both.harvest(), [(3, Events::IN)]);
+    assert_eq!(both.try_wait(), [(3, Events::IN)]);
     assert_eq!(both.ours.len(), 1);
 }
 
@@ -104,16 +104,16 @@ fn a_dup_is_an_interest_of_its_own_and_outlives_the_number() {
     both.add(&counter, input(1));
     both.add(&dup, edge(2));
     eventfd_write(&counter);
-    assert_eq!(both.harvest(), [(1, Events::IN), (2, Events::IN)]);
-    assert_eq!(both.harvest(), [(1, Events::IN)]);
+    assert_eq!(both.try_wait(), [(1, Events::IN), (2, Events::IN)]);
+    assert_eq!(both.try_wait(), [(1, Events::IN)]);
     // The number is closed, but the file stays open, and so does the interest.
     drop(counter);
-    assert_eq!(both.harvest(), [(1, Events::IN)]);
+    assert_eq!(both.try_wait(), [(1, Events::IN)]);
     eventfd_write(&dup);
-    assert_eq!(both.harvest(), [(1, Events::IN), (2, Events::IN)]);
+    assert_eq!(both.try_wait(), [(1, Events::IN), (2, Events::IN)]);
     assert_eq!(both.ours.len(), 2);
     drop(dup);
-    assert_eq!(both.harvest(), []);
+    assert_eq!(both.try_wait(), []);
     assert!(both.ours.is_empty());
 }
 
@@ -167,7 +167,7 @@ fn a_file_closed_while_it_is_ready_is_not_reported() {
         both.add(&gone, input(2));
         eventfd_write(&gone);
         drop(gone);
-        assert_eq!(both.harvest(), []);
+        assert_eq!(both.try_wait(), []);
     }
     assert_eq!(both.ours.len(), 1);
 }
@@ -247,7 +247,7 @@ fn an_exclusive_interest_has_the_kernels_errors() {
     assert_eq!(ctl(Op::Mod, exclusive), Err(Errno::INVAL));
     assert_eq!(ctl(Op::Mod, Events::IN), Err(Errno::INVAL));
     eventfd_write(&counter);
-    assert_eq!(both.harvest(), [(1, Events::IN)]);
+    assert_eq!(both.try_wait(), [(1, Events::IN)]);
     eventfd_read(&counter);
     assert_eq!(ctl(Op::Del, exclusive), Ok(()));
 }
@@ -302,11 +302,11 @@ fn a_harvest_leaves_what_does_not_fit() {
     }
     let mut seen = Vec::new();
     for _ in 0..3 {
-        let events = harvest(&set, 2);
+        let events = try_wait(&set, 2);
         assert_eq!(events.len(), 2);
         seen.extend(sorted(&events).iter().map(|pair| pair.0));
     }
     seen.sort_unstable();
     assert_eq!(seen, [0, 1, 2, 3, 4, 5]);
-    assert!(harvest(&set, 2).is_empty());
+    assert!(try_wait(&set, 2).is_empty());
 }

@@ -41,7 +41,7 @@ fn check(fd: &impl AsFd, mut poke: impl FnMut(), mut calm: impl FnMut()) {
     let witness = Kernel::new();
     witness.add(&fd.as_fd(), edge(0));
     let mut poke = || {
-        witness.harvest(1);
+        witness.try_wait(1);
         poke();
         assert_eq!(witness.wait(1, LONG).len(), 1);
     };
@@ -54,29 +54,29 @@ fn check(fd: &impl AsFd, mut poke: impl FnMut(), mut calm: impl FnMut()) {
     for _ in 0..3 {
         for _ in 0..2 {
             poke();
-            assert_ne!(level.harvest(), []);
+            assert_ne!(level.try_wait(), []);
             for _ in 0..2 {
-                level.harvest();
-                edges.harvest();
-                once.harvest();
+                level.try_wait();
+                edges.try_wait();
+                once.try_wait();
             }
         }
         once.modify(fd, Event::new(Events::IN | Events::ONESHOT, 4));
         edges.modify(fd, edge(5));
-        assert_eq!(once.harvest(), [(4, Events::IN)]);
-        assert_eq!(once.harvest(), []);
-        assert_eq!(edges.harvest(), [(5, Events::IN)]);
-        assert_eq!(edges.harvest(), []);
+        assert_eq!(once.try_wait(), [(4, Events::IN)]);
+        assert_eq!(once.try_wait(), []);
+        assert_eq!(edges.try_wait(), [(5, Events::IN)]);
+        assert_eq!(edges.try_wait(), []);
         calm();
         for set in [&level, &edges, &once] {
-            set.harvest();
-            set.harvest();
+            set.try_wait();
+            set.try_wait();
         }
     }
     for set in [&level, &edges, &once] {
         set.delete(fd);
         poke();
-        assert_eq!(set.harvest(), []);
+        assert_eq!(set.try_wait(), []);
     }
 }
 
@@ -156,15 +156,15 @@ fn pipes() {
     let sets = [Both::new(), Both::new()];
     sets[0].add(&writer, Event::new(Events::OUT, 1));
     sets[1].add(&writer, Event::new(Events::OUT | Events::ET, 2));
-    let harvest = || sets.each_ref().map(Both::harvest);
-    assert_eq!(harvest(), [vec![(1, Events::OUT)], vec![(2, Events::OUT)]]);
+    let try_wait = || sets.each_ref().map(Both::try_wait);
+    assert_eq!(try_wait(), [vec![(1, Events::OUT)], vec![(2, Events::OUT)]]);
     (&writer).write_all(&[0; 65536]).unwrap();
-    assert_eq!(harvest(), [vec![], vec![]]);
+    assert_eq!(try_wait(), [vec![], vec![]]);
     reader.read_exact(&mut [0; 65536]).unwrap();
-    assert_eq!(harvest(), [vec![(1, Events::OUT)], vec![(2, Events::OUT)]]);
+    assert_eq!(try_wait(), [vec![(1, Events::OUT)], vec![(2, Events::OUT)]]);
     drop(reader);
     let broken = Events::OUT | Events::ERR;
-    assert_eq!(harvest(), [vec![(1, broken)], vec![(2, broken)]]);
+    assert_eq!(try_wait(), [vec![(1, broken)], vec![(2, broken)]]);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn terminals() {
             // Terminal input arrives line by line.
             let one = Both::new();
             one.add(&far, input(0));
-            while !one.harvest().is_empty() {
+            while !one.try_wait().is_empty() {
                 assert_eq!(program.read(&mut [0; 64]).unwrap(), 5);
             }
         },
@@ -341,13 +341,13 @@ fn hang_ups_and_errors_are_reported_unasked() {
     both.add(&reader, Event::new(Events::empty(), 2));
     let (reader_to_go, broken) = pipe();
     both.add(&broken, Event::new(Events::ET, 3));
-    assert_eq!(both.harvest(), []);
+    assert_eq!(both.try_wait(), []);
     drop(near);
     drop(writer);
     drop(reader_to_go);
     let hup = Events::HUP;
-    assert_eq!(both.harvest(), [(1, hup), (2, hup), (3, Events::ERR)]);
-    assert_eq!(both.harvest(), [(1, hup), (2, hup)]);
+    assert_eq!(both.try_wait(), [(1, hup), (2, hup), (3, Events::ERR)]);
+    assert_eq!(both.try_wait(), [(1, hup), (2, hup)]);
 }
 
 #[test]
@@ -361,21 +361,21 @@ fn a_half_closed_stream_shows_rdhup_and_urgent_data_shows_pri() {
         &far,
         Event::new(Events::IN | Events::PRI | Events::RDHUP, 1),
     );
-    assert_eq!(both.harvest(), []);
+    assert_eq!(both.try_wait(), []);
     // SAFETY: one live byte.
     let sent = unsafe { libc::send(near.as_raw_fd(), b"!".as_ptr().cast(), 1, libc::MSG_OOB) };
     assert_eq!(sent, 1);
     until(&far, Events::PRI);
-    assert_eq!(both.harvest(), [(1, Events::PRI)]);
+    assert_eq!(both.try_wait(), [(1, Events::PRI)]);
     near.shutdown(std::net::Shutdown::Write).unwrap();
     until(&far, Events::RDHUP);
     let all = Events::IN | Events::PRI | Events::RDHUP;
-    assert_eq!(both.harvest(), [(1, all)]);
+    assert_eq!(both.try_wait(), [(1, all)]);
     near.shutdown(std::net::Shutdown::Both).unwrap();
     far.shutdown(std::net::Shutdown::Both).unwrap();
     until(&far, Events::HUP);
-    assert_eq!(both.harvest(), [(1, all | Events::HUP)]);
+    assert_eq!(both.try_wait(), [(1, all | Events::HUP)]);
     std::thread::sleep(Duration::from_millis(1));
     let _: OwnedFd = far.into();
-    assert_eq!(both.harvest(), []);
+    assert_eq!(both.try_wait(), []);
 }

@@ -9,8 +9,8 @@ use upoll::{Epoll, Event, EventFd, Events, Op, PollFd, Source, Target};
 
 use super::host::alone;
 use crate::host::{
-    Both, Kernel, LONG, SHORT, data, edge, eventfd, eventfd_read, eventfd_write, harvest, input,
-    sorted, wait,
+    Both, Kernel, LONG, SHORT, data, edge, eventfd, eventfd_read, eventfd_write, input, sorted,
+    try_wait, wait,
 };
 
 /// Adds `inner` to `outer`.
@@ -45,22 +45,22 @@ fn an_edge_below_is_reported_once_and_no_other_edge_repeats_it() {
     inner.add(&below, input(3));
     middle.add(&beside, input(4));
     eventfd_write(&below);
-    assert_eq!(outer.harvest(), [(1, Events::IN)]);
-    assert_eq!(middle.harvest(), [(2, Events::IN)]);
-    assert_eq!(outer.harvest(), []);
+    assert_eq!(outer.try_wait(), [(1, Events::IN)]);
+    assert_eq!(middle.try_wait(), [(2, Events::IN)]);
+    assert_eq!(outer.try_wait(), []);
     for _ in 0..3 {
         eventfd_write(&beside);
-        assert_eq!(outer.harvest(), [(1, Events::IN)]);
+        assert_eq!(outer.try_wait(), [(1, Events::IN)]);
         // `inner` is still ready, but that is no new edge.
-        assert_eq!(middle.harvest(), [(4, Events::IN)]);
+        assert_eq!(middle.try_wait(), [(4, Events::IN)]);
         eventfd_read(&beside);
-        assert_eq!(outer.harvest(), []);
-        assert_eq!(middle.harvest(), []);
+        assert_eq!(outer.try_wait(), []);
+        assert_eq!(middle.try_wait(), []);
     }
     eventfd_write(&below);
-    assert_eq!(outer.harvest(), [(1, Events::IN)]);
-    assert_eq!(middle.harvest(), [(2, Events::IN)]);
-    assert_eq!(inner.harvest(), [(3, Events::IN)]);
+    assert_eq!(outer.try_wait(), [(1, Events::IN)]);
+    assert_eq!(middle.try_wait(), [(2, Events::IN)]);
+    assert_eq!(inner.try_wait(), [(3, Events::IN)]);
 }
 
 #[test]
@@ -72,15 +72,15 @@ fn an_edge_triggered_interest_in_a_set_sees_each_event_below() {
     inner.add(&second, edge(2));
     outer.add(&above, input(3));
     nest(&outer, &inner, edge(4));
-    assert_eq!(outer.harvest(), []);
+    assert_eq!(outer.try_wait(), []);
     for _ in 0..3 {
         eventfd_write(&first);
-        assert_eq!(outer.harvest(), [(4, Events::IN)]);
-        assert_eq!(outer.harvest(), []);
+        assert_eq!(outer.try_wait(), [(4, Events::IN)]);
+        assert_eq!(outer.try_wait(), []);
         eventfd_write(&second);
-        assert_eq!(outer.harvest(), [(4, Events::IN)]);
-        assert_eq!(inner.harvest(), [(1, Events::IN), (2, Events::IN)]);
-        assert_eq!(outer.harvest(), []);
+        assert_eq!(outer.try_wait(), [(4, Events::IN)]);
+        assert_eq!(inner.try_wait(), [(1, Events::IN), (2, Events::IN)]);
+        assert_eq!(outer.try_wait(), []);
         eventfd_read(&first);
     }
 }
@@ -93,12 +93,12 @@ fn a_poll_of_a_set_in_between_hides_nothing_from_the_set_above() {
     nest(&middle, &inner, input(1));
     nest(&outer, &middle, input(2));
     inner.add(&below, input(3));
-    assert_eq!(outer.harvest(), []);
+    assert_eq!(outer.try_wait(), []);
     eventfd_write(&below);
     let mut list = [PollFd::new(&middle.ours, Events::IN)];
     assert_eq!(upoll::poll(&mut list, Duration::ZERO), Ok(1));
-    assert_eq!(inner.harvest(), [(3, Events::IN)]);
-    assert_eq!(outer.harvest(), [(2, Events::IN)]);
+    assert_eq!(inner.try_wait(), [(3, Events::IN)]);
+    assert_eq!(outer.try_wait(), [(2, Events::IN)]);
 }
 
 #[test]
@@ -111,11 +111,11 @@ fn a_ready_set_added_edge_triggered_is_reported_once() {
         inner.add(&ready, input(1));
         outer.add(&above, input(2));
         for _ in 0..harvests_before {
-            assert_eq!(outer.harvest(), []);
+            assert_eq!(outer.try_wait(), []);
         }
         nest(&outer, &inner, edge(3));
-        assert_eq!(outer.harvest(), [(3, Events::IN)]);
-        assert_eq!(outer.harvest(), []);
+        assert_eq!(outer.try_wait(), [(3, Events::IN)]);
+        assert_eq!(outer.try_wait(), []);
     }
 }
 
@@ -187,7 +187,7 @@ impl Chain {
     fn compare(&self) {
         let sets = self.sets.iter().flatten();
         for set in sets.clone().chain(sets.rev()) {
-            set.harvest();
+            set.try_wait();
         }
     }
 }
@@ -282,9 +282,9 @@ fn all_that_watch_a_set_learn_of_what_is_below_it() {
         for sleeper in sleepers {
             assert_eq!(sleeper.join().unwrap(), [3]);
         }
-        assert_eq!(data(&harvest(&middle, 4)), [2]);
-        assert_eq!(data(&harvest(&bottom, 4)), [1]);
-        assert!(harvest(&middle, 4).is_empty());
+        assert_eq!(data(&try_wait(&middle, 4)), [2]);
+        assert_eq!(data(&try_wait(&bottom, 4)), [1]);
+        assert!(try_wait(&middle, 4).is_empty());
     }
 }
 
@@ -305,7 +305,7 @@ fn a_set_watched_under_two_numbers_is_reported_under_both() {
     kernel_outer.add(&second, edge(3));
     let compare = |expected: &[u64]| {
         let ours = sorted(&wait(&outer, 8, Duration::from_millis(1)));
-        assert_eq!(ours, sorted(&kernel_outer.harvest(8)));
+        assert_eq!(ours, sorted(&kernel_outer.try_wait(8)));
         assert_eq!(ours.iter().map(|pair| pair.0).collect::<Vec<_>>(), expected);
     };
     eventfd_write(&fd);
@@ -330,7 +330,7 @@ fn a_set_below_that_adopts_a_kernel_set_reports_its_members_above() {
         let (kernel_set, member) = (Kernel::new(), eventfd());
         kernel_set.add(&member, input(2));
         inner.theirs.add(&member, input(2));
-        assert_eq!(outer.harvest(), []);
+        assert_eq!(outer.try_wait(), []);
         let adopt = || {
             let adopted = kernel_set.0.as_fd();
             inner.ours.adopt_kernel_set(adopted, 1).unwrap();
@@ -349,8 +349,8 @@ fn a_set_below_that_adopts_a_kernel_set_reports_its_members_above() {
             eventfd_write(&member);
             wait(&outer.ours, 4, SHORT)
         };
-        assert_eq!(found, outer.theirs.harvest(4));
-        assert_eq!(inner.harvest(), [(2, Events::IN)]);
+        assert_eq!(found, outer.theirs.try_wait(4));
+        assert_eq!(inner.try_wait(), [(2, Events::IN)]);
     }
 }
 

@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 use proptest::prelude::*;
 use upoll::{Epoll, Errno, Event, EventFd, Events, Op};
 
-use crate::host::{Kernel, eventfd, eventfd_read, eventfd_write, harvest, sorted};
+use crate::host::{Kernel, eventfd, eventfd_read, eventfd_write, sorted, try_wait};
 
 const SETS: usize = 3;
 const MEMBERS: usize = 4;
@@ -212,8 +212,8 @@ impl World {
                 prop_assert_eq!(ours, theirs);
             }
             Step::Wait(set) => {
-                let ours = sorted(&harvest(&self.ours[set], 16));
-                let theirs = sorted(&self.theirs[set].harvest(16));
+                let ours = sorted(&try_wait(&self.ours[set], 16));
+                let theirs = sorted(&self.theirs[set].try_wait(16));
                 prop_assert_eq!(ours, theirs, "ours, theirs");
             }
         }

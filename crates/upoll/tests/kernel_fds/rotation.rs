@@ -13,7 +13,7 @@ use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
 
 use super::host::alone;
 use crate::host::{
-    Kernel, LONG, SHORT, data, eventfd, eventfd_read, eventfd_write, harvest, input, pipe, wait,
+    Kernel, LONG, SHORT, data, eventfd, eventfd_read, eventfd_write, input, pipe, try_wait, wait,
 };
 
 fn rotating() -> Epoll {
@@ -268,9 +268,9 @@ fn edge_triggered_and_oneshot_sources_report_as_in_the_kernel() {
         kernel_above.add(&theirs.0, input(0));
         let compare = |what: &str| {
             let shown = data(&wait(&above, 4, Duration::from_millis(1)));
-            assert_eq!(shown, data(&kernel_above.harvest(4)), "{events:?} {what}");
-            let shown = data(&harvest(&ours, 4));
-            assert_eq!(shown, data(&theirs.harvest(4)), "{events:?} {what}");
+            assert_eq!(shown, data(&kernel_above.try_wait(4)), "{events:?} {what}");
+            let shown = data(&try_wait(&ours, 4));
+            assert_eq!(shown, data(&theirs.try_wait(4)), "{events:?} {what}");
         };
         compare("nothing");
         for _ in 0..2 {
@@ -318,7 +318,7 @@ fn a_source_that_is_replaced_or_modified_while_workers_sleep_wakes_one() {
     assert!(!worker.is_finished());
     rotating.modify(&second, input(3)).unwrap();
     assert_eq!(worker.join().unwrap(), [0]);
-    assert_eq!(data(&harvest(&rotating, 2)), [3]);
+    assert_eq!(data(&try_wait(&rotating, 2)), [3]);
     // The source is closed, and another one is added.
     eventfd_read(&second);
     let worker = sleeping_worker(&rotating);

@@ -12,7 +12,7 @@ use upoll::{Clock, Epoll, Errno, Event, EventFd, Events, Op, Timeout};
 
 use super::host::alone;
 use crate::host::{
-    Both, LONG, SHORT, data, edge, eventfd, eventfd_take, eventfd_write, harvest, input, wait,
+    Both, LONG, SHORT, data, edge, eventfd, eventfd_take, eventfd_write, input, try_wait, wait,
 };
 
 /// Data of the member that ends a test.
@@ -148,7 +148,7 @@ fn a_harvest_beside_a_sleeping_thread_takes_no_event_from_it() {
             // harvest leaves are the thread's.
             counters.write(0);
             counters.write(2);
-            counters.take(&harvest(&set, room));
+            counters.take(&try_wait(&set, room));
             counters.expect(2 * round);
         }
         counters.stop(vec![sleeper]);
@@ -177,7 +177,7 @@ fn a_file_that_stays_ready_is_reported_once_after_a_wake_without_a_waiter() {
         both.theirs
             .ctl(Op::Del, theirs.as_raw_fd(), Event::default())
             .unwrap();
-        assert_eq!(both.harvest(), [(1, Events::IN)]);
+        assert_eq!(both.try_wait(), [(1, Events::IN)]);
     }
 }
 
@@ -234,7 +234,7 @@ fn threads_that_sleep_when_the_first_set_below_comes_lose_no_event() {
         counters.write(3);
         writer.join().unwrap();
         counters.expect(100);
-        assert_eq!(data(&harvest(&below, 2)), [3]);
+        assert_eq!(data(&try_wait(&below, 2)), [3]);
         counters.stop(threads);
     }
 }
@@ -255,7 +255,7 @@ fn threads_in_a_set_and_in_the_one_above_lose_no_event() {
             thread::spawn(move || {
                 loop {
                     let events = data(&wait(&above, 1, 2 * LONG));
-                    counters.take(&harvest(&below, 3));
+                    counters.take(&try_wait(&below, 3));
                     if events == [STOP] {
                         return;
                     }

@@ -58,7 +58,7 @@ fn must_fail_without(rule: Rule, model: fn()) {
 }
 
 fn harvest(set: &Epoll) -> usize {
-    set.harvest(&mut [Event::default(); 2]).unwrap()
+    set.try_wait(&mut [Event::default(); 2]).unwrap()
 }
 
 /// Waits for `events` of a file.

@@ -274,7 +274,7 @@ fn two_arrivals_are_reported_in_their_order() {
         let mut reported = Vec::new();
         let mut scan = || {
             let mut events = [Event::default(); 2];
-            let count = set.harvest(&mut events).unwrap();
+            let count = set.try_wait(&mut events).unwrap();
             reported.extend(events[..count].iter().map(|event| event.data()));
         };
         scan();

@@ -352,7 +352,7 @@ fn many_changes_leave_nothing_behind() {
         set.delete(counter).unwrap();
     }
     assert!(set.is_empty());
-    assert_eq!(set.harvest(&mut [Event::default()]), Ok(0));
+    assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
     drop(set);
     assert_eq!(account.used(), 0);
 }

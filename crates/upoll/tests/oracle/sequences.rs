@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
-use upoll::{Events, Op, PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, Shutdown};
+use upoll::{Clock, Events, Op, PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, Shutdown};
 
 use crate::kernel::calls::{Change, Form};
 use crate::kernel::streams::LONGEST;
@@ -91,9 +91,8 @@ fn sizes() -> impl Strategy<Value = usize> {
 }
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
-    let flags = prop_oneof![30 => Just(0), 1 => Just(1_u32)];
     let op = prop_oneof![4 => Just(Op::Add), 2 => Just(Op::Mod), 1 => Just(Op::Del)];
-    prop::collection::vec((flags, op, any_number(), interests(), any::<u64>()), 0..5)
+    prop::collection::vec((op, any_number(), interests(), any::<u64>()), 0..5)
 }
 
 fn poll_list() -> impl Strategy<Value = Vec<(Option<usize>, Events)>> {
@@ -111,7 +110,7 @@ fn fd_sets() -> impl Strategy<Value = [Option<Vec<usize>>; 3]> {
 }
 
 fn forms() -> impl Strategy<Value = Form> {
-    let clock = prop::sample::select(vec![libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC]);
+    let clock = prop::sample::select(vec![Clock::Realtime, Clock::Monotonic]);
     prop_oneof![
         3 => Just(Form::Harvest),
         1 => Just(Form::Wait),
@@ -258,9 +257,9 @@ pub(crate) fn run(steps: &[Step], world: World) {
             Step::Batch(set, changes, wait) => {
                 let changes: Vec<_> = changes
                     .into_iter()
-                    .filter_map(|(flags, op, target, events, data)| {
+                    .filter_map(|(op, target, events, data)| {
                         let (events, data) = interest(&twin, target, events, data)?;
-                        Some((flags, op, target, events, data))
+                        Some((op, target, events, data))
                     })
                     .collect();
                 twin.batch(set, &changes, wait.map(room));

@@ -181,7 +181,7 @@ impl Sets {
     #[track_caller]
     pub fn wait(&self) -> Vec<(Events, u64)> {
         let mut ours = [Event::default(); 8];
-        let ready = self.upoll.harvest(&mut ours).unwrap();
+        let ready = self.upoll.try_wait(&mut ours).unwrap();
         let ours: Vec<_> = ours[..ready]
             .iter()
             .map(|event| (event.events(), event.data()))

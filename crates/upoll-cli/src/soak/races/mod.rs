@@ -366,7 +366,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn harvest(set: &Epoll) -> Result<usize> {
-    Ok(set.harvest(&mut [Event::default(); 4])?)
+    Ok(set.try_wait(&mut [Event::default(); 4])?)
 }
 
 /// The file of a user-level object.

@@ -304,7 +304,7 @@ fn order(rng: &mut Rng) -> Result<Race> {
         let (set, reported) = (set, reported.clone());
         move || -> Result<usize> {
             let mut events = [Event::default(); 2];
-            let found = set.harvest(&mut events)?;
+            let found = set.try_wait(&mut events)?;
             let mut reported = lock(&reported);
             reported.extend(events[..found].iter().map(|event| event.data()));
             Ok(found)
@@ -437,7 +437,7 @@ fn contended_lock(_: &mut Rng) -> Result<Race> {
         call(move |_| {
             let mut events = [Event::default(); 300];
             for round in 0..4 {
-                set.harvest(&mut events)?;
+                set.try_wait(&mut events)?;
                 set.modify(&counters[round], LEVEL)?;
             }
             Ok(0)
