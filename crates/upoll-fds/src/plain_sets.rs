@@ -1,7 +1,7 @@
 //! Kernel sets of the program that a user-level object may still join.
 //!
 //! A *plain* set is a kernel set that the library knows of and otherwise leaves alone: calls on it are
-//! passed on to the kernel as they are. With its first user-level member it is [taken over](take_over): a
+//! passed on to the kernel as they are. With its first user-level member it is taken over: a
 //! user-level set adopts the kernel set as the place of its kernel members, so each of these keeps its
 //! interest, its data and its state.
 //!
@@ -485,7 +485,7 @@ mod numbers {
         record(fd).is_some_and(|record| record.state() != NOT_PLAIN)
     }
 
-    /// Begins to make a set, and returns what it is to be [noted](note) with.
+    /// Begins to make a set, and returns the generation to record it with.
     #[inline]
     pub fn begin_to_make() -> usize {
         GENERATIONS.begin_to_make()

@@ -33,7 +33,7 @@ pub fn wait(word: &AtomicU32, expected: u32, limit: Option<libc::timespec>, scop
 
 /// Sleeps while `word` holds `expected`, until `CLOCK_MONOTONIC`, or `CLOCK_REALTIME` if `by_wall_clock`, shows `limit`.
 /// May return early. Signal handlers end the sleep: with a limit, however far, the kernel does not restart it even
-/// with `SA_RESTART`. A delayed handler ends it, too (see [`interruptible`](crate::interruptible)).
+/// with `SA_RESTART`. A delayed handler ends it, too (see [`interruptible`](mod@crate::interruptible)).
 ///
 /// # Errors
 /// `ETIMEDOUT`: the limit has passed. `EINTR`: a handler has run. `EAGAIN`: the word holds another value.
