@@ -8,7 +8,7 @@
 
 mod notified;
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::thread;
@@ -24,6 +24,8 @@ static STEP: AtomicI64 = AtomicI64::new(0);
 static READS: AtomicUsize = AtomicUsize::new(0);
 /// How many waits by the wall clock the kernel was asked for.
 static SLEEPS: AtomicUsize = AtomicUsize::new(0);
+/// The thread that waits.
+static WAITER: AtomicI32 = AtomicI32::new(0);
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than any wait here takes, also on a busy machine.
@@ -120,6 +122,8 @@ fn during<T: Send + 'static>(
     let has_ended: &AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
     let waiter = thread::spawn(move || {
         let ended = answered(BY_THE_WALL_CLOCK, wait_for_futex, move || {
+            // SAFETY: no pointers are involved.
+            WAITER.store(unsafe { libc::gettid() }, Ordering::SeqCst);
             let (begun, shown) = (Instant::now(), wall());
             let result = call();
             (result, begun.elapsed(), wall() - shown)
@@ -202,12 +206,29 @@ fn pwait1(set: i32, clockid: i32, limit: Duration) -> Result<usize, Errno> {
     unsafe { upoll_fds::epoll_pwait1(set, 0, events.as_mut_ptr(), 4, &raw const params) }
 }
 
-/// The call has computed its limit.
+/// Waits until the call has computed its limit: it has read the clock, and its thread sleeps.
 fn wait_for_its_begin() {
     while READS.load(Ordering::SeqCst) == 0 {
         thread::yield_now();
     }
-    thread::sleep(Duration::from_millis(30));
+    wait_until_it_sleeps();
+}
+
+/// Waits until the thread of [`during`] sleeps. On a busy machine a thread that does not run is not asleep, but still
+/// between two reads of the clock.
+fn wait_until_it_sleeps() {
+    let stat = format!("/proc/self/task/{}/stat", WAITER.load(Ordering::SeqCst));
+    let is_asleep = || {
+        let stat = std::fs::read_to_string(&stat).unwrap_or_default();
+        // It has ended if it has no state.
+        let state = stat.rsplit_once(") ").map_or("S", |(_, state)| state);
+        state.starts_with('S')
+    };
+    let mut samples = 0;
+    while samples < 5 {
+        samples = if is_asleep() { samples + 1 } else { 0 };
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -252,7 +273,7 @@ fn disturb(has_ended: &AtomicBool, change: impl Fn()) {
     while looks() == before && !has_ended.load(Ordering::SeqCst) && begun.elapsed() < FOR_EVER {
         thread::sleep(Duration::from_millis(1));
     }
-    thread::sleep(Duration::from_millis(10));
+    wait_until_it_sleeps();
 }
 
 /// A limit by the wall clock counts from the call, whatever the thread is woken for meanwhile.
