@@ -1,79 +1,36 @@
 //! `read(2)`, `write(2)`, `readv(2)` and `writev(2)` by fd.
 //!
-//! A call that does not block uses the object in the table. A call that has to block takes a reference
-//! of its own and begins again. If the object is demoted meanwhile, the call begins again by the fd.
+//! A call that does not block uses the object in the table. A call that has to block begins again by [`call_by_fd`].
 
 use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
 use upoll::{Errno, EventFd, Events, PIPE_BUF, ReceiveFlags};
 
+use crate::blocking::{Blocking, Moved, call_by_fd};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::{raise_if_broken, raise_sigpipe};
-use crate::signals::Section;
 use crate::table::programs;
 use crate::{memory, table};
 
 /// How much one call moves at most (`MAX_RW_COUNT`).
 pub(crate) const MOST: usize = 0x7fff_f000;
 
-/// How far a call gets without blocking.
-pub(crate) enum Step<T> {
-    Done(Result<T, Errno>),
-    /// It has to block.
-    Block(Blocking),
-}
-
-/// The object of a call that blocks. No signal handler runs before the call has released it.
-pub(crate) struct Blocking {
-    object: Object,
-    section: Section,
-}
-
-impl Blocking {
-    pub(crate) fn new(object: &Object) -> Self {
-        Blocking {
-            section: Section::begin(),
-            object: object.clone(),
-        }
-    }
-
-    /// Makes the call. None if it is to begin anew: handlers have run that ask for that.
-    pub(crate) fn call<T>(
-        self,
-        call: impl FnOnce(&Object) -> Result<T, Errno>,
-    ) -> Option<Result<T, Errno>> {
-        let result = call(&self.object);
-        drop(self.object);
-        let begins_anew = self.section.end();
-        (result.as_ref().err() != Some(&Errno::INTR) || !begins_anew).then_some(result)
+/// Whether a call ends with the error of an attempt that did not block. Otherwise it is made again by
+/// [`call_by_fd`]: it has to block, or the object was demoted.
+#[cold]
+fn is_final(errno: Errno, object: &Object, fd: RawFd) -> bool {
+    match errno {
+        Errno::STALE => false,
+        Errno::AGAIN => !object.is_retired() && object.is_nonblocking(fd),
+        _ => true,
     }
 }
 
-impl<T> Step<T> {
-    /// Returns the next step of a call that failed without blocking. Releases the object.
-    #[cold]
-    #[inline(never)]
-    fn after(errno: Errno, in_use: table::InUse, fd: RawFd) -> Self {
-        match errno {
-            Errno::AGAIN => Step::without_progress(in_use.object(), fd),
-            errno => Step::Done(Err(errno)),
-        }
-    }
-
-    /// Returns the next step of a call that made no progress.
-    #[cold]
-    fn without_progress(object: &Object, fd: RawFd) -> Self {
-        // Demotion cannot see fds that were closed or replaced in the meantime.
-        if object.is_retired() {
-            Step::Done(Err(Errno::STALE))
-        } else if object.is_nonblocking(fd) {
-            Step::Done(Err(Errno::AGAIN))
-        } else {
-            Step::Block(Blocking::new(object))
-        }
-    }
+/// Returns the user-level object behind `fd`, for a call that may block.
+fn find(fd: RawFd) -> Option<Blocking> {
+    table::with(fd, Blocking::new)
 }
 
 /// Checks a buffer as the kernel does before it calls the object: a length beyond the address space,
@@ -154,9 +111,12 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
     };
     // SAFETY: the caller's contract.
     match unsafe { try_read(in_use.object(), buffer, count) } {
-        Ok(done) => Ok(done),
-        // SAFETY: as above.
-        Err(errno) => unsafe { read_further(Step::after(errno, in_use, fd), fd, buffer, count) },
+        Err(errno) if !is_final(errno, in_use.object(), fd) => {
+            drop(in_use);
+            // SAFETY: the caller's contract.
+            unsafe { read_again(fd, buffer, count) }
+        }
+        done => done,
     }
 }
 
@@ -166,40 +126,19 @@ pub unsafe fn read(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Er
 /// As [`read`].
 #[cold]
 #[inline(never)]
-unsafe fn read_further(
-    step: Step<usize>,
-    fd: RawFd,
-    buffer: *mut u8,
-    count: usize,
-) -> Result<usize, Errno> {
-    match step {
-        Step::Done(Err(Errno::STALE)) => {
+unsafe fn read_again(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
+    call_by_fd(
+        fd,
+        || find(fd),
+        |object| {
+            check_reads(object)?;
+            object.renew_flags(fd);
             // SAFETY: the caller's contract.
-            unsafe { read_anew(fd, buffer, count) }
-        }
-        Step::Done(result) => result,
-        Step::Block(blocking) => {
-            // SAFETY: the caller's contract.
-            match blocking.call(|object| unsafe { read_blocking(object, buffer, count) }) {
-                // SAFETY: as above.
-                Some(Err(Errno::STALE)) => unsafe { read_anew(fd, buffer, count) },
-                Some(result) => result,
-                // SAFETY: as above.
-                None => unsafe { read(fd, buffer, count) },
-            }
-        }
-    }
-}
-
-/// Another one has what the number stood for.
-///
-/// # Safety
-/// As [`read`].
-#[cold]
-unsafe fn read_anew(fd: RawFd, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
-    table::leave_if_retired(fd);
-    // SAFETY: the caller's contract.
-    unsafe { read(fd, buffer, count) }
+            or_stale(object, unsafe { read_blocking(object, buffer, count) })
+        },
+        // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
+        || unsafe { call!(SYS_read, programs(fd), buffer, count) },
+    )
 }
 
 #[inline]
@@ -302,9 +241,16 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
     };
     // SAFETY: the caller's contract.
     match unsafe { try_write(in_use.object(), fd, buffer, count) } {
-        Ok(done) => Ok(done),
-        // SAFETY: as above.
-        Err(errno) => unsafe { write_further(Step::after(errno, in_use, fd), fd, buffer, count) },
+        Err(errno) if !is_final(errno, in_use.object(), fd) => {
+            drop(in_use);
+            // SAFETY: the caller's contract.
+            unsafe { write_again(fd, buffer, count) }
+        }
+        Err(errno) => {
+            drop(in_use);
+            raise_if_broken(Err(errno))
+        }
+        done => done,
     }
 }
 
@@ -314,53 +260,50 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
 /// As [`write()`].
 #[cold]
 #[inline(never)]
-unsafe fn write_further(
-    step: Step<usize>,
-    fd: RawFd,
-    buffer: *const u8,
-    count: usize,
-) -> Result<usize, Errno> {
-    match step {
-        Step::Done(Err(Errno::STALE)) => {
+unsafe fn write_again(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    let written = call_by_fd(
+        fd,
+        || find(fd),
+        |object| {
+            check_writes(object)?;
+            object.renew_flags(fd);
             // SAFETY: the caller's contract.
-            unsafe { write_anew(fd, buffer, count) }
-        }
-        Step::Done(result) => raise_if_broken(result),
-        Step::Block(blocking) => {
-            let written = blocking.call(|object| {
-                // SAFETY: the caller's contract.
-                let part = unsafe { write_blocking(object, buffer, count) }?;
-                Ok((part, Short::of(object, part, count.min(MOST))))
-            });
-            match written {
-                // SAFETY: as above.
-                Some(Err(Errno::STALE)) => unsafe { write_anew(fd, buffer, count) },
-                Some(Ok((part, Some(Short::Retired)))) => {
-                    // SAFETY: as above.
-                    let rest = unsafe { write(fd, buffer.wrapping_add(part), count - part) };
-                    Ok(part + rest.unwrap_or(0))
-                }
-                Some(Ok((part, Some(Short::Broken)))) => {
-                    raise_sigpipe();
-                    Ok(part)
-                }
-                Some(result) => raise_if_broken(result.map(|(written, _)| written)),
-                // SAFETY: as above.
-                None => unsafe { write(fd, buffer, count) },
-            }
-        }
-    }
+            let written = unsafe { write_blocking(object, buffer, count) };
+            after_write(object, fd, written, count.min(MOST), || ())
+        },
+        // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
+        || unsafe { call!(SYS_write, programs(fd), buffer, count) }.map(Moved::whole),
+    )?;
+    let part = written.bytes;
+    // SAFETY: as above.
+    Ok(written.finish(|()| unsafe { write(fd, buffer.wrapping_add(part), count - part) }))
 }
 
-/// Another one has what the number stood for.
-///
-/// # Safety
-/// As [`write()`].
-#[cold]
-unsafe fn write_anew(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
-    table::leave_if_retired(fd);
-    // SAFETY: the caller's contract.
-    unsafe { write(fd, buffer, count) }
+/// Returns how far a write of `count` bytes got on `object`, with `rest` if the object was demoted midway. Raises
+/// `SIGPIPE` if nobody can read what is written.
+fn after_write<R>(
+    object: &Object,
+    fd: RawFd,
+    written: Result<usize, Errno>,
+    count: usize,
+    rest: impl FnOnce() -> R,
+) -> Result<Moved<R>, Errno> {
+    let bytes = raise_if_broken(or_stale(object, written))?;
+    let is_short = bytes < count;
+    if is_short && object.is_retired() {
+        let rest = Some(rest());
+        return Ok(Moved { bytes, rest });
+    }
+    // Where the last reader of a pipe closes midway, the kernel raises the signal and returns the part that is
+    // written. A socket raises none then, nor does a nonblocking write: it found no room before the reader closed.
+    if is_short
+        && matches!(object, Object::PipeWriter(_))
+        && object.as_file_ref(0).is_ready(Events::ERR)
+        && !object.is_nonblocking(fd)
+    {
+        raise_sigpipe();
+    }
+    Ok(Moved::whole(bytes))
 }
 
 /// Fails with `EAGAIN` if it would have to block. A write that may block midway is left to
@@ -397,31 +340,6 @@ unsafe fn try_write(
             _ => socket.try_write_before_fault(&[bytes], missing),
         },
         _ => Err(Errno::AGAIN),
-    }
-}
-
-/// Why a write that blocks has written only a part.
-enum Short {
-    /// The object was demoted. The rest is written by number.
-    Retired,
-    /// The last reader of a pipe closed. The kernel raises `SIGPIPE` and returns the part that is written;
-    /// a socket raises none then.
-    Broken,
-}
-
-impl Short {
-    /// Returns `None` if all is written, or a signal handler or a bad pointer ended the write.
-    fn of(object: &Object, written: usize, count: usize) -> Option<Short> {
-        if written >= count {
-            None
-        } else if object.is_retired() {
-            Some(Short::Retired)
-        } else if let Object::PipeWriter(_) = object {
-            let is_broken = object.as_file_ref(0).is_ready(Events::ERR);
-            is_broken.then_some(Short::Broken)
-        } else {
-            None
-        }
     }
 }
 
@@ -510,31 +428,26 @@ pub(crate) unsafe fn buffers(list: *const libc::iovec, count: i32) -> Result<Buf
 /// # Safety
 /// As [`read`], for each buffer; and what `list` leads to is not being written.
 pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
-    let Some(blocking) = table::with(fd, Blocking::new) else {
+    call_by_fd(
+        fd,
+        || find(fd),
+        |object| {
+            check_reads(object)?;
+            // SAFETY: the caller's contract.
+            let buffers = unsafe { buffers(list, count) }?;
+            if buffers.iter().all(|buffer| buffer.len == 0) {
+                return Ok(0);
+            }
+            object.renew_flags(fd);
+            // SAFETY: as above.
+            or_stale(object, unsafe { readv_from(object, fd, &buffers) })
+        },
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(SYS_readv, programs(fd), list, count) };
-    };
-    let read = blocking.call(|object| {
-        check_reads(object)?;
-        // SAFETY: the caller's contract.
-        let buffers = unsafe { buffers(list, count) }?;
-        if buffers.iter().all(|buffer| buffer.len == 0) {
-            return Ok(0);
-        }
-        object.renew_flags(fd);
-        // SAFETY: as above.
-        or_stale(object, unsafe { readv_from(object, fd, &buffers) })
-    });
-    match read {
-        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
-        Some(result) => return result,
-        None => {}
-    }
-    // SAFETY: as above.
-    unsafe { readv(fd, list, count) }
+        || unsafe { call!(SYS_readv, programs(fd), list, count) },
+    )
 }
 
-/// An object may have changed hands before a call looked at it.
+/// Returns the result of a call on an object that may have been demoted before the call: such an object has nothing.
 fn or_stale(object: &Object, result: Result<usize, Errno>) -> Result<usize, Errno> {
     match result {
         Err(Errno::AGAIN) if object.is_retired() => Err(Errno::STALE),
@@ -553,7 +466,7 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
         true => 1,
         false => holds(object),
     };
-    let total: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let total = length(buffers);
     let asked = fillable(object, total, nothing);
     let mut left = asked;
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
@@ -579,7 +492,7 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
 /// # Safety
 /// As [`readv`].
 unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, Errno> {
-    if buffers.iter().map(|buffer| buffer.len).sum::<usize>() < size_of::<u64>() {
+    if length(buffers) < size_of::<u64>() {
         return Err(Errno::INVAL);
     }
     let value = counter.read()?.to_ne_bytes();
@@ -606,47 +519,36 @@ unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, 
 /// # Safety
 /// As [`write()`], for each buffer; and what `list` leads to is not being written.
 pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
-    let Some(blocking) = table::with(fd, Blocking::new) else {
+    let written = call_by_fd(
+        fd,
+        || find(fd),
+        |object| {
+            check_writes(object)?;
+            // SAFETY: the caller's contract.
+            let buffers = unsafe { buffers(list, count) }?;
+            if buffers.iter().all(|buffer| buffer.len == 0) {
+                return Ok(Moved::whole(0));
+            }
+            object.renew_flags(fd);
+            // SAFETY: as above.
+            let written = unsafe { writev_to(object, &buffers) };
+            after_write(object, fd, written, length(&buffers), || buffers)
+        },
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(SYS_writev, programs(fd), list, count) };
-    };
-    let mut rest = None;
-    let mut is_broken = false;
-    let written = blocking.call(|object| {
-        check_writes(object)?;
-        // SAFETY: the caller's contract.
-        let buffers = unsafe { buffers(list, count) }?;
-        if buffers.iter().all(|buffer| buffer.len == 0) {
-            return Ok(0);
-        }
-        object.renew_flags(fd);
-        // SAFETY: as above.
-        let part = or_stale(object, unsafe { writev_to(object, &buffers) })?;
-        let asked = buffers.iter().map(|buffer| buffer.len).sum();
-        match Short::of(object, part, asked) {
-            Some(Short::Retired) => rest = Some(rest_of(buffers, part)),
-            // A nonblocking call has found no room before the reader closed.
-            Some(Short::Broken) => is_broken = !object.is_nonblocking(fd),
-            None => {}
-        }
-        Ok(part)
-    });
-    if is_broken {
-        raise_sigpipe();
-    }
-    match (written, rest) {
-        (Some(Ok(part)), Some(rest)) => {
-            let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
-            // SAFETY: as above; the list is live, and a `Buffer` has the layout of an `iovec`.
-            let rest = unsafe { writev(fd, rest.as_ptr().cast(), count) };
-            return Ok(part + rest.unwrap_or(0));
-        }
-        (Some(Err(Errno::STALE)), _) => table::leave_if_retired(fd),
-        (Some(result), _) => return raise_if_broken(result),
-        (None, _) => {}
-    }
-    // SAFETY: as above.
-    unsafe { writev(fd, list, count) }
+        || unsafe { call!(SYS_writev, programs(fd), list, count) }.map(Moved::whole),
+    )?;
+    let part = written.bytes;
+    Ok(written.finish(|buffers| {
+        let rest = rest_of(buffers, part);
+        let count = i32::try_from(rest.len()).unwrap_or(i32::MAX);
+        // SAFETY: as above; the list is live, and a `Buffer` has the layout of an `iovec`.
+        unsafe { writev(fd, rest.as_ptr().cast(), count) }
+    }))
+}
+
+/// Returns how many bytes the buffers hold in all.
+pub(crate) fn length(buffers: &[Buffer]) -> usize {
+    buffers.iter().map(|buffer| buffer.len).sum()
 }
 
 /// Returns the rest of the buffers after `done` bytes, in the memory that the list has.
@@ -680,7 +582,7 @@ unsafe fn writev_to(object: &Object, buffers: &[Buffer]) -> Result<usize, Errno>
             break;
         }
     }
-    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let asked = length(buffers);
     let there: usize = sources.iter().map(|source| source.len()).sum();
     write_sources(object, &sources, asked - there)
 }

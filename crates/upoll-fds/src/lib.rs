@@ -36,6 +36,7 @@
 // For its models loom takes the modules that it needs by themselves.
 #![cfg(not(upoll_loom))]
 
+mod blocking;
 mod change;
 mod counts;
 mod ctl_batch;

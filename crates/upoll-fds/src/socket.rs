@@ -10,8 +10,9 @@ use std::os::fd::RawFd;
 use smallvec::SmallVec;
 use upoll::{Errno, ReceiveFlags, StreamSocket};
 
+use crate::blocking::{Blocking, Moved, call_by_fd};
 use crate::demote::demote;
-use crate::io::{Blocking, Buffer, Buffers, MOST, buffers, rest_of};
+use crate::io::{Buffer, Buffers, MOST, buffers, length, rest_of};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_if_broken;
@@ -20,35 +21,31 @@ use crate::{memory, table};
 
 /// `sizeof(struct sockaddr_storage)`
 const LONGEST_ADDRESS: libc::socklen_t = 128;
-/// The socket behind a number, for a call with no other flags than `known`; else the kernel has it
-/// from now on, if it can.
-fn socket(fd: RawFd, flags: i32, known: i32) -> Option<Socket> {
+
+/// Makes a call on the user-level socket behind `fd`, by `attempt`; see [`call_by_fd`]. A socket whose call has other
+/// flags than `known` is demoted. If that is not possible, the kernel refuses the call.
+fn call_on_socket<T>(
+    fd: RawFd,
+    (flags, known): (i32, i32),
+    mut attempt: impl FnMut(&StreamSocket) -> Result<T, Errno>,
+    by_the_kernel: impl FnOnce() -> Result<T, Errno>,
+) -> Result<T, Errno> {
     let is_known = flags & !known == 0;
-    let socket = table::with(fd, |object| match object {
-        Object::Socket(_) => Some(is_known.then(|| Socket(Blocking::new(object)))),
-        _ => None,
-    })??;
-    if socket.is_none() {
-        // If the socket cannot be demoted, the kernel refuses the call.
-        let _ = demote(fd);
-    }
-    socket
-}
-
-/// The state of a call on a user-level socket.
-struct Socket(Blocking);
-
-impl Socket {
-    /// As [`Blocking::call`]; `STALE` if the socket has changed hands.
-    fn call<T>(
-        self,
-        call: impl FnOnce(&StreamSocket) -> Result<T, Errno>,
-    ) -> Option<Result<T, Errno>> {
-        self.0.call(|object| match object {
-            Object::Socket(socket) => call(socket),
-            _ => Err(Errno::NOTSOCK),
-        })
-    }
+    let find = || {
+        let found = table::with(fd, |object| match object {
+            Object::Socket(_) => Some(is_known.then(|| Blocking::new(object))),
+            _ => None,
+        })??;
+        if found.is_none() {
+            let _ = demote(fd);
+        }
+        found
+    };
+    let attempt = |object: &Object| match object {
+        Object::Socket(socket) => attempt(socket),
+        _ => Err(Errno::NOTSOCK),
+    };
+    call_by_fd(fd, find, attempt, by_the_kernel)
 }
 
 const SEND: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
@@ -90,46 +87,38 @@ pub unsafe fn sendto(
     to: *const libc::sockaddr,
     size: libc::socklen_t,
 ) -> Result<usize, Errno> {
-    let Some(socket) = socket(fd, flags, SEND) else {
-        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(SYS_sendto, programs(fd), bytes, count, flags, to, size) };
-    };
-    let sent = socket.call(|socket| {
-        let count = count.min(MOST);
-        memory::check_range(bytes, count)?;
-        // SAFETY: the caller's contract.
-        unsafe { check_address(to, size) }?;
-        let buffer = Buffer {
-            base: bytes.cast_mut(),
-            len: count,
-        };
-        // SAFETY: as above.
-        let part = unsafe { send_from(socket, &[buffer], flags) }?;
-        Ok((part, is_cut_short(socket, part, count)))
-    });
-    match sent {
-        // It has changed hands.
-        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
-        Some(Ok((part, true))) => {
-            let flags = flags | libc::MSG_NOSIGNAL;
+    let sent = call_on_socket(
+        fd,
+        (flags, SEND),
+        |socket| {
+            let count = count.min(MOST);
+            memory::check_range(bytes, count)?;
+            // SAFETY: the caller's contract.
+            unsafe { check_address(to, size) }?;
+            let buffer = Buffer {
+                base: bytes.cast_mut(),
+                len: count,
+            };
             // SAFETY: as above.
-            let rest = unsafe { send(fd, bytes.wrapping_add(part), count - part, flags) };
-            return Ok(part + rest.unwrap_or(0));
-        }
-        Some(done) => return done.map(|(sent, _)| sent),
-        None => {}
-    }
+            let bytes = unsafe { send_from(socket, &[buffer], flags) }?;
+            let rest = is_cut_short(socket, bytes, count).then_some(());
+            Ok(Moved { bytes, rest })
+        },
+        || {
+            // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+            unsafe { call!(SYS_sendto, programs(fd), bytes, count, flags, to, size) }
+                .map(Moved::whole)
+        },
+    )?;
+    let part = sent.bytes;
+    let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: as above.
-    unsafe { sendto(fd, bytes, count, flags, to, size) }
+    Ok(sent.finish(|()| unsafe { send(fd, bytes.wrapping_add(part), count - part, flags) }))
 }
 
 /// Whether a call that blocks has moved a part only because the socket changed hands.
 fn is_cut_short(socket: &StreamSocket, moved: usize, asked: usize) -> bool {
     moved < asked && socket.is_retired()
-}
-
-fn length(buffers: &[Buffer]) -> usize {
-    buffers.iter().map(|buffer| buffer.len).sum()
 }
 
 /// A message with what is left of `buffers` after `done` bytes, for `call`.
@@ -166,7 +155,7 @@ unsafe fn check_address(to: *const libc::sockaddr, size: libc::socklen_t) -> Res
 /// # Safety
 /// As [`sendto`], for each buffer.
 unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Result<usize, Errno> {
-    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let asked = length(buffers);
     let mut sources = SmallVec::<[&[u8]; 8]>::new();
     sources
         .try_reserve(buffers.len())
@@ -227,44 +216,39 @@ pub unsafe fn recvfrom(
     from: *mut libc::sockaddr,
     size: *mut libc::socklen_t,
 ) -> Result<usize, Errno> {
-    let Some(socket) = socket(fd, flags, RECEIVE) else {
-        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(SYS_recvfrom, programs(fd), buffer, count, flags, from, size) };
-    };
-    let received = socket.call(|socket| {
-        let count = count.min(MOST);
-        memory::check_range(buffer, count)?;
-        let place = Buffer {
-            base: buffer,
-            len: count,
-        };
-        // SAFETY: the caller's contract.
-        let received = unsafe { receive_to(socket, &[place], flags) }?;
-        let wants_rest = wants_rest(socket, received, count, flags);
-        if !from.is_null() {
-            // SAFETY: as above.
-            unsafe {
-                if memory::read(size)?.cast_signed() < 0 {
-                    return Err(Errno::INVAL);
+    let received = call_on_socket(
+        fd,
+        (flags, RECEIVE),
+        |socket| {
+            let count = count.min(MOST);
+            memory::check_range(buffer, count)?;
+            let place = Buffer {
+                base: buffer,
+                len: count,
+            };
+            // SAFETY: the caller's contract.
+            let bytes = unsafe { receive_to(socket, &[place], flags) }?;
+            let rest = wants_rest(socket, bytes, count, flags).then_some(());
+            if !from.is_null() {
+                // SAFETY: as above.
+                unsafe {
+                    if memory::read(size)?.cast_signed() < 0 {
+                        return Err(Errno::INVAL);
+                    }
+                    memory::write(size, 0)?;
                 }
-                memory::write(size, 0)?;
             }
-        }
-        Ok((received, wants_rest))
-    });
-    match received {
-        // It has changed hands.
-        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
-        Some(Ok((part, true))) => {
-            // SAFETY: as above.
-            let rest = unsafe { recv(fd, buffer.wrapping_add(part), count - part, flags) };
-            return Ok(part + rest.unwrap_or(0));
-        }
-        Some(done) => return done.map(|(received, _)| received),
-        None => {}
-    }
+            Ok(Moved { bytes, rest })
+        },
+        || {
+            // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+            unsafe { call!(SYS_recvfrom, programs(fd), buffer, count, flags, from, size) }
+                .map(Moved::whole)
+        },
+    )?;
+    let part = received.bytes;
     // SAFETY: as above.
-    unsafe { recvfrom(fd, buffer, count, flags, from, size) }
+    Ok(received.finish(|()| unsafe { recv(fd, buffer.wrapping_add(part), count - part, flags) }))
 }
 
 /// Whether a call has received a part and waits for all, for which the kernel has the rest now.
@@ -282,7 +266,7 @@ unsafe fn receive_to(
     buffers: &[Buffer],
     flags: i32,
 ) -> Result<usize, Errno> {
-    let asked: usize = buffers.iter().map(|buffer| buffer.len).sum();
+    let asked = length(buffers);
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     places
         .try_reserve(buffers.len())
@@ -312,51 +296,43 @@ unsafe fn receive_to(
 pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Result<usize, Errno> {
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     let by_the_kernel = || unsafe { call!(SYS_sendmsg, programs(fd), message, flags) };
-    let Some(socket) = socket(fd, flags, SEND) else {
+    let sent = call_on_socket(
+        fd,
+        (flags, SEND),
+        |socket| {
+            // SAFETY: the caller's contract; all of its fields are numbers or pointers.
+            let header = unsafe { memory::read(message) }?;
+            if !header.msg_control.is_null() && header.msg_controllen > 0 {
+                return Ok(None);
+            }
+            check_name_length(&header)?;
+            // Too long an address is cut off here.
+            let size = header.msg_namelen.min(LONGEST_ADDRESS);
+            // SAFETY: the caller's contract.
+            let address = unsafe { check_address(header.msg_name.cast(), size) };
+            if address == Err(Errno::FAULT) {
+                return Err(Errno::FAULT);
+            }
+            // SAFETY: as above.
+            let buffers = unsafe { buffers_of(&header) }?;
+            address?;
+            // SAFETY: as above.
+            let bytes = unsafe { send_from(socket, &buffers, flags) }?;
+            let rest = is_cut_short(socket, bytes, length(&buffers)).then_some(buffers);
+            Ok(Some(Moved { bytes, rest }))
+        },
+        || by_the_kernel().map(|sent| Some(Moved::whole(sent))),
+    )?;
+    let Some(sent) = sent else {
+        // As for unknown flags.
+        let _ = demote(fd);
         return by_the_kernel();
     };
-    let sent = socket.call(|socket| {
-        // SAFETY: the caller's contract; all of its fields are numbers or pointers.
-        let header = unsafe { memory::read(message) }?;
-        if !header.msg_control.is_null() && header.msg_controllen > 0 {
-            return Ok(None);
-        }
-        check_name_length(&header)?;
-        // Too long an address is cut off here.
-        let size = header.msg_namelen.min(LONGEST_ADDRESS);
-        // SAFETY: the caller's contract.
-        let address = unsafe { check_address(header.msg_name.cast(), size) };
-        if address == Err(Errno::FAULT) {
-            return Err(Errno::FAULT);
-        }
-        // SAFETY: as above.
-        let buffers = unsafe { buffers_of(&header) }?;
-        address?;
-        // SAFETY: as above.
-        let part = unsafe { send_from(socket, &buffers, flags) }?;
-        let is_cut_short = is_cut_short(socket, part, length(&buffers));
-        Ok(Some((part, is_cut_short.then_some(buffers))))
-    });
-    match sent {
-        // It has changed hands.
-        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
-        Some(Ok(None)) => {
-            // As for unknown flags.
-            let _ = demote(fd);
-            return by_the_kernel();
-        }
-        Some(Ok(Some((part, Some(buffers))))) => {
-            let flags = flags | libc::MSG_NOSIGNAL;
-            // SAFETY: as above.
-            let rest = with_rest(buffers, part, |rest| unsafe { sendmsg(fd, rest, flags) });
-            return Ok(part + rest.unwrap_or(0));
-        }
-        Some(Ok(Some((sent, None)))) => return Ok(sent),
-        Some(Err(errno)) => return Err(errno),
-        None => {}
-    }
+    let part = sent.bytes;
+    let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: as above.
-    unsafe { sendmsg(fd, message, flags) }
+    let send_rest = |rest: &mut _| unsafe { sendmsg(fd, rest, flags) };
+    Ok(sent.finish(|buffers| with_rest(buffers, part, send_rest)))
 }
 
 /// `recvmsg(2)`. There are no control messages, and no address.
@@ -369,53 +345,48 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
 /// Memory that the message leads to is the caller's, and nobody else uses it.
 pub unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: i32) -> Result<usize, Errno> {
     let known = RECEIVE | libc::MSG_CMSG_CLOEXEC;
-    let Some(socket) = socket(fd, flags, known) else {
-        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
-        return unsafe { call!(SYS_recvmsg, programs(fd), message, flags) };
-    };
-    let received = socket.call(|socket| {
-        // SAFETY: the caller's contract; all of its fields are numbers or pointers.
-        let header = unsafe { memory::read(message) }?;
-        check_name_length(&header)?;
-        // SAFETY: the caller's contract.
-        unsafe {
-            let buffers = buffers_of(&header)?;
-            let received = receive_to(socket, &buffers, flags)?;
-            let wants_rest = wants_rest(socket, received, length(&buffers), flags);
-            if !header.msg_name.is_null() {
-                put(
-                    message,
-                    std::mem::offset_of!(libc::msghdr, msg_namelen),
-                    0_u32,
-                )?;
-            }
-            // Linux returns this flag with those that describe the received message.
-            put_control(message, flags & libc::MSG_CMSG_CLOEXEC, 0)?;
-            Ok((received, wants_rest.then_some((buffers, header))))
-        }
-    });
-    match received {
-        // It has changed hands.
-        Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
-        Some(Ok((part, Some((buffers, header))))) => {
-            let rest = with_rest(buffers, part, |rest| {
-                // The kernel may have descriptors for it.
-                rest.msg_control = header.msg_control;
-                rest.msg_controllen = header.msg_controllen;
-                // SAFETY: as above; the message was written to before.
-                unsafe {
-                    let received = recvmsg(fd, rest, flags)?;
-                    put_control(message, rest.msg_flags, rest.msg_controllen)?;
-                    Ok::<_, Errno>(received)
+    let received = call_on_socket(
+        fd,
+        (flags, known),
+        |socket| {
+            // SAFETY: the caller's contract; all of its fields are numbers or pointers.
+            let header = unsafe { memory::read(message) }?;
+            check_name_length(&header)?;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let buffers = buffers_of(&header)?;
+                let bytes = receive_to(socket, &buffers, flags)?;
+                let rest = wants_rest(socket, bytes, length(&buffers), flags);
+                if !header.msg_name.is_null() {
+                    put(
+                        message,
+                        std::mem::offset_of!(libc::msghdr, msg_namelen),
+                        0_u32,
+                    )?;
                 }
-            });
-            return Ok(part + rest.unwrap_or(0));
-        }
-        Some(done) => return done.map(|(received, _)| received),
-        None => {}
-    }
-    // SAFETY: as above.
-    unsafe { recvmsg(fd, message, flags) }
+                // Linux returns this flag with those that describe the received message.
+                put_control(message, flags & libc::MSG_CMSG_CLOEXEC, 0)?;
+                let rest = rest.then_some((buffers, header));
+                Ok(Moved { bytes, rest })
+            }
+        },
+        // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
+        || unsafe { call!(SYS_recvmsg, programs(fd), message, flags) }.map(Moved::whole),
+    )?;
+    let part = received.bytes;
+    Ok(received.finish(|(buffers, header)| {
+        with_rest(buffers, part, |rest| {
+            // The kernel may have descriptors for it.
+            rest.msg_control = header.msg_control;
+            rest.msg_controllen = header.msg_controllen;
+            // SAFETY: as above; the message was written to before.
+            unsafe {
+                let received = recvmsg(fd, rest, flags)?;
+                put_control(message, rest.msg_flags, rest.msg_controllen)?;
+                Ok::<_, Errno>(received)
+            }
+        })
+    }))
 }
 
 /// Writes what a message says of its control messages.
