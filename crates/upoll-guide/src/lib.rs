@@ -6,3 +6,19 @@
 
 #[doc = include_str!("../../../docs/guide/index.md")]
 pub mod index {}
+#[doc = include_str!("../../../docs/guide/which-door.md")]
+pub mod which_door {}
+#[doc = include_str!("../../../docs/guide/own-objects.md")]
+pub mod own_objects {}
+#[doc = include_str!("../../../docs/guide/stack.md")]
+pub mod stack {}
+#[doc = include_str!("../../../docs/guide/rotation.md")]
+pub mod rotation {}
+#[doc = include_str!("../../../docs/guide/back-pressure.md")]
+pub mod back_pressure {}
+#[doc = include_str!("../../../docs/guide/fork-and-exec.md")]
+pub mod fork_and_exec {}
+#[doc = include_str!("../../../docs/guide/porting.md")]
+pub mod porting {}
+#[doc = include_str!("../../../docs/guide/limits.md")]
+pub mod limits {}

@@ -1,5 +1,5 @@
-//! The sockets of a TCP stack in user space, in an edge-triggered set, beside the kernel's TCP in an
-//! edge-triggered kernel set: both report the same events for the same exchange.
+//! Compares a TCP stack in user space with the kernel's: for the same exchange, an edge-triggered set of upoll
+//! reports the same events as an edge-triggered kernel set.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -28,12 +28,12 @@ const CLOSED_PORT: u16 = 9;
 const ALL: Events = Events::IN.union(Events::OUT).union(Events::RDHUP);
 const SHOWN: Events = ALL.union(Events::ERR).union(Events::HUP);
 
-/// What a set has reported, by member.
+/// The events that a set has reported, by member.
 type Reports = BTreeMap<usize, Events>;
 
 /// A listener, a client and a server of either world, each pair treated the same.
 struct Twin {
-    /// What each interest asks for: edge-triggered.
+    /// The events of each interest, with `ET`.
     interest: Events,
     stack: Stack,
     set: Epoll,
@@ -248,7 +248,7 @@ impl Twin {
         self.compare(&format!("abort {member}"));
     }
 
-    /// Lets the stack and the kernel finish, and compares what the members are ready for, and what the sets report.
+    /// Waits until the stack and the kernel have finished, and compares the readiness and the reports of all members.
     fn compare(&mut self, done: &str) {
         self.done.push(done.to_owned());
         self.stack.run(smoltcp::time::Instant::ZERO);

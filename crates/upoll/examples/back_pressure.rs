@@ -12,6 +12,7 @@ use upoll::{EventFd, EventFdFlags};
 const JOBS: u64 = 200;
 
 fn main() -> Result<(), upoll::Errno> {
+    // ANCHOR: main
     let jobs = EventFd::with_flags(0, EventFdFlags::SEMAPHORE)?;
     jobs.set_maximum(10)?;
     let started = AtomicU64::new(0);
@@ -30,6 +31,7 @@ fn main() -> Result<(), upoll::Errno> {
         }
         Ok::<_, upoll::Errno>(ahead)
     })?;
+    // ANCHOR_END: main
     // 9 jobs are waiting, and one was taken but is not counted as started yet.
     assert!(ahead <= 10, "the producer was {ahead} jobs ahead");
     println!("{JOBS} jobs; the producer was never more than {ahead} ahead of the consumer");

@@ -44,6 +44,7 @@ impl Pollable for Numbers {
 const SOCKET: u64 = 1;
 const NUMBERS: u64 = 2;
 
+// ANCHOR: serve
 /// Sends each number that is produced, until the client writes or closes its end.
 fn serve(
     mut stream: TcpStream,
@@ -70,6 +71,7 @@ fn serve(
         }
     }
 }
+// ANCHOR_END: serve
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers = File::new(Numbers::default());

@@ -6,6 +6,7 @@ use std::thread;
 
 use upoll::{Epoll, Errno, Event, Events, File, PollTable, Pollable, WaitQueue};
 
+// ANCHOR: object
 /// An in-process queue that sets can watch.
 #[derive(Default)]
 struct Channel {
@@ -34,7 +35,9 @@ impl Pollable for Channel {
         }
     }
 }
+// ANCHOR_END: object
 
+// ANCHOR: main
 fn main() -> Result<(), Errno> {
     let channel = File::new(Channel::default());
     let set = Epoll::new()?;
@@ -59,3 +62,4 @@ fn main() -> Result<(), Errno> {
     assert_eq!(received, ["one", "two", "three"]);
     Ok(())
 }
+// ANCHOR_END: main

@@ -19,6 +19,7 @@ fn fairness(shares: &[u64]) -> f64 {
     sum * sum / (shares.len() as f64 * squares)
 }
 
+// ANCHOR: run
 fn run(flags: CreateFlags) -> Result<Vec<u64>, Errno> {
     let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE)?;
     let shared = Epoll::create(flags)?;
@@ -64,6 +65,7 @@ fn run(flags: CreateFlags) -> Result<Vec<u64>, Errno> {
         .map(|worker| worker.join().expect("a worker does not panic"))
         .collect()
 }
+// ANCHOR_END: run
 
 fn main() -> Result<(), Errno> {
     for (name, flags) in [

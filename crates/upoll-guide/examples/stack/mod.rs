@@ -29,7 +29,7 @@ struct Inner {
     next_port: u16,
 }
 
-/// What smoltcp does not keep of a socket.
+/// The state of a socket that smoltcp does not keep.
 struct Known {
     /// The queue of the file that the socket belongs to: its own, or its listener's. None once that is closed.
     queue: Option<Arc<WaitQueue>>,
