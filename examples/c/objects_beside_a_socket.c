@@ -1,11 +1,9 @@
-/* An object of one's own and a TCP socket in one edge-triggered set.
+/* An object of one's own and a socket of the kernel's in one edge-triggered set.
  *
- * A thread produces numbers, and the main thread sends their squares over TCP. The numbers wait in a ring with
+ * A thread produces numbers, and the main thread sends their squares through the socket. The numbers wait in a ring with
  * eight places. The main thread waits for the ring and the socket, and the producer for room in the ring.
  *
  * cc objects_beside_a_socket.c $(pkg-config --cflags --libs upoll) -pthread -o objects_beside_a_socket */
-#include <arpa/inet.h>
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,23 +109,6 @@ static void *produce(void *context)
 	return NULL;
 }
 
-/* A connection over 127.0.0.1, made by the kernel. */
-static void connect_two(int ends[2])
-{
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct sockaddr *any = (struct sockaddr *)&address;
-	socklen_t size = sizeof address;
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	check(bind(listener, any, size) == 0 && listen(listener, 1) == 0, "listen");
-	check(getsockname(listener, any, &size) == 0, "getsockname");
-	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	check(connect(ends[0], any, size) == 0, "connect");
-	ends[1] = accept(listener, NULL, NULL);
-	check(ends[1] >= 0, "accept");
-	close(listener);
-}
-
 /* Reads squares until it has all, and closes the connection. */
 static void *receive(void *context)
 {
@@ -150,7 +131,8 @@ int main(void)
 	int ends[2], number, is_over = 0;
 	void *sum;
 
-	connect_two(ends);
+	/* The C library's, without upoll_ or UPOLL_REDIRECT: the kernel's. */
+	check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "socketpair");
 	check(pthread_create(&producer, NULL, produce, ring) == 0, "pthread_create");
 	check(pthread_create(&receiver, NULL, receive, &ends[1]) == 0, "pthread_create");
 
