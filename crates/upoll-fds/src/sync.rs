@@ -98,9 +98,7 @@ macro_rules! of_each_thread {
 }
 pub(crate) use of_each_thread;
 
-/// The rules that a test may switch off, one at a time, to see its loom model fail without it.
-///
-/// Outside loom builds [`broken`] is the constant `false`.
+/// The rules of this crate's protocols: see [`breakable`](upoll::breakable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A thread that reads the records has the others pass a barrier first.
@@ -158,24 +156,4 @@ pub enum Rule {
     NoteTheNewest,
 }
 
-#[cfg(upoll_loom)]
-std::thread_local! {
-    static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
-}
-
-/// Switches `rule` off for the models that this thread runs from now on.
-#[cfg(upoll_loom)]
-pub fn break_rule(rule: Option<Rule>) {
-    BROKEN.with(|cell| cell.set(rule));
-}
-
-#[cfg(upoll_loom)]
-pub(crate) fn broken(rule: Rule) -> bool {
-    BROKEN.with(|cell| cell.get() == Some(rule))
-}
-
-#[cfg(not(upoll_loom))]
-#[inline(always)]
-pub(crate) const fn broken(_rule: Rule) -> bool {
-    false
-}
+upoll::breakable!(Rule);

@@ -9,6 +9,8 @@
 mod change;
 #[path = "../src/counts.rs"]
 mod counts;
+#[path = "../../upoll/tests/loom/harness.rs"]
+mod harness;
 #[path = "../src/hazard.rs"]
 #[expect(dead_code, reason = "only the library demotes")]
 mod hazard;
@@ -24,7 +26,6 @@ mod sync;
 
 use std::cell::Cell;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ use loom::thread::{self, JoinHandle};
 use upoll::Errno;
 
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
+use crate::harness::{model, must_fail_without, must_hang_without};
 use crate::number::Number;
 use crate::object::Object;
 use crate::plain_sets::{Generations, Record};
@@ -193,37 +195,6 @@ mod number {
             here
         }
     }
-}
-
-fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.max_branches = 10_000;
-    builder.check(body);
-}
-
-/// Runs a model with `rule` switched off, which must fail. Returns whether it fails because it does not
-/// end.
-fn has_no_end_without(rule: Rule, model: fn()) -> bool {
-    break_rule(Some(rule));
-    let outcome = catch_unwind(AssertUnwindSafe(model));
-    break_rule(None);
-    let payload = outcome.expect_err("the model needs the rule");
-    let message = match payload.downcast_ref::<&str>() {
-        Some(message) => message,
-        None => payload.downcast_ref::<String>().map_or("", String::as_str),
-    };
-    message.starts_with("Model exceeded maximum number of branches")
-}
-
-/// Runs a model with `rule` switched off and demands that it meets a fault.
-fn must_fail_without(rule: Rule, model: fn()) {
-    assert!(!has_no_end_without(rule, model), "{rule:?}: waits for ever");
-}
-
-/// Runs a model with `rule` switched off and demands that a thread of it waits for ever.
-fn must_hang_without(rule: Rule, model: fn()) {
-    assert!(has_no_end_without(rule, model), "{rule:?}: meets a fault");
 }
 
 fn slot_of(object: &Object) -> Arc<Slot> {

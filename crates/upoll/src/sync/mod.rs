@@ -4,6 +4,7 @@
 //! Three builds differ here and nowhere else. With `std` a lock sleeps when contended ([`lock`]),
 //! and without it a lock spins (`spin`). Under loom the locks are loom's, and [`lock`] is the
 //! subject of a model of its own.
+mod breakable;
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]
 mod counted;
 #[cfg(any(feature = "std", upoll_loom))]
@@ -195,9 +196,7 @@ pub(crate) fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// The rules that a test may switch off, one at a time, to see its loom model fail without it.
-///
-/// Outside loom builds [`broken`] is the constant `false`.
+/// The rules of this crate's protocols: see [`breakable`](crate::breakable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// A waiter that has registered polls once more before it sleeps.
@@ -267,24 +266,4 @@ pub enum Rule {
     LoneScanIsPending,
 }
 
-#[cfg(upoll_loom)]
-std::thread_local! {
-    static BROKEN: core::cell::Cell<Option<Rule>> = const { core::cell::Cell::new(None) };
-}
-
-/// Switches `rule` off for the models that this thread runs from now on.
-#[cfg(upoll_loom)]
-pub fn break_rule(rule: Option<Rule>) {
-    BROKEN.with(|cell| cell.set(rule));
-}
-
-#[cfg(upoll_loom)]
-pub(crate) fn broken(rule: Rule) -> bool {
-    BROKEN.with(|cell| cell.get() == Some(rule))
-}
-
-#[cfg(not(upoll_loom))]
-#[inline(always)]
-pub(crate) const fn broken(_rule: Rule) -> bool {
-    false
-}
+crate::breakable!(Rule);

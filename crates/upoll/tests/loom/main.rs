@@ -3,6 +3,7 @@
 #![cfg(upoll_loom)]
 
 mod forks;
+mod harness;
 mod kernel;
 mod kernel_fds;
 mod kernel_rotation;
@@ -18,7 +19,6 @@ mod shared;
 mod shared_in_sets;
 mod sleeping;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,30 +31,17 @@ use upoll::{
     socketpair,
 };
 
+use self::harness::must_fail_without;
+
 const IN: Event = Event::new(Events::IN, 0);
 const EDGE: Event = Event::new(Events::IN.union(Events::ET), 0);
 
 /// Runs a model. The library's own fds are protected, as under the preload.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
-    unprotected_model(preemptions, move || {
+    harness::model(preemptions, move || {
         own_fds::protect();
         body();
     });
-}
-
-fn unprotected_model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.max_branches = 10_000;
-    builder.check(body);
-}
-
-/// Runs a model with `rule` switched off, and checks that it fails.
-fn must_fail_without(rule: Rule, model: fn()) {
-    break_rule(Some(rule));
-    let outcome = catch_unwind(AssertUnwindSafe(model));
-    break_rule(None);
-    assert!(outcome.is_err(), "the model does not need {rule:?}");
 }
 
 fn harvest(set: &Epoll) -> usize {

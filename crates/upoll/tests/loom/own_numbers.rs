@@ -12,7 +12,7 @@ use upoll::kernel_model::{Source, pass_time, program};
 use upoll::{Epoll, Errno, EventFd, Op, OwnSet};
 
 use super::sleeping::{FOREVER, wait};
-use super::{IN, model, unprotected_model};
+use super::{IN, harness, model};
 
 /// Own fds have this number or a higher one.
 const FIRST: RawFd = 24;
@@ -264,7 +264,7 @@ fn take_all(precious: &Precious) {
 /// Without protection a concurrent wakeup is sent, or finds the set lost.
 #[test]
 fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
-    unprotected_model(3, || {
+    harness::model(3, || {
         let set = Arc::new(OwnSet::new());
         let precious = Precious::new();
         let ringing = {
@@ -285,7 +285,7 @@ fn a_wake_leaves_alone_what_took_the_place_of_its_numbers() {
 /// A lost set is replaced while another thread sends a wakeup. The wakeup fails, or is received.
 #[test]
 fn a_wake_reaches_a_set_that_is_replaced_or_fails() {
-    unprotected_model(3, || {
+    harness::model(3, || {
         let set = Arc::new(OwnSet::new());
         let precious = Precious::new();
         take_all(&precious);
@@ -310,7 +310,7 @@ fn a_wake_reaches_a_set_that_is_replaced_or_fails() {
 /// The seal is lost while two threads make sets.
 #[test]
 fn two_sets_that_are_made_after_the_seal_was_lost_can_be_woken_in() {
-    unprotected_model(2, || {
+    harness::model(2, || {
         let first = OwnSet::new();
         let precious = Precious::new();
         program::dup2(precious.0, SEAL).unwrap();
@@ -331,7 +331,7 @@ fn two_sets_that_are_made_after_the_seal_was_lost_can_be_woken_in() {
 #[test]
 fn a_thread_that_sleeps_while_its_numbers_are_closed_is_woken() {
     for by_counter in [false, true] {
-        unprotected_model(1, move || {
+        harness::model(1, move || {
             let source = Source::new();
             let set = Epoll::new().unwrap();
             set.ctl(Op::Add, source.target(), IN).unwrap();
