@@ -22,3 +22,5 @@ pub mod fork_and_exec {}
 pub mod porting {}
 #[doc = include_str!("../../../docs/guide/limits.md")]
 pub mod limits {}
+#[doc = include_str!("../../../docs/guide/channels.md")]
+pub mod channels {}

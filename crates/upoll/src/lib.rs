@@ -11,6 +11,7 @@
 
 extern crate alloc;
 
+pub mod channel;
 #[cfg(any(feature = "std", upoll_loom))]
 mod descriptor;
 mod epoll;

@@ -21,9 +21,19 @@ use crate::wait::{Place, WaitQueue};
 pub(super) fn until_done<T>(
     queue: &WaitQueue,
     place: Place,
+    attempt: impl FnMut(&mut Deadline) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    until_done_or(queue, place, Deadline::NeverRestart, attempt)
+}
+
+/// As [`until_done`], with a deadline. Fails with `EAGAIN` if it has passed and one more attempt found nothing.
+#[cold]
+pub(super) fn until_done_or<T>(
+    queue: &WaitQueue,
+    place: Place,
+    mut deadline: Deadline,
     mut attempt: impl FnMut(&mut Deadline) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    let mut deadline = Deadline::NeverRestart;
     loop {
         let sleeper = Sleeper::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked, here or by its drop, and
@@ -44,8 +54,10 @@ pub(super) fn until_done<T>(
             Err(Errno::STALE) if outcome == Outcome::Interrupted => {}
             done => return done,
         }
-        if outcome == Outcome::Interrupted {
-            return Err(Errno::INTR);
+        match outcome {
+            Outcome::Woken => {}
+            Outcome::TimedOut => return Err(Errno::AGAIN),
+            Outcome::Interrupted => return Err(Errno::INTR),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! `pselect`, and the wakeup makes the thread's wake fd readable.
 
 mod blocking;
+mod channel;
 mod doorbell;
 #[cfg(not(upoll_loom))]
 mod epoll_pwait1;

@@ -2,6 +2,7 @@
 //! Each model has a broken variant: with one rule switched off, loom must find the fault.
 #![cfg(upoll_loom)]
 
+mod channel;
 mod forks;
 mod harness;
 mod kernel;

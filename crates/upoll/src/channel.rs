@@ -1,0 +1,463 @@
+//! Channels: messages of one type from any number of senders to any number of receivers, in their order.
+//!
+//! Both ends are files as those of a pipe are: `Epoll`, `poll`, `select`, `PollContext`, `Watch` and
+//! `Readiness` wait for them together with anything else, such as a socket.
+//!
+//! # Readiness
+//! As that of a pipe of Linux 6.18 that holds as many messages, each of them a packet:
+//!
+//! | End | Events | While |
+//! |---|---|---|
+//! | [`Receiver`] | `IN`, `RDNORM` | a message is there |
+//! | | `HUP` | all senders are gone. Messages may be left |
+//! | [`Sender`] | `OUT`, `WRNORM` | there is room for a message |
+//! | | `ERR` | all receivers are gone |
+//!
+//! Each message is an edge for the receivers, also if others are there before it. For the senders only the
+//! receive is one that makes room in a full channel. A send that is refused changes nothing and is no edge.
+//!
+//! # Example
+//! ```
+//! use upoll::channel::{TryRecvError, TrySendError, bounded};
+//!
+//! let (sender, receiver) = bounded(1)?;
+//! assert_eq!(sender.try_send("one"), Ok(()));
+//! assert_eq!(sender.try_send("two"), Err(TrySendError::Full("two")));
+//! assert_eq!(receiver.try_recv(), Ok("one"));
+//! assert_eq!(receiver.try_recv(), Err(TryRecvError::Empty));
+//! drop(sender);
+//! assert_eq!(receiver.try_recv(), Err(TryRecvError::Disconnected));
+//! # Ok::<(), upoll::Errno>(())
+//! ```
+
+mod errors;
+
+pub use self::errors::{
+    RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError, TrySendError,
+};
+
+use alloc::collections::VecDeque;
+use core::fmt;
+
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{File, FileRef, PollTable, Pollable};
+use crate::memory::SharedBox;
+use crate::sync::{AtomicU32, Mutex, Ordering};
+use crate::target::{Source, Target};
+use crate::wait::WaitQueue;
+
+/// The state that both ends share.
+pub(crate) struct Channel<T> {
+    /// The innermost lock: nothing is locked while it is held, no message is dropped, and wakes come after
+    /// it is free. Polls, which run under the locks of sets, take it once, the first of all.
+    queue: Mutex<Queue<T>>,
+    /// The state that polls read; written under `queue`'s lock.
+    state: AtomicU32,
+    /// [`AWAITED`] and [`POLLED`]: which kinds of users have ever registered. Written under `queue`'s
+    /// lock.
+    users: AtomicU32,
+    /// Waiters for messages.
+    receivers: WaitQueue,
+    /// Waiters for room.
+    senders: WaitQueue,
+}
+
+/// `state`: there is a message.
+const NOT_EMPTY: u32 = 1;
+/// `state`: there is room.
+const NOT_FULL: u32 = 2;
+/// `state`: all receivers are gone.
+const NO_RECEIVER: u32 = 4;
+/// `state`: all senders are gone.
+const NO_SENDER: u32 = 8;
+
+/// `users`: somebody has waited. A change before that needs no wakeup: a waiter that registers takes the
+/// lock first, and so sees the change.
+const AWAITED: u32 = 1;
+/// `users`: somebody has polled an end. From then on every send wakes receivers, even if there was a message
+/// before: edge-triggered interests rely on it.
+const POLLED: u32 = 2;
+
+struct Queue<T> {
+    messages: VecDeque<T>,
+    /// How many messages there may be; `None` if only memory limits them.
+    limit: Option<usize>,
+    /// There was no memory for one more message. A receive makes room.
+    is_out_of_memory: bool,
+    has_receiver: bool,
+    has_sender: bool,
+}
+
+impl<T> Queue<T> {
+    #[inline]
+    fn is_full(&self) -> bool {
+        match self.limit {
+            Some(limit) => self.messages.len() >= limit,
+            None => self.is_out_of_memory,
+        }
+    }
+
+    /// Makes room for one message. Returns whether there is room.
+    #[inline]
+    fn make_room(&mut self) -> bool {
+        if self.limit.is_none() && self.messages.len() == self.messages.capacity() {
+            self.is_out_of_memory = self.messages.try_reserve(1).is_err();
+        }
+        !self.is_full()
+    }
+
+    #[inline]
+    fn state(&self) -> u32 {
+        let bit = |bit, on: bool| if on { bit } else { 0 };
+        bit(NOT_EMPTY, !self.messages.is_empty())
+            | bit(NOT_FULL, !self.is_full())
+            | bit(NO_RECEIVER, !self.has_receiver)
+            | bit(NO_SENDER, !self.has_sender)
+    }
+}
+
+impl<T> Channel<T> {
+    /// Called before anybody registers.
+    #[inline]
+    fn announce(&self, users: u32) {
+        if self.users.load(Ordering::Acquire) & users != users {
+            let _queue = self.queue.lock();
+            self.users.fetch_or(users, Ordering::Release);
+        }
+    }
+
+    /// Publishes the new state to polls. With `wakes` it is one half of the named pair: a waiter that
+    /// registers later sees the state, and the following wakeup finds a waiter that registered before.
+    /// Without `wakes`, the channel only became less ready, or nobody has ever registered.
+    #[inline]
+    fn publish(&self, queue: &Queue<T>, wakes: bool) {
+        let state = queue.state();
+        if wakes {
+            self.state.swap(state, Ordering::SeqCst);
+        } else if self.state.load(Ordering::Relaxed) != state {
+            self.state.store(state, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
+        if self.is_full() {
+            return Err(TrySendError::Full(message));
+        }
+        let mut queue = self.queue.lock();
+        if !queue.has_receiver {
+            return Err(TrySendError::Disconnected(message));
+        }
+        if !queue.make_room() {
+            self.publish(&queue, false);
+            return Err(TrySendError::Full(message));
+        }
+        let users = self.users.load(Ordering::Relaxed);
+        let wakes = queue.messages.is_empty() && users != 0;
+        queue.messages.push_back(message);
+        self.publish(&queue, wakes);
+        drop(queue);
+        // Without a change from empty to not empty nothing was published. An interest that is not linked
+        // yet sees the messages, and one that has seen them receives until there are no more.
+        if wakes || users & POLLED != 0 {
+            self.wake_receivers();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn try_recv(&self) -> Result<T, TryRecvError> {
+        if self.state.load(Ordering::SeqCst) & (NOT_EMPTY | NO_SENDER) == 0 {
+            return Err(TryRecvError::Empty);
+        }
+        let mut queue = self.queue.lock();
+        let was_full = queue.is_full();
+        let Some(message) = queue.messages.pop_front() else {
+            return Err(if queue.has_sender {
+                TryRecvError::Empty
+            } else {
+                TryRecvError::Disconnected
+            });
+        };
+        queue.is_out_of_memory = false;
+        let wakes = was_full && self.users.load(Ordering::Relaxed) != 0;
+        self.publish(&queue, wakes);
+        drop(queue);
+        if wakes {
+            self.wake_senders();
+        }
+        Ok(message)
+    }
+
+    #[inline]
+    pub(crate) fn wake_receivers(&self) {
+        self.receivers.wake_published(Events::IN | Events::RDNORM);
+    }
+
+    #[inline]
+    pub(crate) fn wake_senders(&self) {
+        self.senders.wake_published(Events::OUT | Events::WRNORM);
+    }
+
+    /// Whether a receive would find no message.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
+    }
+
+    /// Whether a send would have to wait.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & (NOT_FULL | NO_RECEIVER) == 0
+    }
+
+    /// Where a receiver waits.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn receivers(&self) -> &WaitQueue {
+        self.announce(AWAITED);
+        &self.receivers
+    }
+
+    /// Where a sender waits.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn senders(&self) -> &WaitQueue {
+        self.announce(AWAITED);
+        &self.senders
+    }
+
+    fn close(&self, end: End) {
+        let mut queue = self.queue.lock();
+        let mut unread = VecDeque::new();
+        match end {
+            End::Receiving => {
+                queue.has_receiver = false;
+                core::mem::swap(&mut queue.messages, &mut unread);
+            }
+            End::Sending => queue.has_sender = false,
+        }
+        self.publish(&queue, true);
+        let is_half_open = queue.has_receiver != queue.has_sender;
+        drop(queue);
+        if is_half_open {
+            self.receivers.wake_all(Events::empty());
+            self.senders.wake_all(Events::empty());
+        }
+        // Last, as the messages are foreign: they may panic, and may use the channel.
+        drop(unread);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Receiving,
+    Sending,
+}
+
+/// An open file description of a channel.
+struct OpenEnd<T> {
+    channel: SharedBox<Channel<T>>,
+    end: End,
+}
+
+impl<T: Send + 'static> Pollable for OpenEnd<T> {
+    #[inline]
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        let channel = &*self.channel;
+        channel.announce(AWAITED | POLLED);
+        let mut events = Events::empty();
+        match self.end {
+            End::Receiving => {
+                table.register(&channel.receivers);
+                let state = channel.state.load(Ordering::SeqCst);
+                events.set(Events::IN | Events::RDNORM, state & NOT_EMPTY != 0);
+                events.set(Events::HUP, state & NO_SENDER != 0);
+            }
+            End::Sending => {
+                table.register(&channel.senders);
+                let state = channel.state.load(Ordering::SeqCst);
+                events.set(Events::OUT | Events::WRNORM, state & NOT_FULL != 0);
+                events.set(Events::ERR, state & NO_RECEIVER != 0);
+            }
+        }
+        events
+    }
+
+    fn release(&self) {
+        self.channel.close(self.end);
+    }
+}
+
+/// Makes a channel that holds up to `capacity` messages. A send to a full channel waits or fails, so that a
+/// slow receiver holds the senders back. The memory for all messages is taken at once.
+///
+/// # Errors
+/// `EINVAL`: `capacity` is 0. A channel without room could not tell senders when to send. `ENOMEM`: there is
+/// no memory for it.
+pub fn bounded<T: Send + 'static>(capacity: usize) -> Result<(Sender<T>, Receiver<T>), Errno> {
+    if capacity == 0 {
+        return Err(Errno::INVAL);
+    }
+    channel(Some(capacity), capacity)
+}
+
+/// Makes a channel that holds as many messages as there is memory for.
+///
+/// It takes memory as messages come, and keeps it until the last receiver is gone. It is full only while
+/// there is no memory for one more message: then a send waits or fails as that to a full bounded channel,
+/// and the next receive makes room.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it.
+pub fn unbounded<T: Send + 'static>() -> Result<(Sender<T>, Receiver<T>), Errno> {
+    /// How many messages there is memory for at least, so that a receive can always make room.
+    const FIRST: usize = 4;
+    channel(None, FIRST)
+}
+
+fn channel<T: Send + 'static>(
+    limit: Option<usize>,
+    room: usize,
+) -> Result<(Sender<T>, Receiver<T>), Errno> {
+    let mut messages = VecDeque::new();
+    messages.try_reserve_exact(room).map_err(|_| Errno::NOMEM)?;
+    let queue = Queue {
+        messages,
+        limit,
+        is_out_of_memory: false,
+        has_receiver: true,
+        has_sender: true,
+    };
+    let channel = SharedBox::new(Channel {
+        state: AtomicU32::new(queue.state()),
+        queue: Mutex::new(queue),
+        users: AtomicU32::new(0),
+        receivers: WaitQueue::new(),
+        senders: WaitQueue::new(),
+    })?;
+    let open = |end| {
+        let channel = channel.clone();
+        Ok::<File, Errno>(File::try_new(OpenEnd { channel, end })?.erase())
+    };
+    let sender = Sender {
+        file: open(End::Sending)?,
+        channel: channel.clone(),
+    };
+    let file = open(End::Receiving)?;
+    Ok((sender, Receiver { channel, file }))
+}
+
+/// The end of a channel that messages are sent to, made by [`bounded`] or [`unbounded`].
+///
+/// Any thread may send. A clone is the same open file, as by `dup(2)`: the channel is closed for senders when
+/// the last of them is dropped. Then the receivers are woken, which receive the rest and then
+/// [`Disconnected`](TryRecvError::Disconnected).
+///
+/// A send is over when the message is in the channel. Messages that are there when the last receiver is
+/// dropped are dropped with it.
+pub struct Sender<T> {
+    channel: SharedBox<Channel<T>>,
+    /// Without the type, so that a message may contain a sender of its own kind.
+    file: File,
+}
+
+/// The end of a channel that messages are received from, made by [`bounded`] or [`unbounded`].
+///
+/// Any thread may receive, and each message goes to one of them. A clone is the same open file, as by
+/// `dup(2)`: the channel is closed for receivers when the last of them is dropped. Then the messages that are
+/// left are dropped, and the senders are woken: all sends fail from then on.
+pub struct Receiver<T> {
+    channel: SharedBox<Channel<T>>,
+    file: File,
+}
+
+impl<T> Sender<T> {
+    /// Sends `message` if there is room, without waiting.
+    ///
+    /// # Errors
+    /// They return the message. [`Full`](TrySendError::Full): there is no room.
+    /// [`Disconnected`](TrySendError::Disconnected): all receivers are gone.
+    #[inline]
+    pub fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
+        self.channel.try_send(message)
+    }
+}
+
+impl<T> Receiver<T> {
+    /// Takes the oldest message, without waiting.
+    ///
+    /// # Errors
+    /// [`Empty`](TryRecvError::Empty): there is no message yet. [`Disconnected`](TryRecvError::Disconnected):
+    /// there is no message, and all senders are gone.
+    #[inline]
+    pub fn try_recv(&self) -> Result<T, TryRecvError> {
+        self.channel.try_recv()
+    }
+
+    /// Returns an iterator that takes messages as [`try_recv`](Self::try_recv) does, and ends where it fails.
+    pub fn try_iter(&self) -> impl Iterator<Item = T> + '_ {
+        core::iter::from_fn(|| self.try_recv().ok())
+    }
+}
+
+macro_rules! both_ends {
+    ($($end:ident),*) => { $(
+        impl<T> $end<T> {
+            /// Returns the number of messages that are in the channel.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.channel.queue.lock().messages.len()
+            }
+
+            /// Returns whether there is no message.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.channel.is_empty()
+            }
+
+            /// Returns how many messages the channel holds at most, `None` if it is unbounded.
+            #[must_use]
+            pub fn capacity(&self) -> Option<usize> {
+                self.channel.queue.lock().limit
+            }
+
+            #[cfg(any(feature = "std", upoll_loom))]
+            pub(crate) fn shared(&self) -> &Channel<T> {
+                &self.channel
+            }
+
+            /// As an open file, to be watched.
+            #[must_use]
+            #[inline]
+            pub fn as_file_ref(&self) -> FileRef<'_> {
+                self.file.as_file_ref()
+            }
+        }
+
+        impl<T> Clone for $end<T> {
+            fn clone(&self) -> Self {
+                $end {
+                    channel: self.channel.clone(),
+                    file: self.file.clone(),
+                }
+            }
+        }
+
+        impl<T> fmt::Debug for $end<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($end))
+                    .field("file", &self.file)
+                    .finish()
+            }
+        }
+
+        impl<T> Source for $end<T> {
+            #[inline]
+            fn target(&self) -> Target<'_> {
+                Target::File(self.as_file_ref())
+            }
+        }
+    )* };
+}
+
+both_ends!(Sender, Receiver);
