@@ -552,17 +552,16 @@ fn workers_of_a_rotating_set_take_turns_with_the_messages() {
         .collect();
     for message in 0..12 {
         sender.try_send(message).unwrap();
-        let chosen = workers
-            .iter()
-            .find(|(set, ..)| set.try_wait(&mut [Event::default()]) == Ok(1));
-        assert!(chosen.is_some());
+        let (set, ..) = &workers[message % 3];
+        assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
         assert_eq!(receiver.try_recv(), Ok(message));
+        let turns = workers.iter();
+        let turns: Vec<_> = turns
+            .map(|(_, turns, _)| turns.load(Ordering::Relaxed))
+            .collect();
+        let expected = |worker| (message + 3 - worker) / 3;
+        assert_eq!(turns, [expected(0), expected(1), expected(2)]);
     }
-    let turns: Vec<_> = workers
-        .iter()
-        .map(|(_, turns, _)| turns.load(Ordering::Relaxed))
-        .collect();
-    assert_eq!(turns, [4; 3]);
 }
 
 /// Panics when it is dropped, if it is told to.

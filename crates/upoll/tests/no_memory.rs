@@ -13,6 +13,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use self::failing_allocations::{Fault, each_allocation_fails, each_allocation_fails_with_leaks};
+use upoll::channel::{TrySendError, bounded, unbounded};
 use upoll::{
     CreateFlags, CtlCommand, Epoll, Errno, Event, EventFd, EventFdFlags, Events, FdSet, File,
     PipeWriter, PollContext, PollFd, PollTable, Pollable, Readiness, SocketFlags, Source,
@@ -46,6 +47,35 @@ fn objects(fault: &mut Fault) {
     let (one, other) = fault.during(|| socketpair(SocketFlags::empty()));
     drop(one);
     assert_eq!(other.try_read(&mut [0]), Ok(0));
+}
+
+fn channels(fault: &mut Fault) {
+    let (sender, receiver) = fault.during(|| bounded(2));
+    sender.try_send(1).unwrap();
+    sender.try_send(2).unwrap();
+    assert_eq!(sender.try_send(3), Err(TrySendError::Full(3)));
+    assert!(receiver.try_iter().eq([1, 2]));
+    let (sender, receiver) = fault.during(unbounded);
+    let set = Epoll::new().unwrap();
+    set.add(&sender, Event::new(Events::OUT | Events::ET, 1))
+        .unwrap();
+    assert_eq!(first_event(&set), Some(1));
+    let mut received = Vec::with_capacity(100);
+    for message in 0..100 {
+        // Without memory the channel is full until the next receive.
+        fault.during(|| match sender.try_send(message) {
+            Err(TrySendError::Full(refused)) => {
+                assert_eq!((refused, first_event(&set)), (message, None));
+                assert!(!sender.as_file_ref().is_ready(Events::OUT));
+                received.extend(receiver.try_recv());
+                assert_eq!(first_event(&set), Some(1));
+                Err(Errno::NOMEM)
+            }
+            sent => Ok(sent.unwrap()),
+        });
+    }
+    received.extend(receiver.try_iter());
+    assert!(received.into_iter().eq(0..100));
 }
 
 fn bytes(fault: &mut Fault) {
@@ -390,6 +420,7 @@ fn rotating_waits(fault: &mut Fault) {
 fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
     each_allocation_fails("objects", objects);
     each_allocation_fails("bytes", bytes);
+    each_allocation_fails("channels", channels);
     each_allocation_fails("sets", sets);
     each_allocation_fails("batches", batches);
     each_allocation_fails("nested and rotating sets", nested_and_rotating);

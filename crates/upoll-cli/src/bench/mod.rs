@@ -3,6 +3,7 @@
 mod backpressure;
 mod batch;
 mod calls;
+mod channels;
 mod closing;
 mod descriptors;
 mod fair;
@@ -62,7 +63,7 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
 }
 
 /// All benchmarks, in groups by subject.
-fn groups() -> [(&'static str, Vec<&'static str>); 10] {
+fn groups() -> [(&'static str, Vec<&'static str>); 11] {
     let calls = |comparisons: &[Comparison]| {
         let names = comparisons.iter().map(|comparison| comparison.row.name);
         names.collect()
@@ -87,6 +88,10 @@ fn groups() -> [(&'static str, Vec<&'static str>); 10] {
             timeouts::NAMES.to_vec(),
         ),
         ("many changes in one call", batch::NAMES.to_vec()),
+        (
+            "channels, against crossbeam's and flume's",
+            channels::NAMES.to_vec(),
+        ),
         (
             "calls by number in C, against the same on objects",
             numbers::NAMES.to_vec(),
@@ -238,6 +243,8 @@ impl Run<'_> {
         }
         let batches = self.step(batch::NAME, || batch::measure(self.effort))?;
         comparisons.extend(batches.into_iter().flatten());
+        let channels = self.step(channels::NAME, || channels::measure(self.effort))?;
+        comparisons.extend(channels.into_iter().flatten());
         Ok(comparisons)
     }
 
