@@ -1,7 +1,7 @@
 //! Waits for a job or a socket: one call waits for a channel and for a TCP client.
 //!
 //! Threads of the process send jobs through the channel. The server writes the result of each job to the
-//! client, until the client says that it has enough.
+//! client, until the client writes something.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};

@@ -16,6 +16,8 @@
 //! Each message is an edge for the receivers, also if others are there before it. For the senders only the
 //! receive is one that makes room in a full channel. A send that is refused changes nothing and is no edge.
 //!
+//! The child of a `fork` has a copy of a channel, which is another channel.
+//!
 //! # Example
 //! ```
 //! use upoll::channel::{TryRecvError, TrySendError, bounded};

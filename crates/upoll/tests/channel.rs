@@ -119,12 +119,12 @@ impl Twin {
     #[track_caller]
     fn look(&self) {
         if let Some((sender, writer)) = self.senders.first() {
-            same("length", sender.len() * 4, writer.available());
-            assert_eq!(sender.is_empty(), sender.len() == 0);
+            let bytes = same("length", sender.len() * 4, writer.available());
+            assert_eq!(sender.is_empty(), bytes == 0);
         }
         if let Some((receiver, reader)) = self.receivers.first() {
-            same("length", receiver.len() * 4, reader.available());
-            assert_eq!(receiver.is_empty(), receiver.len() == 0);
+            let bytes = same("length", receiver.len() * 4, reader.available());
+            assert_eq!(receiver.is_empty(), bytes == 0);
         }
     }
 
@@ -147,7 +147,7 @@ impl Twin {
     fn close(&mut self, end: End) {
         match end {
             Receiving => {
-                // The last receiver takes the messages along. Those of a pipe stay in it.
+                // The last receiver takes the messages along. A pipe keeps them.
                 if let [(_, reader)] = &self.receivers[..] {
                     while matches!(reader.read(&mut [0; 4]), Ok(1..)) {}
                 }
