@@ -99,6 +99,18 @@ fn a_quick_run_measures_calls_wakes_and_growth() {
 }
 
 #[test]
+fn channels_are_measured_against_those_of_other_libraries() {
+    let (report, printed) = quick("channels", &["channels"]);
+    let channels = rows(&report, "comparisons");
+    assert_eq!(channels.len(), 8, "{printed}");
+    for row in channels {
+        assert_eq!(row["name"], "channels");
+        assert_spread(&row["ratio"]);
+        assert!(printed.contains(row["against"].as_str().unwrap()));
+    }
+}
+
+#[test]
 fn calls_by_number_are_measured_against_those_on_objects() {
     let (report, printed) = quick("numbers", &["numbers"]);
     let numbers = rows(&report, "numbers");
