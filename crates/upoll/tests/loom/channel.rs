@@ -2,9 +2,10 @@
 
 use loom::thread;
 use upoll::channel::{Receiver, RecvError, SendError, Sender, TryRecvError, bounded, unbounded};
-use upoll::kernel_model::interrupt;
+use upoll::kernel_model::{interrupt, pass_time};
 use upoll::{Clock, Epoll, Event, Events, Rule, Timeout};
 
+use super::rotation::{harvest, workers};
 use super::{EDGE, Waiter, hears_of, model, must_fail_without};
 
 fn receive_on_thread(receiver: &Receiver<u32>) -> thread::JoinHandle<Result<u32, RecvError>> {
@@ -131,7 +132,8 @@ fn the_close_by_the_last_receiver_wakes_all_senders() {
     });
 }
 
-/// A time limit that ends at any moment takes no message along, and no wakeup.
+/// A time limit that ends at any moment takes no message along, and no wakeup. Only the first message wakes a
+/// receiver.
 #[test]
 fn a_receiver_whose_time_is_up_leaves_the_message_to_another() {
     model(2, || {
@@ -142,11 +144,12 @@ fn a_receiver_whose_time_is_up_leaves_the_message_to_another() {
             short.recv_timeout(Timeout::after(Clock::Monotonic, limit))
         });
         let receiving = receive_on_thread(&receiver);
+        pass_time();
         sender.try_send(1).unwrap();
-        if short.join().unwrap() == Ok(1) {
-            sender.try_send(2).unwrap();
-        }
+        sender.try_send(2).unwrap();
         assert!(receiving.join().unwrap().is_ok());
+        let received = usize::from(short.join().unwrap().is_ok());
+        assert_eq!(receiver.len(), 1 - received);
     });
 }
 
@@ -254,9 +257,30 @@ fn an_exclusive_waiter_that_leaves_forwards_the_message() {
     leaving_exclusively();
 }
 
+/// A worker of a rotating set leaves while a message chooses it. The worker that stays has the message.
+fn leaving_in_turn() {
+    model(4, || {
+        let (sender, receiver) = unbounded().unwrap();
+        let (rotating, [first, second]) = workers(&receiver);
+        let _waiting = [&first, &second].map(Waiter::in_set);
+        let sending = thread::spawn(move || {
+            sender.try_send(1).unwrap();
+            sender
+        });
+        first.delete(&rotating).unwrap();
+        let _open = sending.join().unwrap();
+        assert_eq!(harvest(&second), 1);
+    });
+}
+
 #[test]
-fn an_exclusive_waiter_that_leaves_and_forwards_nothing_loses_the_message() {
-    must_fail_without(Rule::PassOnWhenLeaving, leaving_exclusively);
+fn a_chosen_worker_that_leaves_forwards_the_message() {
+    leaving_in_turn();
+}
+
+#[test]
+fn a_worker_that_leaves_with_its_claim_loses_the_message() {
+    must_fail_without(Rule::PassOnWhenLeaving, leaving_in_turn);
 }
 
 /// A receiver in a set and one asleep: the message goes to one of them, once.

@@ -21,7 +21,7 @@ pub(super) fn workers<const N: usize>(source: &impl Source) -> (Epoll, [Epoll; N
 
 /// Harvests like a thread that begins to wait. An event that is there is found at once, without the
 /// second poll of a thread that continues to wait.
-fn harvest(set: &Epoll) -> usize {
+pub(super) fn harvest(set: &Epoll) -> usize {
     set.harvest_in_turn(&mut [Event::default(); 2])
 }
 
