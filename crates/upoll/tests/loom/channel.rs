@@ -111,7 +111,7 @@ fn the_close_by_the_last_sender_wakes_all_receivers() {
 /// A sender that sends and goes, on a thread of its own, is not taken for one that only goes.
 #[test]
 fn the_last_message_comes_before_the_close() {
-    model(4, || {
+    model(3, || {
         let (sender, receiver) = unbounded().unwrap();
         let last = thread::spawn(move || sender.send(1));
         assert_eq!(receiver.recv(), Ok(1));
