@@ -5,8 +5,55 @@
 //! without a system call. `poll(2)` and `select(2)`, as a set, wait for them and for descriptors of
 //! the kernel in one call.
 //!
+//! Make your own object pollable and it works with level- and edge-triggered, oneshot and exclusive
+//! interests, in nested sets, from any number of threads:
+//!
+//! ```rust
+//! use std::sync::Mutex;
+//! use upoll::{Epoll, Event, Events, File, PollTable, Pollable, WaitQueue};
+//!
+//! #[derive(Default)]
+//! struct Mailbox { letters: Mutex<Vec<String>>, arrived: WaitQueue }
+//!
+//! impl Pollable for Mailbox {
+//!     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+//!         table.register(&self.arrived);
+//!         if self.letters.lock().unwrap().is_empty() { Events::empty() } else { Events::IN }
+//!     }
+//! }
+//!
+//! let mailbox = File::new(Mailbox::default());
+//! let set = Epoll::new()?;
+//! set.add(&mailbox, Event::new(Events::IN, 1))?;
+//!
+//! mailbox.letters.lock().unwrap().push("hello".into());
+//! mailbox.arrived.wake(Events::IN);
+//! assert_eq!(set.wait(&mut [Event::default()], None)?, 1);
+//! # Ok::<(), upoll::Errno>(())
+//! ```
+//!
+//! # What is there
+//!
+//! | | |
+//! |---|---|
+//! | `Epoll` | `epoll(7)` as Linux 6.18 has it, and `EPOLL_ROTATE`: sets or threads that share a source are woken one at a time, in turn; kernel fds as members beside user-level objects |
+//! | `Epoll::wait`, `pwait`, `pwait1` | nanosecond time limits on `CLOCK_MONOTONIC` or `CLOCK_REALTIME`, never early; signal masks; `EINTR` as Linux |
+//! | `Epoll::ctl_batch`, `ctl_batch_wait` | many changes in one call, and a wait after them |
+//! | `poll`, `ppoll`, `select`, `pselect` | over user-level objects and kernel fds in any mixture |
+//! | `PollContext` | the same calls, with registrations kept from one call to the next: a call costs as much as has changed or is ready |
+//! | `EventFd` | `eventfd(2)`, blocking and not, semaphore or counter, of one process or shared over `fork`; with a maximum that holds writers back |
+//! | `pipe`, `pipe2`, `socketpair` | pipes with Linux's pages, packets and capacity; connected streams; blocking and not |
+//! | `Pollable`, `WaitQueue`, `File` | to make objects of your own |
+//! | `Watch`, `Readiness` | a callback, or a future, in place of a sleeping thread |
+//!
 //! # Threads
 //! Everything may be used from any thread.
+//!
+//! # Features
+//!
+//! | Feature | |
+//! |---|---|
+//! | `std` (default) | sleeping waits, clocks, signal masks, kernel file descriptors and shared eventfds. Without it the crate is `no_std` with `alloc`, and makes no system call |
 #![cfg_attr(not(any(feature = "std", upoll_loom)), no_std)]
 
 extern crate alloc;
