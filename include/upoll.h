@@ -31,6 +31,14 @@
 #include <time.h>
 #include <unistd.h>
 
+/* The version of this header. UPOLL_VERSION_NUMBER grows from each version to the next:
+ * #if UPOLL_VERSION_NUMBER >= 0x000200 is version 0.2.0 or a later one. */
+#define UPOLL_VERSION_MAJOR 0
+#define UPOLL_VERSION_MINOR 1
+#define UPOLL_VERSION_PATCH 0
+#define UPOLL_VERSION_NUMBER 0x000100
+#define UPOLL_VERSION "0.1.0"
+
 /* Before all declarations, so that structure members with these names are renamed everywhere. */
 #ifdef UPOLL_REDIRECT
 #define epoll_create upoll_epoll_create
@@ -110,6 +118,9 @@ struct epoll_wait_params {
 	const sigset_t *sigmask;        /* NULL: the mask stays unchanged */
 	size_t sigsetsize;              /* 8, if there is a sigmask */
 };
+
+/* Returns the version of the library that runs, in the format of UPOLL_VERSION. */
+const char *upoll_version(void);
 
 int upoll_epoll_create(int size);
 int upoll_epoll_create1(int flags);

@@ -16,7 +16,7 @@ mod object;
 
 pub use crate::object::{ObjectOps, upoll_object_create, upoll_object_wake};
 
-use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 
 use libc::{
     fd_set, iovec, msghdr, nfds_t, pid_t, pollfd, rlimit64, sigset_t, size_t, sockaddr, socklen_t,
@@ -47,6 +47,18 @@ macro_rules! with_pointers {
             $give(unsafe { $call })
         }
     )* };
+}
+
+const VERSION: &CStr =
+    match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("a version has no zero byte"),
+    };
+
+/// Returns the version of this library. See `include/upoll.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn upoll_version() -> *const c_char {
+    VERSION.as_ptr()
 }
 
 plain! {
@@ -171,4 +183,35 @@ fn word(argument: c_ulong) -> usize {
 #[expect(clippy::cast_possible_truncation, reason = "that is what it is for")]
 fn low(request: c_ulong) -> u32 {
     request as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_has_the_version_of_the_package() {
+        let header = include_str!("../../../include/upoll.h");
+        let parts = [
+            env!("CARGO_PKG_VERSION_MAJOR"),
+            env!("CARGO_PKG_VERSION_MINOR"),
+            env!("CARGO_PKG_VERSION_PATCH"),
+        ];
+        let number = parts
+            .iter()
+            .map(|part| format!("{:02x}", part.parse::<u8>().expect("at most 255")));
+        for (name, value) in [
+            ("_MAJOR", parts[0].to_owned()),
+            ("_MINOR", parts[1].to_owned()),
+            ("_PATCH", parts[2].to_owned()),
+            ("_NUMBER", format!("0x{}", number.collect::<String>())),
+            ("", format!("\"{}\"", env!("CARGO_PKG_VERSION"))),
+        ] {
+            let line = format!("#define UPOLL_VERSION{name} {value}\n");
+            assert!(header.contains(&line), "{line}");
+        }
+        // SAFETY: the function returns a C string that is never freed.
+        let version = unsafe { CStr::from_ptr(upoll_version()) };
+        assert_eq!(version.to_str(), Ok(env!("CARGO_PKG_VERSION")));
+    }
 }
