@@ -33,6 +33,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     // SAFETY: this is the environment of the process.
     unsafe { settings::read(environment) };
     shared::map(settings::shared());
+    stats::prepare();
     // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork
     // in the middle of a change could leave the child's table locked.
     unsafe {
