@@ -3,16 +3,18 @@
 
 mod bench;
 mod demo;
+mod output;
 mod run;
 mod soak;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 /// Linux's readiness subsystem in user space: a demonstration and benchmarks.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "upoll", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -26,7 +28,8 @@ enum Command {
     /// Every figure is a ratio. upoll and the kernel do the same work alternately, in short batches
     /// on one CPU (or with the threads that the table names), and the median of the ratios counts.
     /// The table has the target ratio beside it. A spread too wide to trust is marked: the machine
-    /// was busy with other work. A full run takes about two minutes and a half.
+    /// was busy with other work. The last line is the verdict. A full run takes about two minutes and
+    /// a half; Ctrl-C ends it with what was measured until then.
     Bench(bench::Options),
     /// Runs an unmodified program with its eventfds and epoll sets in user space.
     ///
@@ -40,6 +43,19 @@ enum Command {
     /// received exactly once, no thread may be left asleep, and memory and fds must not grow. A
     /// fault ends the run with a report and exit status 1.
     Soak(soak::Options),
+    /// Prints a script that completes the command line in a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// Prints the completions of `shell`.
+fn complete(shell: Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "upoll", &mut script);
+    output::print(String::from_utf8(script)?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -47,6 +63,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Demo(options) => demo::run(&options),
         Command::Run(options) => run::run(&options),
         Command::Soak(options) => soak::run(&options),
-        Command::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Completions { shell } => complete(shell),
+        Command::Bench(options) => bench::run(&options),
     }
 }

@@ -1,6 +1,7 @@
 //! The page that `upoll bench --html` writes: its content, that it loads nothing, and that a
 //! browser draws it in light and dark mode.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -50,6 +51,9 @@ fn assert_says_what_was_measured(page: &str, figures: &Value) {
         assert!(page.contains(said), "{key}: {said}");
     }
     assert_eq!(page.matches("<table>").count(), TABLES.len());
+    let [reached, missed] = ["yes", "no"].map(|is| page.matches(&format!(">{is}</td>")).count());
+    let verdict = format!("{reached} of {} targets reached", reached + missed);
+    assert!(page.contains(&verdict), "{verdict}");
     let measured: usize = TABLES.map(|table| rows(figures, table).len()).iter().sum();
     let shown = page.matches("<tr").count() - page.matches("<thead>").count();
     assert_eq!(shown, measured);
@@ -90,9 +94,8 @@ struct Browser<'a> {
     name: &'static str,
     folder: &'a Path,
     dark: bool,
+    width: u32,
 }
-
-const WIDTH: u32 = 1000;
 
 impl Browser<'_> {
     /// Opens a page. Returns the output and the messages of the browser.
@@ -111,7 +114,7 @@ impl Browser<'_> {
                 "--blink-settings=preferredColorScheme={}",
                 u8::from(!self.dark)
             ))
-            .arg(format!("--window-size={WIDTH},{height}"))
+            .arg(format!("--window-size={},{height}", self.width))
             .arg(task)
             .arg(format!("file://{}", page.display()))
             .output()
@@ -166,7 +169,10 @@ const plots = [...document.querySelectorAll("figure")].map(figure => {
   return {
     caption: figure.querySelector("figcaption").textContent,
     place: place(svg.getBoundingClientRect()),
+    sizes: [...svg.querySelectorAll("text")].map(text =>
+      parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width),
     words: [...svg.querySelectorAll("text")].map(text => place(text.getBoundingClientRect())),
+    legend: [...figure.querySelectorAll(".legend li")].map(item => item.textContent),
     swatches: [...figure.querySelectorAll(".legend li")]
       .map(item => getComputedStyle(item, "::before").backgroundColor),
     drawn,
@@ -251,13 +257,17 @@ fn assert_drawn(found: &Value, picture: &Picture) {
         let caption = &plot["caption"];
         let frame = place(&plot["place"]);
         let [left, top, width, height] = frame;
-        assert!(width > 500.0 && height > 60.0, "{caption}: {frame:?}");
+        assert!(width > 400.0 && height > 60.0, "{caption}: {frame:?}");
         for word in plot["words"].as_array().unwrap() {
             let [x, _, word_width, _] = place(word);
             assert!(
                 x >= left && x + word_width <= left + width,
                 "{caption}: cut off"
             );
+        }
+        for size in plot["sizes"].as_array().unwrap() {
+            let size = size.as_f64().unwrap();
+            assert!(size >= 11.0, "{caption}: letters of {size} pixels");
         }
         let drawn = plot["drawn"].as_array().unwrap();
         let marks: Vec<_> = drawn
@@ -305,15 +315,17 @@ fn the_page_names_the_machine_marks_noise_and_is_drawn_by_a_browser() {
         writeln!(io::stderr(), "{skipped}").unwrap();
         return;
     };
-    for dark in [false, true] {
+    let mut legend = BTreeMap::new();
+    for (dark, width) in [(false, 1000), (true, 1000), (false, 480)] {
         let browser = Browser {
             name,
             folder: &folder,
             dark,
+            width,
         };
         let found = browser.probe(&page);
         assert_eq!(found["plots"].as_array().unwrap().len(), plots);
-        assert_eq!(found["width"], WIDTH, "the page does not scroll sideways");
+        assert_eq!(found["width"], width, "the page does not scroll sideways");
         let paper = rgb(&found["paper"]);
         assert_eq!(paper.iter().all(|&part| part < 64), dark, "{paper:?}");
         let height = u32::try_from(found["height"].as_u64().unwrap()).unwrap();
@@ -323,6 +335,16 @@ fn the_page_names_the_machine_marks_noise_and_is_drawn_by_a_browser() {
             "the paper"
         );
         assert_drawn(&found, &picture);
+        for plot in found["plots"].as_array().unwrap() {
+            let names = plot["legend"].as_array().unwrap();
+            for (thing, swatch) in names.iter().zip(plot["swatches"].as_array().unwrap()) {
+                let thing = thing.as_str().unwrap().to_owned();
+                let colour = legend
+                    .entry((dark, thing.clone()))
+                    .or_insert(swatch.clone());
+                assert_eq!(colour, swatch, "{thing} has one colour");
+            }
+        }
     }
     fs::remove_dir_all(folder).unwrap();
 }

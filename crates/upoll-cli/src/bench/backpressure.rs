@@ -12,7 +12,7 @@ use serde::Serialize;
 use upoll::{EventFd, EventFdFlags};
 
 use super::kernel::Fd;
-use super::machine;
+use super::{interrupt, machine};
 
 pub(super) const NAME: &str = "eventfd";
 pub(super) const NAMES: [&str; 1] = [NAME];
@@ -193,11 +193,14 @@ pub(super) fn measure(load: Load, cpus: &[usize]) -> Result<Vec<Pressed>> {
             } else {
                 both()?
             });
+            if interrupt::is_pending() {
+                break;
+            }
         }
         taken.sort_by(|(one, ..), (other, ..)| one.total_cmp(other));
         let figures = taken.iter().map(|(figure, ..)| *figure).collect();
         // The printed row is that of the median round.
-        let (figure, without, with) = taken.swap_remove(rounds / 2);
+        let (figure, without, with) = taken.swap_remove(taken.len() / 2);
         let goal = kind.goal(figure, figures);
         rows.push(without.into_row(kind, "kernel", u64::MAX, None));
         rows.push(with.into_row(kind, "upoll", limited.maximum(), Some(goal)));

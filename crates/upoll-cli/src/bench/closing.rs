@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use super::interrupt;
 use super::kernel::{self, Fd};
 use super::measure::{Series, Spread};
 
@@ -485,6 +486,9 @@ pub(super) fn measure(load: Load, cpus: usize) -> Result<Vec<Closed>> {
                 let make = || Ok(upoll_counted::Epoll::new()?);
                 run.counted.push(round(make, sets, threads, length)?);
             }
+        }
+        if interrupt::is_pending() {
+            break;
         }
     }
     let rounds_of = |by, sets, threads| {

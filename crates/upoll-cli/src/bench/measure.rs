@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::interrupt;
+
 /// Runs the operation the given number of times.
 pub(super) type Side = Box<dyn FnMut(u64)>;
 
@@ -47,7 +49,7 @@ impl Series {
 }
 
 /// Measures all sides, batch by batch. Every other round runs backwards, so that no side always
-/// comes first.
+/// comes first. Ends after any round if Ctrl-C was pressed.
 pub(super) fn interleave(sides: &mut [Side], effort: Effort) -> Vec<Series> {
     let mut series: Vec<Series> = sides
         .iter_mut()
@@ -68,6 +70,9 @@ pub(super) fn interleave(sides: &mut [Side], effort: Effort) -> Vec<Series> {
             series[which]
                 .nanoseconds
                 .push(took.as_nanos() as f64 / times as f64);
+        }
+        if interrupt::is_pending() {
+            break;
         }
     }
     series

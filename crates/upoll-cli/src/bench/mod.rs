@@ -9,6 +9,7 @@ mod descriptors;
 mod fair;
 mod growth;
 mod html;
+mod interrupt;
 mod kernel;
 mod machine;
 mod measure;
@@ -19,9 +20,8 @@ mod timeouts;
 mod wakes;
 mod workers;
 
-use std::fs::{self, File};
-use std::io::BufWriter;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
@@ -31,6 +31,7 @@ use self::calls::{Compared, Comparison};
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
+use crate::output::{self, Output};
 
 /// The benchmarks to run, and the files to write.
 #[derive(clap::Args)]
@@ -128,7 +129,10 @@ fn names_help() -> String {
 const SIZES: [usize; 3] = [100, 10_000, 1_000_000];
 
 /// Measures, prints the tables and writes the files.
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let json = options.json.as_deref().map(Output::open).transpose()?;
+    let html = options.html.as_deref().map(Output::open).transpose()?;
+    interrupt::hold().context("holding Ctrl-C back")?;
     let machine = Machine::look().context("looking at the machine")?;
     let report = Run {
         effort: Effort {
@@ -141,16 +145,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         machine,
     }
     .measure()?;
-    print!("{}", report.tables());
-    if let Some(path) = &options.json {
-        let file = File::create(path).with_context(|| path.display().to_string())?;
-        serde_json::to_writer_pretty(BufWriter::new(file), &report)
-            .with_context(|| path.display().to_string())?;
+    output::print(report.tables())?;
+    if let Some(file) = json {
+        file.write(&serde_json::to_vec_pretty(&report)?)?;
     }
-    if let Some(path) = &options.html {
-        fs::write(path, html::page(&report)?).with_context(|| path.display().to_string())?;
+    if let Some(file) = html {
+        file.write(html::page(&report)?.as_bytes())?;
     }
-    Ok(())
+    Ok(match report.interrupted {
+        true => ExitCode::from(interrupt::STATUS),
+        false => ExitCode::SUCCESS,
+    })
 }
 
 impl Options {
@@ -216,9 +221,15 @@ impl Run<'_> {
         } else {
             fair::Effort::FULL
         };
-        let fair = self.step(fair::NAME, || fair::measure(effort, &self.options.servers))?;
+        // Of these the servers that were measured before Ctrl-C are complete.
+        let mut fair = None;
+        self.step(fair::NAME, || {
+            fair = Some(fair::measure(effort, &self.options.servers)?);
+            Ok(())
+        })?;
         self.progress.finish_and_clear();
         Ok(Report {
+            interrupted: interrupt::is_pending(),
             machine: self.machine,
             pinned_to: self.pinned_to,
             quick: self.options.quick,
@@ -253,7 +264,7 @@ impl Run<'_> {
             .into_iter()
             .filter(|name| self.options.wants(name))
             .collect();
-        if names.is_empty() {
+        if names.is_empty() || interrupt::is_pending() {
             return Ok(Vec::new());
         }
         let sizes = if self.options.quick {
@@ -262,20 +273,27 @@ impl Run<'_> {
             &SIZES
         };
         self.progress.set_message("growth");
-        let rows = growth::measure(&names, sizes, self.machine.descriptor_limit, self.effort)?;
+        let rows = growth::measure(&names, sizes, self.machine.descriptor_limit, self.effort);
+        if interrupt::is_pending() {
+            return Ok(Vec::new());
+        }
         self.progress.inc(names.len() as u64);
-        Ok(rows)
+        rows
     }
 
-    /// Runs a step if it was selected.
+    /// Runs a step if it was selected. After Ctrl-C there are no further steps, and the figures of the
+    /// step that it came in are incomplete and left out.
     fn step<T>(&self, name: &'static str, run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
-        if !self.options.wants(name) {
+        if !self.options.wants(name) || interrupt::is_pending() {
             return Ok(None);
         }
         self.progress.set_message(name);
-        let done = run().context(name)?;
+        let done = run();
+        if interrupt::is_pending() {
+            return Ok(None);
+        }
         self.progress.inc(1);
-        Ok(Some(done))
+        done.context(name).map(Some)
     }
 }
 

@@ -21,6 +21,12 @@ use super::workers::Shared;
 /// Marks a spread that is too wide for its median to count.
 pub(super) const TOO_WIDE: &str = "too wide to trust";
 
+/// Said of a run that Ctrl-C has ended.
+pub(super) const INTERRUPTED: &str = "interrupted: this is what there was until then";
+
+/// The column that says whether a row has reached its target.
+const REACHED: &str = "reached";
+
 /// All figures of a run.
 #[derive(Serialize)]
 pub(super) struct Report {
@@ -28,6 +34,8 @@ pub(super) struct Report {
     /// The CPU that all benchmarks with one thread were bound to.
     pub(super) pinned_to: usize,
     pub(super) quick: bool,
+    /// Whether Ctrl-C ended the run before everything was measured.
+    pub(super) interrupted: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
     pub(super) numbers: Vec<Numbered>,
@@ -51,6 +59,18 @@ pub(super) struct Table {
 impl Table {
     fn add_row(&mut self, row: impl Into<Vec<String>>) {
         self.rows.push(row.into());
+    }
+
+    /// Returns the name of each row that has a target, and whether the row has reached it.
+    fn verdicts(&self) -> impl Iterator<Item = (&str, bool)> {
+        let column = self.header.iter().position(|&name| name == REACHED);
+        self.rows
+            .iter()
+            .filter_map(move |row| match &*row[column?] {
+                YES => Some((&*row[0], true)),
+                NO => Some((&*row[0], false)),
+                _ => None,
+            })
     }
 }
 
@@ -186,7 +206,30 @@ impl Report {
         }
     }
 
-    /// Returns the tables of all measured parts.
+    /// Returns how many targets were reached, and the rows that missed theirs. `None` if nothing that was
+    /// measured has a target.
+    pub(super) fn verdict(&self) -> Option<String> {
+        let (mut reached, mut missed) = (0, Vec::new());
+        for table in self.parts().map(|part| self.table(part)) {
+            for (name, is_reached) in table.verdicts() {
+                match is_reached {
+                    true => reached += 1,
+                    false => missed.push(name.to_owned()),
+                }
+            }
+        }
+        let all = reached + missed.len();
+        missed.dedup();
+        match missed.join(", ") {
+            _ if all == 0 => None,
+            missed if missed.is_empty() => Some(format!("{reached} of {all} targets reached")),
+            missed => Some(format!(
+                "{reached} of {all} targets reached; missed: {missed}"
+            )),
+        }
+    }
+
+    /// Returns the tables of all measured parts, and the verdict.
     pub(super) fn tables(&self) -> String {
         let machine = &self.machine;
         let mut out = format!(
@@ -200,6 +243,12 @@ impl Report {
         );
         for part in self.parts() {
             out += &format!("\n{}\n{}\n", self.about(part), self.table(part));
+        }
+        if let Some(verdict) = self.verdict() {
+            out += &format!("\n{verdict}\n");
+        }
+        if self.interrupted {
+            out += &format!("{INTERRUPTED}\n");
         }
         out
     }
@@ -216,7 +265,7 @@ fn comparisons(rows: &[Compared]) -> Table {
             "ratio",
             "10-90 %",
             "to reach",
-            "reached",
+            REACHED,
         ],
         3..9,
     );
@@ -247,7 +296,7 @@ fn numbers(rows: &[Numbered]) -> Table {
             "added ns per call",
             "10-90 %",
             "at most",
-            "reached",
+            REACHED,
         ],
         2..8,
     );
@@ -282,7 +331,7 @@ fn polls(rows: &[Polled]) -> Table {
             "heap / stack",
             "10-90 %",
             "to reach",
-            "reached",
+            REACHED,
             "stack / context",
             "kernel / stack",
             "10-90 %",
@@ -331,7 +380,7 @@ fn growth(rows: &[Grown]) -> Table {
             "upoll growth",
             "10-90 %",
             "at most",
-            "reached",
+            REACHED,
         ],
         2..11,
     );
@@ -375,7 +424,7 @@ fn timeouts(rows: &[Late]) -> Table {
             "growth",
             "10-90 %",
             "to reach",
-            "reached",
+            REACHED,
         ],
         2..12,
     );
@@ -416,7 +465,7 @@ fn workers(rows: &[Shared]) -> Table {
             "involuntary",
             "empty wakes per event",
             "to reach",
-            "reached",
+            REACHED,
         ],
         2..12,
     );
@@ -470,7 +519,7 @@ fn closes(rows: &[Closed]) -> Table {
             "contended",
             "time waiting",
             "to reach",
-            "reached",
+            REACHED,
             "note",
         ],
         3..15,
@@ -526,7 +575,7 @@ fn backpressure(rows: &[Pressed]) -> Table {
             "worst us",
             "to reach",
             "figure",
-            "reached",
+            REACHED,
         ],
         3..12,
     );
@@ -599,6 +648,7 @@ fn fair(fair: &Fair) -> Table {
             "fairness",
             "failures",
             "missed",
+            REACHED,
         ],
         5..16,
     );
@@ -626,6 +676,10 @@ fn fair(fair: &Fair) -> Table {
             row.missed
                 .as_ref()
                 .map_or_else(String::new, |missed| missed.join(", ")),
+            row.missed
+                .as_ref()
+                .map_or("", |missed| yes_no(missed.is_empty()))
+                .to_owned(),
         ]);
     }
     table
@@ -664,6 +718,9 @@ fn percentiles(ratio: Spread, trusted: bool) -> String {
     }
 }
 
+const YES: &str = "yes";
+const NO: &str = "no";
+
 fn yes_no(reached: bool) -> &'static str {
-    if reached { "yes" } else { "no" }
+    if reached { YES } else { NO }
 }

@@ -7,6 +7,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use upoll::{Epoll, Event, EventFd, Events};
 
+use super::interrupt;
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Spread};
 
@@ -255,6 +256,9 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Late>> {
         for _ in 0..effort.batches {
             for side in &mut sides {
                 side.round()?;
+            }
+            if interrupt::is_pending() {
+                break;
             }
         }
         rows.extend(sides.iter().filter_map(|side| side.late(&sides)));

@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
 
+use super::interrupt;
 use super::kernel::{self, Fd};
 use super::measure::{Series, Spread};
 
@@ -368,6 +369,9 @@ pub(super) fn measure(load: Load) -> Result<Vec<Shared>> {
     for _ in 0..load.rounds {
         for (runner, rounds) in RUNNERS.iter().zip(&mut rounds) {
             rounds.push((runner.round)(load.events).context(runner.way)?);
+        }
+        if interrupt::is_pending() {
+            break;
         }
     }
     let stock = series(&rounds[0], load);

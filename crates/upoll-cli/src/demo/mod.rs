@@ -22,7 +22,6 @@ mod server;
 mod ways;
 mod worker;
 
-use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 
@@ -35,6 +34,7 @@ use self::compare::Comparison;
 use self::report::{Report, span};
 use self::server::{DESCRIPTORS_PER_SERVER, DESCRIPTORS_PER_WORKER, Server};
 use self::ways::Way;
+use crate::output;
 
 /// The exit status if the options make no sense or cannot be met here, like clap's for invalid
 /// arguments.
@@ -109,24 +109,20 @@ impl Options {
             Ok(started) => started,
             Err(error) => return Ok(told(&error, USAGE)),
         };
-        let mut out = io::stdout();
-        writeln!(
-            out,
-            "listening on http://{}/ with {} workers ({}); Ctrl-C ends it",
+        output::print(format_args!(
+            "listening on http://{}/ with {} workers ({}); Ctrl-C ends it\n",
             server.address(),
             self.workers,
             way.title(),
-        )?;
-        out.flush()?;
+        ))?;
         signals.forever().next();
         let counts = server.stop()?;
-        writeln!(
-            out,
-            "{} connections, {} requests; {} connections per worker",
+        output::print(format_args!(
+            "{} connections, {} requests; {} connections per worker\n",
             counts.iter().map(|worker| worker.accepted).sum::<u64>(),
             counts.iter().map(|worker| worker.requests).sum::<u64>(),
             span(counts.iter().map(|worker| worker.accepted)),
-        )?;
+        ))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -174,22 +170,22 @@ impl Options {
     }
 
     fn print(&self, report: &Report) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
         if self.json {
-            serde_json::to_writer_pretty(&mut out, report)?;
-            writeln!(out)?;
-            return Ok(());
+            let json = serde_json::to_string_pretty(report)?;
+            return Ok(output::print(format_args!("{json}\n"))?);
         }
-        writeln!(
-            out,
-            "{} requests each way, {} at a time, a connection for each; {} workers on {} processors",
-            report.requests, report.connections, report.workers, report.processors
-        )?;
-        writeln!(out, "{}", report.table())?;
+        let mut text = format!(
+            "{} requests each way, {} at a time, a connection for each; {} workers on {} processors\n{}\n",
+            report.requests,
+            report.connections,
+            report.workers,
+            report.processors,
+            report.table()
+        );
         if report.interrupted {
-            writeln!(out, "interrupted: this is what there was until then")?;
+            text += "interrupted: this is what there was until then\n";
         }
-        Ok(())
+        Ok(output::print(text)?)
     }
 }
 

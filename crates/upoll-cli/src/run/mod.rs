@@ -7,6 +7,9 @@ mod fair;
 mod program;
 
 use std::ffi::{CStr, CString, OsString};
+use std::fs::{OpenOptions, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -40,7 +43,8 @@ pub(crate) struct Options {
     )]
     fair: Option<fair::Policy>,
     /// Reports the calls that were served in user space and those that the kernel served, when a
-    /// process ends by `exit` or `_exit`. Writes to standard error or to the end of FILE.
+    /// process ends by `exit` or `_exit`. Writes to standard error or to the end of FILE. If root's
+    /// run creates FILE, all users may write to it, as processes that give up their rights do.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     stats: Option<PathBuf>,
     /// The program and its arguments.
@@ -84,6 +88,12 @@ const NOT_FOUND: u8 = 127;
 
 /// Replaces this process by the program. Returns only on failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    // For standard error the libraries have an empty name.
+    let stats = match &options.stats {
+        Some(path) if path.as_os_str() == "-" => Some(PathBuf::new()),
+        Some(path) => Some(place_for_statistics(path)?),
+        None => None,
+    };
     let library = library(if options.fair.is_some() {
         fair::LIBRARY
     } else {
@@ -114,17 +124,36 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         command.env("UPOLL_USER", kinds.join(","));
         "UPOLL_STATS"
     };
-    match &options.stats {
-        Some(path) if path.as_os_str() == "-" => command.env(statistics, ""),
-        Some(path) => {
-            let path = std::path::absolute(path).context("the file for statistics")?;
-            command.env(statistics, path)
-        }
+    match stats {
+        Some(path) => command.env(statistics, path),
         None => command.env_remove(statistics),
     };
     let error = command.exec();
     eprintln!("upoll run: {}: {error}", path.display());
     Ok(ExitCode::from(CANNOT_RUN))
+}
+
+/// Checks that the file for statistics can be written, and creates it. Returns its absolute path.
+///
+/// The libraries open the file in each program that the run executes. That may be after a change of the user,
+/// so a file that root creates here is writable for all.
+fn place_for_statistics(path: &Path) -> Result<PathBuf> {
+    let open = || {
+        let path = std::path::absolute(path)?;
+        let mut options = OpenOptions::new();
+        // As the libraries open it.
+        options.append(true).custom_flags(libc::O_NOFOLLOW);
+        match options.clone().create_new(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => options.open(&path)?,
+            Ok(created) if rustix::process::geteuid().is_root() => {
+                created.set_permissions(Permissions::from_mode(0o666))?;
+                created
+            }
+            result => result?,
+        };
+        Ok::<_, io::Error>(path)
+    };
+    open().with_context(|| format!("cannot write statistics to {}", path.display()))
 }
 
 /// Returns the value of `LD_PRELOAD`: the library, then the libraries that were named before.
@@ -174,15 +203,15 @@ fn is_expanded(prefix: &str) -> bool {
     own.to_bytes().starts_with(b"/") && !loaded.is_null()
 }
 
-/// Finds a library next to this program, or in the `lib` folder beside its folder.
+/// Finds a library next to this program, or in `lib/upoll` or `lib` beside its folder.
 fn library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("where this program is")?;
     let folder = own.parent().context("this program is in no folder")?;
-    let places = [folder.join(name), folder.join("../lib").join(name)];
+    let places = ["", "../lib/upoll", "../lib"].map(|place| folder.join(place).join(name));
     let found = places.iter().find(|place| place.is_file());
     let found = found.with_context(|| {
         format!(
-            "{name} is neither in {} nor in ../lib from there",
+            "{name} is neither in {} nor in ../lib/upoll or ../lib from there",
             folder.display()
         )
     })?;

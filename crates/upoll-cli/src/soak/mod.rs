@@ -38,6 +38,7 @@ use self::group::How;
 use self::hang::post;
 use self::lockstep::Lockstep;
 use self::tally::{Tally, count};
+use crate::output;
 
 /// Rounds before the first footprint counts: caches are filled in them.
 const WARM_UP: usize = KINDS;
@@ -84,7 +85,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     );
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     let end = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
-    println!("seed {seed}, {} producers", options.threads);
+    let producers = options.threads;
+    output::print(format_args!("seed {seed}, {producers} producers\n"))?;
     disturb::install_handler()?;
     let hows = match &*options.how {
         [] => How::value_variants(),
@@ -135,11 +137,14 @@ fn rounds(hows: &[How], mut rng: Rng, producers: usize, tally: &Tally, end: Inst
         most.heap = most.heap.max(now.heap);
         most.fds = most.fds.max(now.fds);
     }
-    report(tally, first, most);
+    output::print(format_args!(
+        "{}\nno unit lost or received twice, no thread left asleep\n",
+        table(tally, first, most)
+    ))?;
     Ok(())
 }
 
-fn report(tally: &Tally, first: Option<Footprint>, most: Option<Footprint>) {
+fn table(tally: &Tally, first: Option<Footprint>, most: Option<Footprint>) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
     for (name, count) in tally.rows() {
@@ -156,8 +161,7 @@ fn report(tally: &Tally, first: Option<Footprint>, most: Option<Footprint>) {
             range(first.fds, most.fds),
         ]);
     }
-    println!("{table}");
-    println!("no unit lost or received twice, no thread left asleep");
+    table
 }
 
 /// Runs one world to its end, or some races of calls.

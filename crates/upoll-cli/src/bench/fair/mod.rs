@@ -14,6 +14,7 @@ use upoll_fair_state::Counts;
 
 use self::load::{Outcome, Pace};
 use self::servers::{KINDS, Kind, Server, Shares, Way};
+use super::interrupt;
 use super::measure::Spread;
 
 pub(super) const NAME: &str = "fair";
@@ -172,6 +173,7 @@ pub(super) fn servers() -> impl Iterator<Item = &'static str> {
 }
 
 fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>> {
+    interrupt::check()?;
     let most = {
         let server = kind.start(workers, Way::Stock)?;
         let pace = Load::Full.pace(0.0);
@@ -183,6 +185,7 @@ fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>>
     for round in 0..effort.rounds {
         for turn in 0..WAYS.len() {
             // The order of the ways changes from round to round.
+            interrupt::check()?;
             let way = (round + turn) % WAYS.len();
             let server = kind.start(workers, WAYS[way])?;
             for (load, samples) in LOADS.iter().zip(&mut samples[way]) {
@@ -196,6 +199,7 @@ fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>>
         .into_iter()
         .zip(&mut empty_wakes)
     {
+        interrupt::check()?;
         let server = kind.start(workers, way)?;
         for (load, empty_wakes) in LOADS.iter().zip(empty_wakes) {
             *empty_wakes = count_empty_wakes(&server, effort.requests, load.pace(most));

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{
     KeyPointHint, NoDefaultFormatting, Ranged, SegmentValue, ValueFormatter,
@@ -16,28 +16,51 @@ use plotters::prelude::{
 };
 use plotters::style::{IntoFont, TextStyle};
 
-/// The colours of series, in order.
+/// The colours of series. [`colours`] chooses among them.
 pub(super) const SERIES: [RGBColor; 6] = [
     RGBColor(0x00, 0x66, 0xB3),
     RGBColor(0xC2, 0x4E, 0x00),
     RGBColor(0x00, 0x83, 0x5F),
     RGBColor(0xB0, 0x4A, 0x88),
     RGBColor(0x8A, 0x6D, 0x00),
-    RGBColor(0x5B, 0x63, 0x6E),
+    RGBColor(0x6F, 0x4F, 0xC4),
 ];
-/// A bar whose figure is too noisy to trust.
-pub(super) const NOISY: RGBColor = RGBColor(0xAF, 0xC9, 0xDE);
+/// What is too noisy to trust, in charts as in tables.
+pub(super) const NOISY: RGBColor = RGBColor(0x6B, 0x71, 0x78);
+/// The mark of a target.
+pub(super) const TARGET: RGBColor = RGBColor(0xC6, 0x1D, 0x3C);
 /// Text, axes and spreads.
 pub(super) const INK: RGBColor = RGBColor(0x1C, 0x1E, 0x21);
 pub(super) const GRID: RGBColor = RGBColor(0xDA, 0xDD, 0xE1);
 
-const WIDTH: u32 = 900;
-const LINES_HEIGHT: u32 = 340;
-const BAR_HEIGHT: u32 = 24;
+/// About the width of a telephone's screen, so that words there are as large as they are drawn.
+const WIDTH: u32 = 460;
+const LINES_HEIGHT: u32 = 300;
+/// The height of a bar, and of the label above it.
+const BAR_HEIGHT: u32 = 20;
 /// The space above and below the bars.
 const BARS_MARGIN: u32 = 58;
-const LABELS_WIDTH: u32 = 370;
-const FONT: (&str, i32) = ("sans-serif", 14);
+const FONT: (&str, i32) = ("sans-serif", 15);
+
+/// Returns the place in [`SERIES`] of each line's colour: blue for upoll and orange for the kernel in every
+/// chart, and for other ways of either the next colours that are free.
+pub(super) fn colours(lines: &[Line]) -> Vec<usize> {
+    type Family = (&'static [&'static str], [usize; 6]);
+    const UPOLL: Family = (&["upoll", "stack", "heap", "kept"], [0, 2, 5, 3, 4, 1]);
+    const KERNEL: Family = (&["kernel", "ppoll", "epoll_"], [1, 4, 3, 5, 2, 0]);
+    const OTHERS: [usize; 6] = [3, 5, 4, 2, 1, 0];
+    let mut taken = Vec::new();
+    for line in lines {
+        let of = |prefixes: &[&str]| prefixes.iter().any(|prefix| line.name.starts_with(prefix));
+        let family = [UPOLL, KERNEL]
+            .into_iter()
+            .find(|(prefixes, _)| of(prefixes));
+        let wanted = family.map_or(OTHERS, |(_, colours)| colours);
+        let free = wanted.into_iter().find(|colour| !taken.contains(colour));
+        taken.push(free.unwrap_or(wanted[0]));
+    }
+    taken
+}
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -153,7 +176,7 @@ impl ValueFormatter<f64> for Scale {
 /// Returns ticks at 1, 2, 5, 10, ..., or only at powers of ten if those are too many.
 fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
     let steps: &[f64] = match high / low {
-        span if span < 1e4 => &[1.0, 2.0, 5.0],
+        span if span < 3e2 => &[1.0, 2.0, 5.0],
         _ => &[1.0],
     };
     let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
@@ -213,34 +236,19 @@ fn drawn(height: u32, draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Stri
 /// Draws a bar for each figure, the first one at the top. Targets are vertical marks.
 pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
     let count = i32::try_from(bars.len())?;
-    let height = bars.len() as u32 * BAR_HEIGHT + BARS_MARGIN;
+    let height = 2 * bars.len() as u32 * BAR_HEIGHT + BARS_MARGIN;
     let figures = bars.iter().flat_map(|bar| {
         let target = bar.target.unwrap_or(bar.value);
         [bar.value, bar.low, bar.high, target]
     });
     // The axis includes 1, the ratio of equal cost.
     let scale = Scale::over(axis, figures.chain([1.0])).with_room();
-    // Segments count from below.
-    let bar_at = |at: i32| {
-        usize::try_from(count - 1 - at)
-            .ok()
-            .and_then(|at| bars.get(at))
-    };
+    let start = scale.range.start;
     drawn(height, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(8)
             .x_label_area_size(42)
-            .y_label_area_size(LABELS_WIDTH)
-            .build_cartesian_2d(scale, (0..count).into_segmented())?;
-        let label = |at: &SegmentValue<i32>| match at {
-            SegmentValue::CenterOf(at) | SegmentValue::Exact(at) => {
-                bar_at(*at).map_or_else(String::new, |bar| match bar.trusted {
-                    true => bar.label.clone(),
-                    false => format!("{} (noisy)", bar.label),
-                })
-            }
-            SegmentValue::Last => String::new(),
-        };
+            .build_cartesian_2d(scale, (0..2 * count).into_segmented())?;
         chart
             .configure_mesh()
             .disable_y_mesh()
@@ -250,12 +258,17 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
             .label_style(ink())
             .axis_desc_style(ink())
             .x_desc(axis.title)
-            .y_labels(bars.len())
-            .y_label_formatter(&label)
             .draw()?;
         let base = if axis.ratios { 1.0 } else { 0.0 };
-        for at in 0..count {
-            let bar = bar_at(at).ok_or_else(|| anyhow!("as many bars as segments"))?;
+        // Segments count from below: that of a bar, then that of its label.
+        for (bar, at) in bars.iter().rev().zip((0..).step_by(2)) {
+            let label = match bar.trusted {
+                true => bar.label.clone(),
+                false => format!("{} (noisy)", bar.label),
+            };
+            let place = (start, SegmentValue::CenterOf(at + 1));
+            let words = Text::new(label, (2, -4), ink());
+            chart.draw_series([EmptyElement::at(place) + words])?;
             let below = || SegmentValue::Exact(at);
             let above = || SegmentValue::Exact(at + 1);
             let middle = || SegmentValue::CenterOf(at);
@@ -263,13 +276,13 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
             let value = bar.value;
             let corners = [(base, below()), (value, above())];
             let mut body = Rectangle::new(corners, colour.filled());
-            body.set_margin(4, 4, 0, 0);
+            body.set_margin(2, 4, 0, 0);
             chart.draw_series([body])?;
             let whisker = vec![(bar.low, middle()), (bar.high, middle())];
             chart.draw_series([PathElement::new(whisker, INK.stroke_width(1))])?;
             if let Some(target) = bar.target {
                 let mark = vec![(target, below()), (target, above())];
-                chart.draw_series([PathElement::new(mark, SERIES[1].stroke_width(3))])?;
+                chart.draw_series([PathElement::new(mark, TARGET.stroke_width(3))])?;
             }
             let end = bar.target.map_or(bar.high, |target| bar.high.max(target));
             let place = (end.max(value).max(base), middle());
@@ -292,7 +305,7 @@ pub(super) fn lines(lines: &[Line], across: Axis, up: Axis) -> Result<String> {
             .margin(8)
             .margin_right(24)
             .x_label_area_size(42)
-            .y_label_area_size(80)
+            .y_label_area_size(64)
             .build_cartesian_2d(x, y)?;
         chart
             .configure_mesh()
@@ -304,7 +317,8 @@ pub(super) fn lines(lines: &[Line], across: Axis, up: Axis) -> Result<String> {
             .x_desc(across.title)
             .y_desc(up.title)
             .draw()?;
-        for (line, colour) in lines.iter().zip(SERIES) {
+        for (line, colour) in lines.iter().zip(colours(lines)) {
+            let colour = SERIES[colour];
             let points = line.points.iter().copied();
             chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2)))?;
             if points.len() <= 12 {

@@ -8,15 +8,16 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use self::chart::{GRID, INK, NOISY, SERIES};
+use self::chart::{GRID, INK, NOISY, SERIES, TARGET};
 use self::plots::Plot;
-use super::report::{Report, TOO_WIDE, Table};
+use super::report::{INTERRUPTED, Report, TOO_WIDE, Table};
 
 /// The colours of a dark page, in the order of [`SERIES`].
 const DARK_SERIES: [&str; 6] = [
-    "#5AB0F5", "#FF9457", "#3CCBA0", "#E68FC3", "#D9B84A", "#A9B3BF",
+    "#5AB0F5", "#FF9457", "#3CCBA0", "#E68FC3", "#D9B84A", "#B49CF0",
 ];
-const DARK_NOISY: &str = "#2F4B63";
+const DARK_NOISY: &str = "#9AA1A9";
+const DARK_TARGET: &str = "#FF7A8C";
 const DARK_INK: &str = "#E6E8EA";
 const DARK_GRID: &str = "#34383D";
 
@@ -66,13 +67,19 @@ pub(super) fn page(report: &Report) -> Result<String> {
         "</dl>\n<p>Figures are ratios of work that both sides did by turns in one run. What is \
          marked as too noisy was measured while the machine was busy with something else.</p>"
     )?;
+    if report.interrupted {
+        writeln!(out, "<p class=\"verdict\">{INTERRUPTED}</p>")?;
+    }
+    if let Some(verdict) = report.verdict() {
+        writeln!(out, "<p class=\"verdict\">{}</p>", escaped(&verdict))?;
+    }
     for part in report.parts() {
         let heading = part.heading();
-        writeln!(out, "<section>\n<h2>{heading}</h2>")?;
+        writeln!(out, "<section>\n<h2>{heading}</h2>\n<div class=\"plots\">")?;
         for plot in plots::of(report, part)? {
             figure(&mut out, &plot)?;
         }
-        writeln!(out, "<p>{}</p>", escaped(&report.about(part)))?;
+        writeln!(out, "</div>\n<p>{}</p>", escaped(&report.about(part)))?;
         table(&mut out, &report.table(part))?;
         writeln!(out, "</section>")?;
     }
@@ -92,6 +99,7 @@ fn style() -> String {
         .map(|(at, (light, dark))| (format!("series-{at}"), hex(light), dark))
         .collect();
     colours.push(("noisy".to_owned(), hex(NOISY), DARK_NOISY));
+    colours.push(("target".to_owned(), hex(TARGET), DARK_TARGET));
     colours.push(("ink".to_owned(), hex(INK), DARK_INK));
     colours.push(("grid".to_owned(), hex(GRID), DARK_GRID));
     let mut light = String::new();
@@ -115,7 +123,7 @@ fn figure(out: &mut String, plot: &Plot) -> Result<()> {
     writeln!(out, "<figure{class}>\n<figcaption>{caption}</figcaption>")?;
     if !plot.legend.is_empty() {
         out.push_str("<ul class=\"legend\">");
-        for (at, name) in plot.legend.iter().enumerate() {
+        for (name, at) in &plot.legend {
             write!(out, "<li class=\"series-{at}\">{}</li>", escaped(name))?;
         }
         out.push_str("</ul>\n");

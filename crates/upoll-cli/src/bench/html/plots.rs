@@ -16,8 +16,8 @@ use crate::bench::workers::Shared;
 /// A plot and its legend.
 pub(super) struct Plot {
     pub(super) caption: String,
-    /// The meaning of the colours, in order. Empty if there is only one series.
-    pub(super) legend: Vec<String>,
+    /// The lines' names, each with the place of its colour in [`chart::SERIES`]. Empty for bars.
+    pub(super) legend: Vec<(String, usize)>,
     pub(super) svg: String,
     /// Whether some figures are too noisy to trust.
     pub(super) noisy: bool,
@@ -84,7 +84,11 @@ fn bar_plot(caption: &str, bars: &[Bar], axis: Axis) -> Result<Plot> {
 fn line_plot(caption: String, lines: &[Line], across: Axis, up: Axis, noisy: bool) -> Result<Plot> {
     Ok(Plot {
         caption,
-        legend: lines.iter().map(|line| line.name.clone()).collect(),
+        legend: lines
+            .iter()
+            .map(|line| line.name.clone())
+            .zip(chart::colours(lines))
+            .collect(),
         svg: chart::lines(lines, across, up)?,
         noisy,
     })

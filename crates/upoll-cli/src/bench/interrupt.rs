@@ -1,0 +1,50 @@
+//! Ctrl-C, which ends the run between batches.
+//!
+//! The signal is blocked, and the run asks for it: a handler would interrupt calls that are measured, and a
+//! thread that waits for the signal would make those of the kernel slower.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use anyhow::{Result, bail};
+
+/// The exit status after Ctrl-C, as shells have it.
+pub(super) const STATUS: u8 = 128 + libc::SIGINT as u8;
+
+/// Returns the set of SIGINT alone.
+fn signals() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the first call initializes the set, and SIGINT is a signal.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        set.assume_init()
+    }
+}
+
+/// Keeps Ctrl-C from ending this process, and the threads and programs that it starts later.
+pub(super) fn hold() -> io::Result<()> {
+    // SAFETY: the set is initialized, and the former mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Returns whether Ctrl-C was pressed.
+pub(super) fn is_pending() -> bool {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the call initializes the set if it succeeds, and SIGINT is a signal.
+    unsafe {
+        libc::sigpending(set.as_mut_ptr()) == 0
+            && libc::sigismember(&set.assume_init(), libc::SIGINT) == 1
+    }
+}
+
+/// Fails if Ctrl-C was pressed.
+pub(super) fn check() -> Result<()> {
+    if is_pending() {
+        bail!("interrupted");
+    }
+    Ok(())
+}

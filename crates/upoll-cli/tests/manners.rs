@@ -1,0 +1,191 @@
+//! What `upoll` does beside its work: its version, completions, closed pipes, Ctrl-C, and files that cannot be
+//! written.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+fn upoll(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
+    command
+        .args(arguments.split_whitespace())
+        .stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &str) -> Output {
+    upoll(arguments).output().expect("the program starts")
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("it is text")
+}
+
+fn printed(arguments: &str) -> String {
+    let output = output(arguments);
+    assert!(output.status.success(), "{}", text(output.stderr));
+    text(output.stdout)
+}
+
+/// A folder that is removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("it can be made");
+        Folder(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_version_is_that_of_upoll() {
+    let version = format!("upoll {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(printed("--version"), version);
+}
+
+/// Runs a command whose standard output nobody reads.
+fn unread(arguments: &str) -> Output {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let run = upoll(arguments).stdout(writer).output();
+    run.expect("the program starts")
+}
+
+#[test]
+fn a_closed_pipe_is_no_error_and_files_are_written_all_the_same() {
+    let folder = Folder::new("closed-pipe");
+    let json = folder.file("figures.json");
+    let bench = format!("bench --quick wait-idle --json {json}");
+    for arguments in [&*bench, "completions bash", "--help", "demo --requests 200"] {
+        let output = unread(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments}");
+        assert_eq!(text(output.stderr), "", "{arguments}");
+    }
+    let json = fs::read(json).expect("it was written");
+    let report: Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(report["comparisons"].as_array().map(Vec::len), Some(1));
+}
+
+/// Waits until `child` has used three seconds of processor time, in which it measures several calls.
+fn wait_until_it_measures(child: &Child) {
+    loop {
+        let path = format!("/proc/{}/stat", child.id());
+        let stat = fs::read_to_string(path).expect("it runs");
+        let (_, fields) = stat.rsplit_once(") ").expect("a line of /proc");
+        let fields: Vec<_> = fields.split(' ').collect();
+        // Hundredths of a second, in user and in kernel mode.
+        let used = [11, 12].map(|at| fields[at].parse::<u64>().expect("a number"));
+        if used.iter().sum::<u64>() >= 300 {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn ctrl_c_ends_the_benchmark_with_what_there_is() {
+    let folder = Folder::new("ctrl-c");
+    let (json, html) = (folder.file("figures.json"), folder.file("page.html"));
+    // A full run takes minutes.
+    let mut child = upoll(&format!("bench --json {json} --html {html}"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    wait_until_it_measures(&child);
+    let pid = Pid::from_raw(child.id().cast_signed()).expect("a process id is positive");
+    kill_process(pid, Signal::INT).expect("it runs");
+    let mut printed = String::new();
+    let mut stdout = child.stdout.take().expect("it is piped");
+    stdout.read_to_string(&mut printed).expect("text");
+    assert_eq!(child.wait().expect("a child").code(), Some(130));
+    let interrupted = "interrupted: this is what there was until then";
+    assert!(
+        printed.ends_with(&format!("{interrupted}\n")),
+        "{printed:?}"
+    );
+    let report: Value = serde_json::from_slice(&fs::read(json).expect("written")).expect("JSON");
+    assert_eq!(report["interrupted"], true);
+    let rows = |table: &str| report[table].as_array().map_or(0, Vec::len);
+    assert!(rows("comparisons") > 0 && rows("workers") == 0, "{printed}");
+    assert!(printed.contains(" targets reached"), "{printed}");
+    let page = fs::read_to_string(html).expect("written");
+    assert!(page.contains(interrupted), "{page}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_before_the_run() {
+    let folder = Folder::new("unwritable");
+    let ran = folder.file("ran");
+    let nowhere = folder.file("missing/file");
+    for arguments in [
+        format!("bench --json {nowhere}"),
+        format!("bench --html {nowhere}"),
+        format!("run --stats={nowhere} -- touch {ran}"),
+        format!("run --fair --stats={nowhere} -- touch {ran}"),
+    ] {
+        let output = output(&arguments);
+        let said = text(output.stderr);
+        assert!(!output.status.success(), "{arguments}");
+        assert!(
+            said.contains(&nowhere) && said.contains("No such file"),
+            "{said}"
+        );
+        assert_eq!(text(output.stdout), "", "{arguments}");
+    }
+    assert!(!Path::new(&ran).exists(), "the program was not started");
+}
+
+#[test]
+fn each_option_is_in_the_manual_page_and_the_completions() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../man/man1/upoll.1");
+    let page = fs::read_to_string(page)
+        .expect("the page")
+        .replace("\\-", "-");
+    let bash = printed("completions bash");
+    for shell in ["zsh", "fish"] {
+        assert!(printed(&format!("completions {shell}")).contains("upoll"));
+    }
+    for command in ["run", "bench", "demo", "soak", "completions"] {
+        assert!(page.contains(&format!(".Cm {command}\n")), "{command}");
+        assert!(bash.contains(&format!("upoll__subcmd__{command}")) || bash.contains(command));
+        let help = printed(&format!("{command} --help"));
+        // Options begin a line; `--help` itself is the page's subject.
+        let options = help.lines().filter_map(|line| {
+            let option = line
+                .trim_start()
+                .trim_start_matches("-h, ")
+                .strip_prefix("--")?;
+            option.split([' ', '[', '=', '.']).next()
+        });
+        for option in options.filter(|&option| option != "help") {
+            assert!(page.contains(&format!("Fl -{option}")), "--{option}");
+            assert!(bash.contains(&format!("--{option}")), "--{option}");
+        }
+    }
+    // And the page describes no option that there is not.
+    for word in page
+        .lines()
+        .filter_map(|line| line.strip_prefix(".It Fl -"))
+    {
+        let option = word.split(' ').next().expect("a word");
+        assert!(bash.contains(&format!("--{option}")), "--{option}");
+    }
+}
