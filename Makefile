@@ -1,42 +1,83 @@
-# libupoll, the C library, and its installation. Needs cargo, a C compiler and GNU make.
+# upoll: the C library libupoll, the command upoll with its preload libraries, and their installation.
+# Needs cargo, a C compiler, binutils and GNU make.
 #
 #   make && make install PREFIX=/usr DESTDIR=/tmp/stage
+#   make install-lib        the C library alone
+#   make install-debug      debug information, for debuggers to find by build ID
+#   make deb                Debian packages
 
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 DATADIR ?= $(PREFIX)/share/upoll
 MANDIR ?= $(PREFIX)/share/man
+# `upoll run` finds its libraries by the way from its own folder, so these two do not change.
+BINDIR := $(PREFIX)/bin
+RUNDIR := $(PREFIX)/lib/upoll
+BASHDIR ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
+DEBUGDIR ?= $(PREFIX)/lib/debug
 DESTDIR ?=
 CC ?= cc
 CARGO ?= cargo
 INSTALL ?= install
+OBJCOPY ?= objcopy
+READELF ?= readelf
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 SONAME := libupoll.so.0
 CARGO_TARGET_DIR ?= target
 export CARGO_TARGET_DIR
+# The command that builds what the rules take from BUILT. CI has one for all, so that nothing is built twice.
+UPOLL_BUILD ?=
+BUILT ?= $(CARGO_TARGET_DIR)/release
+build = $(or $(UPOLL_BUILD),$(CARGO) build --release --locked --quiet --lib --bins $(addprefix -p ,$(1)))
 OUT := $(CARGO_TARGET_DIR)/capi
-ARCHIVE := $(CARGO_TARGET_DIR)/release/libupoll_c.a
-# What a static library of Rust's needs of the system.
-PRIVATE_LIBS := -lgcc_s -lpthread -ldl -lm
+ARCHIVE := $(BUILT)/libupoll_c.a
+# What a static library of Rust's needs of the system. The compiler adds its own library for unwinding: which
+# one depends on -static.
+PRIVATE_LIBS := -lpthread -ldl -lm
+LIBRARIES := libupoll_preload.so libupoll_fair.so
+PROGRAMS := upoll $(LIBRARIES)
+SHELLS := bash zsh fish
 
-all: $(OUT)/libupoll.a $(OUT)/$(SONAME)
+all: lib programs
+lib: $(OUT)/libupoll.a $(OUT)/$(SONAME)
+programs: $(addprefix $(OUT)/,$(PROGRAMS) $(addprefix upoll.,$(SHELLS)))
+
+# Splits the debug information of a program or library off: $(1) becomes $(2) and $(2).debug.
+split = $(OBJCOPY) --only-keep-debug $(1) $(2).debug && \
+	$(OBJCOPY) --strip-unneeded --add-gnu-debuglink=$(2).debug $(1) $(2)
 
 # Cargo knows best whether there is anything to do.
 $(ARCHIVE): always
-	$(CARGO) build --release --locked --quiet -p upoll-capi --lib
+	$(call build,upoll-capi)
 
+.PHONY: built
+built: always
+	$(call build,upoll-cli upoll-preload upoll-fair)
+$(addprefix $(BUILT)/,$(PROGRAMS)): built ;
+
+# The bitcode is for rustc alone.
 $(OUT)/libupoll.a: $(ARCHIVE)
 	@mkdir -p $(OUT)
-	cp $< $@
+	$(OBJCOPY) --strip-debug --remove-section .llvmbc --remove-section .llvmcmd $< $@
 
 $(OUT)/$(SONAME): $(ARCHIVE) crates/upoll-capi/upoll.map
 	@mkdir -p $(OUT)
-	$(CC) -shared -o $@ -Wl,-soname,$(SONAME) -Wl,--version-script=crates/upoll-capi/upoll.map \
-		-Wl,--gc-sections -Wl,-z,defs -Wl,-z,nodelete $(LDFLAGS) \
+	$(CC) -shared -o $(OUT)/unsplit.so -Wl,-soname,$(SONAME) -Wl,--version-script=crates/upoll-capi/upoll.map \
+		-Wl,--gc-sections -Wl,-z,defs -Wl,-z,nodelete -Wl,--build-id $(LDFLAGS) \
 		$(addprefix -Wl$(comma)-u$(comma),$(SYMBOLS)) $(ARCHIVE) $(PRIVATE_LIBS)
+	$(call split,$(OUT)/unsplit.so,$@)
 	ln -sf $(SONAME) $(OUT)/libupoll.so
+
+$(addprefix $(OUT)/,$(PROGRAMS)): $(OUT)/%: $(BUILT)/%
+	@mkdir -p $(OUT)
+	$(call split,$<,$@)
+
+$(addprefix $(OUT)/upoll.,$(SHELLS)): $(OUT)/upoll.%: $(OUT)/upoll
+	$< completions $* > $@
 
 comma := ,
 SYMBOLS := $(shell sed -n 's/^\t\t\(upoll_.*\);/\1/p' crates/upoll-capi/upoll.map)
@@ -49,26 +90,57 @@ LINKS := $(shell cd man/man3 && for page in *.3; do \
 	$(foreach name,epoll_ctl_batch epoll_pwait1,upoll_$(name).3=$(name).3)
 LINK_NAMES := $(foreach link,$(LINKS),$(lastword $(subst =, ,$(link))))
 
-install: all
-	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(DATADIR)
+# Fills in a template: $(1) becomes $(2).
+filled = sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+	-e 's|@VERSION@|$(VERSION)|; s|@PRIVATE_LIBS@|$(PRIVATE_LIBS)|; s|@SONAME@|$(SONAME)|' \
+	-e "s|@TO_INCLUDE@|$$(realpath -m --relative-to=$(CMAKEDIR) $(INCLUDEDIR))|" \
+	crates/upoll-capi/$(1).in > $(DESTDIR)$(2)/$(1)
+CMAKEDIR = $(LIBDIR)/cmake/upoll
+LIBRARY_PAGES := $(filter-out man/man1/%,$(PAGES))
+
+install: install-lib install-programs
+
+install-lib: lib
+	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR) $(DESTDIR)$(DATADIR)
 	$(INSTALL) -m 644 crates/upoll-capi/valgrind.supp $(DESTDIR)$(DATADIR)/valgrind.supp
 	$(INSTALL) -m 644 include/upoll.h $(DESTDIR)$(INCLUDEDIR)/upoll.h
 	$(INSTALL) -m 644 $(OUT)/libupoll.a $(DESTDIR)$(LIBDIR)/libupoll.a
 	$(INSTALL) -m 755 $(OUT)/$(SONAME) $(DESTDIR)$(LIBDIR)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libupoll.so
-	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|' \
-		-e 's|@VERSION@|$(VERSION)|; s|@PRIVATE_LIBS@|$(PRIVATE_LIBS)|' \
-		crates/upoll-capi/upoll.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/upoll.pc
+	$(call filled,upoll.pc,$(LIBDIR)/pkgconfig)
+	$(call filled,upoll-config.cmake,$(CMAKEDIR))
+	$(call filled,upoll-config-version.cmake,$(CMAKEDIR))
 	for link in $(LINKS); do \
 		$(INSTALL) -d $(DESTDIR)$(MANDIR)/man3 && \
 		echo ".so man3/$${link%%=*}" > $(DESTDIR)$(MANDIR)/man3/$${link#*=} || exit 1; done
-	for page in $(PAGES:man/%=%); do \
+	for page in $(LIBRARY_PAGES:man/%=%); do \
 		$(INSTALL) -D -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$page || exit 1; done
+
+install-programs: programs
+	$(INSTALL) -d $(addprefix $(DESTDIR),$(BINDIR) $(RUNDIR))
+	$(INSTALL) -m 755 $(OUT)/upoll $(DESTDIR)$(BINDIR)/upoll
+	$(INSTALL) -m 755 $(addprefix $(OUT)/,$(LIBRARIES)) $(DESTDIR)$(RUNDIR)
+	$(INSTALL) -D -m 644 $(OUT)/upoll.bash $(DESTDIR)$(BASHDIR)/upoll
+	$(INSTALL) -D -m 644 $(OUT)/upoll.zsh $(DESTDIR)$(ZSHDIR)/_upoll
+	$(INSTALL) -D -m 644 $(OUT)/upoll.fish $(DESTDIR)$(FISHDIR)/upoll.fish
+	$(INSTALL) -D -m 644 man/man1/upoll.1 $(DESTDIR)$(MANDIR)/man1/upoll.1
+
+install-debug: all
+	for file in $(SONAME) $(PROGRAMS); do \
+		id=$$($(READELF) --notes $(OUT)/$$file | sed -n 's/^ *Build ID: //p') && \
+		$(INSTALL) -D -m 644 $(OUT)/$$file.debug \
+			$(DESTDIR)$(DEBUGDIR)/.build-id/$$(echo $$id | cut -c 1-2)/$$(echo $$id | cut -c 3-).debug || exit 1; done
+
+deb: all
+	ci/deb
 
 uninstall:
 	rm -f $(DESTDIR)$(INCLUDEDIR)/upoll.h $(DESTDIR)$(LIBDIR)/pkgconfig/upoll.pc
+	rm -f $(DESTDIR)$(CMAKEDIR)/upoll-config.cmake $(DESTDIR)$(CMAKEDIR)/upoll-config-version.cmake
 	rm -f $(DESTDIR)$(DATADIR)/valgrind.supp
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libupoll.a libupoll.so $(SONAME))
+	rm -f $(DESTDIR)$(BINDIR)/upoll $(addprefix $(DESTDIR)$(RUNDIR)/,$(LIBRARIES))
+	rm -f $(DESTDIR)$(BASHDIR)/upoll $(DESTDIR)$(ZSHDIR)/_upoll $(DESTDIR)$(FISHDIR)/upoll.fish
 	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(PAGES:man/%=%) $(addprefix man3/,$(LINK_NAMES)))
 
-.PHONY: all always install uninstall
+.PHONY: all lib programs always install install-lib install-programs install-debug deb uninstall
