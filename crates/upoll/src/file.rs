@@ -12,9 +12,12 @@
 //! That needs no per-poll pin, and never accesses freed memory.
 
 mod kernel_source;
+mod time_source;
 
 pub(crate) use self::kernel_source::InKernel;
 pub use self::kernel_source::KernelSource;
+pub(crate) use self::time_source::InTime;
+pub use self::time_source::TimeSource;
 
 use alloc::boxed::Box;
 use core::any::Any;
@@ -88,6 +91,14 @@ pub trait Pollable: Any + Send + Sync {
     #[doc(hidden)]
     #[inline]
     fn kernel_source(&self) -> Option<KernelSource<'_>> {
+        None
+    }
+
+    /// Returns the schedules by which the object becomes ready as time passes. An object without timers of its own, as all
+    /// objects of embedders are, keeps the default.
+    #[doc(hidden)]
+    #[inline]
+    fn time_source(&self) -> Option<TimeSource<'_>> {
         None
     }
 

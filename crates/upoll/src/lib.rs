@@ -59,6 +59,7 @@
 extern crate alloc;
 
 pub mod channel;
+mod clock;
 #[cfg(any(feature = "std", upoll_loom))]
 mod descriptor;
 mod epoll;
@@ -78,6 +79,7 @@ mod pages;
 mod pipe;
 mod poll;
 mod poll_context;
+mod schedule;
 mod select;
 #[cfg(any(feature = "std", upoll_loom))]
 #[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
@@ -85,9 +87,12 @@ mod sleep;
 mod socketpair;
 mod sync;
 mod target;
+mod timers;
 mod wait;
 mod watch;
 
+#[cfg(any(feature = "std", upoll_loom))]
+pub use crate::clock::Clock;
 #[cfg(any(feature = "std", upoll_loom))]
 pub use crate::descriptor::{Descriptor, DescriptorRef};
 pub use crate::epoll::{CreateFlags, Epoll, Op, WatchLimit};
@@ -109,19 +114,17 @@ pub use crate::poll_context::PollContext;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::sleep::{
-    BatchWait, Clock, PollContext, SigSet, Timeout, poll, poll_now, ppoll, pselect, select,
-    select_now,
+    BatchWait, PollContext, SigSet, Timeout, poll, poll_now, ppoll, pselect, select, select_now,
 };
 #[cfg(upoll_loom)]
-pub use crate::sleep::{
-    Clock, PollContext, SigSet, Timeout, end_thread, poll, ppoll, pselect, select,
-};
+pub use crate::sleep::{PollContext, SigSet, Timeout, end_thread, poll, ppoll, pselect, select};
 pub use crate::socketpair::{ReceiveFlags, Shutdown, SocketFlags, StreamSocket, socketpair};
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]
 pub use crate::sync::LockCounts;
 #[cfg(upoll_loom)]
 pub use crate::sync::{Lock, Rule, break_rule, sequenced};
 pub use crate::target::{Source, Target};
+pub use crate::timers::{Timer, TimerSetting, Timers};
 pub use crate::wait::WaitQueue;
 #[cfg(upoll_loom)]
 pub use crate::wait::share_scopes;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::callbacks::{check_nested, check_silent_member};
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
-use super::{Epoll, Set, nesting, ready};
+use super::{Epoll, Set, nesting, ready, time};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::{Description, FileId, FileRef, Held, PollTable, WatcherLink, Watchers};
@@ -166,6 +166,13 @@ impl Epoll {
         if let Some(target) = as_set(file.description()) {
             return self.add_set(file, target, event);
         }
+        if let Some(source) = file.description().time_source()
+            && !self.set().knows_all(source)
+        {
+            let _scope = Scope::enter();
+            let _nested_add = nesting::lock();
+            time::learn(self.description(), source)?;
+        }
         let shared = file.description().shared_source();
         if let Some(shared) = shared {
             shared.prepare_set(self.description())?;
@@ -276,6 +283,9 @@ impl Epoll {
         target.was_nested.store(true, Ordering::Relaxed);
         if target.takes_turns() {
             nesting::mark_above_rotating(self.description())?;
+        }
+        if let Some(source) = file.description().time_source() {
+            time::learn(self.description(), source)?;
         }
         let mut result = {
             let mut inner = self.set().inner.lock();
@@ -708,7 +718,7 @@ fn rotating_queue(file: &Description) -> Option<NonNull<WaitQueue>> {
 
 /// Whether ADD of `file` has work to do before it takes the set's lock.
 pub(super) fn is_added_alone(file: &Description) -> bool {
-    as_set(file).is_some() || file.shared_source().is_some()
+    as_set(file).is_some() || file.shared_source().is_some() || file.time_source().is_some()
 }
 
 /// The set that a description is of, if it is one.
@@ -725,11 +735,12 @@ pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
     Some(unsafe { NonNull::from(file).cast().as_ref() })
 }
 
-/// Whether a description is of a set that may become ready without a wakeup. Members in the kernel
-/// wake only threads that wait for them, and an event of a rotating set may have gone to another
-/// set.
+/// Whether a description is of an object that may become ready without a wakeup. Members of sets in the kernel
+/// wake only threads that wait for them, an event of a rotating set may have gone to another set, and time
+/// passes by itself.
 pub(crate) fn comes_unannounced(file: &Description) -> bool {
     as_set(file).is_some_and(|set| set.backend().is_some() || set.is_above_rotating())
+        || file.time_source().is_some()
 }
 
 /// An item whose file is being asked for its queues. Dropped only when the file's `poll` panics:

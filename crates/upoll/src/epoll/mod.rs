@@ -11,6 +11,7 @@
 //! | `ctl` | `EPOLL_CTL_ADD`, `EPOLL_CTL_MOD`, `EPOLL_CTL_DEL`, and both closes |
 //! | `ctl_pass` | many changes under one hold of the lock |
 //! | `nesting` | sets in sets: loops, depth, number of paths |
+//! | `time` | the timers below, and the thread that keeps the time |
 //! | `limit` | `max_user_watches` |
 //! | `fdinfo` | what `/proc/PID/fdinfo` shows |
 
@@ -37,6 +38,7 @@ pub(crate) mod nesting;
 pub(crate) mod ready;
 pub(crate) mod scan;
 mod slab;
+pub(crate) mod time;
 
 pub use self::ctl::Op;
 pub(crate) use self::ctl::comes_unannounced;
@@ -47,10 +49,11 @@ use self::backend::OptionalBackend;
 use self::handover::Handover;
 use self::interest::{Interests, Item};
 use self::limit::{Account, Allowance};
+use self::time::Schedules;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::file::KernelSource;
-use crate::file::{Description, File, FileId, FileRef, PollTable, Pollable};
+use crate::file::{Description, File, FileId, FileRef, PollTable, Pollable, TimeSource};
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
@@ -77,6 +80,8 @@ pub(crate) const HANG_UP: Events = Events::HUP.union(Events::RDHUP);
 
 /// The set itself (`struct eventpoll`).
 pub(crate) struct Set {
+    /// First, so that it ends before all that a wakeup through it reaches.
+    schedules: Schedules,
     /// The newest arrival and the tag bit; see [`ready`].
     pending: AtomicPtr<Item>,
     /// A scan is under way that `pending` does not tell of. Written under `inner`'s lock.
@@ -221,6 +226,7 @@ impl Pollable for Set {
         if self.is_polled_from_within() {
             return Events::ERR;
         }
+        self.fire_due();
         let for_item = table.is_for_item();
         let is_ready_there = || {
             self.backend()
@@ -240,6 +246,11 @@ impl Pollable for Set {
     #[inline]
     fn kernel_source(&self) -> Option<KernelSource<'_>> {
         self.backend().map(|backend| KernelSource(backend))
+    }
+
+    #[inline]
+    fn time_source(&self) -> Option<TimeSource<'_>> {
+        self.schedules().map(|schedules| TimeSource(schedules))
     }
 
     fn show_fdinfo(&self, out: &mut dyn fmt::Write) -> fmt::Result {
@@ -358,6 +369,7 @@ impl Epoll {
         let rotates = flags.contains(CreateFlags::ROTATE);
         let epoll = Epoll {
             file: File::try_new(Set {
+                schedules: Schedules::new(),
                 pending: AtomicPtr::new(core::ptr::null_mut()),
                 lone_scan: AtomicBool::new(false),
                 sleepers: WaitQueue::new(),
@@ -412,6 +424,7 @@ impl Epoll {
         // Models show that wakes alone bring what is there to a waiter.
         #[cfg(not(upoll_loom))]
         self.file.recheck_rotating();
+        self.file.fire_due();
         Ok(match self.file.backend() {
             None => self.file.harvest(events),
             Some(backend) => {

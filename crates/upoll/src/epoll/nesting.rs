@@ -3,8 +3,8 @@
 //! Linux's limits: at most [`MAX_NESTS`] links from set to set in any chain, else `ELOOP`; and from
 //! any file at most [`PATH_LIMITS`]`[n]` paths that lead up through n links, else `EINVAL`.
 //!
-//! The one global lock of this crate is here. It is taken to add a set to a set and by nothing
-//! else, so that two such ADDs cannot close a loop between them.
+//! The one global lock of this crate is here. It is taken to add a set to a set, so that two such ADDs cannot
+//! close a loop between them, and when a set learns of the clock of its first timer (`time`). Nothing else takes it.
 
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -26,7 +26,7 @@ const MAX_NESTS: usize = 4;
 /// first is not enforced: any number of sets may watch a file directly.
 const PATH_LIMITS: [usize; MAX_NESTS + 1] = [usize::MAX, 500, 100, 50, 10];
 
-/// Held while a set is added to a set. Nests outside every other lock.
+/// Held while a set is added to a set, or learns of a schedule. Nests outside every other lock.
 #[cfg(not(upoll_loom))]
 static NESTED_ADD: Mutex<()> = Mutex::new(());
 #[cfg(upoll_loom)]

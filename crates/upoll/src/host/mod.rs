@@ -413,7 +413,7 @@ impl EpollBackend {
         &self,
         set: &Set,
         out: &mut [Event],
-        limit: Option<libc::timespec>,
+        limit: impl FnOnce() -> Option<libc::timespec>,
         mask: SignalMask<'_>,
     ) -> Result<usize, Errno> {
         let place = self.sleep_set();
@@ -425,7 +425,7 @@ impl EpollBackend {
         let limit = if moved || set.is_pending() {
             kernel::AT_ONCE
         } else {
-            limit
+            limit()
         };
         let in_hub = !ptr::eq(place, &self.first);
         // The hub learns through the first set what members do.

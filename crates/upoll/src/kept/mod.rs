@@ -36,6 +36,8 @@ pub(crate) use self::inbox::Sleeper;
 use crate::epoll::comes_unannounced;
 use crate::errno::Errno;
 use crate::events::Events;
+#[cfg(any(feature = "std", upoll_loom))]
+use crate::file::InTime;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::boxed;
 use crate::poll::Seen;
@@ -710,6 +712,21 @@ impl Kept {
                 && file.shared_source().is_some()
             {
                 visit(Target::File(FileRef::of(file)), slot.wanted)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` with what becomes ready as time passes: all that stays active.
+    pub(crate) fn try_for_each_time_source(
+        &self,
+        visit: &mut dyn FnMut(&dyn InTime) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        for &index in &self.active {
+            if let Kind::User(file) = &self.slots[index as usize].kind
+                && let Some(source) = file.time_source()
+            {
+                visit(source)?;
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::backend::KernelBackend;
 use crate::epoll::handover;
 use crate::epoll::scan::Turns;
+use crate::epoll::time::TimeKeeper;
 use crate::epoll::{Epoll, HANG_UP, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -186,6 +187,7 @@ fn next_sleep(
 
 /// Harvests a set that does not rotate, for a wait that begins.
 fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
+    set.fire_due();
     let Some(backend) = EpollBackend::of(set) else {
         set.recheck_rotating();
         return set.harvest_as(events, Ask::Yielding, turns);
@@ -216,6 +218,16 @@ fn harvest_both_in_turn(
     ready
 }
 
+/// A sleep that could last until `limit` is over: fires the timers that are due. Returns how the wait goes on. A
+/// thread that kept the time was woken by it.
+fn end_sleep(keeper: &mut TimeKeeper<'_>, outcome: Outcome, limit: Deadline) -> Outcome {
+    let kept_time = keeper.end_sleep();
+    match outcome {
+        Outcome::TimedOut if kept_time && !limit.has_passed() => Outcome::Woken,
+        outcome => outcome,
+    }
+}
+
 /// A wait in a set whose members are all of the core, and where nothing was ready just now, or was
 /// `yielded` to other workers. None if it is no longer so.
 fn wait_in_core(
@@ -225,6 +237,7 @@ fn wait_in_core(
     turns: &mut Turns,
 ) -> Option<Result<usize, Errno>> {
     let mut yields_until = None;
+    let mut keeper = TimeKeeper::of(set);
     loop {
         let sleeper = Sleeper::new();
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
@@ -237,9 +250,10 @@ fn wait_in_core(
         let outcome = if set.is_pending() || has_backend {
             Outcome::Woken
         } else {
-            sleeper.sleep(sleep)
+            sleeper.sleep(keeper.limit(sleep))
         };
         sleeper.entry.unhook();
+        let outcome = end_sleep(&mut keeper, outcome, sleep);
         // Harvest whatever ended the sleep: a wakeup may have come together with the limit or a
         // signal, and would be lost without a check.
         let mut ask = Ask::Yielding;
@@ -270,6 +284,7 @@ fn wait_in_turn(
     deadline: Deadline,
 ) -> Option<Result<usize, Errno>> {
     let mut chosen_for_nothing = false;
+    let mut keeper = TimeKeeper::of(set);
     loop {
         // Take idle items off the list first: they must not look like an event to forward.
         set.has_ready();
@@ -287,12 +302,17 @@ fn wait_in_turn(
         };
         drop(deferred);
         let has_backend = EpollBackend::of(set).is_some();
+        let sleep = match arrival {
+            Arrival::BehindOthers => deadline.within(Some(YIELD_FOR)),
+            Arrival::Idle | Arrival::InTurn => deadline,
+        };
         let outcome = match arrival {
             Arrival::InTurn => Outcome::Woken,
             _ if has_backend => Outcome::Woken,
-            Arrival::BehindOthers => sleeper.sleep(deadline.within(Some(YIELD_FOR))),
-            Arrival::Idle => sleeper.sleep(deadline),
+            Arrival::BehindOthers | Arrival::Idle => sleeper.sleep(keeper.limit(sleep)),
         };
+        // In line still: a timer that fires now chooses a thread, which may be this one.
+        let outcome = end_sleep(&mut keeper, outcome, sleep);
         let mut ready = 0;
         let hangs_up = |events: &[Event]| {
             let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
@@ -444,6 +464,7 @@ fn wait_in_kernel_set(
         None => EpollBackend::ensure(epoll.description())?,
     };
     let mut yields_until = None;
+    let mut keeper = TimeKeeper::of(set);
     loop {
         backend.restore_found_lost(epoll.description())?;
         if set.is_pending() {
@@ -455,7 +476,9 @@ fn wait_in_kernel_set(
             backend.stand_last(set);
         }
         let sleep = next_sleep(deadline, turns, &mut yields_until);
-        let slept = backend.sleep(set, events, sleep.next_sleep(), mask);
+        let limit = || keeper.limit(sleep).next_sleep();
+        let slept = backend.sleep(set, events, limit, mask);
+        keeper.end_sleep();
         if mask.is_some()
             && let Err(errno) = slept
         {

@@ -27,6 +27,7 @@ mod std_io;
 #[cfg(not(upoll_loom))]
 mod thread_end;
 mod timeout;
+mod timers;
 
 #[cfg(not(upoll_loom))]
 pub use self::epoll_pwait1::BatchWait;
@@ -39,7 +40,7 @@ pub use self::select::{pselect, select};
 pub use self::sigset::SigSet;
 #[cfg(not(upoll_loom))]
 pub use self::thread_end::prepare as prepare_thread_ends;
-pub use self::timeout::{Clock, Timeout};
+pub use self::timeout::Timeout;
 #[cfg(not(upoll_loom))]
 pub use self::{poll::poll_now, select::select_now};
 

@@ -12,6 +12,7 @@ use super::{SigSet, Timeout};
 use crate::epoll::Set;
 use crate::errno::Errno;
 use crate::events::Events;
+use crate::file::InTime;
 use crate::kept::Kept;
 use crate::poll::{PollFd, Seen};
 use crate::poll_context::{Front, PollFront, SelectFront};
@@ -366,6 +367,13 @@ impl<F: Front> Call for ContextCall<'_, F> {
         visit: &mut dyn FnMut(Target<'_>, Events) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         self.registered.kept.try_for_each_shared(visit)
+    }
+
+    fn try_for_each_time_source(
+        &self,
+        visit: &mut dyn FnMut(&dyn InTime) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.registered.kept.try_for_each_time_source(visit)
     }
 
     fn for_each_set(&self, visit: &mut dyn FnMut(&Set)) {

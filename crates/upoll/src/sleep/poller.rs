@@ -11,17 +11,19 @@ use upoll_sys::signals::Blocked;
 use super::doorbell::Doorbell;
 use super::futex::{self, Scope};
 use super::timeout::{Clock, Deadline, Timeout};
+use super::timers::Awaited;
 use super::{Outcome, SigSet};
 use crate::epoll::ctl::as_set;
 use crate::epoll::{Set, handover};
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{FileRef, PollTable};
+use crate::file::{FileRef, InTime, PollTable};
 use crate::host::Ears;
 use crate::host::own_fds::limit_of_sleep;
 use crate::kept::{self, Inbox};
 use crate::memory::SharedBox;
 use crate::poll::{Seen, Viewer, on_stack};
+use crate::schedule;
 use crate::sync::{AtomicU32, Ordering, fence_after_rmw};
 use crate::target::Target;
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
@@ -64,6 +66,17 @@ pub(super) trait Call {
             }
             Ok(())
         });
+    }
+
+    /// Calls `visit` with what becomes ready as time passes, of what is waited for, until it fails.
+    fn try_for_each_time_source(
+        &self,
+        visit: &mut dyn FnMut(&dyn InTime) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.try_for_each_target(&mut |target, _| match target {
+            Target::File(file) => file.description().time_source().map_or(Ok(()), &mut *visit),
+            _ => Ok(()),
+        })
     }
 
     /// Waits until one of the kernel fds is ready, until `limit` has passed, or until a handler ran
@@ -265,6 +278,28 @@ impl<'p> WaitTable<'p> {
         // SAFETY: the entry is fresh and stays where it is, as the table does not move and a chunk
         // does not grow; the table's drop unhooks it. The caller vouches for the queue.
         unsafe { entry.entry.hook(queue, Place::Shared) };
+    }
+
+    /// Registers with the schedules that are not among those that `awaited` has. Look at their next times afterwards.
+    ///
+    /// # Safety
+    /// `awaited` outlives this table.
+    unsafe fn await_times(&mut self, call: &impl Call, awaited: &mut Awaited) -> Result<(), Errno> {
+        if !schedule::any_has_clock() {
+            return Ok(());
+        }
+        call.try_for_each_time_source(&mut |source| {
+            let mut added = Ok(());
+            source.for_each_schedule(&mut |schedule| {
+                added = added.and_then(|()| awaited.add(schedule)).map(|is_new| {
+                    if is_new {
+                        // SAFETY: `awaited` keeps the schedule that the queue is part of.
+                        unsafe { self.hook(&raw const schedule.sooner, Events::IN) };
+                    }
+                });
+            });
+            added
+        })
     }
 
     fn chunk_with_room(&mut self) -> Option<&mut Vec<PollEntry>> {
@@ -474,6 +509,7 @@ fn wait_for_any(
         state: AtomicU32::new(AWAKE),
         doorbell,
     };
+    let mut awaited = Awaited::default();
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
     let mut ears = None;
@@ -489,6 +525,8 @@ fn wait_for_any(
         if seen.ready > 0 {
             return with_kernel(call, seen).map(Some);
         }
+        // SAFETY: it ends after the table.
+        unsafe { table.await_times(call, &mut awaited)? };
         if table.failed {
             return Err(Errno::NOMEM);
         }
@@ -498,17 +536,18 @@ fn wait_for_any(
         let may_sleep = poller.lie_down();
         let Some(doorbell) = doorbell else {
             let outcome = if may_sleep {
-                poller.sleep(deadline)
+                poller.sleep(awaited.limit(deadline))
             } else {
                 Outcome::Woken
             };
             poller.get_up();
+            awaited.fire_due();
             // Ready entries take precedence over a limit or a signal, whatever ended the sleep.
             seen = call.look(&mut table);
             match outcome {
                 _ if seen.ready > 0 => {}
                 Outcome::Interrupted => return Err(Errno::INTR),
-                Outcome::Woken if !deadline.has_passed() => {}
+                Outcome::Woken | Outcome::TimedOut if !deadline.has_passed() => {}
                 Outcome::Woken | Outcome::TimedOut => return Ok(Some(0)),
             }
             continue;
@@ -517,7 +556,7 @@ fn wait_for_any(
             return Ok(None);
         }
         let limit = if may_sleep {
-            limit_of_sleep(deadline.next_sleep())
+            limit_of_sleep(awaited.limit(deadline).next_sleep())
         } else {
             Some(ZERO)
         };
@@ -527,6 +566,7 @@ fn wait_for_any(
         };
         let asked = call.ask(limit.as_ref(), mask, Some(own));
         poller.get_up();
+        awaited.fire_due();
         if mask.is_some()
             && let Err(errno) = asked
         {

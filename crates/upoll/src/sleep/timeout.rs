@@ -2,24 +2,16 @@
 
 use core::time::Duration;
 
-/// The clock that a time limit is measured by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Clock {
-    /// `CLOCK_MONOTONIC`: never set. The clock of `epoll_wait`, `poll` and `select`.
-    #[default]
-    Monotonic,
-    /// `CLOCK_REALTIME`: the wall clock. If it is set while a thread waits, the limit moves along.
-    Realtime,
-}
+pub(super) use crate::clock::Clock;
 
 impl Clock {
     #[cfg(upoll_loom)]
-    fn now(self) -> libc::timespec {
+    pub(super) fn now(self) -> libc::timespec {
         crate::host::kernel::clock()
     }
 
     #[cfg(not(upoll_loom))]
-    fn now(self) -> libc::timespec {
+    pub(super) fn now(self) -> libc::timespec {
         let mut now = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -177,13 +169,14 @@ impl Running {
 
 /// How long it is until `at`; zero if that has passed.
 fn until(clock: Clock, at: libc::timespec) -> Duration {
-    let now = clock.now();
-    let since = |time: libc::timespec| {
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
-        Duration::new(seconds, nanoseconds)
-    };
-    since(at).saturating_sub(since(now))
+    since_zero(at).saturating_sub(since_zero(clock.now()))
+}
+
+/// Returns the time since the clock's zero.
+pub(super) fn since_zero(time: libc::timespec) -> Duration {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(seconds, nanoseconds)
 }
 
 /// How long a sleep that the kernel measures by `CLOCK_MONOTONIC` may last before the wall clock is
@@ -211,6 +204,22 @@ impl Deadline {
         match self {
             Deadline::At(clock, at) if until(clock, at) <= limit => self,
             _ => Timeout::after(Clock::Monotonic, limit).deadline(),
+        }
+    }
+
+    /// Returns this deadline, or the point `at` of `clock` if that is sooner.
+    pub(super) fn or_at(self, clock: Clock, at: Duration) -> Deadline {
+        let Some(point) = Timeout::after(clock, at).as_timespec() else {
+            return self;
+        };
+        let is_sooner = match self {
+            Deadline::Never | Deadline::NeverRestart => false,
+            Deadline::At(own, end) if own == clock => since_zero(end) <= at,
+            Deadline::At(own, end) => until(own, end) <= until(clock, point),
+        };
+        match is_sooner {
+            true => self,
+            false => Deadline::At(clock, point),
         }
     }
 

@@ -264,6 +264,11 @@ pub enum Rule {
     WaitForCallbacks,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
+    /// A timer whose time comes before all others wakes a thread that sleeps for longer.
+    TellSooner,
+    /// A thread that leaves a set with timers wakes another one, if none that sleeps keeps the time.
+    #[cfg(any(feature = "std", upoll_loom))]
+    HandOnTime,
 }
 
 crate::breakable!(Rule);

@@ -1,0 +1,274 @@
+//! The schedules of the timers that a set watches, itself or in sets below.
+//!
+//! A schedule that a set has once known stays for the set's life, as a backend does. It costs a wakeup that
+//! finds nothing when one of its timers fires.
+//!
+//! # Keeping time
+//! Of the threads that sleep in a set, one sleeps no longer than until the next timer fires: it *keeps* the time, up to
+//! the time in [`Known::kept`]. The others sleep as long as they like.
+//!
+//! - A thread registers, then keeps the time if nobody keeps an earlier one or the same.
+//! - A thread that ends its sleep keeps the time no more. When it leaves the wait, it wakes another thread if the next
+//!   time is not kept. That thread keeps it, or leaves in its turn.
+//! - A change that brings the next time nearer wakes a thread, if that time is not kept.
+//!
+//! So while threads sleep, the next time is kept or a wake is on its way. The named pair is that of
+//! [`schedule`](crate::schedule), with `kept` in place of the next time between two threads of one set.
+
+use core::ptr::NonNull;
+
+#[cfg(any(feature = "std", upoll_loom))]
+use smallvec::SmallVec;
+
+use super::Set;
+use super::nesting::sets_above;
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{Description, InTime};
+use crate::memory::{SharedBox, boxed};
+use crate::schedule::{NEVER, Schedule};
+use crate::sync::{AtomicU64, OnceBox, Ordering};
+#[cfg(any(feature = "std", upoll_loom))]
+use crate::sync::{Rule, broken};
+use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
+
+/// The schedules that a set knows: a list that only grows.
+pub(super) struct Schedules {
+    first: OnceBox<Known>,
+}
+
+/// A schedule that a set knows.
+#[repr(C)]
+struct Known {
+    /// The place among those that learn of a nearer time. First, so that a wake finds the rest.
+    entry: WaitEntry,
+    set: NonNull<Set>,
+    schedule: SharedBox<Schedule>,
+    /// The time until which a thread sleeps that keeps the time for the set. [`NEVER`]: none does.
+    kept: AtomicU64,
+    next: OnceBox<Known>,
+}
+
+// SAFETY: `set` is the set that owns this, and a set is `Sync`.
+unsafe impl Send for Known {}
+// SAFETY: as above.
+unsafe impl Sync for Known {}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.entry.unhook();
+    }
+}
+
+impl Schedules {
+    pub(super) fn new() -> Self {
+        Schedules {
+            first: OnceBox::new(),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Known> {
+        core::iter::successors(self.first.get(), |known| known.next.get())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.get().is_none()
+    }
+}
+
+impl InTime for Schedules {
+    fn for_each_schedule(&self, visit: &mut dyn FnMut(&SharedBox<Schedule>)) {
+        self.iter().for_each(|known| visit(&known.schedule));
+    }
+}
+
+impl Set {
+    /// The schedules of the timers below, if there are any.
+    #[inline]
+    pub(super) fn schedules(&self) -> Option<&Schedules> {
+        (!self.schedules.is_empty()).then_some(&self.schedules)
+    }
+
+    fn knows(&self, schedule: &SharedBox<Schedule>) -> bool {
+        self.schedules
+            .iter()
+            .any(|known| SharedBox::ptr_eq(&known.schedule, schedule))
+    }
+
+    /// Whether the set knows all schedules of `source`.
+    pub(super) fn knows_all(&self, source: &dyn InTime) -> bool {
+        let mut knows_all = true;
+        source.for_each_schedule(&mut |schedule| knows_all &= self.knows(schedule));
+        knows_all
+    }
+
+    /// Adds a schedule, while the lock for ADDs of sets to sets is held. Threads that sleep in the set look again.
+    fn know(&self, schedule: &SharedBox<Schedule>) -> Result<(), Errno> {
+        if self.knows(schedule) {
+            return Ok(());
+        }
+        let mut place = &self.schedules.first;
+        while let Some(known) = place.get() {
+            place = &known.next;
+        }
+        let known = place.get_or_try_init(|| {
+            boxed(Known {
+                entry: WaitEntry::new(on_sooner),
+                set: NonNull::from(self),
+                schedule: schedule.clone(),
+                kept: AtomicU64::new(NEVER),
+                next: OnceBox::new(),
+            })
+        })?;
+        // SAFETY: nobody else adds to the list, so the entry is fresh. It is boxed, unhooked by its drop, and
+        // keeps the schedule that the queue is part of.
+        unsafe { known.entry.hook(&known.schedule.sooner, Place::Shared) };
+        // Hooked, now a thread that sleeps here keeps the time, and those that poll the set learn of the schedule.
+        let mut deferred = Deferred::new();
+        self.rouse_one(&mut Wake {
+            key: Events::IN,
+            mode: Mode::Tell,
+            deferred: &mut deferred,
+        });
+        drop(deferred);
+        self.watched_by.wake_all(Events::empty());
+        Ok(())
+    }
+
+    /// Fires the timers below that are due.
+    #[inline]
+    pub(crate) fn fire_due(&self) {
+        if let Some(schedules) = self.schedules() {
+            for known in schedules.iter() {
+                known.schedule.fire();
+            }
+        }
+    }
+}
+
+/// A timer, or a set with timers below, is about to be added to `set`: that set and those above it learn of the schedules.
+/// The lock for ADDs of sets to sets is held.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for it. The next call goes on where this one has ended.
+pub(super) fn learn(set: &Description<Set>, source: &dyn InTime) -> Result<(), Errno> {
+    if set.object().knows_all(source) {
+        return Ok(());
+    }
+    for above in sets_above(set.watchers())? {
+        learn(&above, source)?;
+    }
+    let mut learned = Ok(());
+    source.for_each_schedule(&mut |schedule| {
+        if learned.is_ok() {
+            learned = set.object().know(schedule);
+        }
+    });
+    learned
+}
+
+/// A schedule's next time has come nearer.
+///
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`Known`]'s.
+unsafe fn on_sooner(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `Known`, which is unhooked, under the lock that is held here, before
+    // it or its set ends.
+    let (known, set) = unsafe {
+        let known = entry.cast::<Known>().as_ref();
+        (known, known.set.as_ref())
+    };
+    if wake.mode != Mode::Ask && known.schedule.next() < known.kept.load(Ordering::SeqCst) {
+        set.rouse_one(&mut wake.with_key(Events::IN));
+    }
+    Reply::Passed
+}
+
+/// A thread that waits in a set, and keeps the time for it while it sleeps.
+#[cfg(any(feature = "std", upoll_loom))]
+pub(crate) struct TimeKeeper<'a> {
+    set: &'a Set,
+    keeps: SmallVec<[(&'a Known, u64); 2]>,
+}
+
+#[cfg(any(feature = "std", upoll_loom))]
+impl<'a> TimeKeeper<'a> {
+    pub(crate) fn of(set: &'a Set) -> Self {
+        TimeKeeper {
+            set,
+            keeps: SmallVec::new(),
+        }
+    }
+
+    /// The thread has registered and goes to sleep. Calls `visit` with each schedule whose next time it has to keep, and
+    /// with that time.
+    pub(crate) fn begin_sleep(&mut self, mut visit: impl FnMut(&Schedule, u64)) {
+        let Some(schedules) = self.set.schedules() else {
+            return;
+        };
+        for known in schedules.iter() {
+            let next = known.schedule.next();
+            let mut kept = known.kept.load(Ordering::SeqCst);
+            while next < kept {
+                visit(&known.schedule, next);
+                if self.keeps.try_reserve(1).is_err() {
+                    // Another thread may keep the same time.
+                    break;
+                }
+                let keep = known.kept.compare_exchange_weak(
+                    kept,
+                    next,
+                    Ordering::SeqCst,
+                    Ordering::SeqCst,
+                );
+                match keep {
+                    Ok(_) => {
+                        self.keeps.push((known, next));
+                        break;
+                    }
+                    Err(now) => kept = now,
+                }
+            }
+        }
+    }
+
+    /// The sleep is over: fires what is due. Returns whether the thread has kept any time.
+    pub(crate) fn end_sleep(&mut self) -> bool {
+        let kept_time = !self.keeps.is_empty();
+        self.let_go();
+        self.set.fire_due();
+        kept_time
+    }
+
+    fn let_go(&mut self) {
+        for (known, next) in self.keeps.drain(..) {
+            // If it fails, another thread keeps an earlier time.
+            let _ = known
+                .kept
+                .compare_exchange(next, NEVER, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(any(feature = "std", upoll_loom))]
+impl Drop for TimeKeeper<'_> {
+    fn drop(&mut self) {
+        let Some(schedules) = self.set.schedules() else {
+            return;
+        };
+        self.let_go();
+        // Let go, now look: a thread that went to sleep before that saw the time kept.
+        let is_kept = |known: &Known| {
+            let kept = known.kept.load(Ordering::SeqCst);
+            known.schedule.next() >= kept
+        };
+        if !schedules.iter().all(is_kept) && !broken(Rule::HandOnTime) {
+            let mut deferred = Deferred::new();
+            self.set.rouse_one(&mut Wake {
+                key: Events::IN,
+                mode: Mode::Tell,
+                deferred: &mut deferred,
+            });
+        }
+    }
+}

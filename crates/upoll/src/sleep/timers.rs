@@ -1,0 +1,119 @@
+//! Timers by the clocks of the kernel, and the sleeps that they end.
+
+use core::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::poll::poll;
+use super::timeout::{Clock, Deadline, since_zero};
+use crate::epoll::time::TimeKeeper;
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::memory::SharedBox;
+use crate::poll::PollFd;
+use crate::schedule::{NEVER, Schedule};
+use crate::timers::{Timer, Timers};
+
+impl Timers {
+    /// Makes timers that go by a clock of the kernel's.
+    ///
+    /// Threads that wait for them sleep until the next one fires. How late a sleep ends is up to the kernel: see
+    /// [`Timeout`](crate::Timeout). If the wall clock is set, a thread that sleeps for kernel fds, too, notices within a
+    /// second.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    /// use upoll::{Clock, Epoll, Event, Events, Timers};
+    ///
+    /// let timers = Timers::on(Clock::Monotonic)?;
+    /// let timer = timers.timer()?;
+    /// let set = Epoll::new()?;
+    /// set.add(&timer, Event::new(Events::IN, 1))?;
+    /// timer.arm(Duration::from_micros(50), Duration::ZERO);
+    /// assert_eq!(set.wait(&mut [Event::default()], None)?, 1);
+    /// assert_eq!(timer.try_read(), Ok(1));
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    pub fn on(clock: Clock) -> Result<Self, Errno> {
+        let read: fn() -> Duration = match clock {
+            Clock::Monotonic => || since_zero(Clock::Monotonic.now()),
+            Clock::Realtime => || since_zero(Clock::Realtime.now()),
+        };
+        Self::with_schedule(Schedule::new(Some((clock, read))))
+    }
+}
+
+impl Timer {
+    /// Returns how often the timer has expired since it was last read or armed; waits while it has not.
+    ///
+    /// A thread that waits for a timer by a virtual clock sleeps until another one
+    /// [advances](Timers::advance) that clock.
+    ///
+    /// # Errors
+    /// `EINTR`: a signal handler ran, with or without `SA_RESTART`. `ENOMEM`: there is no memory for the wait.
+    pub fn read(&self) -> Result<u64, Errno> {
+        loop {
+            match self.try_read() {
+                Err(Errno::AGAIN) => {}
+                done => return done,
+            }
+            poll(&mut [PollFd::new(self, Events::IN)], None)?;
+        }
+    }
+}
+
+impl TimeKeeper<'_> {
+    /// The thread has registered and goes to sleep until `limit`. Returns when the sleep ends at the latest.
+    pub(super) fn limit(&mut self, limit: Deadline) -> Deadline {
+        let mut end = limit;
+        self.begin_sleep(|schedule, next| end = end_at(end, schedule, next));
+        end
+    }
+}
+
+/// Returns `end`, or the time `next` of `schedule` if that is sooner.
+fn end_at(end: Deadline, schedule: &Schedule, next: u64) -> Deadline {
+    match schedule.clock() {
+        Some(clock) if next != NEVER => end.or_at(clock, Duration::from_nanos(next)),
+        _ => end,
+    }
+}
+
+/// The schedules of the timers that a thread waits for in `poll` or `select`.
+#[derive(Default)]
+pub(super) struct Awaited(SmallVec<[SharedBox<Schedule>; 1]>);
+
+impl Awaited {
+    /// Adds a schedule. Returns whether it is new.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(super) fn add(&mut self, schedule: &SharedBox<Schedule>) -> Result<bool, Errno> {
+        if self
+            .0
+            .iter()
+            .any(|known| SharedBox::ptr_eq(known, schedule))
+        {
+            return Ok(false);
+        }
+        self.0.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        self.0.push(schedule.clone());
+        Ok(true)
+    }
+
+    /// Returns when a sleep until `limit` ends at the latest.
+    pub(super) fn limit(&self, limit: Deadline) -> Deadline {
+        self.0.iter().fold(limit, |end, schedule| {
+            end_at(end, schedule, schedule.next())
+        })
+    }
+
+    /// Fires the timers that are due.
+    pub(super) fn fire_due(&self) {
+        self.0.iter().for_each(|schedule| schedule.fire());
+    }
+}
