@@ -24,3 +24,5 @@ pub mod porting {}
 pub mod limits {}
 #[doc = include_str!("../../../docs/guide/channels.md")]
 pub mod channels {}
+#[doc = include_str!("../../../docs/guide/timers.md")]
+pub mod timers {}
