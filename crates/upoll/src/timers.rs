@@ -19,6 +19,10 @@ use crate::target::{Source, Target};
 ///
 /// Cloning makes another reference to the same timers.
 ///
+/// # Signal handlers and forks
+/// A signal handler must not use timers, nor poll sets that watch them, as it may have interrupted a call that holds their
+/// lock. For the same reason the child of a process with several threads must not use its parent's timers.
+///
 /// # Without a thread that waits
 /// A timer fires in a call that looks at the time: the wait of a thread, a `poll` of the timer or of a set that watches it,
 /// a read of any timer that goes by the same clock, `advance` or [`fire`](Self::fire). So a

@@ -19,7 +19,7 @@ impl Timers {
     ///
     /// Threads that wait for them sleep until the next one fires. How late a sleep ends is up to the kernel: see
     /// [`Timeout`](crate::Timeout). If the wall clock is set, a thread that sleeps for kernel fds, too, notices within a
-    /// second.
+    /// second, and one whose sleep ends by the other clock when that ends.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
