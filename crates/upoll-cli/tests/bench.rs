@@ -165,6 +165,8 @@ fn waits_with_a_limit_are_measured_beside_the_kernels_and_never_end_early() {
         "epoll_pwait2",
         "upoll pwait1, objects",
         "upoll pwait1, descriptors",
+        "timerfd in epoll_wait",
+        "upoll timer in wait",
     ] {
         let of = |row: &&Value| row["by"] == by;
         let asked: Vec<_> = timeouts

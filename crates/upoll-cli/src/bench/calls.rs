@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::hint::black_box;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use upoll::{Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout};
+use upoll::{Clock, Epoll, Event, EventFd, Events, FdSet, PollFd, Source, Timeout, Timer, Timers};
 
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave, side};
@@ -92,6 +93,19 @@ pub(super) const fn row(
         },
         sides,
     }
+}
+
+/// A timer that does not fire in a benchmark, and one that fires at once.
+const FAR: Duration = Duration::from_secs(30);
+const NEAR: Duration = Duration::from_nanos(1);
+
+/// A set and a timer in it, of each side.
+fn timers() -> Result<((Fd, Fd), (Epoll, Timer))> {
+    let theirs = (Fd::epoll()?, Fd::timer()?);
+    theirs.0.add(&theirs.1, libc::EPOLLIN, 0)?;
+    let ours = (Epoll::new()?, Timers::on(Clock::Monotonic)?.timer()?);
+    ours.0.add(&ours.1, Event::new(Events::IN, 0))?;
+    Ok((theirs, ours))
 }
 
 /// All comparisons, with their target ratios.
@@ -233,6 +247,52 @@ pub(super) const COMPARISONS: &[Comparison] = &[
             }),
         ])
     }),
+    Comparison {
+        row: Row {
+            name: "timer-arm",
+            what: Cow::Borrowed("timer in a set: arm for 30 s + disarm"),
+            against: "kernel",
+            target: None,
+        },
+        sides: || {
+            let (theirs, ours) = timers()?;
+            Ok([
+                side(move || {
+                    theirs.1.arm(black_box(FAR)).expect("arm");
+                    theirs.1.arm(Duration::ZERO).expect("disarm");
+                }),
+                side(move || {
+                    ours.1.arm(black_box(FAR), Duration::ZERO);
+                    ours.1.disarm();
+                }),
+            ])
+        },
+    },
+    Comparison {
+        row: Row {
+            name: "timer-fire",
+            what: Cow::Borrowed("timer: arm for 1 ns + wait + read"),
+            against: "kernel",
+            target: None,
+        },
+        sides: || {
+            let (theirs, ours) = timers()?;
+            Ok([
+                side(move || {
+                    theirs.1.arm(black_box(NEAR)).expect("arm");
+                    let ready = theirs.0.wait(&mut [kernel::IDLE], -1);
+                    assert_eq!(ready.expect("wait"), 1);
+                    black_box(theirs.1.read_count().expect("read"));
+                }),
+                side(move || {
+                    ours.1.arm(black_box(NEAR), Duration::ZERO);
+                    let ready = ours.0.wait(&mut [Event::default()], None);
+                    assert_eq!(ready.expect("wait"), 1);
+                    black_box(ours.1.try_read().expect("read"));
+                }),
+            ])
+        },
+    },
     row("pipe", "pipe write 64 B + read", 8.0, || {
         let [their_end, their_other] = Fd::pipe()?;
         let (our_end, our_other) = upoll::pipe()?;

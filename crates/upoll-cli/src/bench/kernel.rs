@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// A kernel fd: an eventfd, a pipe's end or an epoll set.
+/// A kernel fd: an eventfd, a timerfd, a pipe's end or an epoll set.
 pub(super) struct Fd(OwnedFd);
 
 /// The events, and the data that is reported with them.
@@ -42,6 +42,25 @@ impl Fd {
     pub(super) fn eventfd_with(initial: u32, flags: i32) -> io::Result<Self> {
         // SAFETY: no memory is involved.
         Self::new(unsafe { libc::eventfd(initial, flags) })
+    }
+
+    /// `timerfd_create(2)`, by `CLOCK_MONOTONIC`
+    pub(super) fn timer() -> io::Result<Self> {
+        // SAFETY: no memory is involved.
+        Self::new(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) })
+    }
+
+    /// `timerfd_settime(2)`: the timer fires once, after this time. Zero disarms it.
+    #[inline]
+    pub(super) fn arm(&self, after: Duration) -> io::Result<()> {
+        let setting = libc::itimerspec {
+            it_value: timespec(after),
+            it_interval: timespec(Duration::ZERO),
+        };
+        // SAFETY: the setting outlives the call.
+        let result =
+            unsafe { libc::timerfd_settime(self.raw(), 0, &raw const setting, ptr::null_mut()) };
+        check(result.into()).map(drop)
     }
 
     /// `pipe(2)`: the end to read from, the end to write to.

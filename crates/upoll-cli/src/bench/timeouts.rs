@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use upoll::{Epoll, Event, EventFd, Events};
+use upoll::{Clock, Epoll, Event, EventFd, Events, Timers};
 
 use super::interrupt;
 use super::kernel::{self, Fd};
@@ -36,14 +36,18 @@ enum By {
     EpollPwait2,
     Objects,
     Descriptors,
+    Timerfd,
+    Timer,
 }
 
-const ALL: [By; 5] = [
+const ALL: [By; 7] = [
     By::Ppoll,
     By::EpollPwait2,
     By::Objects,
     By::Descriptors,
     By::EpollWait,
+    By::Timerfd,
+    By::Timer,
 ];
 
 impl By {
@@ -54,17 +58,20 @@ impl By {
             By::EpollPwait2 => "epoll_pwait2",
             By::Objects => "upoll pwait1, objects",
             By::Descriptors => "upoll pwait1, descriptors",
+            By::Timerfd => "timerfd in epoll_wait",
+            By::Timer => "upoll timer in wait",
         }
     }
 
     fn is_upoll(self) -> bool {
-        matches!(self, By::Objects | By::Descriptors)
+        matches!(self, By::Objects | By::Descriptors | By::Timer)
     }
 
-    /// Returns a wait for `files` idle files that ends by its limit.
+    /// Returns a wait for `files` idle files that ends by its limit, or by a timer that is armed before it and read after
+    /// it.
     fn waiter(self, files: usize, limit: Duration) -> Result<Box<dyn FnMut() -> Result<usize>>> {
         let (of_kernel, of_upoll) = match self {
-            By::Objects => (0, files),
+            By::Objects | By::Timer => (0, files),
             _ => (files, 0),
         };
         // Each closure owns its files, and so keeps them open.
@@ -92,6 +99,37 @@ impl By {
                         By::EpollWait => set.wait(&mut reports, milliseconds)?,
                         _ => set.wait_for(&mut reports, limit)?,
                     })
+                })
+            }
+            By::Timerfd => {
+                let (set, timer) = (Fd::epoll()?, Fd::timer()?);
+                for one in descriptors.iter().chain([&timer]) {
+                    set.add(one, libc::EPOLLIN, 0)?;
+                }
+                let mut reports = [kernel::IDLE; 8];
+                Box::new(move || {
+                    let _open = &descriptors;
+                    timer.arm(limit)?;
+                    let ready = set.wait(&mut reports, -1)?;
+                    Ok(ready - usize::try_from(timer.read_count()?)?)
+                })
+            }
+            By::Timer => {
+                let (set, timer) = (Epoll::new()?, Timers::on(Clock::Monotonic)?.timer()?);
+                let interest = Event::new(Events::IN, 0);
+                set.add(&timer, interest)?;
+                let objects: Vec<_> = (0..of_upoll)
+                    .map(|_| EventFd::new(0))
+                    .collect::<Result<_, _>>()?;
+                for one in &objects {
+                    set.add(one, interest)?;
+                }
+                let mut reports = [Event::default(); 8];
+                Box::new(move || {
+                    let _open = &objects;
+                    timer.arm(limit, Duration::ZERO);
+                    let ready = set.wait(&mut reports, None)?;
+                    Ok(ready - usize::try_from(timer.try_read()?)?)
                 })
             }
             By::Objects | By::Descriptors => {
@@ -203,6 +241,7 @@ impl Side {
         let limit_microseconds = u64::try_from(self.limit.as_micros()).ok()?;
         let (goal, reached) = match limit_microseconds {
             _ if !self.by.is_upoll() => (None, None),
+            _ if self.by == By::Timer => (Some("none early".to_owned()), Some(self.early == 0)),
             FLAT_LIMIT => (
                 Some(format!(
                     "at most {FLAT}x of {} files, below ppoll, none early",

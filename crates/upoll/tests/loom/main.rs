@@ -19,6 +19,7 @@ mod sets;
 mod shared;
 mod shared_in_sets;
 mod sleeping;
+mod timers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
