@@ -1,6 +1,6 @@
 //! A deterministic simulator: clients and a server over a slow network, on one thread and in virtual time.
 //!
-//! The same seed gives the same trace. The server has a fault, if it is asked for: it takes one request for each edge, and
+//! Runs with the same seed have the same trace. The server has a fault, if it is asked for: it takes one request for each edge, and
 //! two requests that arrive at the same time are one edge. The second one is lost until the next request comes.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What is due when: the timers of one [`Timers`](crate::Timers), in the order of their times.
+//! Timers and their times: the timers of one [`Timers`](crate::Timers), in the order of their times.
 //!
 //! # Time
 //! Times are nanoseconds of the schedule's clock, at most [`LATEST`] as in the kernel. A schedule without a
@@ -389,7 +389,7 @@ impl Schedule {
         Ok(count.saturating_add(more))
     }
 
-    /// The owner of the clock tells the time. A time before the last one changes nothing.
+    /// Sets the virtual clock. A time before the last one changes nothing.
     pub(crate) fn pass_until(&self, now: u64) {
         let mut order = self.order.lock();
         order.now = order.now.max(now);

@@ -12,9 +12,9 @@ use crate::target::{Source, Target};
 
 /// Timers that go by one clock.
 ///
-/// The clock is virtual, and its owner tells the time by [`advance`](Self::advance). Or, with `std`, it is one of the
-/// kernel's: see `Timers::on`. Then a thread that waits for a timer, by a wait in a set that watches it, itself or in sets
-/// below, or by `poll` or `select`, sleeps until the timer fires at the latest. To arm a timer takes no system call, unless
+/// The clock is virtual, and its owner sets it by [`advance`](Self::advance). Or, with `std`, it is one of the
+/// kernel's: see `Timers::on`. Then a thread that waits for a timer sleeps until the timer fires at the latest. It may wait
+/// in a set that watches the timer, itself or in sets below, or in `poll` or `select`. To arm a timer takes no system call, unless
 /// a thread that sleeps for longer has to be woken.
 ///
 /// Cloning makes another reference to the same timers.
@@ -24,8 +24,8 @@ use crate::target::{Source, Target};
 /// lock. For the same reason the child of a process with several threads must not use its parent's timers.
 ///
 /// # Without a thread that waits
-/// A timer fires in a call that looks at the time: the wait of a thread, a `poll` of the timer or of a set that watches it,
-/// a read of any timer that goes by the same clock, `advance` or [`fire`](Self::fire). So a
+/// A timer fires in a call that looks at the time. That is a wait, a `poll` of the timer or of a set that watches it,
+/// a read of any of these timers, `advance` or [`fire`](Self::fire). So a
 /// [`Watch`](crate::Watch) or a [`Readiness`](crate::Readiness) needs such a call. A program without a thread that waits calls
 /// `fire` when the time comes that the last call has returned.
 ///

@@ -305,7 +305,7 @@ fn threads_that_leave_a_set_hand_the_time_on() {
     }
 }
 
-/// The timer was armed before the threads went to sleep, so nothing but the threads that leave tells the last one.
+/// The timer was armed before the threads went to sleep, so the last one learns of it from the threads that leave.
 #[test]
 fn the_last_thread_that_sleeps_keeps_the_time() {
     for with_kernel_fd in [false, true] {

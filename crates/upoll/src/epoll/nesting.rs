@@ -4,7 +4,8 @@
 //! any file at most [`PATH_LIMITS`]`[n]` paths that lead up through n links, else `EINVAL`.
 //!
 //! The one global lock of this crate is here. It is taken to add a set to a set, so that two such ADDs cannot
-//! close a loop between them, and when a set learns of the clock of its first timer (`time`). Nothing else takes it.
+//! close a loop between them. It is also taken when a set learns of the clock of its first timer (`time`). Nothing else
+//! takes it.
 
 use alloc::vec::Vec;
 use core::ptr::NonNull;

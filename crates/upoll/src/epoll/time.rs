@@ -4,7 +4,7 @@
 //! finds nothing when one of its timers fires.
 //!
 //! # Keeping time
-//! Of the threads that sleep in a set, one sleeps no longer than until the next timer fires: it *keeps* the time, up to
+//! A single thread of those in a set sleeps no longer than until the next timer fires. It *keeps* the time, up to
 //! the time in [`Known::kept`]. The others sleep as long as they like.
 //!
 //! - A thread registers, then keeps the time if nobody keeps an earlier one or the same.
