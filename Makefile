@@ -96,11 +96,10 @@ filled = sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(
 	-e "s|@TO_INCLUDE@|$$(realpath -m --relative-to=$(CMAKEDIR) $(INCLUDEDIR))|" \
 	crates/upoll-capi/$(1).in > $(DESTDIR)$(2)/$(1)
 CMAKEDIR = $(LIBDIR)/cmake/upoll
-LIBRARY_PAGES := $(filter-out man/man1/%,$(PAGES))
 
 install: install-lib install-programs
 
-install-lib: lib
+install-lib: lib install-man
 	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR) $(DESTDIR)$(DATADIR)
 	$(INSTALL) -m 644 crates/upoll-capi/valgrind.supp $(DESTDIR)$(DATADIR)/valgrind.supp
 	$(INSTALL) -m 644 include/upoll.h $(DESTDIR)$(INCLUDEDIR)/upoll.h
@@ -110,10 +109,12 @@ install-lib: lib
 	$(call filled,upoll.pc,$(LIBDIR)/pkgconfig)
 	$(call filled,upoll-config.cmake,$(CMAKEDIR))
 	$(call filled,upoll-config-version.cmake,$(CMAKEDIR))
+
+install-man:
 	for link in $(LINKS); do \
 		$(INSTALL) -d $(DESTDIR)$(MANDIR)/man3 && \
 		echo ".so man3/$${link%%=*}" > $(DESTDIR)$(MANDIR)/man3/$${link#*=} || exit 1; done
-	for page in $(LIBRARY_PAGES:man/%=%); do \
+	for page in $(PAGES:man/%=%); do \
 		$(INSTALL) -D -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$page || exit 1; done
 
 install-programs: programs
@@ -123,7 +124,6 @@ install-programs: programs
 	$(INSTALL) -D -m 644 $(OUT)/upoll.bash $(DESTDIR)$(BASHDIR)/upoll
 	$(INSTALL) -D -m 644 $(OUT)/upoll.zsh $(DESTDIR)$(ZSHDIR)/_upoll
 	$(INSTALL) -D -m 644 $(OUT)/upoll.fish $(DESTDIR)$(FISHDIR)/upoll.fish
-	$(INSTALL) -D -m 644 man/man1/upoll.1 $(DESTDIR)$(MANDIR)/man1/upoll.1
 
 install-debug: all
 	for file in $(SONAME) $(PROGRAMS); do \
@@ -143,4 +143,4 @@ uninstall:
 	rm -f $(DESTDIR)$(BASHDIR)/upoll $(DESTDIR)$(ZSHDIR)/_upoll $(DESTDIR)$(FISHDIR)/upoll.fish
 	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(PAGES:man/%=%) $(addprefix man3/,$(LINK_NAMES)))
 
-.PHONY: all lib programs always install install-lib install-programs install-debug deb uninstall
+.PHONY: all lib programs always install install-lib install-man install-programs install-debug deb uninstall
