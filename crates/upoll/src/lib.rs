@@ -79,6 +79,7 @@ mod pages;
 mod pipe;
 mod poll;
 mod poll_context;
+mod readiness;
 mod schedule;
 mod select;
 #[cfg(any(feature = "std", upoll_loom))]
@@ -111,6 +112,7 @@ pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter
 pub use crate::poll::PollFd;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub use crate::poll_context::PollContext;
+pub use crate::readiness::Readiness;
 pub use crate::select::FdSet;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub use crate::sleep::{
@@ -128,7 +130,7 @@ pub use crate::timers::{Timer, TimerSetting, Timers};
 pub use crate::wait::WaitQueue;
 #[cfg(upoll_loom)]
 pub use crate::wait::share_scopes;
-pub use crate::watch::{Readiness, Watch};
+pub use crate::watch::Watch;
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub use crate::{poll::poll_now, select::select_now};
 

@@ -106,14 +106,16 @@ impl<T> SharedBox<T> {
     }
 
     /// Returns the place on the heap, with this owner's part of the count.
+    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn into_raw(this: Self) -> NonNull<()> {
         Self::as_raw(&core::mem::ManuallyDrop::new(this))
     }
 
-    /// Takes over the part of the count that [`into_raw`](Self::into_raw) has given up.
+    /// Takes over the part of the count that an owner has given up.
     ///
     /// # Safety
-    /// `place` is from `into_raw` of a `SharedBox<T>`, and is taken over once.
+    /// `place` is from `into_raw` of a `SharedBox<T>`, or from `as_raw` of one that is forgotten, and is taken over
+    /// once.
     pub(crate) unsafe fn from_raw(place: NonNull<()>) -> Self {
         SharedBox(place.cast())
     }

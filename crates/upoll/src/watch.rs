@@ -1,13 +1,9 @@
-//! Waiters of an embedder's own: a callback or a [`core::task::Waker`] in place of a sleeping
-//! thread.
+//! Callbacks in place of sleeping threads.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
-use core::future::Future;
-use core::pin::Pin;
 use core::ptr::NonNull;
-use core::task::{Context, Poll};
 
 use crate::epoll::callbacks::SetCallback;
 use crate::errno::Errno;
@@ -16,7 +12,7 @@ use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{Rule, broken};
-use crate::wait::{Mode, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
+use crate::wait::{CallbackSlot, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
 /// drop has returned it is not called again.
@@ -55,7 +51,7 @@ pub struct Watch {
 
 struct Notify {
     interest: Events,
-    task: SharedBox<TaskSlot>,
+    slot: SharedBox<CallbackSlot>,
 }
 
 #[repr(C)]
@@ -115,20 +111,13 @@ impl Watch {
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
     ) -> Result<(Self, Events), Errno> {
-        Self::with(file, interest, TaskSlot::for_callback(boxed(callback)?)?)
-    }
-
-    fn with(
-        file: FileRef<'_>,
-        interest: Events,
-        task: SharedBox<TaskSlot>,
-    ) -> Result<(Self, Events), Errno> {
+        let slot = CallbackSlot::new(boxed(callback)?)?;
         let interest = interest | Events::ALWAYS;
         let set_callback = SetCallback::begin(file, interest)?;
         if let Some(source) = file.description().kernel_source() {
             source.prepare_queue()?;
         }
-        let notify = boxed(Notify { interest, task })?;
+        let notify = boxed(Notify { interest, slot })?;
         let mut watch = Watch {
             entries: Vec::new(),
             notify,
@@ -180,7 +169,7 @@ impl Drop for Watch {
         for entry in &self.entries {
             entry.entry.unhook();
         }
-        self.notify.task.cancel();
+        self.notify.slot.cancel();
     }
 }
 
@@ -203,69 +192,7 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
         return Reply::Passed;
     }
     if wake.mode != Mode::Ask {
-        wake.deferred.push_task(&notify.task, wake.key);
+        wake.deferred.push_callback(&notify.slot, wake.key);
     }
     Reply::Took
-}
-
-/// A future that is ready when an open file is.
-///
-/// It resolves to the events of the interest that are ready. Nothing is consumed: two futures on
-/// one file both resolve. Dropping it ends the registration. The task's waker is called at the end
-/// of the call that changed the object, with no lock of this crate held. So it may run the task on
-/// the spot, or drop it.
-///
-/// # Example
-/// ```
-/// use std::future::Future;
-/// use std::pin::pin;
-/// use std::task::{Context, Poll, Waker};
-/// use upoll::{EventFd, Events, Readiness};
-///
-/// let counter = EventFd::new(0)?;
-/// let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN)?);
-/// let mut context = Context::from_waker(Waker::noop());
-/// assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
-/// counter.try_write(1)?;
-/// assert_eq!(ready.as_mut().poll(&mut context), Poll::Ready(Events::IN));
-/// # Ok::<(), upoll::Errno>(())
-/// ```
-pub struct Readiness {
-    watch: Watch,
-    task: SharedBox<TaskSlot>,
-}
-
-impl Readiness {
-    /// Waits until any of `interest`, `ERR` or `HUP` is ready on `file`.
-    ///
-    /// # Errors
-    /// As [`Watch::new`].
-    pub fn new(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
-        let task = TaskSlot::for_task()?;
-        let (watch, _) = Watch::with(file, interest, SharedBox::clone(&task))?;
-        Ok(Readiness { watch, task })
-    }
-}
-
-impl fmt::Debug for Readiness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Readiness")
-            .field("watch", &self.watch)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Future for Readiness {
-    type Output = Events;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Events> {
-        // The waker first, then the look: a wake in between finds the waker.
-        self.task.set(context.waker().clone());
-        let ready = self.watch.ready();
-        if ready.is_empty() {
-            Poll::Pending
-        } else {
-            Poll::Ready(ready)
-        }
-    }
 }

@@ -214,7 +214,7 @@ impl Drop for Task {
 }
 
 fn task(counter: &EventFd, farewell: Option<EventFd>) -> Arc<Task> {
-    let ready = Readiness::new(counter.as_file_ref(), Events::IN).unwrap();
+    let ready = Readiness::new(counter, Events::IN).unwrap();
     Arc::new(Task {
         ready: Mutex::new(Some(Box::pin(ready))),
         farewell,
@@ -244,7 +244,7 @@ fn a_waker_may_end_its_task_when_it_is_called() {
 fn a_waker_may_write_to_the_file_when_it_is_replaced() {
     let counter = EventFd::new(0).unwrap();
     let ready = Mutex::new(Some(Box::pin(
-        Readiness::new(counter.as_file_ref(), Events::IN).unwrap(),
+        Readiness::new(&counter, Events::IN).unwrap(),
     )));
     let idle = EventFd::new(0).unwrap();
     let old = task(&idle, Some(counter.clone()));
@@ -261,7 +261,7 @@ fn a_waker_may_close_what_the_set_watches() {
     let set = Epoll::new().unwrap();
     let doomed = EventFd::new(0).unwrap();
     set.add(&doomed, IN).unwrap();
-    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN).unwrap());
+    let mut ready = Box::pin(Readiness::new(&set, Events::IN).unwrap());
     let task = Arc::new(Closer(Mutex::new(Some(doomed))));
     let waker = Waker::from(task);
     let mut context = Context::from_waker(&waker);
@@ -338,7 +338,7 @@ fn a_waker_may_add_a_set_to_a_set_when_one_is_added() {
     let counter = EventFd::new(1).unwrap();
     let [set, inside, outer, inner] = [(); 4].map(|()| Epoll::new().unwrap());
     inside.add(&counter, IN).unwrap();
-    let mut ready = Box::pin(Readiness::new(set.as_file_ref(), Events::IN).unwrap());
+    let mut ready = Box::pin(Readiness::new(&set, Events::IN).unwrap());
     let waker = Waker::from(Arc::new(Nester([outer.clone(), inner])));
     let mut context = Context::from_waker(&waker);
     assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);

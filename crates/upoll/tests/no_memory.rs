@@ -319,7 +319,7 @@ fn callbacks(fault: &mut Fault) {
         assert_eq!(called(), 0);
         counter.try_read().unwrap();
         assert!(matches!(expected, 8 | 0), "{expected}");
-        let mut readiness = Box::pin(fault.during(|| Readiness::new(file, Events::IN)));
+        let mut readiness = Box::pin(fault.during(|| Readiness::new(&file, Events::IN)));
         let mut context = Context::from_waker(Waker::noop());
         assert!(readiness.as_mut().poll(&mut context).is_pending());
     }
@@ -330,12 +330,12 @@ fn callbacks(fault: &mut Fault) {
     above.add(&kernel, watches(1)).unwrap();
     above.add(&inner, watches(1)).unwrap();
     kernel.add(&reader, watches(1)).unwrap();
-    let refused = fault.during(|| match Readiness::new(above.as_file_ref(), Events::IN) {
+    let refused = fault.during(|| match Readiness::new(&above, Events::IN) {
         Err(Errno::NOMEM) => Err(Errno::NOMEM),
         other => Ok(other.map(drop)),
     });
     assert_eq!(refused, Err(Errno::PERM));
-    let waiting = fault.during(|| Readiness::new(outer.as_file_ref(), Events::IN));
+    let waiting = fault.during(|| Readiness::new(&outer, Events::IN));
     let refused = fault.during(|| match inner.add(&reader, watches(1)) {
         Err(Errno::NOMEM) => Err(Errno::NOMEM),
         other => Ok(other),
@@ -380,7 +380,7 @@ fn shared_counters(fault: &mut Fault) {
 /// Counters that this process shares with its parent, and has not used yet.
 fn inherited_counters(fault: &mut Fault, [one, two, three, four]: [EventFd; 4]) {
     let (watch, _) = fault.during(|| Watch::new(one.as_file_ref(), Events::IN, |_| {}));
-    let mut readiness = Box::pin(fault.during(|| Readiness::new(two.as_file_ref(), Events::IN)));
+    let mut readiness = Box::pin(fault.during(|| Readiness::new(&two, Events::IN)));
     let mut context = Context::from_waker(Waker::noop());
     assert!(readiness.as_mut().poll(&mut context).is_pending());
     let set = Epoll::new().unwrap();

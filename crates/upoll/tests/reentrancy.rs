@@ -53,7 +53,7 @@ fn a_waker_on_a_set_in_the_middle_may_use_the_outermost_set() {
         let waker = waker(move || {
             count.fetch_add(harvest(&above), Ordering::Relaxed);
         });
-        let mut ready = pin!(Readiness::new(mid.as_file_ref(), Events::IN).unwrap());
+        let mut ready = pin!(Readiness::new(&mid, Events::IN).unwrap());
         assert!(polled(ready.as_mut(), &waker).is_pending());
         writer.try_write(b"x").unwrap();
         assert_eq!(woken.load(Ordering::Relaxed), 1);
@@ -123,7 +123,7 @@ fn a_waker_that_runs_during_a_poll_may_use_the_polling_set() {
             &|| assert_eq!(harvest(&set), 1),
         ];
         for (at, call) in calls.into_iter().enumerate() {
-            let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
+            let mut ready = pin!(Readiness::new(&counter, Events::IN).unwrap());
             assert!(polled(ready.as_mut(), &waker).is_pending());
             object.is_on.store(true, Ordering::Relaxed);
             call();
@@ -222,7 +222,7 @@ fn a_task_is_woken_even_at_the_end_of_such_a_circle() {
             let counter = EventFd::new(0).unwrap();
             let is_woken = Arc::new(AtomicBool::new(false));
             let woken = is_woken.clone();
-            let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
+            let mut ready = pin!(Readiness::new(&counter, Events::IN).unwrap());
             let waker = waker(move || woken.store(true, Ordering::SeqCst));
             assert_eq!(polled(ready.as_mut(), &waker), Poll::Pending);
 

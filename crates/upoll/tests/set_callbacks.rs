@@ -46,7 +46,7 @@ fn a_callback_on_a_set_with_members_in_the_kernel_is_refused() {
             sets[2].ctl(Op::Add, member, IN).unwrap();
             for set in &sets {
                 assert_eq!(watch(set, Events::IN).err(), Some(Errno::PERM));
-                let ready = Readiness::new(set.as_file_ref(), Events::RDNORM);
+                let ready = Readiness::new(set, Events::RDNORM);
                 assert_eq!(ready.err(), Some(Errno::PERM));
                 // An event that a set never reports needs no wakeup.
                 assert!(watch(set, Events::OUT).is_ok());
@@ -93,7 +93,7 @@ fn a_set_in_which_threads_sleep_in_the_kernel_takes_callbacks() {
         let slept = set.pwait(&mut [Event::default()], limit, &SigSet::full());
         assert_eq!(slept, Ok(0));
     }
-    let mut ready = pin!(Readiness::new(sets[0].as_file_ref(), Events::IN).unwrap());
+    let mut ready = pin!(Readiness::new(&sets[0], Events::IN).unwrap());
     let mut context = Context::from_waker(Waker::noop());
     assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
     sets[2].add(&counter, IN).unwrap();

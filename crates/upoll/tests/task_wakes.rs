@@ -79,7 +79,7 @@ fn add_and_del_wake_the_tasks_of_wakes_left_to_them_once_the_set_is_unlocked() {
     let other = set.clone();
     let task = Task::new(&IN_HANDLER, move || !other.is_locked_here());
     let waker = Waker::from(task.clone());
-    let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
+    let mut ready = pin!(Readiness::new(counter, Events::IN).unwrap());
     handle(libc::SIGUSR1, write);
     let is_over = AtomicBool::new(false);
     // SAFETY: no arguments.

@@ -128,7 +128,7 @@ fn a_thread_wakes_tasks_before_it_lets_workers_run() {
             }
             let task = Arc::new(Task(AtomicBool::new(false)));
             let waker = Waker::from(task.clone());
-            let mut readiness = pin!(Readiness::new(source.as_file_ref(), Events::IN).unwrap());
+            let mut readiness = pin!(Readiness::new(&source, Events::IN).unwrap());
             let polled = readiness.as_mut().poll(&mut Context::from_waker(&waker));
             assert_eq!(polled, Poll::Pending);
             WRITING.set(Some(task.clone()));

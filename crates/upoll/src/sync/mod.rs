@@ -262,6 +262,8 @@ pub enum Rule {
     CallAgain,
     /// The drop of a watch waits for a call of its callback that is under way.
     WaitForCallbacks,
+    /// A task that leaves forwards a wakeup that chose it.
+    ForwardWhenATaskLeaves,
     /// While a scan looks at the one item that was ready, others do not find the set idle.
     LoneScanIsPending,
     /// A timer whose time comes before all others wakes a thread that sleeps for longer.

@@ -3,7 +3,7 @@
 use core::mem::MaybeUninit;
 use core::ptr;
 
-use super::{Scope, TaskSlot, WaitQueue};
+use super::{CallbackSlot, Scope, TaskSlot, WaitQueue};
 use crate::events::Events;
 use crate::memory::SharedBox;
 
@@ -80,9 +80,19 @@ impl Deferred {
         }
     }
 
-    /// Runs a waker or callback for a wakeup with this key once all locks are free.
-    pub(crate) fn push_task(&mut self, slot: &SharedBox<TaskSlot>, key: Events) {
-        self.scope.push(slot, key);
+    /// Calls a callback for a wakeup with this key once all locks are free.
+    pub(crate) fn push_callback(&mut self, slot: &SharedBox<CallbackSlot>, key: Events) {
+        self.scope.push_callback(slot, key);
+    }
+
+    /// Wakes a task once all locks are free. Returns false if the task does not wait, as its waker was taken
+    /// already.
+    ///
+    /// # Safety
+    /// The caller holds the lock of a queue that the owner of the slot is hooked into.
+    pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> bool {
+        // SAFETY: passed on to the caller.
+        unsafe { self.scope.push_task(slot) }
     }
 
     #[cfg_attr(

@@ -36,7 +36,7 @@ use self::rotation::Rotation;
 pub(crate) use self::rotation::{Ask, Notes};
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
-pub(crate) use self::tasks::{Scope, TaskSlot};
+pub(crate) use self::tasks::{CallbackSlot, Scope, TaskSlot};
 
 use core::ptr::{self, NonNull};
 

@@ -33,6 +33,8 @@ pub(super) struct Rotation {
     /// A rotating wakeup found no waiter: the next claim that is settled forwards one event more.
     /// Guarded by the list's lock.
     pub(super) owed: AtomicBool,
+    /// Whether the wakes of the queue are rotating ones. Written under the list's lock.
+    is_used: AtomicBool,
 }
 
 impl Rotation {
@@ -40,6 +42,7 @@ impl Rotation {
         Rotation {
             noted: AtomicBool::new(false),
             owed: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
         }
     }
 }
@@ -152,6 +155,7 @@ impl WaitQueue {
         wake: &mut Wake<'_>,
         notes_last: bool,
     ) -> usize {
+        self.rotation.is_used.store(true, Ordering::Relaxed);
         let mut took = 0;
         let mut at = list.first(false);
         while let Some(entry) = at {
@@ -389,6 +393,15 @@ impl WaitQueue {
             }
         }
         false
+    }
+
+    /// Hands the wake that a leaving waiter took to the next one, in turn if the queue's wakes are.
+    pub(crate) fn forward(&self, key: Events) {
+        if self.rotation.is_used.load(Ordering::Relaxed) {
+            self.pass_on_in_turn(key);
+        } else {
+            self.pass_on(key);
+        }
     }
 
     /// Hands the wake that a leaving waiter took to the next one.

@@ -1,28 +1,39 @@
 //! Wakers and callbacks: foreign code that wakes call, always with no lock held.
 //!
-//! A wakeup finds a [`TaskSlot`] under the locks of queues, and often of sets. It passes the slot
-//! to the thread's current [`Scope`], and the slot's code runs when the outermost scope of the
-//! thread ends. A call that holds a lock while it may wake, or while it calls an object's `poll`,
-//! enters a scope before it takes the lock. So a scope within another one (a wakeup that an
-//! object's `poll` makes, a poll of a set below) leaves its slots to the outer one, as does a
-//! signal handler.
+//! A wakeup finds a task or a callback under the locks of queues, and often of sets. It passes a job to the
+//! thread's current [`Scope`], which does it when the outermost scope of the thread ends. A call that holds a lock
+//! while it may wake, or while it calls an object's `poll`, enters a scope before it takes the lock. So a scope
+//! within another one (a wakeup that an object's `poll` makes, a poll of a set below) leaves its jobs to the outer
+//! one, as does a signal handler.
 //!
 //! Without `std` there is no place to keep what belongs to a thread. The scopes of all threads share one
-//! list then, and a slot's code runs when all scopes have ended that were open when it was put off.
+//! list then, and a job is done when all scopes have ended that were open when it was put off.
 //!
-//! # Circles
+//! # Tasks
+//! A [`TaskSlot`] is part of a future, which may end at any time. So a wakeup moves the waker out of the slot, to a
+//! cell of the thread (`cells.rs`), and the scope needs nothing of the future. If no cell is free, the slot itself
+//! waits in a list that the end of the future takes it out of (`left.rs`).
+//!
+//! # Callbacks
+//! A [`CallbackSlot`] is counted, and a scope has a reference to it.
+//!
 //! Two callbacks may write to each other's counter. A callback is called by one thread at a time: a wake
 //! that comes meanwhile is noted in the slot, and the calling thread calls once more. A scope does so at
 //! most [`ROUNDS`] times. Callbacks that are left after that are called with the next wake; tasks are woken.
 
+mod cells;
+mod left;
+
 use alloc::boxed::Box;
 use core::ptr::{self, NonNull};
-use core::task::Waker;
+use core::sync::atomic::Ordering::Relaxed;
 
+use self::cells::Cell;
+pub(crate) use self::left::TaskSlot;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::SharedBox;
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broken, fence};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, Mutex, Ordering, Rule, broken};
 
 #[cfg(upoll_loom)]
 use self::chosen as list;
@@ -52,9 +63,12 @@ const UNKNOWN: u32 = u32::MAX;
 /// A callback of an embedder.
 pub(crate) type Call = Box<dyn Fn(Events) + Send + Sync>;
 
-/// A task's waker or a callback, in a place where wakes find it.
-pub(crate) struct TaskSlot {
-    whom: Whom,
+/// A callback, in a place where wakes find it.
+pub(crate) struct CallbackSlot {
+    call: Call,
+    /// Held during a call, so that [`CallbackSlot::cancel`] can wait for its end.
+    calling: Mutex<()>,
+    is_cancelled: AtomicBool,
     /// [`OWNED`] and [`WANTED`].
     state: AtomicU32,
     /// The keys of the wakeups for which no call was made yet.
@@ -63,78 +77,35 @@ pub(crate) struct TaskSlot {
     next: AtomicPtr<()>,
 }
 
-enum Whom {
-    /// The task to wake. Nothing is called, and no waker dropped, with this lock held.
-    Task(Mutex<Option<Waker>>),
-    Callback {
-        call: Call,
-        /// Held during a call, so that [`TaskSlot::cancel`] can wait for its end.
-        calling: Mutex<()>,
-        is_cancelled: AtomicBool,
-    },
-}
-
-impl TaskSlot {
-    fn new(whom: Whom) -> Result<SharedBox<Self>, Errno> {
-        SharedBox::new(TaskSlot {
-            whom,
+impl CallbackSlot {
+    /// A place for a callback.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    pub(crate) fn new(call: Call) -> Result<SharedBox<Self>, Errno> {
+        SharedBox::new(CallbackSlot {
+            call,
+            calling: Mutex::new(()),
+            is_cancelled: AtomicBool::new(false),
             state: AtomicU32::new(0),
             key: AtomicU32::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
         })
     }
 
-    /// A place for a waker.
-    ///
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
-    pub(crate) fn for_task() -> Result<SharedBox<Self>, Errno> {
-        Self::new(Whom::Task(Mutex::new(None)))
-    }
-
-    /// A place for a callback.
-    ///
-    /// # Errors
-    /// `ENOMEM`: there is no memory for it.
-    pub(crate) fn for_callback(call: Call) -> Result<SharedBox<Self>, Errno> {
-        Self::new(Whom::Callback {
-            call,
-            calling: Mutex::new(()),
-            is_cancelled: AtomicBool::new(false),
-        })
-    }
-
-    /// Sets the waker. Poll the object afterwards.
-    pub(crate) fn set(&self, waker: Waker) {
-        let Whom::Task(place) = &self.whom else {
-            return;
-        };
-        let before = place.lock().replace(waker);
-        fence(Ordering::SeqCst);
-        drop(before);
-    }
-
     /// Ends the calls of a callback that no wake finds any more: none is begun from now on. Waits for
     /// one that another thread has begun.
     pub(crate) fn cancel(&self) {
-        let Whom::Callback {
-            calling,
-            is_cancelled,
-            ..
-        } = &self.whom
-        else {
-            return;
-        };
-        is_cancelled.store(true, Ordering::SeqCst);
+        self.is_cancelled.store(true, Ordering::SeqCst);
         if broken(Rule::WaitForCallbacks) {
             return;
         }
         #[cfg(all(feature = "std", not(upoll_loom)))]
-        if crate::sync::is_held_by_this_thread(calling) {
+        if crate::sync::is_held_by_this_thread(&self.calling) {
             // The callback itself ends its watch.
             return;
         }
-        drop(calling.lock());
+        drop(self.calling.lock());
     }
 
     /// Records a wakeup. Returns whether the caller owns the slot now.
@@ -148,44 +119,23 @@ impl TaskSlot {
         self.state.fetch_or(OWNED | WANTED, Ordering::SeqCst) & OWNED == 0
     }
 
-    /// Calls the waker or the callback. Returns whether the slot is still owned, as it was woken
-    /// meanwhile. The caller owns the slot.
+    /// Calls the callback. Returns whether the slot is still owned, as it was woken meanwhile. The caller owns
+    /// the slot.
     fn run(&self) -> bool {
-        match &self.whom {
-            Whom::Task(place) => {
-                // First: a wake from now on has the waker called anew. An executor may run the task here,
-                // for long.
-                self.state.swap(0, Ordering::SeqCst);
-                if let Some(waker) = Self::take(place) {
-                    waker.wake();
-                }
-                false
-            }
-            Whom::Callback {
-                call,
-                calling,
-                is_cancelled,
-            } => {
-                self.state.fetch_and(!WANTED, Ordering::SeqCst);
-                let key = self.key.swap(0, Ordering::SeqCst);
-                let calls = calling.lock();
-                let owned = Owned(self);
-                if key != 0 && !is_cancelled.load(Ordering::SeqCst) {
-                    let events = if key == UNKNOWN { 0 } else { key };
-                    call(Events::from_bits_retain(events));
-                }
-                drop(calls);
-                core::mem::forget(owned);
-                self.state
-                    .compare_exchange(OWNED, 0, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_err()
-                    && !broken(Rule::CallAgain)
-            }
+        self.state.fetch_and(!WANTED, Ordering::SeqCst);
+        let key = self.key.swap(0, Ordering::SeqCst);
+        let calls = self.calling.lock();
+        let owned = Owned(self);
+        if key != 0 && !self.is_cancelled.load(Ordering::SeqCst) {
+            let events = if key == UNKNOWN { 0 } else { key };
+            (self.call)(Events::from_bits_retain(events));
         }
-    }
-
-    fn is_callback(&self) -> bool {
-        matches!(self.whom, Whom::Callback { .. })
+        drop(calls);
+        core::mem::forget(owned);
+        self.state
+            .compare_exchange(OWNED, 0, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+            && !broken(Rule::CallAgain)
     }
 
     /// Leaves the slot without a call for the wakes that are noted in it: they go with the next one. The
@@ -193,21 +143,10 @@ impl TaskSlot {
     fn give_up(&self) {
         self.state.fetch_and(!OWNED, Ordering::SeqCst);
     }
-
-    /// Returns None also in a signal handler that interrupts [`set`](Self::set) or this function:
-    /// the caller of `set` polls the object afterwards, and the caller of this function wakes the
-    /// task.
-    fn take(place: &Mutex<Option<Waker>>) -> Option<Waker> {
-        #[cfg(all(feature = "std", not(upoll_loom)))]
-        if crate::sync::is_held_by_this_thread(place) {
-            return None;
-        }
-        place.lock().take()
-    }
 }
 
 /// Releases a slot whose callback panics.
-struct Owned<'a>(&'a TaskSlot);
+struct Owned<'a>(&'a CallbackSlot);
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
@@ -215,10 +154,56 @@ impl Drop for Owned<'_> {
     }
 }
 
-/// Slots that a scope owns, linked by their `next`: a wake allocates nothing.
+/// What a scope has put off.
+enum Job {
+    Wake(Cell),
+    Call(SharedBox<CallbackSlot>),
+}
+
+impl Job {
+    /// In the address of a job: it is a cell's.
+    const IS_CELL: usize = 1;
+
+    /// Returns the address of the job.
+    fn as_raw(&self) -> *mut () {
+        match self {
+            Job::Wake(cell) => cell.as_raw().map_addr(|addr| addr | Self::IS_CELL),
+            Job::Call(slot) => SharedBox::as_raw(slot).as_ptr(),
+        }
+    }
+
+    /// # Safety
+    /// `job` is from [`as_raw`](Self::as_raw) of a job that is forgotten, and is taken over once.
+    unsafe fn from_raw(job: NonNull<()>) -> Self {
+        if job.addr().get() & Self::IS_CELL == 0 {
+            // SAFETY: passed on to the caller.
+            return Job::Call(unsafe { SharedBox::from_raw(job) });
+        }
+        let cell = job.as_ptr().map_addr(|addr| addr & !Self::IS_CELL);
+        // SAFETY: as above. Without the bit it is the address of a cell.
+        Job::Wake(unsafe { Cell::from_raw(NonNull::new_unchecked(cell)) })
+    }
+
+    /// Returns the next job in the list that this one is in.
+    fn next(&self) -> *mut () {
+        match self {
+            Job::Wake(cell) => cell.next().load(Relaxed),
+            Job::Call(slot) => slot.next.load(Ordering::Relaxed),
+        }
+    }
+
+    fn set_next(&self, next: *mut ()) {
+        match self {
+            Job::Wake(cell) => cell.next().store(next, Relaxed),
+            Job::Call(slot) => slot.next.store(next, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Jobs of a scope, linked by their `next`: a wake allocates nothing.
 struct Stack(*mut ());
 
-// SAFETY: it owns a reference to each of its slots, and a slot is `Send` and `Sync`.
+// SAFETY: it owns its jobs: cells with wakers, and references to slots. Both may be used from any thread.
 #[cfg(any(not(feature = "std"), upoll_loom))]
 unsafe impl Send for Stack {}
 
@@ -239,44 +224,49 @@ impl Stack {
         self.0.is_null()
     }
 
-    /// Adds slots that are newer than those here.
+    /// Adds jobs that are newer than those here.
     fn append(&mut self, newer: Stack) {
         let mut newer = newer.reversed();
-        while let Some(slot) = newer.pop() {
-            self.push(slot);
+        while let Some(job) = newer.pop() {
+            self.push(job);
         }
     }
 }
 
 impl Stack {
-    fn pop(&mut self) -> Option<SharedBox<TaskSlot>> {
+    fn pop(&mut self) -> Option<Job> {
         let first = NonNull::new(self.0)?;
-        // SAFETY: a place that `push` of either list took over, and taken off here.
-        let slot = unsafe { SharedBox::<TaskSlot>::from_raw(first) };
-        self.0 = slot.next.load(Ordering::Relaxed);
-        Some(slot)
+        // SAFETY: a job that `push` of either list took over, and taken off here.
+        let job = unsafe { Job::from_raw(first) };
+        self.0 = job.next();
+        Some(job)
     }
 
-    fn push(&mut self, slot: SharedBox<TaskSlot>) {
-        slot.next.store(self.0, Ordering::Relaxed);
-        self.0 = SharedBox::into_raw(slot).as_ptr();
+    fn push(&mut self, job: Job) {
+        job.set_next(self.0);
+        self.0 = job.as_raw();
+        // The list has it now.
+        core::mem::forget(job);
     }
 
     /// The oldest first.
     fn reversed(mut self) -> Self {
         let mut reversed = Stack(ptr::null_mut());
-        while let Some(slot) = self.pop() {
-            reversed.push(slot);
+        while let Some(job) = self.pop() {
+            reversed.push(job);
         }
         reversed
     }
 }
 
 impl Drop for Stack {
-    /// Releases the slots that were not run; their wakeups are delivered with the next one.
+    /// Releases the callbacks that were not called; their wakeups are delivered with the next one. Wakes tasks.
     fn drop(&mut self) {
-        while let Some(slot) = self.pop() {
-            slot.give_up();
+        while let Some(job) = self.pop() {
+            match job {
+                Job::Wake(cell) => cell.take().wake(),
+                Job::Call(slot) => slot.give_up(),
+            }
         }
     }
 }
@@ -296,12 +286,28 @@ impl Scope {
         list::List::depth() > DEEPEST
     }
 
-    /// Queues the slot to run when the outermost scope ends, unless another scope is about to run
-    /// it.
-    pub(crate) fn push(&mut self, slot: &SharedBox<TaskSlot>, key: Events) {
+    /// Calls the callback when the outermost scope ends, unless another scope is about to call it.
+    pub(crate) fn push_callback(&mut self, slot: &SharedBox<CallbackSlot>, key: Events) {
         if slot.want(key) {
-            self.0.push(SharedBox::clone(slot));
+            self.0.push(Job::Call(SharedBox::clone(slot)));
         }
+    }
+
+    /// Wakes the task when the outermost scope ends. Returns false if the task does not wait, as its waker was
+    /// taken already.
+    ///
+    /// # Safety
+    /// The caller holds the lock of a queue that the owner of the slot is hooked into.
+    pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> bool {
+        let Some(cell) = self.0.free_cell() else {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.0.leave_behind(slot) };
+        };
+        let Some(waker) = slot.take() else {
+            return false;
+        };
+        self.0.push(Job::Wake(cell.fill(waker)));
+        true
     }
 
     /// Runs what was put off, if this is the outermost scope. No lock is held.
@@ -318,17 +324,33 @@ impl Scope {
     fn run_all(&mut self) -> Panicked {
         let mut panicked = Panicked::default();
         for round in 0..2 * ROUNDS {
-            let mut slots = self.0.take().reversed();
-            if slots.0.is_null() {
+            let mut jobs = self.0.take().reversed();
+            if jobs.0.is_null() && !self.0.has_left() {
                 break;
             }
-            while let Some(slot) = slots.pop() {
-                if round >= ROUNDS && slot.is_callback() {
-                    // The circle ends here. A task is woken nevertheless: its wake may be the only one.
-                    slot.give_up();
-                } else if panicked.catch(|| self.0.run(&slot)) {
-                    self.0.push(slot);
+            while let Some(job) = jobs.pop() {
+                match job {
+                    Job::Wake(cell) => {
+                        let waker = cell.take();
+                        panicked.catch(|| {
+                            waker.wake();
+                            false
+                        });
+                    }
+                    // The circle ends here.
+                    Job::Call(slot) if round >= ROUNDS => slot.give_up(),
+                    Job::Call(slot) => {
+                        if panicked.catch(|| self.0.call(&slot)) {
+                            self.0.push(Job::Call(slot));
+                        }
+                    }
                 }
+            }
+            while let Some(waker) = self.0.take_left() {
+                panicked.catch(|| {
+                    waker.wake();
+                    false
+                });
             }
         }
         drop(self.0.take());
@@ -390,26 +412,35 @@ mod here {
     use core::cell::Cell;
     use core::marker::PhantomData;
     use core::ptr;
-    use core::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
+    use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence};
+    use core::task::Waker;
 
-    use super::{Stack, TaskSlot};
-    use crate::memory::SharedBox;
+    use super::cells::{Cells, FreeCell};
+    use super::{CallbackSlot, Job, Stack, TaskSlot, left};
     use crate::sync::{Rule, broken};
 
     /// The state of a thread. A signal handler that runs on the thread finds it consistent at any
-    /// moment: the handler leaves `depth` as it was, and `tasks` changes in one step.
+    /// moment: the handler leaves `depth` as it was, and the rest changes in one step.
     struct Here {
         /// How many scopes the thread is in.
         depth: Cell<u32>,
-        /// The slots that its scopes own, the newest first.
-        tasks: AtomicPtr<()>,
+        /// The jobs of its scopes, the newest first.
+        jobs: AtomicPtr<()>,
+        cells: Cells<CELLS>,
+        /// Whether its scopes have left tasks for which there was no cell.
+        has_left: AtomicBool,
     }
+
+    /// How many tasks a thread has room for until its outermost scope ends.
+    const CELLS: usize = if cfg!(upoll_loom) { 1 } else { 16 };
 
     impl Here {
         const fn new() -> Self {
             Here {
                 depth: Cell::new(0),
-                tasks: AtomicPtr::new(ptr::null_mut()),
+                jobs: AtomicPtr::new(ptr::null_mut()),
+                cells: Cells::new(),
+                has_left: AtomicBool::new(false),
             }
         }
     }
@@ -450,19 +481,20 @@ mod here {
                 // The depth first: a handler that interrupts this runs what it finds here.
                 compiler_fence(Ordering::SeqCst);
                 let is_outermost = outer == 0 || broken(Rule::LeaveTasksToTheOutermost);
-                is_outermost && !here.tasks.load(Ordering::Relaxed).is_null()
+                is_outermost
+                    && (!here.jobs.load(Ordering::Relaxed).is_null()
+                        || here.has_left.load(Ordering::Relaxed))
             })
         }
 
-        pub(super) fn push(&self, slot: SharedBox<TaskSlot>) {
+        pub(super) fn push(&self, job: Job) {
             HERE.with(|here| {
-                let place = SharedBox::as_raw(&slot).as_ptr();
-                let mut head = here.tasks.load(Ordering::Relaxed);
+                let mut head = here.jobs.load(Ordering::Relaxed);
                 loop {
-                    slot.next.store(head, crate::sync::Ordering::Relaxed);
-                    let swapped = here.tasks.compare_exchange(
+                    job.set_next(head);
+                    let swapped = here.jobs.compare_exchange(
                         head,
-                        place,
+                        job.as_raw(),
                         Ordering::Relaxed,
                         Ordering::Relaxed,
                     );
@@ -472,20 +504,55 @@ mod here {
                     }
                 }
             });
-            // The list has this reference now, and may have dropped it.
-            core::mem::forget(slot);
+            // The list has it now, and may have done it.
+            core::mem::forget(job);
         }
 
         pub(super) fn take(&self) -> Stack {
-            Stack(HERE.with(|here| here.tasks.swap(ptr::null_mut(), Ordering::Relaxed)))
+            Stack(HERE.with(|here| {
+                // A swap costs more than the rest of this function.
+                if here.jobs.load(Ordering::Relaxed).is_null() {
+                    return ptr::null_mut();
+                }
+                here.jobs.swap(ptr::null_mut(), Ordering::Relaxed)
+            }))
+        }
+
+        pub(super) fn free_cell(&self) -> Option<FreeCell> {
+            // SAFETY: the cell is filled, emptied and used by this thread alone, while it is in a scope or runs
+            // what its scopes have put off.
+            HERE.with(|here| unsafe { here.cells.free() })
+        }
+
+        /// # Safety
+        /// As [`TaskSlot::leave`].
+        pub(super) unsafe fn leave_behind(&self, slot: &TaskSlot) -> bool {
+            HERE.with(|here| {
+                here.has_left.store(true, Ordering::Relaxed);
+                // SAFETY: passed on to the caller. The thread takes all slots out by which it is named.
+                unsafe { slot.leave(ptr::from_ref(here).addr()) }
+            })
+        }
+
+        pub(super) fn has_left(&self) -> bool {
+            HERE.with(|here| here.has_left.load(Ordering::Relaxed))
+        }
+
+        pub(super) fn take_left(&self) -> Option<Waker> {
+            HERE.with(|here| {
+                // First, for a handler that leaves one meanwhile.
+                if !here.has_left.swap(false, Ordering::Relaxed) {
+                    return None;
+                }
+                let waker = left::take(ptr::from_ref(here).addr())?;
+                here.has_left.store(true, Ordering::Relaxed);
+                Some(waker)
+            })
         }
 
         /// A callback's wakeups are delivered after it, and not within it. A waker may run for
         /// long, and its wakeups must not wait for its end.
-        pub(super) fn run(&self, slot: &TaskSlot) -> bool {
-            if !slot.is_callback() {
-                return slot.run();
-            }
+        pub(super) fn call(&self, slot: &CallbackSlot) -> bool {
             let within = Within(Self::enter());
             let again = slot.run();
             drop(within);
@@ -508,8 +575,10 @@ mod here {
 mod chosen {
     use core::cell::Cell;
 
-    use super::{Stack, TaskSlot, here, shared};
-    use crate::memory::SharedBox;
+    use core::task::Waker;
+
+    use super::cells::FreeCell;
+    use super::{CallbackSlot, Job, Stack, TaskSlot, here, shared};
 
     std::thread_local! {
         static IS_SHARED: Cell<bool> = const { Cell::new(false) };
@@ -550,10 +619,41 @@ mod chosen {
             }
         }
 
-        pub(super) fn push(&mut self, slot: SharedBox<TaskSlot>) {
+        pub(super) fn push(&mut self, job: Job) {
             match self {
-                List::Here(list) => list.push(slot),
-                List::Shared(list) => list.push(slot),
+                List::Here(list) => list.push(job),
+                List::Shared(list) => list.push(job),
+            }
+        }
+
+        pub(super) fn free_cell(&self) -> Option<FreeCell> {
+            match self {
+                List::Here(list) => list.free_cell(),
+                List::Shared(list) => list.free_cell(),
+            }
+        }
+
+        pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot) -> bool {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                match self {
+                    List::Here(list) => list.leave_behind(slot),
+                    List::Shared(list) => list.leave_behind(slot),
+                }
+            }
+        }
+
+        pub(super) fn has_left(&self) -> bool {
+            match self {
+                List::Here(list) => list.has_left(),
+                List::Shared(list) => list.has_left(),
+            }
+        }
+
+        pub(super) fn take_left(&mut self) -> Option<Waker> {
+            match self {
+                List::Here(list) => list.take_left(),
+                List::Shared(list) => list.take_left(),
             }
         }
 
@@ -564,10 +664,10 @@ mod chosen {
             }
         }
 
-        pub(super) fn run(&self, slot: &TaskSlot) -> bool {
+        pub(super) fn call(&self, slot: &CallbackSlot) -> bool {
             match self {
-                List::Here(list) => list.run(slot),
-                List::Shared(list) => list.run(slot),
+                List::Here(list) => list.call(slot),
+                List::Shared(list) => list.call(slot),
             }
         }
     }
@@ -582,10 +682,21 @@ mod chosen {
 #[cfg(any(not(feature = "std"), upoll_loom))]
 mod shared {
     use core::mem;
+    use core::task::Waker;
 
-    use super::{Stack, TaskSlot};
-    use crate::memory::SharedBox;
+    use super::cells::{Cells, FreeCell};
+    use super::{CallbackSlot, Job, Stack, TaskSlot, left};
     use crate::sync::{Mutex, statics};
+
+    /// How many tasks there is room for until the scopes end that wake them.
+    const CELLS: usize = if cfg!(upoll_loom) { 1 } else { 64 };
+
+    /// Tasks that were left for want of a cell are named by the epoch of the scope, and by this once it has ended.
+    const ENDED: usize = 2;
+
+    statics! {
+        static CELL_ROOM: Cells<CELLS> = Cells::new();
+    }
 
     statics! {
         static EPOCHS: Mutex<Epochs> = Mutex::new(Epochs::new());
@@ -596,8 +707,10 @@ mod shared {
         newer: usize,
         /// How many scopes of each epoch are open.
         open: [usize; 2],
-        /// The slots that were put off by scopes of each epoch.
+        /// The jobs that were put off by scopes of each epoch.
         slots: [Stack; 2],
+        /// Whether scopes of each epoch have left tasks for which there was no cell.
+        has_left: [bool; 2],
     }
 
     impl Epochs {
@@ -606,6 +719,7 @@ mod shared {
                 newer: 0,
                 open: [0; 2],
                 slots: [Stack::new(), Stack::new()],
+                has_left: [false; 2],
             }
         }
 
@@ -615,19 +729,24 @@ mod shared {
             self.newer
         }
 
-        /// Ends a scope. Returns the slots that wait for no other: then the scope was the last one that was
-        /// open when they were put off, and so the outermost one of its thread.
-        fn leave(&mut self, epoch: usize) -> Stack {
+        /// Ends a scope. Returns the jobs that wait for no other: then the scope was the last one that was
+        /// open when they were put off, and so the outermost one of its thread. Also returns whether tasks that
+        /// were left without a cell wait for no other.
+        fn leave(&mut self, epoch: usize) -> (Stack, bool) {
             self.open[epoch] -= 1;
-            let mut ended = Stack::new();
+            let (mut ended, mut has_left) = (Stack::new(), false);
             loop {
                 let older = 1 - self.newer;
                 if self.open[older] > 0 {
-                    return ended;
+                    return (ended, has_left);
                 }
                 ended.append(mem::take(&mut self.slots[older]));
-                if self.slots[self.newer].is_empty() {
-                    return ended;
+                if mem::take(&mut self.has_left[older]) {
+                    left::rename(older, ENDED);
+                    has_left = true;
+                }
+                if self.slots[self.newer].is_empty() && !self.has_left[self.newer] {
+                    return (ended, has_left);
                 }
                 self.newer = older;
             }
@@ -637,8 +756,10 @@ mod shared {
     pub(super) struct List {
         /// None once the scope has been left.
         epoch: Option<usize>,
-        /// The slots that the scope has to run.
+        /// The jobs that the scope has to do.
         ended: Stack,
+        /// Whether it has to wake tasks that were left without a cell.
+        has_left: bool,
     }
 
     impl List {
@@ -647,6 +768,7 @@ mod shared {
             List {
                 epoch: Some(EPOCHS.lock().enter()),
                 ended: Stack::new(),
+                has_left: false,
             }
         }
 
@@ -659,16 +781,51 @@ mod shared {
         #[inline]
         pub(super) fn leave(&mut self) -> bool {
             if let Some(epoch) = self.epoch.take() {
-                self.ended.append(EPOCHS.lock().leave(epoch));
+                let (ended, has_left) = EPOCHS.lock().leave(epoch);
+                self.ended.append(ended);
+                self.has_left |= has_left;
             }
-            !self.ended.is_empty()
+            !self.ended.is_empty() || self.has_left
         }
 
-        pub(super) fn push(&mut self, slot: SharedBox<TaskSlot>) {
+        pub(super) fn push(&mut self, job: Job) {
             match self.epoch {
-                Some(epoch) => EPOCHS.lock().slots[epoch].push(slot),
-                None => self.ended.push(slot),
+                Some(epoch) => EPOCHS.lock().slots[epoch].push(job),
+                None => self.ended.push(job),
             }
+        }
+
+        #[expect(clippy::unused_self, reason = "it is of use where threads have cells")]
+        pub(super) fn free_cell(&self) -> Option<FreeCell> {
+            // SAFETY: a job is used by the thread alone that has it, and is handed over under a lock.
+            unsafe { CELL_ROOM.free() }
+        }
+
+        /// # Safety
+        /// As [`TaskSlot::leave`].
+        pub(super) unsafe fn leave_behind(&mut self, slot: &TaskSlot) -> bool {
+            let Some(epoch) = self.epoch else {
+                self.has_left = true;
+                // SAFETY: passed on to the caller.
+                return unsafe { slot.leave(ENDED) };
+            };
+            let mut epochs = EPOCHS.lock();
+            epochs.has_left[epoch] = true;
+            // SAFETY: as above.
+            unsafe { slot.leave(epoch) }
+        }
+
+        pub(super) fn has_left(&self) -> bool {
+            self.has_left
+        }
+
+        pub(super) fn take_left(&mut self) -> Option<Waker> {
+            if !self.has_left {
+                return None;
+            }
+            let waker = left::take(ENDED);
+            self.has_left = waker.is_some();
+            waker
         }
 
         pub(super) fn take(&mut self) -> Stack {
@@ -678,7 +835,7 @@ mod shared {
         /// A callback's wakeups are delivered within it: a scope around it, which may run for long,
         /// would hold up the slots of other threads.
         #[expect(clippy::unused_self, reason = "it is of use where threads have lists")]
-        pub(super) fn run(&self, slot: &TaskSlot) -> bool {
+        pub(super) fn call(&self, slot: &CallbackSlot) -> bool {
             slot.run()
         }
     }
@@ -687,15 +844,15 @@ mod shared {
     mod tests {
         use alloc::boxed::Box;
 
-        use super::{Epochs, TaskSlot};
+        use super::{CallbackSlot, Epochs, Job};
 
         fn put_off(epochs: &mut Epochs, epoch: usize) {
-            let slot = TaskSlot::for_callback(Box::new(|_| {})).unwrap();
-            epochs.slots[epoch].push(slot);
+            let slot = CallbackSlot::new(Box::new(|_| {})).unwrap();
+            epochs.slots[epoch].push(Job::Call(slot));
         }
 
         fn leave(epochs: &mut Epochs, epoch: usize) -> usize {
-            let mut ended = epochs.leave(epoch);
+            let (mut ended, _) = epochs.leave(epoch);
             core::iter::from_fn(|| ended.pop()).count()
         }
 

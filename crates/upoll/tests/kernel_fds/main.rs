@@ -208,7 +208,7 @@ fn a_waker_may_add_a_set_to_a_set_when_one_comes_to_sleep_in_the_kernel() {
         }
     }
     let [set, outer, inner] = [(); 3].map(|()| Epoll::new().unwrap());
-    let mut ready = pin!(Readiness::new(set.as_file_ref(), Events::IN).unwrap());
+    let mut ready = pin!(Readiness::new(&set, Events::IN).unwrap());
     let waker = Waker::from(Arc::new(Nester([outer.clone(), inner])));
     let mut context = Context::from_waker(&waker);
     assert!(ready.as_mut().poll(&mut context).is_pending());

@@ -19,6 +19,7 @@ mod sets;
 mod shared;
 mod shared_in_sets;
 mod sleeping;
+mod tasks;
 mod timers;
 
 use std::sync::Arc;

@@ -198,7 +198,7 @@ pub(super) fn waking_a_task_against_adding() {
             was_locked: AtomicBool::new(false),
         });
         let waker = Waker::from(task.clone());
-        let mut ready = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
+        let mut ready = pin!(Readiness::new(&counter, Events::IN).unwrap());
         let mut context = Context::from_waker(&waker);
         assert!(ready.as_mut().poll(&mut context).is_pending());
         let added = counter.clone();

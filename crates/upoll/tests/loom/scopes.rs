@@ -1,17 +1,15 @@
 //! Wakers and callbacks of a build without `std`, where the scopes of all threads share one list.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Wake, Waker};
 
 use loom::thread;
-use upoll::{Epoll, EventFd, Events, Readiness, Rule, Watch, share_scopes};
+use upoll::{Epoll, EventFd, Events, Rule, Watch, share_scopes};
 
 use super::missed::{
     calling_against_waking, dropping_a_watch_against_waking, waking_a_task_against_adding,
 };
+use super::tasks::{ending_a_future_against_waking, giving_another_waker_against_waking};
 use super::{IN, Waiter, model, must_fail_without, registering_against_publishing};
 
 struct Sharing;
@@ -120,35 +118,14 @@ fn a_callback_that_was_left_to_another_scope_is_not_called_once_its_watch_is_dro
     });
 }
 
-struct Note(AtomicBool);
-
-impl Wake for Note {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// A task replaces its waker while a wakeup for the old waker is in progress. A third thread's
-/// scope may hold the wakeup.
 #[test]
 fn a_task_that_gives_another_waker_beside_other_scopes_misses_no_wake() {
     let _sharing = share();
-    model(2, || {
-        let counter = EventFd::new(0).unwrap();
-        let mut readiness = pin!(Readiness::new(counter.as_file_ref(), Events::IN).unwrap());
-        let notes = [(); 2].map(|()| Arc::new(Note(AtomicBool::new(false))));
-        let wakers = notes.each_ref().map(|note| Waker::from(note.clone()));
-        let mut poll = |waker| {
-            let mut context = Context::from_waker(waker);
-            readiness.as_mut().poll(&mut context)
-        };
-        assert!(poll(&wakers[0]).is_pending());
-        let written = counter.clone();
-        let writing = thread::spawn(move || written.try_write(1).unwrap());
-        let other = thread::spawn(|| drop(Waiter::in_set(&Epoll::new().unwrap())));
-        let found = poll(&wakers[1]);
-        writing.join().unwrap();
-        other.join().unwrap();
-        assert!(found.is_ready() || notes[1].0.load(Ordering::SeqCst));
-    });
+    giving_another_waker_against_waking();
+}
+
+#[test]
+fn a_future_that_ends_beside_other_scopes_is_used_no_more() {
+    let _sharing = share();
+    ending_a_future_against_waking();
 }

@@ -186,7 +186,7 @@ impl Waiting {
                 1
             }
             Way::Readiness => {
-                let mut ready = pin!(Readiness::new(file(&*self.channel), Events::IN)?);
+                let mut ready = pin!(Readiness::new(&file(&*self.channel), Events::IN)?);
                 let waker = Waker::from(Arc::new(Unpark(thread::current())));
                 let mut context = Context::from_waker(&waker);
                 while ready.as_mut().poll(&mut context).is_pending() {
@@ -417,7 +417,7 @@ fn new_waker(rng: &mut Rng) -> Result<Race> {
     let begin = {
         let channel = channel.clone();
         move || -> Result<Pin<Box<Readiness>>> {
-            let mut ready = Box::pin(Readiness::new(file(&*channel), Events::IN)?);
+            let mut ready = Box::pin(Readiness::new(&file(&*channel), Events::IN)?);
             let mut context = Context::from_waker(Waker::noop());
             ensure!(
                 ready.as_mut().poll(&mut context).is_pending(),

@@ -1,0 +1,370 @@
+//! Tasks that wait for open files: a [`core::task::Waker`] in place of a sleeping thread.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+use core::future::Future;
+use core::mem::MaybeUninit;
+use core::pin::Pin;
+use core::ptr::NonNull;
+use core::task::{Context, Poll, Waker};
+
+use crate::epoll::callbacks::SetCallback;
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{FileRef, Held, PollTable};
+use crate::memory::boxed;
+use crate::sync::{Rule, broken};
+use crate::target::{Source, Target};
+use crate::wait::{Deferred, Mode, Notes, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
+
+/// A future that is ready when an open file is.
+///
+/// It resolves to the events of the interest that are ready. Nothing is consumed: two futures on
+/// one file both resolve. After that it may be polled again, and waits anew.
+///
+/// It keeps all that it needs within itself, up to two wait queues of one object, so that waiting allocates nothing.
+/// It keeps the object's memory, but does not keep the file open. A file that is closed is `HUP`.
+///
+/// The task's waker is called at the end of the call that changed the object, with no lock of this crate held. So it
+/// may run the task on the spot, or drop it.
+///
+/// # Cancel safety
+/// Dropping it ends the registration, at any time. The waker of a wakeup that is under way may still be called.
+///
+/// # Example
+/// ```
+/// use std::future::Future;
+/// use std::pin::pin;
+/// use std::task::{Context, Poll, Waker};
+/// use upoll::{EventFd, Events, Readiness};
+///
+/// let counter = EventFd::new(0)?;
+/// let mut ready = pin!(Readiness::new(&counter, Events::IN)?);
+/// let mut context = Context::from_waker(Waker::noop());
+/// assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+/// counter.try_write(1)?;
+/// assert_eq!(ready.as_mut().poll(&mut context), Poll::Ready(Events::IN));
+/// # Ok::<(), upoll::Errno>(())
+/// ```
+#[must_use = "a future waits only when it is polled"]
+pub struct Readiness(TaskWait);
+
+impl Readiness {
+    /// Waits until any of `interest`, `ERR` or `HUP` is ready on `source`. Each change of the object wakes all tasks
+    /// that wait so.
+    ///
+    /// # Errors
+    /// `EPERM`: `source` is a kernel fd, or a set that has, itself or in a set below, a kernel fd or a shared
+    /// eventfd. Such a member wakes only threads that sleep in the kernel, so nobody would wake the task.
+    /// A member that was closed, not deleted, may still count. While the future exists the set takes no such member
+    /// (`EBUSY`).
+    ///
+    /// `ENOMEM`: there is no memory to walk the sets below a set, or for the queue of a shared eventfd.
+    #[inline]
+    pub fn new<S: Source + ?Sized>(source: &S, interest: Events) -> Result<Self, Errno> {
+        TaskWait::new(source.target(), interest, Place::Shared).map(Readiness)
+    }
+
+    /// Waits as [`new`](Self::new) does, but each wakeup of the object wakes one of the tasks that wait so: the one
+    /// that has waited longest. A close, or a change for which Linux wakes all, wakes all.
+    ///
+    /// - On a set with [`ROTATE`](crate::CreateFlags::ROTATE), and on an object that calls
+    ///   [`WaitQueue::wake_rotate`], the tasks take turns, also with workers.
+    /// - A task that is dropped, or ends its wait, after a wakeup has chosen it forwards the event to the next task.
+    /// - A task that finds the object ready when it begins to wait does not wait for a turn.
+    /// - A wakeup is for one task, however much of the object it makes ready. A task that leaves something of it ready
+    ///   wakes no other one.
+    /// - Poll it once more or drop it, if it was woken: the event is not forwarded before.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[inline]
+    pub fn exclusive<S: Source + ?Sized>(source: &S, interest: Events) -> Result<Self, Errno> {
+        TaskWait::new(source.target(), interest, Place::ExclusiveTail).map(Readiness)
+    }
+
+    /// Returns the events of the interest that are ready now.
+    #[must_use]
+    pub fn ready(&self) -> Events {
+        self.0.ready()
+    }
+}
+
+impl Future for Readiness {
+    type Output = Events;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Events> {
+        // SAFETY: the field is pinned as the whole is.
+        let wait = unsafe { self.map_unchecked_mut(|this| &mut this.0) };
+        wait.poll_until(context.waker(), |wait| {
+            Some(wait.ready()).filter(|ready| !ready.is_empty())
+        })
+    }
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Readiness")
+            .field("interest", &self.0.waiting.interest)
+            .field("is_registered", &self.0.is_registered)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How many queues of an object a wait has room for. All objects of this crate have one.
+const ROOM: usize = 2;
+
+/// A task's place in the wait queues of an object.
+pub(crate) struct TaskWait {
+    waiting: Waiting,
+    place: Place,
+    is_registered: bool,
+    /// How many of `entries` are written, and hooked.
+    used: usize,
+    entries: [MaybeUninit<TaskEntry>; ROOM],
+    /// Those that do not fit. Boxed, because wait queues link them where they are.
+    #[expect(clippy::vec_box, reason = "linked in place")]
+    more: Vec<Box<TaskEntry>>,
+    /// Keeps the queues alive that the entries are hooked into.
+    file: Held,
+    _set_callback: SetCallback,
+}
+
+/// The part of a wait that wakeups use.
+struct Waiting {
+    interest: Events,
+    is_exclusive: bool,
+    slot: TaskSlot,
+}
+
+#[repr(C)]
+struct TaskEntry {
+    /// First, so that a wake finds the rest.
+    entry: WaitEntry,
+    waiting: NonNull<Waiting>,
+}
+
+// SAFETY: `waiting` leads to a `Waiting`, which is `Send` and `Sync`, in the `TaskWait` that owns the entry.
+unsafe impl Send for TaskEntry {}
+// SAFETY: as above.
+unsafe impl Sync for TaskEntry {}
+
+impl TaskWait {
+    /// Checks that wakeups reach a task that waits for `file`.
+    ///
+    /// # Errors
+    /// As [`Readiness::new`].
+    fn prepare(file: FileRef<'_>, interest: Events) -> Result<SetCallback, Errno> {
+        let set_callback = SetCallback::begin(file, interest)?;
+        if let Some(source) = file.description().kernel_source() {
+            source.prepare_queue()?;
+        }
+        Ok(set_callback)
+    }
+
+    /// # Errors
+    /// As [`Readiness::new`].
+    #[inline]
+    pub(crate) fn new(target: Target<'_>, interest: Events, place: Place) -> Result<Self, Errno> {
+        match target {
+            Target::File(file) => Self::on_file(file, interest, place),
+            #[cfg(any(feature = "std", upoll_loom))]
+            Target::Kernel(_) | Target::Descriptor(_) => Err(Errno::PERM),
+        }
+    }
+
+    #[inline]
+    fn on_file(file: FileRef<'_>, interest: Events, place: Place) -> Result<Self, Errno> {
+        let interest = interest | Events::ALWAYS;
+        let set_callback = Self::prepare(file, interest)?;
+        Ok(TaskWait {
+            waiting: Waiting {
+                interest,
+                is_exclusive: place != Place::Shared,
+                slot: TaskSlot::new(),
+            },
+            place,
+            is_registered: false,
+            used: 0,
+            entries: [const { MaybeUninit::uninit() }; ROOM],
+            more: Vec::new(),
+            file: file.keep(),
+            _set_callback: set_callback,
+        })
+    }
+
+    /// Returns the events of the interest that are ready now.
+    fn ready(&self) -> Events {
+        if !self.file.is_open() {
+            return Events::HUP;
+        }
+        self.file.object().poll(&mut PollTable::look_only()) & self.waiting.interest
+    }
+
+    /// Returns what `look` finds, or has the task woken when the object changes. `look` is called once and again
+    /// until it finds something.
+    pub(crate) fn poll_until<T>(
+        mut self: Pin<&mut Self>,
+        waker: &Waker,
+        mut look: impl FnMut(&Self) -> Option<T>,
+    ) -> Poll<T> {
+        if !self.is_registered
+            && let Some(found) = look(&self)
+        {
+            return Poll::Ready(found);
+        }
+        // The waker first, then the look: a wake in between finds the waker.
+        if self.is_registered {
+            self.waiting.slot.set_anew(waker);
+            self.use_up_notes();
+        } else {
+            self.waiting.slot.set(waker);
+            // SAFETY: nothing is moved out.
+            unsafe { self.as_mut().get_unchecked_mut() }.register(waker);
+        }
+        if broken(Rule::LookAfterRegistering) {
+            return Poll::Pending;
+        }
+        let mut found = look(&self);
+        if found.is_none() && self.is_exclusive() && self.give_claims_up() {
+            // The object was to be polled for them, and one of them may have come after the look.
+            found = look(&self);
+        }
+        match found {
+            Some(found) => {
+                if self.is_exclusive() {
+                    self.end_wait();
+                }
+                Poll::Ready(found)
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.place != Place::Shared
+    }
+
+    /// Gives up the claims, whose events are gone. Returns whether there were any.
+    fn give_claims_up(&self) -> bool {
+        let claimed = self.hooked().filter(|entry| entry.is_claimed());
+        claimed.filter_map(WaitEntry::disclaim).count() > 0
+    }
+
+    /// The task looks before it waits on, whatever was left to it.
+    fn use_up_notes(&self) {
+        if self.is_exclusive() {
+            for queue in self.hooked().filter_map(WaitEntry::queue) {
+                // SAFETY: `file` keeps the queue.
+                unsafe { queue.as_ref() }.use_up_notes();
+            }
+        }
+    }
+
+    /// The task, which waits exclusively, goes on with an event. Its claim, if it has one, is used up.
+    fn end_wait(&self) {
+        let is_chosen_again = self.waiting.slot.end_wait();
+        let mut deferred = Deferred::new();
+        for entry in self.hooked() {
+            // SAFETY: the entry is hooked, and `file` keeps its queue.
+            unsafe { entry.settle(|| true, Notes::AreUsedUp, &mut deferred) };
+        }
+        if is_chosen_again {
+            // For an event more, as the task was awake when it was chosen.
+            for queue in self.hooked().filter_map(WaitEntry::queue) {
+                // SAFETY: `file` keeps the queue.
+                unsafe { queue.as_ref() }.forward(Events::empty());
+            }
+        }
+    }
+
+    /// Hooks the entries. Poll the object afterwards. `self` is pinned.
+    fn register(&mut self, waker: &Waker) {
+        let waiting = NonNull::from(&self.waiting);
+        let place = self.place;
+        let (entries, used, more) = (&mut self.entries, &mut self.used, &mut self.more);
+        let mut is_short = false;
+        let mut on_register = |queue: &WaitQueue| {
+            let entry = TaskEntry {
+                entry: WaitEntry::new(on_wake_task),
+                waiting,
+            };
+            let entry = if let Some(room) = entries.get_mut(*used) {
+                *used += 1;
+                room.write(entry)
+            } else {
+                let (Ok(entry), Ok(())) = (boxed(entry), more.try_reserve(1)) else {
+                    is_short = true;
+                    return;
+                };
+                more.push(entry);
+                &**more.last().expect("it was pushed")
+            };
+            // SAFETY: the entry is pinned, as a part of `self` or in a box of its own. `leave` unhooks it before it
+            // ends, and `file` keeps the object whose queue this is.
+            unsafe { entry.entry.hook(queue, place) };
+        };
+        self.file
+            .object()
+            .poll(&mut PollTable::new(&mut on_register));
+        self.is_registered = !is_short;
+        if is_short {
+            // The task tries once more, until there is memory.
+            self.leave();
+            waker.wake_by_ref();
+        }
+    }
+
+    fn hooked(&self) -> impl Iterator<Item = &WaitEntry> {
+        let within = self.entries[..self.used]
+            .iter()
+            // SAFETY: the first `used` were written.
+            .map(|entry| unsafe { entry.assume_init_ref() });
+        within
+            .chain(self.more.iter().map(|entry| &**entry))
+            .map(|entry| &entry.entry)
+    }
+
+    /// Takes the entries out of their queues, and forwards the events for which the task was chosen.
+    fn leave(&mut self) {
+        for queue in self.hooked().filter_map(WaitEntry::unhook) {
+            if !broken(Rule::ForwardWhenATaskLeaves) {
+                // SAFETY: `file` keeps the queue.
+                unsafe { queue.as_ref() }.forward(Events::empty());
+            }
+        }
+        self.used = 0;
+        self.more.clear();
+        self.is_registered = false;
+    }
+}
+
+impl Drop for TaskWait {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`TaskEntry`]'s.
+unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `TaskEntry`, which is unhooked, under the lock that
+    // is held here, before it or what it points to ends.
+    let waiting = unsafe { entry.cast::<TaskEntry>().as_ref().waiting.as_ref() };
+    if !wake.key.is_empty() && !wake.key.intersects(waiting.interest) {
+        return Reply::Passed;
+    }
+    let waits = if wake.mode == Mode::Ask {
+        waiting.slot.is_waiting()
+    } else {
+        // SAFETY: the lock of the entry's queue is held.
+        unsafe { wake.deferred.push_task(&waiting.slot) }
+    };
+    // An exclusive wake is for another task if this one runs already.
+    if waits || !waiting.is_exclusive {
+        Reply::Took
+    } else {
+        Reply::Passed
+    }
+}
