@@ -24,6 +24,7 @@ mod list;
 mod locked;
 mod rotation;
 mod tasks;
+mod waker;
 
 pub(crate) use self::deferred::Deferred;
 use self::deferred::Level;
