@@ -58,6 +58,7 @@
 
 extern crate alloc;
 
+mod async_io;
 pub mod channel;
 mod clock;
 #[cfg(any(feature = "std", upoll_loom))]
@@ -92,6 +93,7 @@ mod timers;
 mod wait;
 mod watch;
 
+pub use crate::async_io::EventStream;
 #[cfg(any(feature = "std", upoll_loom))]
 pub use crate::clock::Clock;
 #[cfg(any(feature = "std", upoll_loom))]

@@ -3,12 +3,15 @@
 #![cfg(not(upoll_loom))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use upoll::{
-    Descriptor, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, SocketFlags, Source,
-    pipe, socketpair,
+    Descriptor, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Readiness, SocketFlags,
+    Source, pipe, socketpair,
 };
 
 struct Counting;
@@ -121,6 +124,51 @@ fn steady_state_allocates_nothing_and_idle_objects_are_small() {
     a_set_gives_back_the_memory_of_items_that_left();
     small_polls_and_selects_allocate_nothing();
     a_kept_context_allocates_nothing_however_its_list_changes();
+    tasks_that_wait_allocate_nothing();
+}
+
+/// From the making of a future to its end, however many tasks one wakeup wakes.
+fn tasks_that_wait_allocate_nothing() {
+    let counter = EventFd::new(0).unwrap();
+    let (reader, writer) = pipe().unwrap();
+    let (one, other) = socketpair(SocketFlags::empty()).unwrap();
+    let set = Epoll::new().unwrap();
+    set.add(&counter, Event::new(Events::IN, 0)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut round = || {
+        let mut waiting = [(); 50].map(|()| Readiness::new(&counter, Events::IN).unwrap());
+        let mut exclusive = [(); 2].map(|()| Readiness::exclusive(&counter, Events::IN).unwrap());
+        let (mut bytes, mut message, mut events) = ([0], [0], [Event::default()]);
+        let mut read = pin!(reader.read_async(&mut bytes));
+        let mut receive = pin!(one.read_async(&mut message));
+        let mut wait = pin!(set.wait_async(&mut events));
+        for ready in waiting.iter_mut().chain(&mut exclusive) {
+            // SAFETY: the arrays are dropped where they are.
+            let ready = unsafe { Pin::new_unchecked(ready) };
+            assert!(ready.poll(&mut context).is_pending());
+        }
+        assert!(read.as_mut().poll(&mut context).is_pending());
+        assert!(receive.as_mut().poll(&mut context).is_pending());
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        counter.try_write(1).unwrap();
+        writer.try_write(&[1]).unwrap();
+        other.try_write(&[1]).unwrap();
+        for ready in waiting.iter_mut().chain(&mut exclusive) {
+            // SAFETY: as above.
+            let ready = unsafe { Pin::new_unchecked(ready) };
+            assert!(ready.poll(&mut context).is_ready());
+        }
+        assert!(read.poll(&mut context).is_ready());
+        assert!(receive.poll(&mut context).is_ready());
+        assert!(wait.poll(&mut context).is_ready());
+        assert!(pin!(counter.read_async()).poll(&mut context).is_ready());
+    };
+    // The pipe and the pair get their pages.
+    round();
+    let (calls, bytes) = cost(|| (0..100).for_each(|_| round()));
+    assert_eq!((calls, bytes), (0, 0));
+    println!("a future: {} bytes", size_of::<Readiness>());
+    assert!(size_of::<Readiness>() <= 384);
 }
 
 /// Items leave in any order, and some stay.

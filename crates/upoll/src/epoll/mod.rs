@@ -120,7 +120,6 @@ impl Set {
     /// All events that a set ever shows to its watchers.
     pub(crate) const SHOWN: Events = Events::IN.union(Events::RDNORM);
 
-    #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
     }

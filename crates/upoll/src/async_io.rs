@@ -1,0 +1,321 @@
+//! Calls that wait as a future in place of a blocked thread.
+
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+
+use crate::epoll::Epoll;
+use crate::errno::Errno;
+use crate::eventfd::EventFd;
+use crate::events::{Event, Events};
+use crate::file::FileRef;
+use crate::pipe::{PipeReader, PipeWriter};
+use crate::readiness::TaskWait;
+use crate::socketpair::StreamSocket;
+use crate::target::Target;
+use crate::wait::Place;
+
+/// Makes a call that does not wait, once and after each change of an object, until it does not fail with `EAGAIN`.
+///
+/// Each attempt either is the whole call or changes nothing. So dropping this between two attempts loses nothing.
+struct Attempt<F> {
+    attempt: F,
+    wait: Result<TaskWait, Errno>,
+}
+
+impl<F> Attempt<F> {
+    fn new(file: FileRef<'_>, events: Events, place: Place, attempt: F) -> Self {
+        Attempt {
+            attempt,
+            wait: TaskWait::new(Target::File(file), events, place),
+        }
+    }
+}
+
+impl<T, F: FnMut() -> Result<T, Errno>> Future for Attempt<F> {
+    type Output = Result<T, Errno>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // SAFETY: `wait` is pinned as the whole is, and `attempt` is never pinned.
+        let Attempt { attempt, wait } = unsafe { self.get_unchecked_mut() };
+        let wait = match wait {
+            // SAFETY: as above.
+            Ok(wait) => unsafe { Pin::new_unchecked(wait) },
+            Err(errno) => return Poll::Ready(Err(*errno)),
+        };
+        wait.poll_until(context.waker(), |_| match attempt() {
+            Err(Errno::AGAIN) => None,
+            done => Some(done),
+        })
+    }
+}
+
+/// A call on an object that was retired does not wait.
+fn or_stale<T>(done: Result<T, Errno>, is_retired: impl FnOnce() -> bool) -> Result<T, Errno> {
+    match done {
+        Err(Errno::AGAIN) if is_retired() => Err(Errno::STALE),
+        done => done,
+    }
+}
+
+impl EventFd {
+    /// Takes the count, or one of it from a semaphore. The future waits while the count is 0, also if the object is
+    /// `NONBLOCK`.
+    ///
+    /// All tasks and threads that wait are woken by each change and try again, as with [`try_read`](Self::try_read).
+    /// Waiting allocates nothing. A [shared](Self::shared) eventfd wakes only tasks of the process that changes it.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has taken nothing.
+    ///
+    /// # Errors
+    /// `ESTALE`: it was [retired](Self::retire).
+    ///
+    /// # Example
+    /// ```
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// #     match future.as_mut().poll(&mut context) {
+    /// #         std::task::Poll::Ready(done) => done,
+    /// #         std::task::Poll::Pending => panic!("it waits"),
+    /// #     }
+    /// # }
+    /// use upoll::EventFd;
+    ///
+    /// let counter = EventFd::new(0)?;
+    /// let work = async {
+    ///     counter.write_async(3).await?;
+    ///     counter.read_async().await
+    /// };
+    /// assert_eq!(block_on(work), Ok(3));
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    pub fn read_async(&self) -> impl Future<Output = Result<u64, Errno>> + Send + use<'_> {
+        let attempt = move || or_stale(self.try_read(), || self.is_retired());
+        Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt)
+    }
+
+    /// Adds `value`. The future waits while the sum would reach the maximum, also if the object is `NONBLOCK`.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has added nothing.
+    ///
+    /// # Errors
+    /// `EINVAL`: `value` is `u64::MAX`. `ESTALE`: it was [retired](Self::retire).
+    pub fn write_async(
+        &self,
+        value: u64,
+    ) -> impl Future<Output = Result<(), Errno>> + Send + use<'_> {
+        let attempt = move || or_stale(self.try_write(value), || self.is_retired());
+        Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
+    }
+}
+
+impl PipeReader {
+    /// Reads up to `buffer.len()` bytes, and returns how many. The future waits while the pipe is empty and has
+    /// writers, also if the object is `NONBLOCK`. It returns 0 at the end of the stream.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has read nothing.
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    pub fn read_async<'a>(
+        &'a self,
+        buffer: &'a mut [u8],
+    ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
+        let attempt = move || or_stale(self.try_read(buffer), || self.is_retired());
+        Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt)
+    }
+}
+
+impl PipeWriter {
+    /// Writes bytes of `bytes`, and returns how many: at least one, or all if there are not more than
+    /// [`PIPE_BUF`](crate::PIPE_BUF). The future waits while there is no room, also if the object is `NONBLOCK`.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has written nothing.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    pub fn write_async<'a>(
+        &'a self,
+        bytes: &'a [u8],
+    ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
+        let attempt = move || or_stale(self.try_write(bytes), || self.is_retired());
+        Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
+    }
+}
+
+impl StreamSocket {
+    /// Reads up to `buffer.len()` bytes, and returns how many. The future waits while there are none and the peer can
+    /// send, also if the object is `NONBLOCK`. It returns 0 at the end of the stream.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has read nothing.
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    pub fn read_async<'a>(
+        &'a self,
+        buffer: &'a mut [u8],
+    ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
+        let attempt = move || or_stale(self.try_read(buffer), || self.is_retired());
+        Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt)
+    }
+
+    /// Writes bytes of `bytes`, and returns how many: at least one. The future waits while there is no room, also if
+    /// the object is `NONBLOCK`.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has written nothing.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    pub fn write_async<'a>(
+        &'a self,
+        bytes: &'a [u8],
+    ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
+        let attempt = move || or_stale(self.try_write(bytes), || self.is_retired());
+        Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
+    }
+}
+
+impl Epoll {
+    /// Reports ready members as [`try_wait`](Self::try_wait) does. The future waits while there are none.
+    ///
+    /// Fills `events` from the front and returns their number, at least one. All tasks that wait in a set are woken by
+    /// each event, and one of them gets it. Tasks that wait in a set with [`ROTATE`](crate::CreateFlags::ROTATE) take
+    /// turns instead.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has reported nothing. An event that was meant for it goes to the
+    /// next one that waits.
+    ///
+    /// # Errors
+    /// `EINVAL`: `events` is empty. `EPERM`: the set has, itself or in a set below, a kernel fd or a shared eventfd.
+    /// `ENOMEM`: there is no memory to walk the sets below. While the future exists the set takes no kernel fd
+    /// (`EBUSY`).
+    pub fn wait_async<'a>(
+        &'a self,
+        events: &'a mut [Event],
+    ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
+        let attempt = move || self.some_events(events);
+        Attempt::new(self.as_file_ref(), Events::IN, self.task_place(), attempt)
+    }
+
+    /// Returns the set's events as a stream. With the feature `futures-core` it implements `Stream`.
+    ///
+    /// The stream has a reference to the set, which keeps it open.
+    ///
+    /// # Errors
+    /// `EPERM`: the set has, itself or in a set below, a kernel fd or a shared eventfd. `ENOMEM`: there is no memory to
+    /// walk the sets below. While the stream exists the set takes no kernel fd (`EBUSY`).
+    pub fn event_stream(&self) -> Result<EventStream, Errno> {
+        let file = Target::File(self.as_file_ref());
+        Ok(EventStream {
+            wait: TaskWait::new(file, Events::IN, self.task_place())?,
+            set: self.clone(),
+            buffer: [Event::default(); EventStream::ROOM],
+            next: 0,
+            filled: 0,
+        })
+    }
+
+    fn some_events(&self, events: &mut [Event]) -> Result<usize, Errno> {
+        match self.try_wait(events) {
+            Ok(0) => Err(Errno::AGAIN),
+            done => done,
+        }
+    }
+
+    fn task_place(&self) -> Place {
+        if self.set().rotates() {
+            Place::ExclusiveTail
+        } else {
+            Place::Shared
+        }
+    }
+}
+
+/// The events of a set, one after the other, from [`Epoll::event_stream`]. It never ends.
+///
+/// It takes up to 16 events out of the set at once. A level-triggered event is reported again only after the events
+/// that were taken with it, and only if the file is still ready then. An event that waits in the stream may be out of
+/// date when it is returned.
+///
+/// # Cancel safety
+/// Events that were taken stay in the stream until they are returned. They are lost with the stream, if they are
+/// edge-triggered.
+pub struct EventStream {
+    wait: TaskWait,
+    set: Epoll,
+    buffer: [Event; EventStream::ROOM],
+    next: usize,
+    filled: usize,
+}
+
+impl EventStream {
+    const ROOM: usize = 16;
+
+    /// Returns the next event, or has the task woken when there is one.
+    ///
+    /// # Errors
+    /// As [`Epoll::try_wait`].
+    pub fn poll_event(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Event, Errno>> {
+        // SAFETY: `wait` is pinned as the whole is, and the rest is never pinned.
+        let this = unsafe { self.get_unchecked_mut() };
+        if this.next == this.filled {
+            let (set, buffer) = (&this.set, &mut this.buffer);
+            // SAFETY: as above.
+            let wait = unsafe { Pin::new_unchecked(&mut this.wait) };
+            let found = wait.poll_until(context.waker(), |_| match set.some_events(buffer) {
+                Err(Errno::AGAIN) => None,
+                done => Some(done),
+            });
+            match found {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(errno)) => return Poll::Ready(Err(errno)),
+                Poll::Ready(Ok(filled)) => (this.next, this.filled) = (0, filled),
+            }
+        }
+        let event = this.buffer[this.next];
+        this.next += 1;
+        Poll::Ready(Ok(event))
+    }
+
+    /// Returns the next event. The future waits while there is none. Dropping the future loses no event.
+    ///
+    /// # Errors
+    /// As [`Epoll::try_wait`].
+    pub async fn next_event(self: Pin<&mut Self>) -> Result<Event, Errno> {
+        let mut this = self;
+        core::future::poll_fn(move |context| this.as_mut().poll_event(context)).await
+    }
+}
+
+impl fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventStream")
+            .field("set", &self.set)
+            .field("taken", &(self.filled - self.next))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "futures-core")]
+impl futures_core::Stream for EventStream {
+    type Item = Result<Event, Errno>;
+
+    fn poll_next(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Event, Errno>>> {
+        self.poll_event(context).map(Some)
+    }
+}

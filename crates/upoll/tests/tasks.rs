@@ -1,0 +1,390 @@
+//! Tasks that wait by futures, without a runtime.
+#![cfg(not(upoll_loom))]
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use upoll::{
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PIPE_BUF, PollTable,
+    Pollable, Readiness, SocketFlags, WaitQueue, pipe, socketpair,
+};
+
+const IN: Event = Event::new(Events::IN, 0);
+
+/// Counts its wakeups.
+#[derive(Default)]
+struct Task(AtomicUsize);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Task {
+    fn woken(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn polled<F: Future>(future: Pin<&mut F>, task: &Arc<Task>) -> Poll<F::Output> {
+    let waker = Waker::from(task.clone());
+    future.poll(&mut Context::from_waker(&waker))
+}
+
+/// A future that waits, and its task.
+type Waiting = (Pin<Box<Readiness>>, Arc<Task>);
+
+fn waiting(ready: Result<Readiness, Errno>) -> Waiting {
+    let (mut ready, task) = (Box::pin(ready.unwrap()), Arc::new(Task::default()));
+    assert_eq!(polled(ready.as_mut(), &task), Poll::Pending);
+    (ready, task)
+}
+
+fn exclusive(counter: &EventFd) -> Waiting {
+    waiting(Readiness::exclusive(counter, Events::IN))
+}
+
+fn woken<const N: usize>(tasks: &[Waiting; N]) -> [usize; N] {
+    tasks.each_ref().map(|(_, task)| task.woken())
+}
+
+/// Unparks a thread.
+struct Parked(Thread);
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Parked(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
+            return done;
+        }
+        thread::park();
+    }
+}
+
+#[test]
+fn one_wakeup_wakes_any_number_of_tasks() {
+    let counter = EventFd::new(0).unwrap();
+    let tasks: Vec<_> = (0..1000)
+        .map(|_| waiting(Readiness::new(&counter, Events::IN)))
+        .collect();
+    counter.try_write(1).unwrap();
+    assert!(tasks.iter().all(|(_, task)| task.woken() == 1));
+}
+
+#[test]
+fn futures_end_on_other_threads_while_a_wakeup_wakes_many() {
+    for _ in 0..200 {
+        let counter = EventFd::new(0).unwrap();
+        let mut tasks: Vec<_> = (0..60)
+            .map(|_| waiting(Readiness::new(&counter, Events::IN)))
+            .collect();
+        let stay = tasks.split_off(40);
+        let others = tasks.split_off(20);
+        thread::scope(|scope| {
+            scope.spawn(|| drop(tasks));
+            scope.spawn(|| drop(others));
+            counter.try_write(1).unwrap();
+        });
+        assert!(stay.iter().all(|(_, task)| task.woken() == 1));
+    }
+}
+
+/// Drops other futures when it is woken.
+struct Ender(std::sync::Mutex<Vec<Waiting>>);
+
+impl Wake for Ender {
+    fn wake(self: Arc<Self>) {
+        let ended = std::mem::take(&mut *self.0.lock().unwrap());
+        drop(ended);
+    }
+}
+
+#[test]
+fn a_waker_may_end_the_futures_that_the_same_wakeup_is_to_wake_next() {
+    let counter = EventFd::new(0).unwrap();
+    let tasks = (0..60).map(|_| waiting(Readiness::new(&counter, Events::IN)));
+    let ender = Arc::new(Ender(std::sync::Mutex::new(tasks.collect())));
+    // The last to come is the first to be woken.
+    let mut first = pin!(Readiness::new(&counter, Events::IN).unwrap());
+    let waker = Waker::from(ender.clone());
+    assert!(
+        first
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+    counter.try_write(1).unwrap();
+    assert!(ender.0.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_kernel_fd_or_a_set_with_one_is_refused() {
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let set = Epoll::new().unwrap();
+    set.add(&reader, IN).unwrap();
+    assert_eq!(Readiness::new(&reader, Events::IN).err(), Some(Errno::PERM));
+    assert_eq!(
+        Readiness::exclusive(&set, Events::IN).err(),
+        Some(Errno::PERM)
+    );
+    assert_eq!(block_on(set.wait_async(&mut [IN])), Err(Errno::PERM));
+    assert_eq!(set.event_stream().err(), Some(Errno::PERM));
+}
+
+/// Has more queues than a future has room for.
+#[derive(Default)]
+struct Queues([WaitQueue; 7]);
+
+impl Pollable for Queues {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        for queue in &self.0 {
+            table.register(queue);
+        }
+        Events::empty()
+    }
+}
+
+#[test]
+fn a_task_waits_in_each_queue_of_an_object() {
+    let file = File::new(Queues::default());
+    for queue in &file.0 {
+        let (ready, task) = waiting(Readiness::new(&file, Events::IN));
+        queue.wake(Events::IN);
+        assert_eq!(task.woken(), 1);
+        drop(ready);
+        assert_eq!(queue.wake(Events::IN), 0);
+    }
+}
+
+#[test]
+fn a_wakeup_wakes_one_of_the_tasks_that_wait_exclusively_and_all_others() {
+    let counter = EventFd::new(0).unwrap();
+    let tasks = [
+        exclusive(&counter),
+        exclusive(&counter),
+        exclusive(&counter),
+    ];
+    let shared = waiting(Readiness::new(&counter, Events::IN));
+    counter.try_write(1).unwrap();
+    assert_eq!(woken(&tasks), [1, 0, 0]);
+    assert_eq!(shared.1.woken(), 1);
+    // A task that was woken and has not come is not chosen again.
+    counter.try_write(1).unwrap();
+    assert_eq!(woken(&tasks), [1, 1, 0]);
+}
+
+#[test]
+fn an_exclusive_task_that_ends_after_it_was_chosen_forwards_the_event() {
+    let counter = EventFd::new(0).unwrap();
+    let [first, second, third] = [(); 3].map(|()| exclusive(&counter));
+    counter.try_write(1).unwrap();
+    drop(first);
+    assert_eq!(second.1.woken(), 1);
+    // It has come for the event.
+    let (mut ready, task) = second;
+    assert_eq!(polled(ready.as_mut(), &task), Poll::Ready(Events::IN));
+    drop(ready);
+    assert_eq!(third.1.woken(), 0);
+}
+
+#[test]
+fn an_exclusive_task_that_was_chosen_for_nothing_waits_on() {
+    let counter = EventFd::new(0).unwrap();
+    let (mut ready, task) = exclusive(&counter);
+    for times in 1..4 {
+        counter.try_write(1).unwrap();
+        counter.try_read().unwrap();
+        assert_eq!(task.woken(), times);
+        assert_eq!(polled(ready.as_mut(), &task), Poll::Pending);
+    }
+}
+
+#[test]
+fn exclusive_tasks_at_a_rotating_set_take_turns() {
+    let source = EventFd::new(0).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let edge = Event::new(Events::IN | Events::ET, 0);
+    rotating.add(&source, edge).unwrap();
+    let mut tasks = [(); 3].map(|()| waiting(Readiness::exclusive(&rotating, Events::IN)));
+    for round in 1..5 {
+        for turn in 0..3 {
+            source.try_write(1).unwrap();
+            let mut expected = [round - 1; 3];
+            expected[..=turn].fill(round);
+            assert_eq!(woken(&tasks), expected);
+            let (ready, task) = &mut tasks[turn];
+            assert_eq!(polled(ready.as_mut(), task), Poll::Ready(Events::IN));
+            assert_eq!(rotating.try_wait(&mut [IN]), Ok(1));
+            source.try_read().unwrap();
+            assert_eq!(polled(ready.as_mut(), task), Poll::Pending);
+        }
+    }
+}
+
+#[test]
+fn a_task_at_a_rotating_set_that_leaves_forwards_its_event() {
+    let source = EventFd::new(0).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.add(&source, IN).unwrap();
+    let [first, second] = [(); 2].map(|()| waiting(Readiness::exclusive(&rotating, Events::IN)));
+    source.try_write(1).unwrap();
+    assert_eq!([first.1.woken(), second.1.woken()], [1, 0]);
+    drop(first);
+    assert_eq!(second.1.woken(), 1);
+}
+
+/// Nobody waits when the event comes. The recheck flags say so to those that come next.
+#[test]
+fn a_task_at_a_rotating_set_is_woken_after_events_that_found_nobody() {
+    let source = EventFd::new(0).unwrap();
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let edge = Event::new(Events::IN | Events::ET, 0);
+    rotating.add(&source, edge).unwrap();
+    let (mut ready, task) = waiting(Readiness::exclusive(&rotating, Events::IN));
+    for _ in 0..3 {
+        source.try_write(1).unwrap();
+    }
+    assert_eq!(task.woken(), 1);
+    assert_eq!(rotating.try_wait(&mut [IN]), Ok(1));
+    source.try_read().unwrap();
+    assert_eq!(polled(ready.as_mut(), &task), Poll::Pending);
+    source.try_write(1).unwrap();
+    assert_eq!(task.woken(), 2);
+}
+
+#[test]
+fn a_waker_of_a_queue_wakes_what_waits_there() {
+    struct Door(Arc<WaitQueue>);
+    impl Pollable for Door {
+        fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+            table.register(&self.0);
+            Events::empty()
+        }
+    }
+    let queue = Arc::new(WaitQueue::new());
+    let waker = queue.waker(Events::IN);
+    let door = File::new(Door(queue));
+    let (_ready, task) = waiting(Readiness::new(&door, Events::IN));
+    let (_other, idle) = waiting(Readiness::new(&door, Events::OUT));
+    waker.wake_by_ref();
+    assert_eq!([task.woken(), idle.woken()], [1, 0]);
+    drop(door);
+    // It keeps the queue.
+    let clone = waker.clone();
+    drop(waker);
+    clone.wake();
+}
+
+#[test]
+fn reads_and_writes_of_tasks_wait_for_each_other() {
+    const ROUNDS: u64 = 200;
+    let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    counter.set_maximum(3).unwrap();
+    let (reader, writer) = pipe().unwrap();
+    writer.set_capacity(PIPE_BUF).unwrap();
+    let (one, other) = socketpair(SocketFlags::NONBLOCK).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            block_on(async {
+                for round in 0..ROUNDS {
+                    counter.write_async(2).await.unwrap();
+                    let mut bytes = &[7_u8; 3 * PIPE_BUF][..];
+                    while !bytes.is_empty() {
+                        bytes = &bytes[writer.write_async(bytes).await.unwrap()..];
+                    }
+                    let sent = round.to_ne_bytes();
+                    assert_eq!(one.write_async(&sent).await, Ok(8));
+                }
+            });
+        });
+        block_on(async {
+            for round in 0..ROUNDS {
+                for _ in 0..2 {
+                    assert_eq!(counter.read_async().await, Ok(1));
+                }
+                let (mut buffer, mut read) = ([0; 1000], 0);
+                while read < 3 * PIPE_BUF {
+                    let room = buffer.len().min(3 * PIPE_BUF - read);
+                    read += reader.read_async(&mut buffer[..room]).await.unwrap();
+                }
+                let mut received = [0; 8];
+                assert_eq!(other.read_async(&mut received).await, Ok(8));
+                assert_eq!(u64::from_ne_bytes(received), round);
+            }
+        });
+    });
+    drop((writer, one));
+    assert_eq!(block_on(reader.read_async(&mut [0])), Ok(0));
+    assert_eq!(block_on(other.read_async(&mut [0])), Ok(0));
+}
+
+#[test]
+fn a_read_that_ends_early_has_read_nothing() {
+    let (reader, writer) = pipe().unwrap();
+    let task = Arc::default();
+    let mut buffer = [0; 2];
+    let mut read = Box::pin(reader.read_async(&mut buffer));
+    assert!(polled(read.as_mut(), &task).is_pending());
+    writer.try_write(b"ab").unwrap();
+    assert_eq!(task.woken(), 1);
+    drop(read);
+    assert_eq!(block_on(reader.read_async(&mut buffer)), Ok(2));
+}
+
+#[test]
+fn a_call_that_waits_for_a_retired_object_fails() {
+    let counter = EventFd::new(0).unwrap();
+    let task = Arc::default();
+    let mut read = pin!(counter.read_async());
+    assert!(polled(read.as_mut(), &task).is_pending());
+    counter.retire().unwrap();
+    assert_eq!(task.woken(), 1);
+    assert_eq!(polled(read.as_mut(), &task), Poll::Ready(Err(Errno::STALE)));
+}
+
+#[test]
+fn a_task_waits_in_a_set_and_gets_each_event_of_a_stream_once() {
+    let set = Epoll::new().unwrap();
+    let counters: Vec<_> = (0..40).map(|_| EventFd::new(0).unwrap()).collect();
+    let edge = |data| Event::new(Events::IN | Events::ET, data);
+    for (data, counter) in (0..).zip(&counters) {
+        set.add(counter, edge(data)).unwrap();
+    }
+    let task = Arc::default();
+    let mut events = [Event::default(); 2];
+    assert_eq!(block_on(set.wait_async(&mut [])), Err(Errno::INVAL));
+    let mut wait = Box::pin(set.wait_async(&mut events));
+    assert!(polled(wait.as_mut(), &task).is_pending());
+    counters[5].try_write(1).unwrap();
+    assert_eq!(task.woken(), 1);
+    assert_eq!(polled(wait.as_mut(), &task), Poll::Ready(Ok(1)));
+    drop(wait);
+    assert_eq!(events[0].data(), 5);
+
+    let mut stream = pin!(set.event_stream().unwrap());
+    let mut next = Box::pin(stream.as_mut().next_event());
+    assert!(polled(next.as_mut(), &task).is_pending());
+    for counter in &counters {
+        counter.try_write(1).unwrap();
+    }
+    drop(next);
+    for data in 0..40 {
+        let event = block_on(stream.as_mut().next_event()).unwrap();
+        assert_eq!(event.data(), data);
+    }
+    let next = pin!(stream.as_mut().next_event());
+    assert!(polled(next, &task).is_pending());
+}
