@@ -16,6 +16,7 @@ mod measure;
 mod numbers;
 mod polling;
 mod report;
+mod tasks;
 mod timeouts;
 mod wakes;
 mod workers;
@@ -79,6 +80,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 11] {
             "a thread wakes another, on its CPU and on another",
             wakes::NAMES.to_vec(),
         ),
+        ("two tasks wake each other", tasks::NAMES.to_vec()),
         (
             "poll and select, on the stack and on the heap",
             polling::NAMES.to_vec(),
@@ -256,6 +258,8 @@ impl Run<'_> {
         comparisons.extend(batches.into_iter().flatten());
         let channels = self.step(channels::NAME, || channels::measure(self.effort))?;
         comparisons.extend(channels.into_iter().flatten());
+        let tasks = self.step(tasks::NAME, || tasks::measure(self.effort))?;
+        comparisons.extend(tasks.into_iter().flatten());
         Ok(comparisons)
     }
 
