@@ -26,3 +26,5 @@ pub mod limits {}
 pub mod channels {}
 #[doc = include_str!("../../../docs/guide/timers.md")]
 pub mod timers {}
+#[doc = include_str!("../../../docs/guide/async.md")]
+pub mod tasks {}
