@@ -95,3 +95,44 @@ fn numbers_and_errors_of_std_become_each_other() {
     assert_eq!(made(ErrorKind::Interrupted), Errno::INTR);
     assert_eq!(made(ErrorKind::InvalidData), Errno::IO);
 }
+
+#[test]
+fn an_error_that_a_program_made_becomes_a_number_of_its_kind() {
+    for errno in (1..=133).map(Errno::from_raw) {
+        let of_the_kind = Errno::from(io::Error::from(errno.kind()));
+        assert_eq!(of_the_kind.kind(), errno.kind(), "{errno:?}");
+    }
+    let made = |kind| Errno::from(io::Error::from(kind));
+    assert_eq!(made(ErrorKind::TimedOut), Errno::TIMEDOUT);
+    assert_eq!(made(ErrorKind::Unsupported), Errno::OPNOTSUPP);
+    assert_eq!(made(ErrorKind::UnexpectedEof), Errno::IO);
+}
+
+#[test]
+fn numbers_have_the_names_and_texts_of_the_c_library() {
+    unsafe extern "C" {
+        fn strerrorname_np(number: i32) -> *const std::ffi::c_char;
+    }
+    let mut named = 0;
+    for code in 1..=140 {
+        let text = io::Error::from_raw_os_error(code).to_string();
+        let Some(text) = text.strip_suffix(&format!(" (os error {code})")) else {
+            panic!("{text}");
+        };
+        // SAFETY: any number may be asked for, and the answer is null or a constant string.
+        let name = unsafe {
+            let name = strerrorname_np(code);
+            (!name.is_null()).then(|| std::ffi::CStr::from_ptr(name).to_str().unwrap())
+        };
+        let errno = Errno::from_raw(code);
+        match name {
+            None => assert_eq!(errno.to_string(), format!("error number {code}")),
+            Some(name) => {
+                assert_eq!(errno.to_string(), format!("{text} ({name})"));
+                assert_eq!(format!("{errno:?}"), name);
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 130);
+}

@@ -64,25 +64,24 @@ impl Errno {
     }
 }
 
-/// The number of an error of the operating system. An error that a program has made gets the number that goes with
-/// its kind, or `EIO`.
+/// The number of an error of the operating system. An error that a program has made gets a number that has its
+/// kind, or `EIO` if none has.
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         if let Some(code) = error.raw_os_error() {
             return Errno::from_raw(code);
         }
         match error.kind() {
-            io::ErrorKind::AlreadyExists => Errno::EXIST,
-            io::ErrorKind::BrokenPipe => Errno::PIPE,
-            io::ErrorKind::ConnectionReset => Errno::CONNRESET,
-            io::ErrorKind::Interrupted => Errno::INTR,
-            io::ErrorKind::InvalidInput => Errno::INVAL,
-            io::ErrorKind::NotFound => Errno::NOENT,
-            io::ErrorKind::OutOfMemory => Errno::NOMEM,
-            io::ErrorKind::PermissionDenied => Errno::PERM,
+            // Of the numbers of this kind the one that calls on files fail with.
             io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
-            io::ErrorKind::WouldBlock => Errno::AGAIN,
-            _ => Errno::IO,
+            // The kind of numbers that have none.
+            kind if kind == Errno::IO.kind() => Errno::IO,
+            kind => {
+                let mut known = Errno::known();
+                known
+                    .find(|errno| errno.kind() == kind)
+                    .unwrap_or(Errno::IO)
+            }
         }
     }
 }
