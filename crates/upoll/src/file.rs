@@ -30,6 +30,7 @@ use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::boxed;
 use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
+use crate::trace;
 use crate::wait::WaitQueue;
 
 /// An object that can be asked whether it is ready, and wakes its queues when that changes
@@ -480,6 +481,7 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
             on_close(FileId::of(description), &description.watchers);
         }
         description.object.release();
+        trace::closed(FileId::of(description));
     }
 }
 

@@ -54,6 +54,8 @@
 //! | Feature | |
 //! |---|---|
 //! | `std` (default) | sleeping waits, clocks, signal masks, kernel file descriptors and shared eventfds. Without it the crate is `no_std` with `alloc`, and makes no system call |
+//! | `futures-core` | `EventStream` is a `Stream` of that crate |
+//! | `tracing` | events for the crate of that name, with the target `upoll`. Calls that make, change and close sets send them at the level `DEBUG`, and waits in sets at `TRACE`. No lock is held meanwhile, so a subscriber may use upoll. A signal handler that uses sets then runs the subscriber, too |
 #![cfg_attr(not(any(feature = "std", upoll_loom)), no_std)]
 
 extern crate alloc;
@@ -90,6 +92,7 @@ mod socketpair;
 mod sync;
 mod target;
 mod timers;
+mod trace;
 mod wait;
 mod watch;
 

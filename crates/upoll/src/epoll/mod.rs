@@ -61,6 +61,7 @@ use crate::memory::boxed;
 use crate::memory::text_of;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
 use crate::target::{Source, Target};
+use crate::trace;
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
 
 bitflags! {
@@ -390,6 +391,7 @@ impl Epoll {
         if let Some(handover) = &epoll.file.handover {
             handover.open(NonNull::from(epoll.description()));
         }
+        trace::created(epoll.as_file_ref().identity(), rotates);
         Ok(epoll)
     }
 
@@ -410,12 +412,13 @@ impl Epoll {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
-        let ready = self.harvest_unremembered(events)?;
+        let ready = self.harvest_unremembered(events);
         #[cfg(all(feature = "std", not(upoll_loom)))]
-        if ready > 0 {
+        if ready.is_ok_and(|ready| ready > 0) {
             handover::remember(self.set());
         }
-        Ok(ready)
+        trace::waited(self.as_file_ref().identity(), ready);
+        ready
     }
 
     /// [`try_wait`](Self::try_wait) for a thread that forwards the event by other means if it ends.

@@ -94,12 +94,20 @@ impl Epoll {
         if commands.is_empty() {
             return Err(Errno::INVAL);
         }
-        let (done, result) = self.modify_descriptors(commands);
-        if result.is_err() || done == commands.len() {
-            // Nothing of the core's, and no need to prepare for that.
-            return Ok(done);
+        let (mut done, result) = self.modify_descriptors(commands);
+        // Else there is nothing of the core's, and no need to prepare for that.
+        if result.is_ok() && done < commands.len() {
+            done = self.ctl_from(done, commands);
         }
-        Ok(self.ctl_from(done, commands))
+        for executed in commands.iter().take(done + 1) {
+            self.trace_change(
+                executed.op,
+                executed.target,
+                executed.interest,
+                executed.result,
+            );
+        }
+        Ok(done)
     }
 
     /// The commands at the head that [modify a descriptor](CtlCommand::modified_descriptor), until one
@@ -187,7 +195,7 @@ fn apply_otherwise(
         Target::File(file) if CtlPass::takes(op, file) => pass.add_or_delete(op, file, interest),
         target => {
             pass.pause();
-            pass.epoll().ctl(op, target, *interest)
+            pass.epoll().ctl_untraced(op, target, *interest)
         }
     }
 }

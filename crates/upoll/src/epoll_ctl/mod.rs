@@ -7,10 +7,14 @@ mod batch;
 
 pub use self::batch::CtlCommand;
 
+#[cfg(any(feature = "std", upoll_loom))]
+use std::os::fd::AsRawFd;
+
 use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::Event;
 use crate::target::{Source, Target};
+use crate::trace;
 
 impl Epoll {
     /// `EPOLL_CTL_ADD`: watches `source`.
@@ -67,6 +71,28 @@ impl Epoll {
     #[doc(alias = "epoll_ctl")]
     #[inline(always)]
     pub fn ctl(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
+        let result = self.ctl_untraced(op, target, interest);
+        self.trace_change(op, target, interest, result);
+        result
+    }
+
+    /// Sends the event of a change that has ended.
+    #[inline(always)]
+    fn trace_change(&self, op: Op, target: Target<'_>, interest: Event, result: Result<(), Errno>) {
+        let set = self.as_file_ref().identity();
+        let (file, fd) = match target {
+            Target::File(file) => (Some(file.identity()), file.number()),
+            #[cfg(any(feature = "std", upoll_loom))]
+            Target::Kernel(fd) => (None, fd.as_raw_fd()),
+            #[cfg(any(feature = "std", upoll_loom))]
+            Target::Descriptor(descriptor) => (None, descriptor.fd().as_raw_fd()),
+        };
+        trace::changed(set, op, file, fd, interest.events(), result);
+    }
+
+    /// [`ctl`](Self::ctl) for a caller that may hold locks, and traces the change later.
+    #[inline(always)]
+    fn ctl_untraced(&self, op: Op, target: Target<'_>, interest: Event) -> Result<(), Errno> {
         match target {
             Target::File(file) => self.ctl_file(op, file, interest),
             #[cfg(any(feature = "std", upoll_loom))]

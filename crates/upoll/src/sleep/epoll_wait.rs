@@ -16,6 +16,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{EpollBackend, SignalMask};
 use crate::sync::Ordering;
+use crate::trace;
 use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
 
 impl Epoll {
@@ -58,11 +59,18 @@ impl Epoll {
         if timeout.is_now() {
             return self.try_wait(events);
         }
-        let ready = self.wait_unremembered(events, timeout)?;
-        if ready > 0 {
+        let ready = self.wait_unremembered(events, timeout);
+        self.end_wait(ready)
+    }
+
+    /// Does what is left to do once a wait has `ready` events, or has failed.
+    #[inline]
+    fn end_wait(&self, ready: Result<usize, Errno>) -> Result<usize, Errno> {
+        if ready.is_ok_and(|ready| ready > 0) {
             remember(self.set());
         }
-        Ok(ready)
+        trace::waited(self.as_file_ref().identity(), ready);
+        ready
     }
 
     #[inline]
@@ -80,6 +88,7 @@ impl Epoll {
             }
         }
         let deadline = timeout.deadline();
+        trace::sleeps(self.as_file_ref().identity());
         if EpollBackend::of(set).is_none() {
             let ended = if set.rotates() {
                 wait_in_turn(set, events, deadline)
@@ -132,18 +141,16 @@ impl Epoll {
         if !self.set().rotates() {
             let ready = begin_wait(self.set(), events, &mut turns);
             if ready > 0 {
-                remember(self.set());
-                return Ok(ready);
+                return self.end_wait(Ok(ready));
             }
         }
+        let deadline = timeout.deadline();
+        trace::sleeps(self.as_file_ref().identity());
         // Between two sleeps no handler may run unnoticed.
         let _held = Blocked::sent();
         let mask = Some(mask.as_libc());
-        let ready = self.wait_in_kernel(events, timeout.deadline(), mask, &mut turns)?;
-        if ready > 0 {
-            remember(self.set());
-        }
-        Ok(ready)
+        let ready = self.wait_in_kernel(events, deadline, mask, &mut turns);
+        self.end_wait(ready)
     }
 }
 
