@@ -4,6 +4,8 @@
 
 mod kernel;
 
+use std::collections::HashMap;
+
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, Op, Target, WatchLimit};
 
 use kernel::{Kernel, Twin, same};
@@ -371,4 +373,26 @@ fn fdinfo_shows_an_interest_as_the_kernel_does() {
     twin.fdinfo(0);
     let text = twin.set(0).unwrap().fdinfo().unwrap();
     assert!(text.contains("events: c0000000 data: 123456789abcdef0  pos:0 ino:"));
+}
+
+#[test]
+fn remove_is_delete() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(1).unwrap();
+    set.add(&counter, Event::new(Events::IN, 0)).unwrap();
+    assert_eq!(set.remove(&counter), Ok(()));
+    assert_eq!(set.remove(&counter), set.delete(&counter));
+    assert!(set.is_empty());
+}
+
+#[test]
+fn open_files_are_keys_of_maps() {
+    let (one, other) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
+    let mut names = HashMap::new();
+    names.insert(one.as_file_ref().identity(), "one");
+    names.insert(other.as_file_ref().identity(), "other");
+    let again = one.clone();
+    let found = names.get(&again.as_file_ref().numbered(7).identity());
+    assert_eq!(found, Some(&"one"));
+    assert_eq!(names.len(), 2);
 }

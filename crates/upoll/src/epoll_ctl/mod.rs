@@ -59,9 +59,17 @@ impl Epoll {
     /// # Errors
     /// `EINVAL`: `source` is this set. `ENOENT`: it is not watched.
     #[doc(alias = "EPOLL_CTL_DEL")]
-    #[doc(alias = "remove")]
     pub fn delete(&self, source: &(impl Source + ?Sized)) -> Result<(), Errno> {
         self.ctl(Op::Del, source.target(), Event::default())
+    }
+
+    /// The same as [`delete`](Self::delete), by the name that collections have for it.
+    ///
+    /// # Errors
+    /// As [`delete`](Self::delete).
+    #[inline]
+    pub fn remove(&self, source: &(impl Source + ?Sized)) -> Result<(), Errno> {
+        self.delete(source)
     }
 
     /// `epoll_ctl(2)` with the operation as a value.
