@@ -49,6 +49,10 @@
 //! # Threads
 //! Everything may be used from any thread.
 //!
+//! # Counters
+//! A set counts its wakes, events and sleeps from [`Epoll::enable_counters`] on, and a queue from
+//! [`WaitQueue::enable_counters`] on. [`Epoll::counters`] returns them, and [`Epoll::fdinfo`] shows them.
+//!
 //! # Features
 //!
 //! | Feature | |
@@ -90,6 +94,7 @@ mod select;
 mod sleep;
 mod socketpair;
 mod sync;
+mod tally;
 mod target;
 mod timers;
 mod trace;
@@ -130,6 +135,7 @@ pub use crate::socketpair::{ReceiveFlags, Shutdown, SocketFlags, StreamSocket, s
 pub use crate::sync::LockCounts;
 #[cfg(upoll_loom)]
 pub use crate::sync::{Lock, Rule, break_rule, sequenced};
+pub use crate::tally::Counters;
 pub use crate::target::{Source, Target};
 pub use crate::timers::{Timer, TimerSetting, Timers};
 pub use crate::wait::WaitQueue;

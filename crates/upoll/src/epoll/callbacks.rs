@@ -76,7 +76,7 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
     if backend.has_silent_members() {
         return Ok(true);
     }
-    let inner = set.inner.lock();
+    let inner = set.lock();
     if inner.nested == 0 {
         return Ok(false);
     }

@@ -121,7 +121,7 @@ impl Epoll {
         self.check_modify(key.0, events)?;
         let set = self.set();
         let _scope = Scope::enter();
-        let inner = set.inner.lock();
+        let inner = set.lock();
         // Publish the interest, then look: a wake that still saw the old one came before the look.
         let item = set.change_interest(&inner, key, events, data, Item::set_interest)?;
         // SAFETY: found in the table, with the lock held.
@@ -181,7 +181,7 @@ impl Epoll {
         let mut deferred = Deferred::new();
         let mut left = None;
         let result = {
-            let mut inner = self.set().inner.lock();
+            let mut inner = self.set().lock();
             let (left, deferred) = (&mut left, &mut deferred);
             self.ctl_locked(&mut inner, Op::Add, file, event, left, deferred)
         };
@@ -212,7 +212,7 @@ impl Epoll {
         let _scope = Scope::enter();
         let mut left = None;
         let result = {
-            let mut inner = self.set().inner.lock();
+            let mut inner = self.set().lock();
             self.set().delete(&mut inner, identity, number, &mut left)
         };
         if let Some(left) = left {
@@ -288,7 +288,7 @@ impl Epoll {
             time::learn(self.description(), source)?;
         }
         let mut result = {
-            let mut inner = self.set().inner.lock();
+            let mut inner = self.set().lock();
             self.add_locked(
                 &mut inner,
                 file,
@@ -306,7 +306,7 @@ impl Epoll {
             result = check_nested(self.description(), target)
                 .and_then(|()| there.nest_in(file.description(), self.description()));
             if result.is_err() {
-                let mut inner = self.set().inner.lock();
+                let mut inner = self.set().lock();
                 let (identity, number) = (file.identity(), file.number());
                 // Another thread may have deleted it.
                 let _ = self.set().delete(&mut inner, identity, number, &mut left);
@@ -676,7 +676,7 @@ impl Set {
         {
             // First all hooks, so that no wake meets a half-taken set.
             let _scope = Scope::enter();
-            let inner = self.inner.lock();
+            let inner = self.lock();
             for item in inner.iter() {
                 if emptying.claims.try_reserve(1).is_err() {
                     // The rest is unhooked as it is removed.
@@ -696,7 +696,7 @@ impl Set {
     /// [`Scope`].
     fn remove_closed(&self, identity: FileId, number: i32) {
         let mut left = None;
-        let mut inner = self.inner.lock();
+        let mut inner = self.lock();
         let removed = self.delete(&mut inner, identity, number, &mut left);
         drop(inner);
         if broken(Rule::RecheckUnderSetLock) {
@@ -781,7 +781,7 @@ impl Emptying<'_> {
     fn run(&mut self) {
         let _scope = Scope::enter();
         loop {
-            let mut inner = self.set.inner.lock();
+            let mut inner = self.set.lock();
             let Some((item, next)) = inner.next_from(self.slot) else {
                 if inner.len() == 0 {
                     break;

@@ -80,7 +80,7 @@ impl<'a> CtlPass<'a> {
         self.look_at_changed();
         self.make_room();
         let epoll = self.epoll;
-        let inner = self.inner.get_or_insert_with(|| epoll.set().inner.lock());
+        let inner = self.inner.get_or_insert_with(|| epoll.set().lock());
         let mut left = None;
         let deferred = &mut self.deferred;
         let result = epoll.ctl_locked(inner, op, file, *interest, &mut left, deferred);
@@ -104,7 +104,7 @@ impl<'a> CtlPass<'a> {
             self.make_room();
         }
         let set = epoll.set();
-        let inner = self.inner.get_or_insert_with(|| set.inner.lock());
+        let inner = self.inner.get_or_insert_with(|| set.lock());
         let publish = Item::set_interest_unfenced;
         self.changed
             .push(set.change_interest(inner, key, events, data, publish)?);

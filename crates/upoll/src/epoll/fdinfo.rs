@@ -11,7 +11,7 @@ use crate::file::FileId;
 pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
     let mut rows: Vec<(FileId, i32, u32, u64)> = Vec::new();
     {
-        let inner = set.inner.lock();
+        let inner = set.lock();
         for item in inner.iter() {
             // SAFETY: the set's lock is held, and the item is registered.
             let row = unsafe {
@@ -35,8 +35,11 @@ pub(super) fn show(set: &Set, out: &mut dyn fmt::Write) -> fmt::Result {
             identity.addr()
         )?;
     }
-    match set.backend() {
-        Some(backend) => backend.show_fdinfo(out),
+    if let Some(backend) = set.backend() {
+        backend.show_fdinfo(out)?;
+    }
+    match set.tally.counters() {
+        Some(counters) => write!(out, "{counters}"),
         None => Ok(()),
     }
 }

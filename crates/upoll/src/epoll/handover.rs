@@ -122,7 +122,7 @@ impl ServedBy {
             }
         }
         if set.is_above_rotating() {
-            for item in &set.inner.lock().rotating {
+            for item in &set.lock().rotating {
                 // SAFETY: items in the list are registered, and the set's lock is held.
                 if let Some(below) = as_set(unsafe { item.as_ref().file() }) {
                     self.add(below);
@@ -154,7 +154,7 @@ type Unseen = SmallVec<[Forgotten; 1]>;
 
 /// Takes the claims of the items below. Returns whether it has all of them: not if there was no room for more.
 fn disclaim_below(set: &Set, unseen: &mut Unseen) -> bool {
-    for item in &set.inner.lock().rotating {
+    for item in &set.lock().rotating {
         if unseen.try_reserve(1).is_err() {
             return false;
         }

@@ -59,7 +59,8 @@ use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
 use crate::memory::boxed;
 use crate::memory::text_of;
-use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::tally::{Counters, OptionalTally, Tally};
 use crate::target::{Source, Target};
 use crate::trace;
 use crate::wait::{Deferred, Scope, WaitQueue, Wake};
@@ -115,11 +116,23 @@ pub(crate) struct Set {
     callbacks: AtomicUsize,
     /// The part of the set that lives outside the core, once it has one.
     backend: OptionalBackend,
+    pub(crate) tally: OptionalTally,
 }
 
 impl Set {
     /// All events that a set ever shows to its watchers.
     pub(crate) const SHOWN: Events = Events::IN.union(Events::RDNORM);
+
+    /// Takes the set's lock.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Interests> {
+        #[cfg(not(upoll_loom))]
+        if let Some(inner) = self.inner.try_lock() {
+            return inner;
+        }
+        self.tally.count(Tally::contended);
+        self.inner.lock()
+    }
 
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
@@ -172,7 +185,7 @@ impl Set {
             && self.may_have_hung_up.swap(false, Ordering::Relaxed)
         {
             let _scope = Scope::enter();
-            let inner = self.inner.lock();
+            let inner = self.lock();
             let hung_up = inner.iter().any(|item| {
                 // SAFETY: the item is registered, and the set's lock is held.
                 unsafe { Set::look(&*item).intersects(HANG_UP) }
@@ -385,6 +398,7 @@ impl Epoll {
                 handover: rotates.then(Handover::new).transpose()?,
                 callbacks: AtomicUsize::new(0),
                 backend: OptionalBackend::new(),
+                tally: OptionalTally::new(),
             })?,
         };
         #[cfg(any(feature = "std", upoll_loom))]
@@ -412,13 +426,15 @@ impl Epoll {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
-        let ready = self.harvest_unremembered(events);
-        #[cfg(all(feature = "std", not(upoll_loom)))]
-        if ready.is_ok_and(|ready| ready > 0) {
+        let result = self.harvest_unremembered(events);
+        trace::waited(self.as_file_ref().identity(), result);
+        let ready = result?;
+        if ready > 0 {
+            self.count_events(ready);
+            #[cfg(all(feature = "std", not(upoll_loom)))]
             handover::remember(self.set());
         }
-        trace::waited(self.as_file_ref().identity(), ready);
-        ready
+        Ok(ready)
     }
 
     /// [`try_wait`](Self::try_wait) for a thread that forwards the event by other means if it ends.
@@ -451,12 +467,33 @@ impl Epoll {
         self.set().takes_turns()
     }
 
-    /// Returns what `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format.
+    /// Returns what `/proc/PID/fdinfo` would show: a line for each interest, in Linux's format. The lines of the
+    /// [counters](Self::counters) follow if the set has them.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for the text.
     pub fn fdinfo(&self) -> Result<alloc::string::String, Errno> {
         text_of(|out| self.file.show_fdinfo(out))
+    }
+
+    /// Begins to count what happens in the set; without effect if it counts already. It counts until it is closed.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the counters.
+    pub fn enable_counters(&self) -> Result<(), Errno> {
+        self.file.tally.enable()
+    }
+
+    /// Returns the counters, or `None` if the set does not [count](Self::enable_counters).
+    #[must_use]
+    pub fn counters(&self) -> Option<Counters> {
+        self.file.tally.counters()
+    }
+
+    /// Counts the events that a wait returns.
+    #[inline(always)]
+    pub(crate) fn count_events(&self, ready: usize) {
+        self.file.tally.count(|tally| tally.events(ready));
     }
 
     /// Returns the interests in one open file: the number that each goes by, and what is wanted.
@@ -490,7 +527,7 @@ impl Epoll {
         &self,
         find: impl Fn(usize) -> Option<T>,
     ) -> Result<Vec<(T, i32, Event)>, Errno> {
-        let inner = self.file.inner.lock();
+        let inner = self.file.lock();
         let mut found = Vec::new();
         for item in inner.iter() {
             // SAFETY: the item is registered and the set's lock held.
@@ -513,7 +550,7 @@ impl Epoll {
     /// How many interests the set holds.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.file.inner.lock().len() + self.file.backend().map_or(0, |backend| backend.len())
+        self.file.lock().len() + self.file.backend().map_or(0, |backend| backend.len())
     }
 
     /// Whether the set watches nothing.

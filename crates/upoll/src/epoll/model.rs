@@ -26,7 +26,7 @@ impl Epoll {
     /// kernel does.
     pub fn be_chosen(&self, rotating: &Epoll) {
         let set = self.set();
-        let interests = set.inner.lock();
+        let interests = set.lock();
         for item in interests.iter() {
             // SAFETY: the item is registered and the set's lock held.
             unsafe {

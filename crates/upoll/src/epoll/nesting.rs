@@ -96,7 +96,7 @@ impl Below {
             return Ok(depth);
         }
         let mut deepest = 0;
-        let inner = set.inner.lock();
+        let inner = set.lock();
         if inner.nested > 0 {
             for item in inner.iter() {
                 step();
@@ -153,7 +153,7 @@ pub(super) fn mark_above_rotating(set: &Description<Set>) -> Result<(), Errno> {
     }
     for above in sets_above(set.watchers())? {
         mark_above_rotating(&above)?;
-        let mut inner = above.object().inner.lock();
+        let mut inner = above.object().lock();
         let inner = &mut *inner;
         let mut watching = Vec::new();
         for item in inner.iter() {
@@ -238,7 +238,7 @@ fn check_paths_below(
     if level > MAX_NESTS {
         return Ok(());
     }
-    let inner = set.inner.lock();
+    let inner = set.lock();
     for item in inner.iter() {
         step();
         // SAFETY: registered, and its set's lock is held.

@@ -308,7 +308,7 @@ impl Set {
     #[inline(never)]
     fn harvest_pending(&self, out: &mut [Event], ask: Ask, turns: &mut Turns) -> usize {
         let _scope = Scope::enter();
-        let inner = self.inner.lock();
+        let inner = self.lock();
         let mut filled = 0;
         if let Some(first) = out.first_mut()
             && let Some(event) = self.take_lone_edge(&inner)
@@ -368,7 +368,7 @@ impl Set {
     /// (`ep_eventpoll_poll`).
     pub(crate) fn has_ready(&self) -> bool {
         if self.is_pending()
-            && let Some(mut scan) = Scan::begin(self, self.inner.lock(), Ask::AtOnce)
+            && let Some(mut scan) = Scan::begin(self, self.lock(), Ask::AtOnce)
         {
             scan.use_up_notes();
             while let Some(item) = scan.inner.ready.front() {
@@ -396,7 +396,7 @@ impl Set {
             return;
         }
         let _scope = Scope::enter();
-        let mut inner = self.inner.lock();
+        let mut inner = self.lock();
         let inner = &mut *inner;
         for &item in &inner.rotating {
             // SAFETY: registered items are alive, and the set's lock is held.

@@ -83,7 +83,7 @@ impl Epoll {
     /// How many interests the set holds in files that are not the kernel's.
     #[must_use]
     pub fn len_in_core(&self) -> usize {
-        self.set().inner.lock().len()
+        self.set().lock().len()
     }
 
     /// Returns how many interests the set holds, or more: closed kernel fds still count. Unlike

@@ -143,7 +143,7 @@ impl EpollBackend {
         if self.generation != generation::current() {
             return false;
         }
-        let interests = set.inner.lock();
+        let interests = set.lock();
         let slots: SmallVec<[u32; 1]> = {
             let listening = self.listening.lock();
             listening.0.iter().map(|listened| listened.slot).collect()

@@ -362,7 +362,7 @@ impl EpollBackend {
             if set.is_hidden.load(Ordering::Relaxed)
                 && let Some(backend) = EpollBackend::of(set)
             {
-                let interests = set.inner.lock();
+                let interests = set.lock();
                 backend.link(set, &interests, rotating, Renew::No)?;
             }
         }
@@ -633,7 +633,7 @@ impl EpollBackend {
     /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself.
     #[cold]
     fn restore_below(&self, set: &Set) -> Result<(), Errno> {
-        let below = self.sets_below(&set.inner.lock())?;
+        let below = self.sets_below(&set.lock())?;
         below.iter().try_for_each(ensure_intact)
     }
 
@@ -653,7 +653,7 @@ impl EpollBackend {
         {
             let _restoring = self.restoring.lock();
             let set = description.object();
-            let interests = set.inner.lock();
+            let interests = set.lock();
             if !self.first.fd.is_intact() {
                 self.restore_first()?;
             }
@@ -859,7 +859,7 @@ impl KernelBackend for EpollBackend {
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
         let above = EpollBackend::ensure_hub(outer)?;
         above.ensure_intact(outer)?;
-        let interests = outer.object().inner.lock();
+        let interests = outer.object().lock();
         above.link(outer.object(), &interests, inner, Renew::No)?;
         drop(interests);
         EpollBackend::tell_hidden(outer)

@@ -239,7 +239,7 @@ impl EpollBackend {
     pub(super) fn kick(&self, set: &Set, below: &[(Special, Events)]) -> bool {
         // Events of a set below may wake a callback there.
         let _scope = Scope::enter();
-        let interests = set.inner.lock();
+        let interests = set.lock();
         let mut queued = false;
         for &(special, events) in below {
             let slots = match special {
@@ -335,7 +335,7 @@ impl EpollBackend {
         if !self.has_chosen.load(Ordering::Relaxed) {
             return false;
         }
-        let mut interests = set.inner.lock();
+        let mut interests = set.lock();
         let chosen = std::mem::take(&mut *self.chosen.lock());
         self.has_chosen.store(false, Ordering::Relaxed);
         let mut all_renewed = !chosen.is_empty();

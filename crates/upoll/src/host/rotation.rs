@@ -276,7 +276,7 @@ impl Rotation {
     }
 
     fn add(&self, epoll: &Epoll, number: RawFd, interest: Event) -> Result<(), Errno> {
-        let interests = epoll.set().inner.lock();
+        let interests = epoll.set().lock();
         let mut source = self.source.lock();
         let added = kernel::epoll_ctl(&self.members, Op::Add, number, &interest);
         let is_second = match (added, *source) {
@@ -339,7 +339,7 @@ impl Rotation {
         for worker in sets_above(rotating.watchers())? {
             let backend = EpollBackend::ensure_hub(&worker)?;
             backend.ensure_intact(&worker)?;
-            let interests = worker.object().inner.lock();
+            let interests = worker.object().lock();
             backend.link(worker.object(), &interests, rotating, Renew::Source)?;
         }
         Ok(())

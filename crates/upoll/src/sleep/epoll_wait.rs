@@ -16,6 +16,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::{EpollBackend, SignalMask};
 use crate::sync::Ordering;
+use crate::tally::Tally;
 use crate::trace;
 use crate::wait::{Arrival, Ask, Deferred, Notes, Place};
 
@@ -63,14 +64,16 @@ impl Epoll {
         self.end_wait(ready)
     }
 
-    /// Does what is left to do once a wait has `ready` events, or has failed.
+    /// Does what is left to do once a wait has its `result`.
     #[inline]
-    fn end_wait(&self, ready: Result<usize, Errno>) -> Result<usize, Errno> {
-        if ready.is_ok_and(|ready| ready > 0) {
+    fn end_wait(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
+        trace::waited(self.as_file_ref().identity(), result);
+        let ready = result?;
+        if ready > 0 {
+            self.count_events(ready);
             remember(self.set());
         }
-        trace::waited(self.as_file_ref().identity(), ready);
-        ready
+        Ok(ready)
     }
 
     #[inline]
@@ -87,6 +90,18 @@ impl Epoll {
                 return Ok(ready);
             }
         }
+        self.wait_asleep(events, timeout, turns)
+    }
+
+    /// The rest of a wait that has found nothing ready, or takes turns. Apart from that, which needs fewer registers.
+    #[inline(never)]
+    fn wait_asleep(
+        &self,
+        events: &mut [Event],
+        timeout: Timeout,
+        turns: &mut Turns,
+    ) -> Result<usize, Errno> {
+        let set = self.set();
         let deadline = timeout.deadline();
         trace::sleeps(self.as_file_ref().identity());
         if EpollBackend::of(set).is_none() {
@@ -235,6 +250,12 @@ fn end_sleep(keeper: &mut TimeKeeper<'_>, outcome: Outcome, limit: Deadline) -> 
     }
 }
 
+/// A sleep of this thread in `set`.
+fn sleep_in(set: &Set, sleeper: &Sleeper, deadline: Deadline) -> Outcome {
+    set.tally.count(Tally::sleeps);
+    sleeper.sleep(deadline)
+}
+
 /// A wait in a set whose members are all of the core, and where nothing was ready just now, or was
 /// `yielded` to other workers. None if it is no longer so.
 fn wait_in_core(
@@ -247,6 +268,7 @@ fn wait_in_core(
     let mut keeper = TimeKeeper::of(set);
     loop {
         let sleeper = Sleeper::new();
+        let mut slept = false;
         // SAFETY: the sleeper stays in this frame until it is unhooked below, and the set is
         // borrowed for longer.
         unsafe { sleeper.entry.hook(&set.sleepers, Place::ExclusiveHead) };
@@ -257,7 +279,8 @@ fn wait_in_core(
         let outcome = if set.is_pending() || has_backend {
             Outcome::Woken
         } else {
-            sleeper.sleep(keeper.limit(sleep))
+            slept = true;
+            sleep_in(set, &sleeper, keeper.limit(sleep))
         };
         sleeper.entry.unhook();
         let outcome = end_sleep(&mut keeper, outcome, sleep);
@@ -271,6 +294,9 @@ fn wait_in_core(
             yields_until = None;
         }
         let ready = set.harvest_as(events, ask, turns);
+        if slept && outcome == Outcome::Woken {
+            set.tally.count(|tally| tally.woken(ready));
+        }
         if ready > 0 {
             return Some(Ok(ready));
         }
@@ -316,7 +342,7 @@ fn wait_in_turn(
         let outcome = match arrival {
             Arrival::InTurn => Outcome::Woken,
             _ if has_backend => Outcome::Woken,
-            Arrival::BehindOthers | Arrival::Idle => sleeper.sleep(keeper.limit(sleep)),
+            Arrival::BehindOthers | Arrival::Idle => sleep_in(set, &sleeper, keeper.limit(sleep)),
         };
         // In line still: a timer that fires now chooses a thread, which may be this one.
         let outcome = end_sleep(&mut keeper, outcome, sleep);
@@ -354,6 +380,9 @@ fn wait_in_turn(
             // SAFETY: as above.
             unsafe { queue.as_ref() }.pass_on_in_turn(Events::IN);
         }
+        if outcome == Outcome::Woken && arrival != Arrival::InTurn && !has_backend {
+            set.tally.count(|tally| tally.woken(ready));
+        }
         if ready > 0 {
             return Some(Ok(ready));
         }
@@ -388,7 +417,9 @@ impl Epoll {
             let chosen = &mut [Event::default()];
             let mut turns = Turns::default();
             let mut ended = Ok(begin_wait(worker.set(), chosen, &mut turns));
-            if ended == Ok(0) {
+            let slept = ended == Ok(0);
+            if slept {
+                self.set().tally.count(Tally::sleeps);
                 ended = wait_in_kernel_set(&worker, chosen, deadline, mask, &mut turns);
             }
             if ended.is_err() && worker.set().is_pending() {
@@ -400,6 +431,9 @@ impl Epoll {
                 return Ok(0);
             }
             let ready = self.harvest_unremembered(events)?;
+            if slept {
+                self.set().tally.count(|tally| tally.woken(ready));
+            }
             if ready > 0 {
                 return Ok(ready);
             }
@@ -425,7 +459,7 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let found = WORKERS.try_with(|workers| {
         let mut workers = workers.borrow_mut();
         // A rotating set that was closed has left its workers.
-        workers.retain(|(_, worker)| worker.set().inner.lock().nested > 0);
+        workers.retain(|(_, worker)| worker.set().lock().nested > 0);
         let known = workers.iter().find(|(of, _)| *of == identity);
         known.map(|(_, worker)| worker.clone())
     });
@@ -483,6 +517,7 @@ fn wait_in_kernel_set(
             backend.stand_last(set);
         }
         let sleep = next_sleep(deadline, turns, &mut yields_until);
+        set.tally.count(Tally::sleeps);
         let limit = || keeper.limit(sleep).next_sleep();
         let slept = backend.sleep(set, events, limit, mask);
         keeper.end_sleep();
@@ -496,7 +531,8 @@ fn wait_in_kernel_set(
         }
         let mut ready = *slept.as_ref().unwrap_or(&0);
         let mut ask = Ask::Yielding;
-        if ready == 0 && (slept.is_err() || sleep.has_passed()) {
+        let woken = ready > 0 || slept.is_ok() && !sleep.has_passed();
+        if !woken {
             set.recheck_rotating();
             ask = Ask::Unconditional;
             yields_until = None;
@@ -506,6 +542,9 @@ fn wait_in_kernel_set(
             ready += set.harvest_as(&mut events[ready..], ask, turns);
         }
         backend.settle_choice(ready > 0);
+        if woken {
+            set.tally.count(|tally| tally.woken(ready));
+        }
         if ready > 0 {
             return Ok(ready);
         }

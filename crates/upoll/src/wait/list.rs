@@ -6,6 +6,7 @@ use core::ptr::{self, NonNull};
 use super::rotation::{LATE, RETIRED};
 use super::{Place, Reply, WaitQueue, Wake};
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
+use crate::tally::Tally;
 
 pub(super) struct List {
     pub(super) head: *mut WaitEntry,
@@ -95,6 +96,7 @@ impl WaitEntry {
             }
         }
         queue.linked.fetch_add(1, Ordering::SeqCst);
+        queue.tally.count(Tally::sleeps);
         queue.use_up_notes();
         drop(list);
         // The waiter's half of the named pair: an object's poll may read in any order it likes.

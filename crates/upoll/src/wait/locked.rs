@@ -15,6 +15,7 @@ use core::ops::{Deref, DerefMut};
 
 use super::{List, WaitQueue};
 use crate::sync::MutexGuard;
+use crate::tally::Tally;
 
 /// Holds a queue's lock.
 pub(super) struct Locked<'a> {
@@ -56,10 +57,23 @@ impl Drop for Locked<'_> {
 impl WaitQueue {
     #[inline]
     pub(super) fn lock(&self) -> Locked<'_> {
+        #[cfg(not(upoll_loom))]
+        if let Some(list) = self.try_lock() {
+            return list;
+        }
+        self.tally.count(Tally::contended);
         Locked {
             queue: self,
             list: ManuallyDrop::new(self.list.lock()),
         }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<Locked<'_>> {
+        self.list.try_lock().map(|list| Locked {
+            queue: self,
+            list: ManuallyDrop::new(list),
+        })
     }
 }
 
@@ -86,9 +100,10 @@ pub(super) enum Kind {
 #[cfg(any(feature = "std", upoll_loom))]
 mod missed {
     use super::super::{Deferred, Mode, WaitQueue, Wake};
-    use super::{Kind, Locked, ManuallyDrop};
+    use super::{Kind, Locked};
     use crate::events::Events;
     use crate::sync::{Ordering, Rule, broken, fence, fence_after_rmw};
+    use crate::tally::Tally;
 
     /// One wake. Above this bit is how many there were: each is for another exclusive waiter. The bits
     /// below are those of all keys, as far as they have no others; else the key is empty, which means
@@ -120,16 +135,9 @@ mod missed {
             }
         }
 
-        #[inline]
-        fn try_lock(&self) -> Option<Locked<'_>> {
-            self.list.try_lock().map(|list| Locked {
-                queue: self,
-                list: ManuallyDrop::new(list),
-            })
-        }
-
         #[cold]
         fn try_again_or_leave(&self, kind: Kind, wake: &mut Wake<'_>) -> Option<Locked<'_>> {
+            self.tally.count(Tally::contended);
             #[cfg(not(upoll_loom))]
             for _ in 0..TRIES {
                 core::hint::spin_loop();
@@ -211,7 +219,7 @@ mod missed {
                         deferred: &mut deferred,
                     };
                     if missed & ROTATING == 0 {
-                        self.walk(&mut list, &mut wake, false);
+                        self.wake_locked(&mut list, &mut wake);
                     } else {
                         let notes_last = missed & NOTES_LAST != 0;
                         self.wake_in_turn_locked(&mut list, &mut wake, notes_last);

@@ -41,8 +41,10 @@ pub(crate) use self::tasks::{CallbackSlot, Scope, TaskSlot};
 
 use core::ptr::{self, NonNull};
 
+use crate::errno::Errno;
 use crate::events::Events;
 use crate::sync::{AtomicU32, Mutex, Ordering, fence};
+use crate::tally::{Counters, OptionalTally};
 
 /// A list of waiters that an object wakes when it changes.
 ///
@@ -62,6 +64,7 @@ pub struct WaitQueue {
     /// Wakes that did not get `list`'s lock.
     #[cfg(any(feature = "std", upoll_loom))]
     missed: AtomicU32,
+    tally: OptionalTally,
     /// The entries. This lock nests inside a file's watcher list and a set's lock, and inside the
     /// lock of the queue of anything that this queue's owner watches.
     list: Mutex<List>,
@@ -164,6 +167,7 @@ impl WaitQueue {
             rotation: Rotation::new(),
             #[cfg(any(feature = "std", upoll_loom))]
             missed: AtomicU32::new(0),
+            tally: OptionalTally::new(),
             list: Mutex::new(List {
                 head: ptr::null_mut(),
                 tail: ptr::null_mut(),
@@ -227,8 +231,32 @@ impl WaitQueue {
             self.uncount(reply);
             took += usize::from(reply != Reply::Passed);
         }
+        self.count_wake(took);
         drop(list);
         took
+    }
+
+    /// Begins to count what happens in the queue; without effect if it counts already.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for the counters.
+    pub fn enable_counters(&self) -> Result<(), Errno> {
+        self.tally.enable()
+    }
+
+    /// Returns the counters, or `None` if the queue does not [count](Self::enable_counters).
+    #[must_use]
+    pub fn counters(&self) -> Option<Counters> {
+        self.tally.counters()
+    }
+
+    /// Counts a wakeup that `took` waiters took.
+    #[inline]
+    fn count_wake(&self, took: usize) {
+        self.tally.count(|tally| {
+            tally.woken(took);
+            tally.events(took);
+        });
     }
 
     /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with
@@ -284,11 +312,19 @@ impl WaitQueue {
         }
         let took = wake.through(self, |wake| {
             let mut list = self.lock_to_wake(Kind::Plain, wake)?;
-            let took = self.walk(&mut list, wake, false);
+            let took = self.wake_locked(&mut list, wake);
             drop(list);
             Some(took)
         });
         took.unwrap_or(0)
+    }
+
+    /// [`wake_within`](Self::wake_within) with the lock held.
+    #[inline]
+    fn wake_locked(&self, list: &mut List, wake: &mut Wake<'_>) -> usize {
+        let took = self.walk(list, wake, false);
+        self.count_wake(took);
+        took
     }
 
     /// Hands the wake that a leaving waiter took to the next exclusive one.

@@ -23,6 +23,7 @@ use super::locked::Kind;
 use super::{Deferred, Mode, Reply, WaitEntry, WaitQueue, Wake};
 use crate::events::Events;
 use crate::sync::{AtomicBool, Ordering, Rule, broken, fence, fence_after_rmw};
+use crate::tally::Tally;
 
 /// The state of a queue for rotation.
 pub(super) struct Rotation {
@@ -178,6 +179,7 @@ impl WaitQueue {
             self.rotation.owed.store(true, Ordering::Relaxed);
             took += usize::from(self.leave_notes(list, wake, notes_last));
         }
+        self.count_wake(took);
         took
     }
 
@@ -336,6 +338,7 @@ impl WaitQueue {
         }
         self.linked.fetch_add(1, Ordering::SeqCst);
         self.use_up_notes();
+        self.tally.count(Tally::sleeps);
         fence_after_rmw();
         if !ready() {
             return Arrival::Idle;
