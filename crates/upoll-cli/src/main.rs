@@ -6,6 +6,7 @@ mod demo;
 mod output;
 mod run;
 mod soak;
+mod top;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,11 @@ enum Command {
     /// received exactly once, no thread may be left asleep, and memory and fds must not grow. A
     /// fault ends the run with a report and exit status 1.
     Soak(soak::Options),
+    /// Shows the workers of a server under `upoll run --fair`, while it runs.
+    ///
+    /// Each worker has its wakeups, those for nothing, its connections, their share and their rate.
+    /// The last line has Jain's index of fairness.
+    Top(top::Options),
     /// Prints a script that completes the command line in a shell.
     Completions {
         /// The shell.
@@ -63,6 +69,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Demo(options) => demo::run(&options),
         Command::Run(options) => run::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Top(options) => top::run(&options),
         Command::Completions { shell } => complete(shell),
         Command::Bench(options) => bench::run(&options),
     }

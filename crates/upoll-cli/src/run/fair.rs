@@ -54,7 +54,8 @@ pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
     Ok(())
 }
 
-const PREFIX: &str = "upoll-fair-";
+/// What the name of a file begins with that the processes of a run share.
+pub(crate) const PREFIX: &str = "upoll-fair-";
 
 /// Removes the files of runs whose first process was killed and could not remove its own. This may
 /// also remove the file of a run in another PID namespace. Programs that such a run executes

@@ -1,0 +1,107 @@
+//! `upoll top`: shows what the workers of an `upoll run --fair` do, while they do it.
+//!
+//! Nothing is asked of the program: the figures are in the file that the processes of the run share.
+
+mod frame;
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use console::Term;
+use upoll_fair_state::Counts;
+
+use crate::run::fair;
+use frame::{Frame, Sample};
+
+/// The options of `upoll top`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// A process of the run: the first one or any worker.
+    #[arg(value_name = "PID")]
+    process: u32,
+    /// Prints the figures once, without rates, and ends.
+    #[arg(long)]
+    once: bool,
+    /// The time from one view to the next.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+}
+
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("an interval is from 0.1 to 3600 seconds"),
+    }
+}
+
+/// Shows the run until it or the process ends.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let file = shared_file(options.process)?;
+    let mut frame = Frame::new(options.process, sample(&file)?);
+    if options.once {
+        print!("{frame}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let terminal = Term::stdout();
+    loop {
+        draw(&terminal, &frame.to_string()).context("the terminal")?;
+        std::thread::sleep(options.interval);
+        let now = sample(&file);
+        // The first process of the run removes the file when it ends.
+        if !file.exists() || !Path::new(&format!("/proc/{}", options.process)).exists() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        frame = frame.next(now?);
+    }
+}
+
+/// Returns the current figures of the workers that have not ended.
+fn sample(file: &Path) -> Result<Sample> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut workers = Counts::in_file(&bytes);
+    workers.retain(|worker| {
+        let thread = format!("/proc/{}/task/{}", worker.process, worker.thread);
+        Path::new(&thread).exists()
+    });
+    Ok(Sample {
+        at: Instant::now(),
+        workers,
+    })
+}
+
+/// Returns the file of the run that the process belongs to.
+fn shared_file(process: u32) -> Result<PathBuf> {
+    let maps = fs::read(format!("/proc/{process}/maps"));
+    let maps = maps.with_context(|| format!("cannot look at process {process}"))?;
+    let mapped = maps.split(|&byte| byte == b'\n').find_map(|line| {
+        let path = &line[line.iter().position(|&byte| byte == b'/')?..];
+        let name = Path::new(std::ffi::OsStr::from_bytes(path)).file_name()?;
+        let is_shared = name.as_bytes().starts_with(fair::PREFIX.as_bytes());
+        is_shared.then(|| PathBuf::from(std::ffi::OsString::from_vec(path.to_vec())))
+    });
+    let Some(path) = mapped else {
+        bail!("process {process} belongs to no `upoll run --fair`");
+    };
+    Ok(path)
+}
+
+/// Replaces what was drawn before. Without a terminal, one view follows the other.
+fn draw(terminal: &Term, text: &str) -> io::Result<()> {
+    if terminal.is_term() {
+        // Lines that do not fit would move the rest.
+        let (rows, columns) = terminal.size();
+        let lines = text.lines().take(usize::from(rows).saturating_sub(1));
+        terminal.clear_screen()?;
+        for line in lines {
+            terminal.write_line(&console::truncate_str(line, usize::from(columns), ""))?;
+        }
+    } else {
+        terminal.write_line(text)?;
+    }
+    terminal.flush()
+}
