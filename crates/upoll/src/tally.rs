@@ -44,16 +44,16 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Of a set: sleeps of threads that ended neither by their limit nor by a signal. Of a queue: wakeups that came
-    /// while it had waiters.
+    /// Sleeps in a set that ended neither by their limit nor by a signal. For a queue, wakeups that came while it
+    /// had waiters.
     pub wakes: u64,
-    /// Of a set: such sleeps after which the thread found no event. Of a queue: such wakeups that no waiter took.
+    /// Sleeps among these after which the thread found no event. For a queue, wakeups among these that no waiter took.
     pub empty_wakes: u64,
-    /// Of a set: events that waits have returned. Of a queue: how often a waiter took a wakeup.
+    /// Events that waits in a set have returned. For a queue, the number of times that a waiter took a wakeup.
     pub events: u64,
-    /// Of a set: how often a thread began to sleep in it. Of a queue: waiters that were added.
+    /// Sleeps that threads have begun in a set. For a queue, waiters that were added.
     pub sleeps: u64,
-    /// How often a call found the lock held.
+    /// Calls that found the lock of the set or queue held.
     pub contention: u64,
 }
 
@@ -91,12 +91,12 @@ impl Tally {
         }
     }
 
-    /// Of a set: a thread begins to sleep. Of a queue: a waiter was added.
+    /// A thread begins to sleep in a set, or a waiter was added to a queue.
     pub(crate) fn sleeps(&self) {
         add(&self.sleeps, 1);
     }
 
-    /// Of a set: a thread that slept has got `events`. Of a queue: a wakeup was taken by so many waiters.
+    /// A thread that slept in a set has got `events`, or so many waiters of a queue took a wakeup.
     pub(crate) fn woken(&self, events: usize) {
         add(&self.wakes, 1);
         add(&self.empty_wakes, usize::from(events == 0));

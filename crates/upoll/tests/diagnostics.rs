@@ -1,4 +1,4 @@
-//! What the compiler says about programs that use the library wrongly.
+//! Messages of the compiler about programs that use the library wrongly.
 #![cfg(not(upoll_loom))]
 
 use std::fs;

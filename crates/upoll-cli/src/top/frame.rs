@@ -12,7 +12,7 @@ pub(super) struct Sample {
     pub(super) workers: Vec<Counts>,
 }
 
-/// What is shown: the figures now, and how they have changed since the view before.
+/// One view: the figures now, and their changes since the view before.
 pub(super) struct Frame {
     process: u32,
     before: Option<Sample>,

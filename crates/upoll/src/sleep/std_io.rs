@@ -72,7 +72,7 @@ impl From<io::Error> for Errno {
             return Errno::from_raw(code);
         }
         match error.kind() {
-            // Of the numbers of this kind the one that calls on files fail with.
+            // Several numbers have this kind; calls on files fail with this one.
             io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
             // The kind of numbers that have none.
             kind if kind == Errno::IO.kind() => Errno::IO,
