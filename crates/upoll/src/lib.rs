@@ -116,6 +116,8 @@ pub use crate::events::{Event, Events};
 pub use crate::file::{File, FileId, FileRef, PollTable, Pollable};
 #[cfg(upoll_loom)]
 pub use crate::forks::generation;
+#[cfg(any(feature = "std", upoll_loom))]
+pub use crate::host::ReadinessFd;
 #[cfg(upoll_loom)]
 pub use crate::host::{LockModel, OwnSet, kernel as kernel_model};
 pub use crate::pipe::{PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2};

@@ -65,6 +65,9 @@ pub(crate) trait KernelBackend: InKernel {
     /// the kernel. Closed members may still count.
     fn has_silent_members(&self) -> bool;
 
+    /// The set is closed, and watched by nobody any more.
+    fn close(&self);
+
     /// Returns whether it holds the source of a rotating set, which workers watch there by themselves.
     fn has_source(&self) -> bool;
 

@@ -672,6 +672,9 @@ impl Set {
             claims: SmallVec::new(),
             slot: 0,
         };
+        if let Some(backend) = self.backend() {
+            backend.close();
+        }
         self.watched_by.wake(Events::IN);
         {
             // First all hooks, so that no wake meets a half-taken set.

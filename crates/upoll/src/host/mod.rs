@@ -41,6 +41,7 @@ mod nested;
 pub mod own_fds;
 #[cfg(upoll_loom)]
 mod own_fds_model;
+mod readiness;
 mod ring;
 mod robust_lock;
 mod rotation;
@@ -65,6 +66,7 @@ pub(crate) mod generation {
 pub(crate) use self::kernel::SignalMask;
 #[cfg(upoll_loom)]
 pub use self::own_fds_model::OwnSet;
+pub use self::readiness::ReadinessFd;
 #[cfg(upoll_loom)]
 pub use self::robust_lock::LockModel;
 pub(crate) use self::shared::{Ears, SharedCounter};
@@ -81,6 +83,7 @@ use self::kernel::Descriptor;
 use self::listening::Listening;
 use self::nested::{Links, Renew};
 use self::own_fds::{LastCheck, limit_of_sleep};
+use self::readiness::Shown;
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
@@ -146,6 +149,8 @@ pub(crate) struct EpollBackend {
     has_chosen: AtomicBool,
     /// Shared counters that members watch. The lock nests inside the set's lock.
     listening: Mutex<Listening>,
+    /// The set's readiness fd, once a program has asked for it.
+    shown: OnceBox<Shown>,
     /// Which process's it is.
     generation: u32,
 }
@@ -209,6 +214,7 @@ impl EpollBackend {
             chosen: Mutex::new(SmallVec::new()),
             has_chosen: AtomicBool::new(false),
             listening: Mutex::new(Listening::new()),
+            shown: OnceBox::new(),
             generation: generation::current(),
         })
     }
@@ -239,6 +245,7 @@ impl EpollBackend {
             for above in sets_above(description.watchers())? {
                 backend.nest_in(description, &above)?;
             }
+            backend.link_shown()?;
             backend.known_above.store(current, Ordering::Release);
         }
         Ok(backend)
@@ -498,6 +505,19 @@ impl EpollBackend {
         &self,
         set: &Set,
         out: &mut [Event],
+        core: impl FnMut(&mut [Event]) -> usize,
+    ) -> usize {
+        self.begin_harvest();
+        let filled = self.harvest_unsettled(set, out, core);
+        self.end_harvest(set, filled, out.len());
+        filled
+    }
+
+    #[inline]
+    fn harvest_unsettled(
+        &self,
+        set: &Set,
+        out: &mut [Event],
         mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
         let has_members = self.members.load(Ordering::Relaxed) > 0;
@@ -605,6 +625,10 @@ impl EpollBackend {
         self.first.fd.is_in_place()
             && self.hub.get().is_none_or(|hub| hub.fd.is_in_place())
             && self.rotation.as_ref().is_none_or(Rotation::is_in_place)
+            && self
+                .shown
+                .get()
+                .is_none_or(|shown| shown.ready.fd.is_in_place())
     }
 
     /// As [`is_in_place`](Self::is_in_place), with nothing left to chance.
@@ -612,6 +636,10 @@ impl EpollBackend {
         self.first.fd.is_intact()
             && self.hub.get().is_none_or(|hub| hub.fd.is_intact())
             && self.rotation.as_ref().is_none_or(Rotation::is_intact)
+            && self
+                .shown
+                .get()
+                .is_none_or(|shown| shown.ready.fd.is_intact())
     }
 
     /// Checks all numbers, and makes anew what was lost.
@@ -663,6 +691,7 @@ impl EpollBackend {
                 hub.fd
                     .replace_lost(kernel::epoll_create_elsewhere(&hub.fd)?);
             }
+            self.restore_shown()?;
             if let Some(rotation) = &self.rotation {
                 rotation.restore(&self.first.fd, |anew| self.add_listed(anew))?;
             }
@@ -854,6 +883,10 @@ impl KernelBackend for EpollBackend {
             || self.first.fd.is_found_lost()
             || self.hub.get().is_some_and(|hub| hub.fd.is_found_lost())
             || self.rotation.as_ref().is_some_and(Rotation::is_found_lost)
+            || self
+                .shown
+                .get()
+                .is_some_and(|shown| shown.ready.fd.is_found_lost())
     }
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
@@ -876,6 +909,10 @@ impl KernelBackend for EpollBackend {
 
     fn has_silent_members(&self) -> bool {
         self.members.load(Ordering::SeqCst) > 0 || !self.listening.lock().is_empty()
+    }
+
+    fn close(&self) {
+        self.close_shown();
     }
 
     fn has_source(&self) -> bool {

@@ -71,12 +71,16 @@ impl Rotation {
     /// A kernel set that is readable when the source is, or `nested`. If the kernel has no more
     /// descriptors it is that of the source alone.
     pub(super) fn for_pollers(&self, nested: &Descriptor) -> &Descriptor {
-        let made = self.for_pollers.get_or_try_init(|| {
+        self.try_for_pollers(nested).unwrap_or(&self.members)
+    }
+
+    /// As [`for_pollers`](Self::for_pollers). Fails if the kernel has no more descriptors.
+    pub(super) fn try_for_pollers(&self, nested: &Descriptor) -> Result<&Descriptor, Errno> {
+        self.for_pollers.get_or_try_init(|| {
             let both = kernel::epoll_create()?;
             self.register_for_pollers(&both, nested)?;
             boxed(both)
-        });
-        made.unwrap_or(&self.members)
+        })
     }
 
     /// As [`EpollBackend::is_in_place`].

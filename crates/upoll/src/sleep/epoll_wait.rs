@@ -545,6 +545,7 @@ fn wait_in_kernel_set(
         if woken {
             set.tally.count(|tally| tally.woken(ready));
         }
+        backend.end_harvest(set, ready, events.len());
         if ready > 0 {
             return Ok(ready);
         }

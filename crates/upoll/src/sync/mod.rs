@@ -271,6 +271,12 @@ pub enum Rule {
     /// A thread that leaves a set with timers wakes another one, if none that sleeps keeps the time.
     #[cfg(any(feature = "std", upoll_loom))]
     HandOnTime,
+    /// A harvest that has made the readiness fd unreadable checks whether something is pending.
+    #[cfg(any(feature = "std", upoll_loom))]
+    CheckAfterClearing,
+    /// An event after a harvest takes the last ring of the readiness fd away, so that the next is an edge.
+    #[cfg(any(feature = "std", upoll_loom))]
+    TakeAwayBeforeRingingAgain,
 }
 
 crate::breakable!(Rule);

@@ -1,0 +1,410 @@
+//! The readiness fd of a set: a kernel set that is readable while the set has something to report.
+//!
+//! It is made when a program first asks for it, for event loops that watch fds of the kernel. It holds
+//! the kernel set in which the set's threads sleep, level-triggered, so members that are kernel fds show
+//! by themselves. What user-level members have to report shows by the seal: an entry in the queue of the
+//! set's watchers *rings* it, and a harvest after which nothing is pending *clears* it.
+//!
+//! # The protocol
+//! The word [`state`](ReadyFd::state) says what the kernel knows.
+//! - A wakeup queues its item, then reads the word. It makes no system call if the fd has been rung and
+//!   nothing was harvested since. Otherwise it rings.
+//! - A harvest that leaves something marks the word as [`TAKEN`], then checks for arrivals. So the next
+//!   event is an edge again for those who watch the fd.
+//! - A harvest that leaves nothing, or has found nothing, clears, then checks for what is pending.
+//!
+//! Ringing and clearing are system calls, so one thread at a time makes them ([`BUSY`]). Another thread
+//! leaves its wish in the word, and the first one fulfils it. No thread waits, so a signal handler may
+//! interrupt any step.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr::{self, NonNull};
+
+use super::own_fds::OwnFd;
+use super::{EpollBackend, exists, harvest_of, kernel};
+use crate::epoll::{Epoll, Op, Set};
+use crate::errno::Errno;
+use crate::events::{Event, Events};
+use crate::memory::{SharedBox, boxed};
+use crate::sync::{AtomicU32, Ordering, Rule, broken, fence};
+use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
+
+/// The kernel set shows a ring that was not taken away since.
+const RUNG: u32 = 1;
+/// Something was harvested since: the next event rings again.
+const TAKEN: u32 = 2;
+/// A thread rings or clears.
+const BUSY: u32 = 4;
+/// Another thread has had to ring meanwhile.
+const AGAIN: u32 = 8;
+
+/// The data of all events in the kernel set, which nobody reads.
+const DATA: u64 = 0;
+
+/// A kernel set that shows whether a set has something to report.
+pub(super) struct ReadyFd {
+    pub(super) fd: OwnFd,
+    state: AtomicU32,
+}
+
+impl ReadyFd {
+    fn new() -> Result<Self, Errno> {
+        Ok(ReadyFd {
+            fd: kernel::epoll_create()?,
+            state: AtomicU32::new(0),
+        })
+    }
+
+    /// Returns whether an event that was just queued needs a ring.
+    fn needs_ring(&self) -> bool {
+        self.state.load(Ordering::SeqCst) != RUNG
+    }
+
+    /// Makes the fd readable, with an edge for those who watch it.
+    fn ring(&self) {
+        let mut state = self.state.load(Ordering::SeqCst);
+        loop {
+            if state == RUNG {
+                return;
+            }
+            let next = match state & BUSY {
+                0 => state | BUSY,
+                _ => state | AGAIN,
+            };
+            match self.change(state, next) {
+                Ok(()) if state & BUSY != 0 => return,
+                Ok(()) => break,
+                Err(now) => state = now,
+            }
+        }
+        self.ring_from(state);
+    }
+
+    /// Rings for as long as other threads ask for it. The caller has set `BUSY`; the state was `state` before.
+    fn ring_from(&self, state: u32) {
+        let mut state = state;
+        loop {
+            if state & RUNG != 0 && !broken(Rule::TakeAwayBeforeRingingAgain) {
+                // The kernel makes no second edge of a ring that is still there.
+                self.take_away();
+            }
+            self.fd.ring(DATA);
+            match self.finish(RUNG) {
+                None => return,
+                Some(now) => state = now | RUNG,
+            }
+        }
+    }
+
+    /// Makes the fd unreadable, apart from kernel members that are ready. Afterwards the caller checks whether
+    /// something is pending, which it may have taken away. Returns false if there is nothing to check.
+    fn clear(&self) -> bool {
+        let mut state = self.state.load(Ordering::SeqCst);
+        loop {
+            if state & BUSY != 0 {
+                // The thread that is busy may just have rung. The next event rings again.
+                self.state.fetch_or(TAKEN, Ordering::SeqCst);
+                return true;
+            }
+            if state & RUNG == 0 {
+                return false;
+            }
+            match self.change(state, state | BUSY) {
+                Ok(()) => break,
+                Err(now) => state = now,
+            }
+        }
+        self.take_away();
+        if let Some(now) = self.finish(0) {
+            self.ring_from(now & !RUNG);
+        }
+        true
+    }
+
+    /// Takes away a ring.
+    fn take_away(&self) {
+        // Room for the seal and the set's own kernel set, or two of these while it changes.
+        harvest_of(&self.fd, &mut [Event::default(); 3]);
+        self.fd.asked().store(0, Ordering::SeqCst);
+    }
+
+    /// Ends a change: the fd is `rung` or not. Returns the state if the caller has to ring (again).
+    fn finish(&self, rung: u32) -> Option<u32> {
+        let mut state = self.state.load(Ordering::SeqCst);
+        loop {
+            let rings = state & AGAIN != 0 && (rung == 0 || state & TAKEN != 0);
+            let next = match rings {
+                true => BUSY,
+                false => rung | (state & TAKEN),
+            };
+            match self.change(state, next) {
+                Ok(()) => return rings.then_some(state),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    fn change(&self, before: u32, after: u32) -> Result<(), u32> {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let changed = self.state.compare_exchange(before, after, success, failure);
+        changed.map(drop)
+    }
+
+    /// A harvest has reported `reported` events, and had room for `room`.
+    fn settle(&self, set: &Set, reported: usize, room: usize) {
+        if reported > 0 && set.is_pending() {
+            if self.state.load(Ordering::SeqCst) & RUNG == 0 {
+                self.ring();
+                return;
+            }
+            self.state.fetch_or(TAKEN, Ordering::SeqCst);
+            // Marked, now check: an event that has not seen the mark was not rung for. A caller with room for
+            // more waits for an edge next.
+            if set.is_pending() && (reported == room || !set.has_arrivals()) {
+                return;
+            }
+        }
+        if self.clear() && !broken(Rule::CheckAfterClearing) && set.is_pending() {
+            self.ring();
+        }
+    }
+
+    /// Rings once all locks of a wakeup are free. The set may be gone by then: the action holds the fd.
+    fn ring_later(this: &SharedBox<Self>, deferred: &mut Deferred) {
+        let kept = SharedBox::into_raw(SharedBox::clone(this));
+        deferred.push(ring_and_drop, kept.as_ptr().expose_provenance());
+    }
+}
+
+fn ring_and_drop(kept: usize) {
+    let Some(kept) = NonNull::new(ptr::with_exposed_provenance_mut(kept)) else {
+        return;
+    };
+    // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
+    let ready = unsafe { SharedBox::<ReadyFd>::from_raw(kept) };
+    ready.ring();
+}
+
+/// The readiness fd of a set, in the queue of the set's watchers.
+#[repr(C)]
+pub(super) struct Shown {
+    /// First, so that a wake finds the rest.
+    entry: WaitEntry,
+    pub(super) ready: SharedBox<ReadyFd>,
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.entry.unhook();
+    }
+}
+
+/// # Safety
+/// As [`OnWake`](crate::wait::OnWake); the entry is a [`Shown`]'s.
+unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    // SAFETY: `entry` is the first field of a `Shown`, which is unhooked, under the lock that is held here,
+    // before it ends.
+    let ready = unsafe { &entry.cast::<Shown>().as_ref().ready };
+    if wake.mode != Mode::Ask && ready.needs_ring() {
+        ReadyFd::ring_later(ready, wake.deferred);
+    }
+    Reply::Took
+}
+
+impl EpollBackend {
+    /// Returns the set's readiness fd; makes one if there is none yet.
+    fn show(&self, set: &Set) -> Result<&ReadyFd, Errno> {
+        let shown = self.shown.get_or_try_init(|| {
+            let shown = boxed(Shown {
+                entry: WaitEntry::new(on_wake_shown),
+                ready: SharedBox::new(ReadyFd::new()?)?,
+            })?;
+            // SAFETY: the entry is boxed, and unhooked when the set closes, or here if another thread was faster;
+            // the queue is the set's, which has this backend for as long as it exists.
+            unsafe { shown.entry.hook(&set.watched_by, Place::Shared) };
+            Ok::<_, Errno>(shown)
+        })?;
+        // Published, now link: a thread that makes a nesting fd publishes that, then looks here.
+        fence(Ordering::SeqCst);
+        loop {
+            let place = self.sleep_set().fd.as_raw_fd();
+            self.link_shown()?;
+            if place == self.sleep_set().fd.as_raw_fd() {
+                break;
+            }
+        }
+        // Registered, now check.
+        if set.is_pending() {
+            shown.ready.ring();
+        }
+        Ok(&shown.ready)
+    }
+
+    /// Registers in the readiness fd, if there is one, the kernel set that shows what the kernel has.
+    pub(super) fn link_shown(&self) -> Result<(), Errno> {
+        let Some(shown) = self.shown.get() else {
+            return Ok(());
+        };
+        let place = match &self.rotation {
+            Some(rotation) => rotation.try_for_pollers(&self.first.fd)?,
+            None => &self.sleep_set().fd,
+        };
+        if !place.is_in_place() {
+            // It is linked once it was made anew.
+            return Ok(());
+        }
+        let fd = &shown.ready.fd;
+        let interest = Event::new(Events::IN, DATA);
+        exists(kernel::epoll_ctl(fd, Op::Add, place.as_raw_fd(), &interest))?;
+        if self.hub.get().is_some() {
+            let _ = kernel::epoll_ctl(fd, Op::Del, self.first.fd.as_raw_fd(), &interest);
+        }
+        Ok(())
+    }
+
+    /// A harvest begins. What pollers of a rotating set have been told by sets below stays until it is taken
+    /// away, so that is done before the harvest looks at them.
+    #[inline]
+    pub(super) fn begin_harvest(&self) {
+        if let Some(rotation) = &self.rotation
+            && self.shown.get().is_some()
+        {
+            rotation.quiet_pollers();
+        }
+    }
+
+    /// A harvest, by any call, has reported `reported` events and had room for `room`.
+    #[inline]
+    pub(crate) fn end_harvest(&self, set: &Set, reported: usize, room: usize) {
+        if let Some(shown) = self.shown.get() {
+            shown.ready.settle(set, reported, room);
+        }
+    }
+
+    /// Makes the readiness fd anew if it was lost.
+    pub(super) fn restore_shown(&self) -> Result<(), Errno> {
+        if let Some(shown) = self.shown.get() {
+            let ready = &shown.ready;
+            if !ready.fd.is_intact() {
+                ready
+                    .fd
+                    .replace_lost(kernel::epoll_create_elsewhere(&ready.fd)?);
+                // A thread of the parent's may have been busy. Afterwards the watchers of the set are woken.
+                ready.state.store(0, Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+
+    /// The set is closed, and its readiness fd with it.
+    pub(super) fn close_shown(&self) {
+        if let Some(shown) = self.shown.get() {
+            shown.entry.unhook();
+            shown.ready.fd.close();
+        }
+    }
+}
+
+/// A kernel fd that is readable (`POLLIN`) while a set has something to report: for `poll(2)`, kernel epoll
+/// sets, and event loops and async runtimes on top of them. Made by [`Epoll::readiness_fd`].
+///
+/// It holds a reference to the set. All that are made for one set are the same fd, which is closed with the
+/// set.
+///
+/// # Readability
+/// - Readable is a hint to call [`try_wait`](Epoll::try_wait). The fd stays readable until a harvest leaves
+///   the set empty or finds nothing, also if an object is no longer ready before that. A kernel set
+///   would check its members again at each poll.
+/// - Edge-triggered watchers get an edge for the first event, and for each event that comes after a
+///   harvest. Events before the next harvest are one edge, as they are in a kernel set that nobody asks in
+///   between. So harvest until `try_wait` returns fewer events than there is room for.
+/// - It never shows `POLLOUT`, `POLLERR` or `POLLHUP`.
+///
+/// Nothing else is to be done with it: a program that waits in it with `epoll_wait(2)`, or changes its members,
+/// takes away what its watchers wait for.
+///
+/// # The fd
+/// It belongs to the library. If the program has closed it, or put another file under its number, the library
+/// does not touch that file. The next call on the set, or of [`as_fd`](AsFd::as_fd), makes
+/// another fd, which must be registered anew.
+///
+/// After a `fork(2)` the child does not have it. The child's first call on the set, or of `as_fd`, makes
+/// one of its own.
+#[derive(Clone, Debug)]
+pub struct ReadinessFd {
+    epoll: Epoll,
+}
+
+impl Epoll {
+    /// Returns a kernel fd that is readable while the set has something to report. It is made by the first
+    /// call.
+    ///
+    /// The set may have members of all kinds, and rotate. Under a rotating set, or a set above one, the fd counts
+    /// as one that is polled: it shows every event, and takes no turn.
+    ///
+    /// # Costs
+    /// Before the first call: none. Afterwards the first event since the fd became unreadable costs the
+    /// thread that causes it two system calls, and so does a harvest that makes it unreadable. Further events
+    /// cost nothing until there is a harvest. The fd needs two own fds, and one more of the kernel's five levels
+    /// of nesting than the set.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd or memory for it. `EINVAL`: the kernel fds in
+    /// sets below are nested too deep.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::{Epoll, Event, EventFd, Events, PollFd, poll_now};
+    ///
+    /// let set = Epoll::new()?;
+    /// let counter = EventFd::new(0)?;
+    /// set.add(&counter, Event::new(Events::IN | Events::ET, 42))?;
+    ///
+    /// let fd = set.readiness_fd()?;
+    /// let is_readable = || poll_now(&mut [PollFd::new(&fd, Events::IN)]) == Ok(1);
+    /// assert!(!is_readable());
+    /// counter.try_write(1)?;
+    /// assert!(is_readable());
+    /// assert_eq!(set.try_wait(&mut [Event::default(); 8])?, 1);
+    /// assert!(!is_readable());
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    pub fn readiness_fd(&self) -> Result<ReadinessFd, Errno> {
+        let backend = EpollBackend::ensure(self.description())?;
+        backend.ensure_intact(self.description())?;
+        backend.show(self.set())?;
+        Ok(ReadinessFd {
+            epoll: self.clone(),
+        })
+    }
+}
+
+impl ReadinessFd {
+    /// Returns the set.
+    #[must_use]
+    pub fn epoll(&self) -> &Epoll {
+        &self.epoll
+    }
+
+    fn own_fd(&self) -> &OwnFd {
+        let backend = EpollBackend::of(self.epoll.set());
+        let shown = backend.and_then(|backend| {
+            // Without a free fd for another one the lost number has to do.
+            let _ = backend.ensure_intact(self.epoll.description());
+            backend.shown.get()
+        });
+        &shown.expect("it was made with this").ready.fd
+    }
+}
+
+impl AsFd for ReadinessFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.own_fd().as_fd()
+    }
+}
+
+impl AsRawFd for ReadinessFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.own_fd().as_raw_fd()
+    }
+}

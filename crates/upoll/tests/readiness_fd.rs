@@ -1,0 +1,533 @@
+//! The readiness fd of a set, as kernel sets and `poll(2)` see it. Each rule that Linux has for a kernel set
+//! within a kernel set is checked on the host kernel too.
+#![cfg(not(upoll_loom))]
+
+mod kernel;
+mod threads;
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::thread;
+use std::time::Duration;
+
+use kernel::Twin;
+use upoll::{CreateFlags, Epoll, Event, EventFd, Events, ReadinessFd};
+
+const IN: Events = Events::IN;
+const ET: Events = Events::ET;
+
+/// Returns whether `poll(2)` finds `POLLIN`, and nothing else of what it may find.
+fn is_readable(fd: RawFd) -> bool {
+    let all = libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP;
+    let mut entry = libc::pollfd {
+        fd,
+        events: all,
+        revents: 0,
+    };
+    // SAFETY: one live entry.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
+    assert!(entry.revents == 0 || entry.revents == libc::POLLIN);
+    ready == 1
+}
+
+/// A kernel set with one member.
+struct Watcher(OwnedFd);
+
+impl Watcher {
+    fn of(fd: RawFd, events: Events) -> Self {
+        // SAFETY: a new fd, which is nobody else's.
+        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let mut event = libc::epoll_event {
+            events: events.bits(),
+            u64: 7,
+        };
+        // SAFETY: the event is live.
+        let added =
+            unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+        assert_eq!(added, 0);
+        Watcher(set)
+    }
+
+    fn wait(&self, milliseconds: i32) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event.
+        let ready =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), &raw mut event, 1, milliseconds) };
+        if ready == 1 {
+            assert_eq!((event.events, event.u64), (IN.bits(), 7));
+        }
+        ready == 1
+    }
+
+    fn is_told(&self) -> bool {
+        self.wait(0)
+    }
+}
+
+/// A set at number 0 of a twin, in both worlds within a kernel set.
+struct Within {
+    twin: Twin,
+    fd: ReadinessFd,
+    watchers: [Watcher; 2],
+}
+
+impl Within {
+    fn new(twin: Twin, events: Events) -> Self {
+        let fd = twin.set(0).unwrap().readiness_fd().unwrap();
+        let watchers = [fd.as_raw_fd(), twin.kernel.fd(0)].map(|fd| Watcher::of(fd, events));
+        Within { twin, fd, watchers }
+    }
+
+    /// A set with counters at 1 and 2 as members.
+    fn with_counters(watched: Events, wanted: Events) -> Self {
+        let mut twin = Twin::new(3);
+        twin.open_set(0);
+        for number in [1, 2] {
+            twin.open_counter(number, 0, false);
+            twin.add(0, number, wanted, number as u64).unwrap();
+        }
+        Within::new(twin, watched)
+    }
+
+    /// Checks what the watcher is told, in both worlds.
+    #[track_caller]
+    fn told(&self, expected: bool) {
+        let [ours, kernels] = self.watchers.each_ref().map(Watcher::is_told);
+        assert_eq!((ours, kernels), (expected, expected));
+    }
+
+    #[track_caller]
+    fn readable(&self, expected: bool) {
+        let ours = is_readable(self.fd.as_raw_fd());
+        let kernels = is_readable(self.twin.kernel.fd(0));
+        assert_eq!((ours, kernels), (expected, expected));
+    }
+
+    /// Harvests until nothing is found, as users of edges do.
+    fn drain(&self) {
+        while !self.twin.wait(0, 1).unwrap().is_empty() {}
+    }
+}
+
+#[test]
+fn the_fd_is_readable_from_an_event_to_the_harvest() {
+    let within = Within::with_counters(IN, IN | ET);
+    within.readable(false);
+    within.told(false);
+    for _ in 0..3 {
+        within.twin.write(1, 1);
+        within.readable(true);
+        within.told(true);
+        within.told(true);
+        within.twin.wait(0, 8).unwrap();
+        within.readable(false);
+        within.told(false);
+    }
+}
+
+#[test]
+fn the_fd_stays_readable_while_a_harvest_leaves_something() {
+    let within = Within::with_counters(IN, IN | ET);
+    within.twin.write(1, 1);
+    within.twin.write(2, 1);
+    within.twin.wait(0, 1).unwrap();
+    within.readable(true);
+    within.told(true);
+    within.twin.wait(0, 1).unwrap();
+    within.readable(false);
+    within.told(false);
+}
+
+#[test]
+fn level_triggered_members_keep_the_fd_readable() {
+    let within = Within::with_counters(IN, IN);
+    within.twin.write(1, 1);
+    for _ in 0..3 {
+        within.twin.wait(0, 8).unwrap();
+        within.readable(true);
+        within.told(true);
+    }
+    within.twin.read(1);
+    // The kernel looks at the member again at each poll. This fd waits for the next harvest.
+    within.drain();
+    within.readable(false);
+    within.told(false);
+}
+
+#[test]
+fn an_fd_left_readable_by_an_object_that_was_read_is_cleared_by_a_harvest_that_finds_nothing() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(0).unwrap();
+    set.add(&counter, Event::new(IN, 0)).unwrap();
+    let fd = set.readiness_fd().unwrap().as_raw_fd();
+    for _ in 0..3 {
+        counter.try_write(1).unwrap();
+        counter.try_read().unwrap();
+        assert!(is_readable(fd));
+        assert_eq!(set.try_wait(&mut [Event::default(); 4]), Ok(0));
+        assert!(!is_readable(fd));
+    }
+}
+
+#[test]
+fn an_edge_triggered_watcher_is_told_of_each_event_after_a_harvest() {
+    let within = Within::with_counters(IN | ET, IN | ET);
+    for _ in 0..3 {
+        within.twin.write(1, 1);
+        within.told(true);
+        within.told(false);
+        within.drain();
+        within.told(false);
+    }
+    // One that leaves something, too.
+    within.twin.write(1, 1);
+    within.twin.write(2, 1);
+    within.told(true);
+    within.twin.wait(0, 1).unwrap();
+    within.told(false);
+    within.twin.write(1, 1);
+    within.told(true);
+    within.twin.wait(0, 1).unwrap();
+    within.twin.write(2, 1);
+    within.told(true);
+    within.told(false);
+}
+
+#[test]
+fn a_member_that_is_added_or_modified_while_ready_is_an_event() {
+    for events in [IN, IN | ET] {
+        let mut twin = Twin::new(2);
+        twin.open_set(0);
+        twin.open_counter(1, 1, false);
+        let within = Within::new(twin, events);
+        within.told(false);
+        within.twin.add(0, 1, IN | ET, 1).unwrap();
+        within.told(true);
+        within.drain();
+        within.told(false);
+        within.twin.modify(0, 1, IN | ET, 1).unwrap();
+        within.told(true);
+        within.drain();
+        within.told(false);
+    }
+}
+
+#[test]
+fn a_set_that_is_ready_when_its_fd_is_made_shows_that() {
+    let mut twin = Twin::new(2);
+    twin.open_set(0);
+    twin.open_counter(1, 1, false);
+    twin.add(0, 1, IN, 1).unwrap();
+    let within = Within::new(twin, IN | ET);
+    within.readable(true);
+    within.told(true);
+}
+
+#[test]
+fn kernel_members_show_as_in_a_kernel_set() {
+    for (watched, wanted) in [(IN, IN), (IN, IN | ET), (IN | ET, IN), (IN | ET, IN | ET)] {
+        // Members before the fd, and after it.
+        for late in [false, true] {
+            let mut twin = Twin::new(3);
+            twin.open_set(0);
+            twin.open_descriptor(1);
+            twin.open_counter(2, 0, false);
+            let add = |twin: &Twin| {
+                twin.add(0, 1, wanted, 1).unwrap();
+                twin.add(0, 2, wanted, 2).unwrap();
+            };
+            if !late {
+                add(&twin);
+            }
+            let within = Within::new(twin, watched);
+            if late {
+                add(&within.twin);
+            }
+            within.told(false);
+            let write = || kernel::Kernel::write_to(within.twin.kernel.fd(1), 1).unwrap();
+            let read = || kernel::Kernel::read_from(within.twin.kernel.fd(1)).unwrap();
+            for _ in 0..3 {
+                write();
+                within.readable(true);
+                within.told(true);
+                if watched.contains(ET) {
+                    within.told(false);
+                }
+                within.twin.wait(0, 8).unwrap();
+                read();
+                within.readable(false);
+                within.told(false);
+                within.twin.write(2, 1);
+                within.readable(true);
+                within.told(true);
+                within.twin.wait(0, 8).unwrap();
+                within.twin.read(2);
+                within.twin.wait(0, 8).unwrap();
+                within.readable(false);
+                within.told(false);
+            }
+        }
+    }
+}
+
+#[test]
+fn nested_sets_show_as_in_a_kernel_set() {
+    // The innermost member is a counter, a kernel fd, or a shared counter.
+    for kind in 0..3 {
+        for late in [false, true] {
+            let mut twin = Twin::new(4);
+            for set in [0, 1] {
+                twin.open_set(set);
+            }
+            match kind {
+                0 => twin.open_counter(2, 0, false),
+                1 => twin.open_descriptor(2),
+                _ => twin.open_shared_counter(2, 0, false),
+            }
+            let nest = |twin: &Twin| {
+                twin.add(1, 2, IN, 2).unwrap();
+                twin.add(0, 1, IN, 1).unwrap();
+            };
+            if !late {
+                nest(&twin);
+            }
+            let within = Within::new(twin, IN | ET);
+            if late {
+                nest(&within.twin);
+            }
+            let write = || match kind {
+                1 => kernel::Kernel::write_to(within.twin.kernel.fd(2), 1).unwrap(),
+                _ => within.twin.write(2, 1),
+            };
+            let read = || match kind {
+                1 => drop(kernel::Kernel::read_from(within.twin.kernel.fd(2)).unwrap()),
+                _ => within.twin.read(2),
+            };
+            within.drain();
+            for watcher in &within.watchers {
+                watcher.is_told();
+            }
+            for _ in 0..3 {
+                write();
+                within.readable(true);
+                within.told(true);
+                assert_eq!(within.twin.data(0, 8), [1], "kind {kind}");
+                assert_eq!(within.twin.data(1, 8), [2]);
+                read();
+                within.drain();
+                within.readable(false);
+                within.told(false);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shared_counter_shows_as_a_kernel_eventfd() {
+    let mut twin = Twin::new(2);
+    twin.open_set(0);
+    twin.open_shared_counter(1, 0, false);
+    twin.add(0, 1, IN, 1).unwrap();
+    let within = Within::new(twin, IN | ET);
+    for _ in 0..3 {
+        within.twin.write(1, 1);
+        within.readable(true);
+        within.told(true);
+        assert_eq!(within.twin.data(0, 8), [1]);
+        within.twin.read(1);
+        within.drain();
+        within.readable(false);
+        within.told(false);
+    }
+}
+
+#[test]
+fn a_rotating_set_shows_each_event() {
+    // A user-level source, and a kernel fd.
+    let rotating = || Epoll::create(CreateFlags::ROTATE).unwrap();
+    let counter = EventFd::new(0).unwrap();
+    let pipe = std::io::pipe().unwrap();
+    let (users, kernels) = (rotating(), rotating());
+    users.add(&counter, Event::new(IN, 0)).unwrap();
+    kernels.add(&pipe.0, Event::new(IN, 0)).unwrap();
+    let above = Epoll::new().unwrap();
+    above.add(&users, Event::new(IN, 0)).unwrap();
+    above.add(&kernels, Event::new(IN, 0)).unwrap();
+    for (set, is_kernels) in [(&users, false), (&kernels, true)] {
+        for set in [set, &above] {
+            let fd = set.readiness_fd().unwrap();
+            let watcher = Watcher::of(fd.as_raw_fd(), IN | ET);
+            let mut events = [Event::default(); 4];
+            let drain = || while set.try_wait(&mut [Event::default(); 4]).unwrap() > 0 {};
+            drain();
+            watcher.is_told();
+            for _ in 0..3 {
+                match is_kernels {
+                    false => counter.try_write(1).unwrap(),
+                    true => std::io::Write::write_all(&mut &pipe.1, b"x").unwrap(),
+                }
+                assert!(watcher.is_told());
+                assert!(is_readable(fd.as_raw_fd()));
+                assert_eq!(set.try_wait(&mut events).unwrap(), 1);
+                match is_kernels {
+                    false => drop(counter.try_read().unwrap()),
+                    true => std::io::Read::read_exact(&mut &pipe.0, &mut [0]).unwrap(),
+                }
+                drain();
+                assert!(!is_readable(fd.as_raw_fd()));
+                assert!(!watcher.is_told());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_fd_may_be_a_member_of_a_set_of_its_own_kind_but_not_of_its_own() {
+    let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
+    let counter = EventFd::new(0).unwrap();
+    inner.add(&counter, Event::new(IN | ET, 0)).unwrap();
+    let fd = inner.readiness_fd().unwrap();
+    outer.add(&fd, Event::new(IN, 3)).unwrap();
+    counter.try_write(1).unwrap();
+    let mut events = [Event::default(); 4];
+    assert_eq!(outer.try_wait(&mut events), Ok(1));
+    assert_eq!(events[0].data(), 3);
+    assert_eq!(inner.try_wait(&mut events), Ok(1));
+    assert_eq!(outer.try_wait(&mut events), Ok(0));
+    let own = inner.add(&fd, Event::new(IN, 0));
+    assert_eq!(own, Err(upoll::Errno::LOOP));
+    let circle = inner.add(&outer, Event::new(IN, 0));
+    assert_eq!(circle, Err(upoll::Errno::LOOP));
+}
+
+#[test]
+fn a_wait_that_reports_the_event_makes_the_fd_unreadable() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(0).unwrap();
+    set.add(&counter, Event::new(IN | ET, 0)).unwrap();
+    let fd = set.readiness_fd().unwrap().as_raw_fd();
+    for _ in 0..100 {
+        thread::scope(|scope| {
+            let waiter =
+                scope.spawn(|| set.wait(&mut [Event::default(); 4], Duration::from_secs(20)));
+            counter.try_write(1).unwrap();
+            assert_eq!(waiter.join().unwrap(), Ok(1));
+        });
+        // The wakeup of the thread may still be in the set.
+        let again = set.try_wait(&mut [Event::default(); 4]);
+        assert_eq!(again, Ok(0));
+        assert!(!is_readable(fd));
+    }
+}
+
+#[test]
+fn a_sleeper_in_a_kernel_set_is_woken_by_each_event_in_turn() {
+    const ROUNDS: usize = 2000;
+    let set = Epoll::new().unwrap();
+    let [there, back] = [(); 2].map(|()| EventFd::new(0).unwrap());
+    set.add(&there, Event::new(IN | ET, 0)).unwrap();
+    for events in [IN, IN | ET] {
+        let fd = set.readiness_fd().unwrap();
+        let watcher = Watcher::of(fd.as_raw_fd(), events);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    there.try_write(1).unwrap();
+                    back.read().unwrap();
+                }
+            });
+            for _ in 0..ROUNDS {
+                loop {
+                    assert!(watcher.wait(20_000), "an event was lost");
+                    if there.try_read().is_ok() {
+                        break;
+                    }
+                    while set.try_wait(&mut [Event::default()]).unwrap() > 0 {}
+                    if there.try_read().is_ok() {
+                        break;
+                    }
+                }
+                while set.try_wait(&mut [Event::default()]).unwrap() > 0 {}
+                back.write(1).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn the_fd_is_one_for_the_set_and_closes_with_it() {
+    let set = Epoll::new().unwrap();
+    let fd = set.readiness_fd().unwrap();
+    let number = fd.as_raw_fd();
+    assert_eq!(set.clone().readiness_fd().unwrap().as_raw_fd(), number);
+    assert_eq!(fd.clone().as_fd().as_raw_fd(), number);
+    let watcher = Watcher::of(number, IN);
+    let counter = EventFd::new(0).unwrap();
+    set.add(&counter, Event::new(IN, 0)).unwrap();
+    drop(set);
+    counter.try_write(1).unwrap();
+    assert!(watcher.is_told(), "the fd keeps the set");
+    assert_eq!(fd.epoll().try_wait(&mut [Event::default()]), Ok(1));
+    drop(fd);
+    counter.try_write(1).unwrap();
+    assert!(!watcher.is_told());
+}
+
+#[test]
+fn an_fd_that_the_program_has_closed_is_made_anew_and_its_number_left_alone() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(0).unwrap();
+    set.add(&counter, Event::new(IN, 0)).unwrap();
+    let fd = set.readiness_fd().unwrap();
+    let lost = fd.as_raw_fd();
+    let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    // SAFETY: what a wild program does. The number is the test's from now on.
+    let reused = unsafe { OwnedFd::from_raw_fd(libc::dup2(mine.as_raw_fd(), lost)) };
+    counter.try_write(1).unwrap();
+    assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
+    let anew = fd.as_raw_fd();
+    assert_ne!(anew, lost);
+    assert!(is_readable(anew));
+    counter.try_read().unwrap();
+    assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
+    assert!(!is_readable(anew));
+    counter.try_write(1).unwrap();
+    assert!(is_readable(anew));
+    drop((fd, set));
+    theirs.set_nonblocking(true).unwrap();
+    let read = std::io::Read::read(&mut &theirs, &mut [0]).unwrap_err();
+    assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
+    std::io::Write::write_all(&mut &theirs, b"x").unwrap();
+    let copy = std::os::unix::net::UnixStream::from(reused);
+    std::io::Read::read_exact(&mut &copy, &mut [0]).unwrap();
+}
+
+#[test]
+fn a_child_has_an_fd_of_its_own() {
+    let set = Epoll::new().unwrap();
+    let counter = EventFd::new(0).unwrap();
+    set.add(&counter, Event::new(IN, 0)).unwrap();
+    let fd = set.readiness_fd().unwrap();
+    counter.try_write(1).unwrap();
+    let number = fd.as_raw_fd();
+    threads::in_child(|| {
+        assert!(!is_open(number), "a child closes its copy");
+        let own = fd.as_raw_fd();
+        assert!(is_readable(own));
+        counter.try_read().unwrap();
+        assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
+        assert!(!is_readable(own));
+        counter.try_write(1).unwrap();
+        assert!(is_readable(own));
+        counter.try_read().unwrap();
+    });
+    assert!(is_readable(number), "the child is another process");
+    assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
+    counter.try_read().unwrap();
+    assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
+    assert!(!is_readable(number));
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: the call takes no pointers.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
