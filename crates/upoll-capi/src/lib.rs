@@ -64,6 +64,7 @@ pub extern "C" fn upoll_version() -> *const c_char {
 plain! {
     upoll_epoll_create(size: c_int) = epoll_create;
     upoll_epoll_create1(flags: c_int) = epoll_create1;
+    upoll_epoll_fd(epfd: c_int) = epoll_fd;
     upoll_eventfd(initial: c_uint, flags: c_int) = eventfd;
     upoll_eventfd_write(fd: c_int, value: u64) = eventfd_write;
     upoll_close(fd: c_int) = close;

@@ -1,11 +1,12 @@
 //! `epoll_create(2)`, `epoll_wait(2)` and their later forms, by number.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
 use upoll::internal::SharedBox;
-use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, PollFd, Timeout};
+use upoll::internal::own_fds::AlwaysWritable;
+use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, Timeout};
 
 use crate::kernel::{call, interruptible, number};
 use crate::object::Object;
@@ -71,6 +72,43 @@ pub fn serve_here(epfd: RawFd) -> Result<(), Errno> {
         _ => Err(Errno::INVAL),
     });
     served.unwrap_or(Err(Errno::BADF))
+}
+
+/// Opens an fd that is readable while the set that `epfd` stands for has something to report, for calls that know
+/// only kernel fds. The caller closes it. It outlives the set, and goes on to show the kernel set if
+/// the set is demoted.
+///
+/// # Errors
+/// `EBADF`: `epfd` is not open. `EINVAL`: it is no set. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd
+/// or memory for it.
+pub fn epoll_fd(epfd: RawFd) -> Result<RawFd, Errno> {
+    let _section = Section::begin();
+    let shown = table::with(epfd, |object| match object {
+        Object::Epoll(set) => {
+            // The kernel members have to be where demotion leaves them.
+            set.adopt(epfd)?;
+            set.activate(epfd)?;
+            let fd = set.as_epoll().readiness_fd()?;
+            duplicate(fd.as_raw_fd())
+        }
+        _ => Err(Errno::INVAL),
+    });
+    shown.unwrap_or_else(|| {
+        let other = AlwaysWritable::new()?;
+        let other = other.as_fd().as_raw_fd();
+        let epfd = programs(epfd);
+        // SAFETY: deleting takes no event. No set of the program's has the other fd.
+        match unsafe { call!(SYS_epoll_ctl, epfd, Op::Del as i32, other, 0_usize) } {
+            Err(Errno::NOENT) => duplicate(epfd),
+            Err(errno) => Err(errno),
+            Ok(_) => Err(Errno::INVAL),
+        }
+    })
+}
+
+fn duplicate(fd: RawFd) -> Result<RawFd, Errno> {
+    // SAFETY: no pointers are involved.
+    number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) })
 }
 
 /// `epoll_wait(2)`.

@@ -77,8 +77,8 @@ mod wall_clock;
 pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all, leave_all_to_the_kernel};
 pub use crate::epoll::{
-    EpollWaitParams, epoll_create, epoll_create1, epoll_pwait, epoll_pwait1, epoll_pwait2,
-    epoll_wait, serve_here,
+    EpollWaitParams, epoll_create, epoll_create1, epoll_fd, epoll_pwait, epoll_pwait1,
+    epoll_pwait2, epoll_wait, serve_here,
 };
 pub use crate::epoll_ctl::epoll_ctl;
 pub use crate::eventfd::{

@@ -142,12 +142,6 @@ impl Set {
         !self.pending.load(Ordering::SeqCst).is_null() || self.lone_scan.load(Ordering::SeqCst)
     }
 
-    /// Returns whether wakeups have queued anything since the last scan.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) fn has_arrivals(&self) -> bool {
-        !untagged(self.pending.load(Ordering::SeqCst)).is_null()
-    }
-
     /// Queues the item unless it is queued already. Returns whether it was not.
     ///
     /// # Safety

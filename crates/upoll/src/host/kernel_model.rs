@@ -706,6 +706,16 @@ pub mod program {
         Ok(harvest(&Used::set(set)?, events))
     }
 
+    /// `epoll_wait(2)` without a limit.
+    pub fn epoll_wait(set: RawFd, events: &mut [Event]) -> Result<usize, Errno> {
+        wait_in(&Used::set(set)?, events, None)
+    }
+
+    /// `poll(2)` without a limit.
+    pub fn poll(list: &mut [libc::pollfd]) -> Result<usize, Errno> {
+        ppoll(list, None, None)
+    }
+
     /// `poll(2)` with a limit of zero.
     pub fn poll_now(list: &mut [libc::pollfd]) -> Result<usize, Errno> {
         ppoll(list, AT_ONCE.as_ref(), None)

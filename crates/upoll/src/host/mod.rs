@@ -509,7 +509,7 @@ impl EpollBackend {
     ) -> usize {
         self.begin_harvest();
         let filled = self.harvest_unsettled(set, out, core);
-        self.end_harvest(set, filled, out.len());
+        self.end_harvest(set, filled > 0);
         filled
     }
 

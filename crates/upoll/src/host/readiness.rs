@@ -7,10 +7,10 @@
 //!
 //! # The protocol
 //! The word [`state`](ReadyFd::state) says what the kernel knows.
-//! - A wakeup queues its item, then reads the word. It makes no system call if the fd has been rung and
-//!   nothing was harvested since. Otherwise it rings.
-//! - A harvest that leaves something marks the word as [`TAKEN`], then checks for arrivals. So the next
-//!   event is an edge again for those who watch the fd.
+//! - A wakeup queues its item, then reads the word. It makes no system call if the fd has been rung and no
+//!   harvest has begun since. Otherwise it rings, which is an edge for those who watch the fd.
+//! - A harvest marks the word as [`TAKEN`], then takes what is queued. So it takes what was queued before the
+//!   mark, and whatever comes later rings.
 //! - A harvest that leaves nothing, or has found nothing, clears, then checks for what is pending.
 //!
 //! Ringing and clearing are system calls, so one thread at a time makes them ([`BUSY`]). Another thread
@@ -31,12 +31,14 @@ use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
 
 /// The kernel set shows a ring that was not taken away since.
 const RUNG: u32 = 1;
-/// Something was harvested since: the next event rings again.
+/// A harvest has begun since: the next event rings again.
 const TAKEN: u32 = 2;
 /// A thread rings or clears.
 const BUSY: u32 = 4;
 /// Another thread has had to ring meanwhile.
 const AGAIN: u32 = 8;
+/// The set is closed.
+const CLOSED: u32 = 16;
 
 /// The data of all events in the kernel set, which nobody reads.
 const DATA: u64 = 0;
@@ -64,7 +66,7 @@ impl ReadyFd {
     fn ring(&self) {
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
-            if state == RUNG {
+            if state == RUNG || state & CLOSED != 0 {
                 return;
             }
             let next = match state & BUSY {
@@ -101,6 +103,9 @@ impl ReadyFd {
     fn clear(&self) -> bool {
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
+            if state & CLOSED != 0 {
+                return false;
+            }
             if state & BUSY != 0 {
                 // The thread that is busy may just have rung. The next event rings again.
                 self.state.fetch_or(TAKEN, Ordering::SeqCst);
@@ -132,6 +137,10 @@ impl ReadyFd {
     fn finish(&self, rung: u32) -> Option<u32> {
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
+            if state & CLOSED != 0 {
+                self.shut();
+                return None;
+            }
             let rings = state & AGAIN != 0 && (rung == 0 || state & TAKEN != 0);
             let next = match rings {
                 true => BUSY,
@@ -144,27 +153,41 @@ impl ReadyFd {
         }
     }
 
+    /// Closes the fd. A thread that rings or clears does that when it is done.
+    fn close(&self) {
+        let before = self.state.fetch_or(BUSY | CLOSED, Ordering::SeqCst);
+        if before & (BUSY | CLOSED) == 0 {
+            self.shut();
+        }
+    }
+
+    /// A copy of the fd that the program has goes on to show kernel members, if their kernel set lives on.
+    fn shut(&self) {
+        self.fd.quiet(DATA);
+        self.fd.close();
+    }
+
     fn change(&self, before: u32, after: u32) -> Result<(), u32> {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         let changed = self.state.compare_exchange(before, after, success, failure);
         changed.map(drop)
     }
 
-    /// A harvest has reported `reported` events, and had room for `room`.
-    fn settle(&self, set: &Set, reported: usize, room: usize) {
-        if reported > 0 && set.is_pending() {
-            if self.state.load(Ordering::SeqCst) & RUNG == 0 {
-                self.ring();
-                return;
-            }
+    /// A harvest begins. Each event that it may miss rings from now on.
+    fn mark(&self) {
+        if self.state.load(Ordering::SeqCst) & (RUNG | BUSY) != 0 && !broken(Rule::MarkThenHarvest)
+        {
             self.state.fetch_or(TAKEN, Ordering::SeqCst);
-            // Marked, now check: an event that has not seen the mark was not rung for. A caller with room for
-            // more waits for an edge next.
-            if set.is_pending() && (reported == room || !set.has_arrivals()) {
-                return;
-            }
         }
-        if self.clear() && !broken(Rule::CheckAfterClearing) && set.is_pending() {
+    }
+
+    /// A harvest has ended. It has reported something, or not.
+    fn settle(&self, set: &Set, has_reported: bool) {
+        if has_reported && set.is_pending() {
+            if self.state.load(Ordering::SeqCst) & (RUNG | BUSY) == 0 {
+                self.ring();
+            }
+        } else if self.clear() && !broken(Rule::CheckAfterClearing) && set.is_pending() {
             self.ring();
         }
     }
@@ -262,22 +285,24 @@ impl EpollBackend {
         Ok(())
     }
 
-    /// A harvest begins. What pollers of a rotating set have been told by sets below stays until it is taken
-    /// away, so that is done before the harvest looks at them.
+    /// A harvest begins, by any call.
     #[inline]
-    pub(super) fn begin_harvest(&self) {
-        if let Some(rotation) = &self.rotation
-            && self.shown.get().is_some()
-        {
-            rotation.quiet_pollers();
+    pub(crate) fn begin_harvest(&self) {
+        if let Some(shown) = self.shown.get() {
+            shown.ready.mark();
+            if let Some(rotation) = &self.rotation {
+                // What pollers of a rotating set have been told by sets below stays until it is taken away. The
+                // harvest looks at these sets next.
+                rotation.quiet_pollers();
+            }
         }
     }
 
-    /// A harvest, by any call, has reported `reported` events and had room for `room`.
+    /// A harvest has ended. It has reported something, or not.
     #[inline]
-    pub(crate) fn end_harvest(&self, set: &Set, reported: usize, room: usize) {
+    pub(crate) fn end_harvest(&self, set: &Set, has_reported: bool) {
         if let Some(shown) = self.shown.get() {
-            shown.ready.settle(set, reported, room);
+            shown.ready.settle(set, has_reported);
         }
     }
 
@@ -296,11 +321,17 @@ impl EpollBackend {
         Ok(())
     }
 
-    /// The set is closed, and its readiness fd with it.
+    /// The set is closed, and its readiness fd with it. A copy of the fd still shows the members of an adopted
+    /// kernel set.
     pub(super) fn close_shown(&self) {
         if let Some(shown) = self.shown.get() {
             shown.entry.unhook();
-            shown.ready.fd.close();
+            if self.hub.get().is_some() && self.first.fd.is_in_place() {
+                let first = self.first.fd.as_raw_fd();
+                let interest = Event::new(Events::IN, DATA);
+                let _ = kernel::epoll_ctl(&shown.ready.fd, Op::Add, first, &interest);
+            }
+            shown.ready.close();
         }
     }
 }

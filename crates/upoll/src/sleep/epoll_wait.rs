@@ -538,6 +538,7 @@ fn wait_in_kernel_set(
             yields_until = None;
         }
         // Harvest whatever ended the sleep, as above.
+        backend.begin_harvest();
         if ready < events.len() && set.is_pending() {
             ready += set.harvest_as(&mut events[ready..], ask, turns);
         }
@@ -545,7 +546,7 @@ fn wait_in_kernel_set(
         if woken {
             set.tally.count(|tally| tally.woken(ready));
         }
-        backend.end_harvest(set, ready, events.len());
+        backend.end_harvest(set, ready > 0);
         if ready > 0 {
             return Ok(ready);
         }

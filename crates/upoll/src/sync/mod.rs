@@ -274,6 +274,9 @@ pub enum Rule {
     /// A harvest that has made the readiness fd unreadable checks whether something is pending.
     #[cfg(any(feature = "std", upoll_loom))]
     CheckAfterClearing,
+    /// A harvest marks the readiness fd before it begins, so that an event which it misses rings.
+    #[cfg(any(feature = "std", upoll_loom))]
+    MarkThenHarvest,
     /// An event after a harvest takes the last ring of the readiness fd away, so that the next is an edge.
     #[cfg(any(feature = "std", upoll_loom))]
     TakeAwayBeforeRingingAgain,

@@ -12,6 +12,7 @@ mod missed;
 mod own_numbers;
 mod pipes;
 mod poll_context;
+mod readiness_fd;
 mod robust_lock;
 mod rotation;
 mod scopes;
