@@ -28,3 +28,5 @@ pub mod channels {}
 pub mod timers {}
 #[doc = include_str!("../../../docs/guide/async.md")]
 pub mod tasks {}
+#[doc = include_str!("../../../docs/guide/other-event-loops.md")]
+pub mod other_event_loops {}

@@ -26,7 +26,7 @@ use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::{SharedBox, boxed};
-use crate::sync::{AtomicU32, Ordering, Rule, broken, fence};
+use crate::sync::{AtomicU32, Ordering, Rule, broken, fence, fence_after_rmw};
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
 
 /// The kernel set shows a ring that was not taken away since.
@@ -178,6 +178,7 @@ impl ReadyFd {
         if self.state.load(Ordering::SeqCst) & (RUNG | BUSY) != 0 && !broken(Rule::MarkThenHarvest)
         {
             self.state.fetch_or(TAKEN, Ordering::SeqCst);
+            fence_after_rmw();
         }
     }
 
@@ -346,9 +347,11 @@ impl EpollBackend {
 /// - Readable is a hint to call [`try_wait`](Epoll::try_wait). The fd stays readable until a harvest leaves
 ///   the set empty or finds nothing, also if an object is no longer ready before that. A kernel set
 ///   would check its members again at each poll.
-/// - Edge-triggered watchers get an edge for the first event, and for each event that comes after a
-///   harvest. Events before the next harvest are one edge, as they are in a kernel set that nobody asks in
+/// - Edge-triggered watchers get an edge for the first event that comes after a harvest has begun. Further events
+///   before the next harvest begins are part of that edge, as they are in a kernel set that nobody asks in
 ///   between. So harvest until `try_wait` returns fewer events than there is room for.
+/// - An event that comes while a harvest has left something is shown anew. In that moment a `poll(2)` with a
+///   limit of zero may find the fd unreadable; a thread that sleeps is woken.
 /// - It never shows `POLLOUT`, `POLLERR` or `POLLHUP`.
 ///
 /// Nothing else is to be done with it: a program that waits in it with `epoll_wait(2)`, or changes its members,
