@@ -29,12 +29,6 @@ static int harvest(int set)
 	return all;
 }
 
-static void add(int set, int fd)
-{
-	struct epoll_event event = {EPOLLIN | EPOLLET, {0}};
-	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
-}
-
 /* What a set shows of an eventfd that is one of its members. */
 static void shows(int set, int counter, int fd)
 {
@@ -59,15 +53,16 @@ int main(void)
 	CHECK(fd >= 0 && fd != set);
 	CHECK(fcntl(fd, F_GETFD) >= 0);
 	CHECK(!is_readable(fd));
-	add(set, counter);
+	CHECK(add(set, counter, EPOLLIN | EPOLLET, 0) == 0);
 	shows(set, counter, fd);
 
 	/* One with members of the kernel alone before. */
 	CHECK(pipe(ends) == 0);
-	add(other, ends[0]);
+	CHECK(add(other, ends[0], EPOLLIN | EPOLLET, 0) == 0);
 	late = OPEN_FD(other);
 	CHECK(late >= 0);
-	add(other, counter);
+	CHECK(add(other, counter, EPOLLIN | EPOLLET, 0) == 0);
+	harvest(other);
 	shows(other, counter, late);
 	CHECK(write(ends[1], "x", 1) == 1);
 	CHECK(is_readable(late));
