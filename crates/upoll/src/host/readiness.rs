@@ -6,7 +6,7 @@
 //! set's watchers *rings* it, and a harvest after which nothing is pending *clears* it.
 //!
 //! # The protocol
-//! The word [`state`](ReadyFd::state) says what the kernel knows.
+//! The word `state` says what the kernel knows.
 //! - A wakeup queues its item, then reads the word. It makes no system call if the fd has been rung and no
 //!   harvest has begun since. Otherwise it rings, which is an edge for those who watch the fd.
 //! - A harvest marks the word as [`TAKEN`], then takes what is queued. So it takes what was queued before the
