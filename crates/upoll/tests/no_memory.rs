@@ -71,7 +71,8 @@ fn channels(fault: &mut Fault) {
                 assert_eq!(first_event(&set), Some(1));
                 Err(Errno::NOMEM)
             }
-            sent => Ok(sent.unwrap()),
+            Err(error) => panic!("{error}"),
+            Ok(()) => Ok(()),
         });
     }
     received.extend(receiver.try_iter());
