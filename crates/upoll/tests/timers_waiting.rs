@@ -305,38 +305,26 @@ fn threads_that_leave_a_set_hand_the_time_on() {
     }
 }
 
-/// The timer was armed before the threads went to sleep, so the last one learns of it from the threads that leave.
+/// The first thread keeps the time, and leaves when its limit ends.
 #[test]
 fn the_last_thread_that_sleeps_keeps_the_time() {
     for with_kernel_fd in [false, true] {
         let timers = Timers::on(Clock::Monotonic).unwrap();
         let timer = timers.timer().unwrap();
-        let counter = EventFd::new(0).unwrap();
         let set = set_of(&timer);
-        set.add(&counter, Event::new(Events::IN | Events::ET, 1))
-            .unwrap();
         let (reader, _writer) = idle_fd();
         if with_kernel_fd {
             set.add(&reader, IN).unwrap();
         }
-        timer.arm(Duration::from_millis(200), ZERO);
-        let begun = Instant::now();
-        let (send, ended) = mpsc::channel();
-        for _ in 0..3 {
-            let (set, send) = (set.clone(), send.clone());
-            thread::spawn(move || {
-                let mut events = [Event::default()];
-                let ready = set.wait(&mut events, LONG);
-                send.send((ready, events[0].data())).unwrap();
-            });
-        }
-        for _ in 0..2 {
-            counter.try_write(1).unwrap();
-            let (ready, _) = ended.recv().unwrap();
-            assert_eq!(ready, Ok(1));
-        }
-        assert_eq!(ended.recv().unwrap().0, Ok(1));
-        assert!(begun.elapsed() < LONG / 2, "a thread slept until its limit");
+        let begun = timers.now();
+        timer.arm(Duration::from_millis(400), ZERO);
+        let threads = [Duration::from_millis(100), LONG].map(|limit| {
+            let set = set.clone();
+            asleep(move || set.wait(&mut [Event::default()], limit)).0
+        });
+        let [first, last] = threads.map(|thread| thread.join().unwrap().unwrap());
+        assert!(first <= 1 && last == 1);
+        assert!(timers.now() - begun < LONG / 2, "it slept until its limit");
     }
 }
 

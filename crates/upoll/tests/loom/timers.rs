@@ -98,7 +98,8 @@ fn a_thread_that_keeps_an_earlier_time_learns_of_the_next_one() {
 }
 
 /// Two threads sleep in one set. An event wakes one, which leaves.
-fn leaving_against_going_to_sleep() {
+#[test]
+fn a_thread_that_leaves_a_set_with_an_event_hands_the_time_on() {
     model(1, || {
         let timer = timer();
         timer.arm(SECOND, ZERO);
@@ -118,19 +119,8 @@ fn leaving_against_going_to_sleep() {
     });
 }
 
-#[test]
-fn a_thread_that_leaves_a_set_hands_the_time_on() {
-    leaving_against_going_to_sleep();
-}
-
-#[test]
-fn a_thread_that_leaves_and_wakes_nobody_takes_the_time_with_it() {
-    must_fail_without(Rule::HandOnTime, leaving_against_going_to_sleep);
-}
-
 /// A thread whose own limit ends leaves while another one goes to sleep.
-#[test]
-fn a_thread_whose_limit_ends_hands_the_time_on() {
+fn leaving_against_going_to_sleep() {
     model(2, || {
         let timer = timer();
         timer.arm(2 * SECOND, ZERO);
@@ -141,6 +131,16 @@ fn a_thread_whose_limit_ends_hands_the_time_on() {
         assert!(wait(&set, LIMIT).is_ok());
         assert_eq!(staying.join().unwrap(), Ok(1));
     });
+}
+
+#[test]
+fn a_thread_that_leaves_a_set_hands_the_time_on() {
+    leaving_against_going_to_sleep();
+}
+
+#[test]
+fn a_thread_that_leaves_and_wakes_nobody_takes_the_time_with_it() {
+    must_fail_without(Rule::HandOnTime, leaving_against_going_to_sleep);
 }
 
 #[test]
