@@ -2,8 +2,13 @@
 //! [`hazard`](crate::hazard) and [`change`](crate::change). Under the loom model checker (`--cfg upoll_loom`)
 //! this module substitutes loom's.
 
+#[cfg(all(not(upoll_loom), not(upoll_jitter)))]
+use std::sync::atomic as atomics;
+#[cfg(all(not(upoll_loom), upoll_jitter))]
+use upoll_sys::jitter as atomics;
+
 #[cfg(not(upoll_loom))]
-pub(crate) use std::sync::atomic::{
+pub(crate) use self::atomics::{
     AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence,
 };
 

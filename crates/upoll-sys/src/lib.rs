@@ -9,6 +9,8 @@ use std::ffi::c_long;
 pub mod backoff;
 pub mod futex;
 pub mod interruptible;
+#[cfg(upoll_jitter)]
+pub mod jitter;
 pub mod membarrier;
 pub mod signals;
 

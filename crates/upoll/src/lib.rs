@@ -161,4 +161,6 @@ pub mod internal {
     #[cfg(any(feature = "std", upoll_loom))]
     pub use crate::sleep::{check_number_of_entries, open_limit_allows_few, open_limit_changed};
     pub use crate::socketpair::{SocketContents, SocketMessage};
+    #[cfg(all(upoll_jitter, feature = "std", not(upoll_loom)))]
+    pub use upoll_sys::jitter;
 }

@@ -5,12 +5,12 @@
 //! was made in.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use super::{kernel, own_fds};
 use crate::epoll::nesting;
 use crate::errno::Errno;
 use crate::forks;
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// How many forks lie between the first process and this one, or more.
 static GENERATION: AtomicU32 = AtomicU32::new(0);

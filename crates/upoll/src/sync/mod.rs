@@ -13,15 +13,17 @@ mod lock;
 pub mod sequenced;
 #[cfg(upoll_loom)]
 use self::sequenced as atomics;
-#[cfg(not(upoll_loom))]
+#[cfg(all(not(upoll_loom), not(all(upoll_jitter, feature = "std"))))]
 use core::sync::atomic as atomics;
+#[cfg(all(not(upoll_loom), upoll_jitter, feature = "std"))]
+use upoll_sys::jitter as atomics;
 
+#[cfg(all(feature = "std", not(upoll_loom)))]
+pub(crate) use self::atomics::{AtomicI32, compiler_fence};
 #[cfg(upoll_loom)]
 pub(crate) use self::sequenced::{AtomicI32, Ordering, compiler_fence};
 #[cfg(not(upoll_loom))]
 pub(crate) use core::sync::atomic::Ordering;
-#[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use core::sync::atomic::{AtomicI32, compiler_fence};
 
 pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
