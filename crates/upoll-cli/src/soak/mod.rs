@@ -8,7 +8,7 @@
 //!
 //! Some rounds are in lockstep (see [`lockstep`]), and in some writers block (see [`rooms`]). More than half of the
 //! rounds repeat races of two or three calls (see [`races`]), of threads or of processes: only many short tries hit a
-//! window of a few instructions.
+//! window of a few instructions. In a build with `--cfg upoll_jitter` the windows are wide as well (`upoll_sys::jitter`).
 
 mod asleep;
 mod channel;
@@ -37,6 +37,7 @@ use self::footprint::Footprint;
 use self::group::How;
 use self::hang::post;
 use self::lockstep::Lockstep;
+use self::races::Topic;
 use self::tally::{Tally, count};
 use crate::output;
 
@@ -76,6 +77,15 @@ pub(crate) struct Options {
         hide_possible_values = true
     )]
     how: Vec<How>,
+    /// Only races of calls, about these subjects.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "SUBJECTS",
+        conflicts_with = "how",
+        hide_possible_values = true
+    )]
+    races: Vec<Topic>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -96,7 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     thread::scope(|scope| {
         let watch = scope.spawn(|| hang::watch(seed, &tally, &is_over));
         let result = rounds(
-            hows,
+            (hows, &options.races),
             Rng::with_seed(seed),
             usize::from(options.threads),
             &tally,
@@ -110,10 +120,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Makes rounds until `end`, and reports them.
-fn rounds(hows: &[How], mut rng: Rng, producers: usize, tally: &Tally, end: Instant) -> Result<()> {
+fn rounds(
+    (hows, topics): (&[How], &[Topic]),
+    mut rng: Rng,
+    producers: usize,
+    tally: &Tally,
+    end: Instant,
+) -> Result<()> {
     let (mut rounds, mut first, mut most) = (0, None, None::<Footprint>);
     while Instant::now() < end || rounds <= WARM_UP {
-        round(hows, &mut rng, producers, tally, rounds)?;
+        match topics {
+            [] => round(hows, &mut rng, producers, tally, rounds)?,
+            topics => {
+                let fault = |what: &str| give_up(&format!("round {rounds}: {what}"), "");
+                races::round_of(topics, &mut rng, tally, &fault)?;
+            }
+        }
         rounds += 1;
         count(&tally.rounds);
         if rounds < WARM_UP {
@@ -173,6 +195,7 @@ fn round(
     number: usize,
 ) -> Result<()> {
     let _post = post("leads");
+    change_pauses(rng);
     let (is_long, groups, producers) = match number % KINDS {
         0 => (true, rng.usize(1..=3), producers),
         2 | 6 => {
@@ -265,6 +288,21 @@ fn round(
         }
     });
     Ok(())
+}
+
+/// Makes a new plan of the pauses within the library.
+fn change_pauses(rng: &mut Rng) {
+    // One plan of four has none.
+    set_pauses(if rng.usize(..4) == 0 { 0 } else { rng.u64(..) });
+}
+
+/// Replaces the plan of the pauses within the library by one that is made of `seed`. 0: there are none. Only builds
+/// with `--cfg upoll_jitter` have such pauses.
+fn set_pauses(seed: u64) {
+    #[cfg(upoll_jitter)]
+    upoll::internal::jitter::set_plan(seed);
+    #[cfg(not(upoll_jitter))]
+    let _ = seed;
 }
 
 /// Reports a fault and ends the process: threads of the world may hang.

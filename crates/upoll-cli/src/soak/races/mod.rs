@@ -18,12 +18,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use fastrand::Rng;
 use upoll::internal::own_fds as own_numbers;
 use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
+use super::change_pauses;
 use super::channel::{Channel, Kind};
 use super::hang::{post, post_of};
 use super::lockstep::Barrier;
@@ -80,45 +82,67 @@ fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Cal
 /// Races of one subject.
 type Maker = fn(&mut Rng) -> Result<Race>;
 
+/// Where races run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Home {
+    Here,
+    /// In a child process, in which the library's own fds have protected numbers.
+    ProtectedChild,
+}
+
+/// A subject of races.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Topic {
+    Wakes,
+    Queues,
+    Sets,
+    Rotation,
+    Kernel,
+    OwnFds,
+    Processes,
+    Killed,
+}
+
 /// Races of one subject, and how they run.
 struct Subject {
+    topic: Topic,
     races: &'static [Maker],
     /// On how many sets of objects each one runs in a row.
     copies: usize,
     /// How long their calls repeat.
     length: Duration,
-    /// They run in a child process, in which the library's own fds have protected numbers.
-    is_protected: bool,
+    home: Home,
 }
 
-const fn subject(races: &'static [Maker], copies: usize) -> Subject {
+const fn subject(topic: Topic, races: &'static [Maker], copies: usize) -> Subject {
     Subject {
+        topic,
         races,
         copies,
         length: LENGTH,
-        is_protected: false,
+        home: Home::Here,
     }
 }
 
 const SUBJECTS: [Subject; 6] = [
-    subject(wakes::RACES, 4),
-    subject(queues::RACES, 4),
-    subject(sets::RACES, 16),
-    subject(rotation::RACES, 4),
+    subject(Topic::Wakes, wakes::RACES, 4),
+    subject(Topic::Queues, queues::RACES, 4),
+    subject(Topic::Sets, sets::RACES, 16),
+    subject(Topic::Rotation, rotation::RACES, 4),
     // Few sets with kernel fds: fds are kept for the most that there were.
-    subject(kernel::RACES, 1),
+    subject(Topic::Kernel, kernel::RACES, 1),
     Subject {
-        is_protected: true,
-        ..subject(own_fds::RACES, 1)
+        home: Home::ProtectedChild,
+        ..subject(Topic::OwnFds, own_fds::RACES, 1)
     },
 ];
 
 /// Races of processes: to make one takes longer than to make a thread.
 const PROCESSES: [Subject; 2] = [
-    subject(processes::LIVING, 4),
+    subject(Topic::Processes, processes::LIVING, 4),
     Subject {
         length: LENGTH.saturating_mul(3),
-        ..subject(processes::DYING, 1)
+        ..subject(Topic::Killed, processes::DYING, 1)
     },
 ];
 
@@ -131,6 +155,24 @@ pub(super) fn round(rng: &mut Rng, tally: &Tally, fault: &(impl Fn(&str) + Sync)
             true => (wakes::RACES[0], &SUBJECTS[0]),
             false => (subject.races[rng.usize(..subject.races.len())], subject),
         };
+        repeat(maker, subject, rng, tally, fault)
+    })
+}
+
+/// Runs races of these subjects, of threads or of processes.
+pub(super) fn round_of(
+    subjects: &[Topic],
+    rng: &mut Rng,
+    tally: &Tally,
+    fault: &(impl Fn(&str) + Sync),
+) -> Result<()> {
+    (0..RACES).try_for_each(|_| {
+        let topic = &subjects[rng.usize(..subjects.len())];
+        let mut all = SUBJECTS.iter().chain(&PROCESSES);
+        let Some(subject) = all.find(|subject| subject.topic == *topic) else {
+            bail!("{topic:?} has no races")
+        };
+        let maker = subject.races[rng.usize(..subject.races.len())];
         repeat(maker, subject, rng, tally, fault)
     })
 }
@@ -163,15 +205,17 @@ fn repeat(
             .collect::<Result<Vec<_>>>()?;
         run(&races, subject.length, rng, tally, fault)
     };
-    if !subject.is_protected {
+    if subject.home == Home::Here {
         return repeat_here(rng);
     }
     let mut rng = rng.fork();
     let child = Child::new(false, || {
-        own_numbers::protect();
+        if subject.home == Home::ProtectedChild {
+            own_numbers::protect();
+        }
         (0..IN_CHILD).try_for_each(|_| repeat_here(&mut rng))
     })?;
-    let _post = post_of(child.0, "a process with protected numbers");
+    let _post = post_of(child.0, "a process with races of its own");
     child.join()
 }
 
@@ -200,6 +244,9 @@ struct Place {
     returned: [AtomicUsize; COPIES],
 }
 
+/// After how many calls of one thread the library pauses elsewhere, on the average.
+const CALLS_BETWEEN_PLANS: usize = 16;
+
 /// How often a thread looks whether the others have come as far.
 const LOOKS: usize = 500;
 
@@ -211,6 +258,9 @@ impl Shared {
     /// Makes the calls of one thread.
     fn act(&self, races: &[Race], index: usize, rng: &mut Rng) -> Result<()> {
         let place = &self.places[index];
+        if rng.usize(..CALLS_BETWEEN_PLANS) == 0 {
+            change_pauses(rng);
+        }
         for (copy, race) in races.iter().enumerate() {
             place.begun.store(copy + 1, Ordering::SeqCst);
             let is_behind = |other: &Place| other.begun.load(Ordering::SeqCst) <= copy;

@@ -18,6 +18,7 @@ use upoll::{Errno, EventFd, EventFdFlags, Events, PollFd, Timeout, poll};
 use super::super::channel::Channel;
 use super::super::hang::hold;
 use super::super::lockstep::{self, Barrier};
+use super::super::set_pauses;
 use super::wakes::{Waiting, Way};
 use super::{Call, Maker, Race, call, file, pause};
 
@@ -177,6 +178,8 @@ impl Child {
         let child = Self::fork(|_| {
             // The first call of a process has many more instructions than the later ones.
             let _ = counter.maximum();
+            // No step is to be in a pause.
+            set_pauses(0);
             // SAFETY: no memory is involved. From here on the parent sees each stop.
             let is_seen = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } == 0;
             if is_seen {
