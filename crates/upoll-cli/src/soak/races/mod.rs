@@ -4,6 +4,7 @@
 //! certain step. So each race is short and repeated many thousands of times, with a random offset between
 //! its calls. The results of the calls are known, and a call that nothing wakes is a fault.
 
+mod fds;
 mod kernel;
 mod own_fds;
 mod processes;
@@ -86,6 +87,8 @@ type Maker = fn(&mut Rng) -> Result<Race>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Home {
     Here,
+    /// In a child process.
+    Child,
     /// In a child process, in which the library's own fds have protected numbers.
     ProtectedChild,
 }
@@ -99,6 +102,7 @@ pub(super) enum Topic {
     Rotation,
     Kernel,
     OwnFds,
+    Fds,
     Processes,
     Killed,
 }
@@ -124,7 +128,7 @@ const fn subject(topic: Topic, races: &'static [Maker], copies: usize) -> Subjec
     }
 }
 
-const SUBJECTS: [Subject; 6] = [
+const SUBJECTS: [Subject; 7] = [
     subject(Topic::Wakes, wakes::RACES, 4),
     subject(Topic::Queues, queues::RACES, 4),
     subject(Topic::Sets, sets::RACES, 16),
@@ -134,6 +138,11 @@ const SUBJECTS: [Subject; 6] = [
     Subject {
         home: Home::ProtectedChild,
         ..subject(Topic::OwnFds, own_fds::RACES, 1)
+    },
+    Subject {
+        home: Home::Child,
+        // A fork demotes the objects of all.
+        ..subject(Topic::Fds, fds::RACES, 1)
     },
 ];
 

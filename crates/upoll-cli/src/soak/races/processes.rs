@@ -109,7 +109,7 @@ impl Child {
 
     /// Forks a child that runs `body`, which may only make calls that are allowed in a signal handler, unless
     /// there is no other thread.
-    fn fork(body: impl FnOnce(libc::pid_t)) -> Result<Self> {
+    pub(super) fn fork(body: impl FnOnce(libc::pid_t)) -> Result<Self> {
         // SAFETY: no memory is involved.
         let parent = unsafe { libc::getpid() };
         let held = hold();
@@ -134,7 +134,7 @@ impl Child {
     }
 
     /// Waits until the child stops or has ended, and returns its status.
-    fn wait(&self) -> Result<libc::c_int> {
+    pub(super) fn wait(&self) -> Result<libc::c_int> {
         let mut status = 0;
         loop {
             // SAFETY: the status is written to a variable.
