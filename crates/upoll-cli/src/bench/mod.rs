@@ -65,7 +65,7 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
 }
 
 /// All benchmarks, in groups by subject.
-fn groups() -> [(&'static str, Vec<&'static str>); 11] {
+fn groups() -> [(&'static str, Vec<&'static str>); 12] {
     let calls = |comparisons: &[Comparison]| {
         let names = comparisons.iter().map(|comparison| comparison.row.name);
         names.collect()
