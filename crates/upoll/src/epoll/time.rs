@@ -28,8 +28,6 @@ use crate::file::{Description, InTime};
 use crate::memory::{SharedBox, boxed};
 use crate::schedule::{NEVER, Schedule};
 use crate::sync::{AtomicU64, OnceBox, Ordering};
-#[cfg(any(feature = "std", upoll_loom))]
-use crate::sync::{Rule, broken};
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
 
 /// The schedules that a set knows: a list that only grows.
@@ -262,7 +260,7 @@ impl Drop for TimeKeeper<'_> {
             let kept = known.kept.load(Ordering::SeqCst);
             known.schedule.next() >= kept
         };
-        if !schedules.iter().all(is_kept) && !broken(Rule::HandOnTime) {
+        if !schedules.iter().all(is_kept) {
             let mut deferred = Deferred::new();
             self.set.rouse_one(&mut Wake {
                 key: Events::IN,

@@ -270,9 +270,6 @@ pub enum Rule {
     LoneScanIsPending,
     /// A timer whose time comes before all others wakes a thread that sleeps for longer.
     TellSooner,
-    /// A thread that leaves a set with timers wakes another one, if none that sleeps keeps the time.
-    #[cfg(any(feature = "std", upoll_loom))]
-    HandOnTime,
     /// A harvest that has made the readiness fd unreadable checks whether something is pending.
     #[cfg(any(feature = "std", upoll_loom))]
     CheckAfterClearing,

@@ -139,11 +139,6 @@ fn a_thread_that_leaves_a_set_hands_the_time_on() {
 }
 
 #[test]
-fn a_thread_that_leaves_and_wakes_nobody_takes_the_time_with_it() {
-    must_fail_without(Rule::HandOnTime, leaving_against_going_to_sleep);
-}
-
-#[test]
 fn a_thread_that_goes_to_sleep_learns_of_the_first_timer_of_its_set() {
     model(3, || {
         let timer = timer();
