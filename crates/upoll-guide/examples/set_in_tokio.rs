@@ -34,6 +34,7 @@ async fn main() -> Result<(), Error> {
         peer.write_all(b"kernel").expect("there is room");
     });
 
+    // ANCHOR: serve
     // SAFETY: the fd stays the same and open while this exists, as the program closes no fds of others.
     let fd = unsafe { AsyncFd::register_with_interest(set.readiness_fd()?, Interest::READABLE)? };
     let mut events = [Event::default(); 16];
@@ -58,6 +59,7 @@ async fn main() -> Result<(), Error> {
             served += 1;
         }
     }
+    // ANCHOR_END: serve
     writing.join().expect("it does not panic");
     Ok(())
 }

@@ -14,6 +14,7 @@ use upoll::{Epoll, Event, Events};
 const JOB: u64 = 0;
 const SOCKET: u64 = 1;
 
+// ANCHOR: serve
 fn serve(jobs: &Receiver<u64>, mut client: TcpStream) -> Result<usize, Box<dyn Error>> {
     let set = Epoll::new()?;
     set.add(jobs, Event::new(Events::IN, JOB))?;
@@ -30,6 +31,7 @@ fn serve(jobs: &Receiver<u64>, mut client: TcpStream) -> Result<usize, Box<dyn E
         }
     }
 }
+// ANCHOR_END: serve
 
 fn main() -> Result<(), Box<dyn Error>> {
     let (sender, jobs) = bounded(4)?;

@@ -183,6 +183,7 @@ pub fn simulate(seed: u64, server: Server) -> Result<(String, usize), Errno> {
             .add(timer, Event::new(Events::IN, data as u64))?;
         timer.arm(simulation.random.milliseconds(1, 3), ONCE);
     }
+    // ANCHOR: loop
     let mut events = [Event::default(); 16];
     loop {
         let ready = simulation.set.try_wait(&mut events)?;
@@ -198,6 +199,7 @@ pub fn simulate(seed: u64, server: Server) -> Result<(String, usize), Errno> {
             };
         }
     }
+    // ANCHOR_END: loop
 }
 
 #[allow(

@@ -26,6 +26,7 @@ impl Wake for Runnable {
     }
 }
 
+// ANCHOR: run
 /// Runs tasks on this thread until all have ended. The thread sleeps while no task can run.
 fn run(tasks: Vec<Future<'_>>) -> Result<(), Errno> {
     let wake = EventFd::new(1)?;
@@ -51,6 +52,7 @@ fn run(tasks: Vec<Future<'_>>) -> Result<(), Errno> {
     }
     Ok(())
 }
+// ANCHOR_END: run
 
 fn main() -> Result<(), Errno> {
     let (reader, writer) = pipe()?;

@@ -14,6 +14,7 @@ const WORKERS: usize = 4;
 const JOBS: u64 = 2_000;
 const WAITING: usize = 8;
 
+// ANCHOR: work
 /// Does jobs until there will be no more. Returns how many jobs it did, and the sum of their results.
 fn work(pool: &Epoll, jobs: &Receiver<u64>) -> Result<(u64, u64), Errno> {
     // A set of the worker's own. It may watch other things as well, such as a connection.
@@ -34,6 +35,7 @@ fn work(pool: &Epoll, jobs: &Receiver<u64>) -> Result<(u64, u64), Errno> {
         }
     }
 }
+// ANCHOR_END: work
 
 fn main() -> Result<(), Errno> {
     let (sender, jobs) = bounded(WAITING)?;
