@@ -188,7 +188,7 @@ impl ReadyFd {
             if self.state.load(Ordering::SeqCst) & (RUNG | BUSY) == 0 {
                 self.ring();
             }
-        } else if self.clear() && !broken(Rule::CheckAfterClearing) && set.is_pending() {
+        } else if self.clear() && set.is_pending() {
             self.ring();
         }
     }

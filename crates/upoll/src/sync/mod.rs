@@ -270,9 +270,6 @@ pub enum Rule {
     LoneScanIsPending,
     /// A timer whose time comes before all others wakes a thread that sleeps for longer.
     TellSooner,
-    /// A harvest that has made the readiness fd unreadable checks whether something is pending.
-    #[cfg(any(feature = "std", upoll_loom))]
-    CheckAfterClearing,
     /// A harvest marks the readiness fd before it begins, so that an event which it misses rings.
     #[cfg(any(feature = "std", upoll_loom))]
     MarkThenHarvest,
