@@ -43,8 +43,12 @@
 //! | `PollContext` | the same calls, with registrations kept from one call to the next: a call costs as much as has changed or is ready |
 //! | `EventFd` | `eventfd(2)`, blocking and not, semaphore or counter, of one process or shared over `fork`; with a maximum that holds writers back |
 //! | `pipe`, `pipe2`, `socketpair` | pipes with Linux's pages, packets and capacity; connected streams; blocking and not |
+//! | `upoll::channel` | typed channels, bounded and unbounded: one wait for a job or a socket |
+//! | `Timers` | timerfds in user space, by the kernel's clocks or a virtual one; arming makes no system call |
 //! | `Pollable`, `WaitQueue`, `File` | to make objects of your own |
-//! | `Watch`, `Readiness` | a callback, or a future, in place of a sleeping thread |
+//! | `Watch`, `Readiness`, `read_async`, `wait_async` | a callback, or a future that allocates nothing, in place of a sleeping thread |
+//! | `Epoll::readiness_fd` | a kernel fd that is readable while a set has something: for tokio, mio, glib or a kernel set |
+//! | `Epoll::counters` | wakes, empty wakes, events, sleeps and contention of a set |
 //!
 //! # Threads
 //! Everything may be used from any thread.
