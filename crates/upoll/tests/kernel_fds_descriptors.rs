@@ -48,7 +48,9 @@ fn use_and_drop(order: usize) {
     writer.write_all(b"x").unwrap();
     assert_eq!(wait(worker, LONG), [8]);
     thread::scope(|scope| {
-        scope.spawn(|| assert_eq!(wait(rotating, LONG), [7]));
+        let worker = scope.spawn(|| assert_eq!(wait(rotating, LONG), [7]));
+        // The end of a scope does not wait until the thread has closed its own fds.
+        worker.join().unwrap();
     });
     top.add(worker, input(9)).unwrap();
     let mut events = wait(top, LONG);
