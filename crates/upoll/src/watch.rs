@@ -12,7 +12,7 @@ use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{Rule, broken};
-use crate::wait::{CallbackSlot, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{CallbackSlot, Mode, Place, Reply, Scope, WaitEntry, WaitQueue, Wake};
 
 /// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
 /// drop has returned it is not called again.
@@ -166,6 +166,8 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        // A waker that panics does so when all entries are out.
+        let _scope = Scope::enter();
         for entry in &self.entries {
             entry.entry.unhook();
         }

@@ -43,7 +43,7 @@ use crate::memory::boxed;
 use crate::poll::Seen;
 use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
 use crate::target::Target;
-use crate::wait::{Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{Mode, Place, Reply, Scope, WaitEntry, WaitQueue, Wake};
 
 /// The identity of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -801,6 +801,8 @@ pub(crate) struct KernelEntry {
 
 impl Drop for Kept {
     fn drop(&mut self) {
+        // A waker that panics does so when all entries are out.
+        let _scope = Scope::enter();
         for slot in &self.slots {
             for hook in &slot.hooks[..slot.hooked] {
                 hook.entry.unhook();

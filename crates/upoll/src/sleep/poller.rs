@@ -26,7 +26,7 @@ use crate::poll::{Seen, Viewer, on_stack};
 use crate::schedule;
 use crate::sync::{AtomicU32, Ordering, fence_after_rmw};
 use crate::target::Target;
-use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
+use crate::wait::{self, Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
 
 /// Stack space for a call, in bytes, and how it is divided (`MAX_STACK_ALLOC` and its parts).
 const STACK: usize = 832;
@@ -337,6 +337,8 @@ impl Viewer for WaitTable<'_> {
 
 impl Drop for WaitTable<'_> {
     fn drop(&mut self) {
+        // A waker that panics does so when all entries are out.
+        let _scope = wait::Scope::enter();
         for entry in &self.inline[..self.used] {
             // SAFETY: the first `used` were written.
             unsafe { entry.assume_init_ref() }.entry.unhook();
