@@ -5,7 +5,7 @@ use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 
-use crate::epoll::Epoll;
+use crate::epoll::{Epoll, HANG_UP};
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
 use crate::events::{Event, Events};
@@ -18,7 +18,8 @@ use crate::wait::Place;
 
 /// Makes a call that does not wait, once and after each change of an object, until it does not fail with `EAGAIN`.
 ///
-/// Each attempt either is the whole call or changes nothing. So dropping this between two attempts loses nothing.
+/// An attempt returns its result, with whether that is a hang-up, which other tasks have to learn of, too. It
+/// either is the whole call or changes nothing. So dropping this between two attempts loses nothing.
 struct Attempt<F> {
     attempt: F,
     wait: Result<TaskWait, Errno>,
@@ -33,7 +34,7 @@ impl<F> Attempt<F> {
     }
 }
 
-impl<T, F: FnMut() -> Result<T, Errno>> Future for Attempt<F> {
+impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<F> {
     type Output = Result<T, Errno>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -46,16 +47,20 @@ impl<T, F: FnMut() -> Result<T, Errno>> Future for Attempt<F> {
         };
         wait.poll_until(context.waker(), |_| match attempt() {
             Err(Errno::AGAIN) => None,
-            done => Some(done),
+            Err(errno) => Some((Err(errno), false)),
+            Ok((done, hangs_up)) => Some((Ok(done), hangs_up)),
         })
     }
 }
 
 /// A call on an object that was retired does not wait.
-fn or_stale<T>(done: Result<T, Errno>, is_retired: impl FnOnce() -> bool) -> Result<T, Errno> {
+fn or_stale<T>(
+    done: Result<T, Errno>,
+    is_retired: impl FnOnce() -> bool,
+) -> Result<(T, bool), Errno> {
     match done {
         Err(Errno::AGAIN) if is_retired() => Err(Errno::STALE),
-        done => done,
+        done => done.map(|done| (done, false)),
     }
 }
 
@@ -224,11 +229,14 @@ impl Epoll {
         })
     }
 
-    fn some_events(&self, events: &mut [Event]) -> Result<usize, Errno> {
-        match self.try_wait(events) {
-            Ok(0) => Err(Errno::AGAIN),
-            done => done,
+    /// Returns the number of events, and whether one of them is a hang-up. `EAGAIN`: there is none.
+    fn some_events(&self, events: &mut [Event]) -> Result<(usize, bool), Errno> {
+        let found = self.try_wait(events)?;
+        if found == 0 {
+            return Err(Errno::AGAIN);
         }
+        let hangs_up = |event: &Event| event.events().intersects(HANG_UP);
+        Ok((found, events[..found].iter().any(hangs_up)))
     }
 
     fn task_place(&self) -> Place {
@@ -248,7 +256,8 @@ impl Epoll {
 ///
 /// # Cancel safety
 /// Events that were taken stay in the stream until they are returned. They are lost with the stream, if they are
-/// edge-triggered.
+/// edge-triggered. A stream of a rotating set stays in line between two events: poll it on, or drop it, as an event that
+/// it is chosen for waits for it.
 pub struct EventStream {
     wait: TaskWait,
     set: Epoll,
@@ -276,7 +285,8 @@ impl EventStream {
             let wait = unsafe { Pin::new_unchecked(&mut this.wait) };
             let found = wait.poll_until(context.waker(), |_| match set.some_events(buffer) {
                 Err(Errno::AGAIN) => None,
-                done => Some(done),
+                Err(errno) => Some((Err(errno), false)),
+                Ok((filled, hangs_up)) => Some((Ok(filled), hangs_up)),
             });
             match found {
                 Poll::Pending => return Poll::Pending,

@@ -9,6 +9,7 @@ use core::pin::Pin;
 use core::ptr::NonNull;
 use core::task::{Context, Poll, Waker};
 
+use crate::epoll::HANG_UP;
 use crate::epoll::callbacks::SetCallback;
 use crate::errno::Errno;
 use crate::events::Events;
@@ -16,7 +17,9 @@ use crate::file::{FileRef, Held, PollTable};
 use crate::memory::boxed;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
-use crate::wait::{Deferred, Mode, Notes, Place, Reply, TaskSlot, WaitEntry, WaitQueue, Wake};
+use crate::wait::{
+    Deferred, Mode, Notes, Place, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
+};
 
 /// A future that is ready when an open file is.
 ///
@@ -66,8 +69,8 @@ impl Readiness {
         TaskWait::new(source.target(), interest, Place::Shared).map(Readiness)
     }
 
-    /// Waits as [`new`](Self::new) does, but each wakeup of the object wakes one of the tasks that wait so: the one
-    /// that has waited longest. A close, or a change for which Linux wakes all, wakes all.
+    /// Waits as [`new`](Self::new) does, but each wakeup of the object wakes one of the tasks that wait so. A task that
+    /// finds `HUP` or `RDHUP` wakes the next one, so a close reaches all.
     ///
     /// - On a set with [`ROTATE`](crate::CreateFlags::ROTATE), and on an object that calls
     ///   [`WaitQueue::wake_rotate`], the tasks take turns, also with workers.
@@ -98,7 +101,8 @@ impl Future for Readiness {
         // SAFETY: the field is pinned as the whole is.
         let wait = unsafe { self.map_unchecked_mut(|this| &mut this.0) };
         wait.poll_until(context.waker(), |wait| {
-            Some(wait.ready()).filter(|ready| !ready.is_empty())
+            let ready = wait.ready();
+            (!ready.is_empty()).then(|| (ready, ready.intersects(HANG_UP)))
         })
     }
 }
@@ -203,14 +207,15 @@ impl TaskWait {
     }
 
     /// Returns what `look` finds, or has the task woken when the object changes. `look` is called once and again
-    /// until it finds something.
+    /// until it finds something. It also returns whether that is a hang-up: no task can use that up, so an exclusive
+    /// wait wakes the next one.
     pub(crate) fn poll_until<T>(
         mut self: Pin<&mut Self>,
         waker: &Waker,
-        mut look: impl FnMut(&Self) -> Option<T>,
+        mut look: impl FnMut(&Self) -> Option<(T, bool)>,
     ) -> Poll<T> {
         if !self.is_registered
-            && let Some(found) = look(&self)
+            && let Some((found, _)) = look(&self)
         {
             return Poll::Ready(found);
         }
@@ -232,9 +237,9 @@ impl TaskWait {
             found = look(&self);
         }
         match found {
-            Some(found) => {
+            Some((found, hangs_up)) => {
                 if self.is_exclusive() {
-                    self.end_wait();
+                    self.end_wait(hangs_up);
                 }
                 Poll::Ready(found)
             }
@@ -263,15 +268,15 @@ impl TaskWait {
     }
 
     /// The task, which waits exclusively, goes on with an event. Its claim, if it has one, is used up.
-    fn end_wait(&self) {
+    fn end_wait(&self, hangs_up: bool) {
         let is_chosen_again = self.waiting.slot.end_wait();
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
             // SAFETY: the entry is hooked, and `file` keeps its queue.
             unsafe { entry.settle(|| true, Notes::AreUsedUp, &mut deferred) };
         }
-        if is_chosen_again {
-            // For an event more, as the task was awake when it was chosen.
+        if is_chosen_again || hangs_up {
+            // For an event more, as the task was awake when it was chosen; or for one that stays.
             for queue in self.hooked().filter_map(WaitEntry::queue) {
                 // SAFETY: `file` keeps the queue.
                 unsafe { queue.as_ref() }.forward(Events::empty());
@@ -285,6 +290,8 @@ impl TaskWait {
         let place = self.place;
         let (entries, used, more) = (&mut self.entries, &mut self.used, &mut self.more);
         let mut is_short = false;
+        // Wakers of others run when the object's `poll` has released its locks.
+        let scope = Scope::enter();
         let mut on_register = |queue: &WaitQueue| {
             let entry = TaskEntry {
                 entry: WaitEntry::new(on_wake_task),
@@ -308,6 +315,7 @@ impl TaskWait {
         self.file
             .object()
             .poll(&mut PollTable::new(&mut on_register));
+        drop(scope);
         self.is_registered = !is_short;
         if is_short {
             // The task tries once more, until there is memory.
@@ -328,6 +336,8 @@ impl TaskWait {
 
     /// Takes the entries out of their queues, and forwards the events for which the task was chosen.
     fn leave(&mut self) {
+        // A waker that panics does so when all entries are out.
+        let _scope = Scope::enter();
         for queue in self.hooked().filter_map(WaitEntry::unhook) {
             if !broken(Rule::ForwardWhenATaskLeaves) {
                 // SAFETY: `file` keeps the queue.
@@ -362,7 +372,7 @@ unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
         unsafe { wake.deferred.push_task(&waiting.slot) }
     };
     // An exclusive wake is for another task if this one runs already.
-    if waits || !waiting.is_exclusive {
+    if waits || !waiting.is_exclusive && wake.mode != Mode::Ask {
         Reply::Took
     } else {
         Reply::Passed

@@ -388,3 +388,135 @@ fn a_task_waits_in_a_set_and_gets_each_event_of_a_stream_once() {
     let next = pin!(stream.as_mut().next_event());
     assert!(polled(next, &task).is_pending());
 }
+
+/// Panics when it is woken.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+/// Has two queues, and is never ready.
+#[derive(Default)]
+struct TwoQueues([WaitQueue; 2]);
+
+impl Pollable for TwoQueues {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        for queue in &self.0 {
+            table.register(queue);
+        }
+        Events::empty()
+    }
+}
+
+#[test]
+fn a_waker_that_panics_while_a_future_ends_leaves_none_of_its_entries_behind() {
+    let object = File::new(TwoQueues::default());
+    let (chosen, _) = waiting(Readiness::exclusive(&object, Events::IN));
+    let mut next = Box::pin(Readiness::exclusive(&object, Events::IN).unwrap());
+    let waker = Waker::from(Arc::new(Panics));
+    let is_pending = next
+        .as_mut()
+        .poll(&mut Context::from_waker(&waker))
+        .is_pending();
+    assert!(is_pending);
+    object.0[0].wake(Events::IN);
+    // Its event goes to the next task.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(chosen)));
+    assert!(ended.is_err());
+    let (stays, task) = waiting(Readiness::exclusive(&object, Events::IN));
+    object.0[1].wake_all(Events::IN);
+    assert_eq!(task.woken(), 1);
+    drop((stays, next));
+}
+
+/// Polls those that were woken, until none is. Returns how many have ended.
+fn poll_woken(tasks: &mut [Waiting]) -> usize {
+    let mut ended = vec![false; tasks.len()];
+    let mut seen = vec![0; tasks.len()];
+    loop {
+        let next = (0..tasks.len()).find(|&at| !ended[at] && tasks[at].1.woken() > seen[at]);
+        let Some(at) = next else { break };
+        let (ready, task) = &mut tasks[at];
+        seen[at] = task.woken();
+        ended[at] = polled(ready.as_mut(), task).is_ready();
+    }
+    ended.into_iter().filter(|ended| *ended).count()
+}
+
+#[test]
+fn a_close_reaches_all_tasks_that_wait_exclusively() {
+    let counter = EventFd::new(0).unwrap();
+    let mut tasks = [(); 3].map(|()| exclusive(&counter));
+    drop(counter);
+    assert_eq!(poll_woken(&mut tasks), 3);
+}
+
+#[test]
+fn a_hang_up_reaches_all_tasks_at_a_rotating_set() {
+    let (reader, writer) = pipe().unwrap();
+    let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+    set.add(&reader, IN).unwrap();
+    let mut buffers = [[Event::default(); 1]; 3];
+    let task = || Arc::new(Task::default());
+    let mut waits: Vec<_> = buffers
+        .iter_mut()
+        .map(|buffer| (Box::pin(set.wait_async(buffer)), task()))
+        .collect();
+    for (wait, task) in &mut waits {
+        assert_eq!(polled(wait.as_mut(), task), Poll::Pending);
+    }
+    drop(writer);
+    let mut ended = 0;
+    while let Some(at) = waits.iter().position(|(_, task)| task.woken() > 0) {
+        let (mut wait, task) = waits.swap_remove(at);
+        assert_eq!(polled(wait.as_mut(), &task), Poll::Ready(Ok(1)));
+        ended += 1;
+    }
+    assert_eq!(ended, 3);
+}
+
+/// Writes to a counter when it is woken.
+struct Writes(EventFd);
+
+impl Wake for Writes {
+    fn wake(self: Arc<Self>) {
+        self.0.try_write(1).unwrap();
+    }
+}
+
+#[test]
+fn a_second_event_is_for_a_second_task_though_the_first_was_not_woken_yet() {
+    let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+    let mut exclusively = [(); 2].map(|()| exclusive(&counter));
+    // They take all places that a thread has for wakers. One of them writes before the others are woken.
+    let mut shared = Vec::new();
+    for at in 0..16 {
+        let mut ready = Box::pin(Readiness::new(&counter, Events::IN).unwrap());
+        let waker = match at {
+            15 => Waker::from(Arc::new(Writes(counter.clone()))),
+            _ => Waker::from(Arc::new(Task::default())),
+        };
+        let is_pending = ready
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending();
+        assert!(is_pending);
+        shared.push(ready);
+    }
+    counter.try_write(1).unwrap();
+    let mut taken = 0;
+    loop {
+        let woken = exclusively
+            .iter_mut()
+            .find(|(_, task)| task.0.swap(0, Ordering::SeqCst) > 0);
+        let Some((ready, task)) = woken else { break };
+        if polled(ready.as_mut(), task).is_ready() {
+            counter.try_read().unwrap();
+            taken += 1;
+        }
+    }
+    assert_eq!(taken, 2, "an event was left with a task that sleeps");
+}

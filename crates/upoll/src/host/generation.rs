@@ -11,6 +11,7 @@ use crate::epoll::nesting;
 use crate::errno::Errno;
 use crate::forks;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use crate::wait;
 
 /// How many forks lie between the first process and this one, or more.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -43,7 +44,10 @@ fn begin_with_fds_of_the_parent() {
     }
     // SAFETY: `fork` calls its handlers before it returns in the child, on the child's only thread. The
     // callers of `begin_in_child` promise the same.
-    unsafe { nesting::begin_in_child() };
+    unsafe {
+        nesting::begin_in_child();
+        wait::begin_in_child();
+    };
 }
 
 /// Does what the handler of [`watch_forks`] does, in children for which the C library calls no handlers.

@@ -35,6 +35,8 @@ use self::locked::Kind;
 pub(crate) use self::rotation::Arrival;
 use self::rotation::Rotation;
 pub(crate) use self::rotation::{Ask, Notes};
+#[cfg(all(feature = "std", not(upoll_loom)))]
+pub(crate) use self::tasks::begin_in_child;
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
 pub(crate) use self::tasks::{CallbackSlot, Scope, TaskSlot};

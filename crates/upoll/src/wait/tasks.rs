@@ -30,6 +30,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use self::cells::Cell;
 pub(crate) use self::left::TaskSlot;
+#[cfg(all(feature = "std", not(upoll_loom)))]
+pub(crate) use self::left::begin_in_child;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::SharedBox;
@@ -303,11 +305,12 @@ impl Scope {
             // SAFETY: passed on to the caller.
             return unsafe { self.0.leave_behind(slot) };
         };
-        let Some(waker) = slot.take() else {
+        let Some((waker, was_left)) = slot.take() else {
             return false;
         };
         self.0.push(Job::Wake(cell.fill(waker)));
-        true
+        // A wake before has chosen the task: this one is for another.
+        !was_left
     }
 
     /// Runs what was put off, if this is the outermost scope. No lock is held.

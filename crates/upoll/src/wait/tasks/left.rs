@@ -3,6 +3,7 @@
 //! The list is one for all threads, with a name in each slot for the scopes that have left it: the thread's, or
 //! without `std` the epoch's. The thread that wakes takes the slot out, and so does the end of its future.
 
+use core::marker::PhantomPinned;
 use core::ptr;
 use core::task::Waker;
 
@@ -14,13 +15,20 @@ statics! {
 
 /// The place of a task's waker, in its future.
 pub(crate) struct TaskSlot {
-    /// The task to wake. Nothing is called, and no waker dropped or cloned, with this lock held.
+    /// The task to wake. Nothing is called, and no waker dropped or cloned, with this lock held. Each holder looks at
+    /// the object or wakes the task afterwards, or has found an event. So a wake that finds it held goes away, and a
+    /// signal handler never waits for the thread that it has interrupted.
     waker: Mutex<Option<Waker>>,
-    /// Whether the slot is in the list. Set under the lock of a queue, too, in which a wake has found the task;
-    /// cleared as the last access of the thread that takes it out.
+    /// Whether there is a waker: for queries, which must not hold the lock. Written under the lock.
+    has_waker: AtomicBool,
+    /// Whether the slot is in the list: a wake has chosen the task, and the waker is still here. Set under the lock of
+    /// the waker and that of the queue in which the wake has found the task; cleared as the last access of the thread
+    /// that takes it out.
     is_left: AtomicBool,
     /// Guarded by the lock of the list.
     links: UnsafeCell<Links>,
+    /// The list leads to it.
+    _pinned: PhantomPinned,
 }
 
 struct Links {
@@ -39,19 +47,24 @@ impl TaskSlot {
     pub(crate) fn new() -> Self {
         TaskSlot {
             waker: Mutex::new(None),
+            has_waker: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
             links: UnsafeCell::new(Links {
                 prev: ptr::null(),
                 next: ptr::null(),
                 by: 0,
             }),
+            _pinned: PhantomPinned,
         }
     }
 
     /// Sets the waker. Hook the owner of the slot afterwards, then poll the object.
     pub(crate) fn set(&self, waker: &Waker) {
         let waker = waker.clone();
-        let before = self.waker.lock().replace(waker);
+        let mut place = self.waker.lock();
+        let before = place.replace(waker);
+        self.has_waker.store(true, Ordering::SeqCst);
+        drop(place);
         drop(before);
     }
 
@@ -65,31 +78,30 @@ impl TaskSlot {
         fence(Ordering::SeqCst);
     }
 
-    /// Takes the waker. A wake has taken it already if the result is None.
-    ///
-    /// It is None also in a signal handler that interrupts [`set`](Self::set) or this function:
-    /// the caller of `set` polls the object afterwards, and the caller of this function wakes the
-    /// task.
-    pub(crate) fn take(&self) -> Option<Waker> {
-        #[cfg(all(feature = "std", not(upoll_loom)))]
-        if crate::sync::is_held_by_this_thread(&self.waker) {
-            return None;
-        }
-        self.waker.lock().take()
+    /// Takes the waker, with whether the task was chosen before, by a wake that has left it in the list. Returns `None`
+    /// if another wake has taken it, or the task looks at the object after this.
+    pub(crate) fn take(&self) -> Option<(Waker, bool)> {
+        let mut place = self.waker.try_lock()?;
+        let waker = place.take()?;
+        self.has_waker.store(false, Ordering::SeqCst);
+        let was_left = self.is_left.load(Ordering::Relaxed);
+        drop(place);
+        Some((waker, was_left))
     }
 
-    /// Whether the task waits for a wake.
+    /// Whether the task waits for a wake. Another thread may change that at the same time.
     pub(crate) fn is_waiting(&self) -> bool {
-        #[cfg(all(feature = "std", not(upoll_loom)))]
-        if crate::sync::is_held_by_this_thread(&self.waker) {
-            return false;
-        }
-        self.waker.lock().is_some() && !self.is_left.load(Ordering::Relaxed)
+        self.has_waker.load(Ordering::SeqCst) && !self.is_left.load(Ordering::Relaxed)
     }
 
-    /// Ends the wait. Returns whether a wake has chosen the task meanwhile.
+    /// Ends the wait. Returns whether a wake has chosen the task since it has set its waker.
     pub(crate) fn end_wait(&self) -> bool {
-        self.take().is_none() || self.is_left.load(Ordering::Relaxed)
+        let mut place = self.waker.lock();
+        let waker = place.take();
+        self.has_waker.store(false, Ordering::SeqCst);
+        let is_left = self.is_left.load(Ordering::Relaxed);
+        drop(place);
+        waker.is_none() || is_left
     }
 
     /// Leaves the slot to the scopes with the name `by`. Returns false if the task does not wait.
@@ -99,7 +111,10 @@ impl TaskSlot {
     /// out that have their name.
     pub(super) unsafe fn leave(&self, by: usize) -> bool {
         locked(|left| {
-            let waits = self.is_waiting();
+            let Some(place) = self.waker.try_lock() else {
+                return false;
+            };
+            let waits = place.is_some() && !self.is_left.load(Ordering::Relaxed);
             if waits {
                 self.is_left.store(true, Ordering::Relaxed);
                 left.push(self, by);
@@ -135,11 +150,11 @@ pub(super) fn take(by: usize) -> Option<Waker> {
             let slot = unsafe { &*slot };
             // SAFETY: it is in the list.
             unsafe { left.unlink(slot) };
-            let waker = slot.take();
+            let taken = slot.take();
             // The future may end from now on.
             slot.is_left.store(false, Ordering::Release);
-            if waker.is_some() {
-                return waker;
+            if let Some((waker, _)) = taken {
+                return Some(waker);
             }
         }
     })
@@ -163,6 +178,19 @@ fn locked<R>(run: impl FnOnce(&mut Left) -> R) -> R {
     #[cfg(all(feature = "std", not(upoll_loom)))]
     let _held = upoll_sys::signals::Blocked::sent();
     run(&mut LEFT.lock())
+}
+
+/// Frees the list's lock in the child of a fork, where no thread holds it.
+///
+/// # Safety
+/// The process was just forked, has a memory of its own, and has no other thread than the caller.
+#[cfg(all(feature = "std", not(upoll_loom)))]
+pub(crate) unsafe fn begin_in_child() {
+    if LEFT.is_locked() {
+        // SAFETY: it is locked, and there is one thread, so nobody frees it meanwhile. That thread does not hold it: no
+        // signal handler, which might fork, interrupts `locked`.
+        unsafe { LEFT.force_unlock() };
+    }
 }
 
 struct Left {
