@@ -6,6 +6,7 @@ mod kernel;
 mod threads;
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -378,6 +379,34 @@ fn a_rotating_set_shows_each_event() {
             }
         }
     }
+}
+
+#[test]
+fn a_worker_that_sleeps_gets_an_event_before_a_worker_with_an_fd() {
+    let limit = Duration::from_secs(20);
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let counter = EventFd::new(0).unwrap();
+    rotating.add(&counter, Event::new(IN, 0)).unwrap();
+    let [shown, slept_in] = [(); 2].map(|()| {
+        let worker = Epoll::new().unwrap();
+        worker.add(&rotating, Event::new(IN, 0)).unwrap();
+        worker
+    });
+    let fd = shown.readiness_fd().unwrap().as_raw_fd();
+    let (served, serving) = mpsc::channel();
+    let (worker, _) = threads::asleep(move || {
+        // Longer than the test waits: a thread checks again when its limit ends.
+        let ready = slept_in.wait(&mut [Event::default(); 4], 3 * limit);
+        served.send(ready).unwrap();
+    });
+    counter.try_write(1).unwrap();
+    assert_eq!(serving.recv_timeout(limit), Ok(Ok(1)));
+    worker.join().unwrap();
+    counter.try_read().unwrap();
+    // Without a sleeper the fd shows it.
+    counter.try_write(1).unwrap();
+    assert!(is_readable(fd));
+    assert_eq!(shown.try_wait(&mut [Event::default(); 4]), Ok(1));
 }
 
 #[test]

@@ -232,7 +232,8 @@ unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     if wake.mode != Mode::Ask && ready.needs_ring() {
         ReadyFd::ring_later(ready, wake.deferred);
     }
-    Reply::Took
+    // Whoever watches the fd may be busy with something else: the event is for threads that sleep in line.
+    Reply::Passed
 }
 
 impl EpollBackend {
@@ -373,8 +374,9 @@ impl Epoll {
     /// Returns a kernel fd that is readable while the set has something to report. It is made by the first
     /// call.
     ///
-    /// The set may have members of all kinds, and rotate. Under a rotating set, or a set above one, the fd counts
-    /// as one that is polled: it shows every event, and takes no turn.
+    /// The set may have members of all kinds, and rotate. The fd of a rotating set shows every event. That of a
+    /// worker's set, which watches a rotating set, takes no turn: it shows an event unless a worker that waits took
+    /// it.
     ///
     /// # Costs
     /// Before the first call: none. Afterwards the first event since the fd became unreadable costs the
