@@ -194,6 +194,26 @@ fn an_edge_triggered_watcher_is_told_of_each_event_after_a_harvest() {
 }
 
 #[test]
+fn events_between_two_harvests_are_one_edge() {
+    for room in [1, 4] {
+        let set = Epoll::new().unwrap();
+        let counters = [(); 3].map(|()| EventFd::new(0).unwrap());
+        for counter in &counters {
+            set.add(counter, Event::new(IN | ET, 0)).unwrap();
+        }
+        let fd = set.readiness_fd().unwrap();
+        let watcher = Watcher::of(fd.as_raw_fd(), IN | ET);
+        for _ in 0..3 {
+            for (at, counter) in counters.iter().enumerate() {
+                counter.try_write(1).unwrap();
+                assert_eq!(watcher.is_told(), at == 0, "a ring for event {at}");
+            }
+            set.try_wait(&mut vec![Event::default(); room]).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_member_that_is_added_or_modified_while_ready_is_an_event() {
     for events in [IN, IN | ET] {
         let mut twin = Twin::new(2);

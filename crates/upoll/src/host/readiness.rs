@@ -70,7 +70,9 @@ impl ReadyFd {
                 return;
             }
             let next = match state & BUSY {
-                0 => state | BUSY,
+                // A harvest that has begun before now finds the event, or this ring is an edge that comes after
+                // its begin.
+                0 => (state & RUNG) | BUSY,
                 _ => state | AGAIN,
             };
             match self.change(state, next) {
@@ -144,6 +146,7 @@ impl ReadyFd {
             let rings = state & AGAIN != 0 && (rung == 0 || state & TAKEN != 0);
             let next = match rings {
                 true => BUSY,
+                false if rung == 0 => 0,
                 false => rung | (state & TAKEN),
             };
             match self.change(state, next) {
