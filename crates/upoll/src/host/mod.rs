@@ -586,7 +586,29 @@ impl EpollBackend {
         if below.core || members.core {
             self.rouse_another(set);
         }
+        if self.shown.get().is_some() || below.members {
+            self.take_back_stale_wake(set);
+        }
         filled
+    }
+
+    /// Takes back a wakeup that came too late for the thread it was meant for, where no harvest of members takes
+    /// it: whoever watches the kernel set would find that readable for ever.
+    fn take_back_stale_wake(&self, set: &Set) {
+        if self.rotation.is_some()
+            || self.members.load(Ordering::Relaxed) > 0
+            || !self.first.fd.is_rung()
+        {
+            return;
+        }
+        let is_taken = {
+            let _hushing = self.hushing.lock();
+            self.first.fd.take_back_wake()
+        };
+        if is_taken {
+            self.vacate();
+            self.rouse_another(set);
+        }
     }
 
     /// `epoll_ctl(2)` of a member.

@@ -7,6 +7,7 @@ use loom::thread;
 use upoll::kernel_model::{Source, program};
 use upoll::{Epoll, Event, EventFd, Events, Op, ReadinessFd, Rule, Source as _};
 
+use super::sleeping::{LIMIT, time_passes_then_one_is_written, wait};
 use super::{EDGE, IN, harvest, model, must_fail_without};
 
 /// Returns a set with counters as members, and its readiness fd.
@@ -178,6 +179,21 @@ fn an_event_that_comes_while_something_is_left_is_an_edge() {
     an_event_while_something_is_left();
     let rule = Rule::TakeAwayBeforeRingingAgain;
     must_fail_without(rule, an_event_while_something_is_left);
+}
+
+/// A wakeup is meant for a thread whose sleep has just ended by its limit.
+#[test]
+fn a_wakeup_that_comes_too_late_for_a_thread_leaves_the_fd_as_it_should_be() {
+    model(2, || {
+        let (set, [counter], fd) = set_with_counters(EDGE);
+        let sleeper = set.clone();
+        let sleeping = thread::spawn(move || wait(&sleeper, LIMIT).unwrap());
+        time_passes_then_one_is_written(&counter).join().unwrap();
+        let taken = sleeping.join().unwrap();
+        assert_eq!(taken + harvest(&set), 1);
+        harvest(&set);
+        assert!(!is_readable(&fd), "the fd would keep a loop busy for ever");
+    });
 }
 
 /// The fd is asked for while an event comes.
