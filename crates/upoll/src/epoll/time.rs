@@ -11,6 +11,7 @@
 //! - A thread that ends its sleep keeps the time no more. When it leaves the wait, it wakes another thread if the next
 //!   time is not kept. That thread keeps it, or leaves in its turn.
 //! - A change that brings the next time nearer wakes a thread, if that time is not kept.
+//! - Whoever takes such a wake without going to sleep hands it on, as long as the time is not kept.
 //!
 //! So while threads sleep, the next time is kept or a wake is on its way. The named pair is that of
 //! [`schedule`](crate::schedule), with `kept` in place of the next time between two threads of one set.
@@ -55,6 +56,14 @@ unsafe impl Sync for Known {}
 impl Drop for Known {
     fn drop(&mut self) {
         self.entry.unhook();
+    }
+}
+
+impl Known {
+    /// Whether a thread sleeps no longer than until the next timer fires, or there is no such timer.
+    fn is_kept(&self) -> bool {
+        let kept = self.kept.load(Ordering::SeqCst);
+        self.schedule.next() >= kept
     }
 }
 
@@ -133,6 +142,15 @@ impl Set {
         Ok(())
     }
 
+    /// Whether the next timer of some clock fires before any thread that sleeps in the set wakes up for it. So a
+    /// thread that sleeps there has to be woken, to keep that time.
+    #[cfg(any(feature = "std", upoll_loom))]
+    #[inline]
+    pub(crate) fn has_unkept_time(&self) -> bool {
+        self.schedules()
+            .is_some_and(|schedules| !schedules.iter().all(Known::is_kept))
+    }
+
     /// Fires the timers below that are due.
     #[inline]
     pub(crate) fn fire_due(&self) {
@@ -176,7 +194,7 @@ unsafe fn on_sooner(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         let known = entry.cast::<Known>().as_ref();
         (known, known.set.as_ref())
     };
-    if wake.mode != Mode::Ask && known.schedule.next() < known.kept.load(Ordering::SeqCst) {
+    if wake.mode != Mode::Ask && !known.is_kept() {
         set.rouse_one(&mut wake.with_key(Events::IN));
     }
     Reply::Passed
@@ -251,16 +269,9 @@ impl<'a> TimeKeeper<'a> {
 #[cfg(any(feature = "std", upoll_loom))]
 impl Drop for TimeKeeper<'_> {
     fn drop(&mut self) {
-        let Some(schedules) = self.set.schedules() else {
-            return;
-        };
         self.let_go();
         // Let go, now look: a thread that went to sleep before that saw the time kept.
-        let is_kept = |known: &Known| {
-            let kept = known.kept.load(Ordering::SeqCst);
-            known.schedule.next() >= kept
-        };
-        if !schedules.iter().all(is_kept) {
+        if self.set.has_unkept_time() {
             let mut deferred = Deferred::new();
             self.set.rouse_one(&mut Wake {
                 key: Events::IN,

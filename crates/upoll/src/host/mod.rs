@@ -305,10 +305,10 @@ impl EpollBackend {
         }
     }
 
-    /// Wakes a thread, because an event of something that is pending in the core was taken here and
-    /// is left.
+    /// Wakes a thread, because a wakeup was taken here that may have been meant for it: something is pending in
+    /// the core and is left, or no thread keeps the time of the next timer.
     fn rouse_another(&self, set: &Set) {
-        if set.is_pending() && self.is_awaited() {
+        if (set.is_pending() || set.has_unkept_time()) && self.is_awaited() {
             self.sleep_set().fd.wake();
         }
     }
@@ -864,8 +864,11 @@ impl KernelBackend for EpollBackend {
             && (self.rotation.is_some() || kernel::is_readable(&hub.fd))
         {
             let heard = self.empty_hub(set);
-            if heard.core && set.has_ready() {
+            let is_ready = heard.core && set.has_ready();
+            if heard.core {
                 self.rouse_another(set);
+            }
+            if is_ready {
                 if heard.queued && (!for_item || set.watched_by.has_several()) {
                     // The sets above may check too late for the kernel to wake them. An item that
                     // polls needs no wakeup.

@@ -67,6 +67,23 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_timer() {
     });
 }
 
+/// The wake that tells a thread of a sooner time is taken by one that does not sleep.
+#[test]
+fn a_thread_that_sleeps_in_the_kernel_keeps_the_time_whoever_takes_its_wake() {
+    model(2, || {
+        let timer = timer();
+        let set = set_of(&timer);
+        let source = KernelFd::new();
+        set.ctl(Op::Add, source.target(), IN).unwrap();
+        let arming = arms(&timer);
+        let second = set.clone();
+        let taking = thread::spawn(move || harvest(&second));
+        assert_eq!(wait(&set, FOREVER), Ok(1));
+        arming.join().unwrap();
+        taking.join().unwrap();
+    });
+}
+
 #[test]
 fn a_thread_that_goes_to_sleep_in_poll_misses_no_timer() {
     model(3, || {
