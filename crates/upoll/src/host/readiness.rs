@@ -319,8 +319,9 @@ impl EpollBackend {
                 ready
                     .fd
                     .replace_lost(kernel::epoll_create_elsewhere(&ready.fd)?);
-                // A thread of the parent's may have been busy. Afterwards the watchers of the set are woken.
-                ready.state.store(0, Ordering::SeqCst);
+                // A thread of the parent's may have been busy. One of this process that is has rung the lost fd
+                // perhaps: the next event rings again. Afterwards the watchers of the set are woken.
+                ready.state.store(TAKEN, Ordering::SeqCst);
             }
         }
         Ok(())
