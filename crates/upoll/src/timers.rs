@@ -77,11 +77,11 @@ impl Timers {
         let (number, expirations) = self.schedule.add()?;
         let file = File::try_new(Member {
             number,
-            expirations,
+            expirations: expirations.clone(),
             schedule: self.schedule.clone(),
         });
         if file.is_err() {
-            self.schedule.remove(number);
+            self.schedule.remove(number, &expirations);
         }
         Ok(Timer { file: file? })
     }
@@ -275,7 +275,8 @@ impl Pollable for Member {
     }
 
     fn release(&self) {
-        self.schedule.remove(self.number);
+        self.schedule.remove(self.number, &self.expirations);
+        self.expirations.queue.wake_all(Events::HUP);
     }
 
     fn time_source(&self) -> Option<TimeSource<'_>> {

@@ -417,6 +417,37 @@ fn a_callback_on_a_timer_runs_when_the_owner_fires_it() {
 }
 
 #[test]
+fn a_callback_on_a_timer_learns_that_the_timer_is_closed() {
+    let timer = Timers::new().unwrap().timer().unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = told.clone();
+    let (_watch, _) = Watch::new(timer.as_file_ref(), Events::IN, move |events| {
+        assert_eq!(events, Events::HUP);
+        counted.fetch_add(1, Ordering::Relaxed);
+    })
+    .unwrap();
+    drop(timer);
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_second_release_of_a_timer_leaves_its_successor_alone() {
+    let timers = Timers::new().unwrap();
+    let first = timers.timer().unwrap();
+    first.as_file_ref().to_file().release();
+    let second = timers.timer().unwrap();
+    second.arm(SECOND, ZERO);
+    first.as_file_ref().to_file().release();
+    drop(first);
+    assert_eq!(timers.advance(SECOND), Ok(None));
+    assert_eq!(second.try_read(), Ok(1));
+    // Its place is free once.
+    let [one, other] = [(); 2].map(|()| timers.timer().unwrap());
+    one.arm(SECOND, ZERO);
+    assert_eq!(other.setting().remaining, ZERO);
+}
+
+#[test]
 fn a_set_keeps_a_timer_that_is_closed_no_longer() {
     let timers = Timers::on(Clock::Monotonic).unwrap();
     let set = Epoll::new().unwrap();
