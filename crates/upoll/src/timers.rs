@@ -19,6 +19,11 @@ use crate::target::{Source, Target};
 ///
 /// Cloning makes another reference to the same timers.
 ///
+/// # Costs
+/// To arm a timer costs time by the logarithm of the number of timers. A set goes through all `Timers` on a clock of the
+/// kernel's that it has ever watched a timer of, at each wait and each sleep. So share one `Timers` among many timers: do
+/// not make one for each.
+///
 /// # Signal handlers and forks
 /// A signal handler must not use timers, nor poll sets that watch them, as it may have interrupted a call that holds their
 /// lock. For the same reason the child of a process with several threads must not use its parent's timers.

@@ -458,3 +458,16 @@ fn a_set_keeps_a_timer_that_is_closed_no_longer() {
     assert!(set.is_empty());
     assert_eq!(timers.next_due(), None);
 }
+
+#[test]
+fn a_set_that_knows_very_many_clocks_closes() {
+    let set = Epoll::new().unwrap();
+    // Each ADD goes through the clocks that are known: as few as would overflow the stack below.
+    for _ in 0..2000 {
+        let timer = Timers::on(Clock::Monotonic).unwrap().timer().unwrap();
+        set.add(&timer, Event::new(Events::IN, 0)).unwrap();
+    }
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    let closing = small.spawn(move || drop(set)).unwrap();
+    closing.join().unwrap();
+}

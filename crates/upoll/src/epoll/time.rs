@@ -16,7 +16,8 @@
 //! So while threads sleep, the next time is kept or a wake is on its way. The named pair is that of
 //! [`schedule`](crate::schedule), with `kept` in place of the next time between two threads of one set.
 
-use core::ptr::NonNull;
+use alloc::boxed::Box;
+use core::ptr::{self, NonNull};
 
 #[cfg(any(feature = "std", upoll_loom))]
 use smallvec::SmallVec;
@@ -28,12 +29,25 @@ use crate::events::Events;
 use crate::file::{Description, InTime};
 use crate::memory::{SharedBox, boxed};
 use crate::schedule::{NEVER, Schedule};
-use crate::sync::{AtomicU64, OnceBox, Ordering};
+use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
 
-/// The schedules that a set knows: a list that only grows.
+/// The schedules that a set knows: a list that only grows, under the lock for ADDs of sets to sets.
 pub(super) struct Schedules {
-    first: OnceBox<Known>,
+    /// From [`boxed`], or null.
+    first: AtomicPtr<Known>,
+}
+
+impl Drop for Schedules {
+    /// One after the other, as a list may be longer than a stack is deep.
+    fn drop(&mut self) {
+        let mut next = self.first.load(Ordering::Acquire);
+        while let Some(known) = NonNull::new(next) {
+            // SAFETY: the list owns what is from `boxed`, and nobody borrows it any more.
+            let known = unsafe { Box::from_raw(known.as_ptr()) };
+            next = known.next.load(Ordering::Acquire);
+        }
+    }
 }
 
 /// A schedule that a set knows.
@@ -45,7 +59,8 @@ struct Known {
     schedule: SharedBox<Schedule>,
     /// The time until which a thread sleeps that keeps the time for the set. [`NEVER`]: none does.
     kept: AtomicU64,
-    next: OnceBox<Known>,
+    /// From [`boxed`], or null.
+    next: AtomicPtr<Known>,
 }
 
 // SAFETY: `set` is the set that owns this, and a set is `Sync`.
@@ -70,16 +85,21 @@ impl Known {
 impl Schedules {
     pub(super) fn new() -> Self {
         Schedules {
-            first: OnceBox::new(),
+            first: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
+    fn at<'a>(&'a self, place: &AtomicPtr<Known>) -> Option<&'a Known> {
+        // SAFETY: null, or from `boxed` and freed by the list's drop.
+        unsafe { place.load(Ordering::Acquire).as_ref() }
+    }
+
     fn iter(&self) -> impl Iterator<Item = &Known> {
-        core::iter::successors(self.first.get(), |known| known.next.get())
+        core::iter::successors(self.at(&self.first), |known| self.at(&known.next))
     }
 
     fn is_empty(&self) -> bool {
-        self.first.get().is_none()
+        self.first.load(Ordering::Acquire).is_null()
     }
 }
 
@@ -114,19 +134,20 @@ impl Set {
         if self.knows(schedule) {
             return Ok(());
         }
-        let mut place = &self.schedules.first;
-        while let Some(known) = place.get() {
-            place = &known.next;
-        }
-        let known = place.get_or_try_init(|| {
-            boxed(Known {
-                entry: WaitEntry::new(on_sooner),
-                set: NonNull::from(self),
-                schedule: schedule.clone(),
-                kept: AtomicU64::new(NEVER),
-                next: OnceBox::new(),
-            })
+        let last = self.schedules.iter().last();
+        let place = last.map_or(&self.schedules.first, |known| &known.next);
+        let known = boxed(Known {
+            entry: WaitEntry::new(on_sooner),
+            set: NonNull::from(self),
+            schedule: schedule.clone(),
+            kept: AtomicU64::new(NEVER),
+            next: AtomicPtr::new(ptr::null_mut()),
         })?;
+        // Nobody else adds to the list.
+        place.store(Box::into_raw(known), Ordering::SeqCst);
+        let Some(known) = self.schedules.at(place) else {
+            return Ok(());
+        };
         // SAFETY: nobody else adds to the list, so the entry is fresh. It is boxed, unhooked by its drop, and
         // keeps the schedule that the queue is part of.
         unsafe { known.entry.hook(&known.schedule.sooner, Place::Shared) };
