@@ -908,6 +908,10 @@ impl OwnFd {
 
     /// Closes the file, if the number still stands for it. Uses that come later find it lost.
     pub(super) fn close(&self) {
+        if self.as_raw_fd() == NONE && self.entry.seal().is_none() {
+            // Closed before: that is no loss.
+            return;
+        }
         let is_intact = self.is_intact();
         if let Some(seal) = self.seal() {
             self.entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
