@@ -359,6 +359,12 @@ impl EpollBackend {
 ///   limit of zero may find the fd unreadable; a thread that sleeps is woken.
 /// - It never shows `POLLOUT`, `POLLERR` or `POLLHUP`.
 ///
+/// # Timers
+/// A timer fires in a call that looks at the time, and a loop that sleeps makes none: the fd does not become
+/// readable when the time of a [`Timer`](crate::Timer) comes. So the loop arms a timer of its own for
+/// [`Timers::next_due`](crate::Timers::next_due), and calls [`Timers::fire`](crate::Timers::fire) when that rings.
+/// A timer that has fired shows like any other member.
+///
 /// Nothing else is to be done with it: a program that waits in it with `epoll_wait(2)`, or changes its members,
 /// takes away what its watchers wait for.
 ///
@@ -389,8 +395,8 @@ impl Epoll {
     /// of nesting than the set.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd or memory for it. `EINVAL`: the kernel fds in
-    /// sets below are nested too deep.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd or memory for it. `EINVAL`, `ELOOP`: the kernel
+    /// fds in sets below are nested too deep.
     ///
     /// # Example
     /// ```
