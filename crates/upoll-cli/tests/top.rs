@@ -74,7 +74,25 @@ fn the_workers_of_a_run_are_shown_with_their_shares() {
     );
     assert_eq!(lines[3], ["fairness", "1.000"]);
     assert_eq!(lines.len(), 4);
-    std::fs::remove_file(std::env::temp_dir().join(name)).expect("it was there");
+    // A reader that is gone is no error.
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    for arguments in [&["--once", &pid][..], &[&pid]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
+        command.arg("top").args(arguments).stdin(Stdio::null());
+        let output = command.stdout(writer.try_clone().expect("a copy")).output();
+        let output = output.expect("the program starts");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert_eq!(output.stderr, b"", "{arguments:?}");
+    }
+    let path = std::env::temp_dir().join(name);
+    std::fs::remove_file(&path).expect("it was there");
+    let output = top(&["--once", &pid]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        said.contains("has ended") && !output.status.success(),
+        "{said}"
+    );
 }
 
 #[test]

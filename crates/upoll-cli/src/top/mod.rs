@@ -4,17 +4,19 @@
 
 mod frame;
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use console::Term;
-use upoll_fair_state::Counts;
+use upoll_fair_state::{Counts, State};
 
+use crate::output;
 use crate::run::fair;
 use frame::{Frame, Sample};
 
@@ -44,12 +46,18 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let file = shared_file(options.process)?;
     let mut frame = Frame::new(options.process, sample(&file)?);
     if options.once {
-        print!("{frame}");
+        output::print(&frame)?;
         return Ok(ExitCode::SUCCESS);
     }
     let terminal = Term::stdout();
     loop {
-        draw(&terminal, &frame.to_string()).context("the terminal")?;
+        match draw(&terminal, &frame.to_string()) {
+            // A closed pipe is no error: its reader has seen what it wanted.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return Ok(ExitCode::SUCCESS);
+            }
+            drawn => drawn.context("the terminal")?,
+        }
         std::thread::sleep(options.interval);
         let now = sample(&file);
         // The first process of the run removes the file when it ends.
@@ -62,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 /// Returns the current figures of the workers that have not ended.
 fn sample(file: &Path) -> Result<Sample> {
-    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let bytes = read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let mut workers = Counts::in_file(&bytes);
     workers.retain(|worker| {
         let thread = format!("/proc/{}/task/{}", worker.process, worker.thread);
@@ -72,6 +80,20 @@ fn sample(file: &Path) -> Result<Sample> {
         at: Instant::now(),
         workers,
     })
+}
+
+/// Returns the bytes of a shared file. Another user may have named it, so it may be anything.
+fn read(file: &Path) -> io::Result<Vec<u8>> {
+    let mut options = OpenOptions::new();
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.read(true).open(file)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(size_of::<State>() as u64)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Returns the file of the run that the process belongs to.
@@ -87,6 +109,10 @@ fn shared_file(process: u32) -> Result<PathBuf> {
     let Some(path) = mapped else {
         bail!("process {process} belongs to no `upoll run --fair`");
     };
+    // So the kernel marks a file that was removed, which the first process of a run does at its end.
+    if path.as_os_str().as_bytes().ends_with(b" (deleted)") {
+        bail!("the run that process {process} belongs to has ended");
+    }
     Ok(path)
 }
 
