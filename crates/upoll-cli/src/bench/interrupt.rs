@@ -22,8 +22,16 @@ fn signals() -> libc::sigset_t {
     }
 }
 
-/// Keeps Ctrl-C from ending this process, and the threads and programs that it starts later.
+/// Keeps Ctrl-C from ending this process, and the threads and programs that it starts later. Does nothing if the
+/// signal is ignored: while it is blocked the kernel would keep it, and the run would end.
 pub(super) fn hold() -> io::Result<()> {
+    // SAFETY: all zeros is a valid value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: no action is set, and the present one is written to a live place.
+    let asked = unsafe { libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut action) };
+    if asked == 0 && action.sa_sigaction == libc::SIG_IGN {
+        return Ok(());
+    }
     // SAFETY: the set is initialized, and the former mask is not asked for.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals(), std::ptr::null_mut()) } {
         0 => Ok(()),
