@@ -130,6 +130,22 @@ fn ctrl_c_ends_the_benchmark_with_what_there_is() {
     assert!(page.contains(interrupted), "{page}");
 }
 
+/// Runs `upoll` in `folder` beside files that have the libraries' names. The loader ignores those.
+fn upoll_beside_libraries(folder: &Folder, arguments: &str) -> Output {
+    let program = folder.file("upoll");
+    if !Path::new(&program).exists() {
+        fs::hard_link(env!("CARGO_BIN_EXE_upoll"), &program)
+            .expect("both are in the target folder");
+        for library in ["libupoll_preload.so", "libupoll_fair.so"] {
+            fs::write(folder.file(library), "").expect("the folder is there");
+        }
+    }
+    let mut command = Command::new(program);
+    command.args(arguments.split_whitespace());
+    let run = command.stdin(Stdio::null()).output();
+    run.expect("the program starts")
+}
+
 #[test]
 fn a_file_that_cannot_be_written_is_an_error_before_the_run() {
     let folder = Folder::new("unwritable");
@@ -141,7 +157,7 @@ fn a_file_that_cannot_be_written_is_an_error_before_the_run() {
         format!("run --stats={nowhere} -- touch {ran}"),
         format!("run --fair --stats={nowhere} -- touch {ran}"),
     ] {
-        let output = output(&arguments);
+        let output = upoll_beside_libraries(&folder, &arguments);
         let said = text(output.stderr);
         assert!(!output.status.success(), "{arguments}");
         assert!(
@@ -154,6 +170,19 @@ fn a_file_that_cannot_be_written_is_an_error_before_the_run() {
 }
 
 #[test]
+fn statistics_take_a_fifo_that_nobody_reads_and_a_run_without_its_program_creates_no_file() {
+    let folder = Folder::new("statistics");
+    let (fifo, file) = (folder.file("fifo"), folder.file("file"));
+    let made = Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.expect("it starts").success());
+    let run = upoll_beside_libraries(&folder, &format!("run --stats={fifo} -- true"));
+    assert_eq!(run.status.code(), Some(0), "{}", text(run.stderr));
+    let run = upoll_beside_libraries(&folder, &format!("run --stats={file} -- {file}.missing"));
+    assert_eq!(run.status.code(), Some(127));
+    assert!(!Path::new(&file).exists());
+}
+
+#[test]
 fn each_option_is_in_the_manual_page_and_the_completions() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../man/man1/upoll.1");
     let page = fs::read_to_string(page)
@@ -163,7 +192,7 @@ fn each_option_is_in_the_manual_page_and_the_completions() {
     for shell in ["zsh", "fish"] {
         assert!(printed(&format!("completions {shell}")).contains("upoll"));
     }
-    for command in ["run", "bench", "demo", "soak", "completions"] {
+    for command in ["run", "bench", "demo", "soak", "top", "completions"] {
         assert!(page.contains(&format!(".Cm {command}\n")), "{command}");
         assert!(bash.contains(&format!("upoll__subcmd__{command}")) || bash.contains(command));
         let help = printed(&format!("{command} --help"));

@@ -7,9 +7,9 @@ pub(crate) mod fair;
 mod program;
 
 use std::ffi::{CStr, CString, OsString};
-use std::fs::{OpenOptions, Permissions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -43,8 +43,8 @@ pub(crate) struct Options {
     )]
     fair: Option<fair::Policy>,
     /// Reports the calls that were served in user space and those that the kernel served, when a
-    /// process ends by `exit` or `_exit`. Writes to standard error or to the end of FILE. If root's
-    /// run creates FILE, all users may write to it, as processes that give up their rights do.
+    /// process ends by `exit` or `_exit`. Writes to standard error or to the end of FILE. A
+    /// program that is executed after root's rights were given up needs a FILE that it may write.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     stats: Option<PathBuf>,
     /// The program and its arguments.
@@ -88,12 +88,6 @@ const NOT_FOUND: u8 = 127;
 
 /// Replaces this process by the program. Returns only on failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    // For standard error the libraries have an empty name.
-    let stats = match &options.stats {
-        Some(path) if path.as_os_str() == "-" => Some(PathBuf::new()),
-        Some(path) => Some(place_for_statistics(path)?),
-        None => None,
-    };
     let library = library(if options.fair.is_some() {
         fair::LIBRARY
     } else {
@@ -113,6 +107,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         eprintln!("upoll run: {}: {obstacle}", path.display());
         return Ok(ExitCode::from(CANNOT_RUN));
     }
+    // For standard error the libraries have an empty name. A run that fails before this leaves no empty file.
+    let stats = match &options.stats {
+        Some(path) if path.as_os_str() == "-" => Some(PathBuf::new()),
+        Some(path) => Some(place_for_statistics(path)?),
+        None => None,
+    };
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
     command.env("LD_PRELOAD", preloaded(&library));
@@ -134,21 +134,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Checks that the file for statistics can be written, and creates it. Returns its absolute path.
-///
-/// The libraries open the file in each program that the run executes. That may be after a change of the user,
-/// so a file that root creates here is writable for all.
 fn place_for_statistics(path: &Path) -> Result<PathBuf> {
     let open = || {
         let path = std::path::absolute(path)?;
+        // To open and close a FIFO would wait for its reader, and show that reader an end.
+        let found = fs::symlink_metadata(&path).map(|found| found.file_type());
+        if found.is_ok_and(|kind| kind.is_fifo() || kind.is_char_device() || kind.is_block_device())
+        {
+            return Ok(path);
+        }
         let mut options = OpenOptions::new();
         // As the libraries open it.
         options.append(true).custom_flags(libc::O_NOFOLLOW);
         match options.clone().create_new(true).open(&path) {
+            // Without O_CREAT: in a folder like /tmp the kernel may refuse that for another user's file.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => options.open(&path)?,
-            Ok(created) if rustix::process::geteuid().is_root() => {
-                created.set_permissions(Permissions::from_mode(0o666))?;
-                created
-            }
             result => result?,
         };
         Ok::<_, io::Error>(path)
