@@ -94,7 +94,7 @@ LINK_NAMES := $(foreach link,$(LINKS),$(lastword $(subst =, ,$(link))))
 filled = sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	-e 's|@VERSION@|$(VERSION)|; s|@PRIVATE_LIBS@|$(PRIVATE_LIBS)|; s|@SONAME@|$(SONAME)|' \
 	-e "s|@TO_INCLUDE@|$$(realpath -m --relative-to=$(CMAKEDIR) $(INCLUDEDIR))|" \
-	crates/upoll-capi/$(1).in > $(DESTDIR)$(2)/$(1)
+	crates/upoll-capi/$(1).in > $(DESTDIR)$(2)/$(1) && chmod 644 $(DESTDIR)$(2)/$(1)
 CMAKEDIR = $(LIBDIR)/cmake/upoll
 
 install: install-lib install-programs
@@ -113,7 +113,8 @@ install-lib: lib install-man
 install-man:
 	for link in $(LINKS); do \
 		$(INSTALL) -d $(DESTDIR)$(MANDIR)/man3 && \
-		echo ".so man3/$${link%%=*}" > $(DESTDIR)$(MANDIR)/man3/$${link#*=} || exit 1; done
+		echo ".so man3/$${link%%=*}" > $(DESTDIR)$(MANDIR)/man3/$${link#*=} && \
+		chmod 644 $(DESTDIR)$(MANDIR)/man3/$${link#*=} || exit 1; done
 	for page in $(PAGES:man/%=%); do \
 		$(INSTALL) -D -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$page || exit 1; done
 
@@ -127,7 +128,8 @@ install-programs: programs
 
 install-debug: all
 	for file in $(SONAME) $(PROGRAMS); do \
-		id=$$($(READELF) --notes $(OUT)/$$file | sed -n 's/^ *Build ID: //p') && \
+		id=$$($(READELF) --notes $(OUT)/$$file | sed -n 's/^ *Build ID: //p'); \
+		[ -n "$$id" ] || { echo "$$file has no build ID: its debug information is left out" >&2; continue; }; \
 		$(INSTALL) -D -m 644 $(OUT)/$$file.debug \
 			$(DESTDIR)$(DEBUGDIR)/.build-id/$$(echo $$id | cut -c 1-2)/$$(echo $$id | cut -c 3-).debug || exit 1; done
 
@@ -144,3 +146,5 @@ uninstall:
 	rm -f $(addprefix $(DESTDIR)$(MANDIR)/,$(PAGES:man/%=%) $(addprefix man3/,$(LINK_NAMES)))
 
 .PHONY: all lib programs always install install-lib install-man install-programs install-debug deb uninstall
+# Half a file is not taken for a new one.
+.DELETE_ON_ERROR:
