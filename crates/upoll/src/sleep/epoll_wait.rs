@@ -162,9 +162,11 @@ impl Epoll {
         let deadline = timeout.deadline();
         trace::sleeps(self.as_file_ref().identity());
         // Between two sleeps no handler may run unnoticed.
-        let _held = Blocked::sent();
+        let held = Blocked::sent();
         let mask = Some(mask.as_libc());
         let ready = self.wait_in_kernel(events, deadline, mask, &mut turns);
+        // What listens to traces runs with the mask of its thread.
+        drop(held);
         self.end_wait(ready)
     }
 }
@@ -456,10 +458,10 @@ crate::sync::thread_locals! {
 /// The set through which this thread waits in `rotating`.
 fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
     let identity = rotating.as_file_ref().identity().addr();
+    // A rotating set that was closed has left its workers.
+    drop_workers(|worker| worker.set().lock().nested == 0);
     let found = WORKERS.try_with(|workers| {
-        let mut workers = workers.borrow_mut();
-        // A rotating set that was closed has left its workers.
-        workers.retain(|(_, worker)| worker.set().lock().nested > 0);
+        let workers = workers.borrow();
         let known = workers.iter().find(|(of, _)| *of == identity);
         known.map(|(_, worker)| worker.clone())
     });
@@ -484,10 +486,20 @@ fn worker_of(rotating: &Epoll) -> Result<Epoll, Errno> {
 /// Ends the use of `worker` by this thread. Its claims are forwarded when it is dropped.
 fn dismiss(worker: &Epoll) {
     let identity = worker.as_file_ref().identity();
-    let _ = WORKERS.try_with(|workers| {
-        let mut workers = workers.borrow_mut();
-        workers.retain(|(_, kept)| kept.as_file_ref().identity() != identity);
-    });
+    drop_workers(|kept| kept.as_file_ref().identity() == identity);
+}
+
+/// Drops the workers of this thread that `is_over` returns true for. The drop may call foreign code, which may wait
+/// in a rotating set, so `WORKERS` is not borrowed meanwhile.
+fn drop_workers(is_over: impl Fn(&Epoll) -> bool) {
+    let next = || {
+        WORKERS.try_with(|workers| {
+            let mut workers = workers.borrow_mut();
+            let over = workers.iter().position(|(_, worker)| is_over(worker))?;
+            Some(workers.swap_remove(over))
+        })
+    };
+    while let Ok(Some(_over)) = next() {}
 }
 
 /// Waits in the kernel set of `epoll`, which does not rotate.
