@@ -317,8 +317,8 @@ fn the_last_thread_that_sleeps_keeps_the_time() {
             set.add(&reader, IN).unwrap();
         }
         let begun = timers.now();
-        timer.arm(Duration::from_millis(400), ZERO);
-        let threads = [Duration::from_millis(100), LONG].map(|limit| {
+        timer.arm(Duration::from_secs(4), ZERO);
+        let threads = [Duration::from_secs(2), LONG].map(|limit| {
             let set = set.clone();
             asleep(move || set.wait(&mut [Event::default()], limit)).0
         });

@@ -11,10 +11,12 @@ pub fn tid() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Waits until thread `tid` of this process sleeps.
+/// Waits until thread `tid` of this process sleeps, or has ended.
 pub fn until_asleep(tid: i32) {
     for _ in 0..20_000 {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")) else {
+            return;
+        };
         if stat.rsplit(") ").next().unwrap().starts_with('S') {
             return;
         }
