@@ -13,7 +13,8 @@ impl<T> Sender<T> {
     /// Sends `message`; waits while there is no room.
     ///
     /// Blocked senders are woken one at a time, in the order in which they came, and each wakes the next if
-    /// it leaves room. A signal handler does not end the wait.
+    /// it leaves room. A thread that calls meanwhile may take the room first. The woken thread then waits again,
+    /// at the end of the line. A signal handler does not end the wait.
     ///
     /// # Errors
     /// [`SendError`] returns the message: all receivers are gone.
@@ -89,7 +90,8 @@ impl<T> Receiver<T> {
     /// Takes the oldest message; waits while there is none.
     ///
     /// Blocked receivers are woken one at a time, in the order in which they came, and each wakes the next
-    /// if it leaves messages. A signal handler does not end the wait.
+    /// if it leaves messages. A thread that calls meanwhile may take the message first. The woken thread then
+    /// waits again, at the end of the line. A signal handler does not end the wait.
     ///
     /// # Errors
     /// [`RecvError`]: there is no message, and all senders are gone.
