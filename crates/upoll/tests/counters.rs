@@ -137,7 +137,7 @@ fn a_sleep_that_a_signal_ends_is_no_wake() {
 
 #[test]
 fn a_wakeup_after_which_nothing_is_ready_is_an_empty_wake() {
-    /// Ready for whoever looks first.
+    /// Ready for the first poll.
     #[derive(Default)]
     struct Once {
         ready: AtomicBool,

@@ -128,7 +128,7 @@ impl Stack {
         }
         inner.forget_closed();
         drop(inner);
-        // Without the lock: whoever is woken may poll a socket, which takes it.
+        // Without the lock: a thread that is woken may poll a socket, which takes it.
         for (queue, key) in wakes {
             queue.wake(key);
         }
