@@ -276,7 +276,7 @@ fn help_lists_every_name_in_its_group() {
     let (arguments, _) = help.split_once("\n\nOptions:").unwrap();
     let groups = arguments.split("\n          - ").skip(1);
     let groups: Vec<_> = groups.filter_map(|group| group.split_once(":\n")).collect();
-    assert_eq!(groups.len(), 11, "{help}");
+    assert_eq!(groups.len(), 12, "{help}");
     // An unknown name is refused with a list of the known ones.
     let refused = String::from_utf8(bench("no-such-name").stderr).unwrap();
     let (_, names) = refused.split_once("[possible values: ").unwrap();
