@@ -157,7 +157,7 @@ impl Browser<'_> {
 const PROBE: &str = r##"<script>
 console.error("heard");
 const root = getComputedStyle(document.documentElement);
-const names = ["noisy", ...Array(6).keys()].map(at => at === "noisy" ? "--noisy" : `--series-${at}`);
+const names = ["noisy", ...Array(7).keys()].map(at => at === "noisy" ? "--noisy" : `--series-${at}`);
 const place = box => [box.x + scrollX, box.y + scrollY, box.width, box.height];
 const plots = [...document.querySelectorAll("figure")].map(figure => {
   const svg = figure.querySelector("svg");

@@ -17,13 +17,14 @@ use plotters::prelude::{
 use plotters::style::{IntoFont, TextStyle};
 
 /// The colours of series. [`colours`] chooses among them.
-pub(super) const SERIES: [RGBColor; 6] = [
+pub(super) const SERIES: [RGBColor; 7] = [
     RGBColor(0x00, 0x66, 0xB3),
     RGBColor(0xC2, 0x4E, 0x00),
     RGBColor(0x00, 0x83, 0x5F),
     RGBColor(0xB0, 0x4A, 0x88),
     RGBColor(0x8A, 0x6D, 0x00),
     RGBColor(0x6F, 0x4F, 0xC4),
+    RGBColor(0x7A, 0x4A, 0x2E),
 ];
 /// What is too noisy to trust, in charts as in tables.
 pub(super) const NOISY: RGBColor = RGBColor(0x6B, 0x71, 0x78);
@@ -45,10 +46,10 @@ const FONT: (&str, i32) = ("sans-serif", 15);
 /// Returns the place in [`SERIES`] of each line's colour: blue for upoll and orange for the kernel in every
 /// chart, and for other ways of either the next colours that are free.
 pub(super) fn colours(lines: &[Line]) -> Vec<usize> {
-    type Family = (&'static [&'static str], [usize; 6]);
-    const UPOLL: Family = (&["upoll", "stack", "heap", "kept"], [0, 2, 5, 3, 4, 1]);
-    const KERNEL: Family = (&["kernel", "ppoll", "epoll_"], [1, 4, 3, 5, 2, 0]);
-    const OTHERS: [usize; 6] = [3, 5, 4, 2, 1, 0];
+    type Family = (&'static [&'static str], [usize; 7]);
+    const UPOLL: Family = (&["upoll", "stack", "heap", "kept"], [0, 2, 5, 3, 4, 6, 1]);
+    const KERNEL: Family = (&["kernel", "ppoll", "epoll_"], [1, 4, 3, 6, 5, 2, 0]);
+    const OTHERS: [usize; 7] = [3, 5, 4, 6, 2, 1, 0];
     let mut taken = Vec::new();
     for line in lines {
         let of = |prefixes: &[&str]| prefixes.iter().any(|prefix| line.name.starts_with(prefix));

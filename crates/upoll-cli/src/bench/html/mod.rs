@@ -13,8 +13,8 @@ use self::plots::Plot;
 use super::report::{INTERRUPTED, Report, TOO_WIDE, Table};
 
 /// The colours of a dark page, in the order of [`SERIES`].
-const DARK_SERIES: [&str; 6] = [
-    "#5AB0F5", "#FF9457", "#3CCBA0", "#E68FC3", "#D9B84A", "#B49CF0",
+const DARK_SERIES: [&str; 7] = [
+    "#5AB0F5", "#FF9457", "#3CCBA0", "#E68FC3", "#D9B84A", "#B49CF0", "#C9956F",
 ];
 const DARK_NOISY: &str = "#9AA1A9";
 const DARK_TARGET: &str = "#FF7A8C";
