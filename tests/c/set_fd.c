@@ -29,7 +29,7 @@ static int harvest(int set)
 	return all;
 }
 
-/* What a set shows of an eventfd that is one of its members. */
+/* A set shows the events of an eventfd that is one of its members. */
 static void shows(int set, int counter, int fd)
 {
 	int round;

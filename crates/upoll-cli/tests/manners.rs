@@ -1,4 +1,4 @@
-//! What `upoll` does beside its work: its version, completions, closed pipes, Ctrl-C, and files that cannot be
+//! The manners of `upoll` beside its work: its version, completions, closed pipes, Ctrl-C, and files that cannot be
 //! written.
 
 use std::fs;

@@ -59,7 +59,7 @@ pub(crate) fn call_by_fd<T>(
 /// How far a call got that moves bytes.
 pub(crate) struct Moved<R> {
     pub(crate) bytes: usize,
-    /// What is left for another call by the fd: the object was demoted midway.
+    /// The part that is left for another call by the fd, as the object was demoted midway.
     pub(crate) rest: Option<R>,
 }
 

@@ -22,7 +22,7 @@ use upoll_fds::{EpollWaitParams, UserSets};
 static STEP: AtomicI64 = AtomicI64::new(0);
 /// How often the wall clock was read.
 static READS: AtomicUsize = AtomicUsize::new(0);
-/// What the wall clock showed when the call read it last, or the kernel for the call.
+/// The time by the wall clock when the call read it last, or the kernel for the call.
 static LAST_READ: AtomicI64 = AtomicI64::new(0);
 /// How many waits by the wall clock the kernel was asked for.
 static SLEEPS: AtomicUsize = AtomicUsize::new(0);

@@ -108,7 +108,7 @@ impl World for Kernels {
     }
 }
 
-/// What an event loop reports of a set, and how: each entry is whether the fd was reported, and the harvest.
+/// The reports of an event loop about a set. Each entry is whether the fd was reported, and the harvest.
 type Log = Vec<(bool, Vec<u64>)>;
 
 /// Makes events come and go, and asks the loop after each step.

@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// What a writer and the task share.
+/// The counts that a writer and the task share.
 struct Shared {
     /// How many events the writer has made, or is just making.
     made: AtomicU64,

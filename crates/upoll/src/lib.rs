@@ -151,7 +151,7 @@ pub use crate::watch::Watch;
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub use crate::{poll::poll_now, select::select_now};
 
-/// What the other crates of upoll need and no program does. It may change with every version.
+/// Items that the other crates of upoll need and no program does. It may change with every version.
 #[doc(hidden)]
 pub mod internal {
     #[cfg(any(feature = "std", upoll_loom))]

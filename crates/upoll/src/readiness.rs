@@ -127,7 +127,7 @@ pub(crate) struct TaskWait {
     /// How many of `entries` are written, and hooked.
     used: usize,
     entries: [MaybeUninit<TaskEntry>; ROOM],
-    /// Those that do not fit. Boxed, because wait queues link them where they are.
+    /// Entries for which `entries` has no room. Boxed, because wait queues link them where they are.
     #[expect(clippy::vec_box, reason = "linked in place")]
     more: Vec<Box<TaskEntry>>,
     /// Keeps the queues alive that the entries are hooked into.
@@ -251,7 +251,7 @@ impl TaskWait {
         self.place != Place::Shared
     }
 
-    /// Gives up the claims, whose events are gone. Returns whether there were any.
+    /// Releases the claims, whose events are gone. Returns whether there were any.
     fn give_claims_up(&self) -> bool {
         let claimed = self.hooked().filter(|entry| entry.is_claimed());
         claimed.filter_map(WaitEntry::disclaim).count() > 0

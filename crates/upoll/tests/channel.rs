@@ -19,6 +19,7 @@ use upoll::{
     PollFd, Source, Watch, poll_now, select_now,
 };
 
+use twin::changes::{self, ops};
 use twin::{Fd, Sets, events, kernel_pipe, same};
 
 const IN: Events = Events::IN;
@@ -184,40 +185,25 @@ enum Step {
 }
 
 fn interests() -> impl Strategy<Value = Events> {
-    let wanted = prop::sample::select(vec![
+    let wanted = [
         IN,
         OUT,
         IN | OUT,
         Events::empty(),
         Events::RDNORM,
         Events::WRNORM | Events::RDHUP,
-    ]);
-    let how = prop::sample::select(vec![
-        Events::empty(),
-        ET,
-        ET,
-        Events::ONESHOT,
-        ET | Events::ONESHOT,
-        Events::EXCLUSIVE,
-        Events::EXCLUSIVE | ET,
-    ]);
-    (wanted, how).prop_map(|(wanted, how)| wanted | how)
+    ];
+    changes::interests(&wanted, &[Events::EXCLUSIVE, Events::EXCLUSIVE | ET])
 }
 
 fn steps() -> impl Strategy<Value = Step> {
     let end = || prop_oneof![Just(Receiving), Just(Sending)];
-    let op = prop::sample::select(vec![
-        libc::EPOLL_CTL_ADD,
-        libc::EPOLL_CTL_ADD,
-        libc::EPOLL_CTL_MOD,
-        libc::EPOLL_CTL_DEL,
-    ]);
     prop_oneof![
         24 => Just(Step::Send),
         20 => Just(Step::Recv),
         4 => Just(Step::Look),
         8 => end().prop_map(Step::Poll),
-        10 => (op, any::<bool>(), end(), interests())
+        10 => (ops(), any::<bool>(), end(), interests())
             .prop_map(|(op, set, end, events)| Step::Ctl(op, set, end, events)),
         16 => any::<bool>().prop_map(Step::Wait),
         1 => end().prop_map(Step::Duplicate),

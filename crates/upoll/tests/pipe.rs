@@ -9,6 +9,7 @@ use upoll::{
     Errno, Events, FileRef, PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2,
 };
 
+use twin::changes::{self, ops};
 use twin::{Fd, Pattern, Sets, events, kernel_pipe, same};
 
 const IN: Events = Events::IN;
@@ -233,22 +234,15 @@ fn sizes() -> impl Strategy<Value = usize> {
 }
 
 fn interests() -> impl Strategy<Value = Events> {
-    let wanted = prop::sample::select(vec![
+    let wanted = [
         IN,
         OUT,
         IN | OUT,
         Events::empty(),
         Events::RDNORM,
         Events::WRNORM | Events::RDHUP,
-    ]);
-    let how = prop::sample::select(vec![
-        Events::empty(),
-        ET,
-        ET,
-        Events::ONESHOT,
-        ET | Events::ONESHOT,
-    ]);
-    (wanted, how).prop_map(|(wanted, how)| wanted | how)
+    ];
+    changes::interests(&wanted, &[])
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -260,12 +254,6 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => Just((1_usize << 31) + 1),
         1 => Just(u32::MAX as usize),
     ];
-    let op = prop::sample::select(vec![
-        libc::EPOLL_CTL_ADD,
-        libc::EPOLL_CTL_ADD,
-        libc::EPOLL_CTL_MOD,
-        libc::EPOLL_CTL_DEL,
-    ]);
     let flags = prop::sample::select(vec![PipeFlags::empty(), PipeFlags::DIRECT]);
     prop_oneof![
         20 => sizes().prop_map(Step::Write),
@@ -276,7 +264,7 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => (end(), capacity).prop_map(|(end, bytes)| Step::SetCapacity(end, bytes)),
         6 => end().prop_map(Step::Look),
         8 => end().prop_map(Step::Poll),
-        8 => (op, any::<bool>(), end(), interests())
+        8 => (ops(), any::<bool>(), end(), interests())
             .prop_map(|(op, set, end, events)| Step::Ctl(op, set, end, events)),
         16 => any::<bool>().prop_map(Step::Wait),
         1 => end().prop_map(Step::Close),

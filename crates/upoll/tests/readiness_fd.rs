@@ -179,7 +179,7 @@ fn an_edge_triggered_watcher_is_told_of_each_event_after_a_harvest() {
         within.drain();
         within.told(false);
     }
-    // One that leaves something, too.
+    // The same after a harvest that leaves something.
     within.twin.write(1, 1);
     within.twin.write(2, 1);
     within.told(true);

@@ -13,6 +13,7 @@ use proptest::test_runner::{Config, FileFailurePersistence};
 use upoll::{Errno, Events, FileRef, Shutdown, SocketFlags, StreamSocket, socketpair};
 
 use threads::{asleep, until_asleep};
+use twin::changes::{self, ops};
 use twin::{Fd, Pattern, Sets, events, kernel_pair, kernel_shutdown, result, same, signal};
 
 const IN: Events = Events::IN;
@@ -245,22 +246,15 @@ fn sizes() -> impl Strategy<Value = usize> {
 }
 
 fn interests() -> impl Strategy<Value = Events> {
-    let wanted = prop::sample::select(vec![
+    let wanted = [
         IN,
         OUT,
         IN | OUT,
         Events::empty(),
         Events::RDHUP,
         Events::WRBAND | Events::RDNORM,
-    ]);
-    let how = prop::sample::select(vec![
-        Events::empty(),
-        ET,
-        ET,
-        Events::ONESHOT,
-        ET | Events::ONESHOT,
-    ]);
-    (wanted, how).prop_map(|(wanted, how)| wanted | how)
+    ];
+    changes::interests(&wanted, &[])
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -270,12 +264,6 @@ fn steps() -> impl Strategy<Value = Step> {
         4 => 0..20_000_usize,
         1 => 20_000..200_000_usize,
     ];
-    let op = prop::sample::select(vec![
-        libc::EPOLL_CTL_ADD,
-        libc::EPOLL_CTL_ADD,
-        libc::EPOLL_CTL_MOD,
-        libc::EPOLL_CTL_DEL,
-    ]);
     prop_oneof![
         24 => (at(), sizes()).prop_map(|(at, count)| Step::Write(at, count)),
         4 => (at(), sizes(), sizes()).prop_map(|(at, a, b)| Step::WriteVectored(at, a, b)),
@@ -285,7 +273,7 @@ fn steps() -> impl Strategy<Value = Step> {
         3 => (at(), buffer).prop_map(|(at, bytes)| Step::SetSendBuffer(at, bytes)),
         6 => at().prop_map(Step::Look),
         8 => at().prop_map(Step::Poll),
-        8 => (op, any::<bool>(), at(), interests())
+        8 => (ops(), any::<bool>(), at(), interests())
             .prop_map(|(op, set, at, events)| Step::Ctl(op, set, at, events)),
         16 => any::<bool>().prop_map(Step::Wait),
         1 => at().prop_map(Step::Close),

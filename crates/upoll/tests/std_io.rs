@@ -51,7 +51,7 @@ fn a_socket_carries_lines_and_bulk_as_the_kernels_does() {
     assert!(send_and_read(one, &other) == natively);
 }
 
-/// What `std` reports for an end that would block, one whose peer is gone, and the end of the stream.
+/// Returns the reports of `std` for an end that would block, one whose peer is gone, and the end of the stream.
 fn report(end: &str, mut there: impl Read + Write, gone: impl FnOnce()) -> Vec<String> {
     let mut buffer = [0; 4];
     let mut said = vec![format!("{end}: {:?}", kind(there.read(&mut buffer)))];

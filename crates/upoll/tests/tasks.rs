@@ -491,7 +491,7 @@ impl Wake for Writes {
 fn a_second_event_is_for_a_second_task_though_the_first_was_not_woken_yet() {
     let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
     let mut exclusively = [(); 2].map(|()| exclusive(&counter));
-    // They take all places that a thread has for wakers. One of them writes before the others are woken.
+    // They take all places that a thread has for wakers. The first to be woken writes.
     let mut shared = Vec::new();
     for at in 0..16 {
         let mut ready = Box::pin(Readiness::new(&counter, Events::IN).unwrap());

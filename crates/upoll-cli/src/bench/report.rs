@@ -24,7 +24,7 @@ pub(super) const TOO_WIDE: &str = "too wide to trust";
 /// Said of a run that Ctrl-C has ended.
 pub(super) const INTERRUPTED: &str = "interrupted: this is what there was until then";
 
-/// The column that says whether a row has reached its target.
+/// The column of rows that have reached their target.
 const REACHED: &str = "reached";
 
 /// All figures of a run.

@@ -54,7 +54,7 @@ pub(super) fn prepare(command: &mut Command, policy: Policy) -> Result<()> {
     Ok(())
 }
 
-/// What the name of a file begins with that the processes of a run share.
+/// The first part of the name of a file that the processes of a run share.
 pub(crate) const PREFIX: &str = "upoll-fair-";
 
 /// Removes the files of runs whose first process was killed and could not remove its own. This may

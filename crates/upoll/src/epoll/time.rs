@@ -11,7 +11,7 @@
 //! - A thread that ends its sleep keeps the time no more. When it leaves the wait, it wakes another thread if the next
 //!   time is not kept. That thread keeps it, or leaves in its turn.
 //! - A change that brings the next time nearer wakes a thread, if that time is not kept.
-//! - Whoever takes such a wake without going to sleep hands it on, as long as the time is not kept.
+//! - A harvest or poll that takes such a wake hands it on, as long as the time is not kept.
 //!
 //! So while threads sleep, the next time is kept or a wake is on its way. The named pair is that of
 //! [`schedule`](crate::schedule), with `kept` in place of the next time between two threads of one set.

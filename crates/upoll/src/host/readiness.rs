@@ -2,11 +2,11 @@
 //!
 //! It is made when a program first asks for it, for event loops that watch fds of the kernel. It holds
 //! the kernel set in which the set's threads sleep, level-triggered, so members that are kernel fds show
-//! by themselves. What user-level members have to report shows by the seal: an entry in the queue of the
-//! set's watchers *rings* it, and a harvest after which nothing is pending *clears* it.
+//! by themselves. Events of user-level members show by the seal. An entry in the queue of the set's watchers
+//! *rings* it, and a harvest after which nothing is pending *clears* it.
 //!
 //! # The protocol
-//! The word `state` says what the kernel knows.
+//! The word `state` is a copy of what the kernel knows.
 //! - A wakeup queues its item, then reads the word. It makes no system call if the fd has been rung and no
 //!   harvest has begun since. Otherwise it rings, which is an edge for those who watch the fd.
 //! - A harvest marks the word as [`TAKEN`], then takes what is queued. So it takes what was queued before the
@@ -235,7 +235,7 @@ unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     if wake.mode != Mode::Ask && ready.needs_ring() {
         ReadyFd::ring_later(ready, wake.deferred);
     }
-    // Whoever watches the fd may be busy with something else: the event is for threads that sleep in line.
+    // An event loop that watches the fd may be busy with something else: the event is for threads that sleep in line.
     Reply::Passed
 }
 
@@ -296,8 +296,8 @@ impl EpollBackend {
         if let Some(shown) = self.shown.get() {
             shown.ready.mark();
             if let Some(rotation) = &self.rotation {
-                // What pollers of a rotating set have been told by sets below stays until it is taken away. The
-                // harvest looks at these sets next.
+                // Reports of sets below to pollers of a rotating set stay until they are taken away. The harvest polls
+                // these sets next.
                 rotation.quiet_pollers();
             }
         }
@@ -319,8 +319,8 @@ impl EpollBackend {
                 ready
                     .fd
                     .replace_lost(kernel::epoll_create_elsewhere(&ready.fd)?);
-                // A thread of the parent's may have been busy. One of this process that is has rung the lost fd
-                // perhaps: the next event rings again. Afterwards the watchers of the set are woken.
+                // A thread of the parent may have been busy, and a thread of this process may have rung the lost fd.
+                // So the next event rings again. Afterwards the watchers of the set are woken.
                 ready.state.store(TAKEN, Ordering::SeqCst);
             }
         }

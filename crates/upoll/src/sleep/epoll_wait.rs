@@ -165,7 +165,7 @@ impl Epoll {
         let held = Blocked::sent();
         let mask = Some(mask.as_libc());
         let ready = self.wait_in_kernel(events, deadline, mask, &mut turns);
-        // What listens to traces runs with the mask of its thread.
+        // A subscriber to traces runs with the mask of its thread.
         drop(held);
         self.end_wait(ready)
     }

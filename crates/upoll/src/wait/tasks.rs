@@ -156,7 +156,7 @@ impl Drop for Owned<'_> {
     }
 }
 
-/// What a scope has put off.
+/// A waker or callback that a scope has put off.
 enum Job {
     Wake(Cell),
     Call(SharedBox<CallbackSlot>),

@@ -111,7 +111,7 @@ fn an_event_that_meets_a_harvest_is_reported_by_it_or_is_an_edge() {
     must_fail_without(Rule::MarkThenHarvest, a_second_event_against_a_harvest);
 }
 
-/// Whatever harvests and wakeups meet each other, later events show as they should.
+/// Harvests and wakeups meet each other. Later events show as they should.
 fn later_events_after(harvesters: usize) {
     // Three threads: with more preemptions the model takes minutes.
     model(if harvesters == 1 { 3 } else { 1 }, move || {

@@ -67,7 +67,7 @@ fn a_thread_that_goes_to_sleep_in_the_kernel_misses_no_timer() {
     });
 }
 
-/// The wake that tells a thread of a sooner time is taken by one that does not sleep.
+/// The wake of a thread that has to learn of a sooner time is taken by one that does not sleep.
 #[test]
 fn a_thread_that_sleeps_in_the_kernel_keeps_the_time_whoever_takes_its_wake() {
     model(2, || {

@@ -2,6 +2,7 @@
 //! assertions.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod changes;
 #[cfg(feature = "std")]
 pub mod poll;
 

@@ -26,7 +26,7 @@ pub(super) const SERIES: [RGBColor; 7] = [
     RGBColor(0x6F, 0x4F, 0xC4),
     RGBColor(0x7A, 0x4A, 0x2E),
 ];
-/// What is too noisy to trust, in charts as in tables.
+/// Figures that are too noisy to trust, in charts as in tables.
 pub(super) const NOISY: RGBColor = RGBColor(0x6B, 0x71, 0x78);
 /// The mark of a target.
 pub(super) const TARGET: RGBColor = RGBColor(0xC6, 0x1D, 0x3C);

@@ -160,7 +160,7 @@ pub(super) fn take(by: usize) -> Option<Waker> {
     })
 }
 
-/// Gives other names to the slots with the name `from`.
+/// Renames the slots with the name `from`.
 #[cfg(any(not(feature = "std"), upoll_loom))]
 pub(super) fn rename(from: usize, to: usize) {
     locked(|left| {
