@@ -272,26 +272,21 @@ impl<'a> TimeKeeper<'a> {
     /// The sleep is over: fires what is due. Returns whether the thread has kept any time.
     pub(crate) fn end_sleep(&mut self) -> bool {
         let kept_time = !self.keeps.is_empty();
-        self.let_go();
-        self.set.fire_due();
-        kept_time
-    }
-
-    fn let_go(&mut self) {
         for (known, next) in self.keeps.drain(..) {
             // If it fails, another thread keeps an earlier time.
             let _ = known
                 .kept
                 .compare_exchange(next, NEVER, Ordering::SeqCst, Ordering::SeqCst);
         }
+        self.set.fire_due();
+        kept_time
     }
 }
 
 #[cfg(any(feature = "std", upoll_loom))]
 impl Drop for TimeKeeper<'_> {
     fn drop(&mut self) {
-        self.let_go();
-        // Let go, now look: a thread that went to sleep before that saw the time kept.
+        // A thread that went to sleep before the end of this one's sleep saw the time kept.
         if self.set.has_unkept_time() {
             let mut deferred = Deferred::new();
             self.set.rouse_one(&mut Wake {
