@@ -10,7 +10,7 @@ use upoll::{Errno, EventFd, Events, PIPE_BUF, ReceiveFlags};
 use crate::blocking::{Blocking, Moved, call_by_fd};
 use crate::kernel::call;
 use crate::object::Object;
-use crate::pipe::{raise_if_broken, raise_sigpipe};
+use crate::pipe::raise_sigpipe;
 use crate::table::programs;
 use crate::{memory, table};
 
@@ -175,6 +175,10 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
 #[cold]
 unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Result<usize, Errno> {
     if let Object::EventFd(counter) = object {
+        // The fd may mean another object than when the call began.
+        if count < size_of::<u64>() {
+            return Err(Errno::INVAL);
+        }
         // SAFETY: the caller's contract.
         return unsafe { put(buffer, counter.read()?) };
     }
@@ -248,7 +252,10 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
         }
         Err(errno) => {
             drop(in_use);
-            raise_if_broken(Err(errno))
+            if errno == Errno::PIPE {
+                raise_sigpipe();
+            }
+            Err(errno)
         }
         done => done,
     }
@@ -261,6 +268,7 @@ pub unsafe fn write(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize,
 #[cold]
 #[inline(never)]
 unsafe fn write_again(fd: RawFd, buffer: *const u8, count: usize) -> Result<usize, Errno> {
+    let mut is_broken = false;
     let written = call_by_fd(
         fd,
         || find(fd),
@@ -268,42 +276,52 @@ unsafe fn write_again(fd: RawFd, buffer: *const u8, count: usize) -> Result<usiz
             check_writes(object)?;
             object.renew_flags(fd);
             // SAFETY: the caller's contract.
-            let written = unsafe { write_blocking(object, buffer, count) };
-            after_write(object, fd, written, count.min(MOST), || ())
+            let written = or_stale(object, unsafe { write_blocking(object, buffer, count) });
+            is_broken = breaks(object, fd, written, count.min(MOST));
+            Ok(after_write(object, written?, count.min(MOST), || ()))
         },
         // SAFETY: the kernel checks the pointer; the rest is the caller's contract.
         || unsafe { call!(SYS_write, programs(fd), buffer, count) }.map(Moved::whole),
-    )?;
+    );
+    if is_broken {
+        raise_sigpipe();
+    }
+    let written = written?;
     let part = written.bytes;
     // SAFETY: as above.
     Ok(written.finish(|()| unsafe { write(fd, buffer.wrapping_add(part), count - part) }))
 }
 
-/// Returns how far a write of `count` bytes got on `object`, with `rest` if the object was demoted midway. Raises
-/// `SIGPIPE` if nobody can read what is written.
+/// Returns how far a write of `count` bytes got on `object`, with `rest` if the object was demoted midway.
 fn after_write<R>(
     object: &Object,
-    fd: RawFd,
-    written: Result<usize, Errno>,
+    bytes: usize,
     count: usize,
     rest: impl FnOnce() -> R,
-) -> Result<Moved<R>, Errno> {
-    let bytes = raise_if_broken(or_stale(object, written))?;
-    let is_short = bytes < count;
-    if is_short && object.is_retired() {
-        let rest = Some(rest());
-        return Ok(Moved { bytes, rest });
+) -> Moved<R> {
+    let is_cut_short = bytes < count && object.is_retired();
+    Moved {
+        bytes,
+        rest: is_cut_short.then(rest),
     }
-    // Where the last reader of a pipe closes midway, the kernel raises the signal and returns the part that is
-    // written. A socket raises none then, nor does a nonblocking write: it found no room before the reader closed.
-    if is_short
-        && matches!(object, Object::PipeWriter(_))
-        && object.as_file_ref(0).is_ready(Events::ERR)
-        && !object.is_nonblocking(fd)
-    {
-        raise_sigpipe();
+}
+
+/// Whether a write of `count` bytes raises `SIGPIPE`. That is for the caller, once the call has released the object: a
+/// handler may not return.
+///
+/// Where the last reader of a pipe closes midway, the kernel raises the signal and returns the part that is written. A
+/// socket raises none then, nor does a nonblocking write: it found no room before the reader closed.
+fn breaks(object: &Object, fd: RawFd, written: Result<usize, Errno>, count: usize) -> bool {
+    match written {
+        Ok(bytes) => {
+            bytes < count
+                && !object.is_retired()
+                && matches!(object, Object::PipeWriter(_))
+                && object.as_file_ref(0).is_ready(Events::ERR)
+                && !object.is_nonblocking(fd)
+        }
+        Err(errno) => errno == Errno::PIPE,
     }
-    Ok(Moved::whole(bytes))
 }
 
 /// Fails with `EAGAIN` if it would have to block. A write that may block midway is left to
@@ -519,6 +537,7 @@ unsafe fn eventfd_readv(counter: &EventFd, buffers: &[Buffer]) -> Result<usize, 
 /// # Safety
 /// As [`write()`], for each buffer; and what `list` leads to is not being written.
 pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<usize, Errno> {
+    let mut is_broken = false;
     let written = call_by_fd(
         fd,
         || find(fd),
@@ -531,12 +550,18 @@ pub unsafe fn writev(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<
             }
             object.renew_flags(fd);
             // SAFETY: as above.
-            let written = unsafe { writev_to(object, &buffers) };
-            after_write(object, fd, written, length(&buffers), || buffers)
+            let written = or_stale(object, unsafe { writev_to(object, &buffers) });
+            is_broken = breaks(object, fd, written, length(&buffers));
+            let count = length(&buffers);
+            Ok(after_write(object, written?, count, || buffers))
         },
         // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
         || unsafe { call!(SYS_writev, programs(fd), list, count) }.map(Moved::whole),
-    )?;
+    );
+    if is_broken {
+        raise_sigpipe();
+    }
+    let written = written?;
     let part = written.bytes;
     Ok(written.finish(|buffers| {
         let rest = rest_of(buffers, part);

@@ -131,14 +131,6 @@ pub fn shutdown(fd: RawFd, how: i32) -> Result<(), Errno> {
     }
 }
 
-/// Raises `SIGPIPE` for the calling thread if its write failed with `EPIPE`.
-pub(crate) fn raise_if_broken(result: Result<usize, Errno>) -> Result<usize, Errno> {
-    if result == Err(Errno::PIPE) {
-        raise_sigpipe();
-    }
-    result
-}
-
 /// `siginfo_t` of a signal that a process has sent, as the kernel has it on machines of 64 bits.
 #[repr(C)]
 struct Sent {

@@ -15,7 +15,7 @@ use crate::demote::demote;
 use crate::io::{Buffer, Buffers, MOST, buffers, length, rest_of};
 use crate::kernel::call;
 use crate::object::Object;
-use crate::pipe::raise_if_broken;
+use crate::pipe::raise_sigpipe;
 use crate::table::programs;
 use crate::{memory, table};
 
@@ -87,6 +87,7 @@ pub unsafe fn sendto(
     to: *const libc::sockaddr,
     size: libc::socklen_t,
 ) -> Result<usize, Errno> {
+    let mut is_broken = false;
     let sent = call_on_socket(
         fd,
         (flags, SEND),
@@ -100,7 +101,9 @@ pub unsafe fn sendto(
                 len: count,
             };
             // SAFETY: as above.
-            let bytes = unsafe { send_from(socket, &[buffer], flags) }?;
+            let sent = unsafe { send_from(socket, &[buffer], flags) };
+            is_broken = breaks(sent, flags);
+            let bytes = sent?;
             let rest = is_cut_short(socket, bytes, count).then_some(());
             Ok(Moved { bytes, rest })
         },
@@ -109,7 +112,11 @@ pub unsafe fn sendto(
             unsafe { call!(SYS_sendto, programs(fd), bytes, count, flags, to, size) }
                 .map(Moved::whole)
         },
-    )?;
+    );
+    if is_broken {
+        raise_sigpipe();
+    }
+    let sent = sent?;
     let part = sent.bytes;
     let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: as above.
@@ -170,14 +177,15 @@ unsafe fn send_from(socket: &StreamSocket, buffers: &[Buffer], flags: i32) -> Re
             break;
         }
     }
-    let result = match flags & libc::MSG_DONTWAIT {
+    match flags & libc::MSG_DONTWAIT {
         0 => socket.write_before_fault(&sources, asked - there),
         _ => socket.try_write_before_fault(&sources, asked - there),
-    };
-    match flags & libc::MSG_NOSIGNAL {
-        0 => raise_if_broken(result),
-        _ => result,
     }
+}
+
+/// Whether a send raises `SIGPIPE`, once the call has released the socket.
+fn breaks(sent: Result<usize, Errno>, flags: i32) -> bool {
+    sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0
 }
 
 /// `recv(2)`.
@@ -296,6 +304,7 @@ unsafe fn receive_to(
 pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Result<usize, Errno> {
     // SAFETY: the kernel checks the pointers; the rest is the caller's contract.
     let by_the_kernel = || unsafe { call!(SYS_sendmsg, programs(fd), message, flags) };
+    let mut is_broken = false;
     let sent = call_on_socket(
         fd,
         (flags, SEND),
@@ -317,13 +326,18 @@ pub unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: i32) -> Re
             let buffers = unsafe { buffers_of(&header) }?;
             address?;
             // SAFETY: as above.
-            let bytes = unsafe { send_from(socket, &buffers, flags) }?;
+            let sent = unsafe { send_from(socket, &buffers, flags) };
+            is_broken = breaks(sent, flags);
+            let bytes = sent?;
             let rest = is_cut_short(socket, bytes, length(&buffers)).then_some(buffers);
             Ok(Some(Moved { bytes, rest }))
         },
         || by_the_kernel().map(|sent| Some(Moved::whole(sent))),
-    )?;
-    let Some(sent) = sent else {
+    );
+    if is_broken {
+        raise_sigpipe();
+    }
+    let Some(sent) = sent? else {
         // As for unknown flags.
         let _ = demote(fd);
         return by_the_kernel();
