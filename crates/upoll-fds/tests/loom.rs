@@ -34,7 +34,7 @@ use loom::thread::{self, JoinHandle};
 use upoll::Errno;
 
 use crate::change::{Change, begin_fork, end_fork, end_fork_in_the_child};
-use crate::harness::{model, must_fail_without, must_hang_without};
+use crate::harness::{holds_without, model, must_fail_without, must_hang_without};
 use crate::number::Number;
 use crate::object::Object;
 use crate::plain_sets::{Generations, Record};
@@ -430,9 +430,7 @@ fn a_second_object_goes_when_the_call_is_over() {
 #[test]
 fn look_ups_with_fences_instead_of_barriers_use_nothing_that_is_gone() {
     for model in [using_against_closing, using_two_against_closing] {
-        break_rule(Some(Rule::KernelHasBarriers));
-        model();
-        break_rule(None);
+        holds_without(Rule::KernelHasBarriers, model);
     }
 }
 

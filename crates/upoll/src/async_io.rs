@@ -47,7 +47,8 @@ impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<F> {
         };
         wait.poll_until(context.waker(), |_| match attempt() {
             Err(Errno::AGAIN) => None,
-            Err(errno) => Some((Err(errno), false)),
+            // The event stays for the next task.
+            Err(errno) => Some((Err(errno), true)),
             Ok((done, hangs_up)) => Some((Ok(done), hangs_up)),
         })
     }
@@ -285,7 +286,7 @@ impl EventStream {
             let wait = unsafe { Pin::new_unchecked(&mut this.wait) };
             let found = wait.poll_until(context.waker(), |_| match set.some_events(buffer) {
                 Err(Errno::AGAIN) => None,
-                Err(errno) => Some((Err(errno), false)),
+                Err(errno) => Some((Err(errno), true)),
                 Ok((filled, hangs_up)) => Some((Ok(filled), hangs_up)),
             });
             match found {

@@ -307,7 +307,7 @@ impl Counter {
         }
         let was = core::mem::replace(&mut *limited, RETIRED);
         drop(limited);
-        self.queue.wake(Events::HUP);
+        self.queue.wake_all(Events::HUP);
         Ok(Some(was))
     }
 

@@ -11,6 +11,7 @@ use core::task::{Context, Poll, Waker};
 
 use crate::epoll::HANG_UP;
 use crate::epoll::callbacks::SetCallback;
+use crate::epoll::ctl::as_set;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
@@ -31,6 +32,8 @@ use crate::wait::{
 ///
 /// The task's waker is called at the end of the call that changed the object, with no lock of this crate held. So it
 /// may run the task on the spot, or drop it.
+///
+/// The child of a `fork` in a process with several threads must not use its parent's futures.
 ///
 /// # Cancel safety
 /// Dropping it ends the registration, at any time. The waker of a wakeup that is under way may still be called.
@@ -102,7 +105,7 @@ impl Future for Readiness {
         let wait = unsafe { self.map_unchecked_mut(|this| &mut this.0) };
         wait.poll_until(context.waker(), |wait| {
             let ready = wait.ready();
-            (!ready.is_empty()).then(|| (ready, ready.intersects(HANG_UP)))
+            (!ready.is_empty()).then(|| (ready, ready.intersects(HANG_UP) || wait.has_hung_up()))
         })
     }
 }
@@ -238,8 +241,10 @@ impl TaskWait {
         }
         match found {
             Some((found, hangs_up)) => {
+                // From now on queries of wakeups find that the task does not wait.
+                let is_chosen_again = self.waiting.slot.end_wait();
                 if self.is_exclusive() {
-                    self.end_wait(hangs_up);
+                    self.end_exclusive_wait(is_chosen_again || hangs_up);
                 }
                 Poll::Ready(found)
             }
@@ -253,8 +258,19 @@ impl TaskWait {
 
     /// Releases the claims, whose events are gone. Returns whether there were any.
     fn give_claims_up(&self) -> bool {
-        let claimed = self.hooked().filter(|entry| entry.is_claimed());
-        claimed.filter_map(WaitEntry::disclaim).count() > 0
+        let mut deferred = Deferred::new();
+        let mut claims = 0;
+        for entry in self.hooked().filter(|entry| entry.is_claimed()) {
+            // SAFETY: the entry is hooked, and `file` keeps its queue.
+            unsafe { entry.settle(|| false, Notes::AreUsedUp, &mut deferred) };
+            claims += 1;
+        }
+        claims > 0
+    }
+
+    /// Whether the object is a rotating set whose source has hung up, which its events do not show.
+    fn has_hung_up(&self) -> bool {
+        as_set(&self.file).is_some_and(|set| set.rotates() && set.has_hung_up())
     }
 
     /// The task looks before it waits on, whatever was left to it.
@@ -268,15 +284,16 @@ impl TaskWait {
     }
 
     /// The task, which waits exclusively, goes on with an event. Its claim, if it has one, is used up.
-    fn end_wait(&self, hangs_up: bool) {
-        let is_chosen_again = self.waiting.slot.end_wait();
+    ///
+    /// With `forwards` the next task is woken: for an event more, as this task was awake when it was chosen, or for one
+    /// that stays.
+    fn end_exclusive_wait(&self, forwards: bool) {
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
             // SAFETY: the entry is hooked, and `file` keeps its queue.
             unsafe { entry.settle(|| true, Notes::AreUsedUp, &mut deferred) };
         }
-        if is_chosen_again || hangs_up {
-            // For an event more, as the task was awake when it was chosen; or for one that stays.
+        if forwards {
             for queue in self.hooked().filter_map(WaitEntry::queue) {
                 // SAFETY: `file` keeps the queue.
                 unsafe { queue.as_ref() }.forward(Events::empty());

@@ -136,15 +136,18 @@ impl Watch {
                 is_short = true;
                 return;
             };
+            entries.push(entry);
+            let entry = &entries[entries.len() - 1].entry;
             // SAFETY: the entry is boxed and unhooked in `drop`, before the box goes; `file` keeps
             // the object whose queue this is.
-            unsafe { entry.entry.hook(queue, Place::Shared) };
-            entries.push(entry);
+            unsafe { entry.hook(queue, Place::Shared) };
         };
-        let ready = file
-            .description()
-            .object()
-            .poll(&mut PollTable::new(&mut on_register));
+        let ready = {
+            // Wakers of others run when the object's `poll` has released its locks.
+            let _scope = Scope::enter();
+            let mut table = PollTable::new(&mut on_register);
+            file.description().object().poll(&mut table)
+        };
         if is_short {
             return Err(Errno::NOMEM);
         }
@@ -166,12 +169,22 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        /// Waits for a call of the callback that is under way.
+        struct Cancel<'a>(&'a CallbackSlot);
+
+        impl Drop for Cancel<'_> {
+            fn drop(&mut self) {
+                self.0.cancel();
+            }
+        }
+
+        // After the scope, in which wakers of others wait.
+        let _cancel = Cancel(&self.notify.slot);
         // A waker that panics does so when all entries are out.
         let _scope = Scope::enter();
         for entry in &self.entries {
             entry.entry.unhook();
         }
-        self.notify.slot.cancel();
     }
 }
 

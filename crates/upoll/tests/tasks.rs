@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use upoll::{
-    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, File, PIPE_BUF, PollTable,
-    Pollable, Readiness, SocketFlags, WaitQueue, pipe, socketpair,
+    CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, EventStream, Events, File, PIPE_BUF,
+    PollTable, Pollable, Readiness, SocketFlags, WaitQueue, pipe, socketpair,
 };
 
 const IN: Event = Event::new(Events::IN, 0);
@@ -476,6 +476,62 @@ fn a_hang_up_reaches_all_tasks_at_a_rotating_set() {
         ended += 1;
     }
     assert_eq!(ended, 3);
+}
+
+#[test]
+fn a_hang_up_reaches_all_tasks_that_wait_for_a_rotating_set_itself() {
+    let (reader, writer) = pipe().unwrap();
+    let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+    set.add(&reader, IN).unwrap();
+    let mut tasks = [(); 3].map(|()| waiting(Readiness::exclusive(&set, Events::IN)));
+    drop(writer);
+    assert_eq!(poll_woken(&mut tasks), 3);
+}
+
+#[test]
+fn tasks_that_stay_at_a_rotating_set_take_turns_after_an_event_that_found_them_awake() {
+    let counter = EventFd::new(0).unwrap();
+    let set = Epoll::create(CreateFlags::ROTATE).unwrap();
+    set.add(&counter, IN).unwrap();
+    let mut streams = [(); 2].map(|()| {
+        let stream = Box::pin(set.event_stream().unwrap());
+        (stream, Arc::new(Task::default()), 0)
+    });
+    // Runs those that were woken until none is. Returns how many events each has had.
+    let mut run = |streams: &mut [(Pin<Box<EventStream>>, Arc<Task>, usize); 2]| {
+        while let Some((stream, task, events)) = streams
+            .iter_mut()
+            .find(|(_, task, _)| task.0.swap(0, Ordering::SeqCst) > 0)
+        {
+            let waker = Waker::from(task.clone());
+            let mut context = Context::from_waker(&waker);
+            while let Poll::Ready(event) = stream.as_mut().poll_event(&mut context) {
+                assert_eq!(event.unwrap(), IN);
+                counter.try_read().unwrap();
+                *events += 1;
+            }
+        }
+        streams.each_ref().map(|(_, _, events)| *events)
+    };
+    let start = |streams: &[(Pin<Box<EventStream>>, Arc<Task>, usize); 2]| {
+        for (_, task, _) in streams {
+            task.0.store(1, Ordering::SeqCst);
+        }
+    };
+    start(&streams);
+    assert_eq!(run(&mut streams), [0, 0]);
+    // An event that finds both awake.
+    start(&streams);
+    counter.try_write(1).unwrap();
+    let before = run(&mut streams);
+    assert_eq!(before.iter().sum::<usize>(), 1);
+    for _ in 0..4 {
+        counter.try_write(1).unwrap();
+        run(&mut streams);
+    }
+    let after = run(&mut streams);
+    let shares = [after[0] - before[0], after[1] - before[1]];
+    assert_eq!(shares, [2, 2]);
 }
 
 /// Writes to a counter when it is woken.

@@ -180,7 +180,7 @@ impl Set {
 
     /// Whether the source of this rotating set has hung up. Each worker that is served then wakes the
     /// next one, and none waits for its turn.
-    fn has_hung_up(&self) -> bool {
+    pub(crate) fn has_hung_up(&self) -> bool {
         if self.may_have_hung_up.load(Ordering::Relaxed)
             && self.may_have_hung_up.swap(false, Ordering::Relaxed)
         {

@@ -372,7 +372,7 @@ impl SharedCount for SharedCounter {
 
     fn release(&self) {
         if let Some(queue) = self.own_queue() {
-            queue.wake(Events::HUP);
+            queue.wake_all(Events::HUP);
         }
     }
 }

@@ -577,9 +577,12 @@ impl Kept {
             // this is and whose memory the slot keeps; `inbox` is boxed and goes after them.
             unsafe { entry.hook(queue, Place::Shared) };
         };
-        file.description()
-            .object()
-            .poll(&mut PollTable::new(&mut on_register));
+        {
+            // Wakers of others run when the object's `poll` has released its locks.
+            let _scope = Scope::enter();
+            let mut table = PollTable::new(&mut on_register);
+            file.description().object().poll(&mut table);
+        }
         if is_short {
             // The registrations made so far are released as after a panic.
             return Err(Errno::NOMEM);
@@ -590,6 +593,8 @@ impl Kept {
 
     /// Takes an entry out of everything it is registered with.
     fn release(&mut self, index: u32, outside: &mut impl Outside) {
+        // A waker that panics does so when all is done.
+        let _scope = Scope::enter();
         let slot = &mut self.slots[index as usize];
         for hook in &slot.hooks[..slot.hooked] {
             hook.entry.unhook();

@@ -327,6 +327,8 @@ impl Viewer for WaitTable<'_> {
         // SAFETY: the queue is the object's, which the caller of `poll` or `select` borrows for the
         // whole call; the table is dropped before the call ends.
         let mut register = |queue: &WaitQueue| unsafe { self.hook(queue, wanted) };
+        // Wakers of others run when the object's `poll` has released its locks.
+        let _scope = wait::Scope::enter();
         object.poll(&mut PollTable::new(&mut register))
     }
 

@@ -264,6 +264,8 @@ pub enum Rule {
     CallAgain,
     /// The drop of a watch waits for a call of its callback that is under way.
     WaitForCallbacks,
+    /// A thread has places for the wakers of tasks. Without them each task is left in the list, and no model may fail.
+    HaveCells,
     /// A task that leaves forwards a wakeup that chose it.
     ForwardWhenATaskLeaves,
     /// While a scan looks at the one item that was ready, others do not find the set idle.

@@ -301,16 +301,20 @@ impl Scope {
     /// # Safety
     /// The caller holds the lock of a queue that the owner of the slot is hooked into.
     pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> bool {
-        let Some(cell) = self.0.free_cell() else {
+        let cell = match broken(Rule::HaveCells) {
+            true => None,
+            false => self.0.free_cell(),
+        };
+        let Some(cell) = cell else {
             // SAFETY: passed on to the caller.
             return unsafe { self.0.leave_behind(slot) };
         };
-        let Some((waker, was_left)) = slot.take() else {
+        let Some((waker, was_chosen)) = slot.take() else {
             return false;
         };
         self.0.push(Job::Wake(cell.fill(waker)));
         // A wake before has chosen the task: this one is for another.
-        !was_left
+        !was_chosen
     }
 
     /// Runs what was put off, if this is the outermost scope. No lock is held.

@@ -13,6 +13,13 @@ pub fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
+/// Runs a model with `rule` switched off, which must hold all the same.
+pub fn holds_without(rule: Rule, model: fn()) {
+    break_rule(Some(rule));
+    model();
+    break_rule(None);
+}
+
 /// Runs a model with `rule` switched off, which must fail. Returns whether it fails because it does not end.
 fn has_no_end_without(rule: Rule, model: fn()) -> bool {
     break_rule(Some(rule));

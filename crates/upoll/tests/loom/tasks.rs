@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::thread;
 use upoll::{EventFd, EventFdFlags, Events, Readiness, Rule};
 
+use super::harness::holds_without;
 use super::{Waiter, model, must_fail_without};
 
 struct Note(AtomicBool);
@@ -163,8 +164,7 @@ fn a_task_that_leaves_and_forwards_nothing_takes_the_event_with_it() {
 }
 
 /// The first of two tasks polls, and goes on with one of two events, while they come.
-#[test]
-fn a_task_that_is_chosen_twice_forwards_the_second_event() {
+fn choosing_twice() {
     model(3, || {
         let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
         let [(mut first, _), (_second, note)] = exclusive_tasks(&counter);
@@ -182,10 +182,34 @@ fn a_task_that_is_chosen_twice_forwards_the_second_event() {
     });
 }
 
+#[test]
+fn a_task_that_is_chosen_twice_forwards_the_second_event() {
+    choosing_twice();
+}
+
+/// The first of two tasks was woken for an event, and goes on with it while another one comes.
+fn choosing_again() {
+    model(3, || {
+        let counter = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let [(mut first, _), (_second, note)] = exclusive_tasks(&counter);
+        counter.try_write(1).unwrap();
+        let writer = counter.clone();
+        let writing = thread::spawn(move || writer.try_write(1).unwrap());
+        assert!(polled(first.as_mut(), &Waker::from(Note::new())).is_ready());
+        counter.try_read().unwrap();
+        writing.join().unwrap();
+        assert!(note.is_set());
+    });
+}
+
+#[test]
+fn a_task_that_is_chosen_while_it_is_awake_forwards_the_event() {
+    choosing_again();
+}
+
 /// The first of two tasks was chosen for an event that is gone. It polls, waits on and leaves while another event
 /// comes.
-#[test]
-fn a_task_that_gives_up_a_claim_does_not_lose_the_next_one() {
+fn giving_up_a_claim() {
     model(3, || {
         let counter = EventFd::new(0).unwrap();
         let [(mut first, _), (_second, note)] = exclusive_tasks(&counter);
@@ -198,4 +222,24 @@ fn a_task_that_gives_up_a_claim_does_not_lose_the_next_one() {
         writing.join().unwrap();
         assert!(found.is_ready() || note.is_set());
     });
+}
+
+#[test]
+fn a_task_that_gives_up_a_claim_does_not_lose_the_next_one() {
+    giving_up_a_claim();
+}
+
+/// Each wakeup leaves the tasks that it chooses in the list, and wakes them from there.
+#[test]
+fn tasks_that_wakeups_leave_in_the_list_lose_no_event() {
+    for model in [
+        giving_another_waker_against_waking,
+        beginning_to_wait_against_waking,
+        leaving_against_being_chosen,
+        choosing_twice,
+        choosing_again,
+        giving_up_a_claim,
+    ] {
+        holds_without(Rule::HaveCells, model);
+    }
 }

@@ -7,7 +7,7 @@ use core::marker::PhantomPinned;
 use core::ptr;
 use core::task::Waker;
 
-use crate::sync::{AtomicBool, Mutex, Ordering, UnsafeCell, fence, statics};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, UnsafeCell, fence, statics};
 
 statics! {
     static LEFT: Mutex<Left> = Mutex::new(Left::new());
@@ -18,17 +18,24 @@ pub(crate) struct TaskSlot {
     /// The task to wake. Nothing is called, and no waker dropped or cloned, with this lock held. Each holder looks at
     /// the object or wakes the task afterwards, or has found an event. So a wake that finds it held goes away, and a
     /// signal handler never waits for the thread that it has interrupted.
-    waker: Mutex<Option<Waker>>,
-    /// Whether there is a waker: for queries, which must not hold the lock. Written under the lock.
-    has_waker: AtomicBool,
-    /// Whether the slot is in the list: a wake has chosen the task, and the waker is still here. Set under the lock of
-    /// the waker and that of the queue in which the wake has found the task; cleared as the last access of the thread
-    /// that takes it out.
-    is_left: AtomicBool,
+    waiting: Mutex<Option<Waiting>>,
+    /// Whether there is a waker that no wake has chosen: for queries, which must not hold the lock. Written under the
+    /// lock.
+    is_waiting: AtomicBool,
+    /// The list's epoch if the slot is in the list, or 0. Set under the lock of a queue, too, in which a wake has found
+    /// the task; cleared as the last access of the thread that takes it out.
+    left_in: AtomicU32,
     /// Guarded by the lock of the list.
     links: UnsafeCell<Links>,
     /// The list leads to it.
     _pinned: PhantomPinned,
+}
+
+/// A task that has set its waker.
+struct Waiting {
+    waker: Waker,
+    /// A wake has chosen the task and left its slot in the list.
+    is_chosen: bool,
 }
 
 struct Links {
@@ -46,9 +53,9 @@ unsafe impl Sync for TaskSlot {}
 impl TaskSlot {
     pub(crate) fn new() -> Self {
         TaskSlot {
-            waker: Mutex::new(None),
-            has_waker: AtomicBool::new(false),
-            is_left: AtomicBool::new(false),
+            waiting: Mutex::new(None),
+            is_waiting: AtomicBool::new(false),
+            left_in: AtomicU32::new(0),
             links: UnsafeCell::new(Links {
                 prev: ptr::null(),
                 next: ptr::null(),
@@ -60,48 +67,57 @@ impl TaskSlot {
 
     /// Sets the waker. Hook the owner of the slot afterwards, then poll the object.
     pub(crate) fn set(&self, waker: &Waker) {
-        let waker = waker.clone();
-        let mut place = self.waker.lock();
-        let before = place.replace(waker);
-        self.has_waker.store(true, Ordering::SeqCst);
-        drop(place);
+        let anew = Waiting {
+            waker: waker.clone(),
+            is_chosen: false,
+        };
+        let mut waiting = self.waiting.lock();
+        let before = waiting.replace(anew);
+        self.is_waiting.store(true, Ordering::SeqCst);
+        drop(waiting);
         drop(before);
     }
 
     /// Sets another waker. Poll the object afterwards.
     pub(crate) fn set_anew(&self, waker: &Waker) {
-        let is_same = |place: &Waker| place.will_wake(waker);
-        let is_there = self.waker.lock().as_ref().is_some_and(is_same);
+        let mut waiting = self.waiting.lock();
+        let is_there = match &mut *waiting {
+            Some(there) if there.waker.will_wake(waker) => {
+                there.is_chosen = false;
+                self.is_waiting.store(true, Ordering::SeqCst);
+                true
+            }
+            _ => false,
+        };
+        drop(waiting);
         if !is_there {
             self.set(waker);
         }
         fence(Ordering::SeqCst);
     }
 
-    /// Takes the waker, with whether the task was chosen before, by a wake that has left it in the list. Returns `None`
-    /// if another wake has taken it, or the task looks at the object after this.
+    /// Takes the waker, with whether a wake before has chosen the task. Returns `None` if another wake has taken it, or
+    /// the task looks at the object after this.
     pub(crate) fn take(&self) -> Option<(Waker, bool)> {
-        let mut place = self.waker.try_lock()?;
-        let waker = place.take()?;
-        self.has_waker.store(false, Ordering::SeqCst);
-        let was_left = self.is_left.load(Ordering::Relaxed);
-        drop(place);
-        Some((waker, was_left))
+        let mut waiting = self.try_lock()?;
+        let taken = waiting.take()?;
+        self.is_waiting.store(false, Ordering::SeqCst);
+        drop(waiting);
+        Some((taken.waker, taken.is_chosen))
     }
 
     /// Whether the task waits for a wake. Another thread may change that at the same time.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.has_waker.load(Ordering::SeqCst) && !self.is_left.load(Ordering::Relaxed)
+        self.is_waiting.load(Ordering::SeqCst)
     }
 
     /// Ends the wait. Returns whether a wake has chosen the task since it has set its waker.
     pub(crate) fn end_wait(&self) -> bool {
-        let mut place = self.waker.lock();
-        let waker = place.take();
-        self.has_waker.store(false, Ordering::SeqCst);
-        let is_left = self.is_left.load(Ordering::Relaxed);
-        drop(place);
-        waker.is_none() || is_left
+        let mut waiting = self.waiting.lock();
+        let ended = waiting.take();
+        self.is_waiting.store(false, Ordering::SeqCst);
+        drop(waiting);
+        ended.is_none_or(|ended| ended.is_chosen)
     }
 
     /// Leaves the slot to the scopes with the name `by`. Returns false if the task does not wait.
@@ -111,15 +127,30 @@ impl TaskSlot {
     /// out that have their name.
     pub(super) unsafe fn leave(&self, by: usize) -> bool {
         locked(|left| {
-            let Some(place) = self.waker.try_lock() else {
+            let Some(mut waiting) = self.try_lock() else {
                 return false;
             };
-            let waits = place.is_some() && !self.is_left.load(Ordering::Relaxed);
-            if waits {
-                self.is_left.store(true, Ordering::Relaxed);
+            let Some(there) = waiting.as_mut().filter(|there| !there.is_chosen) else {
+                return false;
+            };
+            there.is_chosen = true;
+            self.is_waiting.store(false, Ordering::SeqCst);
+            // It may be there still from the wake before, and is woken as well by the scopes that have left it.
+            if self.left_in.load(Ordering::Relaxed) != left.epoch {
+                self.left_in.store(left.epoch, Ordering::Relaxed);
                 left.push(self, by);
             }
-            waits
+            true
+        })
+    }
+
+    /// Returns `None` if another thread, or the one that this handler has interrupted, holds the lock.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Option<Waiting>>> {
+        self.waiting.try_lock().or_else(|| {
+            // The state that this wake announces is published before the lock is found held once more. So a holder
+            // that passes its fence after that sees the state.
+            fence(Ordering::SeqCst);
+            self.waiting.try_lock()
         })
     }
 }
@@ -127,9 +158,9 @@ impl TaskSlot {
 impl Drop for TaskSlot {
     /// No wake finds the task any more: its entries are out of all queues.
     fn drop(&mut self) {
-        if self.is_left.load(Ordering::Acquire) {
+        if self.left_in.load(Ordering::Acquire) != 0 {
             locked(|left| {
-                if self.is_left.load(Ordering::Relaxed) {
+                if self.left_in.load(Ordering::Relaxed) == left.epoch {
                     // SAFETY: it is in the list.
                     unsafe { left.unlink(self) };
                 }
@@ -152,7 +183,7 @@ pub(super) fn take(by: usize) -> Option<Waker> {
             unsafe { left.unlink(slot) };
             let taken = slot.take();
             // The future may end from now on.
-            slot.is_left.store(false, Ordering::Release);
+            slot.left_in.store(0, Ordering::Release);
             if let Some((waker, _)) = taken {
                 return Some(waker);
             }
@@ -180,22 +211,37 @@ fn locked<R>(run: impl FnOnce(&mut Left) -> R) -> R {
     run(&mut LEFT.lock())
 }
 
-/// Frees the list's lock in the child of a fork, where no thread holds it.
+/// Frees the list's lock in the child of a fork, where no thread holds it, and empties the list: its slots are those of
+/// the parent's threads.
 ///
 /// # Safety
 /// The process was just forked, has a memory of its own, and has no other thread than the caller.
 #[cfg(all(feature = "std", not(upoll_loom)))]
 pub(crate) unsafe fn begin_in_child() {
-    if LEFT.is_locked() {
+    let was_locked = LEFT.is_locked();
+    if was_locked {
         // SAFETY: it is locked, and there is one thread, so nobody frees it meanwhile. That thread does not hold it: no
         // signal handler, which might fork, interrupts `locked`.
         unsafe { LEFT.force_unlock() };
+    }
+    // Without the lock, as a write would cost the child a copy of the page.
+    // SAFETY: there is one thread, and it does not use the list now.
+    let is_empty = unsafe { (*LEFT.data_ptr()).first.is_null() };
+    if was_locked || !is_empty {
+        locked(|left| {
+            *left = Left {
+                epoch: left.epoch.wrapping_add(1).max(1),
+                ..Left::new()
+            };
+        });
     }
 }
 
 struct Left {
     first: *const TaskSlot,
     last: *const TaskSlot,
+    /// Another one in the child of a fork. Never 0.
+    epoch: u32,
 }
 
 // SAFETY: the pointers lead to slots that are in the list, which are alive (`TaskSlot::drop`) and may be used by any
@@ -207,6 +253,7 @@ impl Left {
         Left {
             first: ptr::null(),
             last: ptr::null(),
+            epoch: 1,
         }
     }
 
