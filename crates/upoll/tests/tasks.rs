@@ -488,6 +488,9 @@ fn a_hang_up_reaches_all_tasks_that_wait_for_a_rotating_set_itself() {
     assert_eq!(poll_woken(&mut tasks), 3);
 }
 
+/// A stream, its task, and how many events it has had.
+type Streaming = (Pin<Box<EventStream>>, Arc<Task>, usize);
+
 #[test]
 fn tasks_that_stay_at_a_rotating_set_take_turns_after_an_event_that_found_them_awake() {
     let counter = EventFd::new(0).unwrap();
@@ -498,7 +501,7 @@ fn tasks_that_stay_at_a_rotating_set_take_turns_after_an_event_that_found_them_a
         (stream, Arc::new(Task::default()), 0)
     });
     // Runs those that were woken until none is. Returns how many events each has had.
-    let mut run = |streams: &mut [(Pin<Box<EventStream>>, Arc<Task>, usize); 2]| {
+    let run = |streams: &mut [Streaming; 2]| {
         while let Some((stream, task, events)) = streams
             .iter_mut()
             .find(|(_, task, _)| task.0.swap(0, Ordering::SeqCst) > 0)
@@ -513,7 +516,7 @@ fn tasks_that_stay_at_a_rotating_set_take_turns_after_an_event_that_found_them_a
         }
         streams.each_ref().map(|(_, _, events)| *events)
     };
-    let start = |streams: &[(Pin<Box<EventStream>>, Arc<Task>, usize); 2]| {
+    let start = |streams: &[Streaming; 2]| {
         for (_, task, _) in streams {
             task.0.store(1, Ordering::SeqCst);
         }
