@@ -305,16 +305,9 @@ impl Schedule {
         Ok((number, expirations))
     }
 
-    /// Ends a timer. It has no effect if that was done already: its number may be another timer's by now.
-    pub(crate) fn remove(&self, number: u32, expirations: &SharedBox<Expirations>) {
+    /// Ends a timer. Its number may be another timer's from now on.
+    pub(crate) fn remove(&self, number: u32) {
         let mut order = self.order.lock();
-        let there = &order.timers[number as usize].expirations;
-        if !there
-            .as_ref()
-            .is_some_and(|there| SharedBox::ptr_eq(there, expirations))
-        {
-            return;
-        }
         order.leave(number);
         let ended = core::mem::take(&mut order.timers[number as usize]);
         order.free.push(number);

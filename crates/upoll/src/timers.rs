@@ -82,13 +82,10 @@ impl Timers {
         let (number, expirations) = self.schedule.add()?;
         let file = File::try_new(Member {
             number,
-            expirations: expirations.clone(),
+            expirations,
             schedule: self.schedule.clone(),
-        });
-        if file.is_err() {
-            self.schedule.remove(number, &expirations);
-        }
-        Ok(Timer { file: file? })
+        })?;
+        Ok(Timer { file })
     }
 
     /// Sets the virtual clock to `now`, and fires the timers that are due by then, in the order of their times. Timers with
@@ -266,6 +263,13 @@ impl InTime for Member {
     }
 }
 
+impl Drop for Member {
+    /// The number is free only now: whoever has the file may use the timer after its close.
+    fn drop(&mut self) {
+        self.schedule.remove(self.number);
+    }
+}
+
 impl Pollable for Member {
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
         table.register(&self.expirations.queue);
@@ -280,7 +284,7 @@ impl Pollable for Member {
     }
 
     fn release(&self) {
-        self.schedule.remove(self.number, &self.expirations);
+        self.schedule.set(self.number, 0, 0, false);
         self.expirations.queue.wake_all(Events::HUP);
     }
 
