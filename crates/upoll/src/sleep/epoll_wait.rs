@@ -165,6 +165,10 @@ impl Epoll {
         let held = Blocked::sent();
         let mask = Some(mask.as_libc());
         let ready = self.wait_in_kernel(events, deadline, mask, &mut turns);
+        // A handler may run now, and may end the thread.
+        if ready.is_ok_and(|ready| ready > 0) {
+            remember(self.set());
+        }
         // A subscriber to traces runs with the mask of its thread.
         drop(held);
         self.end_wait(ready)
