@@ -89,7 +89,7 @@ pub fn epoll_fd(epfd: RawFd) -> Result<RawFd, Errno> {
             set.adopt(epfd)?;
             set.activate(epfd)?;
             let fd = set.as_epoll().readiness_fd()?;
-            duplicate(fd.as_raw_fd())
+            duplicate(fd.try_as_fd()?.as_raw_fd())
         }
         _ => Err(Errno::INVAL),
     });

@@ -5,13 +5,14 @@
 mod kernel;
 mod threads;
 
+use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use kernel::Twin;
-use upoll::{CreateFlags, Epoll, Event, EventFd, Events, ReadinessFd};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, ReadinessFd};
 
 const IN: Events = Events::IN;
 const ET: Events = Events::ET;
@@ -340,6 +341,60 @@ fn nested_sets_show_as_in_a_kernel_set() {
             }
         }
     }
+}
+
+#[test]
+fn a_set_that_is_nested_as_deep_as_the_kernel_lets_it_refuses_one_more_and_works_on() {
+    let set = Epoll::new().unwrap();
+    let ready = set.readiness_fd().unwrap();
+    // Three kernel sets above the readiness fd, which has the set's own: five in a row, as the kernel has it at most.
+    let mut above = vec![Watcher::of(ready.as_raw_fd(), IN)];
+    for _ in 0..2 {
+        let top = above.last().unwrap().0.as_raw_fd();
+        above.push(Watcher::of(top, IN));
+    }
+    let top = above.last().unwrap();
+
+    // One more kernel set below. A set with nothing but user-level members needs none.
+    let (below, plain) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+    let (read, mut write) = std::io::pipe().unwrap();
+    below.add(&read, Event::new(IN, 1)).unwrap();
+    let counter = EventFd::new(0).unwrap();
+    plain.add(&counter, Event::new(IN, 2)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(set.add(&below, Event::new(IN, 3)), Err(Errno::LOOP));
+    }
+    set.add(&plain, Event::new(IN, 4)).unwrap();
+    // It gets one when it watches a kernel fd.
+    assert_eq!(plain.add(&read, Event::new(IN, 5)), Err(Errno::LOOP));
+
+    // All else goes on.
+    assert_eq!(set.readiness_fd().unwrap().as_raw_fd(), ready.as_raw_fd());
+    let mut events = [Event::default(); 4];
+    for _ in 0..2 {
+        assert_eq!(set.try_wait(&mut events), Ok(0));
+        assert!(!top.is_told());
+        counter.write(1).unwrap();
+        assert!(top.is_told());
+        assert_eq!(set.try_wait(&mut events), Ok(1));
+        counter.read().unwrap();
+    }
+    assert_eq!(set.try_wait(&mut events), Ok(0));
+    set.add(&read, Event::new(IN, 6)).unwrap();
+    assert!(!top.is_told());
+    write.write_all(b"x").unwrap();
+    assert!(top.is_told());
+    assert_eq!(set.try_wait(&mut events), Ok(1));
+    assert_eq!(events[0].data(), 6);
+    set.delete(&read).unwrap();
+    assert!(!top.is_told());
+
+    // Once the sets above are gone there is room.
+    above.clear();
+    set.add(&below, Event::new(IN, 7)).unwrap();
+    assert_eq!(set.try_wait(&mut events), Ok(1));
+    assert_eq!(events[0].data(), 7);
+    assert!(is_readable(ready.as_raw_fd()));
 }
 
 #[test]

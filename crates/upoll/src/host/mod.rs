@@ -274,6 +274,7 @@ impl EpollBackend {
                 Events::IN,
                 Special::Members,
             )?;
+            backend.try_above(description, &hub)?;
             boxed(hub)
         })?;
         // The hub is published, now check: a thread that counts itself in `first` later finds the
@@ -283,6 +284,23 @@ impl EpollBackend {
         // The pollers of the set still wait for its first kernel set.
         description.object().watched_by.wake_all(Events::empty());
         Self::ensure(description)
+    }
+
+    /// Checks that the kernel lets a new hub be a member of those that watch the set now. The kernel refuses sets that
+    /// are nested too deep, and a hub that is published stays.
+    fn try_above(&self, description: &Description<Set>, hub: &SleepSet) -> Result<(), Errno> {
+        let above = sets_above(description.watchers())?;
+        let hubs = above
+            .iter()
+            .filter_map(|above| EpollBackend::of(above.object())?.hub())
+            .map(|hub| &**hub.fd);
+        let nothing = Event::new(Events::empty(), 0);
+        let hub = hub.fd.as_raw_fd();
+        for fd in hubs.chain(self.shown_fd()) {
+            exists(kernel::epoll_ctl(fd, Op::Add, hub, &nothing))?;
+            let _ = kernel::epoll_ctl(fd, Op::Del, hub, &nothing);
+        }
+        Ok(())
     }
 
     /// The kernel set that has whatever is not the user's, once it is one of its own.
@@ -739,9 +757,10 @@ impl EpollBackend {
             }
         }
         self.known_above.store(-1, Ordering::Release);
-        EpollBackend::ensure(description)?;
+        // Another thread may just have linked the readiness fd that was lost.
+        let known = EpollBackend::ensure(description).and_then(|_| self.link_shown());
         description.object().wake_watchers();
-        Ok(())
+        known
     }
 
     fn restore_first(&self) -> Result<(), Errno> {
@@ -1011,7 +1030,8 @@ pub(crate) fn ctl(
 fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Result<(), Errno> {
     let description = epoll.description();
     let backend = match EpollBackend::of(description.object()) {
-        Some(backend) if backend.is_known_above() => backend,
+        // Only what is added has to be known above.
+        Some(backend) if op != Op::Add || backend.is_known_above() => backend,
         _ => EpollBackend::ensure(description)?,
     };
     backend.restore_found_lost(description)?;

@@ -21,12 +21,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use super::own_fds::OwnFd;
-use super::{EpollBackend, exists, harvest_of, kernel};
+use super::{EpollBackend, exists, generation, harvest_of, kernel};
 use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::{SharedBox, boxed};
-use crate::sync::{AtomicU32, Ordering, Rule, broken, fence, fence_after_rmw};
+use crate::sync::{AtomicBool, AtomicU32, Ordering, Rule, broken, fence, fence_after_rmw};
 use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, Wake};
 
 /// The kernel set shows a ring that was not taken away since.
@@ -47,6 +47,8 @@ const DATA: u64 = 0;
 pub(super) struct ReadyFd {
     pub(super) fd: OwnFd,
     state: AtomicU32,
+    /// The process that has made the fd: the generation of its forks.
+    process: AtomicU32,
 }
 
 impl ReadyFd {
@@ -54,6 +56,7 @@ impl ReadyFd {
         Ok(ReadyFd {
             fd: kernel::epoll_create()?,
             state: AtomicU32::new(0),
+            process: AtomicU32::new(generation::current()),
         })
     }
 
@@ -126,6 +129,25 @@ impl ReadyFd {
             self.ring_from(now & !RUNG);
         }
         true
+    }
+
+    /// The fd was made anew: the next event rings it. Afterwards the watchers of the set are woken.
+    fn ring_anew(&self) {
+        let process = generation::current();
+        let is_of_parent = self.process.swap(process, Ordering::Relaxed) != process;
+        let mut state = self.state.load(Ordering::SeqCst);
+        loop {
+            // A thread of this process that is busy may have rung the lost fd, and does so once more. One of the parent
+            // does not end here.
+            let next = match state & BUSY != 0 && !is_of_parent {
+                true => state | TAKEN | AGAIN,
+                false => TAKEN | state & CLOSED,
+            };
+            match self.change(state, next) {
+                Ok(()) => return,
+                Err(now) => state = now,
+            }
+        }
     }
 
     /// Takes away a ring.
@@ -218,6 +240,8 @@ pub(super) struct Shown {
     /// First, so that a wake finds the rest.
     entry: WaitEntry,
     pub(super) ready: SharedBox<ReadyFd>,
+    /// The program has it. Before that an error of the kernel is the program's alone.
+    is_linked: AtomicBool,
 }
 
 impl Drop for Shown {
@@ -231,8 +255,9 @@ impl Drop for Shown {
 unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     // SAFETY: `entry` is the first field of a `Shown`, which is unhooked, under the lock that is held here,
     // before it ends.
-    let ready = unsafe { &entry.cast::<Shown>().as_ref().ready };
-    if wake.mode != Mode::Ask && ready.needs_ring() {
+    let shown = unsafe { entry.cast::<Shown>().as_ref() };
+    let ready = &shown.ready;
+    if wake.mode != Mode::Ask && shown.is_linked.load(Ordering::SeqCst) && ready.needs_ring() {
         ReadyFd::ring_later(ready, wake.deferred);
     }
     // An event loop that watches the fd may be busy with something else: the event is for threads that sleep in line.
@@ -246,17 +271,19 @@ impl EpollBackend {
             let shown = boxed(Shown {
                 entry: WaitEntry::new(on_wake_shown),
                 ready: SharedBox::new(ReadyFd::new()?)?,
+                is_linked: AtomicBool::new(false),
             })?;
             // SAFETY: the entry is boxed, and unhooked when the set closes, or here if another thread was faster;
             // the queue is the set's, which has this backend for as long as it exists.
             unsafe { shown.entry.hook(&set.watched_by, Place::Shared) };
             Ok::<_, Errno>(shown)
         })?;
-        // Published, now link: a thread that makes a nesting fd publishes that, then looks here.
-        fence(Ordering::SeqCst);
         loop {
             let place = self.sleep_set().fd.as_raw_fd();
-            self.link_shown()?;
+            self.link_to_sleepers(shown)?;
+            // Marked as linked, now check: a thread that makes a nesting fd publishes that, then looks for the mark.
+            shown.is_linked.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             if place == self.sleep_set().fd.as_raw_fd() {
                 break;
             }
@@ -268,11 +295,25 @@ impl EpollBackend {
         Ok(&shown.ready)
     }
 
-    /// Registers in the readiness fd, if there is one, the kernel set that shows what the kernel has.
+    /// Links the readiness fd, if the program has one, to the kernel set that shows what the kernel has.
     pub(super) fn link_shown(&self) -> Result<(), Errno> {
-        let Some(shown) = self.shown.get() else {
-            return Ok(());
-        };
+        match self.shown_linked() {
+            Some(shown) => self.link_to_sleepers(shown),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the readiness fd, if the program has it.
+    pub(super) fn shown_fd(&self) -> Option<&OwnFd> {
+        Some(&self.shown_linked()?.ready.fd)
+    }
+
+    fn shown_linked(&self) -> Option<&Shown> {
+        let shown = self.shown.get()?;
+        shown.is_linked.load(Ordering::SeqCst).then_some(shown)
+    }
+
+    fn link_to_sleepers(&self, shown: &Shown) -> Result<(), Errno> {
         let place = match &self.rotation {
             Some(rotation) => rotation.try_for_pollers(&self.first.fd)?,
             None => &self.sleep_set().fd,
@@ -319,9 +360,7 @@ impl EpollBackend {
                 ready
                     .fd
                     .replace_lost(kernel::epoll_create_elsewhere(&ready.fd)?);
-                // A thread of the parent may have been busy, and a thread of this process may have rung the lost fd.
-                // So the next event rings again. Afterwards the watchers of the set are woken.
-                ready.state.store(TAKEN, Ordering::SeqCst);
+                ready.ring_anew();
             }
         }
         Ok(())
@@ -432,25 +471,34 @@ impl ReadinessFd {
         &self.epoll
     }
 
-    fn own_fd(&self) -> &OwnFd {
+    /// Returns the fd, as [`as_fd`](AsFd::as_fd) does.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the program has closed the fd, and the kernel has no other one. `as_fd` returns the
+    /// number of the lost one then.
+    pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
+        let (fd, restored) = self.restored();
+        restored.map(|()| fd.as_fd())
+    }
+
+    fn restored(&self) -> (&OwnFd, Result<(), Errno>) {
         let backend = EpollBackend::of(self.epoll.set());
-        let shown = backend.and_then(|backend| {
-            // Without a free fd for another one the lost number has to do.
-            let _ = backend.ensure_intact(self.epoll.description());
-            backend.shown.get()
+        let found = backend.and_then(|backend| {
+            let restored = backend.ensure_intact(self.epoll.description());
+            Some((&backend.shown.get()?.ready.fd, restored))
         });
-        &shown.expect("it was made with this").ready.fd
+        found.expect("it was made with this")
     }
 }
 
 impl AsFd for ReadinessFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.own_fd().as_fd()
+        self.restored().0.as_fd()
     }
 }
 
 impl AsRawFd for ReadinessFd {
     fn as_raw_fd(&self) -> RawFd {
-        self.own_fd().as_raw_fd()
+        self.restored().0.as_raw_fd()
     }
 }
