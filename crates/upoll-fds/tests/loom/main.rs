@@ -1,0 +1,61 @@
+//! Models of the table of fds, which loom checks over all interleavings up to a bound on preemptions. Most have broken
+//! variants: with one rule switched off, loom must find the fault.
+//!
+//! The modules are the library's own. The objects that they look up and change are models.
+#![cfg(upoll_loom)]
+
+#[path = "../../src/change.rs"]
+mod change;
+#[path = "../../src/counts.rs"]
+mod counts;
+#[path = "../../../upoll/tests/loom/harness.rs"]
+mod harness;
+#[path = "../../src/hazard.rs"]
+#[expect(dead_code, reason = "only the library demotes")]
+mod hazard;
+#[path = "../../src/plain_sets.rs"]
+mod plain_sets;
+#[path = "../../../upoll/src/sync/sequenced.rs"]
+mod sequenced;
+#[path = "../../src/slot/mod.rs"]
+#[expect(dead_code, reason = "only the library has calls that block")]
+mod slot;
+#[path = "../../src/sync.rs"]
+mod sync;
+
+mod any_fds;
+mod demotion;
+mod fd;
+mod forks;
+mod look_ups;
+mod object;
+mod sets;
+
+use crate::sync::{Rule, break_rule};
+
+/// Models have no signals.
+mod signals {
+    pub(crate) struct HeldBack;
+
+    impl HeldBack {
+        pub(crate) fn begin() -> Self {
+            HeldBack
+        }
+    }
+
+    impl Drop for HeldBack {
+        fn drop(&mut self) {}
+    }
+
+    pub(crate) struct Section;
+
+    impl Section {
+        pub(crate) fn begin() -> Self {
+            Section
+        }
+    }
+
+    impl Drop for Section {
+        fn drop(&mut self) {}
+    }
+}
