@@ -104,8 +104,11 @@ fn wait_until_it_measures(child: &Child) {
 fn ctrl_c_ends_the_benchmark_with_what_there_is() {
     let folder = Folder::new("ctrl-c");
     let (json, html) = (folder.file("figures.json"), folder.file("page.html"));
-    // A full run takes minutes.
-    let mut child = upoll(&format!("bench --json {json} --html {html}"))
+    // A full run takes minutes. A shell has its background jobs ignore the signal, and so this test, too.
+    let mut child = Command::new("env")
+        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_upoll")])
+        .args(["bench", "--json", &json, "--html", &html])
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .expect("the program starts");
