@@ -49,7 +49,7 @@ pub(crate) fn call_by_fd<T>(
             return by_the_kernel();
         };
         match blocking.call(&mut attempt) {
-            Some(Err(Errno::STALE)) => table::leave_if_retired(fd),
+            Some(Err(Errno::STALE)) => table::leave_if_stale(fd),
             Some(result) => return result,
             None => {}
         }

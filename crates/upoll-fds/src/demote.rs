@@ -17,10 +17,10 @@ use crate::counts;
 use crate::kernel::{call, check_open};
 use crate::object::Object;
 use crate::plain_sets;
-use crate::pour::{self, Ends};
 use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
 use crate::table::{self, Group, Held};
+use crate::transfer::{self, Ends};
 use upoll_sys::backoff::Backoff;
 use upoll_sys::backoff::wait_until;
 
@@ -176,7 +176,7 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         interest.reserve(&group)
     });
     if let Err(errno) = prepared.and_then(|()| transfer(&group)) {
-        interests.iter().for_each(Interest::give_up);
+        interests.iter().for_each(Interest::discard);
         give_back(interests);
         return Err(errno);
     }
@@ -203,7 +203,7 @@ fn transfer(group: &Group<'_>) -> Result<(), Errno> {
         }
         // All other members are in the kernel set behind it. Another thread may have just added a
         // user-level one.
-        Object::Epoll(set) if can_go(object) => set.retire(fd),
+        Object::Epoll(set) if can_go(object) => set.demote(fd),
         Object::Epoll(_) | Object::Own(_) => Err(NOT_SUPPORTED),
     }
 }
@@ -212,7 +212,7 @@ fn transfer(group: &Group<'_>) -> Result<(), Errno> {
 pub(crate) fn share_all() {
     let _section = Section::begin();
     let is_meant = |object: &Object| match object {
-        Object::EventFd(counter) => !counter.is_shared() && !counter.is_retired(),
+        Object::EventFd(counter) => !counter.is_shared() && !counter.is_stale(),
         _ => false,
     };
     let under_way = UnderWay::begin();
@@ -467,7 +467,7 @@ fn transfer_count(counter: &EventFd, fd: RawFd) -> Result<(), Errno> {
         // The reference is that of the entry, which no call uses, and which is released next.
         Some(count) => count,
         // The eventfd may have got a maximum meanwhile.
-        None => counter.retire()?.ok_or(NOT_SUPPORTED)?,
+        None => counter.demote()?.ok_or(NOT_SUPPORTED)?,
     };
     give_count(count, fd)
 }
@@ -506,13 +506,13 @@ fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
     match first {
         Object::PipeReader(end) => {
             let capacity = end.capacity();
-            end.retire(|pages| pour::pipe(pages, capacity, &ends))
+            end.demote(|pages| transfer::pipe(pages, capacity, &ends))
         }
         Object::PipeWriter(end) => {
             let capacity = end.capacity();
-            end.retire(|pages| pour::pipe(pages, capacity, &ends))
+            end.demote(|pages| transfer::pipe(pages, capacity, &ends))
         }
-        Object::Socket(socket) => socket.retire(|contents| pour::sockets(&contents, &ends)),
+        Object::Socket(socket) => socket.demote(|contents| transfer::sockets(&contents, &ends)),
         _ => Err(NOT_SUPPORTED),
     }
 }
@@ -713,7 +713,7 @@ impl Interest {
     }
 
     /// Undoes [`reserve`](Self::reserve).
-    fn give_up(&self) {
+    fn discard(&self) {
         if let Some(number) = self.reserved.take() {
             let deleted = self.ctl_kernel(Op::Del, number, Event::default());
             debug_assert!(deleted.is_ok(), "the number stands for the same file");

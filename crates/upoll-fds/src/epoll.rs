@@ -10,7 +10,7 @@ use upoll::{Clock, CreateFlags, Epoll, Errno, Event, Events, Op, PollFd, Timeout
 
 use crate::kernel::{call, interruptible, number};
 use crate::object::Object;
-use crate::set::{NumberedSet, Rousable};
+use crate::set::{NumberedSet, Wakeable};
 use crate::signals::Section;
 use crate::slot::Entry;
 use crate::table::programs;
@@ -461,11 +461,11 @@ unsafe fn harvest_at_once(
     if events.is_empty() {
         return None;
     }
-    let rousable = Rousable::begin();
+    let wakeable = Wakeable::begin();
     let found = match set.as_epoll().try_wait(events) {
         Ok(found) => {
             // SAFETY: they were just written there.
-            let kept = unsafe { rousable.sift(events.as_mut_ptr(), found) };
+            let kept = unsafe { wakeable.sift(events.as_mut_ptr(), found) };
             if kept == 0 && found == events.len() {
                 // The event that interrupts waits has taken the only place.
                 return None;
@@ -495,7 +495,7 @@ unsafe fn wait_and_sleep(
         let (whole, mut asked) = (asked, asked);
         let mut looks = 0;
         loop {
-            let rousable = Rousable::begin();
+            let wakeable = Wakeable::begin();
             let found = match wait_passively(epfd, room, asked, mask) {
                 Some(found) => found?,
                 None => match wait_actively(epfd, room, asked, mask)? {
@@ -507,11 +507,11 @@ unsafe fn wait_and_sleep(
             if found == 0 {
                 return Ok(0);
             }
-            let kept = rousable.sift(room.0, found);
+            let kept = wakeable.sift(room.0, found);
             if kept > 0 {
                 return Ok(kept);
             }
-            // It was roused to wait anew.
+            // It was woken to wait anew.
             let mut limit = whole.limit()?;
             looks += 1;
             let had_room = usize::try_from(room.1).is_ok_and(|room| found < room);

@@ -23,11 +23,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use upoll::Errno;
 
-use crate::inherit::Inheritance;
+use crate::fork_snapshot::SetSnapshots;
 use crate::kernel::{self, call, number};
 use crate::set::NumberedSet;
 use crate::slot::in_use;
-use crate::{change, counts, demote, inherit, plain_sets, table};
+use crate::{change, counts, demote, fork_snapshot, plain_sets, table};
 use upoll_sys::backoff::wait_until;
 
 /// Whether fork handlers are registered; one of the following.
@@ -81,29 +81,29 @@ fn register() -> Result<(), Errno> {
 
 /// The plan for the child of a fork. An empty plan allocates no memory: a handler that forks may have
 /// interrupted an allocation.
-struct Will {
-    inheritance: Inheritance,
+struct ForkSnapshot {
+    sets: SetSnapshots,
     /// The plan of the fork that this one has interrupted, in a signal handler.
-    outer: Option<Box<Will>>,
+    outer: Option<Box<ForkSnapshot>>,
 }
 
-impl Will {
+impl ForkSnapshot {
     /// Makes the plan, after all objects that can be demoted were demoted.
-    fn make(outer: Option<Will>) -> Self {
-        Will {
+    fn make(outer: Option<ForkSnapshot>) -> Self {
+        ForkSnapshot {
             outer: outer.filter(|outer| !outer.is_empty()).map(Box::new),
-            inheritance: Inheritance::write_down(),
+            sets: SetSnapshots::write_down(),
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.inheritance.is_empty() && self.outer.is_none()
+        self.sets.is_empty() && self.outer.is_none()
     }
 
     /// Makes the plan again in the child: the outer fork, which it has interrupted, will make a
     /// child of this one.
     fn remake(self) -> Self {
-        Will::make(self.outer.map(|outer| outer.remake()))
+        ForkSnapshot::make(self.outer.map(|outer| outer.remake()))
     }
 }
 
@@ -111,19 +111,19 @@ std::thread_local! {
     /// The plan of the innermost fork of this thread. A handler that forks restores it, so it may be
     /// taken out and put back later. It is not dropped at the thread's end: that would take memory
     /// when it is first used.
-    static WILL: Cell<Option<ManuallyDrop<Will>>> = const { Cell::new(None) };
+    static SNAPSHOT: Cell<Option<ManuallyDrop<ForkSnapshot>>> = const { Cell::new(None) };
 }
 
-fn take_will() -> Option<Will> {
-    WILL.take().map(ManuallyDrop::into_inner)
+fn take_snapshot() -> Option<ForkSnapshot> {
+    SNAPSHOT.take().map(ManuallyDrop::into_inner)
 }
 
-fn keep(will: Option<Will>) {
-    WILL.set(will.map(ManuallyDrop::new));
+fn keep(snapshot: Option<ForkSnapshot>) {
+    SNAPSHOT.set(snapshot.map(ManuallyDrop::new));
 }
 
-fn outer(will: Will) -> Option<Will> {
-    will.outer.map(|outer| *outer)
+fn outer(snapshot: ForkSnapshot) -> Option<ForkSnapshot> {
+    snapshot.outer.map(|outer| *outer)
 }
 
 extern "C" fn before() {
@@ -146,7 +146,7 @@ extern "C" fn after() {
 pub fn begin_unseen_fork() {
     change::begin_fork();
     plain_sets::forget_before_fork();
-    let outer = take_will();
+    let outer = take_snapshot();
     if !table::has_any() && outer.is_none() {
         return;
     }
@@ -158,14 +158,14 @@ pub fn begin_unseen_fork() {
     if table::is_none_left() && outer.is_none() {
         return;
     }
-    keep(Some(Will::make(outer)));
+    keep(Some(ForkSnapshot::make(outer)));
 }
 
 #[doc(hidden)]
 pub fn end_unseen_fork() {
     change::end_fork();
-    if let Some(will) = take_will() {
-        keep(outer(will));
+    if let Some(snapshot) = take_snapshot() {
+        keep(outer(snapshot));
     }
 }
 
@@ -208,26 +208,28 @@ fn forget_other_threads() {
 #[unsafe(link_section = "upoll_fork")]
 extern "C" fn in_the_child() {
     forget_other_threads();
-    let will = take_will();
-    if will.is_some() || table::has_any() {
-        take_over(will);
+    let snapshot = take_snapshot();
+    if snapshot.is_some() || table::has_any() {
+        take_over(snapshot);
     }
 }
 
 /// Makes each user-level fd stand for the child's object.
 #[cold]
 #[inline(never)]
-fn take_over(will: Option<Will>) {
-    let mut taken = inherit::reopen_shared();
-    let (inheritance, outer) = will.map(|will| (will.inheritance, will.outer)).unzip();
-    if let Some(inheritance) = &inheritance {
-        taken.extend(inheritance.take_numbers());
+fn take_over(snapshot: Option<ForkSnapshot>) {
+    let mut taken = fork_snapshot::reopen_shared();
+    let (sets, outer) = snapshot
+        .map(|snapshot| (snapshot.sets, snapshot.outer))
+        .unzip();
+    if let Some(sets) = &sets {
+        taken.extend(sets.take_numbers());
     }
     taken.sort_unstable();
     let is_left = |fd: &RawFd| taken.binary_search(fd).is_err();
     leave_to_the_parent(table::numbers(0, u32::MAX).filter(is_left));
-    if let Some(inheritance) = &inheritance {
-        inheritance.take_interests();
+    if let Some(sets) = &sets {
+        sets.take_interests();
     }
     if let Some(outer) = outer.flatten() {
         keep(Some(outer.remake()));
@@ -244,7 +246,7 @@ fn leave_to_the_parent(numbers: impl Iterator<Item = RawFd>) {
     // SAFETY: the path is a live C string.
     let nothing = number(unsafe { call!(SYS_openat, libc::AT_FDCWD, c"/".as_ptr(), flags) });
     for fd in numbers {
-        if inherit::set_alone(fd).is_some_and(NumberedSet::is_passive) {
+        if fork_snapshot::set_alone(fd).is_some_and(NumberedSet::is_passive) {
             // All members are in the kernel set, which both processes have.
         } else if let Ok(nothing) = nothing {
             kernel::replace(fd, nothing);

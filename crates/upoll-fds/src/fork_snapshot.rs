@@ -3,7 +3,7 @@
 //! The kernel cannot have a set that rotates or watches an eventfd with a maximum. So unlike in Linux,
 //! two processes cannot share it. The child does not need the state that the parent keeps, its threads'
 //! turns. The child needs the interests, and these can be put into a new set. They are recorded before
-//! the fork ([`Inheritance`]). In the child the fds come to stand for new sets with those interests.
+//! the fork ([`SetSnapshots`]). In the child the fds come to stand for new sets with those interests.
 //!
 //! # Differences from Linux
 //! - Parent and child each have their own set. The set of one does not see what the other adds, changes
@@ -29,10 +29,10 @@ use crate::slot::Entry;
 use crate::{epoll_ctl, table};
 
 /// The sets to make in a child.
-pub(crate) struct Inheritance(Vec<Bequest>);
+pub(crate) struct SetSnapshots(Vec<SetSnapshot>);
 
 /// The snapshot of a set, from which the child makes another one.
-struct Bequest {
+struct SetSnapshot {
     /// The parent's set: an address that is only compared.
     of: *const NumberedSet,
     numbers: Vec<RawFd>,
@@ -46,14 +46,14 @@ struct Member {
     numbers: Vec<RawFd>,
 }
 
-impl Inheritance {
+impl SetSnapshots {
     /// Records the sets before the fork, after all objects that can be demoted were demoted. If there is no
     /// memory for that, the child has none of them.
     pub(crate) fn write_down() -> Self {
-        Inheritance(Self::list().unwrap_or_default())
+        SetSnapshots(Self::list().unwrap_or_default())
     }
 
-    fn list() -> Result<Vec<Bequest>, Errno> {
+    fn list() -> Result<Vec<SetSnapshot>, Errno> {
         let mut members: Vec<Member> = Vec::new();
         let mut places = Places::new();
         for fd in table::numbers(0, u32::MAX) {
@@ -74,7 +74,7 @@ impl Inheritance {
                 }
             }
         }
-        let mut bequests = Vec::new();
+        let mut snapshots = Vec::new();
         // Rotating sets first: a set that watches one is notified of later sources, one by one.
         for rotates in [true, false] {
             for member in &members {
@@ -89,16 +89,16 @@ impl Inheritance {
                     .try_reserve_exact(member.numbers.len())
                     .map_err(|_| Errno::NOMEM)?;
                 numbers.extend_from_slice(&member.numbers);
-                let bequest = Bequest {
+                let snapshot = SetSnapshot {
                     of: SharedBox::as_ptr(set),
                     numbers,
                     rotates,
                     interests: interests(set.as_epoll(), &members, &places)?,
                 };
-                push(&mut bequests, bequest)?;
+                push(&mut snapshots, snapshot)?;
             }
         }
-        Ok(bequests)
+        Ok(snapshots)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -110,20 +110,20 @@ impl Inheritance {
     pub(crate) fn take_numbers(&self) -> Vec<RawFd> {
         let _held_back = HeldBack::begin();
         let mut taken = Vec::new();
-        for bequest in &self.0 {
+        for snapshot in &self.0 {
             // The kernel set has all members of a passive set.
             let is_still = |fd: &RawFd| {
                 let set = set_alone(*fd).filter(|set| !set.is_passive());
-                set.is_some_and(|set| ptr::eq(set, bequest.of))
+                set.is_some_and(|set| ptr::eq(set, snapshot.of))
             };
             // If there are no fds or no memory for it, the child does not get it.
             let mut numbers = Vec::new();
-            let room = bequest.numbers.len();
+            let room = snapshot.numbers.len();
             if numbers.try_reserve(room).is_err() || taken.try_reserve(room).is_err() {
                 continue;
             }
-            numbers.extend(bequest.numbers.iter().copied().filter(is_still));
-            if !numbers.is_empty() && bequest.take(&numbers).is_ok() {
+            numbers.extend(snapshot.numbers.iter().copied().filter(is_still));
+            if !numbers.is_empty() && snapshot.take(&numbers).is_ok() {
                 taken.extend(numbers);
             }
         }
@@ -134,12 +134,13 @@ impl Inheritance {
     /// child's objects.
     pub(crate) fn take_interests(&self) {
         let _held_back = HeldBack::begin();
-        for bequest in &self.0 {
-            let is_new = |fd: &&RawFd| set_alone(**fd).is_some_and(|set| !ptr::eq(set, bequest.of));
-            let Some(&epfd) = bequest.numbers.iter().find(is_new) else {
+        for snapshot in &self.0 {
+            let is_new =
+                |fd: &&RawFd| set_alone(**fd).is_some_and(|set| !ptr::eq(set, snapshot.of));
+            let Some(&epfd) = snapshot.numbers.iter().find(is_new) else {
                 continue;
             };
-            for &(fd, interest) in &bequest.interests {
+            for &(fd, interest) in &snapshot.interests {
                 // The fd was closed just before the fork, or there is no memory for the member.
                 let _ = epoll_ctl::ctl(epfd, Op::Add as i32, fd, interest.into());
             }
@@ -147,7 +148,7 @@ impl Inheritance {
     }
 }
 
-impl Bequest {
+impl SetSnapshot {
     fn take(&self, numbers: &[RawFd]) -> Result<(), Errno> {
         let flags = match self.rotates {
             true => CreateFlags::ROTATE,
@@ -209,7 +210,7 @@ pub(crate) fn reopen_shared() -> Vec<RawFd> {
 /// changing do not count.
 fn stays_in_the_child(object: &Object) -> bool {
     match object {
-        Object::Epoll(set) => !set.is_retired() && !set.as_epoll().is_locked_here(),
+        Object::Epoll(set) => !set.is_stale() && !set.as_epoll().is_locked_here(),
         Object::EventFd(counter) => counter.is_shared(),
         _ => false,
     }

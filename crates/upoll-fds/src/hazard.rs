@@ -480,9 +480,9 @@ pub(crate) const MORE_PATIENCE: usize = PATIENCE + 5000;
 ///
 /// Returns false if a call still does: a call of this very thread that a signal handler has
 /// interrupted, or a call of a thread that makes no progress.
-pub(crate) fn wait_until_unused<T>(entry: *mut T, patience: usize) -> bool {
+pub(crate) fn wait_until_unused<T>(entry: *mut T, turns: usize) -> bool {
     let mut is_used = false;
-    wait_until_all_unused(&[entry], patience, |_| {
+    wait_until_all_unused(&[entry], turns, |_| {
         is_used = true;
         ControlFlow::Break(())
     });
@@ -494,7 +494,7 @@ pub(crate) fn wait_until_unused<T>(entry: *mut T, patience: usize) -> bool {
 /// if several calls use it, until that breaks.
 pub(crate) fn wait_until_all_unused<T>(
     entries: &[*mut T],
-    patience: usize,
+    turns: usize,
     mut still_used: impl FnMut(*mut T) -> ControlFlow<()>,
 ) {
     if broken(Rule::WaitUntilUnused) || entries.is_empty() {
@@ -505,7 +505,7 @@ pub(crate) fn wait_until_all_unused<T>(
         let mut waiting = Backoff::new();
         let mut turn = 0;
         while record.named().any(|entry| is_among(entry, entries)) {
-            if turn >= patience || is_mine(record) {
+            if turn >= turns || is_mine(record) {
                 let used = record.named().filter(|entry| is_among(*entry, entries));
                 let mut used = used.map(<*mut ()>::cast);
                 if used.try_for_each(&mut still_used).is_break() {

@@ -23,7 +23,7 @@ pub(crate) const MOST: usize = 0x7fff_f000;
 fn is_final(errno: Errno, object: &Object, fd: RawFd) -> bool {
     match errno {
         Errno::STALE => false,
-        Errno::AGAIN => !object.is_retired() && object.is_nonblocking(fd),
+        Errno::AGAIN => !object.is_stale() && object.is_nonblocking(fd),
         _ => true,
     }
 }
@@ -299,7 +299,7 @@ fn after_write<R>(
     count: usize,
     rest: impl FnOnce() -> R,
 ) -> Moved<R> {
-    let is_cut_short = bytes < count && object.is_retired();
+    let is_cut_short = bytes < count && object.is_stale();
     Moved {
         bytes,
         rest: is_cut_short.then(rest),
@@ -315,7 +315,7 @@ fn breaks(object: &Object, fd: RawFd, written: Result<usize, Errno>, count: usiz
     match written {
         Ok(bytes) => {
             bytes < count
-                && !object.is_retired()
+                && !object.is_stale()
                 && matches!(object, Object::PipeWriter(_))
                 && object.as_file_ref(0).is_ready(Events::ERR)
                 && !object.is_nonblocking(fd)
@@ -468,7 +468,7 @@ pub unsafe fn readv(fd: RawFd, list: *const libc::iovec, count: i32) -> Result<u
 /// Returns the result of a call on an object that may have been demoted before the call: such an object has nothing.
 fn or_stale(object: &Object, result: Result<usize, Errno>) -> Result<usize, Errno> {
     match result {
-        Err(Errno::AGAIN) if object.is_retired() => Err(Errno::STALE),
+        Err(Errno::AGAIN) if object.is_stale() => Err(Errno::STALE),
         result => result,
     }
 }

@@ -41,27 +41,26 @@ mod change;
 mod counts;
 mod ctl_batch;
 mod demote;
+mod embedder_object;
 mod epoll;
 mod epoll_ctl;
 #[doc(hidden)]
 pub mod errno;
 mod eventfd;
+mod fd_ops;
 mod fork;
+mod fork_snapshot;
 mod hazard;
-mod inherit;
 mod install;
 mod interest;
 mod io;
 mod kernel;
 mod memory;
-mod number;
 mod object;
-mod own;
 mod pipe;
 #[doc(hidden)]
 pub mod plain_sets;
 mod poll;
-mod pour;
 mod select;
 mod set;
 mod signals;
@@ -71,11 +70,13 @@ mod sync;
 mod table;
 #[doc(hidden)]
 pub mod takeover;
+mod transfer;
 mod wait_args;
 mod wall_clock;
 
 pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all, leave_all_to_the_kernel};
+pub use crate::embedder_object::{open, with_own};
 pub use crate::epoll::{
     EpollWaitParams, epoll_create, epoll_create1, epoll_fd, epoll_pwait, epoll_pwait1,
     epoll_pwait2, epoll_wait, serve_here,
@@ -84,6 +85,7 @@ pub use crate::epoll_ctl::epoll_ctl;
 pub use crate::eventfd::{
     EFD_IOC_GET_MAXIMUM, EFD_IOC_SET_MAXIMUM, eventfd, eventfd_read, eventfd_write,
 };
+pub use crate::fd_ops::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
 #[doc(hidden)]
 pub use crate::fork::{
     begin_unseen_fork, end_unseen_fork, end_unseen_fork_in_the_child, end_unseen_fork_with_numbers,
@@ -92,8 +94,6 @@ pub use crate::fork::{
 pub use crate::install::prepare;
 pub use crate::io::{read, readv, write, writev};
 pub use crate::memory::{count_readable, read as read_memory, write as write_memory};
-pub use crate::number::{close, close_range, dup, dup2, dup3, fcntl, ioctl};
-pub use crate::own::{open, with_own};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{number_of_entries, poll, ppoll, prlimit};
 pub use crate::select::{UserSets, pselect, select};

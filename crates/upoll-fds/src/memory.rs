@@ -66,7 +66,7 @@ fn probe(address: usize, intent: Use) -> bool {
         // woken and nobody moved.
         Use::Read => unsafe { call!(SYS_futex, address, REQUEUE, 0, 0, own, 0) },
         // SAFETY: the kernel adds 0 to the word at the address in one step, if it can. Should the
-        // word have been 0, one sleeper at most is roused that takes it for a futex, for nothing.
+        // word have been 0, one sleeper at most is woken that takes it for a futex, for nothing.
         Use::Write => unsafe { call!(SYS_futex, own, WAKE_OP, 0, 0, address, ADD_ZERO) },
     };
     answer != Err(Errno::FAULT)

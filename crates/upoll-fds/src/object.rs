@@ -39,13 +39,13 @@ impl Object {
     }
 
     /// Whether the kernel has it now.
-    pub(crate) fn is_retired(&self) -> bool {
+    pub(crate) fn is_stale(&self) -> bool {
         match self {
-            Object::EventFd(counter) => counter.is_retired(),
-            Object::Epoll(set) => set.is_retired(),
-            Object::PipeReader(end) => end.is_retired(),
-            Object::PipeWriter(end) => end.is_retired(),
-            Object::Socket(socket) => socket.is_retired(),
+            Object::EventFd(counter) => counter.is_stale(),
+            Object::Epoll(set) => set.is_stale(),
+            Object::PipeReader(end) => end.is_stale(),
+            Object::PipeWriter(end) => end.is_stale(),
+            Object::Socket(socket) => socket.is_stale(),
             Object::Own(_) => false,
         }
     }

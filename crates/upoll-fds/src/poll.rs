@@ -211,7 +211,7 @@ fn state_at_once(object: &Object, entry: &libc::pollfd) -> Option<u16> {
     let events = Events::from_bits_retain(u32::from(entry.events.cast_unsigned()));
     let ready = object.as_file_ref(entry.fd).ready();
     // A demoted object shows HUP; of a pipe's two ends the writing one shows ERR.
-    if ready.intersects(Events::HUP | Events::ERR) && object.is_retired() {
+    if ready.intersects(Events::HUP | Events::ERR) && object.is_stale() {
         return None;
     }
     Some(low(ready & (events | Events::ERR | Events::HUP)))
@@ -284,7 +284,7 @@ impl Running {
     }
 }
 
-/// None if an object was handed over to the kernel meanwhile: it must be looked at anew.
+/// None if an object was demoted meanwhile: it must be looked at anew.
 ///
 /// # Safety
 /// As [`ppoll`].
@@ -343,10 +343,10 @@ unsafe fn poll_once(
     {
         return Err(errno);
     }
-    let is_retired = |object: &Option<Object>| object.as_ref().is_some_and(Object::is_retired);
-    if ended.is_ok() && objects.iter().any(is_retired) {
-        for at in (0..count).filter(|&at| is_retired(&objects[at])) {
-            table::leave_if_retired(entry(at)?.fd);
+    let is_stale = |object: &Option<Object>| object.as_ref().is_some_and(Object::is_stale);
+    if ended.is_ok() && objects.iter().any(is_stale) {
+        for at in (0..count).filter(|&at| is_stale(&objects[at])) {
+            table::leave_if_stale(entry(at)?.fd);
         }
         return Ok(None);
     }
@@ -403,10 +403,10 @@ pub(crate) fn state_now(fd: RawFd, events: Events) -> Result<Events, Errno> {
         };
         let mut entries = [PollFd::from_target(target, events)];
         upoll::poll(&mut entries, Timeout::NOW)?;
-        if !object.as_ref().is_some_and(Object::is_retired) {
+        if !object.as_ref().is_some_and(Object::is_stale) {
             return Ok(entries[0].revents());
         }
-        table::leave_if_retired(fd);
+        table::leave_if_stale(fd);
     }
 }
 

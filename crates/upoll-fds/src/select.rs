@@ -242,8 +242,8 @@ fn look(number: usize) -> Option<Events> {
     }
     let ready = object.as_file_ref(number).ready();
     // A demoted object shows HUP; of a pipe's two ends the writing one shows ERR.
-    let may_be_retired = ready.intersects(Events::HUP | Events::ERR);
-    (!may_be_retired || !object.is_retired()).then_some(ready)
+    let may_be_stale = ready.intersects(Events::HUP | Events::ERR);
+    (!may_be_stale || !object.is_stale()).then_some(ready)
 }
 
 /// Returns `None` if an object was demoted meanwhile: the call must begin again.
@@ -300,9 +300,9 @@ unsafe fn select_once(
         Err(Errno::INTR) => copies.iter_mut().flatten().for_each(FdSet::clear),
         Err(errno) => return Err(errno),
     }
-    if ended.is_ok() && objects.iter().any(|(_, object)| object.is_retired()) {
-        for (number, _) in objects.iter().filter(|(_, object)| object.is_retired()) {
-            table::leave_if_retired(*number);
+    if ended.is_ok() && objects.iter().any(|(_, object)| object.is_stale()) {
+        for (number, _) in objects.iter().filter(|(_, object)| object.is_stale()) {
+            table::leave_if_stale(*number);
         }
         return Ok(None);
     }

@@ -30,7 +30,7 @@ use upoll_sys::backoff::nap;
 const PASSIVE: u8 = 0;
 const ACTIVE: u8 = 1;
 /// The set has been demoted.
-const RETIRED: u8 = 2;
+const STALE: u8 = 2;
 
 /// The count for a kernel set whose members were not counted: more than there can be.
 const UNKNOWN: usize = usize::MAX / 2;
@@ -93,8 +93,8 @@ impl NumberedSet {
         self.state.load(Ordering::SeqCst) == PASSIVE
     }
 
-    pub(crate) fn is_retired(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == RETIRED
+    pub(crate) fn is_stale(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == STALE
     }
 
     pub(crate) fn rotates(&self) -> bool {
@@ -128,7 +128,7 @@ impl NumberedSet {
             return Ok(());
         }
         self.adopt_if_used(epfd)?;
-        rouse(epfd, self.mark())
+        wake_sleepers(epfd, self.mark())
     }
 
     fn adopt_if_used(&self, epfd: RawFd) -> Result<(), Errno> {
@@ -170,14 +170,14 @@ impl NumberedSet {
     }
 
     /// Demotes the set, which `epfd` stands for. It has no user-level member.
-    pub(crate) fn retire(&self, epfd: RawFd) -> Result<(), Errno> {
+    pub(crate) fn demote(&self, epfd: RawFd) -> Result<(), Errno> {
         let was_active = !self.is_passive();
         if was_active {
             // Threads that wait without the kernel set move to it as well.
             self.adopt(epfd)?;
             self.set.give_up_kernel_set();
         }
-        self.state.store(RETIRED, Ordering::SeqCst);
+        self.state.store(STALE, Ordering::SeqCst);
         Ok(())
     }
 }
@@ -193,11 +193,11 @@ fn is_among_the_last(epfd: RawFd) -> bool {
 }
 
 /// How many interruptions of waits in kernel sets have begun, and how many have ended.
-static ROUSING: AtomicU64 = AtomicU64::new(0);
-static ROUSED: AtomicU64 = AtomicU64::new(0);
+static WAKES_BEGUN: AtomicU64 = AtomicU64::new(0);
+static WAKES_ENDED: AtomicU64 = AtomicU64::new(0);
 
 /// The data of the interrupting event.
-fn rouse_data() -> u64 {
+fn wake_data() -> u64 {
     // Zero until it is set. Not a `OnceLock`: the child of a fork could wait there for a thread that
     // it does not have.
     static DATA: AtomicU64 = AtomicU64::new(0);
@@ -217,14 +217,14 @@ const PATIENCE: usize = 3000;
 
 /// Interrupts the threads that wait in the kernel set behind `epfd`. They then wait again.
 #[cold]
-fn rouse(epfd: RawFd, mark: hazard::Mark) -> Result<(), Errno> {
+fn wake_sleepers(epfd: RawFd, mark: hazard::Mark) -> Result<(), Errno> {
     if hazard::wait_until_unmarked(mark, false) {
         return Ok(());
     }
     let wakes = AlwaysWritable::new()?;
     let member = wakes.as_fd().as_raw_fd();
-    ROUSING.fetch_add(1, Ordering::SeqCst);
-    let event = Event::new(Events::OUT, rouse_data());
+    WAKES_BEGUN.fetch_add(1, Ordering::SeqCst);
+    let event = Event::new(Events::OUT, wake_data());
     // SAFETY: the event is live and has the kernel's layout.
     let added = unsafe {
         call!(
@@ -253,16 +253,16 @@ fn rouse(epfd: RawFd, mark: hazard::Mark) -> Result<(), Errno> {
             )
         };
     }
-    ROUSED.fetch_add(1, Ordering::SeqCst);
+    WAKES_ENDED.fetch_add(1, Ordering::SeqCst);
     added.map(drop)
 }
 
 /// A time during which waits may be interrupted.
-pub(crate) struct Rousable(u64);
+pub(crate) struct Wakeable(u64);
 
-impl Rousable {
+impl Wakeable {
     pub(crate) fn begin() -> Self {
-        Rousable(ROUSED.load(Ordering::SeqCst))
+        Wakeable(WAKES_ENDED.load(Ordering::SeqCst))
     }
 
     /// Removes interrupting events. Returns the number of others.
@@ -271,7 +271,7 @@ impl Rousable {
     /// A wait has just written as many to `events`, which is a caller's buffer.
     #[inline]
     pub(crate) unsafe fn sift(&self, events: *mut Event, found: usize) -> usize {
-        if ROUSING.load(Ordering::SeqCst) == self.0 {
+        if WAKES_BEGUN.load(Ordering::SeqCst) == self.0 {
             return found;
         }
         // SAFETY: passed on to the caller.
@@ -287,7 +287,7 @@ impl Rousable {
         let events = unsafe { memory::writable(events, found) };
         let mut kept = 0;
         for at in 0..events.len() {
-            if events[at].data() != rouse_data() {
+            if events[at].data() != wake_data() {
                 events[kept] = events[at];
                 kept += 1;
             }

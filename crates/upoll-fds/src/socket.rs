@@ -125,7 +125,7 @@ pub unsafe fn sendto(
 
 /// Whether a call that blocks has moved a part only because the socket changed hands.
 fn is_cut_short(socket: &StreamSocket, moved: usize, asked: usize) -> bool {
-    moved < asked && socket.is_retired()
+    moved < asked && socket.is_stale()
 }
 
 /// A message with what is left of `buffers` after `done` bytes, for `call`.

@@ -349,12 +349,12 @@ fn second_number_if_it_lingers(fd: RawFd) -> Option<RawFd> {
 /// Makes the fd the kernel's if its object was demoted without it. To be called before a call begins
 /// again because its object is stale.
 #[cold]
-pub(crate) fn leave_if_retired(fd: RawFd) {
+pub(crate) fn leave_if_stale(fd: RawFd) {
     let Some(slot) = slot(fd) else { return };
     let _section = Section::begin();
     let _held_back = HeldBack::begin();
-    if let Some(held) = slot.hold(Object::is_retired) {
-        slot.give_up(held);
+    if let Some(held) = slot.hold(Object::is_stale) {
+        slot.end_demotion(held);
     }
 }
 
@@ -549,10 +549,10 @@ impl Group<'_> {
             let Some(slot) = slot(held.fd) else { continue };
             let entry = std::mem::replace(&mut held.entry, ptr::null_mut());
             if is_used {
-                slot.give_up(entry);
+                slot.end_demotion(entry);
             } else {
                 // SAFETY: `hold` has waited until no call uses it.
-                unsafe { slot.give_up_unused(entry) };
+                unsafe { slot.end_demotion_of_unused(entry) };
             }
         }
     }

@@ -32,7 +32,7 @@ pub fn take_over(epfd: RawFd) {
             // There is room for it.
             let _ = install::install(fd, entry);
             // The set may have been demoted by an fd that was installed before.
-            table::leave_if_retired(fd);
+            table::leave_if_stale(fd);
         }
     });
 }

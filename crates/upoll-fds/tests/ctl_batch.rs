@@ -277,7 +277,7 @@ proptest! {
         compare(&kernels, &ours, &batches)?;
     }
 
-    /// Eventfds are handed over to the kernel when they are added.
+    /// Eventfds are demoted when they are added.
     #[test]
     fn a_set_of_the_kernels_takes_batches_too(
         batches in batches(|| prop_oneof![0..COUNTERS, TIMER..=ITSELF].boxed())
@@ -411,7 +411,7 @@ fn arguments_that_cannot_be_are_refused() {
 /// command is possible in some order of the calls, and the set's members at the end are the open
 /// fds.
 #[test]
-fn numbers_may_be_closed_and_handed_over_during_a_batch() {
+fn numbers_may_be_closed_and_demoted_during_a_batch() {
     const ROUNDS: usize = 300;
     let set = our_set();
     let fds: Vec<i32> = (0..24).map(|_| our_eventfd(1)).collect();

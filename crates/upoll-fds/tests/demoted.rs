@@ -89,7 +89,7 @@ impl Stream {
         }
     }
 
-    fn hand_over(&self, end: usize) {
+    fn demote(&self, end: usize) {
         if self.whose == Whose::HandedOver {
             upoll_fds::demote(self.fds[end]).unwrap();
             assert!(self.fds.iter().all(|&fd| !upoll_fds::is_user_level(fd)));
@@ -209,7 +209,7 @@ fn a_write_that_waits_writes_all_although_the_kernel_gets_the_object_meanwhile()
                 thread::scope(|scope| {
                     let writing = scope.spawn(|| way.write(stream.fds[1], &bytes(0, LONG)));
                     wait_until(|| available(stream.fds[0]) > 0);
-                    stream.hand_over(0);
+                    stream.demote(0);
                     let mut there = vec![0; LONG];
                     let mut read = 0;
                     while read < LONG && !(writing.is_finished() && available(stream.fds[0]) == 0) {
@@ -242,7 +242,7 @@ fn a_read_that_waits_for_all_has_all_although_the_kernel_gets_the_sockets_meanwh
                     });
                     assert_eq!(way.write(writer, &bytes(0, 40)), Ok(40));
                     wait_until(|| available(reader) == 0);
-                    stream.hand_over(1);
+                    stream.demote(1);
                     assert_eq!(way.write(writer, &bytes(40, 60)), Ok(60));
                     // The read ends even if it did not wait for all.
                     stream.close(1);
@@ -317,7 +317,7 @@ fn records_of_many_writers_reach_many_readers_once_and_in_order() {
                     .collect();
                 let some = u32::try_from(round).unwrap() * 97 % (WRITERS * RECORDS);
                 wait_until(|| written.load(Ordering::Relaxed) >= some);
-                stream.hand_over(round % 2);
+                stream.demote(round % 2);
                 for writing in writing {
                     writing.join().unwrap();
                 }
@@ -428,7 +428,7 @@ fn whoever_waits_is_woken_by_what_comes_after_the_object_has_changed_hands() {
                 });
                 for number in 0..200 {
                     if number == u32::try_from(round).unwrap() % 200 {
-                        stream.hand_over(round % 2);
+                        stream.demote(round % 2);
                     }
                     assert_eq!(Way::Plain.write(writer, &[1]), Ok(1));
                     wait_until(|| taken.load(Ordering::SeqCst) > number);
@@ -509,7 +509,7 @@ fn an_interest_that_has_fired_stays_disabled() {
         let set = watch(&stream, Events::IN | Events::ONESHOT);
         assert_eq!(Way::Plain.write(stream.fds[1], &[1]), Ok(1));
         assert_eq!(look(set), [Events::IN]);
-        stream.hand_over(1);
+        stream.demote(1);
         assert_eq!(look(set), [], "{kind:?} {whose:?}");
         assert_eq!(Way::Plain.write(stream.fds[1], &[1]), Ok(1));
         assert_eq!(look(set), [], "{kind:?} {whose:?}");

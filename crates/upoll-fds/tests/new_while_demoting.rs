@@ -82,7 +82,7 @@ unsafe impl GlobalAlloc for HandsOver {
 #[global_allocator]
 static ALLOCATOR: HandsOver = HandsOver;
 
-/// One test must not hand over what another one has.
+/// One test must not demote what another one has.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -112,7 +112,7 @@ fn both_ends_change_hands_wherever_in_their_making_it_happens() {
 }
 
 #[test]
-fn new_numbers_work_while_everything_is_handed_over() {
+fn new_numbers_work_while_everything_is_demoted() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let working = thread::spawn(|| {
         let place = pipe()[0];

@@ -1,5 +1,5 @@
 //! Each allocation that a call by number makes fails once, in a process of its own. The call fails with `ENOMEM`
-//! and has no effect, or does without the memory; it never ends the process. Objects that are handed over to the
+//! and has no effect, or does without the memory; it never ends the process. Objects that are demoted to the
 //! kernel keep what they hold, in the sets that watch them, too.
 #![cfg(not(upoll_loom))]
 

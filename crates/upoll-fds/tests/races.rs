@@ -220,7 +220,7 @@ fn an_open_file_that_is_closed_while_a_call_does_not_get_on_goes_with_the_end_of
 }
 
 #[test]
-fn a_set_that_is_handed_over_to_the_kernel_is_waited_in_all_the_time() {
+fn a_set_that_is_demoted_to_the_kernel_is_waited_in_all_the_time() {
     let current = Arc::new(AtomicI32::new(-1));
     let next = Arc::clone(&current);
     // The waiting thread lets go of a set when it is asked to.
@@ -265,7 +265,7 @@ fn a_set_that_is_handed_over_to_the_kernel_is_waited_in_all_the_time() {
 }
 
 #[test]
-fn what_is_handed_over_has_no_number_left_here_that_was_just_copied() {
+fn what_is_demoted_has_no_number_left_here_that_was_just_copied() {
     let first = upoll_fds::eventfd(PLENTY, FLAGS).unwrap();
     for _ in 0..TRIES / 50 {
         let fd = upoll_fds::dup(first).unwrap();

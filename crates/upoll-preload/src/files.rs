@@ -462,7 +462,7 @@ macro_rules! by_the_kernel {
                 $(if own_fds::is_own($fd) {
                     return give_size(Err(Errno::BADF));
                 })+
-                $(hand_over($fd);)+
+                $(demote($fd);)+
                 give_size(kernel::call!($number $(, $argument)*))
             }
             deferred!(interruptible body($($argument),*))
@@ -473,7 +473,7 @@ macro_rules! by_the_kernel {
 /// Demotes the object of `fd`. If it cannot be demoted, the kernel's call does not find its contents.
 ///
 /// An own fd stays as it is: a call that may use one has to [check for that](own_fds::is_own).
-pub(crate) fn hand_over(fd: c_int) {
+pub(crate) fn demote(fd: c_int) {
     plain_sets::forget(fd);
     if upoll_fds::is_user_level(fd) {
         let _ = upoll_fds::demote(fd);
@@ -484,14 +484,14 @@ pub(crate) fn hand_over(fd: c_int) {
 /// calls are not seen.
 pub(crate) fn leave_to_streams(new: c_int) {
     if new <= libc::STDERR_FILENO {
-        hand_over(new);
+        demote(new);
     }
 }
 
 /// Demotes the object of a copy if a stream may be open over the new fd.
 fn leave_copy_to_streams(new: c_int) {
     if upoll_fds::is_user_level(new) && streams::may_be_over(new) {
-        hand_over(new);
+        demote(new);
     }
 }
 
@@ -504,7 +504,7 @@ fn before_redirection(fd: c_int, new: c_int) {
         is_the_kernels && is_open() || streams::may_be_over(new)
     };
     if fd != new && upoll_fds::is_user_level(fd) && may_have_a_stream() {
-        hand_over(fd);
+        demote(fd);
     }
 }
 
@@ -535,7 +535,7 @@ macro_rules! asynchronous {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(request: *mut libc::aiocb) -> c_int {
             // SAFETY: the caller's contract.
-            unsafe { hand_over_request(request) };
+            unsafe { demote_request(request) };
             crate::next::next!($symbol as fn(*mut libc::aiocb) -> c_int, (request))
         }
     )* };
@@ -550,11 +550,11 @@ asynchronous! {
 
 /// # Safety
 /// As [`upoll_fds::read_memory`].
-unsafe fn hand_over_request(request: *const libc::aiocb) {
+unsafe fn demote_request(request: *const libc::aiocb) {
     let place = request.wrapping_byte_add(std::mem::offset_of!(libc::aiocb, aio_fildes));
     // SAFETY: the caller's contract.
     if let Ok(fd) = unsafe { upoll_fds::read_memory(place.cast::<c_int>()) } {
-        hand_over(fd);
+        demote(fd);
     }
 }
 
@@ -582,9 +582,9 @@ pub(crate) unsafe fn before_submission(count: c_long, list: *const *const u8) {
         let (Ok(file), Ok(flags), Ok(eventfd)) = (field(FILE), field(FLAGS), field(EVENTFD)) else {
             return;
         };
-        hand_over(file);
+        demote(file);
         if flags & IOCB_FLAG_RESFD != 0 {
-            hand_over(eventfd);
+            demote(eventfd);
         }
     }
 }
@@ -608,7 +608,7 @@ pub unsafe extern "C-unwind" fn io_submit(
 /// User-level objects of other processes cannot be reached.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
-    hand_over(target);
+    demote(target);
     give(kernel::call!(SYS_pidfd_getfd, pidfd, target, flags))
 }
 
@@ -627,7 +627,7 @@ macro_rules! asynchronous_lists {
                 // SAFETY: the caller's contract.
                 unsafe {
                     if let Ok(request) = upoll_fds::read_memory(list.wrapping_add(at)) {
-                        hand_over_request(request);
+                        demote_request(request);
                     }
                 }
             }
@@ -669,7 +669,7 @@ pub(crate) unsafe fn preadv2(
     if own_fds::is_own(fd) {
         return give_size(Err(Errno::BADF));
     }
-    hand_over(fd);
+    demote(fd);
     give_size(kernel::call!(
         SYS_preadv2,
         fd,
@@ -692,7 +692,7 @@ pub(crate) unsafe fn pwritev2(
     if own_fds::is_own(fd) {
         return give_size(Err(Errno::BADF));
     }
-    hand_over(fd);
+    demote(fd);
     give_size(kernel::call!(
         SYS_pwritev2,
         fd,
@@ -711,7 +711,7 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const libc::c_char) -> 
         set_errno(Errno::BADF);
         return std::ptr::null_mut();
     }
-    hand_over(fd);
+    demote(fd);
     crate::next::next!(
         c"fdopen" as fn(c_int, *const libc::c_char) -> *mut c_void,
         (fd, mode)
@@ -728,7 +728,7 @@ pub unsafe extern "C-unwind" fn vdprintf(
     if own_fds::is_own(fd) {
         return give(Err::<c_int, _>(Errno::BADF));
     }
-    hand_over(fd);
+    demote(fd);
     crate::next::next!(
         c"vdprintf" as fn(c_int, *const libc::c_char, *mut c_void) -> c_int,
         (fd, format, arguments)
@@ -746,7 +746,7 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
     if own_fds::is_own(fd) {
         return give(Err::<c_int, _>(Errno::BADF));
     }
-    hand_over(fd);
+    demote(fd);
     crate::next::next!(
         c"__vdprintf_chk" as fn(c_int, c_int, *const libc::c_char, *mut c_void) -> c_int,
         (fd, flag, format, arguments)
@@ -762,7 +762,7 @@ macro_rules! backtraces {
             if own_fds::is_own(fd) {
                 return;
             }
-            hand_over(fd);
+            demote(fd);
             crate::next::next!(
                 $symbol as fn(*const *mut c_void, c_int, c_int) -> (),
                 (frames, count, fd)

@@ -9,7 +9,7 @@ use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
 use crate::cancel::deferred;
-use crate::files::{chk_fail, hand_over, leave_to_streams};
+use crate::files::{chk_fail, demote, leave_to_streams};
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
@@ -83,7 +83,7 @@ fn leave(fd: c_int) -> Result<(), Errno> {
         return Err(Errno::BADF);
     }
     if upoll_fds::is_socket(fd) {
-        hand_over(fd);
+        demote(fd);
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ unsafe fn setsockopt_body(
 ///
 /// # Safety
 /// Memory that `message` leads to is not being written.
-unsafe fn hand_over_rights(message: *const msghdr) -> Result<(), Errno> {
+unsafe fn demote_rights(message: *const msghdr) -> Result<(), Errno> {
     if !plain_sets::may_name_any() {
         // It may carry an own fd, but the check would cost a system call.
         return Ok(());
@@ -282,7 +282,7 @@ unsafe fn hand_over_rights(message: *const msghdr) -> Result<(), Errno> {
                 if own_fds::is_own(fd) {
                     return Err(Errno::BADF);
                 }
-                hand_over(fd);
+                demote(fd);
             }
         }
         at += size.next_multiple_of(align_of::<usize>());
@@ -297,7 +297,7 @@ unsafe fn hand_over_rights(message: *const msghdr) -> Result<(), Errno> {
 /// Memory that `message` leads to is not being written.
 pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
     // SAFETY: the caller's contract.
-    upoll_fds::is_ours(fd) || unsafe { hand_over_rights(message) }.is_err()
+    upoll_fds::is_ours(fd) || unsafe { demote_rights(message) }.is_err()
 }
 
 /// The same for several messages.
@@ -306,7 +306,7 @@ pub(crate) unsafe fn sends_ours(fd: c_int, message: *const msghdr) -> bool {
 /// As [`sends_ours`].
 pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: c_uint) -> bool {
     // SAFETY: the caller's contract.
-    upoll_fds::is_ours(fd) || unsafe { hand_over_rights_of(messages, count) } != Ok(count)
+    upoll_fds::is_ours(fd) || unsafe { demote_rights_of(messages, count) } != Ok(count)
 }
 
 /// Demotes the objects of the fds that several messages carry. Returns how many of the messages to send: those
@@ -317,7 +317,7 @@ pub(crate) unsafe fn sends_ours_among(fd: c_int, messages: *mut mmsghdr, count: 
 ///
 /// # Safety
 /// As [`sends_ours`].
-unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c_uint, Errno> {
+unsafe fn demote_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c_uint, Errno> {
     if !plain_sets::may_name_any() {
         return Ok(count);
     }
@@ -325,7 +325,7 @@ unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c
         let message = messages.wrapping_add(at as usize);
         let header = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_hdr));
         // SAFETY: the caller's contract.
-        match unsafe { hand_over_rights(header.cast()) } {
+        match unsafe { demote_rights(header.cast()) } {
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => return Ok(at),
             Ok(()) => {}
@@ -337,9 +337,9 @@ unsafe fn hand_over_rights_of(messages: *mut mmsghdr, count: c_uint) -> Result<c
 #[doc = "`sendmsg(2)`"]
 pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's contract.
-    let handed_over = unsafe { hand_over_rights(message) };
+    let demoted = unsafe { demote_rights(message) };
     // SAFETY: as above.
-    give_size(handed_over.and_then(|()| unsafe { upoll_fds::sendmsg(fd, message, flags) }))
+    give_size(demoted.and_then(|()| unsafe { upoll_fds::sendmsg(fd, message, flags) }))
 }
 
 #[doc = "`sendmmsg(2)`"]
@@ -351,7 +351,7 @@ pub(crate) unsafe fn sendmmsg(
 ) -> c_int {
     give(leave(fd).and_then(|()| {
         // SAFETY: the caller's contract.
-        let count = unsafe { hand_over_rights_of(messages, count) }?;
+        let count = unsafe { demote_rights_of(messages, count) }?;
         kernel::call!(SYS_sendmmsg, fd, messages, count, flags)
     }))
 }

@@ -264,7 +264,7 @@ unsafe fn on_objects(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
                 -1
             }
             libc::SYS_preadv2 | libc::SYS_pwritev2 => {
-                files::hand_over(a.int());
+                files::demote(a.int());
                 return None;
             }
             libc::SYS_io_submit => {

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use upoll::Errno;
 use upoll::internal::own_fds;
 
-use crate::files::hand_over;
+use crate::files::demote;
 use crate::next::{Next, listed};
 use crate::process::demote_inherited;
 use upoll_fds::errno::set_errno;
@@ -38,7 +38,7 @@ extern "C" fn before_printing(which: usize, fd: usize) -> *mut c_void {
     if own_fds::is_own(fd) {
         return refuse as extern "C" fn() -> c_int as *mut c_void;
     }
-    hand_over(fd);
+    demote(fd);
     NEXT[which].address()
 }
 

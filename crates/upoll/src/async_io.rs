@@ -54,13 +54,13 @@ impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<F> {
     }
 }
 
-/// A call on an object that was retired does not wait.
+/// A call on an object that is stale does not wait.
 fn or_stale<T>(
     done: Result<T, Errno>,
-    is_retired: impl FnOnce() -> bool,
+    is_stale: impl FnOnce() -> bool,
 ) -> Result<(T, bool), Errno> {
     match done {
-        Err(Errno::AGAIN) if is_retired() => Err(Errno::STALE),
+        Err(Errno::AGAIN) if is_stale() => Err(Errno::STALE),
         done => done.map(|done| (done, false)),
     }
 }
@@ -76,7 +76,7 @@ impl EventFd {
     /// A future that is dropped before it is ready has taken nothing.
     ///
     /// # Errors
-    /// `ESTALE`: it was [retired](Self::retire).
+    /// `ESTALE`: it was [demoted](Self::demote).
     ///
     /// # Example
     /// ```
@@ -99,7 +99,7 @@ impl EventFd {
     /// # Ok::<(), upoll::Errno>(())
     /// ```
     pub fn read_async(&self) -> impl Future<Output = Result<u64, Errno>> + Send + use<'_> {
-        let attempt = move || or_stale(self.try_read(), || self.is_retired());
+        let attempt = move || or_stale(self.try_read(), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt)
     }
 
@@ -109,12 +109,12 @@ impl EventFd {
     /// A future that is dropped before it is ready has added nothing.
     ///
     /// # Errors
-    /// `EINVAL`: `value` is `u64::MAX`. `ESTALE`: it was [retired](Self::retire).
+    /// `EINVAL`: `value` is `u64::MAX`. `ESTALE`: it was [demoted](Self::demote).
     pub fn write_async(
         &self,
         value: u64,
     ) -> impl Future<Output = Result<(), Errno>> + Send + use<'_> {
-        let attempt = move || or_stale(self.try_write(value), || self.is_retired());
+        let attempt = move || or_stale(self.try_write(value), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
     }
 }
@@ -127,12 +127,12 @@ impl PipeReader {
     /// A future that is dropped before it is ready has read nothing.
     ///
     /// # Errors
-    /// As [`try_read`](Self::try_read), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    /// As [`try_read`](Self::try_read), without `EAGAIN`. `ESTALE`: it was [demoted](Self::demote).
     pub fn read_async<'a>(
         &'a self,
         buffer: &'a mut [u8],
     ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
-        let attempt = move || or_stale(self.try_read(buffer), || self.is_retired());
+        let attempt = move || or_stale(self.try_read(buffer), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt)
     }
 }
@@ -145,12 +145,12 @@ impl PipeWriter {
     /// A future that is dropped before it is ready has written nothing.
     ///
     /// # Errors
-    /// As [`try_write`](Self::try_write), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    /// As [`try_write`](Self::try_write), without `EAGAIN`. `ESTALE`: it was [demoted](Self::demote).
     pub fn write_async<'a>(
         &'a self,
         bytes: &'a [u8],
     ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
-        let attempt = move || or_stale(self.try_write(bytes), || self.is_retired());
+        let attempt = move || or_stale(self.try_write(bytes), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
     }
 }
@@ -163,12 +163,12 @@ impl StreamSocket {
     /// A future that is dropped before it is ready has read nothing.
     ///
     /// # Errors
-    /// As [`try_read`](Self::try_read), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    /// As [`try_read`](Self::try_read), without `EAGAIN`. `ESTALE`: it was [demoted](Self::demote).
     pub fn read_async<'a>(
         &'a self,
         buffer: &'a mut [u8],
     ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
-        let attempt = move || or_stale(self.try_read(buffer), || self.is_retired());
+        let attempt = move || or_stale(self.try_read(buffer), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt)
     }
 
@@ -179,12 +179,12 @@ impl StreamSocket {
     /// A future that is dropped before it is ready has written nothing.
     ///
     /// # Errors
-    /// As [`try_write`](Self::try_write), without `EAGAIN`. `ESTALE`: it was [retired](Self::retire).
+    /// As [`try_write`](Self::try_write), without `EAGAIN`. `ESTALE`: it was [demoted](Self::demote).
     pub fn write_async<'a>(
         &'a self,
         bytes: &'a [u8],
     ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
-        let attempt = move || or_stale(self.try_write(bytes), || self.is_retired());
+        let attempt = move || or_stale(self.try_write(bytes), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
     }
 }

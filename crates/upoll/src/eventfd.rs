@@ -296,16 +296,16 @@ impl Counter {
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
-    pub(crate) fn retire(&self, may_go: impl Fn(u64) -> bool) -> Result<Option<Limited>, Errno> {
+    pub(crate) fn demote(&self, may_go: impl Fn(u64) -> bool) -> Result<Option<Limited>, Errno> {
         let Beyond::Local(limited) = self.beyond()? else {
             return Ok(None);
         };
         let mut limited = self.limit(limited);
-        if limited.is_retired() || !may_go(limited.maximum) {
+        if limited.is_stale() || !may_go(limited.maximum) {
             self.unlimit(&limited);
             return Ok(None);
         }
-        let was = core::mem::replace(&mut *limited, RETIRED);
+        let was = core::mem::replace(&mut *limited, STALE);
         drop(limited);
         self.queue.wake_all(Events::HUP);
         Ok(Some(was))
@@ -313,7 +313,7 @@ impl Counter {
 
     fn set_maximum(&self, maximum: u64) -> Result<(), Errno> {
         self.change_beyond(Direction::Out, &|now| {
-            if now.count >= maximum || now.is_retired() {
+            if now.count >= maximum || now.is_stale() {
                 Err(Errno::INVAL)
             } else {
                 Ok(Limited { maximum, ..now })
@@ -325,14 +325,14 @@ impl Counter {
 }
 
 /// No maximum is ever 0 else: nothing fits, and there is nothing to read.
-const RETIRED: Limited = Limited {
+const STALE: Limited = Limited {
     count: 0,
     maximum: 0,
 };
 
 impl Limited {
-    fn is_retired(self) -> bool {
-        self.maximum == RETIRED.maximum
+    fn is_stale(self) -> bool {
+        self.maximum == STALE.maximum
     }
 
     #[inline]
@@ -345,7 +345,7 @@ impl Limited {
 
     #[inline]
     fn events(self) -> Events {
-        if self.is_retired() {
+        if self.is_stale() {
             return Events::HUP;
         }
         let only_if = |is_so: bool, events: Events| {
@@ -548,7 +548,7 @@ impl EventFd {
     }
 
     /// Takes the count for good, to continue it elsewhere: in the kernel, when a second process is
-    /// to share it. Returns None, and does nothing, if there is a maximum or it has been retired
+    /// to share it. Returns None, and does nothing, if there is a maximum or it has been demoted
     /// before.
     ///
     /// From then on calls that do not wait fail with `EAGAIN`, and calls that wait with `ESTALE`, also if
@@ -558,20 +558,20 @@ impl EventFd {
     /// ```
     /// use upoll::{Errno, EventFd};
     /// let counter = EventFd::new(3)?;
-    /// assert_eq!(counter.retire(), Ok(Some(3)));
+    /// assert_eq!(counter.demote(), Ok(Some(3)));
     /// assert_eq!(counter.try_write(1), Err(Errno::AGAIN));
     /// # Ok::<(), Errno>(())
     /// ```
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it.
-    pub fn retire(&self) -> Result<Option<u64>, Errno> {
-        let retired = self.file.retire(|maximum| maximum == NO_MAXIMUM)?;
-        Ok(retired.map(|was| was.count))
+    pub fn demote(&self) -> Result<Option<u64>, Errno> {
+        let demoted = self.file.demote(|maximum| maximum == NO_MAXIMUM)?;
+        Ok(demoted.map(|was| was.count))
     }
 
     /// Returns the count, if this is the only reference, no set watches it, and there is no maximum: for a caller
-    /// that goes on with it elsewhere, as after [`retire`](Self::retire), and drops this reference next.
+    /// that goes on with it elsewhere, as after [`demote`](Self::demote), and drops this reference next.
     #[doc(hidden)]
     #[must_use]
     pub fn count_before_drop(&self) -> Option<u64> {
@@ -582,10 +582,10 @@ impl EventFd {
         (count != LIMITED).then_some(count)
     }
 
-    /// Whether it has been [retired](Self::retire).
+    /// Whether it has been [demoted](Self::demote).
     #[must_use]
-    pub fn is_retired(&self) -> bool {
-        self.file.look().is_retired()
+    pub fn is_stale(&self) -> bool {
+        self.file.look().is_stale()
     }
 
     /// Whether reads take one at a time.

@@ -84,13 +84,13 @@ mod forks;
 #[cfg(any(feature = "std", upoll_loom))]
 #[cfg_attr(upoll_loom, allow(dead_code, reason = "models leave parts out"))]
 mod host;
-mod kept;
 mod memory;
 mod pages;
 mod pipe;
 mod poll;
 mod poll_context;
 mod readiness;
+mod registrations;
 mod schedule;
 mod select;
 #[cfg(any(feature = "std", upoll_loom))]

@@ -33,7 +33,7 @@ struct Slot {
     packet: bool,
 }
 
-/// A page of a pipe as [`PipeReader::retire`](crate::PipeReader::retire) shows it.
+/// A page of a pipe as [`PipeReader::demote`](crate::PipeReader::demote) shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct PageView<'a> {
     /// All that was written to it.

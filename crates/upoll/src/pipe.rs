@@ -69,7 +69,7 @@ const NO_READER: u32 = 4;
 const NO_WRITER: u32 = 8;
 
 /// `state`: the bytes are elsewhere, and so are the ends.
-const RETIRED: u32 = 16;
+const STALE: u32 = 16;
 
 /// `users`: somebody has waited. A change before that needs no wakeup: a waiter that registers
 /// takes the lock first, and so sees the change.
@@ -85,7 +85,7 @@ struct Ring {
     has_reader: bool,
     has_writer: bool,
     /// Then it has no ends either.
-    is_retired: bool,
+    is_stale: bool,
 }
 
 impl Ring {
@@ -101,7 +101,7 @@ impl Ring {
             | bit(NOT_FULL, !self.is_full())
             | bit(NO_READER, !self.has_reader)
             | bit(NO_WRITER, !self.has_writer)
-            | bit(RETIRED, self.is_retired)
+            | bit(STALE, self.is_stale)
     }
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Pass {
     /// Nobody can read any more.
     pub(crate) is_broken: bool,
     /// The pipe is elsewhere now.
-    pub(crate) is_retired: bool,
+    pub(crate) is_stale: bool,
     /// There was no memory for a page, or the caller's cannot be read.
     pub(crate) error: Option<Errno>,
     /// There was nothing to read before.
@@ -128,7 +128,7 @@ impl Pass {
     #[inline]
     pub(crate) fn outcome(&self, written: usize) -> Result<usize, Errno> {
         match written {
-            0 if self.is_retired => Err(Errno::STALE),
+            0 if self.is_stale => Err(Errno::STALE),
             0 if self.is_broken => Err(Errno::PIPE),
             0 => Err(self.error.unwrap_or(Errno::AGAIN)),
             written => Ok(written),
@@ -185,7 +185,7 @@ impl Pipe {
         }
         Pass {
             is_broken: !ring.has_reader,
-            is_retired: ring.is_retired,
+            is_stale: ring.is_stale,
             error,
             #[cfg(any(feature = "std", upoll_loom))]
             was_empty,
@@ -246,7 +246,7 @@ impl Pipe {
         if ring.pages.is_empty() {
             return if ring.has_writer {
                 Err(Errno::AGAIN)
-            } else if ring.is_retired {
+            } else if ring.is_stale {
                 Err(Errno::STALE)
             } else {
                 Ok(0)
@@ -304,17 +304,17 @@ impl Pipe {
         Ok(pages * PAGE)
     }
 
-    fn retire<E>(
+    fn demote<E>(
         &self,
-        pour: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
+        transfer: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut ring = self.ring.lock();
-        if ring.is_retired {
+        if ring.is_stale {
             return Ok(());
         }
-        pour(&mut ring.pages.views())?;
+        transfer(&mut ring.pages.views())?;
         let pages = core::mem::take(&mut ring.pages);
-        ring.is_retired = true;
+        ring.is_stale = true;
         ring.has_reader = false;
         ring.has_writer = false;
         self.publish(&ring, true);
@@ -431,7 +431,7 @@ pub fn pipe2(flags: PipeFlags) -> Result<(PipeReader, PipeWriter), Errno> {
         limit: DEFAULT_PAGES,
         has_reader: true,
         has_writer: true,
-        is_retired: false,
+        is_stale: false,
     };
     let pipe = SharedBox::new(Pipe {
         state: AtomicU32::new(ring.state()),
@@ -632,27 +632,27 @@ macro_rules! both_ends {
                 self.file.set_flags(flags);
             }
 
-            /// Passes the contents of the pipe to `pour`, which moves them elsewhere: to the
+            /// Passes the contents of the pipe to `transfer`, which moves them elsewhere: to the
             /// kernel, when a second process is to share it. If that succeeds, the pipe is empty
             /// and without ends for good; else nothing has happened. No other call on the pipe gets
-            /// on meanwhile. `pour` is not called if it has been retired before.
+            /// on meanwhile. `transfer` is not called if it has been demoted before.
             ///
             /// From then on reads and writes fail with `ESTALE`, also if they began before and wait. A
             /// write that has written a part returns its length. Polls show the pipe as broken.
             ///
             /// # Errors
-            /// What `pour` gives.
-            pub fn retire<E>(
+            /// What `transfer` gives.
+            pub fn demote<E>(
                 &self,
-                pour: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
+                transfer: impl FnOnce(&mut dyn Iterator<Item = PageView<'_>>) -> Result<(), E>,
             ) -> Result<(), E> {
-                self.file.pipe.retire(pour)
+                self.file.pipe.demote(transfer)
             }
 
-            /// Whether it has been [retired](Self::retire).
+            /// Whether it has been [demoted](Self::demote).
             #[must_use]
-            pub fn is_retired(&self) -> bool {
-                self.file.pipe.state.load(Ordering::SeqCst) & RETIRED != 0
+            pub fn is_stale(&self) -> bool {
+                self.file.pipe.state.load(Ordering::SeqCst) & STALE != 0
             }
 
             #[cfg(any(feature = "std", upoll_loom))]

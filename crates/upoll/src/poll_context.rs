@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::kept::{Kept, Outside};
 use crate::poll::{PollFd, Seen};
+use crate::registrations::{KernelEntries, Registrations};
 use crate::select::{Bitmaps, FdSet, Selection};
 use crate::target::Target;
 
@@ -21,7 +21,7 @@ pub(crate) trait Front {
     /// Looks at what may be ready. Findings are not taken back: a look that has any is the last of
     /// its call.
     #[inline]
-    fn look(&mut self, kept: &mut Kept) -> Seen {
+    fn look(&mut self, kept: &mut Registrations) -> Seen {
         let mut seen = kept.look(|position, found| self.report(position, found));
         seen.ready += self.ready_anyway();
         seen
@@ -43,8 +43,8 @@ impl<'c, 'a> PollFront<'c, 'a> {
     #[inline]
     pub(crate) fn new(
         fds: &'c mut [PollFd<'a>],
-        kept: &mut Kept,
-        outside: &mut impl Outside,
+        kept: &mut Registrations,
+        kernel_entries: &mut impl KernelEntries,
     ) -> Result<Self, Errno> {
         let wanted = |fd: &PollFd<'_>| fd.events() | Events::ALWAYS;
         let mut not_open = 0;
@@ -54,7 +54,7 @@ impl<'c, 'a> PollFront<'c, 'a> {
             kept.compare(position, fd.target(), wanted(fd))?;
         }
         let at = |position: usize| (fds[position].target(), wanted(&fds[position]));
-        kept.settle(fds.len(), at, outside)?;
+        kept.settle(fds.len(), at, kernel_entries)?;
         Ok(PollFront { fds, not_open })
     }
 }
@@ -90,8 +90,8 @@ impl<'c, 's> SelectFront<'c, 's> {
         resolve: &impl Fn(i32) -> Option<Target<'a>>,
         found: &'s mut Bitmaps,
         numbers: &'c mut Vec<i32>,
-        kept: &mut Kept,
-        outside: &mut impl Outside,
+        kept: &mut Registrations,
+        kernel_entries: &mut impl KernelEntries,
     ) -> Result<Self, Errno> {
         let selection = Selection::new(n, sets, found)?;
         numbers.clear();
@@ -108,7 +108,7 @@ impl<'c, 's> SelectFront<'c, 's> {
             let member = selection.member(numbers[position]);
             (resolve(member.number()), member.counted())
         };
-        kept.settle(numbers.len(), at, outside)?;
+        kept.settle(numbers.len(), at, kernel_entries)?;
         Ok(SelectFront { selection, numbers })
     }
 
@@ -138,16 +138,16 @@ impl Front for SelectFront<'_, '_> {
 /// [`poll_now`]: crate::poll_now
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub struct PollContext {
-    kept: Kept,
+    kept: Registrations,
     numbers: Vec<i32>,
 }
 
-/// A core by itself has nothing outside.
+/// A core by itself has no kernel entries.
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 struct Nothing;
 
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
-impl Outside for Nothing {}
+impl KernelEntries for Nothing {}
 
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 impl PollContext {
@@ -155,7 +155,7 @@ impl PollContext {
     #[must_use]
     pub fn new() -> Self {
         PollContext {
-            kept: Kept::new(),
+            kept: Registrations::new(),
             numbers: Vec::new(),
         }
     }

@@ -380,18 +380,18 @@ unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     // is held here, before it or what it points to ends.
     let waiting = unsafe { entry.cast::<TaskEntry>().as_ref().waiting.as_ref() };
     if !wake.key.is_empty() && !wake.key.intersects(waiting.interest) {
-        return Reply::Passed;
+        return Reply::Declined;
     }
-    let waits = if wake.mode == Mode::Ask {
+    let waits = if wake.mode == Mode::Query {
         waiting.slot.is_waiting()
     } else {
         // SAFETY: the lock of the entry's queue is held.
         unsafe { wake.deferred.push_task(&waiting.slot) }
     };
     // An exclusive wake is for another task if this one runs already.
-    if waits || !waiting.is_exclusive && wake.mode != Mode::Ask {
-        Reply::Took
+    if waits || !waiting.is_exclusive && wake.mode != Mode::Query {
+        Reply::Woken
     } else {
-        Reply::Passed
+        Reply::Declined
     }
 }

@@ -121,7 +121,7 @@ fn smallest(charged: usize) -> usize {
     low
 }
 
-/// The contents of one socket of a pair, as [`StreamSocket::retire`] passes them on.
+/// The contents of one socket of a pair, as [`StreamSocket::demote`] passes them on.
 #[derive(Clone, Debug)]
 pub struct SocketContents {
     /// The bytes that it received and nobody has read.
@@ -241,7 +241,7 @@ pub(crate) struct Pair {
     endpoints: Mutex<[Endpoint; 2]>,
     sides: [Side; 2],
     /// The bytes are elsewhere, and both are shut down. Written under the lock.
-    is_retired: AtomicBool,
+    is_stale: AtomicBool,
 }
 
 /// The part of a socket that polls use.
@@ -379,7 +379,7 @@ impl Pair {
             }
             return if !mine.shut.receiving {
                 Err(Errno::AGAIN)
-            } else if self.is_retired() {
+            } else if self.is_stale() {
                 Err(Errno::STALE)
             } else {
                 Ok(0)
@@ -414,34 +414,34 @@ impl Pair {
         Ok(read)
     }
 
-    fn is_retired(&self) -> bool {
-        self.is_retired.load(Ordering::SeqCst)
+    fn is_stale(&self) -> bool {
+        self.is_stale.load(Ordering::SeqCst)
     }
 
     /// Returns the error of a call that found its direction shut down.
     fn or_stale(&self, errno: Errno) -> Errno {
-        match self.is_retired() {
+        match self.is_stale() {
             true => Errno::STALE,
             false => errno,
         }
     }
 
-    fn retire<E: From<Errno>>(
+    fn demote<E: From<Errno>>(
         &self,
         me: Me,
-        pour: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
+        transfer: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut endpoints = self.endpoints.lock();
-        if self.is_retired() {
+        if self.is_stale() {
             return Ok(());
         }
         let (mine, peer) = split(&mut endpoints, me);
-        pour([mine.contents()?, peer.contents()?])?;
+        transfer([mine.contents()?, peer.contents()?])?;
         for endpoint in &mut *endpoints {
             *endpoint = Endpoint::new();
             endpoint.shut = Halves::BOTH;
         }
-        self.is_retired.store(true, Ordering::SeqCst);
+        self.is_stale.store(true, Ordering::SeqCst);
         self.publish(endpoints);
         self.wake_all(me);
         self.wake_all(1 - me);
@@ -551,7 +551,7 @@ pub fn socketpair(flags: SocketFlags) -> Result<(StreamSocket, StreamSocket), Er
     let pair = SharedBox::new(Pair {
         endpoints: Mutex::new(endpoints),
         sides,
-        is_retired: AtomicBool::new(false),
+        is_stale: AtomicBool::new(false),
     })?;
     let open = |me| {
         let flags = flags & SocketFlags::NONBLOCK;
@@ -694,27 +694,27 @@ impl StreamSocket {
         SharedBox::as_ptr(&self.file.pair).addr()
     }
 
-    /// Passes the contents of both sockets, this one's first, to `pour`, which moves them elsewhere: to
+    /// Passes the contents of both sockets, this one's first, to `transfer`, which moves them elsewhere: to
     /// the kernel, when a second process is to share the pair. If that succeeds, both are
     /// empty and shut down for good; else nothing has happened. No other call on them gets on
-    /// meanwhile. `pour` is not called if they have been retired before.
+    /// meanwhile. `transfer` is not called if they have been demoted before.
     ///
     /// From then on reads and writes fail with `ESTALE`, also if they began before and wait. A write that
     /// has written a part returns its length. Polls show both as hung up.
     ///
     /// # Errors
-    /// `ENOMEM`: there is no memory for a copy of the contents. Else as `pour` fails.
-    pub fn retire<E: From<Errno>>(
+    /// `ENOMEM`: there is no memory for a copy of the contents. Else as `transfer` fails.
+    pub fn demote<E: From<Errno>>(
         &self,
-        pour: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
+        transfer: impl FnOnce([SocketContents; 2]) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.file.pair.retire(self.file.me, pour)
+        self.file.pair.demote(self.file.me, transfer)
     }
 
-    /// Whether the pair has been [retired](Self::retire).
+    /// Whether the pair has been [demoted](Self::demote).
     #[must_use]
-    pub fn is_retired(&self) -> bool {
-        self.file.pair.is_retired()
+    pub fn is_stale(&self) -> bool {
+        self.file.pair.is_stale()
     }
 
     /// How many bytes there are to read (`FIONREAD`).

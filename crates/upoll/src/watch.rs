@@ -204,10 +204,10 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     // is held here, before it or what it points to ends.
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
     if !wake.key.is_empty() && !wake.key.intersects(notify.interest) {
-        return Reply::Passed;
+        return Reply::Declined;
     }
-    if wake.mode != Mode::Ask {
+    if wake.mode != Mode::Query {
         wake.deferred.push_callback(&notify.slot, wake.key);
     }
-    Reply::Took
+    Reply::Woken
 }

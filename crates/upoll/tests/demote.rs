@@ -26,7 +26,7 @@ fn a_pipe_shows_its_pages_with_what_was_read_of_them() {
     writer.try_write(&packet).unwrap();
     reader.try_read(&mut [0; 3]).unwrap();
     let mut seen = Vec::new();
-    let retired: Result<(), Errno> = reader.retire(|pages| {
+    let retired: Result<(), Errno> = reader.demote(|pages| {
         seen.extend(pages.map(|page| (page.bytes.to_vec(), page.read, page.is_packet)));
         Ok(())
     });
@@ -35,17 +35,17 @@ fn a_pipe_shows_its_pages_with_what_was_read_of_them() {
         seen,
         [(b"abcd".to_vec(), 3, false), (packet.to_vec(), 0, true)]
     );
-    assert!(reader.is_retired() && writer.is_retired());
+    assert!(reader.is_stale() && writer.is_stale());
     assert_eq!(reader.try_read(&mut [0; 3]), Err(Errno::STALE));
     assert_eq!(writer.try_write(b"x"), Err(Errno::STALE));
-    assert_eq!(writer.retire(|_| Err(Errno::NOMEM)), Ok(()));
+    assert_eq!(writer.demote(|_| Err(Errno::NOMEM)), Ok(()));
 }
 
 #[test]
 fn a_pipe_that_nobody_takes_is_as_it_was() {
     let (reader, writer) = pipe2(PipeFlags::empty()).unwrap();
     writer.try_write(b"abcd").unwrap();
-    assert_eq!(reader.retire(|_| Err(Errno::NOMEM)), Err(Errno::NOMEM));
+    assert_eq!(reader.demote(|_| Err(Errno::NOMEM)), Err(Errno::NOMEM));
     let mut buffer = [0; 8];
     assert_eq!(reader.try_read(&mut buffer), Ok(4));
     assert_eq!(writer.try_write(b"x"), Ok(1));
@@ -64,8 +64,8 @@ fn blocked_calls_on_a_pipe_end_and_say_how_far_they_came() {
             held = pages.map(|page| page.bytes.len()).sum();
             Ok::<(), Errno>(())
         };
-        reader.retire(count).unwrap();
-        empty.retire(|_| Ok::<(), Errno>(())).unwrap();
+        reader.demote(count).unwrap();
+        empty.demote(|_| Ok::<(), Errno>(())).unwrap();
         // The write fails and has written nothing if it had not begun.
         let written = write.join().unwrap().or_else(|errno| {
             assert_eq!(errno, Errno::STALE);
@@ -84,7 +84,7 @@ fn sockets_show_bytes_messages_and_halves() {
     other.try_read(&mut [0; 2]).unwrap();
     one.shutdown(Shutdown::Write);
     let mut seen = None;
-    let retired: Result<(), Errno> = other.retire(|contents| {
+    let retired: Result<(), Errno> = other.demote(|contents| {
         seen = Some(contents);
         Ok(())
     });
@@ -100,7 +100,7 @@ fn sockets_show_bytes_messages_and_halves() {
     assert_eq!(theirs.is_shut, [true, false]);
     assert_eq!(ours.is_shut, [false, true]);
     assert!(ours.bytes.is_empty() && !ours.is_reset);
-    assert!(one.is_retired());
+    assert!(one.is_stale());
     assert_eq!(one.try_read(&mut [0; 2]), Err(Errno::STALE));
     assert_eq!(other.try_write(b"x"), Err(Errno::STALE));
 }
@@ -114,7 +114,7 @@ fn an_eventfd_becomes_shared_with_count_maximum_and_flags() {
     let_sleep();
     let shared = counter.to_shared().unwrap().unwrap();
     assert_eq!(writer.join().unwrap(), Err(Errno::STALE));
-    assert!(shared.is_shared() && counter.is_retired());
+    assert!(shared.is_shared() && counter.is_stale());
     assert_eq!(shared.maximum(), 4);
     assert_eq!(shared.try_write(2), Err(Errno::AGAIN));
     assert_eq!(shared.try_write(1), Ok(()));

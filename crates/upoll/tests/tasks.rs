@@ -350,7 +350,7 @@ fn a_call_that_waits_for_a_retired_object_fails() {
     let task = Arc::default();
     let mut read = pin!(counter.read_async());
     assert!(polled(read.as_mut(), &task).is_pending());
-    counter.retire().unwrap();
+    counter.demote().unwrap();
     assert_eq!(task.woken(), 1);
     assert_eq!(polled(read.as_mut(), &task), Poll::Ready(Err(Errno::STALE)));
 }

@@ -52,13 +52,13 @@ fn sleep_and_be_woken() {
         ];
         let begun = Instant::now();
         assert_eq!(upoll::poll(&mut fds, LONG), Ok(1));
-        assert!(begun.elapsed() < LONG, "the doorbell did not ring");
+        assert!(begun.elapsed() < LONG, "the wake_fd did not ring");
     });
 }
 
 /// Makes this thread create its wake fd, and returns the fd. The process must not have opened one for
 /// this thread before.
-fn make_doorbell() -> i32 {
+fn make_wake_fd() -> i32 {
     let before = own_sets();
     sleep_and_be_woken();
     let mut made = own_sets();
@@ -72,7 +72,7 @@ fn a_thread_opens_one_wake_fd_and_closes_it_when_it_ends() {
     in_child(|| {
         let before = own_sets();
         thread::spawn(|| {
-            make_doorbell();
+            make_wake_fd();
             let mine = own_sets();
             sleep_and_be_woken();
             assert_eq!(own_sets(), mine);
@@ -97,7 +97,7 @@ fn a_list_of_user_level_objects_needs_no_wake_fd() {
 #[test]
 fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
     in_child(|| {
-        let number = make_doorbell();
+        let number = make_wake_fd();
         let of_parent = own_sets();
         in_child(|| {
             // The child has closed the parent's wake fd.
@@ -125,7 +125,7 @@ fn a_child_opens_a_wake_fd_of_its_own_and_leaves_the_parents_alone() {
 fn a_file_at_the_number_of_a_closed_wake_fd_is_left_alone() {
     in_child(|| {
         thread::spawn(|| {
-            let number = make_doorbell();
+            let number = make_wake_fd();
             let (end, mut other) = UnixStream::pair().unwrap();
             other.write_all(b"12345678").unwrap();
             // SAFETY: closes the wake fd, as a program does that closes all fds.
@@ -156,7 +156,7 @@ fn a_sleeper_whose_wake_fd_was_closed_is_still_woken() {
         let (reader, _writer) = idle_pipe();
         let ours = counter.clone();
         let (thread, _) = asleep(move || {
-            let number = make_doorbell();
+            let number = make_wake_fd();
             send.send((tid(), number)).unwrap();
             let mut fds = [
                 PollFd::new(&ours, Events::IN),

@@ -320,7 +320,7 @@ impl Slot {
 
     /// Keeps the fd from being looked up and copied, if `is_meant` returns true for its object. The
     /// entry may still be in use. Signals must be held back until [`give_back`](Self::give_back) or
-    /// [`give_up`](Self::give_up).
+    /// [`end_demotion`](Self::end_demotion).
     pub(crate) fn hold(&self, is_meant: impl Fn(&Object) -> bool) -> Option<*mut Entry> {
         let is_meant = |in_use: &InUse| is_meant(&in_use.entry().object);
         let mut backoff = Backoff::new();
@@ -355,17 +355,17 @@ impl Slot {
     }
 
     /// Empties the slot.
-    pub(crate) fn give_up(&self, held: *mut Entry) {
+    pub(crate) fn end_demotion(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
         in_use::release(held);
     }
 
-    /// Like `give_up`, for an entry that no call uses any more.
+    /// Like `end_demotion`, for an entry that no call uses any more.
     ///
     /// # Safety
     /// The caller has waited for that since it [held](Self::hold) the slot, by
     /// [`hazard::wait_until_all_unused`], or has found out by [`hazard::each_used`].
-    pub(crate) unsafe fn give_up_unused(&self, held: *mut Entry) {
+    pub(crate) unsafe fn end_demotion_of_unused(&self, held: *mut Entry) {
         self.put(mark_by(held), ptr::null_mut());
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
         // contract.
@@ -375,7 +375,7 @@ impl Slot {
     /// Makes the slot lead to its old entry again, with another object. This needs no memory.
     ///
     /// # Safety
-    /// As [`give_up_unused`](Self::give_up_unused).
+    /// As [`end_demotion_of_unused`](Self::end_demotion_of_unused).
     #[cfg(not(upoll_loom))]
     pub(crate) unsafe fn give_back_with(&self, held: *mut Entry, object: Object) {
         // SAFETY: the slot has not led to it since it was held, and no call uses it by the caller's
@@ -443,7 +443,7 @@ pub(crate) fn empty_unused(
         // SAFETY: as above.
         if take(at, unsafe { &(*entry).object }) {
             // SAFETY: no record has named it since it was held.
-            unsafe { slots[at].give_up_unused(entry) };
+            unsafe { slots[at].end_demotion_of_unused(entry) };
         } else {
             slots[at].give_back(entry);
         }

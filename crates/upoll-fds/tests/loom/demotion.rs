@@ -91,7 +91,7 @@ fn using_against_demoting() {
         assert!(hazard::wait_until_unused(held, usize::MAX));
         object.be_transferred();
         has_kernel_it.store(true, Ordering::Relaxed);
-        slot.give_up(held);
+        slot.end_demotion(held);
         using.join().unwrap();
         assert!(object.is_closed());
     });
@@ -132,7 +132,7 @@ fn owning_against_demoting() {
         if object.references() == 2 {
             object.be_transferred();
         }
-        slot.give_up(held);
+        slot.end_demotion(held);
         using.join().unwrap();
         assert!(object.is_closed());
     });
@@ -161,7 +161,7 @@ fn demote(slots: &[Arc<Slot>; 2], object: &Object) -> [bool; 2] {
     }
     for (slot, entry) in slots.iter().zip(held) {
         if let Some(entry) = entry {
-            slot.give_up(entry);
+            slot.end_demotion(entry);
         }
     }
     held.map(|entry| entry.is_some())
@@ -216,7 +216,7 @@ fn an_object_that_is_installed_over_a_held_one_stays() {
                 old.be_transferred();
                 match gives_back {
                     true => slot.give_back(held),
-                    false => slot.give_up(held),
+                    false => slot.end_demotion(held),
                 }
             }
             installing.join().unwrap();
@@ -254,7 +254,7 @@ fn both_ends_of_a_pipe_are_held_or_none() {
             assert_eq!(held[0].is_some(), held[1].is_some());
             for (slot, held) in slots.iter().zip(held) {
                 if let Some(held) = held {
-                    slot.give_up(held);
+                    slot.end_demotion(held);
                 }
             }
             installing.join().unwrap();
@@ -478,7 +478,7 @@ fn moving_against_demoting(closes_in_pass: bool) {
         };
         counts::repeat_passes(pass).unwrap();
         for (slot, held) in slots.iter().zip(held) {
-            held.into_iter().for_each(|held| slot.give_up(held));
+            held.into_iter().for_each(|held| slot.end_demotion(held));
         }
         moving.join().unwrap();
         assert!(object.is_closed());

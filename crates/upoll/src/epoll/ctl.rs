@@ -521,7 +521,7 @@ impl Set {
         }
         self.tell(&mut Wake {
             key: Events::IN,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred,
         });
     }

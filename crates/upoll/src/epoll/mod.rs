@@ -198,7 +198,7 @@ impl Set {
     /// Wakes one sleeper and all watchers of this set, because something was queued. Returns which
     /// of the two took the wakeup.
     fn tell(&self, wake: &mut Wake<'_>) -> (bool, bool) {
-        let slept = self.rouse_one(&mut wake.with_key(Events::IN));
+        let slept = self.wake_one(&mut wake.with_key(Events::IN));
         let mut watched = 0;
         if self.watched_by.is_watched() {
             let wake = &mut wake.with_key(Events::IN);
@@ -212,7 +212,7 @@ impl Set {
     }
 
     /// Wakes one thread that sleeps in this set. Returns whether there was one.
-    fn rouse_one(&self, wake: &mut Wake<'_>) -> bool {
+    fn wake_one(&self, wake: &mut Wake<'_>) -> bool {
         if self.sleepers.is_watched() {
             let took = if self.rotates {
                 self.sleepers.wake_rotate_within(wake)

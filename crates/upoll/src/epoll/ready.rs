@@ -429,23 +429,23 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     let interest = node.interest();
     if (interest - Events::CONTROL).is_empty() {
         // Disabled: a oneshot interest that fired.
-        return Reply::Passed;
+        return Reply::Declined;
     }
     if !wake.key.is_empty() && !wake.key.intersects(interest) {
-        return Reply::Passed;
+        return Reply::Declined;
     }
-    if wake.mode != Mode::Tell && !set.is_awaited(wake.deferred) {
-        return Reply::Passed;
+    if wake.mode != Mode::Notify && !set.is_awaited(wake.deferred) {
+        return Reply::Declined;
     }
-    if wake.mode == Mode::Ask {
-        return Reply::Took;
+    if wake.mode == Mode::Query {
+        return Reply::Woken;
     }
     let is_rotating = node.state() & state::ROTATING != 0;
     if set.rotates {
         set.note_hang_up(wake.key);
     }
     // Asked first: a waiter that was woken waits no more.
-    let is_awaited = wake.mode == Mode::Offer || is_rotating && set.is_awaited(wake.deferred);
+    let is_awaited = wake.mode == Mode::TryWake || is_rotating && set.is_awaited(wake.deferred);
     // SAFETY: the item is registered in `set`.
     unsafe { set.queue(item) };
     let (slept, watched) = set.tell(wake);
@@ -456,7 +456,7 @@ unsafe fn wake_item(item: NonNull<Item>, wake: &mut Wake<'_>) -> Reply {
     } else {
         true
     };
-    if took { Reply::Took } else { Reply::Passed }
+    if took { Reply::Woken } else { Reply::Declined }
 }
 
 /// Whether an exclusive waiter's interest matches the direction that became ready; a wake for both

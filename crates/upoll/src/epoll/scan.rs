@@ -279,9 +279,9 @@ impl Drop for Scan<'_> {
             !self.inner.ready.is_empty()
         };
         if cascade {
-            set.rouse_one(&mut Wake {
+            set.wake_one(&mut Wake {
                 key: Events::IN,
-                mode: Mode::Tell,
+                mode: Mode::Notify,
                 deferred: &mut self.deferred,
             });
         }

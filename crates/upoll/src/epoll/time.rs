@@ -153,9 +153,9 @@ impl Set {
         unsafe { known.entry.hook(&known.schedule.sooner, Place::Shared) };
         // Hooked, now a thread that sleeps here keeps the time, and those that poll the set learn of the schedule.
         let mut deferred = Deferred::new();
-        self.rouse_one(&mut Wake {
+        self.wake_one(&mut Wake {
             key: Events::IN,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred: &mut deferred,
         });
         drop(deferred);
@@ -215,10 +215,10 @@ unsafe fn on_sooner(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         let known = entry.cast::<Known>().as_ref();
         (known, known.set.as_ref())
     };
-    if wake.mode != Mode::Ask && !known.is_kept() {
-        set.rouse_one(&mut wake.with_key(Events::IN));
+    if wake.mode != Mode::Query && !known.is_kept() {
+        set.wake_one(&mut wake.with_key(Events::IN));
     }
-    Reply::Passed
+    Reply::Declined
 }
 
 /// A thread that waits in a set, and keeps the time for it while it sleeps.
@@ -289,9 +289,9 @@ impl Drop for TimeKeeper<'_> {
         // A thread that went to sleep before the end of this one's sleep saw the time kept.
         if self.set.has_unkept_time() {
             let mut deferred = Deferred::new();
-            self.set.rouse_one(&mut Wake {
+            self.set.wake_one(&mut Wake {
                 key: Events::IN,
-                mode: Mode::Tell,
+                mode: Mode::Notify,
                 deferred: &mut deferred,
             });
         }

@@ -1,6 +1,6 @@
 //! The shared state of a counter, and the order in which a change reaches its waiters.
 //!
-//! The layer above has the lock that guards the state, the futexes and the notifiers ([`Voice`]).
+//! The layer above has the lock that guards the state, the futexes and the notifiers ([`Wakers`]).
 //! This module defines the order of their use, so that a process may die anywhere. A change is
 //! announced *before* it is made, with the lock held. A waiter that was woken takes the lock, and
 //! then finds the change, or that it was not made. The count and the maximum are a store each, and
@@ -38,9 +38,9 @@ struct Listeners {
 const ASLEEP: u32 = 1;
 
 /// The ways to reach waiters.
-pub(crate) trait Voice {
+pub(crate) trait Wakers {
     /// Wakes all threads, in every process, that sleep on `word`.
-    fn rouse(&self, word: &AtomicU32);
+    fn wake(&self, word: &AtomicU32);
 
     /// Triggers the notifier of a direction.
     fn ring(&self, direction: Direction);
@@ -76,7 +76,7 @@ impl Shared {
     /// Returns the count and the maximum, with the lock held.
     ///
     /// A hostile process may have written what no change leaves behind: the maximum is at least 1, as
-    /// nothing shared is ever retired, and the count at most the maximum.
+    /// nothing shared is ever stale, and the count at most the maximum.
     pub(crate) fn look(&self) -> Limited {
         let maximum = self.maximum.load(Ordering::SeqCst).max(1);
         Limited {
@@ -90,13 +90,13 @@ impl Shared {
         &self,
         direction: Direction,
         step: Step<'_>,
-        voice: &impl Voice,
+        wakers: &impl Wakers,
     ) -> Result<Limited, Errno> {
         let before = self.look();
         let after = step(before)?;
         let tells_first = !broken(Rule::TellBeforeChanging);
         if tells_first {
-            self.tell(direction, voice);
+            self.tell(direction, wakers);
         }
         if after.count != before.count {
             self.count.store(after.count, Ordering::SeqCst);
@@ -105,23 +105,23 @@ impl Shared {
             self.maximum.store(after.maximum, Ordering::SeqCst);
         }
         if !tells_first {
-            self.tell(direction, voice);
+            self.tell(direction, wakers);
         }
         Ok(before)
     }
 
     /// Announces a change, which must be made by the time the lock is free.
-    fn tell(&self, direction: Direction, voice: &impl Voice) {
+    fn tell(&self, direction: Direction, wakers: &impl Wakers) {
         let listeners = self.listeners(direction);
         listeners.changes.fetch_add(1, Ordering::SeqCst);
         let word = listeners.word.load(Ordering::SeqCst);
         if word & ASLEEP != 0 {
             let next = (word & !ASLEEP).wrapping_add(ASLEEP << 1);
             listeners.word.store(next, Ordering::SeqCst);
-            voice.rouse(&listeners.word);
+            wakers.wake(&listeners.word);
         }
         if listeners.armed.swap(0, Ordering::SeqCst) != 0 {
-            voice.ring(direction);
+            wakers.ring(direction);
         }
     }
 

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::SeqCst;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::listeners::{Shared, Voice};
+use super::listeners::{Shared, Wakers};
 use super::{Direction, Limited};
 use crate::sync::{AtomicBool, AtomicU32, Mutex};
 
@@ -23,8 +23,8 @@ struct Writer<'a> {
     dies: bool,
 }
 
-impl Voice for Writer<'_> {
-    fn rouse(&self, _word: &AtomicU32) {
+impl Wakers for Writer<'_> {
+    fn wake(&self, _word: &AtomicU32) {
         self.live_or_die();
         *self.model.sleeps.lock() = false;
     }

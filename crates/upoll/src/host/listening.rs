@@ -59,7 +59,7 @@ impl EpollBackend {
         interests: &Interests,
         counter: &Description,
     ) -> Result<(), Errno> {
-        let (Some(shared), Some(hub)) = (SharedCounter::of(counter), self.hub()) else {
+        let (Some(shared), Some(nesting)) = (SharedCounter::of(counter), self.nesting()) else {
             return Err(Errno::NOMEM);
         };
         if self.generation != generation::current() {
@@ -68,13 +68,13 @@ impl EpollBackend {
         }
         let register = |op, slot| {
             DIRECTIONS.into_iter().try_for_each(|direction| {
-                let bell = shared.bell(direction);
-                if op == Op::Add && !bell.is_in_place() {
+                let notifier = shared.notifier(direction);
+                if op == Op::Add && !notifier.is_in_place() {
                     // Lost: the set checks the counter after each sleep.
                     return Ok(());
                 }
                 let special = Special::Changed(slot, direction);
-                hub.register(&self.specials, op, bell.as_raw_fd(), EDGE, special)
+                nesting.register(&self.specials, op, notifier.as_raw_fd(), EDGE, special)
             })
         };
         let slots = slots_that_watch(set, interests, counter);
@@ -113,9 +113,13 @@ impl EpollBackend {
         Ok(())
     }
 
-    /// As [`listen_to`](Self::listen_to) for all counters, with a hub that is new: it knows none.
+    /// As [`listen_to`](Self::listen_to) for all counters, with a nesting fd that is new: it knows none.
     /// `interests` is the set's, locked.
-    pub(super) fn listen_anew(&self, interests: &Interests, hub: &SleepSet) -> Result<(), Errno> {
+    pub(super) fn listen_anew(
+        &self,
+        interests: &Interests,
+        nesting: &SleepSet,
+    ) -> Result<(), Errno> {
         for listened in &self.listening.lock().0 {
             let Some(item) = interests.at(listened.slot) else {
                 continue;
@@ -125,13 +129,13 @@ impl EpollBackend {
                 continue;
             };
             for direction in DIRECTIONS {
-                let bell = shared.bell(direction);
-                if !bell.is_in_place() {
+                let notifier = shared.notifier(direction);
+                if !notifier.is_in_place() {
                     continue;
                 }
-                let bell = bell.as_raw_fd();
+                let notifier = notifier.as_raw_fd();
                 let special = Special::Changed(listened.slot, direction);
-                exists(hub.register(&self.specials, Op::Add, bell, EDGE, special))?;
+                exists(nesting.register(&self.specials, Op::Add, notifier, EDGE, special))?;
             }
         }
         Ok(())

@@ -69,7 +69,7 @@ pub use self::own_fds_model::OwnSet;
 pub use self::readiness::ReadinessFd;
 #[cfg(upoll_loom)]
 pub use self::robust_lock::LockModel;
-pub(crate) use self::shared::{Ears, SharedCounter};
+pub(crate) use self::shared::{ListeningFd, SharedCounter};
 
 use std::any::Any;
 use std::fmt;
@@ -108,11 +108,11 @@ use crate::wait::Deferred;
 /// The part of a set that the kernel keeps.
 pub(crate) struct EpollBackend {
     /// A set's members are in it, except a rotating set's; threads sleep in it while there is no
-    /// hub.
+    /// nesting fd.
     first: SleepSet,
     /// Made when a set with a kernel backend comes below: see [`nested`]. For a rotating set, in
     /// whose kernel set no thread sleeps, `first` has that part.
-    hub: OnceBox<SleepSet>,
+    nesting: OnceBox<SleepSet>,
     specials: Specials,
     /// At least as many as there are members: those that left by being closed are not missed.
     members: AtomicUsize,
@@ -138,9 +138,9 @@ pub(crate) struct EpollBackend {
     /// Held while a wakeup of `first` is taken back to see whether members are ready. Nests inside
     /// all other locks.
     hushing: Mutex<()>,
-    /// No member is registered in `first`, which has the part of the hub: the set rotates, or a thread
+    /// No member is registered in `first`, which has the part of the nesting fd: the set rotates, or a thread
     /// waits through it in a rotating set.
-    first_is_hub: bool,
+    first_is_nesting: bool,
     /// The state that only a rotating set has.
     rotation: Option<Rotation>,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
@@ -193,7 +193,7 @@ impl EpollBackend {
         let specials = Specials::new();
         Ok(EpollBackend {
             first: first(&specials)?,
-            hub: OnceBox::new(),
+            nesting: OnceBox::new(),
             specials,
             members: AtomicUsize::new(0),
             listed: InterestList::new(),
@@ -206,7 +206,7 @@ impl EpollBackend {
             links: Mutex::new(Links::new()),
             known_above: AtomicI32::new(-1),
             hushing: Mutex::new(()),
-            first_is_hub: set.rotates() || set.is_hidden.load(Ordering::Relaxed),
+            first_is_nesting: set.rotates() || set.is_hidden.load(Ordering::Relaxed),
             rotation: match set.rotates() {
                 true => Some(Rotation::new()?),
                 false => None,
@@ -257,28 +257,28 @@ impl EpollBackend {
         self.known_above.load(Ordering::Acquire) == self.sleep_set().fd.as_raw_fd()
     }
 
-    /// As [`ensure`](Self::ensure), and it has a hub from now on.
-    fn ensure_hub(description: &Description<Set>) -> Result<&Self, Errno> {
+    /// As [`ensure`](Self::ensure), and it has a nesting fd from now on.
+    fn ensure_nesting(description: &Description<Set>) -> Result<&Self, Errno> {
         let backend = Self::ensure(description)?;
-        if backend.hub().is_some() {
+        if backend.nesting().is_some() {
             return Ok(backend);
         }
         backend.ensure_intact(description)?;
-        backend.hub.get_or_try_init(|| {
-            let hub = SleepSet::new(&backend.specials)?;
+        backend.nesting.get_or_try_init(|| {
+            let nesting = SleepSet::new(&backend.specials)?;
             let members = backend.first.fd.as_raw_fd();
-            hub.register(
+            nesting.register(
                 &backend.specials,
                 Op::Add,
                 members,
                 Events::IN,
                 Special::Members,
             )?;
-            backend.try_above(description, &hub)?;
-            boxed(hub)
+            backend.try_above(description, &nesting)?;
+            boxed(nesting)
         })?;
-        // The hub is published, now check: a thread that counts itself in `first` later finds the
-        // hub.
+        // The nesting fd is published, now check: a thread that counts itself in `first` later finds the
+        // nesting fd.
         fence(Ordering::SeqCst);
         backend.vacate();
         // The pollers of the set still wait for its first kernel set.
@@ -286,34 +286,34 @@ impl EpollBackend {
         Self::ensure(description)
     }
 
-    /// Checks that the kernel lets a new hub be a member of those that watch the set now. The kernel refuses sets that
-    /// are nested too deep, and a hub that is published stays.
-    fn try_above(&self, description: &Description<Set>, hub: &SleepSet) -> Result<(), Errno> {
+    /// Checks that the kernel lets a new nesting fd be a member of those that watch the set now. The kernel refuses sets that
+    /// are nested too deep, and a nesting fd that is published stays.
+    fn try_above(&self, description: &Description<Set>, nesting: &SleepSet) -> Result<(), Errno> {
         let above = sets_above(description.watchers())?;
-        let hubs = above
+        let nesting_sets = above
             .iter()
-            .filter_map(|above| EpollBackend::of(above.object())?.hub())
-            .map(|hub| &**hub.fd);
+            .filter_map(|above| EpollBackend::of(above.object())?.nesting())
+            .map(|nesting| &**nesting.fd);
         let nothing = Event::new(Events::empty(), 0);
-        let hub = hub.fd.as_raw_fd();
-        for fd in hubs.chain(self.shown_fd()) {
-            exists(kernel::epoll_ctl(fd, Op::Add, hub, &nothing))?;
-            let _ = kernel::epoll_ctl(fd, Op::Del, hub, &nothing);
+        let nesting = nesting.fd.as_raw_fd();
+        for fd in nesting_sets.chain(self.shown_fd()) {
+            exists(kernel::epoll_ctl(fd, Op::Add, nesting, &nothing))?;
+            let _ = kernel::epoll_ctl(fd, Op::Del, nesting, &nothing);
         }
         Ok(())
     }
 
     /// The kernel set that has whatever is not the user's, once it is one of its own.
-    fn hub(&self) -> Option<&SleepSet> {
-        match self.first_is_hub {
+    fn nesting(&self) -> Option<&SleepSet> {
+        match self.first_is_nesting {
             true => Some(&self.first),
-            false => self.hub.get(),
+            false => self.nesting.get(),
         }
     }
 
     /// Where threads sleep.
     fn sleep_set(&self) -> &SleepSet {
-        self.hub().unwrap_or(&self.first)
+        self.nesting().unwrap_or(&self.first)
     }
 
     /// Wakes one of the threads that still sleep where they no longer should; it wakes the next.
@@ -325,7 +325,7 @@ impl EpollBackend {
 
     /// Wakes a thread, because a wakeup was taken here that may have been meant for it: something is pending in
     /// the core and is left, or no thread keeps the time of the next timer.
-    fn rouse_another(&self, set: &Set) {
+    fn wake_another(&self, set: &Set) {
         if (set.is_pending() || set.has_unkept_time()) && self.is_awaited() {
             self.sleep_set().fd.wake();
         }
@@ -348,7 +348,7 @@ impl EpollBackend {
     }
 
     /// Like [`take_members`](Self::take_members), whether it has any or not: a wakeup that no
-    /// thread has taken goes with them. It would keep a hub awake.
+    /// thread has taken goes with them. It would keep a nesting fd awake.
     fn empty_members(&self, set: &Set, out: &mut [Event]) -> (usize, Heard) {
         let mut heard = Heard::default();
         loop {
@@ -367,11 +367,13 @@ impl EpollBackend {
         }
     }
 
-    /// Forwards all events of the hub, if there is one.
+    /// Forwards all events of the nesting fd, if there is one.
     #[inline]
-    fn empty_hub(&self, set: &Set) -> Heard {
-        match self.hub() {
-            Some(hub) if self.rotation.is_none() || self.has_sets_below() => self.empty(hub, set),
+    fn empty_nesting(&self, set: &Set) -> Heard {
+        match self.nesting() {
+            Some(nesting) if self.rotation.is_none() || self.has_sets_below() => {
+                self.empty(nesting, set)
+            }
             _ => Heard::default(),
         }
     }
@@ -394,34 +396,34 @@ impl EpollBackend {
         Ok(())
     }
 
-    /// Drains the hub for a set above, which was woken by it and polls this set next.
+    /// Drains the nesting fd for a set above, which was woken by it and polls this set next.
     ///
-    /// The poll may end before it comes to the hub. A notifier whose event was not taken is not
+    /// The poll may end before it comes to the nesting fd. A notifier whose event was not taken is not
     /// armed, so its counter would report no further change.
     fn hear_from_above(&self, set: &Set) {
         // Else there are only wakes of threads that sleep here.
         if broken(Rule::HearFromAbove) || !self.has_sets_below() {
             return;
         }
-        let heard = self.empty_hub(set);
+        let heard = self.empty_nesting(set);
         if heard.core {
-            self.rouse_another(set);
+            self.wake_another(set);
         }
         if heard.queued && set.watched_by.has_several() {
             set.wake_watchers();
         }
     }
 
-    /// Whether the hub may have events other than wakeups of threads that sleep there.
+    /// Whether the nesting fd may have events other than wakeups of threads that sleep there.
     fn has_sets_below(&self) -> bool {
         !self.links.lock().is_empty() || !self.listening.lock().is_empty()
     }
 
-    fn empty(&self, hub: &SleepSet, set: &Set) -> Heard {
+    fn empty(&self, nesting: &SleepSet, set: &Set) -> Heard {
         let mut heard = Heard::default();
         let mut events = [Event::default(); HUB_ROOM];
         loop {
-            let found = harvest_of(&hub.fd, &mut events);
+            let found = harvest_of(&nesting.fd, &mut events);
             let (_, also) = self.sift(set, &mut events[..found]);
             heard.add(also);
             if found < events.len() {
@@ -444,7 +446,7 @@ impl EpollBackend {
         let place = self.sleep_set();
         place.asleep.fetch_add(1, Ordering::SeqCst);
         fence_after_rmw();
-        // Counted, now look: a thread that queued something, or made the hub, before that did not see
+        // Counted, now look: a thread that queued something, or made the nesting fd, before that did not see
         // this one.
         let moved = !ptr::eq(place, self.sleep_set());
         let limit = if moved || set.is_pending() {
@@ -452,14 +454,18 @@ impl EpollBackend {
         } else {
             limit()
         };
-        let in_hub = !ptr::eq(place, &self.first);
-        // The hub learns through the first set what members do.
-        let limit = match in_hub && own_fds::may_be_lost() && !self.first.fd.is_in_place() {
+        let in_nesting = !ptr::eq(place, &self.first);
+        // The nesting fd learns through the first set what members do.
+        let limit = match in_nesting && own_fds::may_be_lost() && !self.first.fd.is_in_place() {
             true => kernel::AT_ONCE,
             false => limit,
         };
-        let mut of_hub = [Event::default(); HUB_ROOM];
-        let events = if in_hub { &mut of_hub[..] } else { &mut *out };
+        let mut of_nesting = [Event::default(); HUB_ROOM];
+        let events = if in_nesting {
+            &mut of_nesting[..]
+        } else {
+            &mut *out
+        };
         let found = kernel::epoll_wait(&place.fd, events, limit_of_sleep(limit), mask);
         place.asleep.fetch_sub(1, Ordering::SeqCst);
         self.vacate();
@@ -472,12 +478,12 @@ impl EpollBackend {
         if heard.members {
             kept = self.empty_members(set, out).0;
         }
-        let is_recheck = found == 0 && in_hub;
+        let is_recheck = found == 0 && in_nesting;
         if heard.queued || (is_recheck && self.hear_all(set)) {
             set.wake_watchers();
         }
         if heard.core && kept == out.len() {
-            self.rouse_another(set);
+            self.wake_another(set);
         }
         Ok(kept)
     }
@@ -505,7 +511,7 @@ impl EpollBackend {
                     events[kept] = event;
                     kept += 1;
                 }
-                Some(Special::Bell) => heard.core = true,
+                Some(Special::Wake) => heard.core = true,
                 Some(Special::Members) => heard.members = true,
                 Some(special) => below.push((special, event.events())),
             }
@@ -539,7 +545,7 @@ impl EpollBackend {
         mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
         let has_members = self.members.load(Ordering::Relaxed) > 0;
-        if self.hub().is_some() || set.is_pending() || !has_members {
+        if self.nesting().is_some() || set.is_pending() || !has_members {
             return self.harvest_all(set, out, &mut core);
         }
         // Only members can be ready, unless the data of an event shows something else.
@@ -571,7 +577,7 @@ impl EpollBackend {
             filled += core(&mut out[filled..]);
         }
         if heard.core {
-            self.rouse_another(set);
+            self.wake_another(set);
         }
         filled
     }
@@ -584,7 +590,7 @@ impl EpollBackend {
         mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
         // First of all, so that the core knows what is ready below.
-        let below = self.empty_hub(set);
+        let below = self.empty_nesting(set);
         if below.queued {
             // The kernel has woken the sets above, but it drops that event if they poll later.
             set.wake_watchers();
@@ -602,7 +608,7 @@ impl EpollBackend {
             filled += core(&mut out[filled..]);
         }
         if below.core || members.core {
-            self.rouse_another(set);
+            self.wake_another(set);
         }
         if self.shown.get().is_some() || below.members {
             self.take_back_stale_wake(set);
@@ -625,7 +631,7 @@ impl EpollBackend {
         };
         if is_taken {
             self.vacate();
-            self.rouse_another(set);
+            self.wake_another(set);
         }
     }
 
@@ -663,7 +669,10 @@ impl EpollBackend {
     /// Whether the numbers of the kernel sets stand for them, by one system call for each.
     fn is_in_place(&self) -> bool {
         self.first.fd.is_in_place()
-            && self.hub.get().is_none_or(|hub| hub.fd.is_in_place())
+            && self
+                .nesting
+                .get()
+                .is_none_or(|nesting| nesting.fd.is_in_place())
             && self.rotation.as_ref().is_none_or(Rotation::is_in_place)
             && self
                 .shown
@@ -674,7 +683,10 @@ impl EpollBackend {
     /// As [`is_in_place`](Self::is_in_place), with nothing left to chance.
     fn is_intact(&self) -> bool {
         self.first.fd.is_intact()
-            && self.hub.get().is_none_or(|hub| hub.fd.is_intact())
+            && self
+                .nesting
+                .get()
+                .is_none_or(|nesting| nesting.fd.is_intact())
             && self.rotation.as_ref().is_none_or(Rotation::is_intact)
             && self
                 .shown
@@ -725,24 +737,31 @@ impl EpollBackend {
             if !self.first.fd.is_intact() {
                 self.restore_first()?;
             }
-            if let Some(hub) = self.hub.get()
-                && !hub.fd.is_intact()
+            if let Some(nesting) = self.nesting.get()
+                && !nesting.fd.is_intact()
             {
-                hub.fd
-                    .replace_lost(kernel::epoll_create_elsewhere(&hub.fd)?);
+                nesting
+                    .fd
+                    .replace_lost(kernel::epoll_create_elsewhere(&nesting.fd)?);
             }
             self.restore_shown()?;
             if let Some(rotation) = &self.rotation {
                 rotation.restore(&self.first.fd, |anew| self.add_listed(anew))?;
             }
-            if let Some(hub) = self.hub() {
-                if !self.first_is_hub {
+            if let Some(nesting) = self.nesting() {
+                if !self.first_is_nesting {
                     let members = self.first.fd.as_raw_fd();
                     let special = Special::Members;
-                    exists(hub.register(&self.specials, Op::Add, members, Events::IN, special))?;
+                    exists(nesting.register(
+                        &self.specials,
+                        Op::Add,
+                        members,
+                        Events::IN,
+                        special,
+                    ))?;
                 }
-                below = self.link_anew(&interests, hub)?;
-                self.listen_anew(&interests, hub)?;
+                below = self.link_anew(&interests, nesting)?;
+                self.listen_anew(&interests, nesting)?;
             }
             // Sets below and above look here while they are made anew: this one is done.
             self.is_half_restored.store(false, Ordering::Relaxed);
@@ -810,7 +829,7 @@ impl EpollBackend {
         let ready = kernel::is_readable(&members.fd);
         // The wake that was taken back may have been meant for a sleeping thread.
         self.vacate();
-        self.rouse_another(set);
+        self.wake_another(set);
         ready
     }
 }
@@ -841,7 +860,7 @@ fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// How many events of a hub are taken together.
+/// How many events of a nesting fd are taken together.
 const HUB_ROOM: usize = 8;
 
 impl InKernel for EpollBackend {
@@ -864,7 +883,7 @@ impl InKernel for EpollBackend {
 impl KernelBackend for EpollBackend {
     #[inline]
     fn is_awaited(&self) -> bool {
-        self.first.is_awaited() || self.hub.get().is_some_and(SleepSet::is_awaited)
+        self.first.is_awaited() || self.nesting.get().is_some_and(SleepSet::is_awaited)
     }
 
     fn wake_one(&self, deferred: &mut Deferred) {
@@ -879,13 +898,13 @@ impl KernelBackend for EpollBackend {
             rotation.quiet_pollers();
         }
         // That of a rotating set is always readable.
-        if let Some(hub) = self.hub()
-            && (self.rotation.is_some() || kernel::is_readable(&hub.fd))
+        if let Some(nesting) = self.nesting()
+            && (self.rotation.is_some() || kernel::is_readable(&nesting.fd))
         {
-            let heard = self.empty_hub(set);
+            let heard = self.empty_nesting(set);
             let is_ready = heard.core && set.has_ready();
             if heard.core {
-                self.rouse_another(set);
+                self.wake_another(set);
             }
             if is_ready {
                 if heard.queued && (!for_item || set.watched_by.has_several()) {
@@ -913,7 +932,7 @@ impl KernelBackend for EpollBackend {
         if self.is_found_lost() {
             self.restore(description)?;
         }
-        match self.hub().is_some() && self.last_check.is_due() {
+        match self.nesting().is_some() && self.last_check.is_due() {
             true => self
                 .restore_below(description.object())
                 .inspect_err(|_| self.last_check.repeat()),
@@ -925,7 +944,10 @@ impl KernelBackend for EpollBackend {
     fn is_found_lost(&self) -> bool {
         self.is_half_restored()
             || self.first.fd.is_found_lost()
-            || self.hub.get().is_some_and(|hub| hub.fd.is_found_lost())
+            || self
+                .nesting
+                .get()
+                .is_some_and(|nesting| nesting.fd.is_found_lost())
             || self.rotation.as_ref().is_some_and(Rotation::is_found_lost)
             || self
                 .shown
@@ -934,7 +956,7 @@ impl KernelBackend for EpollBackend {
     }
 
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
-        let above = EpollBackend::ensure_hub(outer)?;
+        let above = EpollBackend::ensure_nesting(outer)?;
         above.ensure_intact(outer)?;
         let interests = outer.object().lock();
         above.link(outer.object(), &interests, inner, Renew::No)?;

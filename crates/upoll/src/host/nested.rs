@@ -1,6 +1,6 @@
 //! Sets with a kernel backend that are watched by other sets.
 //!
-//! The outer set gets a nesting fd (the *hub*). It is a kernel set whose members are the kernel set
+//! The outer set gets a nesting fd. It is a kernel set whose members are the kernel set
 //! of each inner set, edge-triggered, and the kernel set of the outer set's own members. From then on
 //! threads sleep in the nesting fd, which wakes them when something becomes ready below. The core
 //! queues the inner set in the outer one and polls it like any member. Nothing in a nesting fd is the
@@ -57,9 +57,9 @@ impl Links {
 }
 
 impl EpollBackend {
-    /// Registers in the hub what the items of this set that watch `inner` need: the kernel set that
+    /// Registers in the nesting fd what the items of this set that watch `inner` need: the kernel set that
     /// `inner`'s threads sleep in, and its source if it is a rotating set. `interests` is the
-    /// set's, locked. Without a hub nothing has been linked yet.
+    /// set's, locked. Without a nesting fd nothing has been linked yet.
     pub(super) fn link(
         &self,
         set: &Set,
@@ -70,10 +70,10 @@ impl EpollBackend {
         let Some(below) = as_set(inner).and_then(EpollBackend::of) else {
             return Ok(());
         };
-        let Some(hub) = self.hub() else {
+        let Some(nesting) = self.nesting() else {
             return Ok(());
         };
-        let register = |op, fd, special| hub.register(&self.specials, op, fd, EDGE, special);
+        let register = |op, fd, special| nesting.register(&self.specials, op, fd, EDGE, special);
         let address = ptr::from_ref(inner).cast::<()>().addr();
         let slots = slots_that_watch(set, interests, inner);
         // Each would be a path up from all that is below, and the kernel allows 500 of them.
@@ -89,8 +89,8 @@ impl EpollBackend {
             if let Some(at) = known {
                 let link = links.0.swap_remove(at);
                 if let (Some(rotation), Some(source)) = (&below.rotation, link.source) {
-                    rotation.unwatch(&hub.fd);
-                    self.watch_again(hub, interests, &mut links, source);
+                    rotation.unwatch(&nesting.fd);
+                    self.watch_again(nesting, interests, &mut links, source);
                 }
                 return match link.fd {
                     Some(fd) => register(Op::Del, fd, Special::Nested(link.slot)),
@@ -117,7 +117,7 @@ impl EpollBackend {
         };
         let link = &mut links.0[at];
         if link.fd != fd {
-            // It has a hub, or sets below, by now.
+            // It has a nesting fd, or sets below, by now.
             if let Some(fd) = fd {
                 register(Op::Add, fd, Special::Nested(link.slot))?;
             }
@@ -140,27 +140,33 @@ impl EpollBackend {
         let mut before = None;
         if link.source.is_some() && renew == Renew::Source {
             before = link.source.take();
-            rotation.unwatch(&hub.fd);
+            rotation.unwatch(&nesting.fd);
         }
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
-            link.source = rotation.watch(&hub.fd, data)?;
+            link.source = rotation.watch(&nesting.fd, data)?;
         }
         if let Some(before) = before.filter(|_| link.source.is_none()) {
-            self.watch_again(hub, interests, &mut links, before);
+            self.watch_again(nesting, interests, &mut links, before);
         }
         Ok(())
     }
 
     /// Watches the sources under the fd `source` again, whose registration went with another link.
-    fn watch_again(&self, hub: &SleepSet, interests: &Interests, links: &mut Links, source: RawFd) {
+    fn watch_again(
+        &self,
+        nesting: &SleepSet,
+        interests: &Interests,
+        links: &mut Links,
+        source: RawFd,
+    ) {
         for link in links.0.iter_mut() {
             if link.source == Some(source)
                 && let Some(rotation) = rotation_at(interests, link.slot)
             {
                 let data = self.specials.encode(Special::Chosen(link.slot));
                 // If the kernel is out of memory the next change of the source registers it again.
-                link.source = rotation.watch(&hub.fd, data).unwrap_or(None);
+                link.source = rotation.watch(&nesting.fd, data).unwrap_or(None);
             }
         }
     }
@@ -192,13 +198,13 @@ impl EpollBackend {
         Ok(below)
     }
 
-    /// Registers in a new hub all that it needs of the sets below. Returns those whose kernel set
+    /// Registers in a new nesting fd all that it needs of the sets below. Returns those whose kernel set
     /// was lost as well, or was not made anew completely: they inform this one when they have
     /// another. `interests` is the set's, locked.
     pub(super) fn link_anew(
         &self,
         interests: &Interests,
-        hub: &SleepSet,
+        nesting: &SleepSet,
     ) -> Result<Vec<Held<Set>>, Errno> {
         let mut lost = Vec::new();
         let mut links = self.links.lock();
@@ -224,11 +230,11 @@ impl EpollBackend {
                 let fd = below.sleep_set().fd.as_raw_fd();
                 link.fd = Some(fd);
                 let special = Special::Nested(link.slot);
-                exists(hub.register(&self.specials, Op::Add, fd, EDGE, special))?;
+                exists(nesting.register(&self.specials, Op::Add, fd, EDGE, special))?;
             }
             if let Some(rotation) = &below.rotation {
                 let data = self.specials.encode(Special::Chosen(link.slot));
-                link.source = rotation.watch(&hub.fd, data)?;
+                link.source = rotation.watch(&nesting.fd, data)?;
             }
         }
         Ok(lost)
@@ -249,7 +255,7 @@ impl EpollBackend {
                     queued |= self.hear(set, &interests, slot, direction);
                     continue;
                 }
-                Special::Bell | Special::Members => continue,
+                Special::Wake | Special::Members => continue,
             };
             for slot in slots {
                 queued |= self.kick_slot(set, &interests, slot, special, events);
@@ -342,7 +348,7 @@ impl EpollBackend {
         for slot in chosen {
             let renewed = self.stand_last_for(&interests, slot);
             if renewed && let Some(item) = interests.at(slot).and_then(as_item) {
-                // The kernel has looked at the source just now: if it is ready, the hub says so.
+                // The kernel has looked at the source just now: if it is ready, the nesting fd says so.
                 // SAFETY: registered, and the set's lock is held.
                 unsafe {
                     // A harvest has to settle a claim.
@@ -358,7 +364,9 @@ impl EpollBackend {
 
     /// Returns whether the source is registered anew.
     fn stand_last_for(&self, interests: &Interests, slot: u32) -> bool {
-        let Some(hub) = self.hub() else { return false };
+        let Some(nesting) = self.nesting() else {
+            return false;
+        };
         let Some(rotation) = rotation_at(interests, slot) else {
             return false;
         };
@@ -370,7 +378,7 @@ impl EpollBackend {
         let is_shared = links.0.iter().filter(|link| link.source == source).count() > 1;
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
-        let renewed = rotation.renew(&hub.fd, data, is_shared);
+        let renewed = rotation.renew(&nesting.fd, data, is_shared);
         links.0[at].source = renewed.unwrap_or(None);
         links.0[at].source.is_some()
     }

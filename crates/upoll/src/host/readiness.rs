@@ -257,11 +257,11 @@ unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     // before it ends.
     let shown = unsafe { entry.cast::<Shown>().as_ref() };
     let ready = &shown.ready;
-    if wake.mode != Mode::Ask && shown.is_linked.load(Ordering::SeqCst) && ready.needs_ring() {
+    if wake.mode != Mode::Query && shown.is_linked.load(Ordering::SeqCst) && ready.needs_ring() {
         ReadyFd::ring_later(ready, wake.deferred);
     }
     // An event loop that watches the fd may be busy with something else: the event is for threads that sleep in line.
-    Reply::Passed
+    Reply::Declined
 }
 
 impl EpollBackend {
@@ -325,7 +325,7 @@ impl EpollBackend {
         let fd = &shown.ready.fd;
         let interest = Event::new(Events::IN, DATA);
         exists(kernel::epoll_ctl(fd, Op::Add, place.as_raw_fd(), &interest))?;
-        if self.hub.get().is_some() {
+        if self.nesting.get().is_some() {
             let _ = kernel::epoll_ctl(fd, Op::Del, self.first.fd.as_raw_fd(), &interest);
         }
         Ok(())
@@ -371,7 +371,7 @@ impl EpollBackend {
     pub(super) fn close_shown(&self) {
         if let Some(shown) = self.shown.get() {
             shown.entry.unhook();
-            if self.hub.get().is_some() && self.first.fd.is_in_place() {
+            if self.nesting.get().is_some() && self.first.fd.is_in_place() {
                 let first = self.first.fd.as_raw_fd();
                 let interest = Event::new(Events::IN, DATA);
                 let _ = kernel::epoll_ctl(&shown.ready.fd, Op::Add, first, &interest);

@@ -341,7 +341,7 @@ impl Rotation {
     fn tell_workers(&self, epoll: &Epoll) -> Result<(), Errno> {
         let rotating = epoll.description();
         for worker in sets_above(rotating.watchers())? {
-            let backend = EpollBackend::ensure_hub(&worker)?;
+            let backend = EpollBackend::ensure_nesting(&worker)?;
             backend.ensure_intact(&worker)?;
             let interests = worker.object().lock();
             backend.link(worker.object(), &interests, rotating, Renew::Source)?;

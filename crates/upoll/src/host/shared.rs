@@ -33,7 +33,7 @@ use super::{EDGE, EpollBackend, generation};
 use crate::epoll::Op;
 use crate::epoll::ctl::set_of;
 use crate::errno::Errno;
-use crate::eventfd::listeners::{Shared, Voice};
+use crate::eventfd::listeners::{Shared, Wakers};
 use crate::eventfd::{Direction, EventFd, EventFdFlags, Limited, SharedCount, Step};
 use crate::events::{Event, Events};
 use crate::file::Description;
@@ -136,7 +136,7 @@ impl EventFd {
     /// - A signal handler must not use the counter. A child must be made by `fork`; a child that
     ///   calls `exec` no longer has the counter. Two kernel fds belong to it: a child that closes
     ///   all fds that it has inherited has to drop its handles before.
-    /// - [`retire`](Self::retire) does nothing to it.
+    /// - [`demote`](Self::demote) does nothing to it.
     ///
     /// # Errors
     /// `EINVAL`: `flags` holds a bit that [`EventFdFlags`] does not name. `ENOMEM`: no memory for the
@@ -163,8 +163,8 @@ impl EventFd {
     }
 
     /// Moves count and maximum to a new counter that [is shared](Self::shared) with children and
-    /// continues this one. This counter is [retired](Self::retire), whatever its maximum. Returns
-    /// None, and does nothing, if it was retired before, or is shared itself.
+    /// continues this one. This counter is [demoted](Self::demote), whatever its maximum. Returns
+    /// None, and does nothing, if it was demoted before, or is shared itself.
     ///
     /// # Errors
     /// As [`shared`](Self::shared); nothing is done then.
@@ -173,7 +173,7 @@ impl EventFd {
             return Ok(None);
         }
         let shared = Self::shared(0, self.flags())?;
-        let Some(was) = self.counter().retire(|_| true)? else {
+        let Some(was) = self.counter().demote(|_| true)? else {
             return Ok(None);
         };
         // Nobody else has it yet.
@@ -266,7 +266,7 @@ impl SharedCounter {
 
     /// Returns the notifier that a kernel set has to watch, edge-triggered, to see changes. It is
     /// always readable.
-    pub(super) fn bell(&self, direction: Direction) -> &Descriptor {
+    pub(super) fn notifier(&self, direction: Direction) -> &Descriptor {
         match direction {
             Direction::In => &self.share.inward,
             Direction::Out => &self.share.outward,
@@ -340,7 +340,7 @@ impl InKernel for SharedCounter {
     }
 
     fn prepare_set(&self, set: &Description) -> Result<(), Errno> {
-        set_of(set).map_or(Ok(()), |set| EpollBackend::ensure_hub(set).map(drop))
+        set_of(set).map_or(Ok(()), |set| EpollBackend::ensure_nesting(set).map(drop))
     }
 
     fn tell_threads_of(&self, set: &Description) -> Result<(), Errno> {
@@ -392,26 +392,26 @@ impl Drop for SharedCounter {
     }
 }
 
-impl Voice for SharedCounter {
-    fn rouse(&self, word: &AtomicU32) {
+impl Wakers for SharedCounter {
+    fn wake(&self, word: &AtomicU32) {
         wake_all(word);
     }
 
     fn ring(&self, direction: Direction) {
-        kernel::eventfd_write(self.bell(direction));
+        kernel::eventfd_write(self.notifier(direction));
     }
 }
 
 /// The notifiers that a thread in `poll` or `select` listens to: a kernel set of its own.
-pub(crate) struct Ears {
+pub(crate) struct ListeningFd {
     set: Descriptor,
 }
 
-impl Ears {
+impl ListeningFd {
     /// `ENOMEM`: there is no memory or no descriptor for it.
     pub(crate) fn new() -> Result<Self, Errno> {
         let set = kernel::epoll_create().map_err(|_| Errno::NOMEM)?;
-        Ok(Ears { set })
+        Ok(ListeningFd { set })
     }
 
     /// Listens for changes of `target` that concern `wanted`, if it is a shared counter. Once is
@@ -423,13 +423,13 @@ impl Ears {
             return Ok(());
         };
         for direction in wanted_directions(wanted) {
-            let bell = counter.bell(direction);
-            if !bell.is_in_place() {
+            let notifier = counter.notifier(direction);
+            if !notifier.is_in_place() {
                 // Lost: the thread looks at the counter after each sleep.
                 continue;
             }
             let interest = Event::new(EDGE, 0);
-            match kernel::epoll_ctl(&self.set, Op::Add, bell.as_raw_fd(), &interest) {
+            match kernel::epoll_ctl(&self.set, Op::Add, notifier.as_raw_fd(), &interest) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 // Also ENOSPC, the limit on interests, which `poll` has no error for.
                 Err(_) => return Err(Errno::NOMEM),

@@ -41,7 +41,7 @@ impl SleepSet {
     fn resting(fd: OwnFd, specials: &Specials, is_readable: bool) -> Result<Self, Errno> {
         let set = WakeableSet {
             fd,
-            data: specials.encode(Special::Bell),
+            data: specials.encode(Special::Wake),
             is_readable,
         };
         // From now on the event is known as one that is not for the user.

@@ -31,7 +31,7 @@ const fn inverse(odd: u64) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Special {
     /// Something in the core became ready.
-    Bell,
+    Wake,
     /// Members are ready.
     Members,
     /// Something became ready in the kernel backend of the set that the item in this slot watches.
@@ -60,7 +60,7 @@ impl Specials {
     /// The data for a registration.
     pub(super) fn encode(&self, special: Special) -> u64 {
         let index = match special {
-            Special::Bell => 0,
+            Special::Wake => 0,
             Special::Members => 1,
             Special::Nested(slot) => 2 + 4 * u64::from(slot),
             Special::Chosen(slot) => 3 + 4 * u64::from(slot),
@@ -91,7 +91,7 @@ impl Specials {
         let index = self.index_of(data);
         let Some(of_slot) = index.checked_sub(2) else {
             return Some(match index {
-                0 => Special::Bell,
+                0 => Special::Wake,
                 _ => Special::Members,
             });
         };
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn specials_come_back_as_encoded_and_other_data_is_the_users() {
         let specials = Specials::new();
-        for special in [Special::Bell, Special::Members] {
+        for special in [Special::Wake, Special::Members] {
             assert_eq!(specials.decode(specials.encode(special)), Some(special));
         }
         for slot in [0, 1, 2, 1000, u32::MAX] {

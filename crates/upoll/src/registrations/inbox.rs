@@ -27,7 +27,7 @@ pub(super) struct Arrivals {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleeper {
     /// Called with `whom` under the inbox's lock.
-    pub(crate) rouse: unsafe fn(whom: NonNull<()>, &mut Deferred),
+    pub(crate) wake_thread: unsafe fn(whom: NonNull<()>, &mut Deferred),
     pub(crate) whom: NonNull<()>,
 }
 
@@ -66,7 +66,7 @@ impl Inbox {
         self.arrivals.lock().sleeper.is_some()
     }
 
-    pub(super) fn mark(&self, slot: u32, rouses: bool, deferred: &mut Deferred) {
+    pub(super) fn mark(&self, slot: u32, wakes: bool, deferred: &mut Deferred) {
         let mut arrivals = self.arrivals.lock();
         let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
         if arrivals.marks[word] & bit == 0 {
@@ -75,9 +75,9 @@ impl Inbox {
             arrivals.slots.push(slot);
             self.is_marked.store(true, Ordering::Relaxed);
         }
-        if rouses && let Some(Sleeper { rouse, whom }) = arrivals.sleeper {
+        if wakes && let Some(Sleeper { wake_thread, whom }) = arrivals.sleeper {
             // SAFETY: attached, and the lock is held, which a detach takes.
-            unsafe { rouse(whom, deferred) };
+            unsafe { wake_thread(whom, deferred) };
         }
     }
 

@@ -1,9 +1,9 @@
 //! The state between two calls of `poll` or `select`: the entries' places in the objects' wait
 //! queues, and which of them woke.
 //!
-//! A call first compares its list with the kept one ([`Kept::compare`]), and changes the
-//! registrations where the two differ ([`Kept::settle`]). Then it polls the *active* entries
-//! ([`Kept::look`]): those that were ready at the last poll, and those that a wakeup has marked
+//! A call first compares its list with the kept one ([`Registrations::compare`]), and changes the
+//! registrations where the two differ ([`Registrations::settle`]). Then it polls the *active* entries
+//! ([`Registrations::look`]): those that were ready at the last poll, and those that a wakeup has marked
 //! since. The others are as idle as they were.
 //!
 //! # Marks
@@ -156,7 +156,7 @@ struct Hook {
     inbox: NonNull<Inbox>,
 }
 
-// SAFETY: `inbox` leads to an `Inbox`, which is `Send` and `Sync`, of the `Kept` that owns the hook.
+// SAFETY: `inbox` leads to an `Inbox`, which is `Send` and `Sync`, of the `Registrations` that owns the hook.
 unsafe impl Send for Hook {}
 // SAFETY: as above.
 unsafe impl Sync for Hook {}
@@ -176,18 +176,22 @@ unsafe fn on_wake_kept(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     // A poll may find events that no key has announced: a set wakes for `IN` and shows `RDNORM`,
     // too. So the mark is left in any case, but as in Linux it wakes no thread.
     let concerns = wake.key.is_empty() || wake.key.intersects(wanted);
-    if wake.mode != Mode::Tell && !(concerns && inbox.is_awaited()) {
+    if wake.mode != Mode::Notify && !(concerns && inbox.is_awaited()) {
         // Between two calls nobody waits.
-        return Reply::Passed;
+        return Reply::Declined;
     }
-    if wake.mode != Mode::Ask {
+    if wake.mode != Mode::Query {
         inbox.mark(hook.slot, concerns, wake.deferred);
     }
-    if concerns { Reply::Took } else { Reply::Passed }
+    if concerns {
+        Reply::Woken
+    } else {
+        Reply::Declined
+    }
 }
 
 /// The registrations behind the list of the last call.
-pub(crate) struct Kept {
+pub(crate) struct Registrations {
     /// Boxed, because hooks lead to it. It exists from the first slot on.
     inbox: Option<Box<Inbox>>,
     listed: Vec<Listed>,
@@ -208,7 +212,7 @@ pub(crate) struct Kept {
 
 /// The part of the registrations that is with the kernel.
 #[cfg(any(feature = "std", upoll_loom))]
-pub(crate) trait Outside {
+pub(crate) trait KernelEntries {
     /// Makes room to [ask](Self::ask) about slots below `count`.
     ///
     /// # Errors
@@ -234,13 +238,13 @@ pub(crate) trait Outside {
     fn remove(&mut self, number: i32, slot: u32, before: Registration);
 }
 
-/// A core by itself has nothing outside.
+/// A core by itself has no kernel entries.
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
-pub(crate) trait Outside {}
+pub(crate) trait KernelEntries {}
 
-impl Kept {
+impl Registrations {
     pub(crate) fn new() -> Self {
-        Kept {
+        Registrations {
             inbox: None,
             listed: Vec::new(),
             slots: Vec::new(),
@@ -302,13 +306,13 @@ impl Kept {
         &mut self,
         len: usize,
         at: impl Fn(usize) -> (Option<Target<'a>>, Events),
-        outside: &mut impl Outside,
+        kernel_entries: &mut impl KernelEntries,
     ) -> Result<(), Errno> {
         if self.changed.is_empty() && self.listed.len() == len {
             return Ok(());
         }
         let mut changed = core::mem::take(&mut self.changed);
-        let settled = self.settle_changed(len, &mut changed, at, outside);
+        let settled = self.settle_changed(len, &mut changed, at, kernel_entries);
         self.changed = changed;
         settled
     }
@@ -319,7 +323,7 @@ impl Kept {
         len: usize,
         changed: &mut Vec<u32>,
         at: impl Fn(usize) -> (Option<Target<'a>>, Events),
-        outside: &mut impl Outside,
+        kernel_entries: &mut impl KernelEntries,
     ) -> Result<(), Errno> {
         let more = len.saturating_sub(self.listed.len());
         self.listed.try_reserve(more).map_err(|_| Errno::NOMEM)?;
@@ -336,7 +340,7 @@ impl Kept {
             };
             let (target, wanted) = at(position as usize);
             if Key::of(target) == listed.key {
-                self.list_as(position, listed.key, wanted, listed.slot, outside);
+                self.list_as(position, listed.key, wanted, listed.slot, kernel_entries);
                 return false;
             }
             self.loosen(position);
@@ -356,7 +360,7 @@ impl Kept {
             let (target, wanted) = at(position as usize);
             let key = Key::of(target);
             if key == NOTHING {
-                self.list_as(position, key, wanted, NOWHERE, outside);
+                self.list_as(position, key, wanted, NOWHERE, kernel_entries);
                 return false;
             }
             let found = self
@@ -364,7 +368,7 @@ impl Kept {
                 .find_entry(key.hash(), |&slot| self.slots[slot as usize].key == key);
             let Ok(found) = found else { return true };
             let (slot, _) = found.remove();
-            self.list_as(position, key, wanted, slot, outside);
+            self.list_as(position, key, wanted, slot, kernel_entries);
             false
         });
 
@@ -373,14 +377,14 @@ impl Kept {
         Releasing {
             kept: self,
             slots: loose.drain(),
-            outside,
+            kernel_entries,
         }
         .run();
         self.loose = loose;
         for &position in &*changed {
             let (target, wanted) = at(position as usize);
             if let Some(target) = target {
-                self.register(position, target, wanted, outside)?;
+                self.register(position, target, wanted, kernel_entries)?;
             }
         }
         Ok(())
@@ -408,7 +412,7 @@ impl Kept {
         key: Key,
         wanted: Events,
         slot: u32,
-        outside: &mut impl Outside,
+        kernel_entries: &mut impl KernelEntries,
     ) {
         self.listed[position as usize] = Listed { key, wanted, slot };
         let Some(entry) = self.slots.get_mut(slot as usize) else {
@@ -417,12 +421,12 @@ impl Kept {
         entry.position = position;
         if entry.wanted != wanted {
             entry.wanted = wanted;
-            self.change(slot, outside);
+            self.change(slot, kernel_entries);
         }
     }
 
     /// An entry's interest is another one.
-    fn change(&mut self, index: u32, outside: &mut impl Outside) {
+    fn change(&mut self, index: u32, kernel_entries: &mut impl KernelEntries) {
         let slot = &mut self.slots[index as usize];
         match &mut slot.kind {
             Kind::Free => {}
@@ -437,10 +441,11 @@ impl Kept {
             }
             #[cfg(any(feature = "std", upoll_loom))]
             Kind::Kernel(registration) => {
-                *registration = outside.change(slot.key.number, slot.wanted, index, *registration);
+                *registration =
+                    kernel_entries.change(slot.key.number, slot.wanted, index, *registration);
             }
         }
-        let _ = outside;
+        let _ = kernel_entries;
         if !broken(Rule::LookAfterRegistering) {
             self.activate(index);
         }
@@ -489,13 +494,13 @@ impl Kept {
         position: u32,
         target: Target<'_>,
         wanted: Events,
-        outside: &mut impl Outside,
+        kernel_entries: &mut impl KernelEntries,
     ) -> Result<(), Errno> {
         let key = Key::of(Some(target));
         let index = self.vacate()?;
         #[cfg(any(feature = "std", upoll_loom))]
         if !matches!(target, Target::File(_))
-            && let Err(errno) = outside.reserve(self.slots.len())
+            && let Err(errno) = kernel_entries.reserve(self.slots.len())
         {
             self.free.push(index);
             return Err(errno);
@@ -507,13 +512,13 @@ impl Kept {
             Target::File(file) => {
                 slot.kind = Kind::User(file.keep());
                 self.users += 1;
-                self.hook_up(index, file, outside)?;
+                self.hook_up(index, file, kernel_entries)?;
             }
             #[cfg(any(feature = "std", upoll_loom))]
-            Target::Kernel(_) => slot.kind = Kind::Kernel(outside.ask(index)),
+            Target::Kernel(_) => slot.kind = Kind::Kernel(kernel_entries.ask(index)),
             #[cfg(any(feature = "std", upoll_loom))]
             Target::Descriptor(_) => {
-                slot.kind = Kind::Kernel(outside.add(key.number, wanted, index));
+                slot.kind = Kind::Kernel(kernel_entries.add(key.number, wanted, index));
             }
         }
         #[cfg(any(feature = "std", upoll_loom))]
@@ -540,12 +545,12 @@ impl Kept {
         &mut self,
         index: u32,
         file: FileRef<'_>,
-        outside: &mut impl Outside,
+        kernel_entries: &mut impl KernelEntries,
     ) -> Result<(), Errno> {
         let registering = Registering {
             kept: self,
             index,
-            outside,
+            kernel_entries,
         };
         if let Some(source) = file.description().kernel_source() {
             source.prepare_queue()?;
@@ -592,7 +597,7 @@ impl Kept {
     }
 
     /// Takes an entry out of everything it is registered with.
-    fn release(&mut self, index: u32, outside: &mut impl Outside) {
+    fn release(&mut self, index: u32, kernel_entries: &mut impl KernelEntries) {
         // A waker that panics does so when all is done.
         let _scope = Scope::enter();
         let slot = &mut self.slots[index as usize];
@@ -608,10 +613,10 @@ impl Kept {
             #[cfg(any(feature = "std", upoll_loom))]
             Kind::Kernel(registration) => {
                 self.kernels -= 1;
-                outside.remove(slot.key.number, index, *registration);
+                kernel_entries.remove(slot.key.number, index, *registration);
             }
         }
-        let _ = outside;
+        let _ = kernel_entries;
         slot.key = NOTHING;
         self.free.push(index);
         // Last, for it may run foreign code.
@@ -705,7 +710,7 @@ impl Kept {
 
 /// The queries of the layer above for the kernel's part.
 #[cfg(any(feature = "std", upoll_loom))]
-impl Kept {
+impl Registrations {
     /// Calls `visit` with each shared eventfd and the events that are wanted of it.
     pub(crate) fn try_for_each_shared(
         &self,
@@ -754,7 +759,7 @@ impl Kept {
     }
 
     /// Registers all of the kernel's entries anew: what they were registered with is gone.
-    pub(crate) fn renew_kernel_entries(&mut self, outside: &mut impl Outside) {
+    pub(crate) fn renew_kernel_entries(&mut self, kernel_entries: &mut impl KernelEntries) {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             #[expect(clippy::cast_possible_truncation, reason = "see `vacate`")]
@@ -763,9 +768,9 @@ impl Kept {
                 continue;
             };
             *registration = if slot.key.identity == 0 {
-                outside.ask(index)
+                kernel_entries.ask(index)
             } else {
-                outside.add(slot.key.number, slot.wanted, index)
+                kernel_entries.add(slot.key.number, slot.wanted, index)
             };
             self.activate(index);
         }
@@ -804,7 +809,7 @@ pub(crate) struct KernelEntry {
     pub(crate) position: usize,
 }
 
-impl Drop for Kept {
+impl Drop for Registrations {
     fn drop(&mut self) {
         // A waker that panics does so when all entries are out.
         let _scope = Scope::enter();
@@ -818,35 +823,35 @@ impl Drop for Kept {
 
 /// An entry whose object is being asked for its queues. Dropped only when the object's `poll`
 /// panics: then the entry goes again.
-struct Registering<'k, O: Outside> {
-    kept: &'k mut Kept,
+struct Registering<'k, O: KernelEntries> {
+    kept: &'k mut Registrations,
     index: u32,
-    outside: &'k mut O,
+    kernel_entries: &'k mut O,
 }
 
-impl<O: Outside> Drop for Registering<'_, O> {
+impl<O: KernelEntries> Drop for Registering<'_, O> {
     fn drop(&mut self) {
-        self.kept.release(self.index, self.outside);
+        self.kept.release(self.index, self.kernel_entries);
     }
 }
 
 /// Entries that are none of the list any more: they go, to the last one, even if an object's end
 /// panics on the way.
-struct Releasing<'k, O: Outside> {
-    kept: &'k mut Kept,
+struct Releasing<'k, O: KernelEntries> {
+    kept: &'k mut Registrations,
     slots: Drain<'k, u32>,
-    outside: &'k mut O,
+    kernel_entries: &'k mut O,
 }
 
-impl<O: Outside> Releasing<'_, O> {
+impl<O: KernelEntries> Releasing<'_, O> {
     fn run(&mut self) {
         for slot in self.slots.by_ref() {
-            self.kept.release(slot, self.outside);
+            self.kept.release(slot, self.kernel_entries);
         }
     }
 }
 
-impl<O: Outside> Drop for Releasing<'_, O> {
+impl<O: KernelEntries> Drop for Releasing<'_, O> {
     fn drop(&mut self) {
         self.run();
     }

@@ -13,7 +13,7 @@ impl EventFd {
     ///
     /// # Errors
     /// `EAGAIN`: the count is 0 and the object is `NONBLOCK`. `EINTR`: a signal handler without
-    /// `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
+    /// `SA_RESTART` ran. `ESTALE`: it was [demoted](Self::demote).
     #[inline]
     pub fn read(&self) -> Result<u64, Errno> {
         self.blocking(Direction::In, Self::try_read)
@@ -24,7 +24,7 @@ impl EventFd {
     /// # Errors
     /// `EINVAL`: `value` is `u64::MAX`. `EAGAIN`: it does not fit and the object is `NONBLOCK`.
     /// `EINTR`: a signal handler without `SA_RESTART` ran. `ESTALE`: it was
-    /// [retired](Self::retire).
+    /// [demoted](Self::demote).
     #[inline]
     pub fn write(&self, value: u64) -> Result<(), Errno> {
         self.blocking(Direction::Out, |this| this.try_write(value))
@@ -52,7 +52,7 @@ impl EventFd {
             return until_done_by_any(counter, direction, || attempt(self));
         }
         until_done(self.wait_queue(), Place::Shared, |_| match attempt(self) {
-            Err(Errno::AGAIN) if self.is_retired() => Err(Errno::STALE),
+            Err(Errno::AGAIN) if self.is_stale() => Err(Errno::STALE),
             done => done,
         })
     }

@@ -30,7 +30,7 @@ use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::host::generation;
 use crate::host::kernel::{self, Descriptor};
-use crate::kept::{Kept, Outside, Registration};
+use crate::registrations::{KernelEntries, Registration, Registrations};
 
 /// The thread that may use a set. Threads see different signals through the same `signalfd`, so a
 /// set belongs to the thread that made it.
@@ -100,7 +100,7 @@ impl KernelPart {
     }
 
     /// Makes the set anew if the program has closed its number. To be called before each sleep.
-    pub(super) fn replace_lost(&mut self, kept: &mut Kept) {
+    pub(super) fn replace_lost(&mut self, kept: &mut Registrations) {
         if self.set.as_ref().is_some_and(|set| !set.fd.is_in_place()) {
             self.renew(kept);
         }
@@ -108,14 +108,14 @@ impl KernelPart {
 
     /// Makes a set of the calling thread's own if what there is is another's.
     #[inline]
-    pub(super) fn renew_foreign(&mut self, kept: &mut Kept) {
+    pub(super) fn renew_foreign(&mut self, kept: &mut Registrations) {
         if self.is_foreign {
             self.renew(kept);
         }
     }
 
     #[inline(never)]
-    fn renew(&mut self, kept: &mut Kept) {
+    fn renew(&mut self, kept: &mut Registrations) {
         self.times_asked_anew += 1;
         self.is_foreign = false;
         self.set = None;
@@ -155,7 +155,7 @@ impl KernelPart {
     }
 
     /// Takes the ready events from the set. Returns whether there are any.
-    pub(super) fn harvest(&mut self, kept: &mut Kept) -> Result<bool, Errno> {
+    pub(super) fn harvest(&mut self, kept: &mut Registrations) -> Result<bool, Errno> {
         self.heard = 0;
         while let Some(set) = self.set.as_ref().filter(|_| self.registered > 0) {
             let harvested = kernel::epoll_harvest(&set.fd, &mut self.events);
@@ -175,7 +175,7 @@ impl KernelPart {
 
     /// Keeps those of `count` events whose entries are ready. Returns false if an event has no
     /// entry.
-    fn sort(&mut self, kept: &mut Kept, count: usize) -> bool {
+    fn sort(&mut self, kept: &mut Registrations, count: usize) -> bool {
         self.heard = 0;
         for at in 0..count {
             let event = self.events[at];
@@ -285,7 +285,7 @@ impl KernelPart {
     }
 }
 
-impl Outside for KernelPart {
+impl KernelEntries for KernelPart {
     fn reserve(&mut self, count: usize) -> Result<(), Errno> {
         let more = count.saturating_sub(self.asked_at.len());
         self.asked_at.try_reserve(more).map_err(|_| Errno::NOMEM)?;
@@ -369,7 +369,7 @@ fn stamp_of(event: Event) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelPart, Outside, Registration};
+    use super::{KernelEntries, KernelPart, Registration};
 
     #[test]
     fn an_entry_that_is_asked_about_leaves_without_a_search() {

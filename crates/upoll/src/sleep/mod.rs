@@ -7,7 +7,6 @@
 
 mod blocking;
 mod channel;
-mod doorbell;
 #[cfg(not(upoll_loom))]
 mod epoll_pwait1;
 mod epoll_wait;
@@ -26,6 +25,7 @@ mod socketpair;
 mod std_io;
 #[cfg(not(upoll_loom))]
 mod thread_end;
+mod thread_wake_fd;
 mod timeout;
 mod timers;
 
@@ -66,17 +66,17 @@ enum Outcome {
 struct Sleeper {
     /// First, so that a wake finds the sleeper.
     entry: WaitEntry,
-    /// [`ASLEEP`] or [`ROUSED`].
+    /// [`ASLEEP`] or [`WOKEN`].
     word: AtomicU32,
 }
 
 const ASLEEP: u32 = 0;
-const ROUSED: u32 = 1;
+const WOKEN: u32 = 1;
 
 impl Sleeper {
     fn new() -> Self {
         Sleeper {
-            entry: WaitEntry::new(rouse),
+            entry: WaitEntry::new(wake_thread),
             word: AtomicU32::new(ASLEEP),
         }
     }
@@ -109,16 +109,16 @@ impl Drop for Sleeper {
 ///
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`Sleeper`]'s.
-unsafe fn rouse(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    if wake.mode == Mode::Ask {
-        return Reply::Took;
+unsafe fn wake_thread(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+    if wake.mode == Mode::Query {
+        return Reply::Woken;
     }
     // SAFETY: `entry` is the first field of a `Sleeper`, which cannot end before it has taken the
     // queue's lock that is held here.
     let word = unsafe { &entry.cast::<Sleeper>().as_ref().word };
-    word.store(ROUSED, Ordering::Release);
+    word.store(WOKEN, Ordering::Release);
     // The word may be gone by the time this runs. The kernel only looks the address up: at worst it
     // wakes another futex for nothing, which every futex user must bear.
     wake.deferred.push(futex::wake_one, futex::address(word));
-    Reply::TookAndLeft
+    Reply::WokenAndUnlinked
 }

@@ -19,7 +19,7 @@ impl PipeReader {
     ///
     /// # Errors
     /// `EAGAIN`: there is nothing to read and the end is `NONBLOCK`. `EINTR`: a signal handler
-    /// without `SA_RESTART` ran. `ESTALE`: it was [retired](Self::retire).
+    /// without `SA_RESTART` ran. `ESTALE`: it was [demoted](Self::demote).
     #[inline]
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.read_into(&mut Scatter::new(&mut [buffer]))
@@ -88,7 +88,7 @@ impl PipeWriter {
     /// # Errors
     /// `EPIPE`: the reading end is closed. `EAGAIN`: no byte fits and the end is `NONBLOCK`.
     /// `EINTR`: a signal handler without `SA_RESTART` ran before anything was written. `ESTALE`: it
-    /// was [retired](Self::retire) before that.
+    /// was [demoted](Self::demote) before that.
     #[inline]
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         self.write_from(&mut Gather::new(&[bytes]))
@@ -145,7 +145,7 @@ impl PipeWriter {
         pipe.wake_readers_before_sleep(&pass);
         let ended = until_done(pipe.writers(), Place::ExclusiveTail, |deadline| {
             pass = pipe.fill(from, false, is_packet);
-            if pass.is_retired {
+            if pass.is_stale {
                 return Err(Errno::STALE);
             }
             if from.left() == 0 || pass.is_broken || pass.error.is_some() {

@@ -206,8 +206,8 @@ impl Call for PollCall<'_, '_> {
                     self.push(source.as_raw_fd(), Events::IN)?;
                 }
             }
-            if let Some(ears) = own.ears {
-                self.push(ears, Events::IN)?;
+            if let Some(listening_fd) = own.listening_fd {
+                self.push(listening_fd, Events::IN)?;
             }
         }
         if self.fds.len() <= FEW {
@@ -217,7 +217,7 @@ impl Call for PollCall<'_, '_> {
             }
         }
         if let Some(own) = own {
-            self.push(own.doorbell, Events::IN)?;
+            self.push(own.wake_fd, Events::IN)?;
         }
         let outcome = kernel::ppoll(&mut self.asked, limit, mask.map(SigSet::as_libc));
         self.any_found = matches!(outcome, Ok(1..));

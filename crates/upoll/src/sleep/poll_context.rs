@@ -13,9 +13,9 @@ use crate::epoll::Set;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::InTime;
-use crate::kept::Kept;
 use crate::poll::{PollFd, Seen};
 use crate::poll_context::{Front, PollFront, SelectFront};
+use crate::registrations::Registrations;
 use crate::select::{Bitmaps, FdSet};
 use crate::target::Target;
 
@@ -84,7 +84,7 @@ pub struct PollContext {
 
 /// The state that is kept between calls.
 struct Registered {
-    kept: Kept,
+    kept: Registrations,
     kernel: KernelPart,
     /// The list for the kernel's `poll`: the entries that are not in the set, the set, the kernel
     /// sources of files, the thread's wake fd.
@@ -99,7 +99,7 @@ impl PollContext {
     pub fn new() -> Self {
         PollContext {
             registered: Registered {
-                kept: Kept::new(),
+                kept: Registrations::new(),
                 kernel: KernelPart::default(),
                 list: Vec::new(),
                 asked: Vec::new(),
@@ -342,10 +342,10 @@ impl<F: Front> ContextCall<'_, F> {
             for source in kept.source_fds() {
                 push(source.as_raw_fd(), Events::IN)?;
             }
-            if let Some(ears) = own.ears {
-                push(ears, Events::IN)?;
+            if let Some(listening_fd) = own.listening_fd {
+                push(listening_fd, Events::IN)?;
             }
-            push(own.doorbell, Events::IN)?;
+            push(own.wake_fd, Events::IN)?;
         }
         set.transpose()
     }

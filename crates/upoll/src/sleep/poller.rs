@@ -8,8 +8,8 @@ use std::os::fd::RawFd;
 
 use upoll_sys::signals::Blocked;
 
-use super::doorbell::Doorbell;
 use super::futex::{self, Scope};
+use super::thread_wake_fd::ThreadWakeFd;
 use super::timeout::{Clock, Deadline, Timeout};
 use super::timers::Awaited;
 use super::{Outcome, SigSet};
@@ -18,11 +18,11 @@ use crate::epoll::{Set, handover};
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::file::{FileRef, InTime, PollTable};
-use crate::host::Ears;
+use crate::host::ListeningFd;
 use crate::host::own_fds::limit_of_sleep;
-use crate::kept::{self, Inbox};
 use crate::memory::SharedBox;
 use crate::poll::{Seen, Viewer, on_stack};
+use crate::registrations::{self, Inbox};
 use crate::schedule;
 use crate::sync::{AtomicU32, Ordering, fence_after_rmw};
 use crate::target::Target;
@@ -102,9 +102,9 @@ pub(super) trait Call {
 /// The own fds that a thread sleeps on in the kernel, besides those of the call.
 #[derive(Clone, Copy)]
 pub(super) struct Own {
-    pub(super) doorbell: RawFd,
-    /// [`Ears::fd`].
-    pub(super) ears: Option<RawFd>,
+    pub(super) wake_fd: RawFd,
+    /// [`ListeningFd::fd`].
+    pub(super) listening_fd: Option<RawFd>,
 }
 
 /// The reason why a sleep in the kernel ended, besides the entries that [`Call::merge`] finds.
@@ -118,7 +118,7 @@ pub(super) struct Heard {
 struct Poller<'d> {
     state: AtomicU32,
     /// The wake fd to wake; none if the thread sleeps on `state`.
-    doorbell: Option<&'d SharedBox<Doorbell>>,
+    wake_fd: Option<&'d SharedBox<ThreadWakeFd>>,
 }
 
 /// It will poll once more before it sleeps.
@@ -126,7 +126,7 @@ const AWAKE: u32 = 0;
 /// It sleeps, or is about to: a wakeup has to wake it.
 const ASLEEP: u32 = 1;
 /// A wakeup came since the last poll.
-const ROUSED: u32 = 2;
+const WOKEN: u32 = 2;
 
 impl Poller<'_> {
     /// False if a wake came since the last [`get_up`](Self::get_up).
@@ -143,14 +143,14 @@ impl Poller<'_> {
         fence_after_rmw();
     }
 
-    fn rouse(&self, deferred: &mut Deferred) {
-        if self.state.swap(ROUSED, Ordering::SeqCst) != ASLEEP {
+    fn wake_thread(&self, deferred: &mut Deferred) {
+        if self.state.swap(WOKEN, Ordering::SeqCst) != ASLEEP {
             return;
         }
-        match self.doorbell {
-            // The word may be gone by the time this runs; see `super::rouse`.
+        match self.wake_fd {
+            // The word may be gone by the time this runs; see `super::wake_thread`.
             None => deferred.push(futex::wake_one, futex::address(&self.state)),
-            Some(doorbell) => Doorbell::ring_later(doorbell, deferred),
+            Some(wake_fd) => ThreadWakeFd::ring_later(wake_fd, deferred),
         }
     }
 
@@ -169,9 +169,9 @@ impl Poller<'_> {
 ///
 /// # Safety
 /// `poller` leads to a [`Poller`].
-unsafe fn rouse_attached(poller: NonNull<()>, deferred: &mut Deferred) {
+unsafe fn wake_attached(poller: NonNull<()>, deferred: &mut Deferred) {
     // SAFETY: the caller's contract.
-    unsafe { poller.cast::<Poller<'_>>().as_ref() }.rouse(deferred);
+    unsafe { poller.cast::<Poller<'_>>().as_ref() }.wake_thread(deferred);
 }
 
 /// A place in a wait queue (`struct poll_table_entry`). The entry's owner word holds the events
@@ -196,12 +196,12 @@ unsafe fn on_wake_poll(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
         (Events::from_bits_retain(wanted), entry.poller.as_ref())
     };
     if !wake.key.is_empty() && !wake.key.intersects(wanted) {
-        return Reply::Passed;
+        return Reply::Declined;
     }
-    if wake.mode != Mode::Ask {
-        poller.rouse(wake.deferred);
+    if wake.mode != Mode::Query {
+        poller.wake_thread(wake.deferred);
     }
-    Reply::Took
+    Reply::Woken
 }
 
 /// The entries of a call, one for each queue that an object registers: the first few in place,
@@ -244,8 +244,8 @@ impl<'p> WaitTable<'p> {
     pub(super) unsafe fn attach(&mut self, inbox: &Inbox) {
         if self.inbox.is_none() {
             self.inbox = Some(NonNull::from(inbox));
-            let sleeper = kept::Sleeper {
-                rouse: rouse_attached,
+            let sleeper = registrations::Sleeper {
+                wake_thread: wake_attached,
                 whom: NonNull::from(self.poller).cast(),
             };
             // SAFETY: the poller outlives this table, whose drop detaches it.
@@ -404,8 +404,8 @@ pub(super) fn wait(
     call.for_each_set(&mut Set::recheck_rotating);
     loop {
         let ready = if in_kernel {
-            let doorbell = Doorbell::of_this_thread()?;
-            wait_for_any(call, deadline, mask, Some(&doorbell), seen.shared)
+            let wake_fd = ThreadWakeFd::of_this_thread()?;
+            wait_for_any(call, deadline, mask, Some(&wake_fd), seen.shared)
         } else {
             wait_for_any(call, deadline, mask, None, 0)
         };
@@ -440,7 +440,7 @@ fn look_once_more(call: &mut impl Call) -> Result<usize, Errno> {
     }
     let poller = Poller {
         state: AtomicU32::new(AWAKE),
-        doorbell: None,
+        wake_fd: None,
     };
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
@@ -491,10 +491,10 @@ fn wait_for_kernel(
 
 /// Drains the listening fd, and arms the notifiers of each shared eventfd. Poll the eventfds
 /// afterwards.
-fn listen_on(call: &impl Call, ears: &Ears) -> Result<(), Errno> {
-    ears.quiet();
+fn listen_on(call: &impl Call, listening_fd: &ListeningFd) -> Result<(), Errno> {
+    listening_fd.quiet();
     call.try_for_each_target(&mut |target, wanted| {
-        Ears::arm(target, wanted);
+        ListeningFd::arm(target, wanted);
         Ok(())
     })
 }
@@ -506,21 +506,21 @@ fn wait_for_any(
     call: &mut impl Call,
     deadline: Deadline,
     mask: Option<&SigSet>,
-    doorbell: Option<&SharedBox<Doorbell>>,
+    wake_fd: Option<&SharedBox<ThreadWakeFd>>,
     shared: usize,
 ) -> Result<Option<usize>, Errno> {
     let poller = Poller {
         state: AtomicU32::new(AWAKE),
-        doorbell,
+        wake_fd,
     };
     let mut awaited = Awaited::default();
     // SAFETY: it stays in this frame.
     let mut table = unsafe { WaitTable::new(&poller) };
-    let mut ears = None;
-    if shared > 0 && doorbell.is_some() {
-        let new = Ears::new()?;
+    let mut listening_fd = None;
+    if shared > 0 && wake_fd.is_some() {
+        let new = ListeningFd::new()?;
         call.try_for_each_target(&mut |target, wanted| new.listen_to(target, wanted))?;
-        listen_on(call, ears.insert(new))?;
+        listen_on(call, listening_fd.insert(new))?;
     }
     // Register, then poll: a thread that published something before that did not see the entries.
     let mut seen = call.look(&mut table);
@@ -534,11 +534,11 @@ fn wait_for_any(
         if table.failed {
             return Err(Errno::NOMEM);
         }
-        if doorbell.is_none() && seen.sources > 0 {
+        if wake_fd.is_none() && seen.sources > 0 {
             return Ok(None);
         }
         let may_sleep = poller.lie_down();
-        let Some(doorbell) = doorbell else {
+        let Some(wake_fd) = wake_fd else {
             let outcome = if may_sleep {
                 poller.sleep(awaited.limit(deadline))
             } else {
@@ -556,7 +556,11 @@ fn wait_for_any(
             }
             continue;
         };
-        if !doorbell.is_in_place() || ears.as_ref().is_some_and(|ears| !ears.is_in_place()) {
+        if !wake_fd.is_in_place()
+            || listening_fd
+                .as_ref()
+                .is_some_and(|listening_fd| !listening_fd.is_in_place())
+        {
             return Ok(None);
         }
         let limit = if may_sleep {
@@ -565,8 +569,8 @@ fn wait_for_any(
             Some(ZERO)
         };
         let own = Own {
-            doorbell: doorbell.fd(),
-            ears: ears.as_ref().map(Ears::fd),
+            wake_fd: wake_fd.fd(),
+            listening_fd: listening_fd.as_ref().map(ListeningFd::fd),
         };
         let asked = call.ask(limit.as_ref(), mask, Some(own));
         poller.get_up();
@@ -580,10 +584,10 @@ fn wait_for_any(
             return Err(errno);
         }
         // The handler of a signal may have forked, and this is the child.
-        let is_here = doorbell.is_of_this_process();
-        let is_lost = matches!(asked, Ok(Heard { rang: true })) && !doorbell.quiet();
-        if let Some(ears) = &ears {
-            listen_on(call, ears)?;
+        let is_here = wake_fd.is_of_this_process();
+        let is_lost = matches!(asked, Ok(Heard { rang: true })) && !wake_fd.quiet();
+        if let Some(listening_fd) = &listening_fd {
+            listen_on(call, listening_fd)?;
         }
         seen = call.look(&mut table);
         let kernel = call.merge();

@@ -351,9 +351,9 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
         self.asked.clear();
         let (asked, resolve) = (&mut self.asked, self.resolve);
         if let Some(own) = own {
-            asked.insert(own.doorbell, READABLE)?;
-            if let Some(ears) = own.ears {
-                asked.insert(ears, READABLE)?;
+            asked.insert(own.wake_fd, READABLE)?;
+            if let Some(listening_fd) = own.listening_fd {
+                asked.insert(listening_fd, READABLE)?;
             }
         }
         self.selection.try_for_each(|member| {
@@ -384,7 +384,7 @@ impl<'a, R: Fn(i32) -> Option<Target<'a>>> Call for SelectCall<'_, '_, '_, R> {
             }
         }
         self.was_asked = true;
-        let rang = own.is_some_and(|own| self.asked.contains(own.doorbell)[0]);
+        let rang = own.is_some_and(|own| self.asked.contains(own.wake_fd)[0]);
         Ok(Heard { rang })
     }
 

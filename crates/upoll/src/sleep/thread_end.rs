@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{doorbell, select};
+use super::{select, thread_wake_fd};
 
 /// The key with the destructor, and one more; 0 until there is one.
 static KEY: AtomicU32 = AtomicU32::new(0);
@@ -58,6 +58,6 @@ pub(super) fn may_keep() -> bool {
 /// and then this one runs once more.
 unsafe extern "C" fn drop_kept(_: *mut c_void) {
     IS_NOTED.set(false);
-    doorbell::drop_kept();
+    thread_wake_fd::drop_kept();
     select::drop_kept();
 }

@@ -31,7 +31,7 @@ use crate::wait::Deferred;
 
 /// A kernel set that wakes a thread from a sleep in the kernel.
 #[derive(Debug)]
-pub(super) struct Doorbell {
+pub(super) struct ThreadWakeFd {
     set: OwnFd,
     generation: u32,
 }
@@ -39,27 +39,27 @@ pub(super) struct Doorbell {
 #[cfg(not(upoll_loom))]
 std::thread_local! {
     /// Taken out while it is in use: a call within the call makes its own. Dropped at the thread's end.
-    static OF_THIS_THREAD: Cell<Option<ManuallyDrop<SharedBox<Doorbell>>>> = const { Cell::new(None) };
+    static OF_THIS_THREAD: Cell<Option<ManuallyDrop<SharedBox<ThreadWakeFd>>>> = const { Cell::new(None) };
 }
 
-/// Drops the ending thread's doorbell.
+/// Drops the ending thread's wake fd.
 #[cfg(not(upoll_loom))]
 pub(super) fn drop_kept() {
     drop(take_kept());
 }
 
 #[cfg(not(upoll_loom))]
-fn take_kept() -> Option<SharedBox<Doorbell>> {
+fn take_kept() -> Option<SharedBox<ThreadWakeFd>> {
     OF_THIS_THREAD.take().map(ManuallyDrop::into_inner)
 }
 
 /// In a model each call makes its own.
 #[cfg(upoll_loom)]
-const fn take_kept() -> Option<SharedBox<Doorbell>> {
+const fn take_kept() -> Option<SharedBox<ThreadWakeFd>> {
     None
 }
 
-impl Doorbell {
+impl ThreadWakeFd {
     /// Lends the calling thread's until the loan is dropped. It is not readable, unless a late wake of
     /// an earlier call comes.
     ///
@@ -67,16 +67,16 @@ impl Doorbell {
     /// `ENOMEM`: it has to be made, and there is no memory or no fd left for it.
     pub(super) fn of_this_thread() -> Result<Loan, Errno> {
         let kept = take_kept();
-        let doorbell = match kept.filter(|doorbell| doorbell.is_quiet() || doorbell.quiet()) {
-            Some(doorbell) => doorbell,
+        let wake_fd = match kept.filter(|wake_fd| wake_fd.is_quiet() || wake_fd.quiet()) {
+            Some(wake_fd) => wake_fd,
             None => SharedBox::new(Self::make()?)?,
         };
-        Ok(Loan(ManuallyDrop::new(doorbell)))
+        Ok(Loan(ManuallyDrop::new(wake_fd)))
     }
 
     fn make() -> Result<Self, Errno> {
         generation::watch_forks()?;
-        Ok(Doorbell {
+        Ok(ThreadWakeFd {
             set: kernel::epoll_create().map_err(|_| Errno::NOMEM)?,
             generation: generation::current(),
         })
@@ -120,19 +120,19 @@ fn ring_and_drop(kept: usize) {
         return;
     };
     // SAFETY: from `ring_later`, which gave up one reference; an action runs once.
-    let doorbell = unsafe { SharedBox::<Doorbell>::from_raw(kept) };
-    if doorbell.is_of_this_process() {
-        doorbell.set.ring(0);
+    let wake_fd = unsafe { SharedBox::<ThreadWakeFd>::from_raw(kept) };
+    if wake_fd.is_of_this_process() {
+        wake_fd.set.ring(0);
     }
 }
 
-/// A thread's doorbell while it is in use.
-pub(super) struct Loan(ManuallyDrop<SharedBox<Doorbell>>);
+/// A thread's wake fd while it is in use.
+pub(super) struct Loan(ManuallyDrop<SharedBox<ThreadWakeFd>>);
 
 impl Deref for Loan {
-    type Target = SharedBox<Doorbell>;
+    type Target = SharedBox<ThreadWakeFd>;
 
-    fn deref(&self) -> &SharedBox<Doorbell> {
+    fn deref(&self) -> &SharedBox<ThreadWakeFd> {
         &self.0
     }
 }
@@ -140,15 +140,15 @@ impl Deref for Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used after.
-        let doorbell = unsafe { ManuallyDrop::take(&mut self.0) };
+        let wake_fd = unsafe { ManuallyDrop::take(&mut self.0) };
         // If it is not kept it closes here, or with the last wakeup that uses it.
         #[cfg(upoll_loom)]
-        drop(doorbell);
+        drop(wake_fd);
         #[cfg(not(upoll_loom))]
         if thread_end::may_keep() {
             drop(
                 OF_THIS_THREAD
-                    .replace(Some(ManuallyDrop::new(doorbell)))
+                    .replace(Some(ManuallyDrop::new(wake_fd)))
                     .map(ManuallyDrop::into_inner),
             );
         }

@@ -215,7 +215,7 @@ mod missed {
                     };
                     let mut wake = Wake {
                         key,
-                        mode: Mode::Tell,
+                        mode: Mode::Notify,
                         deferred: &mut deferred,
                     };
                     if missed & ROTATING == 0 {

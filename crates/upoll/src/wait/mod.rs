@@ -90,23 +90,23 @@ pub(crate) enum Place {
 /// The mode in which a wakeup calls an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Notify: record the event. The reply is whether a thread was waiting for it.
-    Tell,
-    /// Try to wake: record the event only if a thread waits for it now.
-    Offer,
-    /// Query: reply whether a thread waits for it now, and record nothing.
-    Ask,
+    /// Record the event. The reply is whether a thread was waiting for it.
+    Notify,
+    /// Record the event only if a thread waits for it now.
+    TryWake,
+    /// Reply whether a thread waits for it now, and record nothing.
+    Query,
 }
 
 /// The reply of an entry to a wakeup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// No thread waited for it.
-    Passed,
+    Declined,
     /// A thread waited for it.
-    Took,
+    Woken,
     /// A thread waited for it, and the entry is done: unlink it.
-    TookAndLeft,
+    WokenAndUnlinked,
 }
 
 /// One wake on its way through the queues.
@@ -140,7 +140,7 @@ impl Wake<'_> {
     pub(crate) fn with_key(&mut self, key: Events) -> Wake<'_> {
         Wake {
             key,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred: self.deferred,
         }
     }
@@ -205,7 +205,7 @@ impl WaitQueue {
         let mut deferred = Deferred::new();
         self.wake_within(&mut Wake {
             key,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred: &mut deferred,
         })
     }
@@ -220,7 +220,7 @@ impl WaitQueue {
         let mut deferred = Deferred::new();
         let mut wake = Wake {
             key,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred: &mut deferred,
         };
         let mut list = self.lock();
@@ -231,7 +231,7 @@ impl WaitQueue {
             at = unsafe { list.next(entry) };
             let reply = self.call(&mut list, entry, &mut wake);
             self.uncount(reply);
-            took += usize::from(reply != Reply::Passed);
+            took += usize::from(reply != Reply::Declined);
         }
         self.count_wake(took);
         drop(list);
@@ -288,7 +288,7 @@ impl WaitQueue {
         }
         let mut wake = Wake {
             key: Events::IN,
-            mode: Mode::Ask,
+            mode: Mode::Query,
             deferred,
         };
         let is_awaited = wake.through(self, |wake| {
@@ -298,7 +298,7 @@ impl WaitQueue {
             while let Some(entry) = at.filter(|_| !is_awaited) {
                 // SAFETY: a linked entry is alive under the lock.
                 at = unsafe { list.next(entry) };
-                is_awaited = self.call(&mut list, entry, wake) != Reply::Passed;
+                is_awaited = self.call(&mut list, entry, wake) != Reply::Declined;
             }
             drop(list);
             Some(is_awaited)
@@ -334,7 +334,7 @@ impl WaitQueue {
         let mut deferred = Deferred::new();
         let mut wake = Wake {
             key,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred: &mut deferred,
         };
         let mut list = self.lock();
@@ -362,11 +362,11 @@ impl WaitQueue {
             let exclusive = unsafe { entry.as_ref() }.stands(EXCLUSIVE);
             let reply = self.call(list, entry, wake);
             self.uncount(reply);
-            if reply != Reply::Passed {
+            if reply != Reply::Declined {
                 took += 1;
                 if exclusive {
-                    if reply == Reply::Took {
-                        // SAFETY: as above, and `Took` left it linked.
+                    if reply == Reply::Woken {
+                        // SAFETY: as above, and `Woken` left it linked.
                         list.claim(unsafe { entry.as_ref() });
                     }
                     break;
@@ -380,7 +380,7 @@ impl WaitQueue {
     /// wakeup stays counted.
     #[inline]
     fn uncount(&self, reply: Reply) {
-        if reply == Reply::TookAndLeft {
+        if reply == Reply::WokenAndUnlinked {
             self.count_unlinked();
         }
     }
@@ -392,7 +392,7 @@ impl WaitQueue {
         let on_wake = unsafe { entry.as_ref() }.on_wake;
         // SAFETY: the entry is linked into this queue, whose lock is held.
         let reply = unsafe { on_wake(entry, wake) };
-        if reply == Reply::TookAndLeft {
+        if reply == Reply::WokenAndUnlinked {
             // SAFETY: it was linked and the list is locked. Its owner cannot free it before it has
             // taken this lock: a sleeper that was woken still unhooks under the lock.
             unsafe { list.unlink(entry.as_ref()) };

@@ -13,8 +13,8 @@
 //!
 //! # More events than waiters
 //! A wakeup that finds no waiter sets a recheck flag in each entry, so that the first worker to
-//! come polls the object (`noted`). It also leaves a wakeup pending: the next claim that is settled
-//! forwards one event more (`owed`).
+//! come polls the object (`recheck`). It also leaves a wakeup pending: the next claim that is settled
+//! forwards one event more (`wakeup_pending`).
 
 use core::ptr::{self, NonNull};
 
@@ -30,10 +30,10 @@ pub(super) struct Rotation {
     /// A rotating wakeup found no waiter, and all exclusive entries have the recheck flag. Until
     /// one of them uses it up no further flag is needed, and no entry is in line. Set under the
     /// list's lock.
-    pub(super) noted: AtomicBool,
+    pub(super) recheck: AtomicBool,
     /// A rotating wakeup found no waiter: the next claim that is settled forwards one event more.
     /// Guarded by the list's lock.
-    pub(super) owed: AtomicBool,
+    pub(super) wakeup_pending: AtomicBool,
     /// Whether the wakes of the queue are rotating ones. Written under the list's lock.
     is_used: AtomicBool,
 }
@@ -41,8 +41,8 @@ pub(super) struct Rotation {
 impl Rotation {
     pub(super) fn new() -> Self {
         Rotation {
-            noted: AtomicBool::new(false),
-            owed: AtomicBool::new(false),
+            recheck: AtomicBool::new(false),
+            wakeup_pending: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
         }
     }
@@ -121,7 +121,7 @@ impl WaitQueue {
         let mut deferred = Deferred::new();
         let mut wake = Wake {
             key,
-            mode: Mode::Tell,
+            mode: Mode::Notify,
             deferred: &mut deferred,
         };
         // Waiters here do not report that they have used up their recheck flags.
@@ -168,15 +168,15 @@ impl WaitQueue {
             at = unsafe { list.next(entry) };
             let reply = self.call(list, entry, wake);
             self.uncount(reply);
-            took += usize::from(reply != Reply::Passed);
+            took += usize::from(reply != Reply::Declined);
         }
-        wake.mode = Mode::Offer;
+        wake.mode = Mode::TryWake;
         if self.offer_in_turn(list, wake, Whom::All) {
             #[cfg(all(feature = "std", not(upoll_loom)))]
             wake.deferred.let_run(list.claims);
             took += 1;
         } else {
-            self.rotation.owed.store(true, Ordering::Relaxed);
+            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
             took += usize::from(self.leave_notes(list, wake, notes_last));
         }
         self.count_wake(took);
@@ -186,18 +186,18 @@ impl WaitQueue {
     /// Sets a recheck flag in all exclusive entries, because no thread waits. Returns whether a
     /// thread was waiting after all, and took the event.
     fn leave_notes(&self, list: &mut List, wake: &mut Wake<'_>, notes_last: bool) -> bool {
-        if self.rotation.noted.load(Ordering::SeqCst) {
+        if self.rotation.recheck.load(Ordering::SeqCst) {
             return false;
         }
-        wake.mode = Mode::Tell;
+        wake.mode = Mode::Notify;
         if notes_last {
-            self.rotation.noted.store(true, Ordering::SeqCst);
+            self.rotation.recheck.store(true, Ordering::SeqCst);
         }
         let mut at = list.first(true);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
-            if self.call(list, entry, wake) != Reply::Passed {
+            if self.call(list, entry, wake) != Reply::Declined {
                 // The other entries get no recheck flag.
                 self.use_up_notes();
                 self.retire(list, entry);
@@ -209,11 +209,11 @@ impl WaitQueue {
 
     /// An exclusive entry of this queue has no recheck flag any more, or never had one: call this
     /// before the last poll of the object. Pairs with a rotating wakeup that publishes, then reads
-    /// `noted`.
+    /// `recheck`.
     #[inline]
     pub(crate) fn use_up_notes(&self) {
-        if self.rotation.noted.load(Ordering::Relaxed) {
-            self.rotation.noted.swap(false, Ordering::SeqCst);
+        if self.rotation.recheck.load(Ordering::Relaxed) {
+            self.rotation.recheck.swap(false, Ordering::SeqCst);
             fence_after_rmw();
         }
     }
@@ -274,7 +274,7 @@ impl WaitQueue {
         };
         let mut wake = Wake {
             key: Events::IN,
-            mode: Mode::Offer,
+            mode: Mode::TryWake,
             deferred,
         };
         if let Some(whom) = whom
@@ -345,7 +345,7 @@ impl WaitQueue {
         }
         let mut wake = Wake {
             key: Events::IN,
-            mode: Mode::Offer,
+            mode: Mode::TryWake,
             deferred,
         };
         if list.claims > 0 || self.offer_in_turn(list, &mut wake, Whom::Except(me)) {
@@ -374,7 +374,7 @@ impl WaitQueue {
     /// Offers the wake to the exclusive entries in their order until one takes it; that one has
     /// a claim then, and one turn more.
     fn offer_in_turn(&self, list: &mut List, wake: &mut Wake<'_>, whom: Whom) -> bool {
-        if self.rotation.noted.load(Ordering::SeqCst) {
+        if self.rotation.recheck.load(Ordering::SeqCst) {
             return false;
         }
         let mut at = list.first(true);
@@ -390,7 +390,7 @@ impl WaitQueue {
                 Whom::Before(_) if unsafe { entry.as_ref() }.is_claimed() => continue,
                 _ => {}
             }
-            if self.call(list, entry, wake) != Reply::Passed {
+            if self.call(list, entry, wake) != Reply::Declined {
                 self.retire(list, entry);
                 return true;
             }
@@ -412,13 +412,13 @@ impl WaitQueue {
         let mut deferred = Deferred::new();
         let mut wake = Wake {
             key,
-            mode: Mode::Offer,
+            mode: Mode::TryWake,
             deferred: &mut deferred,
         };
         let mut list = self.lock();
         if !self.offer_in_turn(&mut list, &mut wake, Whom::All) {
-            self.rotation.owed.store(true, Ordering::Relaxed);
-            wake.mode = Mode::Tell;
+            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
+            wake.mode = Mode::Notify;
             self.walk(&mut list, &mut wake, true);
         }
         drop(list);
@@ -430,14 +430,14 @@ impl WaitQueue {
     fn hand_on(&self, list: &mut List, me: &WaitEntry, uses: Notes, deferred: &mut Deferred) {
         let mut wake = Wake {
             key: Events::IN,
-            mode: Mode::Offer,
+            mode: Mode::TryWake,
             deferred,
         };
         if broken(Rule::HandOnSecondEvent) {
             return;
         }
         if !self.offer_in_turn(list, &mut wake, Whom::Except(me)) && uses == Notes::AreUsedUp {
-            self.rotation.owed.store(true, Ordering::Relaxed);
+            self.rotation.wakeup_pending.store(true, Ordering::Relaxed);
             self.leave_notes(list, &mut wake, true);
         }
     }
@@ -461,7 +461,7 @@ impl WaitEntry {
             // SAFETY: the queue outlives the hook (`hook`'s contract).
             unsafe { queue.as_ref() }
                 .rotation
-                .owed
+                .wakeup_pending
                 .store(true, Ordering::Relaxed);
         }
     }
@@ -487,7 +487,10 @@ impl WaitEntry {
         let retired = self.stands(RETIRED);
         let claimed = queue.unclaim(&mut list, self);
         if !still_ready() {
-            queue.rotation.owed.store(false, Ordering::Relaxed);
+            queue
+                .rotation
+                .wakeup_pending
+                .store(false, Ordering::Relaxed);
             if claimed && retired && self.stands(LINKED) {
                 // Chosen for nothing: that was no turn, so the next one is its again.
                 // SAFETY: the entry is linked here and the list locked.
@@ -497,7 +500,7 @@ impl WaitEntry {
                     list.push_in_turn(self, lead, true);
                 }
             }
-        } else if queue.rotation.owed.load(Ordering::Relaxed) {
+        } else if queue.rotation.wakeup_pending.load(Ordering::Relaxed) {
             queue.hand_on(&mut list, self, uses, deferred);
         }
         drop(list);
