@@ -90,6 +90,8 @@ impl WaitQueue {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
+    /// It calls every exclusive entry.
+    All,
     Rotating {
         notes_last: bool,
     },
@@ -108,7 +110,8 @@ mod missed {
     /// One wake. Above this bit is how many there were: each is for another exclusive waiter. The bits
     /// below are those of all keys, as far as they have no others; else the key is empty, which means
     /// "look for yourself".
-    const MISSED: u32 = 1 << 16;
+    const MISSED: u32 = 1 << 17;
+    const ALL: u32 = 1 << 16;
     const ROTATING: u32 = 1 << 15;
     const NOTES_LAST: u32 = 1 << 14;
     const KEY: u32 = NOTES_LAST - 1;
@@ -147,6 +150,7 @@ mod missed {
             }
             let kind = match kind {
                 Kind::Plain => 0,
+                Kind::All => ALL,
                 Kind::Rotating { notes_last: false } => ROTATING,
                 Kind::Rotating { notes_last: true } => ROTATING | NOTES_LAST,
                 Kind::Question => return None,
@@ -208,16 +212,19 @@ mod missed {
             // If another thread has the lock by now, it delivers.
             while let Some(mut list) = self.list.try_lock() {
                 let missed = self.missed.swap(0, Ordering::SeqCst);
+                let key = match missed & KEY {
+                    KEY => Events::empty(),
+                    key => Events::from_bits_retain(key),
+                };
                 for _ in 0..missed / MISSED {
-                    let key = match missed & KEY {
-                        KEY => Events::empty(),
-                        key => Events::from_bits_retain(key),
-                    };
                     let mut wake = Wake {
                         key,
                         mode: Mode::Notify,
                         deferred: &mut deferred,
                     };
+                    if missed & ALL != 0 {
+                        self.wake_all_locked(&mut list, &mut wake);
+                    }
                     if missed & ROTATING == 0 {
                         self.wake_locked(&mut list, &mut wake);
                     } else {

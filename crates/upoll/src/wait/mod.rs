@@ -35,8 +35,6 @@ use self::locked::Kind;
 pub(crate) use self::rotation::Arrival;
 use self::rotation::Rotation;
 pub(crate) use self::rotation::{Ask, Notes};
-#[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use self::tasks::begin_in_child;
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
 pub(crate) use self::tasks::{CallbackSlot, Scope, TaskSlot};
@@ -223,18 +221,27 @@ impl WaitQueue {
             mode: Mode::Notify,
             deferred: &mut deferred,
         };
-        let mut list = self.lock();
+        let took = wake.through(self, |wake| {
+            let mut list = self.lock_to_wake(Kind::All, wake)?;
+            let took = self.wake_all_locked(&mut list, wake);
+            drop(list);
+            Some(took)
+        });
+        took.unwrap_or(0)
+    }
+
+    /// [`wake_all`](Self::wake_all) with the lock held.
+    fn wake_all_locked(&self, list: &mut List, wake: &mut Wake<'_>) -> usize {
         let mut took = 0;
         let mut at = list.first(false);
         while let Some(entry) = at {
             // SAFETY: a linked entry is alive under the lock.
             at = unsafe { list.next(entry) };
-            let reply = self.call(&mut list, entry, &mut wake);
+            let reply = self.call(list, entry, wake);
             self.uncount(reply);
             took += usize::from(reply != Reply::Declined);
         }
         self.count_wake(took);
-        drop(list);
         took
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use loom::thread::{self, ThreadId};
-use upoll::{Epoll, EventFd, Events, Readiness, Rule, Watch};
+use upoll::{Epoll, Event, EventFd, Events, Readiness, Rule, Watch, pipe};
 
 use super::rotation::workers;
 use super::{IN, Waiter, harvest, model, must_fail_without};
@@ -45,6 +45,29 @@ fn a_mark_that_the_holder_of_the_lock_does_not_see_in_time_is_lost() {
 #[test]
 fn a_holder_that_does_not_check_for_marks_loses_a_wake() {
     must_fail_without(Rule::LookAfterReleasing, waking_against_holding_the_lock);
+}
+
+/// The writer of a pipe closes, which wakes all waiters, while another thread registers and unregisters in the queue of
+/// the reader.
+#[test]
+fn a_wake_of_all_that_does_not_get_the_lock_reaches_all() {
+    model(2, || {
+        let (reader, writer) = pipe().unwrap();
+        let sets = [(); 2].map(|()| {
+            let set = Epoll::new().unwrap();
+            set.add(&reader, Event::new(Events::IN | Events::EXCLUSIVE, 0))
+                .unwrap();
+            set
+        });
+        let other = reader.clone();
+        let coming = thread::spawn(move || {
+            drop(Waiter::at(other.as_file_ref(), Events::IN));
+        });
+        drop(writer);
+        coming.join().unwrap();
+        // A set that was not told has nothing to harvest.
+        assert_eq!(sets.each_ref().map(harvest), [1; 2]);
+    });
 }
 
 /// The source of a rotating set is written while another thread registers and unregisters in the
