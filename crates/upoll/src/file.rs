@@ -31,7 +31,7 @@ use crate::events::Events;
 use crate::memory::boxed;
 use crate::sync::{AtomicUsize, Mutex, Ordering, UnsafeCell, fence};
 use crate::trace;
-use crate::wait::WaitQueue;
+use crate::wait::{Scope, WaitQueue};
 
 /// An object that can be asked whether it is ready, and wakes its queues when that changes
 /// (`file_operations.poll`).
@@ -475,6 +475,8 @@ impl<T: Pollable + ?Sized> Drop for File<T> {
             return;
         }
         let _let_go = LetGo(self.0);
+        // A waker that panics runs only once all waiters of the object have been told.
+        let _scope = Scope::enter();
         let description = self.description();
         let on_close = description.watchers.lock().on_close;
         if let Some(on_close) = on_close {

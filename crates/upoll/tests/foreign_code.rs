@@ -79,6 +79,25 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
 /// Without `std` a panic cannot be caught.
 #[cfg(feature = "std")]
 #[test]
+fn a_callback_that_panics_when_one_end_closes_is_called_after_the_other_end_was_told() {
+    let (reader, writer) = upoll::pipe().unwrap();
+    let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = told.clone();
+    let (_counting, _) = Watch::new(writer.as_file_ref(), Events::ERR, move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    })
+    .unwrap();
+    let (_breaking, _) = Watch::new(reader.as_file_ref(), Events::IN, |_| {
+        panic!("callback breaks")
+    })
+    .unwrap();
+    assert!(panics(|| drop(reader)));
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+}
+
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
 fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
     let counter = EventFd::new(0).unwrap();
     let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
