@@ -579,3 +579,50 @@ fn a_second_event_is_for_a_second_task_though_the_first_was_not_woken_yet() {
     }
     assert_eq!(taken, 2, "an event was left with a task that sleeps");
 }
+
+/// Forks when it is woken. Its process waits for the child.
+struct Forking {
+    /// Whether this process is the child.
+    is_child: AtomicUsize,
+}
+
+impl Wake for Forking {
+    fn wake(self: Arc<Self>) {
+        // SAFETY: the child calls what its own thread has begun, and then `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: the process was just forked, and has one thread and a memory of its own.
+            unsafe { upoll::internal::begin_in_child(false) };
+            self.is_child.store(1, Ordering::SeqCst);
+            return;
+        }
+        let mut status = -1;
+        // SAFETY: the status is live.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+    }
+}
+
+#[test]
+fn a_task_that_forks_when_it_is_woken_keeps_the_wake_from_no_other_task_of_the_child() {
+    let counter = EventFd::new(0).unwrap();
+    // More than a thread has cells for. The newest is woken first.
+    let tasks = [(); 40].map(|()| waiting(Readiness::new(&counter, Events::IN)));
+    let forking = Arc::new(Forking {
+        is_child: AtomicUsize::new(0),
+    });
+    let mut first = pin!(Readiness::new(&counter, Events::IN).unwrap());
+    let waker = Waker::from(forking.clone());
+    assert_eq!(
+        first.as_mut().poll(&mut Context::from_waker(&waker)),
+        Poll::Pending
+    );
+    counter.try_write(1).unwrap();
+    let all = woken(&tasks).iter().all(|&wakes| wakes == 1);
+    if forking.is_child.load(Ordering::SeqCst) == 1 {
+        // SAFETY: it ends the child.
+        unsafe { libc::_exit(i32::from(!all)) };
+    }
+    assert!(all);
+}

@@ -11,7 +11,7 @@ use crate::epoll::nesting;
 use crate::errno::Errno;
 use crate::forks;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use crate::wait;
+use crate::wait::Scope;
 
 /// How many forks lie between the first process and this one, or more.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -46,7 +46,7 @@ fn begin_with_fds_of_the_parent() {
     // callers of `begin_in_child` promise the same.
     unsafe {
         nesting::begin_in_child();
-        wait::begin_in_child();
+        Scope::begin_in_child();
     };
 }
 

@@ -30,8 +30,6 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use self::cells::Cell;
 pub(crate) use self::left::TaskSlot;
-#[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use self::left::begin_in_child;
 use crate::errno::Errno;
 use crate::events::Events;
 use crate::memory::SharedBox;
@@ -283,6 +281,17 @@ impl Scope {
         Scope(list::List::enter())
     }
 
+    /// Frees what other threads held or had put off in the child of a fork. What the calling thread has put off, its
+    /// scopes still run.
+    ///
+    /// # Safety
+    /// The process was just forked, has a memory of its own, and has no other thread than the caller.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    pub(crate) unsafe fn begin_in_child() {
+        // SAFETY: passed on to the caller.
+        unsafe { list::List::begin_in_child() };
+    }
+
     /// Whether the thread is in more scopes than sets that watch sets need.
     pub(crate) fn is_too_deep() -> bool {
         list::List::depth() > DEEPEST
@@ -471,6 +480,16 @@ mod here {
             // Before any lock is taken, for a handler that interrupts this.
             compiler_fence(Ordering::SeqCst);
             List(PhantomData)
+        }
+
+        /// As [`left::begin_in_child`].
+        ///
+        /// # Safety
+        /// As there.
+        #[cfg(not(upoll_loom))]
+        pub(super) unsafe fn begin_in_child() {
+            // SAFETY: passed on to the caller.
+            HERE.with(|here| unsafe { left::begin_in_child(ptr::from_ref(here).addr()) });
         }
 
         pub(super) fn depth() -> u32 {

@@ -211,13 +211,14 @@ fn locked<R>(run: impl FnOnce(&mut Left) -> R) -> R {
     run(&mut LEFT.lock())
 }
 
-/// Frees the list's lock in the child of a fork, where no thread holds it, and empties the list: its slots are those of
-/// the parent's threads.
+/// Frees the list's lock in the child of a fork, where no thread holds it. The slots that other threads have left are
+/// taken out of the list, and those with the name `own` stay. If the lock was held, the list may be half changed: then
+/// all are taken out. (No other thread holds it in a process of one.)
 ///
 /// # Safety
 /// The process was just forked, has a memory of its own, and has no other thread than the caller.
 #[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) unsafe fn begin_in_child() {
+pub(super) unsafe fn begin_in_child(own: usize) {
     let was_locked = LEFT.is_locked();
     if was_locked {
         // SAFETY: it is locked, and there is one thread, so nobody frees it meanwhile. That thread does not hold it: no
@@ -227,13 +228,15 @@ pub(crate) unsafe fn begin_in_child() {
     // Without the lock, as a write would cost the child a copy of the page.
     // SAFETY: there is one thread, and it does not use the list now.
     let is_empty = unsafe { (*LEFT.data_ptr()).first.is_null() };
-    if was_locked || !is_empty {
+    if was_locked {
         locked(|left| {
             *left = Left {
                 epoch: left.epoch.wrapping_add(1).max(1),
                 ..Left::new()
             };
         });
+    } else if !is_empty {
+        locked(|left| left.take_out_all_but(own));
     }
 }
 
@@ -270,6 +273,26 @@ impl Left {
             at = next(at);
         }
         None
+    }
+
+    /// Takes out all slots that have another name.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    fn take_out_all_but(&mut self, by: usize) {
+        let mut at = self.first;
+        while !at.is_null() {
+            // SAFETY: slots in the list are alive, and the lock is held.
+            let slot = unsafe { &*at };
+            // SAFETY: as above.
+            let (next, name) = slot
+                .links
+                .with(|links| unsafe { ((*links).next, (*links).by) });
+            if name != by {
+                // SAFETY: it is in the list.
+                unsafe { self.unlink(slot) };
+                slot.left_in.store(0, Ordering::Release);
+            }
+            at = next;
+        }
     }
 
     fn push(&mut self, slot: &TaskSlot, by: usize) {
