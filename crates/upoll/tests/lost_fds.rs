@@ -118,6 +118,23 @@ fn a_wait_without_a_limit_right_after_all_was_closed_finds_the_ready_members() {
 }
 
 #[test]
+fn a_set_below_one_whose_fds_were_closed_takes_another_set() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let [lowest, set, outer] = [(); 3].map(|()| Epoll::new().unwrap());
+    lowest.add(&reader, input(1)).unwrap();
+    set.add(&reader, input(2)).unwrap();
+    let own = opened_by(|| outer.add(&set, input(3)).unwrap());
+    assert!(!own.is_empty());
+    close_all(&own);
+    set.add(&lowest, input(4)).unwrap();
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&outer, LONG), [3]);
+    assert_eq!(wait(&set, LONG).len(), 2);
+}
+
+#[test]
 fn a_poll_of_a_set_right_after_all_was_closed_finds_it_ready() {
     let _alone = alone();
     let (reader, mut writer) = std::io::pipe().unwrap();

@@ -398,6 +398,38 @@ fn a_set_that_is_nested_as_deep_as_the_kernel_lets_it_refuses_one_more_and_works
 }
 
 #[test]
+fn a_set_with_as_many_sets_above_as_the_kernel_lets_refuses_one_below_and_works_on() {
+    // One path more than the kernel allows from a file up through three sets.
+    const ABOVE: usize = 101;
+    let (read, mut write) = std::io::pipe().unwrap();
+    let counter = EventFd::new(0).unwrap();
+    let (below, set) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+    below.add(&read, Event::new(IN, 1)).unwrap();
+    set.add(&counter, Event::new(IN, 2)).unwrap();
+    let above = [(); ABOVE].map(|()| {
+        let above = Epoll::new().unwrap();
+        above.add(&set, Event::new(IN, 3)).unwrap();
+        above
+    });
+    for _ in 0..2 {
+        assert_eq!(set.add(&below, Event::new(IN, 4)), Err(Errno::INVAL));
+    }
+    let ready = |set: &Epoll| set.try_wait(&mut [Event::default(); 4]);
+    assert_eq!(ready(&set), Ok(0));
+    write.write_all(b"x").unwrap();
+    set.add(&read, Event::new(IN, 5)).unwrap();
+    assert!(above.iter().all(|above| ready(above) == Ok(1)));
+    set.delete(&read).unwrap();
+    counter.write(1).unwrap();
+    assert!(above.iter().all(|above| ready(above) == Ok(1)));
+    // With fewer there is room.
+    let few: Vec<_> = above.into_iter().take(ABOVE / 4).collect();
+    set.add(&below, Event::new(IN, 6)).unwrap();
+    assert_eq!(ready(&set), Ok(2));
+    assert!(few.iter().all(|above| ready(above) == Ok(1)));
+}
+
+#[test]
 fn a_shared_counter_shows_as_a_kernel_eventfd() {
     let mut twin = Twin::new(2);
     twin.open_set(0);

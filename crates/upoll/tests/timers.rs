@@ -437,7 +437,10 @@ fn a_second_release_of_a_timer_leaves_its_successor_alone() {
     first.as_file_ref().to_file().release();
     let second = timers.timer().unwrap();
     second.arm(SECOND, ZERO);
+    first.arm(3 * SECOND, ZERO);
+    assert_eq!(second.setting().remaining, SECOND);
     first.as_file_ref().to_file().release();
+    assert_eq!(first.setting().remaining, ZERO);
     drop(first);
     assert_eq!(timers.advance(SECOND), Ok(None));
     assert_eq!(second.try_read(), Ok(1));

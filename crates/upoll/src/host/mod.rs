@@ -286,21 +286,26 @@ impl EpollBackend {
         Self::ensure(description)
     }
 
-    /// Checks that the kernel lets a new nesting fd be a member of those that watch the set now. The kernel refuses sets that
-    /// are nested too deep, and a nesting fd that is published stays.
+    /// Checks that the kernel lets a new nesting fd be a member of those that watch the set now, of all at once. The kernel
+    /// refuses sets that are nested too deep or on too many paths, and a nesting fd that is published stays.
     fn try_above(&self, description: &Description<Set>, nesting: &SleepSet) -> Result<(), Errno> {
         let above = sets_above(description.watchers())?;
-        let nesting_sets = above
-            .iter()
-            .filter_map(|above| EpollBackend::of(above.object())?.nesting())
-            .map(|nesting| &**nesting.fd);
+        above.iter().try_for_each(ensure_intact)?;
+        let fds = || {
+            let nesting_sets = above
+                .iter()
+                .filter_map(|above| EpollBackend::of(above.object())?.nesting());
+            nesting_sets
+                .map(|nesting| &**nesting.fd)
+                .chain(self.shown_fd())
+        };
         let nothing = Event::new(Events::empty(), 0);
         let nesting = nesting.fd.as_raw_fd();
-        for fd in nesting_sets.chain(self.shown_fd()) {
-            exists(kernel::epoll_ctl(fd, Op::Add, nesting, &nothing))?;
+        let tried = fds().try_for_each(|fd| kernel::epoll_ctl(fd, Op::Add, nesting, &nothing));
+        for fd in fds() {
             let _ = kernel::epoll_ctl(fd, Op::Del, nesting, &nothing);
         }
-        Ok(())
+        tried
     }
 
     /// The kernel set that has whatever is not the user's, once it is one of its own.
@@ -775,11 +780,12 @@ impl EpollBackend {
                 backend.restore(&above)?;
             }
         }
-        self.known_above.store(-1, Ordering::Release);
+        let was_known = self.known_above.swap(-1, Ordering::AcqRel) >= 0;
         // Another thread may just have linked the readiness fd that was lost.
         let known = EpollBackend::ensure(description).and_then(|_| self.link_shown());
         description.object().wake_watchers();
-        known
+        // A set that could not be linked before was refused to the program then, and works by itself.
+        if was_known { known } else { Ok(()) }
     }
 
     fn restore_first(&self) -> Result<(), Errno> {

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use super::own_fds::OwnFd;
-use super::{EpollBackend, exists, generation, harvest_of, kernel};
+use super::{EpollBackend, exists, harvest_of, kernel};
 use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
@@ -39,6 +39,8 @@ const BUSY: u32 = 4;
 const AGAIN: u32 = 8;
 /// The set is closed.
 const CLOSED: u32 = 16;
+/// One fd made in place of a lost one. The bits from here on count them.
+const ANEW: u32 = 32;
 
 /// The data of all events in the kernel set, which nobody reads.
 const DATA: u64 = 0;
@@ -47,8 +49,6 @@ const DATA: u64 = 0;
 pub(super) struct ReadyFd {
     pub(super) fd: OwnFd,
     state: AtomicU32,
-    /// The process that has made the fd: the generation of its forks.
-    process: AtomicU32,
 }
 
 impl ReadyFd {
@@ -56,26 +56,25 @@ impl ReadyFd {
         Ok(ReadyFd {
             fd: kernel::epoll_create()?,
             state: AtomicU32::new(0),
-            process: AtomicU32::new(generation::current()),
         })
     }
 
     /// Returns whether an event that was just queued needs a ring.
     fn needs_ring(&self) -> bool {
-        self.state.load(Ordering::SeqCst) != RUNG
+        self.state.load(Ordering::SeqCst) % ANEW != RUNG
     }
 
     /// Makes the fd readable, with an edge for those who watch it.
     fn ring(&self) {
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
-            if state == RUNG || state & CLOSED != 0 {
+            if state % ANEW == RUNG || state & CLOSED != 0 {
                 return;
             }
             let next = match state & BUSY {
                 // A harvest that has begun before now finds the event, or this ring is an edge that comes after
                 // its begin.
-                0 => (state & RUNG) | BUSY,
+                0 => (state & !TAKEN) | BUSY,
                 _ => state | AGAIN,
             };
             match self.change(state, next) {
@@ -89,14 +88,14 @@ impl ReadyFd {
 
     /// Rings for as long as other threads ask for it. The caller has set `BUSY`; the state was `state` before.
     fn ring_from(&self, state: u32) {
-        let mut state = state;
+        let (mut state, fd) = (state, state / ANEW);
         loop {
             if state & RUNG != 0 && !broken(Rule::TakeAwayBeforeRingingAgain) {
                 // The kernel makes no second edge of a ring that is still there.
                 self.take_away();
             }
             self.fd.ring(DATA);
-            match self.finish(RUNG) {
+            match self.finish(RUNG, fd) {
                 None => return,
                 Some(now) => state = now | RUNG,
             }
@@ -125,25 +124,19 @@ impl ReadyFd {
             }
         }
         self.take_away();
-        if let Some(now) = self.finish(0) {
+        if let Some(now) = self.finish(0, state / ANEW) {
             self.ring_from(now & !RUNG);
         }
         true
     }
 
-    /// The fd was made anew: the next event rings it. Afterwards the watchers of the set are woken.
+    /// The fd was made anew: the next event rings it. Afterwards the watchers of the set are woken. A thread that is busy
+    /// with the lost fd rings once more, unless it is a thread of the parent.
     fn ring_anew(&self) {
-        let process = generation::current();
-        let is_of_parent = self.process.swap(process, Ordering::Relaxed) != process;
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
-            // A thread of this process that is busy may have rung the lost fd, and does so once more. One of the parent
-            // does not end here.
-            let next = match state & BUSY != 0 && !is_of_parent {
-                true => state | TAKEN | AGAIN,
-                false => TAKEN | state & CLOSED,
-            };
-            match self.change(state, next) {
+            let fd = (state / ANEW).wrapping_add(1).wrapping_mul(ANEW);
+            match self.change(state, fd | TAKEN | (state & CLOSED)) {
                 Ok(()) => return,
                 Err(now) => state = now,
             }
@@ -157,12 +150,17 @@ impl ReadyFd {
         self.fd.asked().store(0, Ordering::SeqCst);
     }
 
-    /// Ends a change: the fd is `rung` or not. Returns the state if the caller has to ring (again).
-    fn finish(&self, rung: u32) -> Option<u32> {
+    /// Ends a change of the fd with the number `fd` of those made: it is `rung` or not. Returns the state if the caller
+    /// has to ring (again).
+    fn finish(&self, rung: u32, fd: u32) -> Option<u32> {
         let mut state = self.state.load(Ordering::SeqCst);
         loop {
             if state & CLOSED != 0 {
                 self.shut();
+                return None;
+            }
+            if state / ANEW != fd {
+                self.ring();
                 return None;
             }
             let rings = state & AGAIN != 0 && (rung == 0 || state & TAKEN != 0);
@@ -171,7 +169,7 @@ impl ReadyFd {
                 false if rung == 0 => 0,
                 false => rung | (state & TAKEN),
             };
-            match self.change(state, next) {
+            match self.change(state, (fd * ANEW) | next) {
                 Ok(()) => return rings.then_some(state),
                 Err(now) => state = now,
             }
@@ -278,16 +276,12 @@ impl EpollBackend {
             unsafe { shown.entry.hook(&set.watched_by, Place::Shared) };
             Ok::<_, Errno>(shown)
         })?;
-        loop {
-            let place = self.sleep_set().fd.as_raw_fd();
-            self.link_to_sleepers(shown)?;
-            // Marked as linked, now check: a thread that makes a nesting fd publishes that, then looks for the mark.
-            shown.is_linked.store(true, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            if place == self.sleep_set().fd.as_raw_fd() {
-                break;
-            }
-        }
+        self.link_to_sleepers(shown)?;
+        // Marked as linked, now link once more: a thread that makes a nesting fd, or an fd in place of a lost one,
+        // publishes that, then looks for the mark.
+        shown.is_linked.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.link_to_sleepers(shown)?;
         // Registered, now check.
         if set.is_pending() {
             shown.ready.ring();
@@ -334,7 +328,7 @@ impl EpollBackend {
     /// A harvest begins, by any call.
     #[inline]
     pub(crate) fn begin_harvest(&self) {
-        if let Some(shown) = self.shown.get() {
+        if let Some(shown) = self.shown_linked() {
             shown.ready.mark();
             if let Some(rotation) = &self.rotation {
                 // Reports of sets below to pollers of a rotating set stay until they are taken away. The harvest polls
@@ -347,7 +341,7 @@ impl EpollBackend {
     /// A harvest has ended. It has reported something, or not.
     #[inline]
     pub(crate) fn end_harvest(&self, set: &Set, has_reported: bool) {
-        if let Some(shown) = self.shown.get() {
+        if let Some(shown) = self.shown_linked() {
             shown.ready.settle(set, has_reported);
         }
     }
@@ -475,7 +469,8 @@ impl ReadinessFd {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the program has closed the fd, and the kernel has no other one. `as_fd` returns the
-    /// number of the lost one then.
+    /// number of the lost one then. `ELOOP`, `EINVAL`, `ENOSPC`: a kernel set of this set, of one above or of one below
+    /// was lost, and the kernel does not let its successor be linked.
     pub fn try_as_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         let (fd, restored) = self.restored();
         restored.map(|()| fd.as_fd())

@@ -289,7 +289,7 @@ impl Left {
             if name != by {
                 // SAFETY: it is in the list.
                 unsafe { self.unlink(slot) };
-                slot.left_in.store(0, Ordering::Release);
+                slot.left_in.store(0, Ordering::Relaxed);
             }
             at = next;
         }
