@@ -1,4 +1,4 @@
-//! The library's own fds (`src/host/own_fds.rs`), while the program closes their numbers or opens
+//! The library's own fds (`src/host/own_fds`), while the program closes their numbers or opens
 //! files of its own there. Under the preload an own fd is moved away first. Elsewhere the library
 //! finds it lost, and makes a new one.
 

@@ -1,0 +1,466 @@
+//! The own fds that are there: the entry of each number, and the numbers that are held.
+
+use std::os::fd::RawFd;
+use std::ptr;
+#[cfg(not(upoll_loom))]
+use std::{hint, sync::Mutex};
+
+#[cfg(upoll_loom)]
+use loom::{hint, sync::Mutex};
+
+use super::is_protected;
+use super::seal::Seal;
+use crate::epoll::Op;
+use crate::errno::Errno;
+use crate::events::Event;
+use crate::host::kernel;
+use crate::memory::boxed;
+use crate::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics};
+
+/// An array of null pointers.
+macro_rules! all_null {
+    ($length:expr) => {{
+        #[cfg(not(upoll_loom))]
+        let array = [const { AtomicPtr::new(ptr::null_mut()) }; $length];
+        #[cfg(upoll_loom)]
+        let array: [_; $length] = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
+        array
+    }};
+}
+
+/// The state of an own fd, found by its number. Entries are never freed: a thread that moves an fd
+/// away may read an entry that was just given up.
+pub(super) struct Entry {
+    /// The number in the lower half: [`NONE`] if it was closed, or another own fd has it. The upper half
+    /// counts how often the entry was given out, so that a change that was begun for an earlier fd fails.
+    pub(super) state: AtomicU64,
+    /// [`BRIEF`], [`SET`], [`SEAL`] or [`KEPT`].
+    pub(super) kind: AtomicU32,
+    /// The seal that a set has in it; a seal's own. Null for other files.
+    pub(super) seal: AtomicPtr<Seal>,
+    /// The number under which the seal is in the set.
+    pub(super) under: AtomicI32,
+    /// The data of the event that wakes a thread in the set.
+    pub(super) data: AtomicU64,
+    /// The events that the seal in the set is asked for.
+    pub(super) asked: AtomicU32,
+}
+
+/// No fd; not -1, which a `BorrowedFd` cannot hold.
+pub(super) const NONE: RawFd = RawFd::MIN;
+
+/// A file that the call that opened it closes. It keeps its number.
+const BRIEF: u32 = 0;
+/// A kernel set with a seal in it.
+pub(super) const SET: u32 = 1;
+/// The number of a seal.
+pub(super) const SEAL: u32 = 2;
+/// An own fd that a child of a fork continues to use: a wake fd of shared eventfds, the set that
+/// they are members of, or a file of an embedder.
+pub(super) const KEPT: u32 = 3;
+
+impl Entry {
+    /// Returns an entry that is in no use.
+    pub(super) fn take() -> Result<&'static Self, Errno> {
+        let unused = UNUSED.try_lock().ok().and_then(|mut unused| unused.pop());
+        let new = || boxed(Entry::new()).map(|entry| &*Box::leak(entry));
+        unused.map_or_else(new, Ok)
+    }
+
+    fn new() -> Self {
+        Entry {
+            state: AtomicU64::new(NONE.cast_unsigned() as u64),
+            kind: AtomicU32::new(BRIEF),
+            seal: AtomicPtr::new(ptr::null_mut()),
+            under: AtomicI32::new(NONE),
+            data: AtomicU64::new(0),
+            asked: AtomicU32::new(0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn number(&self) -> RawFd {
+        number_in(self.state.load(Ordering::SeqCst))
+    }
+
+    /// Reuses the entry, which is in no use, for another fd.
+    pub(super) fn begin(&self, number: RawFd) {
+        self.kind.store(BRIEF, Ordering::Relaxed);
+        self.seal.store(ptr::null_mut(), Ordering::Relaxed);
+        self.asked.store(0, Ordering::Relaxed);
+        let before = self.state.load(Ordering::Relaxed);
+        let next = (before >> 32).wrapping_add(1) << 32;
+        let state = next | u64::from(number.cast_unsigned());
+        self.state.store(state, Ordering::SeqCst);
+    }
+
+    /// Changes the number if the state is still `before`.
+    pub(super) fn change(&self, before: u64, number: RawFd) -> Result<(), u64> {
+        let state = before >> 32 << 32 | u64::from(number.cast_unsigned());
+        let changed =
+            self.state
+                .compare_exchange(before, state, Ordering::SeqCst, Ordering::SeqCst);
+        changed.map(drop)
+    }
+
+    /// Takes the number away, if `is_taken` agrees, and returns it: nobody else closes the file then.
+    pub(super) fn take_if(&self, is_taken: impl Fn(RawFd) -> bool) -> Option<RawFd> {
+        let mut state = self.state.load(Ordering::SeqCst);
+        loop {
+            let number = number_in(state);
+            if number == NONE || !is_taken(number) {
+                return None;
+            }
+            match self.change(state, NONE) {
+                Ok(()) => return Some(number),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    pub(super) fn kind(&self) -> u32 {
+        self.kind.load(Ordering::Acquire)
+    }
+
+    pub(super) fn seal(&self) -> Option<&'static Seal> {
+        // SAFETY: null or a seal, which is never freed.
+        unsafe { self.seal.load(Ordering::SeqCst).as_ref() }
+    }
+}
+
+/// Ends the use of an entry.
+pub(super) fn give_back(entry: &'static Entry) {
+    // Where the lock is taken the entry is lost: a fork may have left it so. So it is without memory.
+    if let Ok(mut unused) = UNUSED.try_lock()
+        && unused.try_reserve(1).is_ok()
+    {
+        unused.push(entry);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+fn number_in(state: u64) -> RawFd {
+    (state as u32).cast_signed()
+}
+
+const CHUNK: usize = if cfg!(upoll_loom) { 32 } else { 256 };
+const CHUNKS: usize = if cfg!(upoll_loom) { 1 } else { 4096 };
+type Chunk = [AtomicPtr<Entry>; CHUNK];
+
+statics! {
+    /// The entry of each own number.
+    static NUMBERS: [AtomicPtr<Chunk>; CHUNKS] = all_null!(CHUNKS);
+    /// No own number was ever below this one.
+    static LOWEST: AtomicI32 = AtomicI32::new(RawFd::MAX);
+    /// Entries that are in no use.
+    static UNUSED: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+}
+
+fn place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+    let number = usize::try_from(number).ok()?;
+    let chunk = NUMBERS.get(number / CHUNK)?.load(Ordering::Acquire);
+    // SAFETY: null, or made in `make_place` and never freed.
+    unsafe { chunk.as_ref() }.map(|chunk| &chunk[number % CHUNK])
+}
+
+fn make_place(number: RawFd) -> Option<&'static AtomicPtr<Entry>> {
+    if let Some(place) = place(number) {
+        return Some(place);
+    }
+    let chunk = NUMBERS.get(usize::try_from(number).ok()? / CHUNK)?;
+    let made = boxed(all_null!(CHUNK)).ok()?;
+    let made = Box::into_raw(made);
+    let published =
+        chunk.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
+    if published.is_err() {
+        // SAFETY: made above, and known to nobody else.
+        drop(unsafe { Box::from_raw(made) });
+    }
+    place(number)
+}
+
+pub(super) fn entry_at(number: RawFd) -> Option<&'static Entry> {
+    // SAFETY: null or a leaked entry.
+    unsafe { place(number)?.load(Ordering::Acquire).as_ref() }
+}
+
+/// Records that a number is the library's own. Returns false if it is too high for that.
+///
+/// An own fd that had the number until now was closed by the program. It would be taken for the new one,
+/// which has the seal in it as well, so it loses its number here.
+pub(super) fn record(number: RawFd, entry: &'static Entry) -> bool {
+    let Some(place) = make_place(number) else {
+        return false;
+    };
+    let before = place.swap(ptr::from_ref(entry).cast_mut(), Ordering::AcqRel);
+    // SAFETY: null or a leaked entry.
+    if let Some(lost) = unsafe { before.as_ref() }.filter(|before| !ptr::eq(*before, entry)) {
+        lost.take_if(|known| known == number);
+    }
+    LOWEST.fetch_min(number, Ordering::Release);
+    true
+}
+
+/// Forgets a number, unless it has come to be another entry's.
+pub(super) fn forget(number: RawFd, entry: &'static Entry) {
+    if let Some(place) = place(number) {
+        let entry = ptr::from_ref(entry).cast_mut();
+        let _ = place.compare_exchange(entry, ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// Whether a number is the library's own and [protected](protect), so that calls of the program on it
+/// are to fail with `EBADF`.
+#[inline]
+#[must_use]
+pub fn is_own(number: RawFd) -> bool {
+    may_be_own(number) && is_recorded(number)
+}
+
+/// Returns whether [`is_own`] may be true of a number. This is one comparison, without a call.
+#[inline]
+#[must_use]
+pub fn may_be_own(number: RawFd) -> bool {
+    number >= LOWEST.load(Ordering::Relaxed)
+}
+
+#[cold]
+fn is_recorded(number: RawFd) -> bool {
+    is_protected() && settled_entry(number).is_some()
+}
+
+/// Returns the entry whose number this is. A number whose entry has another one is just being
+/// closed or replaced. Until that is done it cannot be distinguished from a number of the
+/// program's.
+fn settled_entry(number: RawFd) -> Option<&'static Entry> {
+    let mut entry = entry_at(number)?;
+    let mut turns = 0;
+    while entry.number() != number && turns < MOST_TURNS {
+        wait_a_turn(turns);
+        turns += 1;
+        entry = entry_at(number)?;
+    }
+    Some(entry)
+}
+
+/// About a second. The thread that is waited for may be the one that waits, if this is a signal handler.
+const MOST_TURNS: u32 = 1100;
+
+/// Waits for another thread that is in the midst of a few instructions and a system call.
+#[cold]
+fn wait_a_turn(turns: u32) {
+    match turns < 100 {
+        true => hint::spin_loop(),
+        false => kernel::sleep_a_millisecond(),
+    }
+}
+
+/// Keeps other threads from opening own fds, and from putting files of the program's under their numbers,
+/// until it is dropped.
+#[derive(Debug)]
+pub struct NumbersHeld(());
+
+statics! {
+    static IS_HELD: AtomicBool = AtomicBool::new(false);
+}
+
+/// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
+/// that the library may take.
+#[inline]
+#[must_use]
+pub fn hold_numbers(number: RawFd) -> Option<NumbersHeld> {
+    match may_take(number) {
+        true => hold_protected_numbers(),
+        false => None,
+    }
+}
+
+/// Returns whether a number is among those that the library may take, if they are protected.
+#[inline]
+#[must_use]
+pub fn may_take(number: RawFd) -> bool {
+    // The first own fd of a process may be opened at this moment. With such a low number it is one of few.
+    const LOWEST_OF_THE_FIRST: RawFd = 64;
+    number >= LOWEST.load(Ordering::Relaxed).min(LOWEST_OF_THE_FIRST)
+}
+
+/// Holds the numbers while one is opened and recorded.
+#[cold]
+pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
+    if !is_protected() {
+        return None;
+    }
+    for turns in 0..MOST_TURNS {
+        let taken = IS_HELD.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        if taken.is_ok() {
+            return Some(NumbersHeld(()));
+        }
+        wait_a_turn(turns);
+    }
+    // This is a signal handler, and the thread that it has interrupted holds them.
+    None
+}
+
+impl Drop for NumbersHeld {
+    fn drop(&mut self) {
+        IS_HELD.store(false, Ordering::Release);
+    }
+}
+
+/// The first own number from `first` to `last`, if they are protected.
+#[must_use]
+pub fn next_own(first: u32, last: u32) -> Option<RawFd> {
+    match is_protected() {
+        true => recorded(first, last).find(|&fd| is_recorded(fd)),
+        false => None,
+    }
+}
+
+/// The numbers from `first` to `last` that have an entry.
+pub(super) fn recorded(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
+    let lowest = LOWEST.load(Ordering::Relaxed).cast_unsigned();
+    let last = last.min((CHUNK * CHUNKS) as u32 - 1);
+    let mut next = first.max(lowest);
+    std::iter::from_fn(move || {
+        while next <= last {
+            let number = next.cast_signed();
+            if place(number).is_none() {
+                // Nothing in the whole chunk.
+                next = (next / CHUNK as u32 + 1) * CHUNK as u32;
+                continue;
+            }
+            next += 1;
+            if entry_at(number).is_some() {
+                return Some(number);
+            }
+        }
+        None
+    })
+}
+
+/// Calls `replace`, which puts another file under `number`. An own fd under that number is moved to
+/// another one before. The caller [holds](hold_numbers) the numbers.
+///
+/// # Errors
+/// Those of `replace`. `EBUSY`: there is no other number for the own fd, or it is just being closed.
+pub fn replace<R>(number: RawFd, replace: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
+    for turns in 0..MOST_TURNS {
+        let Some(entry) = entry_at(number) else {
+            return replace();
+        };
+        let state = entry.state.load(Ordering::SeqCst);
+        if number_in(state) == number && entry.kind() != BRIEF {
+            match duplicate_for(entry, number) {
+                Ok(moved) if entry.change(state, moved).is_ok() => {
+                    return replace_moved(number, entry, replace);
+                }
+                // It was closed, or moved, meanwhile.
+                Ok(moved) => {
+                    kernel::close(moved);
+                    forget(moved, entry);
+                }
+                Err(_) if entry.state.load(Ordering::SeqCst) == state => return Err(Errno::BUSY),
+                Err(_) => {}
+            }
+        }
+        // Another thread is in the midst of closing or replacing it.
+        wait_a_turn(turns);
+    }
+    Err(Errno::BUSY)
+}
+
+/// Another number for the own fd `number`.
+fn duplicate_for(entry: &'static Entry, number: RawFd) -> Result<RawFd, Errno> {
+    let moved = kernel::duplicate_high(number)?;
+    match record(moved, entry) {
+        true => Ok(moved),
+        false => {
+            kernel::close(moved);
+            Err(Errno::MFILE)
+        }
+    }
+}
+
+/// The own fd of `entry` has another number by now. Calls of the program on the old one wait until it is
+/// forgotten here.
+fn replace_moved<R>(
+    number: RawFd,
+    entry: &'static Entry,
+    replace: impl FnOnce() -> Result<R, Errno>,
+) -> Result<R, Errno> {
+    if let Some(seal) = entry.seal().filter(|_| entry.kind() == SEAL) {
+        seal.follow_from(number);
+    }
+    let replaced = replace();
+    if replaced.is_err() {
+        kernel::close(number);
+    }
+    forget(number, entry);
+    replaced
+}
+
+/// Closes the own fds that this process, which was just forked, has from its parent, but for those
+/// that it continues to use. The structures that used the closed fds are left without one.
+///
+/// To be called before anything else of the library is, and by the only thread. Async-signal-safe.
+pub(in crate::host) fn close_inherited() {
+    // A set is known by its seal, so the seals come last.
+    for kind in [SET, SEAL] {
+        for number in recorded(0, u32::MAX) {
+            let Some(entry) = entry_at(number) else {
+                continue;
+            };
+            if entry.number() != number {
+                // A thread was in the midst of closing or moving it.
+                forget(number, entry);
+            } else if entry.kind() == kind && !entry.is_needed_in_children() {
+                entry.close_in_child(number);
+            }
+        }
+    }
+    Seal::forget_all();
+    if IS_HELD.load(Ordering::Relaxed) {
+        IS_HELD.store(false, Ordering::Release);
+    }
+}
+
+impl Entry {
+    /// Whether it is a seal of a set that a child goes on to use.
+    fn is_needed_in_children(&self) -> bool {
+        let seal = self.seal.load(Ordering::Relaxed);
+        let needs_seal =
+            |entry: &Entry| entry.kind() == KEPT && entry.seal.load(Ordering::Relaxed) == seal;
+        self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
+    }
+
+    fn close_in_child(&'static self, number: RawFd) {
+        let Some(seal) = self.seal() else { return };
+        let is_own = || match self.kind() {
+            SEAL => seal.socket.is(number),
+            _ => seal.is_intact() && has_member(number, seal.number()),
+        };
+        if is_protected() || is_own() {
+            kernel::close(number);
+        }
+        self.take_if(|known| known == number);
+        forget(number, self);
+    }
+}
+
+/// Whether the set `set` has the file `number` as a member. Changes nothing in a set of the library's.
+pub(super) fn has_member(set: RawFd, number: RawFd) -> bool {
+    // Asks for no events: the seal and wake fds never have an error or hang up.
+    match kernel::epoll_ctl_by_number(set, Op::Add, number, &Event::default()) {
+        Err(errno) => errno == Errno::EXIST,
+        Ok(()) => {
+            let _ = kernel::epoll_ctl_by_number(set, Op::Del, number, &Event::default());
+            false
+        }
+    }
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.number().fmt(f)
+    }
+}

@@ -1,0 +1,582 @@
+//! The library's own fds.
+//!
+//! A program may close any fd, and open something else under its number. So the library must never
+//! write to, read, close or sleep on a number without knowing that it still stands for the library's
+//! own file.
+//!
+//! # The seal
+//! A socket of the process, a *seal*, is a member of every kernel set that the library makes. It is
+//! always writable, and asked for only while a wakeup is under way: `EPOLL_CTL_MOD` of a ready
+//! member triggers it anew. So a wakeup is one call that names both fds. It fails without any
+//! effect unless the first is a kernel set and the second one of its members. The seal is
+//! identified by its cookie, which no other socket ever has, and a set with the seal in it is the
+//! library's. `EPOLL_CTL_ADD` fails with `EEXIST` on such a set, which makes it a check that
+//! changes nothing.
+//!
+//! Where sets nest, each set that a seal is in is the start of a path up, and the kernel allows 10 to
+//! 500 of them from one file. So a seal is in few sets, and in those of one process.
+//!
+//! # Protected numbers
+//! A library that sees each close (`upoll-preload`) calls [`protect`] and keeps the program from these
+//! numbers ([`is_own`]). Then the checks are left out. Otherwise each use of a set's number begins with
+//! one (`OwnFd::call`).
+
+mod entries;
+mod seal;
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
+
+#[cfg(not(upoll_loom))]
+pub(super) use self::entries::close_inherited;
+pub(super) use self::entries::hold_protected_numbers;
+use self::entries::{Entry, KEPT, NONE, SET, entry_at, forget, give_back, has_member, record};
+pub use self::entries::{
+    NumbersHeld, hold_numbers, is_own, may_be_own, may_take, next_own, replace,
+};
+use self::seal::Seal;
+use super::kernel;
+use crate::epoll::Op;
+use crate::errno::Errno;
+use crate::events::Event;
+use crate::memory::SharedBox;
+use crate::sync::{AtomicBool, AtomicU32, Ordering, statics};
+
+/// How long a check of a seal's number is good for, except where a file is closed or a wake sent. A use of
+/// a set's number in between meets a file of the program's only if that is a set, and has what is under the
+/// seal's number as a member.
+const FRESH_MS: u32 = 10;
+
+/// How long a thread sleeps in the kernel at most before it checks its own fds and looks at
+/// user-level objects, unless the numbers are protected. A sleeping thread holds the files, so it
+/// cannot notice that their numbers were closed, and wakes cannot reach it any more.
+const LONGEST_SLEEP: libc::timespec = libc::timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+statics! {
+    static IS_PROTECTED: AtomicBool = AtomicBool::new(false);
+}
+
+/// Declares that the program cannot reach the library's own numbers from now on. They are taken from
+/// the top of the limit then.
+pub fn protect() {
+    IS_PROTECTED.store(true, Ordering::Relaxed);
+}
+
+#[inline]
+fn is_protected() -> bool {
+    IS_PROTECTED.load(Ordering::Relaxed)
+}
+
+/// Whether the program can close the library's own fds unseen.
+#[inline]
+pub(crate) fn may_be_lost() -> bool {
+    !is_protected()
+}
+
+/// The limit of one sleep in the kernel of a thread that wakes must reach.
+#[inline]
+pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::timespec> {
+    let is_longer = |limit: &libc::timespec| limit.tv_sec >= LONGEST_SLEEP.tv_sec;
+    match limit {
+        limit if is_protected() => limit,
+        Some(limit) if !is_longer(&limit) => Some(limit),
+        _ => Some(LONGEST_SLEEP),
+    }
+}
+
+statics! {
+    /// How often a check or a use has met a lost own fd.
+    static LOSSES: AtomicU32 = AtomicU32::new(0);
+}
+
+/// Returns how often a check or a use has met a lost own fd: if that has changed, what a look has found may
+/// not be all.
+#[inline]
+pub(crate) fn losses() -> u32 {
+    LOSSES.load(Ordering::Relaxed)
+}
+
+/// When a set has last checked the fds of the sets below it, which it does not use itself.
+pub(super) struct LastCheck {
+    milliseconds: AtomicU32,
+    losses: AtomicU32,
+}
+
+impl LastCheck {
+    const PERIOD_MS: u32 = 500;
+
+    pub(super) fn new() -> Self {
+        LastCheck {
+            milliseconds: AtomicU32::new(kernel::coarse_milliseconds()),
+            losses: AtomicU32::new(losses()),
+        }
+    }
+
+    /// Returns whether another check is due, which the caller makes then: half as long after the last one as
+    /// a thread sleeps at most, or if a lost fd was met since.
+    pub(super) fn is_due(&self) -> bool {
+        let (now, losses) = (kernel::coarse_milliseconds(), losses());
+        let is_due = !is_protected()
+            && (now.wrapping_sub(self.milliseconds.load(Ordering::Relaxed)) >= Self::PERIOD_MS
+                || losses != self.losses.load(Ordering::Relaxed));
+        if is_due {
+            self.milliseconds.store(now, Ordering::Relaxed);
+            self.losses.store(losses, Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    /// Makes the next check due at once: the last one found something that could not be repaired.
+    pub(super) fn repeat(&self) {
+        let long_ago = kernel::coarse_milliseconds().wrapping_sub(Self::PERIOD_MS);
+        self.milliseconds.store(long_ago, Ordering::Relaxed);
+    }
+}
+
+/// The lowest number to ask the kernel for, and lower ones to try if all above it are taken.
+///
+/// Without protection the numbers are above those that most programs get, but low enough for a
+/// `select` that a wake fd is part of to need no memory. With it they are at the top of the limit, or of
+/// 1024: the kernel's table of fds grows with the highest number, and each fork copies it.
+pub(super) fn first_numbers() -> impl Iterator<Item = libc::rlim_t> {
+    let most = kernel::most_numbers();
+    let (first, others) = match is_protected() {
+        true => {
+            let top = most.min(1024);
+            let first = top.saturating_sub(128).max(top / 4 * 3);
+            (first, [top / 2, top / 4])
+        }
+        false => {
+            let first = (most / 4 * 3).min(256);
+            (first, [first / 2, first / 4])
+        }
+    };
+    std::iter::once(first).chain(others)
+}
+
+/// An open file of the library's own, under a number that the program may close or replace.
+#[derive(Debug)]
+pub(crate) struct OwnFd {
+    entry: &'static Entry,
+    proof: Proof,
+    /// A use has failed, or a check.
+    is_lost: AtomicBool,
+}
+
+/// The evidence that the number still stands for the file.
+#[derive(Debug)]
+enum Proof {
+    /// It is closed by the very call that opened it.
+    Brief,
+    /// A kernel set that has the seal of its entry in it.
+    Sealed,
+    /// Another number of a seal.
+    Seal(&'static Seal),
+    /// A member of this sealed set.
+    MemberOf(SharedBox<OwnFd>),
+}
+
+impl AsRawFd for OwnFd {
+    #[inline]
+    fn as_raw_fd(&self) -> RawFd {
+        self.entry.number()
+    }
+}
+
+impl AsFd for OwnFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the number was the library's own; each user checks that it still is.
+        unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
+    }
+}
+
+impl OwnFd {
+    /// Takes over a number that was just opened.
+    ///
+    /// # Errors
+    /// `EMFILE`: it is too high a number, or there is no memory to record it. `ENOMEM`.
+    pub(super) fn brief(number: RawFd) -> Result<Self, Errno> {
+        let entry = match Entry::take() {
+            Ok(entry) => entry,
+            Err(errno) => {
+                kernel::close(number);
+                return Err(errno);
+            }
+        };
+        entry.begin(number);
+        if !record(number, entry) {
+            kernel::close(number);
+            return Err(Errno::MFILE);
+        }
+        Ok(OwnFd {
+            entry,
+            proof: Proof::Brief,
+            is_lost: AtomicBool::new(false),
+        })
+    }
+
+    /// A kernel set that was just opened, with the seal in it from now on.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no fd for the seal, or no memory.
+    pub(super) fn sealed(set: OwnFd) -> Result<Self, Errno> {
+        let mut set = set;
+        set.proof = Proof::Sealed;
+        let entry = set.entry;
+        entry.kind.store(SET, Ordering::Release);
+        // A program that closes the seal again and again meets an error at last.
+        let mut error = Errno::MFILE;
+        for _ in 0..3 {
+            let seal = match Seal::take() {
+                Ok(seal) => seal,
+                Err(errno) => {
+                    error = errno;
+                    break;
+                }
+            };
+            // Published, now look: a thread that moves the seal looks for sets after it has changed the number.
+            entry
+                .seal
+                .store(ptr::from_ref(seal).cast_mut(), Ordering::SeqCst);
+            let under = seal.number();
+            entry.under.store(under, Ordering::SeqCst);
+            let change = |op, under| {
+                set.try_call(|set| kernel::epoll_ctl_by_number(set, op, under, &Event::default()))
+            };
+            let added = change(Op::Add, under);
+            if is_protected() && seal.number() != under {
+                // The seal was moved meanwhile, and `under` may mean a file of the program's.
+                let _ = change(Op::Del, under);
+                set.change_seal(&Event::default());
+                return Ok(set);
+            }
+            match added {
+                // An adopted set that was given up keeps the seal.
+                Ok(()) | Err(Errno::EXIST) => return Ok(set),
+                Err(errno) => {
+                    entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
+                    seal.leave();
+                    seal.give_up();
+                    error = errno;
+                }
+            }
+            if !matches!(error, Errno::BADF | Errno::PERM) {
+                break;
+            }
+        }
+        set.proof = Proof::Brief;
+        Err(error)
+    }
+
+    /// A file that was just opened, known from now on as a member of `set`, which asks for no events
+    /// of it. A child of a fork goes on to use both.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `ENOSPC`: from the kernel.
+    pub(super) fn member_of(set: &SharedBox<OwnFd>, file: OwnFd) -> Result<Self, Errno> {
+        let mut file = file;
+        kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &Event::default())?;
+        file.proof = Proof::MemberOf(SharedBox::clone(set));
+        file.entry.kind.store(KEPT, Ordering::Release);
+        set.entry.kind.store(KEPT, Ordering::Release);
+        Ok(file)
+    }
+
+    /// Closes the set that the file is a member of, too.
+    pub(super) fn close_with_set(&self) {
+        self.close();
+        if let Proof::MemberOf(set) = &self.proof {
+            set.close();
+        }
+    }
+
+    /// Another number of the seal: a file that is never readable.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: there is none.
+    pub(crate) fn idle() -> Result<Self, Errno> {
+        for _ in 0..3 {
+            let seal = Seal::take()?;
+            // The number is of no set.
+            seal.leave();
+            let mut fd = kernel::duplicate(seal.number())?;
+            if seal.socket.is(fd.as_raw_fd()) {
+                fd.proof = Proof::Seal(seal);
+                return Ok(fd);
+            }
+            seal.give_up();
+        }
+        Err(Errno::MFILE)
+    }
+
+    /// Whether the number still stands for the file. Takes system calls.
+    #[cold]
+    pub(crate) fn is_intact(&self) -> bool {
+        let is_intact = self.is_intact_with(Seal::is_intact);
+        if is_intact && self.is_found_lost() {
+            // A check has met the number as the file was put in the place of the lost one.
+            self.is_lost.store(false, Ordering::Relaxed);
+        }
+        is_intact
+    }
+
+    /// As [`is_intact`](Self::is_intact), by one system call for a set. To be asked before each use that is
+    /// not made by [`call`](Self::call).
+    #[inline]
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.is_intact_with(Seal::was_intact)
+    }
+
+    #[inline]
+    fn is_intact_with(&self, is_seal_intact: impl FnOnce(&Seal) -> bool) -> bool {
+        let is_intact = match &self.proof {
+            Proof::Brief => true,
+            _ if !self.has_number() => false,
+            _ if is_protected() => !self.is_lost.load(Ordering::Relaxed),
+            Proof::Sealed => self.seal().is_some_and(is_seal_intact) && self.has_seal(),
+            Proof::Seal(seal) => seal.socket.is(self.as_raw_fd()),
+            Proof::MemberOf(set) => {
+                set.is_intact() && has_member(set.as_raw_fd(), self.as_raw_fd())
+            }
+        };
+        if !is_intact {
+            self.meet_loss();
+        }
+        is_intact
+    }
+
+    /// Records that the fd was found lost.
+    #[cold]
+    fn meet_loss(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+        LOSSES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether a use failed since the number was lost, and records that.
+    #[cold]
+    pub(crate) fn is_lost_after_failure(&self) -> bool {
+        let is_lost = match is_protected() {
+            true => !self.has_seal(),
+            false => !self.is_intact(),
+        };
+        if is_lost {
+            self.meet_loss();
+        }
+        is_lost
+    }
+
+    /// Returns whether a use or a check has failed since the file was last put there. Takes no system call.
+    #[inline]
+    pub(crate) fn is_found_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Makes a system call with the number, and once more if it fails and the fd has another number by
+    /// then.
+    ///
+    /// # Errors
+    /// Any error of the call. `EBADF`: the number was lost.
+    #[inline]
+    pub(super) fn call<R>(&self, call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
+        match is_protected() || self.is_in_place() {
+            true => self.try_call(call),
+            false => Err(Errno::BADF),
+        }
+    }
+
+    /// As [`call`](Self::call), of a number that is known to be in place.
+    #[inline]
+    fn try_call<R>(&self, mut call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
+        loop {
+            let number = self.as_raw_fd();
+            let result = call(number);
+            if !matches!(&result, Err(errno) if *errno != Errno::INTR)
+                || !self.has_moved_from(number)
+            {
+                return result;
+            }
+        }
+    }
+
+    /// Returns whether the fd had the number `before` and has another one now.
+    #[cold]
+    fn has_moved_from(&self, before: RawFd) -> bool {
+        let number = self.as_raw_fd();
+        is_protected() && number != before && number != NONE
+    }
+
+    fn has_seal(&self) -> bool {
+        self.seal()
+            .is_some_and(|seal| has_member(self.as_raw_fd(), seal.number()))
+    }
+
+    /// Whether the number has not come to be that of another own fd, after the program closed it.
+    #[inline]
+    fn has_number(&self) -> bool {
+        loop {
+            let number = self.as_raw_fd();
+            let has_it = entry_at(number).is_some_and(|entry| ptr::eq(entry, self.entry));
+            // The fd may have been moved between the two looks.
+            if has_it || self.as_raw_fd() == number {
+                return has_it;
+            }
+        }
+    }
+
+    fn seal(&self) -> Option<&'static Seal> {
+        match &self.proof {
+            Proof::Sealed => self.entry.seal(),
+            _ => None,
+        }
+    }
+
+    /// The number under which the seal is a member, for callers that list members.
+    pub(super) fn number_of_seal(&self) -> Option<RawFd> {
+        self.seal()
+            .map(|_| self.entry.under.load(Ordering::Relaxed))
+    }
+
+    /// The events that the seal in the set is asked for.
+    pub(super) fn asked(&self) -> &AtomicU32 {
+        &self.entry.asked
+    }
+
+    pub(super) fn change_seal(&self, interest: &Event) -> bool {
+        let entry = self.entry;
+        entry.data.store(interest.data(), Ordering::SeqCst);
+        while let Some(seal) = self.seal() {
+            let set = self.as_raw_fd();
+            let under = entry.under.load(Ordering::SeqCst);
+            let number = seal.number();
+            if !(is_protected() || self.has_number() && seal.socket.is(number)) {
+                break;
+            }
+            // Only protected numbers move. Under its old one the seal cannot be named any more. A number that
+            // is not protected differs while the set is made anew: `set` may be a set of the program's then.
+            let op = match number == under || !is_protected() {
+                true => Op::Mod,
+                false => Op::Add,
+            };
+            let changed = kernel::epoll_ctl_by_number(set, op, number, interest);
+            if op == Op::Add && matches!(changed, Ok(()) | Err(Errno::EXIST)) {
+                entry.under.store(number, Ordering::SeqCst);
+            }
+            if changed.is_ok() {
+                return true;
+            }
+            let now = (self.as_raw_fd(), entry.under.load(Ordering::SeqCst));
+            if now == (set, under) && seal.number() == number {
+                break;
+            }
+        }
+        self.meet_loss();
+        false
+    }
+
+    /// Closes the file, if the number still stands for it. Uses that come later find it lost.
+    pub(super) fn close(&self) {
+        if self.as_raw_fd() == NONE && self.entry.seal().is_none() {
+            // Closed before: that is no loss.
+            return;
+        }
+        let is_intact = self.is_intact();
+        if let Some(seal) = self.seal() {
+            self.entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
+            seal.leave();
+        }
+        // A thread that moves the fd at this moment closes its own number, as the state has
+        // changed. A thread that replaces the file waits until the number is forgotten.
+        let number = self.entry.take_if(|_| true);
+        if is_intact && let Some(number) = number {
+            kernel::close(number);
+        }
+        if let Some(number) = number {
+            forget(number, self.entry);
+        }
+    }
+}
+
+impl OwnFd {
+    /// Puts the file of `anew` in the place of this one, which was lost. Both are sealed sets.
+    pub(super) fn replace_lost(&self, anew: OwnFd) {
+        let (Proof::Sealed, Proof::Sealed) = (&self.proof, &anew.proof) else {
+            return;
+        };
+        let (old, new) = (self.entry, anew.entry);
+        let lost = old.number();
+        let number = new.number();
+        let old_seal = old.seal();
+        old.seal
+            .store(new.seal.load(Ordering::SeqCst), Ordering::SeqCst);
+        if let Some(old_seal) = old_seal {
+            old_seal.leave();
+        }
+        old.under
+            .store(new.under.load(Ordering::SeqCst), Ordering::SeqCst);
+        record(number, old);
+        let mut state = old.state.load(Ordering::SeqCst);
+        while let Err(now) = old.change(state, number) {
+            state = now;
+        }
+        forget(lost, old);
+        self.is_lost.store(false, Ordering::Release);
+        // The number is this one's now.
+        new.take_if(|_| true);
+        give_back(new);
+        std::mem::forget(anew);
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        self.close();
+        give_back(self.entry);
+    }
+}
+
+/// The number of a file of an embedder's that the program cannot reach, as the library's own. It stays open
+/// in children of forks.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptFile(&'static Entry);
+
+impl KeptFile {
+    /// A number for the file that `number` stands for.
+    ///
+    /// # Errors
+    /// `EBADF`: it is not open. `EMFILE`: there is no other number.
+    pub fn of(number: RawFd) -> Result<Self, Errno> {
+        let fd = kernel::duplicate(number)?;
+        fd.entry.kind.store(KEPT, Ordering::Release);
+        let kept = KeptFile(fd.entry);
+        // It stays open.
+        std::mem::forget(fd);
+        Ok(kept)
+    }
+
+    /// The number that it has now.
+    #[must_use]
+    pub fn number(self) -> RawFd {
+        self.0.number()
+    }
+}
+
+/// A file that is always writable, under a number of the library's own.
+#[derive(Debug)]
+pub struct AlwaysWritable(OwnFd);
+
+impl AlwaysWritable {
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fd for it.
+    pub fn new() -> Result<Self, Errno> {
+        OwnFd::idle().map(AlwaysWritable)
+    }
+}
+
+impl AsFd for AlwaysWritable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
