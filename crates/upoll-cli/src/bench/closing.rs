@@ -213,10 +213,12 @@ fn work<S: Server>(set: &S, start: &Barrier, stop: &AtomicBool) -> Result<Served
         contended: now.contended - before.contended,
         waited_nanoseconds: now.waited_nanoseconds - before.waited_nanoseconds,
     });
+    // Within the time that is measured: the thread may wait for a core at any point here.
+    let without_core = waited_for_core()? - waited;
     Ok(Served {
         requests,
         elapsed: begun.elapsed(),
-        without_core: waited_for_core()? - waited,
+        without_core,
         locks,
     })
 }
