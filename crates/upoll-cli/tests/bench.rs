@@ -110,6 +110,64 @@ fn channels_are_measured_against_those_of_other_libraries() {
     }
 }
 
+/// Each way is measured or has a reason why not, is compared with upoll's own, and one of all is the fastest.
+#[test]
+fn peers_do_the_same_work_as_upoll_and_a_way_that_is_skipped_has_a_reason() {
+    let (report, printed) = quick("peers", &["peers"]);
+    assert_eq!(rows(&report, "comparisons").len(), 0, "not asked for");
+    let peers = rows(&report, "peers");
+    let over = [1, 8, 64, 1000];
+    let operations = [
+        ("signal + consume", &over[..1], 5),
+        ("send + receive", &over[..1], 5),
+        ("signal + wait + consume", &over, 9),
+        ("send + wait + receive", &over, 4),
+    ];
+    let mut seen = 0;
+    for (what, sources, ways) in operations {
+        for count in sources {
+            let of: Vec<_> = peers
+                .iter()
+                .filter(|row| row["what"] == what && row["sources"] == *count)
+                .collect();
+            assert_eq!(of.len(), ways, "{what}, {count}");
+            seen += of.len();
+            let is_fastest = |row: &&&Value| row["figures"]["fastest"] == true;
+            assert_eq!(of.iter().filter(is_fastest).count(), 1, "{what}, {count}");
+            let own = of[0]["by"].as_str().unwrap();
+            assert!(own.starts_with("upoll"), "{own}");
+            assert!(of[0]["against"].is_null());
+            for row in &of[1..] {
+                assert_eq!(row["against"], own);
+            }
+        }
+    }
+    assert_eq!(seen, peers.len());
+    for row in peers {
+        let by = row["by"].as_str().unwrap();
+        assert!(printed.contains(&format!("| {by} ")), "{by}\n{printed}");
+        if let Some(why) = row["skipped"].as_str() {
+            assert!(
+                row["figures"].is_null() && row["reached"].is_null(),
+                "{row}"
+            );
+            assert!(printed.contains(&format!("skipped: {why}")), "{printed}");
+            continue;
+        }
+        let figures = &row["figures"];
+        assert_spread(&figures["nanoseconds"]);
+        assert_eq!(figures["ratio"].is_null(), row["against"].is_null());
+        if !row["against"].is_null() {
+            assert_spread(&figures["ratio"]);
+        }
+        // Only peers are judged.
+        assert_eq!(row["reached"].is_null(), by.starts_with("upoll"), "{row}");
+        assert_eq!(row["target"].is_null(), by.starts_with("upoll"), "{row}");
+    }
+    let verdict = printed.lines().last().unwrap();
+    assert!(verdict.contains("targets reached"), "{verdict}");
+}
+
 #[test]
 fn calls_by_number_are_measured_against_those_on_objects() {
     let (report, printed) = quick("numbers", &["numbers"]);
@@ -276,7 +334,7 @@ fn help_lists_every_name_in_its_group() {
     let (arguments, _) = help.split_once("\n\nOptions:").unwrap();
     let groups = arguments.split("\n          - ").skip(1);
     let groups: Vec<_> = groups.filter_map(|group| group.split_once(":\n")).collect();
-    assert_eq!(groups.len(), 12, "{help}");
+    assert_eq!(groups.len(), 13, "{help}");
     // An unknown name is refused with a list of the known ones.
     let refused = String::from_utf8(bench("no-such-name").stderr).unwrap();
     let (_, names) = refused.split_once("[possible values: ").unwrap();

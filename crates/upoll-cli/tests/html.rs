@@ -9,8 +9,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-const TABLES: [&str; 8] = [
+const TABLES: [&str; 9] = [
     "comparisons",
+    "peers",
     "numbers",
     "polls",
     "growth",
@@ -23,7 +24,8 @@ const TABLES: [&str; 8] = [
 /// Measures a little of everything, with files in `folder`. Returns the page and its figures.
 fn measured(folder: &Path) -> (PathBuf, Value) {
     let (html, json) = (folder.join("page.html"), folder.join("figures.json"));
-    let names = "wait-idle mod wake poll growth-wait timeout numbers workers close eventfd";
+    let names = "wait-idle mod wake peers poll growth-wait timeout numbers workers close \
+                 eventfd";
     let output = Command::new(env!("CARGO_BIN_EXE_upoll"))
         .args(["bench", "--quick", "--html"])
         .arg(&html)

@@ -147,11 +147,9 @@ fn batch(size: usize, members: Members) -> Result<Side> {
     }))
 }
 
-/// The counterpart in the kernel: a linked io_uring chain, which also ends at its first failure.
-fn linked(size: usize) -> Result<Side> {
-    let (set, counters) = watched(size)?;
-    let entries = u32::try_from(size)?;
-    let mut ring: IoUring = IoUring::builder()
+/// Makes a ring with room for this number of entries.
+pub(super) fn ring(entries: u32) -> Result<IoUring> {
+    let ring: IoUring = IoUring::builder()
         .setup_single_issuer()
         .setup_coop_taskrun()
         .build(entries)?;
@@ -159,6 +157,13 @@ fn linked(size: usize) -> Result<Side> {
         ring.params().sq_entries() >= entries,
         "the ring is too small"
     );
+    Ok(ring)
+}
+
+/// The counterpart in the kernel: a linked io_uring chain, which also ends at its first failure.
+fn linked(size: usize) -> Result<Side> {
+    let (set, counters) = watched(size)?;
+    let mut ring = ring(u32::try_from(size)?)?;
     let turn = Turn::default();
     Ok(Box::new(move |times| {
         for _ in 0..times {

@@ -114,19 +114,7 @@ pub(super) const COMPARISONS: &[Comparison] = &[
         "eventfd-calls",
         "eventfd write + read, unwatched",
         15.0,
-        || {
-            let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
-            Ok([
-                side(move || {
-                    theirs.write_count(black_box(1)).expect("write");
-                    black_box(theirs.read_count().expect("read"));
-                }),
-                side(move || {
-                    ours.write(black_box(1)).expect("write");
-                    black_box(ours.read().expect("read"));
-                }),
-            ])
-        },
+        eventfd_calls,
     ),
     row("wait-idle", "wait(0), nothing ready", 10.0, || {
         Ok(Watched::new(1, 0, Events::IN)?.waits(0))
@@ -317,6 +305,21 @@ pub(super) const COMPARISONS: &[Comparison] = &[
         ])
     }),
 ];
+
+/// An eventfd that is written to and read.
+pub(super) fn eventfd_calls() -> Result<[Side; 2]> {
+    let (theirs, ours) = (Fd::eventfd(0)?, EventFd::new(0)?);
+    Ok([
+        side(move || {
+            theirs.write_count(black_box(1)).expect("write");
+            black_box(theirs.read_count().expect("read"));
+        }),
+        side(move || {
+            ours.write(black_box(1)).expect("write");
+            black_box(ours.read().expect("read"));
+        }),
+    ])
+}
 
 fn polls(count: usize) -> Result<[Side; 2]> {
     let theirs: Vec<_> = (0..count)

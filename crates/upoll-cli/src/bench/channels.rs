@@ -13,7 +13,7 @@ use super::measure::{Effort, Side, interleave, side};
 pub(super) const NAME: &str = "channels";
 pub(super) const NAMES: [&str; 1] = [NAME];
 
-const CAPACITY: usize = 16;
+pub(super) const CAPACITY: usize = 16;
 
 /// Numbers of channels that are waited for, and how many times faster than crossbeam's `Select` the wait is to
 /// be.
@@ -41,8 +41,8 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Compared>> {
     Ok(rows)
 }
 
-/// A message is sent and received on one thread.
-fn one_message(effort: Effort, capacity: Option<usize>) -> Result<Vec<Compared>> {
+/// A message is sent and received on one thread: by crossbeam's channel, flume's and upoll's.
+pub(super) fn sides(capacity: Option<usize>) -> Result<[Side; 3]> {
     let (sender, receiver) = match capacity {
         Some(capacity) => bounded(capacity)?,
         None => unbounded()?,
@@ -67,7 +67,11 @@ fn one_message(effort: Effort, capacity: Option<usize>) -> Result<Vec<Compared>>
         sender.try_send(black_box(1_u64)).expect("room");
         black_box(receiver.try_recv().expect("a message"));
     });
-    let series = interleave(&mut [crossbeam, flume, upoll], effort);
+    Ok([crossbeam, flume, upoll])
+}
+
+fn one_message(effort: Effort, capacity: Option<usize>) -> Result<Vec<Compared>> {
+    let series = interleave(&mut sides(capacity)?, effort);
     let kind = if capacity.is_some() {
         "bounded"
     } else {
@@ -86,14 +90,15 @@ fn one_message(effort: Effort, capacity: Option<usize>) -> Result<Vec<Compared>>
     Ok(rows.into())
 }
 
-/// Returns which of `count` channels has a message next: all in turn, and no neighbours.
-fn next(at: &mut usize, count: usize) -> usize {
-    *at = (*at + 5) % count;
+/// Returns which of `count` sources has news next: all in turn, and no neighbours.
+pub(super) fn next(at: &mut usize, count: usize) -> usize {
+    // The step has no factor in common with any count that is measured.
+    *at = (*at + 13) % count;
     *at
 }
 
 /// Waits in an edge-triggered set.
-fn set(count: usize) -> Result<Side> {
+pub(super) fn set(count: usize) -> Result<Side> {
     let set = Epoll::new()?;
     let channels: Vec<(Sender<u64>, Receiver<u64>)> = (0..count)
         .map(|_| bounded(CAPACITY))
@@ -125,7 +130,7 @@ fn channels(count: usize) -> Channels {
 }
 
 /// Waits in a `Select` that is made for each wait, as the macro `select!` does.
-fn made_anew(count: usize) -> Side {
+pub(super) fn made_anew(count: usize) -> Side {
     let channels = channels(count);
     let mut at = 0;
     side(move || {
@@ -139,7 +144,7 @@ fn made_anew(count: usize) -> Side {
 }
 
 /// Waits in one `Select` all the time.
-fn kept(count: usize) -> Side {
+pub(super) fn kept(count: usize) -> Side {
     let channels = channels(count);
     let mut at = 0;
     Box::new(move |times| {

@@ -154,6 +154,7 @@ impl Fd {
     }
 
     /// `epoll_pwait2(2)`, without a signal mask.
+    #[inline]
     pub(super) fn wait_for(&self, events: &mut [Event], limit: Duration) -> io::Result<usize> {
         let limit = timespec(limit);
         // SAFETY: the kernel writes at most as many events as there is room for; the mask is null.
@@ -224,6 +225,14 @@ impl FdSet {
         assert!(Self::has_room_for(fd));
         // SAFETY: the number is within the mask.
         unsafe { libc::FD_SET(fd.raw(), &raw mut self.0) };
+    }
+
+    /// Returns whether `fd`, which has been inserted, is still in the set.
+    #[inline]
+    pub(super) fn contains(&self, fd: &Fd) -> bool {
+        assert!(Self::has_room_for(fd));
+        // SAFETY: the number is within the mask.
+        unsafe { libc::FD_ISSET(fd.raw(), &raw const self.0) }
     }
 }
 

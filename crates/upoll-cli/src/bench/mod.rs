@@ -14,6 +14,7 @@ mod kernel;
 mod machine;
 mod measure;
 mod numbers;
+mod peers;
 mod polling;
 mod report;
 mod tasks;
@@ -65,7 +66,7 @@ fn calls() -> impl Iterator<Item = &'static Comparison> {
 }
 
 /// All benchmarks, in groups by subject.
-fn groups() -> [(&'static str, Vec<&'static str>); 12] {
+fn groups() -> [(&'static str, Vec<&'static str>); 13] {
     let calls = |comparisons: &[Comparison]| {
         let names = comparisons.iter().map(|comparison| comparison.row.name);
         names.collect()
@@ -103,6 +104,11 @@ fn groups() -> [(&'static str, Vec<&'static str>); 12] {
             "several threads: that share a source, that close what they add, a fast one and a \
              slow one",
             [&workers::NAMES[..], &closing::NAMES, &backpressure::NAMES].concat(),
+        ),
+        (
+            "upoll against other libraries and the kernel's other calls, at the same work; is \
+             measured only if it is named",
+            peers::NAMES.to_vec(),
         ),
         (
             "servers under upoll run --fair; takes long, and is measured only if it is named",
@@ -162,8 +168,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 impl Options {
     fn wants(&self, name: &str) -> bool {
-        // Third-party programs are measured only if named.
-        self.names.is_empty() && name != fair::NAME
+        // Programs and libraries of others are measured only if named.
+        self.names.is_empty() && ![peers::NAME, fair::NAME].contains(&name)
             || self.names.iter().any(|wanted| wanted == name)
     }
 }
@@ -183,6 +189,7 @@ impl Run<'_> {
         // The calls of one thread come first: the kernel's are faster while the process has no
         // other thread.
         let mut comparisons = self.one_thread()?;
+        let peers = self.step(peers::NAME, || peers::measure(self.effort))?;
         let numbers = self.step(numbers::NAME, || numbers::measure(self.effort))?;
         let polls = self.step(polling::NAME, || polling::measure(self.effort))?;
         let growth = self.growth()?;
@@ -237,6 +244,7 @@ impl Run<'_> {
             quick: self.options.quick,
             effort: self.effort,
             comparisons,
+            peers: peers.unwrap_or_default(),
             numbers: numbers.unwrap_or_default(),
             polls: polls.unwrap_or_default(),
             growth,

@@ -14,6 +14,7 @@ use super::growth::Grown;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
 use super::numbers::Numbered;
+use super::peers::Peer;
 use super::polling::Polled;
 use super::timeouts::Late;
 use super::workers::Shared;
@@ -38,6 +39,7 @@ pub(super) struct Report {
     pub(super) interrupted: bool,
     pub(super) effort: Effort,
     pub(super) comparisons: Vec<Compared>,
+    pub(super) peers: Vec<Peer>,
     pub(super) numbers: Vec<Numbered>,
     pub(super) polls: Vec<Polled>,
     pub(super) growth: Vec<Grown>,
@@ -96,6 +98,7 @@ impl Display for Table {
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     Comparisons,
+    Peers,
     Numbers,
     Polls,
     Growth,
@@ -110,6 +113,7 @@ impl Part {
     pub(super) fn heading(self) -> &'static str {
         match self {
             Part::Comparisons => "Calls and wakes",
+            Part::Peers => "Other libraries and calls at the same work",
             Part::Numbers => "Numbers",
             Part::Polls => "poll and select",
             Part::Growth => "Sets that grow",
@@ -127,6 +131,7 @@ impl Report {
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         [
             (Part::Comparisons, self.comparisons.is_empty()),
+            (Part::Peers, self.peers.is_empty()),
             (Part::Numbers, self.numbers.is_empty()),
             (Part::Polls, self.polls.is_empty()),
             (Part::Growth, self.growth.is_empty()),
@@ -149,6 +154,12 @@ impl Report {
             Part::Comparisons => format!(
                 "On CPU {}, {} batches of {} us on each side by turns: medians, and of the ratios \
                  of paired batches the 10th to 90th percentile",
+                self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
+            ),
+            Part::Peers => format!(
+                "The same work by upoll, by other libraries and by the kernel's calls, on CPU {}, \
+                 {} batches of {} us of all by turns: medians, ratios to the way of upoll that is \
+                 named, and of the ratios of paired batches the 10th to 90th percentile",
                 self.pinned_to, self.effort.batches, self.effort.batch_microseconds,
             ),
             Part::Numbers => {
@@ -195,6 +206,7 @@ impl Report {
     pub(super) fn table(&self, part: Part) -> Table {
         match part {
             Part::Comparisons => comparisons(&self.comparisons),
+            Part::Peers => peers(&self.peers),
             Part::Numbers => numbers(&self.numbers),
             Part::Polls => polls(&self.polls),
             Part::Growth => growth(&self.growth),
@@ -280,6 +292,51 @@ fn comparisons(rows: &[Compared]) -> Table {
             percentiles(row.ratio, row.trusted),
             row.row.target.map_or_else(String::new, times),
             row.reached.map_or("", yes_no).to_owned(),
+        ]);
+    }
+    table
+}
+
+fn peers(rows: &[Peer]) -> Table {
+    let mut table = table(
+        &[
+            "name",
+            "operation",
+            "by",
+            "against",
+            "sources",
+            "ns",
+            "ratio",
+            "10-90 %",
+            "to reach",
+            REACHED,
+            "note",
+        ],
+        4..10,
+    );
+    for row in rows {
+        let figures = row.figures.as_ref();
+        let ratio = figures.and_then(|figures| figures.ratio);
+        let is_fastest = figures.is_some_and(|figures| figures.fastest);
+        let note = match &row.skipped {
+            Some(why) => format!("skipped: {why}"),
+            None if is_fastest => "fastest".to_owned(),
+            None => String::new(),
+        };
+        table.add_row([
+            row.name.to_owned(),
+            row.what.to_owned(),
+            row.by.to_owned(),
+            row.against.unwrap_or_default().to_owned(),
+            row.sources.to_string(),
+            figures.map_or_else(String::new, |figures| {
+                nanoseconds(figures.nanoseconds.median)
+            }),
+            ratio.map_or_else(String::new, |ratio| times(ratio.median)),
+            ratio.map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted())),
+            row.target.map_or_else(String::new, times),
+            row.reached.map_or("", yes_no).to_owned(),
+            note,
         ]);
     }
     table

@@ -8,6 +8,7 @@ use crate::bench::calls::Compared;
 use crate::bench::closing::Closed;
 use crate::bench::growth::Grown;
 use crate::bench::measure::Spread;
+use crate::bench::peers::{Peer, SEND_WAIT, SIGNAL_WAIT};
 use crate::bench::polling::Polled;
 use crate::bench::report::{Part, Report};
 use crate::bench::timeouts::Late;
@@ -41,6 +42,7 @@ pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
         Part::Comparisons => comparisons(&report.comparisons),
         // A table shows these few figures better than a plot.
         Part::Numbers | Part::Fair => Ok(Vec::new()),
+        Part::Peers => peers(&report.peers),
         Part::Polls => polls(&report.polls),
         Part::Growth => growth(&report.growth),
         Part::Timeouts => timeouts(&report.timeouts),
@@ -143,6 +145,62 @@ fn comparisons(rows: &[Compared]) -> Result<Vec<Plot>> {
             PERCENT,
             of.iter().any(|row| !row.trusted),
         )?);
+    }
+    Ok(plots)
+}
+
+fn peers(rows: &[Peer]) -> Result<Vec<Plot>> {
+    let bars: Vec<_> = rows
+        .iter()
+        .filter(|row| ![SIGNAL_WAIT, SEND_WAIT].contains(&row.what))
+        .filter_map(|row| {
+            let label = format!("{} against {}", row.by, row.against?);
+            Some(bar(label, row.figures.as_ref()?.ratio?, row.target))
+        })
+        .collect();
+    let mut plots = vec![bar_plot(
+        "One object on one thread: how many times faster upoll is; upright marks: upoll ahead",
+        &bars,
+        RATIO,
+    )?];
+    // Each plot has as many lines as there are colours, at most.
+    type Shown = fn(&str) -> bool;
+    let of_kernel: Shown = |by| by.starts_with("upoll") || by.starts_with("kernel");
+    let of_libraries: Shown = |by| !by.starts_with("kernel");
+    for (what, others, shown) in [
+        (SIGNAL_WAIT, "the kernel's calls", of_kernel),
+        (SIGNAL_WAIT, "libraries", of_libraries),
+        (SEND_WAIT, "libraries", of_libraries),
+    ] {
+        let of = |row: &&Peer| row.what == what && shown(row.by);
+        let of: Vec<_> = rows.iter().filter(of).collect();
+        let mut lines: Vec<_> = distinct(of.iter().map(|row| row.by))
+            .into_iter()
+            .map(|by| Line {
+                name: by.to_owned(),
+                points: of
+                    .iter()
+                    .filter(|row| row.by == by)
+                    .filter_map(|row| {
+                        let figures = row.figures.as_ref()?;
+                        Some((row.sources as f64, figures.nanoseconds.median))
+                    })
+                    .collect(),
+            })
+            .collect();
+        lines.retain(|line| !line.points.is_empty());
+        let sources = Axis {
+            title: "sources",
+            ratios: true,
+        };
+        let round = Axis {
+            title: "ns per round",
+            ratios: true,
+        };
+        let mut figures = of.iter().filter_map(|row| row.figures.as_ref());
+        let noisy = figures.any(|figures| !figures.trusted);
+        let caption = format!("One of many sources, {what}: upoll and {others}");
+        plots.push(line_plot(caption, &lines, sources, round, noisy)?);
     }
     Ok(plots)
 }
