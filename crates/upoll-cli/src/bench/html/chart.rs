@@ -243,7 +243,10 @@ pub(super) fn bars(bars: &[Bar], axis: Axis) -> Result<String> {
         [bar.value, bar.low, bar.high, target]
     });
     // The axis includes 1, the ratio of equal cost.
-    let scale = Scale::over(axis, figures.chain([1.0])).with_room();
+    let mut scale = Scale::over(axis, figures.chain([1.0])).with_room();
+    // The figure of a tick at the left end would not fit into the picture.
+    let shown = scale.ticks.iter().copied();
+    scale.ticks = shown.filter(|&tick| scale.part(tick) > 0.03).collect();
     let start = scale.range.start;
     drawn(height, |area| {
         let mut chart = ChartBuilder::on(area)
