@@ -1,5 +1,5 @@
 /* In secure-execution mode (AT_SECURE, as for a set-group-ID program) the library ignores
- * UPOLL_USER and UPOLL_STATS. The loader preloads nothing there, but a program that is linked to
+ * UPOLL_USER, UPOLL_STATS and UPOLL_TOP. The loader preloads nothing there, but a program that is linked to
  * the library still loads it. */
 #include "../c/check.h"
 #include <dlfcn.h>
@@ -31,6 +31,7 @@ static int with_library(const char *path, int is_secure)
 		return NOT_SECURE;
 	library = dlopen(path, RTLD_NOW);
 	CHECK(library != NULL && getenv("UPOLL_USER") != NULL && getenv("UPOLL_STATS") != NULL);
+	CHECK(getenv("UPOLL_TOP") != NULL);
 	return makes_pipes(library) ? OBEYS : IGNORES;
 }
 
@@ -70,23 +71,29 @@ static int find_library(char path[PATH_MAX])
 
 int main(int count, char **arguments)
 {
-	char path[PATH_MAX], place[] = "/tmp/upoll-secure-XXXXXX";
+	char path[PATH_MAX], place[] = "/tmp/upoll-secure-XXXXXX", figures[] = "/tmp/upoll-secure-XXXXXX";
 	struct stat found;
-	int status;
+	uint64_t root = 0;
+	int status, file;
 	if (count == 3)
 		return with_library(arguments[1], arguments[2][0] != 0);
 	if (!find_library(path))
 		return NOTHING_TO_TEST;
 	CHECK(close(mkstemp(place)) == 0 && unsetenv("LD_PRELOAD") == 0);
 	CHECK(setenv("UPOLL_USER", "all", 1) == 0 && setenv("UPOLL_STATS", place, 1) == 0);
+	/* There is more than enough room for the figures. */
+	CHECK((file = mkstemp(figures)) >= 0 && ftruncate(file, 1 << 20) == 0);
+	CHECK(setenv("UPOLL_TOP", figures, 1) == 0);
 	status = run(path, 1);
 	CHECK(stat(place, &found) == 0);
 	if (status == NOT_SECURE) {
-		CHECK(unlink(place) == 0);
+		CHECK(unlink(place) == 0 && unlink(figures) == 0);
 		return NOTHING_TO_TEST;
 	}
-	CHECK(status == IGNORES && found.st_size == 0);
-	/* Otherwise the library obeys the variables. */
+	CHECK(status == IGNORES && found.st_size == 0 && access(figures, F_OK) == 0);
+	CHECK(pread(file, &root, sizeof root, 0) == sizeof root && root == 0);
+	/* Otherwise the library obeys the variables. The first process that has the figures removes them at its end. */
 	CHECK(run(path, 0) == OBEYS && stat(place, &found) == 0 && found.st_size > 0);
+	CHECK(pread(file, &root, sizeof root, 0) == sizeof root && root != 0 && access(figures, F_OK) != 0);
 	return unlink(place) == 0 ? 0 : 1;
 }

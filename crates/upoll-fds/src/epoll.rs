@@ -106,6 +106,18 @@ pub fn epoll_fd(epfd: RawFd) -> Result<RawFd, Errno> {
     })
 }
 
+/// Shows the [figures](crate::figures) of the set that `epfd` stands for, if it is user-level. The calling thread has just
+/// changed it, or waited in it and got as many events.
+#[doc(hidden)]
+#[cold]
+pub fn note_figures(epfd: RawFd, events: usize) {
+    table::with(epfd, |object| {
+        if let Object::Epoll(set) = object {
+            set.note_figures(epfd, events);
+        }
+    });
+}
+
 fn duplicate(fd: RawFd) -> Result<RawFd, Errno> {
     // SAFETY: no pointers are involved.
     number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) })

@@ -48,6 +48,8 @@ mod epoll_ctl;
 pub mod errno;
 mod eventfd;
 mod fd_ops;
+#[doc(hidden)]
+pub mod figures;
 mod fork;
 mod fork_snapshot;
 mod hazard;
@@ -77,6 +79,8 @@ mod wall_clock;
 pub use crate::ctl_batch::{EpollCtlCmd, epoll_ctl_batch};
 pub use crate::demote::{demote, demote_all, leave_all_to_the_kernel};
 pub use crate::embedder_object::{open, with_own};
+#[doc(hidden)]
+pub use crate::epoll::note_figures;
 pub use crate::epoll::{
     EpollWaitParams, epoll_create, epoll_create1, epoll_fd, epoll_pwait, epoll_pwait1,
     epoll_pwait2, epoll_wait, serve_here,

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use upoll::internal::own_fds::AlwaysWritable;
 use upoll::{Epoll, Errno, Event, Events, Op};
 
+use crate::figures::{Now, Place};
 use crate::hazard;
 use crate::kernel::call;
 use crate::memory;
@@ -46,6 +47,8 @@ pub(crate) struct NumberedSet {
     rotates: bool,
     /// The kernel set has been adopted: a check of the set may take a system call.
     is_mixed: AtomicBool,
+    /// Where its figures are shown.
+    place: Place,
 }
 
 impl NumberedSet {
@@ -57,6 +60,7 @@ impl NumberedSet {
             members: AtomicUsize::new(0),
             rotates,
             is_mixed: AtomicBool::new(false),
+            place: Place::new(),
         }
     }
 
@@ -72,6 +76,7 @@ impl NumberedSet {
             members: AtomicUsize::new(if has_members { UNKNOWN } else { 0 }),
             rotates: false,
             is_mixed: AtomicBool::new(false),
+            place: Place::new(),
         };
         set.adopt_if_used(epfd)?;
         Ok(set)
@@ -99,6 +104,28 @@ impl NumberedSet {
 
     pub(crate) fn rotates(&self) -> bool {
         self.rotates
+    }
+
+    /// Shows the figures of the set, which `epfd` stands for. The calling thread has just changed it, or waited in it
+    /// and got as many events.
+    pub(crate) fn note_figures(&self, epfd: RawFd, events: usize) {
+        if self.is_passive() || self.is_stale() {
+            return;
+        }
+        self.place.note(events, || {
+            // Without memory for counters, the other figures are shown.
+            let _ = self.set.enable_counters();
+            Now {
+                epfd,
+                members: match self.rotates {
+                    true => self.set.len_at_most(),
+                    false => self.set.len_in_core(),
+                },
+                rotates: self.rotates,
+                has_adopted: !self.rotates && self.is_mixed(),
+                counters: self.set.counters().unwrap_or_default(),
+            }
+        });
     }
 
     /// Makes the kernel set, which `epfd` stands for, the place of the kernel members.
@@ -178,6 +205,7 @@ impl NumberedSet {
             self.set.give_up_kernel_set();
         }
         self.state.store(STALE, Ordering::SeqCst);
+        self.place.free();
         Ok(())
     }
 }

@@ -56,6 +56,7 @@ mod start;
 mod stats;
 mod streams;
 mod syscall;
+mod top;
 mod unwinder;
 mod variadic;
 mod vfork;

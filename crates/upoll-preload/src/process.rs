@@ -7,11 +7,11 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use upoll::Errno;
-use upoll_fds::plain_sets;
+use upoll_fds::{figures, plain_sets};
 
 use crate::next::{self, Next, listed, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
-use crate::{cancel, files, handlers, kernel, settings, stats};
+use crate::{cancel, files, handlers, kernel, settings, stats, top};
 use upoll_fds::errno::give;
 
 type Strings = *const *mut c_char;
@@ -402,6 +402,9 @@ pub(crate) unsafe fn raw_clone(
 pub extern "C-unwind" fn _exit(status: c_int) -> ! {
     if stats::is_on() {
         stats::report();
+    }
+    if figures::are_shown() {
+        top::end();
     }
     loop {
         let _ = kernel::call!(SYS_exit_group, status);

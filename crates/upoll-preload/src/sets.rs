@@ -10,7 +10,7 @@ use crate::cancel::deferred;
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
-use crate::{files, handlers, kernel};
+use crate::{files, handlers, kernel, top};
 use upoll_fds::errno::{MASK_SIZE, give, set_errno};
 
 #[doc = "`eventfd(2)`"]
@@ -171,7 +171,9 @@ unsafe fn epoll_ctl_body(epfd: c_int, op: c_int, fd: c_int, event: *const Event)
         );
     }
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) })
+    let changed = unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) };
+    top::note_change(epfd);
+    give(changed)
 }
 
 #[doc = "`epoll_ctl_batch`, as in `upoll.h`"]
@@ -204,7 +206,9 @@ unsafe fn epoll_ctl_batch_body(
     }
     stats::count(Call::EpollCtl, epfd);
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::epoll_ctl_batch(epfd, flags, count, commands) })
+    let changed = unsafe { upoll_fds::epoll_ctl_batch(epfd, flags, count, commands) };
+    top::note_change(epfd);
+    give(changed)
 }
 
 #[doc = "`epoll_wait(2)`"]
@@ -216,7 +220,8 @@ pub(crate) unsafe fn epoll_wait(
 ) -> c_int {
     stats::count(Call::EpollWait, epfd);
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::epoll_wait(epfd, events, room, timeout) })
+    let found = unsafe { upoll_fds::epoll_wait(epfd, events, room, timeout) };
+    give(top::noted(epfd, found))
 }
 
 #[doc = "`epoll_pwait(2)`"]
@@ -242,7 +247,8 @@ pub(crate) unsafe fn pwait(
 ) -> c_int {
     stats::count(Call::EpollWait, epfd);
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::epoll_pwait(epfd, events, room, timeout, mask, size) })
+    let found = unsafe { upoll_fds::epoll_pwait(epfd, events, room, timeout, mask, size) };
+    give(top::noted(epfd, found))
 }
 
 #[doc = "`epoll_pwait2(2)`"]
@@ -268,7 +274,8 @@ pub(crate) unsafe fn pwait2(
 ) -> c_int {
     stats::count(Call::EpollWait, epfd);
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::epoll_pwait2(epfd, events, room, timeout, mask, size) })
+    let found = unsafe { upoll_fds::epoll_pwait2(epfd, events, room, timeout, mask, size) };
+    give(top::noted(epfd, found))
 }
 
 #[doc = "`epoll_pwait1`, as in `upoll.h`"]
@@ -297,5 +304,6 @@ unsafe fn epoll_pwait1_body(
     take_over(epfd);
     stats::count(Call::EpollWait, epfd);
     // SAFETY: the caller's contract.
-    give(unsafe { upoll_fds::epoll_pwait1(epfd, flags, events, room, params) })
+    let found = unsafe { upoll_fds::epoll_pwait1(epfd, flags, events, room, params) };
+    give(top::noted(epfd, found))
 }

@@ -1,5 +1,5 @@
-//! Settings from the environment: `UPOLL_USER`, the kinds of objects to serve here, and
-//! `UPOLL_STATS`, the place for the statistics.
+//! Settings from the environment: `UPOLL_USER`, the kinds of objects to serve here, `UPOLL_STATS`, the place for
+//! the statistics, and `UPOLL_TOP`, the file for the figures of sets.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};

@@ -2,7 +2,7 @@
 
 use upoll::internal::own_fds;
 
-use crate::{cancel, handlers, process, settings, stats};
+use crate::{cancel, handlers, process, settings, stats, top};
 
 extern "C" fn at_start() {
     // Without kinds to serve, nothing has to be registered.
@@ -13,6 +13,7 @@ extern "C" fn at_start() {
         cancel::prepare();
         handlers::prepare();
         process::prepare();
+        top::prepare();
     }
     stats::prepare();
 }

@@ -1,0 +1,93 @@
+//! Figures of sets for `upoll top`, if `UPOLL_TOP` is in the environment: the file that the processes of a run
+//! share.
+
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use upoll::Errno;
+use upoll_fds::figures::{self, Page};
+
+use crate::kernel;
+use crate::settings::variable;
+
+/// The file and its page, in the process that may come to remove the file. The program may overwrite its environment, so
+/// this is a copy.
+static FILE: OnceLock<(Vec<u8>, &Page)> = OnceLock::new();
+
+/// Begins to show figures if `UPOLL_TOP` is in the environment.
+pub(crate) fn prepare() {
+    let Some(path) = variable(c"UPOLL_TOP").filter(|path| !path.is_empty()) else {
+        return;
+    };
+    let Ok(page) = map(path) else { return };
+    figures::show(page);
+    let mut copy = Vec::new();
+    // Without memory the next run removes the file.
+    if copy.try_reserve_exact(path.count_bytes() + 1).is_ok() {
+        copy.extend_from_slice(path.to_bytes_with_nul());
+        let _ = FILE.set((copy, page));
+    }
+    let (own, relaxed) = (process(), Ordering::Relaxed);
+    let _ = page.root.compare_exchange(0, own, relaxed, relaxed);
+}
+
+/// Maps the shared file. A symbolic link is not followed: the program may have more rights than the users that can write
+/// to the directory.
+fn map(path: &CStr) -> Result<&'static Page, Errno> {
+    let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    let file = kernel::call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags)?;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let size = size_of::<Page>();
+    // Beyond the end of a shorter file there is no memory.
+    let mapped = match kernel::call!(SYS_lseek, file, 0, libc::SEEK_END) {
+        Ok(length) if length >= size => {
+            kernel::call!(SYS_mmap, 0, size, access, libc::MAP_SHARED, file, 0)
+        }
+        _ => Err(Errno::INVAL),
+    };
+    let _ = kernel::call!(SYS_close, file);
+    let page: *const Page = ptr::with_exposed_provenance(mapped?);
+    // SAFETY: new memory of this size, which stays mapped. A page consists of atomics, which may have any value.
+    Ok(unsafe { &*page })
+}
+
+fn process() -> u64 {
+    kernel::call!(SYS_getpid).map_or(0, |id| id as u64)
+}
+
+/// Shows the figures of a set that the calling thread has changed.
+#[inline]
+pub(crate) fn note_change(epfd: i32) {
+    if figures::are_shown() {
+        upoll_fds::note_figures(epfd, 0);
+    }
+}
+
+/// Shows the figures of a set that the calling thread has waited in.
+#[inline]
+pub(crate) fn noted(epfd: i32, found: Result<usize, Errno>) -> Result<usize, Errno> {
+    if figures::are_shown() {
+        upoll_fds::note_figures(epfd, found.unwrap_or(0));
+    }
+    found
+}
+
+/// Removes the file if this is the first process of the run. The process may go on to use the page.
+pub(crate) fn end() {
+    if let Some((path, page)) = FILE.get()
+        && page.root.load(Ordering::Relaxed) == process()
+    {
+        // Nobody could be told of an error.
+        let _ = kernel::call!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0);
+    }
+}
+
+extern "C" fn at_exit() {
+    end();
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
