@@ -1,7 +1,9 @@
 //! `upoll top` as a program: its output and its exit status.
 
 use std::fs::File;
-use std::process::{Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -102,7 +104,7 @@ fn a_process_of_no_run_and_one_that_does_not_exist_are_errors() {
     let output = top(&["--once", &child.id().to_string()]);
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stderr).expect("text");
-    assert!(text.contains("belongs to no `upoll run --fair`"), "{text}");
+    assert!(text.contains("`upoll run --top`"), "{text}");
     child.kill().expect("it runs");
     child.wait().expect("it is a child");
     let output = top(&["--once", &child.id().to_string()]);
@@ -111,4 +113,174 @@ fn a_process_of_no_run_and_one_that_does_not_exist_are_errors() {
     for arguments in [&["--once"][..], &["--interval", "0", "1"], &["1.5"]] {
         assert_eq!(top(arguments).status.code(), Some(2), "{arguments:?}");
     }
+}
+
+/// Builds the library for `upoll run`, which cargo does not do for tests of a crate that is not linked to it.
+fn build_library() {
+    let upoll = Path::new(env!("CARGO_BIN_EXE_upoll"));
+    let folder = upoll.parent().expect("it is in the folder of its profile");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked", "--lib", "--manifest-path"]);
+    cargo.arg(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../upoll-preload/Cargo.toml"
+    ));
+    cargo.arg("--target-dir");
+    cargo.arg(folder.parent().expect("that is in a target folder"));
+    match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => {}
+        Some(profile) => drop(cargo.args(["--profile", profile])),
+    }
+    assert!(cargo.status().expect("there is cargo").success());
+}
+
+/// Compiles a program of `tests/top`.
+fn compile(name: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/top");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("top-{name}"));
+    let mut compiler = Command::new(std::env::var_os("CC").unwrap_or("cc".into()));
+    compiler.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]);
+    compiler
+        .arg(&program)
+        .arg(sources.join(name).with_extension("c"));
+    assert!(compiler.status().expect("there is a C compiler").success());
+    program
+}
+
+/// A program that goes on at each line.
+struct Steps {
+    child: Child,
+    lines: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Steps {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        Steps {
+            lines: child.stdin.take().expect("a pipe"),
+            answers: BufReader::new(child.stdout.take().expect("a pipe")),
+            child,
+        }
+    }
+
+    /// The words of the line that the program has printed.
+    fn answer(&mut self) -> Vec<String> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("text");
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn go_on(&mut self) {
+        self.lines.write_all(b"\n").expect("it reads");
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The words of each line that `upoll top --once` prints.
+fn view(process: &str) -> Vec<Vec<String>> {
+    let output = top(&["--once", process]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    text.lines().map(words).collect()
+}
+
+/// The shared file that a process has mapped.
+fn mapped(process: &str) -> PathBuf {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it runs");
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let path = paths.find(|path| path.contains("/upoll-sets-"));
+    path.expect("it has mapped one").into()
+}
+
+#[test]
+fn the_sets_of_a_run_are_shown_with_the_share_of_each_thread() {
+    build_library();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
+    let workers = compile("workers");
+    // The shell has no sets, and becomes the program.
+    command.args(["run", "--top", "--", "sh", "-c", "exec \"$0\""]);
+    command.arg(&workers);
+    let mut program = Steps::start(command);
+    let answer = program.answer();
+    let [process, set, first, second] = &answer[..] else {
+        panic!("{answer:?}")
+    };
+    let file = mapped(process);
+    let lines = view(process);
+    let head = format!("upoll top: process {process}, 1 sets, 2 workers, 4 events");
+    assert_eq!(lines[0].join(" "), head);
+    // The eventfd and one pipe: the other one is closed.
+    assert_eq!(lines[2][..4], [process, set, "2", "no"]);
+    assert_eq!(lines[2][7], "4");
+    let row = |thread: &String, waits: &str, share: &str| {
+        [process, set, thread, waits, waits, share, "-", "-"].map(str::to_owned)
+    };
+    let mut rows = [row(first, "3", "75.0%"), row(second, "1", "25.0%")];
+    rows.sort_by_key(|row| row[2].parse::<u32>().expect("a number"));
+    assert_eq!(lines[5..7], rows);
+    assert_eq!(lines[7].join(" "), "fairness 0.800");
+
+    program.go_on();
+    let other = program.answer().remove(0);
+    let lines = view(process);
+    let of_others = |lines: &[Vec<String>], process: &str, set: &str| -> Vec<Vec<String>> {
+        let is_its = |line: &&Vec<String>| line.starts_with(&[process.into(), set.into()]);
+        lines.iter().filter(is_its).cloned().collect()
+    };
+    // A row for the set, and one for its worker.
+    let rows = of_others(&lines, process, &other);
+    assert_eq!(rows[0][..4], [process, &*other, "1", "no"]);
+    assert_eq!(rows[1][..5], [process, &*other, process, "1", "1"]);
+    assert_eq!(of_others(&lines, process, set).len(), 3);
+
+    program.go_on();
+    assert_eq!(program.answer(), ["closed"]);
+    let lines = view(process);
+    assert_eq!(of_others(&lines, process, set).len(), 0);
+    assert_eq!(of_others(&lines, process, &other).len(), 2);
+
+    // A fork leaves no set of the parent's here: the kernel has them now.
+    program.go_on();
+    let answer = program.answer();
+    let [child, set] = &answer[..] else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(mapped(child), file);
+    for of_run in [process, child] {
+        let lines = view(of_run);
+        assert_eq!(
+            of_others(&lines, child, set)[1][..5],
+            [child, set, child, "1", "1"]
+        );
+        assert_eq!(lines.len(), 7, "{lines:?}");
+    }
+    program.go_on();
+    assert_eq!(program.answer(), ["ended"]);
+    assert_eq!(view(process).len(), 5);
+    assert!(file.exists());
+    program.go_on();
+    assert!(program.child.wait().expect("it is a child").success());
+    assert!(!file.exists());
+
+    // Without the option, nothing is shared.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_upoll"));
+    command.args(["run", "--"]).arg(&workers);
+    let mut program = Steps::start(command);
+    let process = program.answer().remove(0);
+    let output = top(&["--once", &process]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("`upoll run --top`"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
 }

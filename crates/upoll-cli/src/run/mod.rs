@@ -3,8 +3,9 @@
 //!
 //! The program replaces this process, so standard input, signals and the exit status are its own.
 
-pub(crate) mod fair;
+mod fair;
 mod program;
+pub(crate) mod shared;
 
 use std::ffi::{CStr, CString, OsString};
 use std::fs::{self, OpenOptions};
@@ -47,6 +48,10 @@ pub(crate) struct Options {
     /// program that is executed after root's rights were given up needs a FILE that it may write.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     stats: Option<PathBuf>,
+    /// Has `upoll top` show the program: the processes of the run keep figures of their sets in a file that they share.
+    /// With `--fair` they always do.
+    #[arg(long)]
+    top: bool,
     /// The program and its arguments.
     #[arg(
         required = true,
@@ -81,6 +86,8 @@ impl Kind {
 }
 
 const LIBRARY: &str = "libupoll_preload.so";
+/// The variable that names the file for figures of sets.
+const FIGURES: &str = "UPOLL_TOP";
 
 /// The exit statuses of `env(1)`: the program cannot be run, or does not exist.
 const CANNOT_RUN: u8 = 126;
@@ -122,6 +129,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     } else {
         let kinds: Vec<_> = options.user.iter().map(|kind| kind.name()).collect();
         command.env("UPOLL_USER", kinds.join(","));
+        match options.top {
+            true => command.env(FIGURES, shared::SETS.create()?),
+            false => command.env_remove(FIGURES),
+        };
         "UPOLL_STATS"
     };
     match stats {

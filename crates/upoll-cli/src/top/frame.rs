@@ -4,165 +4,120 @@ use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
 use comfy_table::{CellAlignment, Table, presets};
-use upoll_fair_state::{Counts, fairness};
+use upoll_fair_state::fairness;
 
-/// The workers' figures at one moment.
-pub(super) struct Sample {
-    pub(super) at: Instant,
-    pub(super) workers: Vec<Counts>,
+/// What the shared file of a run says at one moment.
+pub(super) trait Figures: Sized {
+    /// Returns the figures in the bytes of the file.
+    fn in_file(bytes: &[u8]) -> Self;
+
+    /// Removes those of processes and threads that have ended, and adds what the kernel knows.
+    fn complete(&mut self);
+
+    /// Writes them, with their changes since the view before.
+    fn show(
+        &self,
+        process: u32,
+        before: Option<&Before<Self>>,
+        f: &mut Formatter<'_>,
+    ) -> fmt::Result;
 }
 
-/// One view: the figures now, and their changes since the view before.
-pub(super) struct Frame {
+/// The figures of the view before, and how many seconds ago that was.
+pub(super) struct Before<F> {
+    pub(super) figures: F,
+    pub(super) seconds: f64,
+}
+
+/// One view: the figures now, and those of the view before.
+pub(super) struct Frame<F> {
     process: u32,
-    before: Option<Sample>,
-    now: Sample,
+    before: Option<Before<F>>,
+    at: Instant,
+    now: F,
 }
 
-const HEADER: [&str; 9] = [
-    "process",
-    "thread",
-    "wakeups",
-    "empty",
-    "accepts",
-    "share",
-    "rescues",
-    "wakeups/s",
-    "accepts/s",
-];
+impl<F: Figures> Frame<F> {
+    /// The first view, without rates.
+    pub(super) fn new(process: u32, at: Instant, now: F) -> Self {
+        Frame {
+            process,
+            before: None,
+            at,
+            now,
+        }
+    }
+
+    /// The view that follows this one.
+    pub(super) fn next(self, at: Instant, now: F) -> Self {
+        let seconds = (at - self.at).as_secs_f64();
+        Frame {
+            process: self.process,
+            before: Some(Before {
+                figures: self.now,
+                seconds,
+            }),
+            at,
+            now,
+        }
+    }
+}
+
+impl<F: Figures> Display for Frame<F> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.now.show(self.process, self.before.as_ref(), f)
+    }
+}
 
 #[expect(clippy::cast_precision_loss, reason = "shown with few digits")]
 fn float(count: u64) -> f64 {
     count as f64
 }
 
-impl Frame {
-    /// The first view, without rates.
-    pub(super) fn new(process: u32, now: Sample) -> Self {
-        Frame {
-            process,
-            before: None,
-            now,
-        }
-    }
+/// Returns the sum of counts. Another user may have written the file, so they may be any.
+pub(super) fn sum(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
 
-    /// The view that follows this one.
-    pub(super) fn next(self, now: Sample) -> Self {
-        Frame {
-            process: self.process,
-            before: Some(self.now),
-            now,
-        }
-    }
+/// Returns a count's part of all, as text.
+pub(super) fn share(count: u64, all: u64) -> String {
+    format!("{:.1}%", 100.0 * float(count) / float(all.max(1)))
+}
 
-    /// Returns how much a count of a worker has grown since the view before. A worker that is new has grown from 0.
-    fn grown(&self, worker: &Counts, count: impl Fn(&Counts) -> u64) -> Option<u64> {
-        let known = self.before.as_ref()?.workers.iter();
-        let mut known = known.filter(|known| known.thread == worker.thread);
-        let before = known.find(|known| known.process == worker.process);
-        Some(count(worker).saturating_sub(before.map_or(0, count)))
-    }
-
-    fn rate(&self, worker: &Counts, count: impl Fn(&Counts) -> u64) -> String {
-        let seconds = self.before.as_ref().map(|before| self.now.at - before.at);
-        match (self.grown(worker, count), seconds) {
-            (Some(grown), Some(seconds)) => format!("{:.1}", float(grown) / seconds.as_secs_f64()),
-            _ => "-".into(),
-        }
+/// Returns how much a count grows a second, as text: `-` in the first view.
+pub(super) fn rate<F>(before: Option<&Before<F>>, grown: Option<u64>) -> String {
+    match before.zip(grown) {
+        Some((before, grown)) => format!("{:.1}", float(grown) / before.seconds),
+        None => "-".into(),
     }
 }
 
-impl Display for Frame {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let workers = &self.now.workers;
-        let all: u64 = workers.iter().map(|worker| worker.accepts).sum();
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING).set_header(HEADER);
-        for worker in workers {
-            let share = 100.0 * float(worker.accepts) / float(all.max(1));
-            table.add_row([
-                worker.process.to_string(),
-                worker.thread.to_string(),
-                worker.wakeups.to_string(),
-                worker.empty.to_string(),
-                worker.accepts.to_string(),
-                format!("{share:.1}%"),
-                worker.rescues.to_string(),
-                self.rate(worker, |worker| worker.wakeups),
-                self.rate(worker, |worker| worker.accepts),
-            ]);
-        }
-        for column in table.column_iter_mut() {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        writeln!(
-            f,
-            "upoll top: process {}, {} workers, {all} connections",
-            self.process,
-            workers.len()
-        )?;
-        writeln!(f, "{}", table.trim_fmt())?;
-        let total = fairness(workers.iter().map(|worker| worker.accepts));
-        write!(f, "fairness {total:.3}")?;
-        if self.before.is_some() {
-            let grown = workers
-                .iter()
-                .map(|worker| self.grown(worker, |worker| worker.accepts));
-            let lately = fairness(grown.flatten());
-            write!(f, ", since the last view {lately:.3}")?;
-        }
-        writeln!(f)
-    }
+/// Returns a table without lines.
+pub(super) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    table
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
-
-    use upoll_fair_state::State;
-
-    use super::*;
-
-    /// The counts of workers of process 5, from one with `accepts.0` connections on.
-    fn workers(accepts: &[u64]) -> Vec<Counts> {
-        const WORDS: usize = size_of::<State>() / size_of::<u64>();
-        let memory: Box<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: a state consists of atomics in as many words; zeros are one, and it lives as long as the memory.
-        let state = unsafe { &*memory.as_ptr().cast::<State>() };
-        for (thread, &accepts) in (7..).zip(accepts) {
-            let worker = state.worker(state.take_place(5, thread)).expect("room");
-            worker.wakeups.store(2 * accepts, Ordering::Relaxed);
-            worker.accepts.store(accepts, Ordering::Relaxed);
-        }
-        state.counts().collect()
+/// Writes a table.
+pub(super) fn write_table(mut table: Table, f: &mut Formatter<'_>) -> fmt::Result {
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
     }
+    writeln!(f, "{}", table.trim_fmt())
+}
 
-    fn row(frame: &Frame, thread: &str) -> Vec<String> {
-        let text = frame.to_string();
-        let mut rows = text.lines().map(|line| line.split_whitespace());
-        let row = rows.find(|row| row.clone().nth(1) == Some(thread));
-        row.expect("a row").map(str::to_owned).collect()
+/// Writes the last line: the index of fairness of all shares, and of what they have grown by.
+pub(super) fn write_fairness(
+    shares: impl Iterator<Item = u64>,
+    grown: impl Iterator<Item = Option<u64>>,
+    f: &mut Formatter<'_>,
+) -> fmt::Result {
+    write!(f, "fairness {:.3}", fairness(shares))?;
+    // The first view has no growth.
+    let mut grown = grown.flatten().peekable();
+    if grown.peek().is_some() {
+        write!(f, ", since the last view {:.3}", fairness(grown))?;
     }
-
-    #[test]
-    fn rates_are_those_since_the_view_before() {
-        let at = Instant::now();
-        let sample = |seconds, accepts: &[u64]| Sample {
-            at: at + Duration::from_secs(seconds),
-            workers: workers(accepts),
-        };
-        let first = Frame::new(5, sample(0, &[10, 30]));
-        assert_eq!(
-            row(&first, "8"),
-            ["5", "8", "60", "0", "30", "75.0%", "0", "-", "-"]
-        );
-        assert!(first.to_string().ends_with("fairness 0.800\n"));
-        // The third one is new.
-        let second = first.next(sample(2, &[10, 34, 8]));
-        assert_eq!(row(&second, "7")[7..], ["0.0", "0.0"]);
-        assert_eq!(row(&second, "8")[7..], ["4.0", "2.0"]);
-        assert_eq!(row(&second, "9")[7..], ["8.0", "4.0"]);
-        assert!(second.to_string().ends_with("since the last view 0.600\n"));
-    }
+    writeln!(f)
 }

@@ -1,12 +1,15 @@
-//! `upoll top`: shows what the workers of an `upoll run --fair` do, while they do it.
+//! `upoll top`: shows what the sets of an `upoll run --top` do, or the workers of an `upoll run --fair`, while they do it.
 //!
 //! Nothing is asked of the program: the figures are in the file that the processes of the run share.
 
 mod frame;
+mod sets;
+mod workers;
 
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use console::Term;
-use upoll_fair_state::{Counts, State};
 
 use crate::output;
-use crate::run::fair;
-use frame::{Frame, Sample};
+use crate::run::shared::{self, Kind};
+use frame::{Figures, Frame};
+use sets::Sets;
+use workers::Workers;
 
 /// The options of `upoll top`.
 #[derive(clap::Args)]
@@ -43,8 +47,15 @@ fn interval(text: &str) -> Result<Duration, &'static str> {
 
 /// Shows the run until it or the process ends.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let file = shared_file(options.process)?;
-    let mut frame = Frame::new(options.process, sample(&file)?);
+    let (file, kind) = shared_file(options.process)?;
+    match kind {
+        shared::SETS => show::<Sets>(options, &file, kind),
+        _ => show::<Workers>(options, &file, kind),
+    }
+}
+
+fn show<F: Figures>(options: &Options, file: &Path, kind: Kind) -> Result<ExitCode> {
+    let mut frame = Frame::new(options.process, Instant::now(), look::<F>(file, kind)?);
     if options.once {
         output::print(&frame)?;
         return Ok(ExitCode::SUCCESS);
@@ -59,31 +70,30 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             drawn => drawn.context("the terminal")?,
         }
         std::thread::sleep(options.interval);
-        let now = sample(&file);
+        let now = look(file, kind);
         // The first process of the run removes the file when it ends.
         if !file.exists() || !Path::new(&format!("/proc/{}", options.process)).exists() {
             return Ok(ExitCode::SUCCESS);
         }
-        frame = frame.next(now?);
+        frame = frame.next(Instant::now(), now?);
     }
 }
 
-/// Returns the current figures of the workers that have not ended.
-fn sample(file: &Path) -> Result<Sample> {
-    let bytes = read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let mut workers = Counts::in_file(&bytes);
-    workers.retain(|worker| {
-        let thread = format!("/proc/{}/task/{}", worker.process, worker.thread);
-        Path::new(&thread).exists()
-    });
-    Ok(Sample {
-        at: Instant::now(),
-        workers,
-    })
+/// Returns the current figures of what has not ended.
+fn look<F: Figures>(file: &Path, kind: Kind) -> Result<F> {
+    let bytes = read(file, kind).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut figures = F::in_file(&bytes);
+    figures.complete();
+    Ok(figures)
+}
+
+/// Returns whether a thread of a process has not ended.
+fn is_live(process: u32, thread: u32) -> bool {
+    Path::new(&format!("/proc/{process}/task/{thread}")).exists()
 }
 
 /// Returns the bytes of a shared file. Another user may have named it, so it may be anything.
-fn read(file: &Path) -> io::Result<Vec<u8>> {
+fn read(file: &Path, kind: Kind) -> io::Result<Vec<u8>> {
     let mut options = OpenOptions::new();
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.read(true).open(file)?;
@@ -91,29 +101,30 @@ fn read(file: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(size_of::<State>() as u64)
-        .read_to_end(&mut bytes)?;
+    file.take(kind.size as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 /// Returns the file of the run that the process belongs to.
-fn shared_file(process: u32) -> Result<PathBuf> {
+fn shared_file(process: u32) -> Result<(PathBuf, Kind)> {
     let maps = fs::read(format!("/proc/{process}/maps"));
     let maps = maps.with_context(|| format!("cannot look at process {process}"))?;
     let mapped = maps.split(|&byte| byte == b'\n').find_map(|line| {
         let path = &line[line.iter().position(|&byte| byte == b'/')?..];
-        let name = Path::new(std::ffi::OsStr::from_bytes(path)).file_name()?;
-        let is_shared = name.as_bytes().starts_with(fair::PREFIX.as_bytes());
-        is_shared.then(|| PathBuf::from(std::ffi::OsString::from_vec(path.to_vec())))
+        let path = Path::new(OsStr::from_bytes(path));
+        Some((path.to_owned(), Kind::of(path)?))
     });
-    let Some(path) = mapped else {
-        bail!("process {process} belongs to no `upoll run --fair`");
+    let Some((path, kind)) = mapped else {
+        bail!(
+            "process {process} keeps no figures: start its program with `upoll run --top`, or a server with \
+             `upoll run --fair`"
+        );
     };
     // So the kernel marks a file that was removed, which the first process of a run does at its end.
     if path.as_os_str().as_bytes().ends_with(b" (deleted)") {
         bail!("the run that process {process} belongs to has ended");
     }
-    Ok(path)
+    Ok((path, kind))
 }
 
 /// Replaces what was drawn before. Without a terminal, one view follows the other.
