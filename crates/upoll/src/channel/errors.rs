@@ -5,7 +5,6 @@ use core::fmt::{self, Debug, Display, Formatter};
 
 /// A [`try_send`](super::Sender::try_send) that failed, with its message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum TrySendError<T> {
     /// There is no room.
     Full(T),
@@ -19,7 +18,6 @@ pub struct SendError<T>(pub T);
 
 /// A send with a time limit that failed, with its message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum SendTimeoutError<T> {
     /// There was no room within the time limit.
     Timeout(T),
@@ -29,7 +27,6 @@ pub enum SendTimeoutError<T> {
 
 /// A [`try_recv`](super::Receiver::try_recv) that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum TryRecvError {
     /// There is no message yet.
     Empty,
@@ -43,7 +40,6 @@ pub struct RecvError;
 
 /// A receive with a time limit that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum RecvTimeoutError {
     /// There was no message within the time limit.
     Timeout,
