@@ -5,6 +5,7 @@ use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 
+use crate::channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
 use crate::epoll::{Epoll, HANG_UP};
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
@@ -186,6 +187,91 @@ impl StreamSocket {
     ) -> impl Future<Output = Result<usize, Errno>> + Send + use<'a> {
         let attempt = move || or_stale(self.try_write(bytes), || self.is_stale());
         Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt)
+    }
+}
+
+/// Why an attempt of a channel never fails with an errno but `EAGAIN`.
+const WAKES_TASKS: &str = "an end of a channel is no set and has no part in the kernel";
+
+impl<T: Send> Sender<T> {
+    /// Sends `message`. The future waits while there is no room.
+    ///
+    /// All tasks that wait are woken when there is room again, and try again, as with
+    /// [`try_send`](Self::try_send). Waiting allocates nothing.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has sent nothing. The message is dropped with it: a task that has to
+    /// keep the message waits for `OUT` by [`Readiness`](crate::Readiness), and calls [`try_send`](Self::try_send).
+    ///
+    /// # Errors
+    /// [`SendError`] returns the message: all receivers are gone.
+    pub fn send_async(
+        &self,
+        message: T,
+    ) -> impl Future<Output = Result<(), SendError<T>>> + Send + use<'_, T> {
+        let mut unsent = Some(message);
+        async move {
+            let attempt = || {
+                let Some(message) = unsent.take() else {
+                    return Ok((Ok(()), false));
+                };
+                match self.try_send(message) {
+                    Ok(()) => Ok((Ok(()), false)),
+                    Err(TrySendError::Full(message)) => {
+                        unsent = Some(message);
+                        Err(Errno::AGAIN)
+                    }
+                    Err(TrySendError::Disconnected(message)) => Ok((Err(SendError(message)), true)),
+                }
+            };
+            let sent = Attempt::new(self.as_file_ref(), Events::OUT, Place::Shared, attempt);
+            sent.await.expect(WAKES_TASKS)
+        }
+    }
+}
+
+impl<T: Send> Receiver<T> {
+    /// Takes the oldest message. The future waits while there is none.
+    ///
+    /// All tasks that wait are woken by each message, and one of them gets it. Waiting allocates nothing.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has taken nothing.
+    ///
+    /// # Errors
+    /// [`RecvError`]: there is no message, and all senders are gone.
+    ///
+    /// # Example
+    /// ```
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    /// #     match future.as_mut().poll(&mut context) {
+    /// #         std::task::Poll::Ready(done) => done,
+    /// #         std::task::Poll::Pending => panic!("it waits"),
+    /// #     }
+    /// # }
+    /// use upoll::channel::{RecvError, bounded};
+    ///
+    /// let (sender, receiver) = bounded(1)?;
+    /// let work = async {
+    ///     sender.send_async("a job").await.expect("there is a receiver");
+    ///     drop(sender);
+    ///     (receiver.recv_async().await, receiver.recv_async().await)
+    /// };
+    /// assert_eq!(block_on(work), (Ok("a job"), Err(RecvError)));
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    pub fn recv_async(&self) -> impl Future<Output = Result<T, RecvError>> + Send + use<'_, T> {
+        async move {
+            let attempt = || match self.try_recv() {
+                Ok(message) => Ok((Ok(message), false)),
+                Err(TryRecvError::Empty) => Err(Errno::AGAIN),
+                Err(TryRecvError::Disconnected) => Ok((Err(RecvError), true)),
+            };
+            let received = Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt);
+            received.await.expect(WAKES_TASKS)
+        }
     }
 }
 

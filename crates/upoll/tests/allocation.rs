@@ -6,9 +6,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use upoll::channel::bounded;
 use upoll::{
     Descriptor, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Readiness, SocketFlags,
     Source, pipe, socketpair,
@@ -132,6 +133,7 @@ fn tasks_that_wait_allocate_nothing() {
     let counter = EventFd::new(0).unwrap();
     let (reader, writer) = pipe().unwrap();
     let (one, other) = socketpair(SocketFlags::empty()).unwrap();
+    let (sender, receiver) = bounded(1).unwrap();
     let set = Epoll::new().unwrap();
     set.add(&counter, Event::new(Events::IN, 0)).unwrap();
     let mut context = Context::from_waker(Waker::noop());
@@ -142,6 +144,11 @@ fn tasks_that_wait_allocate_nothing() {
         let mut read = pin!(reader.read_async(&mut bytes));
         let mut receive = pin!(one.read_async(&mut message));
         let mut wait = pin!(set.wait_async(&mut events));
+        let mut take = pin!(receiver.recv_async());
+        assert!(take.as_mut().poll(&mut context).is_pending());
+        sender.try_send(1).unwrap();
+        let mut send = pin!(sender.send_async(2));
+        assert!(send.as_mut().poll(&mut context).is_pending());
         for ready in waiting.iter_mut().chain(&mut exclusive) {
             // SAFETY: the arrays are dropped where they are.
             let ready = unsafe { Pin::new_unchecked(ready) };
@@ -161,6 +168,9 @@ fn tasks_that_wait_allocate_nothing() {
         assert!(read.poll(&mut context).is_ready());
         assert!(receive.poll(&mut context).is_ready());
         assert!(wait.poll(&mut context).is_ready());
+        assert_eq!(take.poll(&mut context), Poll::Ready(Ok(1)));
+        assert_eq!(send.poll(&mut context), Poll::Ready(Ok(())));
+        assert_eq!(receiver.try_recv(), Ok(2));
         assert!(pin!(counter.read_async()).poll(&mut context).is_ready());
     };
     // The pipe and the pair get their pages.
