@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, IoSlice, IoSliceMut, Read, Wr
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use upoll::{Errno, PipeFlags, SocketFlags};
+use upoll::{Errno, Events, File, PipeFlags, PollTable, Pollable, SocketFlags};
 
 /// Sends what fits no buffer at once, in pieces and from several buffers, and returns what `std` reads.
 fn send_and_read(mut writer: impl Write + Send, reader: impl Read) -> (Vec<String>, Vec<u8>) {
@@ -135,4 +135,42 @@ fn numbers_have_the_names_and_texts_of_the_c_library() {
         }
     }
     assert!(named > 130);
+}
+
+/// An object that is written and read by shared references, as a socket of a stack is.
+#[derive(Default)]
+struct Bytes(std::sync::Mutex<std::collections::VecDeque<u8>>);
+
+impl Pollable for Bytes {
+    fn poll<'q>(&'q self, _: &mut PollTable<'q>) -> Events {
+        Events::IN | Events::OUT
+    }
+}
+
+impl Read for &Bytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().read(buffer)
+    }
+}
+
+impl Write for &Bytes {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_file_is_read_and_written_as_its_object_is() {
+    fn echo(mut link: impl Read + Write) -> io::Result<Vec<u8>> {
+        link.write_all(b"words")?;
+        link.flush()?;
+        let mut read = Vec::new();
+        link.read_to_end(&mut read)?;
+        Ok(read)
+    }
+    assert_eq!(echo(&File::new(Bytes::default())).unwrap(), b"words");
 }

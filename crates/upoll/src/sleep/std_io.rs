@@ -1,8 +1,10 @@
-//! `std::io::Read` and `Write` for pipes and stream sockets, and for shared references to them.
+//! `std::io::Read` and `Write` for pipes and stream sockets, for shared references to them, and for files of objects that
+//! implement them.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
 use crate::errno::Errno;
+use crate::file::{File, Pollable};
 use crate::pipe::{PipeReader, PipeWriter};
 use crate::socketpair::StreamSocket;
 
@@ -54,6 +56,41 @@ writes! {
     PipeWriter: &PipeWriter,
     StreamSocket: StreamSocket,
     StreamSocket: &StreamSocket,
+}
+
+/// Reads from the object, if shared references to it read.
+impl<T: Pollable> Read for &File<T>
+where
+    for<'a> &'a T: Read,
+{
+    #[inline]
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&mut &***self).read(buffer)
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&mut &***self).read_vectored(buffers)
+    }
+}
+
+/// Writes to the object, if shared references to it write.
+impl<T: Pollable> Write for &File<T>
+where
+    for<'a> &'a T: Write,
+{
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&mut &***self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&mut &***self).write_vectored(buffers)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> io::Result<()> {
+        (&mut &***self).flush()
+    }
 }
 
 impl Errno {
