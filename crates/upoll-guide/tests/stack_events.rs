@@ -205,7 +205,7 @@ impl Twin {
             sent += written;
             self.stack.run(smoltcp::time::Instant::ZERO);
         }
-        assert!(!socket(from).by_ref().is_ready(Events::OUT));
+        assert!(!socket(from).as_file_ref().is_ready(Events::OUT));
         while sent > 0 {
             sent -= (&**socket(to)).read(&mut buffer).unwrap();
             self.stack.run(smoltcp::time::Instant::ZERO);
@@ -288,10 +288,10 @@ impl Twin {
     fn levels(&self) -> Reports {
         let socket = |member: usize| {
             let socket = self.sockets[member].as_ref()?;
-            Some((member, socket.by_ref().ready() & SHOWN))
+            Some((member, socket.as_file_ref().ready() & SHOWN))
         };
         let listener = self.listener.as_ref();
-        let listener = listener.map(|file| (LISTENER, file.by_ref().ready() & SHOWN));
+        let listener = listener.map(|file| (LISTENER, file.as_file_ref().ready() & SHOWN));
         listener
             .into_iter()
             .chain([CLIENT, SERVER].into_iter().filter_map(socket))

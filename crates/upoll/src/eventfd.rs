@@ -630,7 +630,7 @@ impl EventFd {
     #[must_use]
     #[inline]
     pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.by_ref()
+        self.file.as_file_ref()
     }
 
     /// Returns what `/proc/PID/fdinfo` would show.

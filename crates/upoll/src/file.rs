@@ -83,8 +83,13 @@ pub trait Pollable: Any + Send + Sync {
 
     /// Is called when the last reference to the open file description is gone and nothing watches it.
     ///
-    /// Runs once, before the object is dropped (which may be a little later, when a wait on
-    /// another thread that was just looking at it is done). The end of a pipe wakes its peer here.
+    /// Runs once, on the thread that drops the last reference, before the object is dropped (which may be a little
+    /// later, when a wait on another thread that was just looking at it is done). The end of a pipe wakes its peer here.
+    ///
+    /// [`poll`](Self::poll) may run at the same time on another thread, and after it: by a scan that began before the
+    /// close, by a [`Watch`](crate::Watch) or by a task's future. Its result concerns nobody then, but it must not
+    /// panic. So leave what `poll` uses in place; `drop` ends it. The thread may hold locks of the program, and is
+    /// not expected to wait: do not block.
     fn release(&self) {}
 
     /// Returns the part of the object that lives in the kernel. An object without such a part, as all objects
@@ -414,7 +419,7 @@ impl<T: Pollable> File<T> {
     /// A borrowed reference without the type.
     #[must_use]
     #[inline]
-    pub fn by_ref(&self) -> FileRef<'_> {
+    pub fn as_file_ref(&self) -> FileRef<'_> {
         FileRef::new(self.0)
     }
 }
@@ -635,8 +640,34 @@ impl<'a> FileRef<'a> {
     #[must_use]
     #[inline]
     pub fn ready(self) -> Events {
-        let object = self.description().object();
-        object.poll(&mut PollTable::look_only())
+        self.poll(&mut PollTable::look_only())
+    }
+
+    /// Registers the queues of the object with `table`, and returns the events that are ready now, as
+    /// [`Pollable::poll`] does. For an object that passes on the state of another one, such as an end of a channel.
+    ///
+    /// # Example
+    /// ```
+    /// use upoll::channel::{Sender, bounded};
+    /// use upoll::{Events, File, PollTable, Pollable};
+    ///
+    /// /// Takes log lines while there is room for them.
+    /// struct Log { lines: Sender<String> }
+    ///
+    /// impl Pollable for Log {
+    ///     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+    ///         self.lines.as_file_ref().poll(table) & (Events::OUT | Events::ERR)
+    ///     }
+    /// }
+    ///
+    /// let (lines, _receiver) = bounded(1)?;
+    /// let log = File::new(Log { lines });
+    /// assert_eq!(log.as_file_ref().ready(), Events::OUT);
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    #[inline]
+    pub fn poll(self, table: &mut PollTable<'a>) -> Events {
+        self.description().object().poll(table)
     }
 
     /// Whether any of `events` is ready now, without waiting for it.
@@ -708,7 +739,7 @@ mod tests {
         let another: [fn(&File<Idle>); 4] = [
             |file| drop(file.clone()),
             |file| drop(file.erase()),
-            |file| drop(file.by_ref().to_file()),
+            |file| drop(file.as_file_ref().to_file()),
             // SAFETY: the file keeps it alive.
             |file| drop(unsafe { Held::new(file.0) }),
         ];

@@ -664,7 +664,7 @@ macro_rules! both_ends {
             #[must_use]
             #[inline]
             pub fn as_file_ref(&self) -> FileRef<'_> {
-                self.file.by_ref()
+                self.file.as_file_ref()
             }
         }
 

@@ -27,7 +27,8 @@ use crate::wait::{
 /// It resolves to the events of the interest that are ready. Nothing is consumed: two futures on
 /// one file both resolve. After that it may be polled again, and waits anew.
 ///
-/// It keeps all that it needs within itself, up to two wait queues of one object, so that waiting allocates nothing.
+/// It keeps all that it needs within itself, so that waiting allocates nothing. For an object with more than two wait
+/// queues, it allocates at its first poll.
 /// It keeps the object's memory, but does not keep the file open. A file that is closed is `HUP`.
 ///
 /// The task's waker is called at the end of the call that changed the object, with no lock of this crate held. So it
@@ -174,15 +175,7 @@ impl TaskWait {
     /// As [`Readiness::new`].
     #[inline]
     pub(crate) fn new(target: Target<'_>, interest: Events, place: Place) -> Result<Self, Errno> {
-        match target {
-            Target::File(file) => Self::on_file(file, interest, place),
-            #[cfg(any(feature = "std", upoll_loom))]
-            Target::Kernel(_) | Target::Descriptor(_) => Err(Errno::PERM),
-        }
-    }
-
-    #[inline]
-    fn on_file(file: FileRef<'_>, interest: Events, place: Place) -> Result<Self, Errno> {
+        let file = target.file()?;
         let interest = interest | Events::ALWAYS;
         let set_callback = Self::prepare(file, interest)?;
         Ok(TaskWait {

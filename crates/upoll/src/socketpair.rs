@@ -756,7 +756,7 @@ impl StreamSocket {
     #[must_use]
     #[inline]
     pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.by_ref()
+        self.file.as_file_ref()
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::descriptor::{Descriptor, DescriptorRef};
+use crate::errno::Errno;
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
@@ -23,7 +24,20 @@ pub enum Target<'a> {
     Descriptor(DescriptorRef<'a>),
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// Returns the user-level file, which wakes callbacks and tasks.
+    ///
+    /// # Errors
+    /// `EPERM`: it is a kernel fd, which wakes only threads that sleep in the kernel.
+    #[inline]
+    pub(crate) fn file(self) -> Result<FileRef<'a>, Errno> {
+        match self {
+            Target::File(file) => Ok(file),
+            #[cfg(any(feature = "std", upoll_loom))]
+            Target::Kernel(_) | Target::Descriptor(_) => Err(Errno::PERM),
+        }
+    }
+
     /// Whether it is a user-level file.
     #[inline]
     pub(crate) fn is_file(self) -> bool {
@@ -68,7 +82,8 @@ impl<'a> Target<'a> {
 #[diagnostic::on_unimplemented(
     message = "a set cannot watch `{Self}`",
     label = "neither a file of upoll nor an owner of a kernel fd",
-    note = "a type that implements `Pollable` is watched within a `File`: `File::new(object)`"
+    note = "a type that implements `Pollable` is watched within a `File`: `File::new(object)`",
+    note = "`Epoll`, `EventFd`, `File` and both ends of a channel are references: clone them in place of an `Arc`"
 )]
 pub trait Source {
     /// Returns the target.
@@ -78,7 +93,7 @@ pub trait Source {
 impl<T: Pollable> Source for File<T> {
     #[inline]
     fn target(&self) -> Target<'_> {
-        Target::File(self.by_ref())
+        Target::File(self.as_file_ref())
     }
 }
 

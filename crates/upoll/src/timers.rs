@@ -231,7 +231,7 @@ impl Timer {
     #[must_use]
     #[inline]
     pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.by_ref()
+        self.file.as_file_ref()
     }
 }
 

@@ -12,6 +12,7 @@ use crate::events::Events;
 use crate::file::{FileRef, Held, PollTable};
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{Rule, broken};
+use crate::target::Source;
 use crate::wait::{CallbackSlot, Mode, Place, Reply, Scope, WaitEntry, WaitQueue, Wake};
 
 /// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
@@ -28,7 +29,7 @@ use crate::wait::{CallbackSlot, Mode, Place, Reply, Scope, WaitEntry, WaitQueue,
 /// let counter = EventFd::new(0)?;
 /// let rang = Arc::new(AtomicU32::new(0));
 /// let count = rang.clone();
-/// let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+/// let (watch, ready) = Watch::new(&counter, Events::IN, move |_| {
 ///     count.fetch_add(1, Ordering::Relaxed);
 /// })?;
 /// assert!(ready.is_empty());
@@ -68,7 +69,7 @@ unsafe impl Send for WatchEntry {}
 unsafe impl Sync for WatchEntry {}
 
 impl Watch {
-    /// Calls `callback` after every wake of `file` that concerns `interest`. Returns the events of it
+    /// Calls `callback` after every wake of `source` that concerns `interest`. Returns the events of it
     /// that are ready now.
     ///
     /// The callback receives the wake's events, empty if the object does not name them. It runs at the end
@@ -99,14 +100,22 @@ impl Watch {
     /// `ERR` and `HUP` always concern it.
     ///
     /// # Errors
-    /// `EPERM`: `file` is a set that has, itself or in a set below, a kernel fd or a shared
+    /// `EPERM`: `source` is a kernel fd, or a set that has, itself or in a set below, a kernel fd or a shared
     /// eventfd. Such a member wakes only threads that sleep in the kernel, so nobody would call the
     /// callback: wait with [`Epoll::wait`](crate::Epoll::wait) or [`poll`](crate::poll()). A member
     /// that was closed, not deleted, may still count. While the `Watch` exists the set takes no
     /// such member (`EBUSY`).
     ///
     /// `ENOMEM`: there is no memory for it.
-    pub fn new(
+    pub fn new<S: Source + ?Sized>(
+        source: &S,
+        interest: Events,
+        callback: impl Fn(Events) + Send + Sync + 'static,
+    ) -> Result<(Self, Events), Errno> {
+        Self::on_file(source.target().file()?, interest, callback)
+    }
+
+    fn on_file(
         file: FileRef<'_>,
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,

@@ -322,17 +322,17 @@ impl Shared {
         match dice.roll(20) {
             0..5 => {
                 let file = self.file(dice);
-                let file = file.by_ref().numbered(number);
+                let file = file.as_file_ref().numbered(number);
                 allowed(self.set(dice).add(&file, event), changed);
             }
             5..8 => {
                 let file = self.file(dice);
-                let file = file.by_ref().numbered(number);
+                let file = file.as_file_ref().numbered(number);
                 allowed(self.set(dice).modify(&file, event), changed);
             }
             8..10 => {
                 let file = self.file(dice);
-                let file = file.by_ref().numbered(number);
+                let file = file.as_file_ref().numbered(number);
                 allowed(self.set(dice).delete(&file), changed);
             }
             10..13 => self.file(dice).set(dice.roll(2)),
@@ -365,7 +365,7 @@ impl Shared {
             }
             17 => {
                 let file = self.file(dice);
-                watches.push(Watch::new(file.by_ref(), IN, |_| ()).unwrap().0);
+                watches.push(Watch::new(&file, IN, |_| ()).unwrap().0);
                 if watches.len() > 4 {
                     watches.swap_remove(dice.roll(4));
                 }
@@ -389,7 +389,7 @@ impl Shared {
             for (place, file) in self.files.iter().enumerate() {
                 for number in 0..2 {
                     let file = file.lock().unwrap();
-                    let file = file.by_ref().numbered(number);
+                    let file = file.as_file_ref().numbered(number);
                     // An exclusive interest cannot be modified: it is added anew.
                     let id = place as u64 * 2 + u64::try_from(number).unwrap() + 1;
                     let event = Event::new(IN | ET, id);

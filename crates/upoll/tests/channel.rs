@@ -485,7 +485,7 @@ fn poll_select_contexts_and_watches_wait_for_an_end() {
     let (sender, receiver) = bounded(1).unwrap();
     let heard = Arc::new(AtomicUsize::new(0));
     let note = heard.clone();
-    let (_watch, ready) = Watch::new(receiver.as_file_ref(), IN, move |_| {
+    let (_watch, ready) = Watch::new(&receiver, IN, move |_| {
         note.fetch_add(1, Ordering::Relaxed);
     })
     .unwrap();
@@ -529,7 +529,7 @@ fn workers_of_a_rotating_set_take_turns_with_the_messages() {
             set.add(&rotating, Event::new(IN, 0)).unwrap();
             let turns = Arc::new(AtomicUsize::new(0));
             let note = turns.clone();
-            let (watch, _) = Watch::new(set.as_file_ref(), IN, move |_| {
+            let (watch, _) = Watch::new(&set, IN, move |_| {
                 note.fetch_add(1, Ordering::Relaxed);
             })
             .unwrap();

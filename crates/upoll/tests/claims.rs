@@ -22,7 +22,7 @@ fn above(inner: &Epoll) -> Epoll {
 
 /// Makes a waiter for `set`.
 fn awaited(set: &Epoll) -> Watch {
-    Watch::new(set.as_file_ref(), Events::IN, |_| {}).unwrap().0
+    Watch::new(set, Events::IN, |_| {}).unwrap().0
 }
 
 /// Returns a rotating set with a semaphore as its source.
@@ -55,10 +55,10 @@ fn a_worker_whose_watch_wants_no_such_event_is_not_chosen() {
     let (source, rotating) = rotating();
     let [first, second] = [above(&rotating), above(&rotating)];
     // A set is never writable, so nobody would take the event that this worker was chosen for.
-    let (_deaf, _) = Watch::new(first.as_file_ref(), Events::OUT, |_| {}).unwrap();
+    let (_deaf, _) = Watch::new(&first, Events::OUT, |_| {}).unwrap();
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
-    let (_watch, _) = Watch::new(second.as_file_ref(), Events::IN, move |_| {
+    let (_watch, _) = Watch::new(&second, Events::IN, move |_| {
         count.fetch_add(1, Ordering::SeqCst);
     })
     .unwrap();
@@ -85,7 +85,7 @@ fn a_worker_that_used_up_its_recheck_flag_is_notified_of_the_next_event() {
     source.try_write(1).unwrap();
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
-    let (_watch, ready) = Watch::new(worker.as_file_ref(), Events::IN, move |_| {
+    let (_watch, ready) = Watch::new(&worker, Events::IN, move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     })
     .unwrap();
@@ -110,7 +110,7 @@ fn a_worker_that_leaves_after_its_event_forwards_the_rest() {
     assert_eq!(harvest(&first), 0);
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
-    let (_awaiting_first, ready) = Watch::new(first.as_file_ref(), Events::IN, move |_| {
+    let (_awaiting_first, ready) = Watch::new(&first, Events::IN, move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     })
     .unwrap();

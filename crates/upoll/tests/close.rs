@@ -156,7 +156,7 @@ fn references_may_move_whatever_they_lead_to() {
     let file = File::new(Unmoved(std::marker::PhantomPinned));
     let erased = std::pin::pin!(Some(file.erase()));
     let moved = take_out(erased).unwrap();
-    assert!(moved.as_file_ref().is_same_file(file.by_ref()));
+    assert!(moved.as_file_ref().is_same_file(file.as_file_ref()));
     assert!(take_out(std::pin::pin!(Some(file))).is_some());
 }
 
@@ -246,7 +246,7 @@ fn an_object_that_ends_may_use_the_sets_that_watched_it() {
                 assert!(watcher.is_empty());
             })],
         );
-        set.add(&mortal.by_ref(), interest()).unwrap();
+        set.add(&mortal.as_file_ref(), interest()).unwrap();
         if close_set_first {
             drop(set);
             drop(mortal);
@@ -266,7 +266,7 @@ fn a_set_that_only_its_own_member_holds_ends_with_it() {
     let set = new_set();
     let holder = set.clone();
     let mortal = Mortal::with_last_words(&ends, vec![Box::new(move || assert!(holder.is_empty()))]);
-    set.add(&mortal.by_ref(), interest()).unwrap();
+    set.add(&mortal.as_file_ref(), interest()).unwrap();
     drop(set);
     assert_ne!(account.used(), 0);
     drop(mortal);
@@ -280,13 +280,13 @@ fn a_file_that_ends_may_end_other_files_and_their_sets() {
     let (account, new_set) = account();
     let (first, second) = (new_set(), new_set());
     let inner = Mortal::new(&ends);
-    first.add(&inner.by_ref(), interest()).unwrap();
+    first.add(&inner.as_file_ref(), interest()).unwrap();
     let owned = Mutex::new(Some((first, inner)));
     let outer = Mortal::with_last_words(
         &ends,
         vec![Box::new(move || drop(owned.lock().unwrap().take()))],
     );
-    second.add(&outer.by_ref(), interest()).unwrap();
+    second.add(&outer.as_file_ref(), interest()).unwrap();
     drop(outer);
     assert_eq!(ends.load(Ordering::SeqCst), 2);
     drop(second);
@@ -365,7 +365,7 @@ fn a_file_and_its_set_may_close_at_the_same_time() {
     let mut sets: Vec<_> = (0..ROUNDS).map(|_| Some(new_set())).collect();
     let mut files: Vec<_> = (0..ROUNDS).map(|_| Some(Mortal::new(&ends))).collect();
     for (set, file) in sets.iter().flatten().zip(files.iter().flatten()) {
-        let file = file.by_ref();
+        let file = file.as_file_ref();
         set.add(&file, interest()).unwrap();
         set.add(&file.numbered(1), interest()).unwrap();
     }
@@ -393,7 +393,7 @@ fn two_sets_of_one_file_may_close_while_it_closes() {
     let [mut firsts, mut seconds] = [(); 2].map(|()| {
         let sets = files.iter().flatten().map(|file| {
             let set = new_set();
-            set.add(&file.by_ref(), interest()).unwrap();
+            set.add(&file.as_file_ref(), interest()).unwrap();
             Some(set)
         });
         sets.collect::<Vec<_>>()
@@ -420,7 +420,7 @@ fn of_delete_and_close_at_the_same_time_one_removes_the_item() {
         .map(|_| (new_set(), Mortal::new(&ends)))
         .collect();
     for (set, file) in &made {
-        set.add(&file.by_ref(), interest()).unwrap();
+        set.add(&file.as_file_ref(), interest()).unwrap();
     }
     let held = || made.iter().cloned().map(Some).collect::<Vec<_>>();
     let mut held = [held(), held(), held()];
@@ -429,7 +429,7 @@ fn of_delete_and_close_at_the_same_time_one_removes_the_item() {
     let removed = AtomicUsize::new(0);
     let delete = |held: &mut Option<(Epoll, File<Mortal>)>| {
         let (set, file) = held.take().unwrap();
-        match set.delete(&file.by_ref()) {
+        match set.delete(&file.as_file_ref()) {
             Ok(()) => drop(removed.fetch_add(1, Ordering::SeqCst)),
             Err(errno) => assert_eq!(errno, Errno::NOENT),
         }
@@ -464,7 +464,7 @@ fn the_last_of_several_references_closes_whoever_drops_it() {
     let mut firsts: Vec<_> = (0..ROUNDS).map(|_| Some(Mortal::new(&ends))).collect();
     let mut seconds = firsts.clone();
     for file in firsts.iter().flatten() {
-        set.add(&file.by_ref(), interest()).unwrap();
+        set.add(&file.as_file_ref(), interest()).unwrap();
     }
     race(
         ROUNDS,
@@ -473,7 +473,7 @@ fn the_last_of_several_references_closes_whoever_drops_it() {
                 // DEL while the other reference closes.
                 let file = firsts[round].take().unwrap();
                 if round % 2 == 0 {
-                    set.delete(&file.by_ref()).unwrap();
+                    set.delete(&file.as_file_ref()).unwrap();
                 }
             }),
             Box::new(|round| drop(seconds[round].take())),
@@ -498,7 +498,7 @@ fn a_file_is_not_polled_once_it_is_released_nor_reported_once_it_is_closed() {
         vec![
             Box::new(|round| {
                 let file = Mortal::new(&ends);
-                set.add(&file.by_ref(), Event::new(IN, round as u64))
+                set.add(&file.as_file_ref(), Event::new(IN, round as u64))
                     .unwrap();
                 drop(file);
                 closed.store(round + 1, Ordering::SeqCst);

@@ -185,7 +185,7 @@ fn wakes_say_which_direction_and_a_close_says_hup() {
     let source = EventFd::with_flags(0, EventFdFlags::NONBLOCK).unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
     let keys = heard.clone();
-    let (watch, _) = Watch::new(source.as_file_ref(), Events::all(), move |key| {
+    let (watch, _) = Watch::new(&source, Events::all(), move |key| {
         keys.lock().unwrap().push(key);
     })
     .unwrap();
@@ -210,7 +210,7 @@ fn a_signal_brings_the_count_to_the_top_where_it_shows_an_error() {
     let mut events = [Event::default()];
     assert_eq!(set.try_wait(&mut events), Ok(0));
     source.signal();
-    let (_watch, ready) = Watch::new(source.as_file_ref(), Events::all(), |_| ()).unwrap();
+    let (_watch, ready) = Watch::new(&source, Events::all(), |_| ()).unwrap();
     assert_eq!(ready, IN | Events::ERR);
     assert_eq!(source.try_write(0), Err(Errno::AGAIN));
     // The count stays, and each signal still wakes readers.

@@ -246,7 +246,7 @@ fn a_batch_takes_shared_counters_among_others() {
 fn a_watch_learns_of_this_processs_changes() {
     let counter = shared(0);
     let heard = Arc::new(AtomicUsize::new(0));
-    let (watch, ready) = Watch::new(counter.as_file_ref(), Events::IN, {
+    let (watch, ready) = Watch::new(&counter, Events::IN, {
         let heard = heard.clone();
         move |_| {
             heard.fetch_add(1, Ordering::Relaxed);

@@ -182,7 +182,7 @@ fn a_wake_for_both_directions_satisfies_nobody_and_one_for_none_the_first() {
         let sleepers = [0, 1].map(|_| {
             let set = Epoll::new().unwrap();
             let interest = Event::new(IN | OUT | EXCLUSIVE | ET, 0);
-            set.add(&bell.by_ref(), interest).unwrap();
+            set.add(&bell.as_file_ref(), interest).unwrap();
             assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
             Sleeper::start(move || set.wait(&mut [Event::default()], None))
         });
@@ -199,7 +199,7 @@ fn a_rotating_wake_that_finds_nobody_does_not_silence_those_that_follow() {
     let sets = [IN, OUT].map(|wanted| {
         let set = Epoll::new().unwrap();
         let interest = Event::new(wanted | EXCLUSIVE | ET, 0);
-        set.add(&bell.by_ref(), interest).unwrap();
+        set.add(&bell.as_file_ref(), interest).unwrap();
         assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
         set
     });
@@ -358,7 +358,7 @@ fn a_thread_that_polls_a_rotating_set_learns_of_every_event() {
     let (source, rotating, _workers) = rotating(2, IN);
     let heard = Arc::new(AtomicUsize::new(0));
     let count = heard.clone();
-    let (watch, ready) = Watch::new(rotating.as_file_ref(), IN, move |_| {
+    let (watch, ready) = Watch::new(&rotating, IN, move |_| {
         count.fetch_add(1, Ordering::SeqCst);
     })
     .unwrap();
@@ -377,7 +377,7 @@ fn a_rotating_set_shows_its_source_as_any_set_does() {
     let (source, rotating, _workers) = rotating(1, IN);
     assert!(!rotating.as_file_ref().is_ready(Events::all()));
     source.try_write(1).unwrap();
-    let (_watch, ready) = Watch::new(rotating.as_file_ref(), Events::all(), |_| ()).unwrap();
+    let (_watch, ready) = Watch::new(&rotating, Events::all(), |_| ()).unwrap();
     assert_eq!(ready, IN | Events::RDNORM);
 }
 

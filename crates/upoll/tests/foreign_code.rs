@@ -66,10 +66,7 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     let counter = EventFd::new(0).unwrap();
     let set = Epoll::new().unwrap();
     set.add(&counter, IN).unwrap();
-    let (watch, _) = Watch::new(set.as_file_ref(), Events::IN, |_| {
-        panic!("a callback breaks")
-    })
-    .unwrap();
+    let (watch, _) = Watch::new(&set, Events::IN, |_| panic!("a callback breaks")).unwrap();
     assert!(panics(|| drop(set)));
     drop(watch);
     counter.try_write(1).unwrap();
@@ -83,14 +80,11 @@ fn a_callback_that_panics_when_one_end_closes_is_called_after_the_other_end_was_
     let (reader, writer) = upoll::pipe().unwrap();
     let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = told.clone();
-    let (_counting, _) = Watch::new(writer.as_file_ref(), Events::ERR, move |_| {
+    let (_counting, _) = Watch::new(&writer, Events::ERR, move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
     })
     .unwrap();
-    let (_breaking, _) = Watch::new(reader.as_file_ref(), Events::IN, |_| {
-        panic!("callback breaks")
-    })
-    .unwrap();
+    let (_breaking, _) = Watch::new(&reader, Events::IN, |_| panic!("callback breaks")).unwrap();
     assert!(panics(|| drop(reader)));
     assert_eq!(told.load(Ordering::SeqCst), 1);
 }
@@ -104,14 +98,14 @@ fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
     let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = |file| {
         let told = told.clone();
-        Watch::new(file, Events::IN, move |_| {
+        Watch::new(&file, Events::IN, move |_| {
             told.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap()
         .0
     };
     let breaks = |file| {
-        Watch::new(file, Events::IN, |_| panic!("callback breaks"))
+        Watch::new(&file, Events::IN, |_| panic!("callback breaks"))
             .unwrap()
             .0
     };
@@ -155,7 +149,7 @@ fn chosen_worker(source: &impl Source, queue: &WaitQueue) -> (Epoll, (Epoll, Wat
     assert_eq!(harvest(&rotating), 1);
     let worker = Epoll::new().unwrap();
     worker.add(&rotating, IN).unwrap();
-    let (awaiting, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {}).unwrap();
+    let (awaiting, _) = Watch::new(&worker, Events::IN, |_| {}).unwrap();
     queue.wake(Events::IN);
     // The worker is chosen, and has not polled the source.
     (worker, (rotating, awaiting))

@@ -300,11 +300,15 @@ fn callbacks(fault: &mut Fault) {
     inner.add(&counter, watches(1)).unwrap();
     outer.add(&inner, watches(2)).unwrap();
     let file = File::new(Queues::default());
-    let few = [counter.as_file_ref(), outer.as_file_ref(), file.by_ref()];
+    let few = [
+        counter.as_file_ref(),
+        outer.as_file_ref(),
+        file.as_file_ref(),
+    ];
     let data = [7; 100];
     for file in few {
         let (watch, ready) = fault.during(|| {
-            Watch::new(file, Events::IN, move |_| {
+            Watch::new(&file, Events::IN, move |_| {
                 CALLS.fetch_add(data[3], Ordering::Relaxed);
             })
         });
@@ -312,7 +316,7 @@ fn callbacks(fault: &mut Fault) {
         let without_data = |_| {
             CALLS.fetch_add(1, Ordering::Relaxed);
         };
-        let (other, _) = fault.during(|| Watch::new(file, Events::IN, without_data));
+        let (other, _) = fault.during(|| Watch::new(&file, Events::IN, without_data));
         fault.during(|| counter.try_write(1));
         let expected = called();
         drop((watch, other));
@@ -380,7 +384,7 @@ fn shared_counters(fault: &mut Fault) {
 
 /// Counters that this process shares with its parent, and has not used yet.
 fn inherited_counters(fault: &mut Fault, [one, two, three, four]: [EventFd; 4]) {
-    let (watch, _) = fault.during(|| Watch::new(one.as_file_ref(), Events::IN, |_| {}));
+    let (watch, _) = fault.during(|| Watch::new(&one, Events::IN, |_| {}));
     let mut readiness = Box::pin(fault.during(|| Readiness::new(&two, Events::IN)));
     let mut context = Context::from_waker(Waker::noop());
     assert!(readiness.as_mut().poll(&mut context).is_pending());

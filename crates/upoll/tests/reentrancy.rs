@@ -146,7 +146,7 @@ fn a_callback_may_use_what_it_watches_and_what_watches_that() {
         let found = Arc::new(AtomicUsize::new(0));
         let (count, read) = (found.clone(), counter.clone());
         let sets = [outer.clone(), set.clone()];
-        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+        let (watch, _) = Watch::new(&counter, Events::IN, move |_| {
             for set in &sets {
                 count.fetch_add(harvest(set), Ordering::Relaxed);
             }
@@ -172,7 +172,7 @@ fn a_callback_may_drop_its_own_watch() {
         let place = Arc::new(std::sync::Mutex::new(None));
         let (mine, calls) = (place.clone(), Arc::new(AtomicUsize::new(0)));
         let count = calls.clone();
-        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+        let (watch, _) = Watch::new(&counter, Events::IN, move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             drop(mine.lock().unwrap().take());
         })
@@ -191,7 +191,7 @@ fn crossed() -> ([EventFd; 2], [Arc<AtomicUsize>; 2], [Watch; 2]) {
     let watches = [0, 1].map(|at| {
         let (other, count) = (counters[1 - at].clone(), calls[at].clone());
         let interest = Events::IN;
-        Watch::new(counters[at].as_file_ref(), interest, move |_| {
+        Watch::new(&counters[at], interest, move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             other.try_write(1).unwrap();
         })
@@ -229,7 +229,7 @@ fn a_task_is_woken_even_at_the_end_of_such_a_circle() {
             let circle = EventFd::new(0).unwrap();
             let calls = Arc::new(AtomicUsize::new(0));
             let (again, written, count) = (circle.clone(), counter.clone(), calls.clone());
-            let (_watch, _) = Watch::new(circle.as_file_ref(), Events::IN, move |_| {
+            let (_watch, _) = Watch::new(&circle, Events::IN, move |_| {
                 if count.fetch_add(1, Ordering::SeqCst) == at {
                     written.try_write(1).unwrap();
                 }
@@ -273,7 +273,7 @@ fn callbacks_that_write_to_each_others_counters_for_a_while_miss_no_wake() {
         let _watches = [0, 1].map(|at| {
             let (mine, other) = (counters[at].clone(), counters[1 - at].clone());
             let left = left.clone();
-            Watch::new(counters[at].as_file_ref(), Events::IN, move |_| {
+            Watch::new(&counters[at], Events::IN, move |_| {
                 let _ = mine.try_read();
                 let less = |left: usize| left.checked_sub(1);
                 if left
@@ -307,7 +307,7 @@ fn no_callback_runs_once_its_watch_has_been_dropped() {
             for _ in 0..2000 {
                 let is_dropped = Arc::new(AtomicBool::new(false));
                 let dropped = is_dropped.clone();
-                let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+                let (watch, _) = Watch::new(&counter, Events::IN, move |_| {
                     for _ in 0..20 {
                         assert!(!dropped.load(Ordering::SeqCst));
                         std::hint::spin_loop();

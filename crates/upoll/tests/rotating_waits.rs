@@ -158,7 +158,7 @@ fn a_chosen_worker_that_does_not_run_keeps_no_event_from_a_thread_that_waits() {
             let source = &Source::both()[0];
             let rotating = source.rotating();
             let [chosen, set] = [false, direct].map(|direct| workers_set(&rotating, direct));
-            let _awaiting = Watch::new(chosen.as_file_ref(), Events::IN, |_| {});
+            let _awaiting = Watch::new(&chosen, Events::IN, |_| {});
             // The first worker is chosen because its set is awaited. It never polls the source.
             source.put();
             let begun = Instant::now();
@@ -325,7 +325,7 @@ fn a_chosen_worker_that_does_not_come_keeps_others_from_a_job_once_only() {
         let source = &Source::both()[0];
         let rotating = source.rotating();
         let [chosen, set] = [false, direct].map(|direct| workers_set(&rotating, direct));
-        let _awaiting = Watch::new(chosen.as_file_ref(), Events::IN, |_| {});
+        let _awaiting = Watch::new(&chosen, Events::IN, |_| {});
         source.put();
         reports(&set, 2);
         // A wait for the chosen worker would take a millisecond in each call.

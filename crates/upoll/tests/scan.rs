@@ -54,7 +54,8 @@ fn arrivals_during_a_scan_come_in_their_order_before_what_the_scan_delivered() {
     let set = Epoll::new().unwrap();
     let others: Vec<_> = (0..4).map(|_| EventFd::new(0).unwrap()).collect();
     let scripted = File::new(Scripted::default());
-    set.add(&scripted.by_ref(), Event::new(IN, 10)).unwrap();
+    set.add(&scripted.as_file_ref(), Event::new(IN, 10))
+        .unwrap();
     for (n, other) in (0..).zip(&others) {
         set.add(other, Event::new(IN, n)).unwrap();
     }
@@ -78,7 +79,7 @@ fn a_file_that_becomes_ready_just_after_a_scan_found_it_idle_is_reported() {
         let set = Epoll::new().unwrap();
         let scripted = File::new(Scripted::default());
         let interest = Event::new(IN | mode, 7);
-        set.add(&scripted.by_ref(), interest).unwrap();
+        set.add(&scripted.as_file_ref(), interest).unwrap();
         scripted.become_ready(IN);
         scripted.ready.store(0, Ordering::SeqCst);
         scripted.after_look(|this| this.become_ready(IN));
@@ -95,7 +96,7 @@ fn an_edge_just_after_a_scan_polled_is_reported_again() {
     let set = Epoll::new().unwrap();
     let scripted = File::new(Scripted::default());
     let interest = Event::new(IN | Events::ET, 7);
-    set.add(&scripted.by_ref(), interest).unwrap();
+    set.add(&scripted.as_file_ref(), interest).unwrap();
     scripted.become_ready(IN);
     scripted.after_look(|this| this.become_ready(IN));
     assert_eq!(data(&set, 4), [7]);
@@ -108,12 +109,12 @@ fn a_oneshot_interest_fires_once_whatever_comes_while_it_does() {
     let set = Epoll::new().unwrap();
     let scripted = File::new(Scripted::default());
     let interest = Event::new(IN | Events::ONESHOT, 7);
-    set.add(&scripted.by_ref(), interest).unwrap();
+    set.add(&scripted.as_file_ref(), interest).unwrap();
     scripted.become_ready(IN);
     scripted.after_look(|this| this.become_ready(IN));
     assert_eq!(data(&set, 4), [7]);
     assert_eq!(data(&set, 4), []);
-    set.modify(&scripted.by_ref(), interest).unwrap();
+    set.modify(&scripted.as_file_ref(), interest).unwrap();
     assert_eq!(data(&set, 4), [7]);
 }
 
@@ -122,7 +123,7 @@ fn a_file_that_becomes_ready_just_after_add_or_modify_polled_it_is_reported() {
     for add in [true, false] {
         let set = Epoll::new().unwrap();
         let scripted = File::new(Scripted::default());
-        let file = scripted.by_ref();
+        let file = scripted.as_file_ref();
         if !add {
             set.add(&file, Event::new(Events::empty(), 0)).unwrap();
         }
@@ -143,7 +144,9 @@ fn a_file_that_becomes_ready_just_after_a_poll_from_above_is_reported() {
     let outer = Epoll::new().unwrap();
     let inner = Epoll::new().unwrap();
     let scripted = File::new(Scripted::default());
-    inner.add(&scripted.by_ref(), Event::new(IN, 7)).unwrap();
+    inner
+        .add(&scripted.as_file_ref(), Event::new(IN, 7))
+        .unwrap();
     outer.add(&inner, Event::new(IN, 8)).unwrap();
     scripted.become_ready(IN);
     scripted.ready.store(0, Ordering::SeqCst);

@@ -23,7 +23,7 @@ use returns::returns;
 const IN: Event = Event::new(Events::IN, 0);
 
 fn watch(set: &Epoll, interest: Events) -> Result<Watch, Errno> {
-    Watch::new(set.as_file_ref(), interest, |_| ()).map(|(watch, _)| watch)
+    Watch::new(set, interest, |_| ()).map(|(watch, _)| watch)
 }
 
 /// Returns sets, each of which watches the next.
@@ -34,6 +34,13 @@ fn chain(flags: CreateFlags) -> [Epoll; 3] {
         pair[0].add(&pair[1], IN).unwrap();
     }
     sets
+}
+
+#[test]
+fn a_callback_on_a_kernel_fd_is_refused() {
+    let (reader, _writer) = pipe().unwrap();
+    let refused = Watch::new(&reader, Events::IN, |_| ());
+    assert_eq!(refused.err(), Some(Errno::PERM));
 }
 
 #[test]
@@ -136,7 +143,7 @@ fn a_callback_on_a_set_in_the_middle_may_use_the_outermost_set_in_which_a_thread
         let counter = EventFd::new(0).unwrap();
         sets[2].add(&counter, IN).unwrap();
         let used = [sets[0].clone(), sets[1].clone()];
-        let (_watch, _) = Watch::new(sets[1].as_file_ref(), Events::IN, move |_| {
+        let (_watch, _) = Watch::new(&sets[1], Events::IN, move |_| {
             for set in &used {
                 assert_eq!(
                     set.try_wait(&mut [Event::default()]).map(|_| set.len()),

@@ -401,7 +401,7 @@ fn a_callback_on_a_timer_runs_when_the_owner_fires_it() {
     let timer = timers.timer().unwrap();
     let rang = Arc::new(AtomicUsize::new(0));
     let count = rang.clone();
-    let (_watch, ready) = Watch::new(timer.as_file_ref(), Events::IN, move |_| {
+    let (_watch, ready) = Watch::new(&timer, Events::IN, move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     })
     .unwrap();
@@ -421,7 +421,7 @@ fn a_callback_on_a_timer_learns_that_the_timer_is_closed() {
     let timer = Timers::new().unwrap().timer().unwrap();
     let told = Arc::new(AtomicUsize::new(0));
     let counted = told.clone();
-    let (_watch, _) = Watch::new(timer.as_file_ref(), Events::IN, move |events| {
+    let (_watch, _) = Watch::new(&timer, Events::IN, move |events| {
         assert_eq!(events, Events::HUP);
         counted.fetch_add(1, Ordering::Relaxed);
     })

@@ -332,7 +332,7 @@ impl Group {
             bail!("only user-level objects have callbacks");
         };
         let waiting = thread::current();
-        let (watch, ready) = Watch::new(file, Events::IN, move |_| waiting.unpark())?;
+        let (watch, ready) = Watch::new(&file, Events::IN, move |_| waiting.unpark())?;
         if ready.is_empty() {
             match timeout.limit() {
                 None => thread::park(),

@@ -412,7 +412,7 @@ impl Epoll {
     /// The set as an open file, to be watched by other sets.
     #[must_use]
     pub fn as_file_ref(&self) -> FileRef<'_> {
-        self.file.by_ref()
+        self.file.as_file_ref()
     }
 
     /// Reports ready members: `epoll_wait(2)` with a timeout of 0, and the core of every wait.

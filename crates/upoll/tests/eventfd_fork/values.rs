@@ -269,7 +269,7 @@ fn a_watch_in_a_child_learns_of_the_childs_changes() {
     let counter = EventFd::shared(0, NONE).unwrap();
     let heard = &shared_numbers(1)[0];
     let watch = |who| {
-        Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+        Watch::new(&counter, Events::IN, move |_| {
             heard.fetch_add(who, Ordering::SeqCst);
         })
         .unwrap()

@@ -64,7 +64,7 @@ impl Waiter {
     fn at(file: FileRef<'_>, events: Events) -> Self {
         let told = Arc::new(AtomicUsize::new(0));
         let note = told.clone();
-        let (watch, ready) = Watch::new(file, events, move |_| {
+        let (watch, ready) = Watch::new(&file, events, move |_| {
             note.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap();

@@ -253,7 +253,7 @@ pub(super) fn calling_against_waking() {
         let read = Arc::new(AtomicU64::new(0));
         let is_running = AtomicBool::new(false);
         let (reader, sum) = (counter.clone(), read.clone());
-        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+        let (watch, _) = Watch::new(&counter, Events::IN, move |_| {
             assert!(!is_running.swap(true, Ordering::SeqCst));
             if let Ok(count) = reader.try_read() {
                 sum.fetch_add(count, Ordering::SeqCst);
@@ -287,7 +287,7 @@ pub(super) fn dropping_a_watch_against_waking() {
         let counter = EventFd::new(0).unwrap();
         let is_running = Arc::new(AtomicBool::new(false));
         let runs = is_running.clone();
-        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+        let (watch, _) = Watch::new(&counter, Events::IN, move |_| {
             runs.store(true, Ordering::SeqCst);
             thread::yield_now();
             runs.store(false, Ordering::SeqCst);

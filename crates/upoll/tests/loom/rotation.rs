@@ -313,7 +313,7 @@ fn looking_in_vain_against_waking() {
         let (_rotating, [first, second]) = workers(&source);
         let told = Arc::new(AtomicUsize::new(0));
         let note = told.clone();
-        let waiting = Watch::new(first.as_file_ref(), Events::IN, move |_| {
+        let waiting = Watch::new(&first, Events::IN, move |_| {
             note.fetch_add(1, Ordering::SeqCst);
         })
         .unwrap();

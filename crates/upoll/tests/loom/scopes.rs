@@ -100,7 +100,7 @@ fn a_callback_that_was_left_to_another_scope_is_not_called_once_its_watch_is_dro
             is_running: AtomicBool::new(false),
         };
         let dropped = is_dropped.clone();
-        let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, move |_| {
+        let (watch, _) = Watch::new(&counter, Events::IN, move |_| {
             assert!(!dropped.load(Ordering::SeqCst));
             used.is_running.store(true, Ordering::SeqCst);
             thread::yield_now();

@@ -384,7 +384,7 @@ fn left_to_others(rng: &mut Rng) -> Result<Race> {
         }),
         call(move |_| {
             let _keep = &idle;
-            let waits = Watch::new(late.as_file_ref(), Events::IN, |_| {})?;
+            let waits = Watch::new(&late, Events::IN, |_| {})?;
             written.try_write(1)?;
             let mut ended = wait(&worker)?;
             while written.try_read().is_err() {

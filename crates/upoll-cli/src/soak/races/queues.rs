@@ -9,7 +9,7 @@ use upoll::{
     CreateFlags, Epoll, EventFd, Events, File, PollTable, Pollable, Source, WaitQueue, Watch,
 };
 
-use super::{Call, LEVEL, Maker, Race, call, file, lock};
+use super::{Call, LEVEL, Maker, Race, call, lock};
 
 pub(super) const RACES: &[Maker] = &[two_wakes, left_wake, left_wakes, dropped_callbacks];
 
@@ -32,7 +32,7 @@ impl TwoWorkers {
             let count = move |_| {
                 told.fetch_add(1, Ordering::SeqCst);
             };
-            let (watch, _) = Watch::new(set.as_file_ref(), Events::IN, count)?;
+            let (watch, _) = Watch::new(&set, Events::IN, count)?;
             Ok((set, watch))
         };
         let ((first, one), (second, other)) = (worker(&told[0])?, worker(&told[1])?);
@@ -80,7 +80,7 @@ fn two_wakes(_: &mut Rng) -> Result<Race> {
         call(move |rng| {
             let counter = counter(&held);
             for _ in 0..rng.usize(1..4) {
-                drop(Watch::new(counter.as_file_ref(), Events::IN, |_| {})?);
+                drop(Watch::new(&counter, Events::IN, |_| {})?);
             }
             Ok(0)
         }),
@@ -117,7 +117,7 @@ fn crowded() -> Result<(File<Crowded>, Vec<Watch>)> {
         is_ready: AtomicBool::new(false),
         queue: WaitQueue::new(),
     });
-    let callback = |_| Ok(Watch::new(file(&object), Events::PRI, |_| {})?.0);
+    let callback = |_| Ok(Watch::new(&object, Events::PRI, |_| {})?.0);
     let crowd = (0..CROWD).map(callback).collect::<Result<_>>()?;
     Ok((object, crowd))
 }
@@ -149,7 +149,7 @@ fn left_wake(_: &mut Rng) -> Result<Race> {
     let count = move |_| {
         heard.fetch_add(1, Ordering::SeqCst);
     };
-    let (watch, _) = Watch::new(file(&object), Events::IN, count)?;
+    let (watch, _) = Watch::new(&object, Events::IN, count)?;
     let calls = wakes_beside_a_long_one(&object, crowd, 1);
     Ok(Race::new("a wake beside a long one", calls, move |_| {
         let _open = (&watch, &object);
@@ -191,7 +191,7 @@ fn dropped_callbacks(_: &mut Rng) -> Result<Race> {
                     is_late.store(true, Ordering::SeqCst);
                 }
             };
-            let (watch, _) = Watch::new(counter.as_file_ref(), Events::IN, check)?;
+            let (watch, _) = Watch::new(&counter, Events::IN, check)?;
             Ok((watch, is_dropped))
         };
         let callbacks = (0..CALLBACKS).map(callback).collect::<Result<_>>()?;

@@ -125,7 +125,7 @@ fn busy(rng: &mut Rng) -> Result<Race> {
     let begin = {
         let (first, channel) = (first.clone(), channel.clone());
         move || -> Result<()> {
-            let waiting = Watch::new(first.as_file_ref(), Events::IN, |_| {});
+            let waiting = Watch::new(&first, Events::IN, |_| {});
             // The first worker is chosen, for a unit that another thread takes.
             channel.disturb();
             drop(waiting);

@@ -268,7 +268,7 @@ fn exclusive(rng: &mut Rng) -> Result<Race> {
         call(move |_| Ok(sender.send(1) as usize)),
         call(move |_| {
             let _watch = match waits_too {
-                true => Some(Watch::new(leaver.as_file_ref(), Events::IN, |_| {})?),
+                true => Some(Watch::new(&leaver, Events::IN, |_| {})?),
                 false => None,
             };
             match rotates {

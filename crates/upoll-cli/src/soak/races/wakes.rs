@@ -178,7 +178,7 @@ impl Waiting {
             Way::Watch => {
                 let thread = thread::current();
                 let (watch, ready) =
-                    Watch::new(file(&*self.channel), Events::IN, move |_| thread.unpark())?;
+                    Watch::new(&*self.channel, Events::IN, move |_| thread.unpark())?;
                 if ready.is_empty() {
                     thread::park();
                 }
@@ -355,13 +355,9 @@ fn registering(rng: &mut Rng) -> Result<Race> {
         );
         move || -> Result<usize> {
             let calls_made = calls_made.clone();
-            let (made, ready) = Watch::new(
-                file_of(&channel, &set).as_file_ref(),
-                Events::IN,
-                move |_| {
-                    calls_made.fetch_add(1, Ordering::SeqCst);
-                },
-            )?;
+            let (made, ready) = Watch::new(&file_of(&channel, &set), Events::IN, move |_| {
+                calls_made.fetch_add(1, Ordering::SeqCst);
+            })?;
             let mut watch = lock(&watch);
             *watch = Some(made);
             Ok(usize::from(!ready.is_empty()))
@@ -380,7 +376,7 @@ fn registering(rng: &mut Rng) -> Result<Race> {
             false => call(move |rng| {
                 let file = file_of(&other, &other_set);
                 for _ in 0..rng.usize(1..8) {
-                    drop(Watch::new(file.as_file_ref(), Events::IN, |_| {})?);
+                    drop(Watch::new(&file, Events::IN, |_| {})?);
                 }
                 Ok(0)
             }),
