@@ -8,37 +8,62 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use upoll::channel::{Receiver, bounded};
-use upoll::{Epoll, Event, Events};
+use upoll::channel::{Receiver, TryRecvError, bounded};
+use upoll::{Epoll, Errno, Event, Events};
 
 const JOB: u64 = 0;
 const SOCKET: u64 = 1;
 
 // ANCHOR: serve
-fn serve(jobs: &Receiver<u64>, mut client: TcpStream) -> Result<usize, Box<dyn Error>> {
+/// Writes the result of each job to the client, until that writes or leaves. Returns how many jobs it did, and how
+/// often it waited.
+pub fn serve(
+    jobs: &Receiver<u64>,
+    mut client: TcpStream,
+) -> Result<(usize, usize), Box<dyn Error>> {
     let set = Epoll::new()?;
     set.add(jobs, Event::new(Events::IN, JOB))?;
     set.add(&client, Event::new(Events::IN, SOCKET))?;
-    let (mut events, mut done) = ([Event::default(); 2], 0);
+    let (mut events, mut done, mut waits) = ([Event::default(); 2], 0, 0);
     loop {
-        let ready = set.wait(&mut events, None)?;
-        if events[..ready].iter().any(|event| event.data() == SOCKET) {
-            return Ok(done);
-        }
-        for job in jobs.try_iter() {
-            writeln!(client, "{}", job * job)?;
-            done += 1;
+        let ready = match set.wait(&mut events, None) {
+            // A signal handler ran.
+            Err(Errno::INTR) => continue,
+            ready => ready?,
+        };
+        waits += 1;
+        for event in &events[..ready] {
+            if event.data() == SOCKET {
+                return Ok((done, waits));
+            }
+            loop {
+                match jobs.try_recv() {
+                    Ok(job) => {
+                        writeln!(client, "{}", job * job)?;
+                        done += 1;
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    // `HUP` stays: the set would report it again at once.
+                    Err(TryRecvError::Disconnected) => {
+                        set.delete(jobs)?;
+                        break;
+                    }
+                }
+            }
         }
     }
 }
 // ANCHOR_END: serve
 
+#[allow(
+    dead_code,
+    reason = "the test of this example has a main function of its own"
+)]
 fn main() -> Result<(), Box<dyn Error>> {
     let (sender, jobs) = bounded(4)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut client = TcpStream::connect(listener.local_addr()?)?;
     let (stream, _) = listener.accept()?;
-    // The producers keep the channel open: with the last of them gone the server would see `HUP`.
     let producers: Vec<_> = (0..2)
         .map(|producer| {
             let sender = sender.clone();
@@ -57,7 +82,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         client.write_all(b"enough")?;
         Ok(sum)
     });
-    let done = serve(&jobs, stream)?;
+    drop(sender);
+    let (done, _) = serve(&jobs, stream)?;
     for producer in producers {
         producer.join().expect("a producer does not panic");
     }

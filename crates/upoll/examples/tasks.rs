@@ -10,6 +10,7 @@ use std::task::{Context, Wake, Waker};
 
 use upoll::{Errno, EventFd, pipe};
 
+// ANCHOR: run
 type Future<'a> = Pin<Box<dyn std::future::Future<Output = ()> + 'a>>;
 
 /// Marks its task as runnable, and wakes the executor's thread.
@@ -26,7 +27,6 @@ impl Wake for Runnable {
     }
 }
 
-// ANCHOR: run
 /// Runs tasks on this thread until all have ended. The thread sleeps while no task can run.
 fn run(tasks: Vec<Future<'_>>) -> Result<(), Errno> {
     let wake = EventFd::new(1)?;
@@ -41,7 +41,11 @@ fn run(tasks: Vec<Future<'_>>) -> Result<(), Errno> {
         })
         .collect();
     while !tasks.is_empty() {
-        wake.read()?;
+        match wake.read() {
+            // A signal handler ran.
+            Err(Errno::INTR) => continue,
+            read => read?,
+        };
         tasks.retain_mut(|(task, runnable, waker)| {
             !runnable.is_set.swap(false, Ordering::SeqCst)
                 || task
