@@ -88,7 +88,7 @@ fn serve(
                     let (link, pending) = links.get_mut(&number).expect("it is still served");
                     let is_over = match link {
                         Link::Kernel(stream) => echo(stream, pending),
-                        Link::User(socket) => echo(&**socket, pending),
+                        Link::User(socket) => echo(&*socket, pending),
                     };
                     if is_over? {
                         // Closes it, and that takes it out of the set.

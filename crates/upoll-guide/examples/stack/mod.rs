@@ -130,7 +130,12 @@ impl Stack {
         drop(inner);
         // Without the lock: a thread that is woken may poll a socket, which takes it.
         for (queue, key) in wakes {
-            queue.wake(key);
+            if key.is_empty() {
+                // A connection is made, ends, or is reset. No waiter uses that up.
+                queue.wake_all(key);
+            } else {
+                queue.wake(key);
+            }
         }
     }
     // ANCHOR_END: run
@@ -342,7 +347,7 @@ impl Socket {
         socket.close();
         drop(inner);
         // Linux wakes in any case.
-        self.queue.wake(Events::empty());
+        self.queue.wake_all(Events::empty());
         if is_over {
             Err(ErrorKind::NotConnected.into())
         } else {
@@ -436,6 +441,7 @@ impl Listener {
         (backlog, self.stack.lock())
     }
 
+    // ANCHOR: accept
     /// Returns the next connection, or None if there is none now.
     pub fn accept(&self) -> Option<File<Socket>> {
         let (mut backlog, mut inner) = self.lock();
@@ -451,6 +457,7 @@ impl Listener {
             queue,
         }))
     }
+    // ANCHOR_END: accept
 }
 
 fn first_connected(backlog: &[SocketHandle], inner: &mut Inner) -> Option<usize> {
