@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::net::{self, AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
-use upoll::{Epoll, Event, Events, File};
+use upoll::{Epoll, Event, Events, File, Watch};
 
 use stack::{Listener, Socket, Stack};
 
@@ -425,5 +425,28 @@ fn each_exchange_is_reported_as_the_kernel_reports_it() {
 fn interests_in_some_events_are_reported_as_the_kernel_reports_them() {
     for wanted in [Events::IN, Events::OUT, Events::RDHUP, Events::empty()] {
         exchange_in_each_order(wanted, 2);
+    }
+}
+
+/// No waiter uses an end up. Callbacks stand for threads that wait in the sets.
+#[test]
+fn a_reset_reaches_all_exclusive_waiters() {
+    let now = smoltcp::time::Instant::ZERO;
+    let stack = Stack::new();
+    let (listener, client) = (stack.listen(80, 1), stack.socket());
+    client.connect(80);
+    stack.run(now);
+    let server = listener.accept().unwrap();
+    let sets = [(); 2].map(|()| Epoll::new().unwrap());
+    let _waiting = sets.each_ref().map(|set| {
+        let interest = Events::IN | Events::ET | Events::EXCLUSIVE;
+        set.add(&server, Event::new(interest, 0)).unwrap();
+        assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
+        Watch::new(set, Events::IN, |_| ()).unwrap()
+    });
+    client.abort();
+    stack.run(now);
+    for set in &sets {
+        assert_eq!(set.try_wait(&mut [Event::default()]), Ok(1));
     }
 }
