@@ -268,7 +268,27 @@ impl Watchers {
 
     /// The links from the newest to the oldest.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *const WatcherLink> + '_ {
-        let mut at = self.head;
+        self.iter_from(self.head)
+    }
+
+    /// The links that are older than `link`.
+    ///
+    /// # Safety
+    /// The link is in this list.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) unsafe fn iter_behind(
+        &self,
+        link: &WatcherLink,
+    ) -> impl Iterator<Item = *const WatcherLink> + '_ {
+        // SAFETY: `&self` borrows the locked list, which the link is in.
+        self.iter_from(link.0.with(|node| unsafe { (*node).next }))
+    }
+
+    /// The links from `at` on, which is null or in this list.
+    fn iter_from(
+        &self,
+        mut at: *const WatcherLink,
+    ) -> impl Iterator<Item = *const WatcherLink> + use<'_> {
         core::iter::from_fn(move || {
             let link = at;
             if link.is_null() {

@@ -75,7 +75,8 @@ impl FdSet {
         }
     }
 
-    /// The set that an `fd_set` of the C library, or a longer array like it, holds.
+    /// The set that an `fd_set` of the C library, or a longer array like it, holds. Without memory for a bitmap that is
+    /// longer than an `fd_set` the process ends; see [`try_from_words`](Self::try_from_words).
     #[must_use]
     pub fn from_words(words: &[c_ulong]) -> Self {
         FdSet {
@@ -113,7 +114,8 @@ impl FdSet {
         Some((number / WORD, 1 << (number % WORD)))
     }
 
-    /// Adds a number (`FD_SET`).
+    /// Adds a number (`FD_SET`). Without memory for a number that an `fd_set` has no place for the process ends; see
+    /// [`try_insert`](Self::try_insert).
     ///
     /// # Panics
     /// If the number is negative.

@@ -420,6 +420,87 @@ fn rotating_waits(fault: &mut Fault) {
     assert_eq!(fault.during(|| poll(&mut fds, MOMENT)), 1);
 }
 
+/// More interests, sets and events at a time than their lists have room for without memory.
+fn many_at_once(fault: &mut Fault) {
+    const MANY: usize = 20;
+    let shared = [(); 3].map(|()| EventFd::shared(0, EventFdFlags::empty()).unwrap());
+    let set = Epoll::new().unwrap();
+    for counter in &shared {
+        for number in 0..6 {
+            fault.during(|| set.add(&counter.as_file_ref().numbered(number), watches(1)));
+        }
+        fault.during(|| set.delete(&counter.as_file_ref().numbered(5)));
+    }
+    let mut events = [Event::default(); MANY];
+    assert_eq!(fault.during(|| set.wait(&mut events, MOMENT)), 0);
+    for counter in &shared {
+        fault.during(|| counter.try_write(1));
+    }
+    assert_eq!(fault.during(|| set.wait(&mut events, MOMENT)), 15);
+
+    let pipes: Vec<_> = (0..MANY).map(|_| std::io::pipe().unwrap()).collect();
+    let outer = Epoll::new().unwrap();
+    let mut sets = Vec::new();
+    for (reader, _) in &pipes {
+        let below = Epoll::new().unwrap();
+        below.add(reader, watches(1)).unwrap();
+        fault.during(|| outer.add(&below, watches(2)));
+        sets.push(below);
+    }
+    assert_eq!(fault.during(|| outer.wait(&mut events, MOMENT)), 0);
+    for (_, writer) in &pipes {
+        send_byte(writer);
+    }
+    assert_eq!(fault.during(|| outer.wait(&mut events, MOMENT)), MANY);
+}
+
+/// Several rotating sets of one source, each under several numbers.
+fn many_that_rotate(fault: &mut Fault) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let rotating = [(); 4].map(|()| Epoll::create(CreateFlags::ROTATE).unwrap());
+    let worker = Epoll::new().unwrap();
+    for below in &rotating {
+        fault.during(|| below.add(&reader, watches(1)));
+        for number in 0..6 {
+            fault.during(|| worker.add(&below.as_file_ref().numbered(number), watches(2)));
+        }
+    }
+    let mut events = [Event::default(); 24];
+    assert_eq!(fault.during(|| worker.wait(&mut events, MOMENT)), 0);
+    for _ in 0..2 {
+        send_byte(&writer);
+        let found = fault.during(|| worker.wait(&mut events, MOMENT));
+        assert!(found > 0);
+    }
+}
+
+/// A batch of changes to more interests in rotating sets than are finished at a time, each of which was chosen.
+fn batches_of_chosen(fault: &mut Fault) {
+    let counters: Vec<_> = (0..40).map(|_| EventFd::new(0).unwrap()).collect();
+    let worker = Epoll::new().unwrap();
+    let mut sets = Vec::new();
+    for counter in &counters {
+        let below = Epoll::create(CreateFlags::ROTATE).unwrap();
+        below.add(counter, watches(1)).unwrap();
+        worker.add(&below, watches(2)).unwrap();
+        sets.push(below);
+    }
+    // Only a set that is waited for is chosen.
+    let (_watch, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {}).unwrap();
+    for counter in &counters {
+        fault.during(|| counter.try_write(1));
+    }
+    let mut changes: Vec<_> = sets
+        .iter()
+        .map(|below| CtlCommand::modify(below, Event::new(Events::OUT, 3)))
+        .collect();
+    let mut done = 0;
+    while done < changes.len() {
+        done += fault.during(|| worker.ctl_batch(&mut changes[done..]));
+    }
+    assert_eq!(first_event(&worker), None);
+}
+
 // One test: others would allocate concurrently.
 #[test]
 fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
@@ -438,6 +519,9 @@ fn an_allocation_that_fails_is_an_error_and_changes_nothing() {
     each_allocation_fails("listings", listings);
     each_allocation_fails("shared counters", shared_counters);
     each_allocation_fails("rotating waits", rotating_waits);
+    each_allocation_fails("many at once", many_at_once);
+    each_allocation_fails("many that rotate", many_that_rotate);
+    each_allocation_fails("batches of chosen", batches_of_chosen);
     // A scenario runs three times in each child, which has these from its parent.
     let shared = |()| EventFd::shared(0, EventFdFlags::empty()).unwrap();
     let inherited = Mutex::new([(); 3].map(|()| Some([(); 4].map(shared))));

@@ -1,7 +1,6 @@
 //! Several changes to user-level members of a set under one hold of the set's lock.
 
 use arrayvec::ArrayVec;
-use smallvec::SmallVec;
 
 use super::ctl::{Forgotten, is_added_alone};
 use super::interest::{Interests, Item};
@@ -22,7 +21,9 @@ pub(crate) struct CtlPass<'a> {
     changed: ArrayVec<*const Item, { CtlPass::CHANGES }>,
     looked_at: usize,
     deferred: Deferred,
-    left: SmallVec<[Left; CtlPass::ROOM]>,
+    /// The pass releases the lock before the next change if there are [`ROOM`](Self::ROOM) of them. Until then each item
+    /// that was changed may add one.
+    left: ArrayVec<Left, { CtlPass::ROOM + CtlPass::CHANGES }>,
 }
 
 /// [`Forgotten`] that is finished when it ends.
@@ -56,7 +57,7 @@ impl<'a> CtlPass<'a> {
             changed: ArrayVec::new(),
             looked_at: 0,
             deferred: Deferred::new(),
-            left: SmallVec::new(),
+            left: ArrayVec::new(),
         }
     }
 

@@ -28,7 +28,8 @@ const LOT_PART: usize = 16;
 const TIGHT: usize = 4096;
 
 impl WatchLimit {
-    /// An account with room for `max` watches.
+    /// An account with room for `max` watches. Without memory for it the process ends, as with `Arc::new`: a process
+    /// that goes on without memory makes its accounts when it starts.
     #[must_use]
     pub fn new(max: usize) -> Arc<Self> {
         Arc::new(Self::with_room(max))

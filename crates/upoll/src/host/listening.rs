@@ -9,7 +9,7 @@ use std::ptr;
 
 use smallvec::SmallVec;
 
-use super::nested::{as_item, slots_that_watch};
+use super::nested::{each_that_watches, first_that_watches};
 use super::shared::{DIRECTIONS, SharedCounter};
 use super::special::Special;
 use super::{EDGE, EpollBackend, SleepSet, exists, generation};
@@ -77,26 +77,31 @@ impl EpollBackend {
                 nesting.register(&self.specials, op, notifier.as_raw_fd(), EDGE, special)
             })
         };
-        let slots = slots_that_watch(set, interests, counter);
+        let find = |listening: &Listening| {
+            let mut all = listening.0.iter();
+            all.position(|listened| listened.counter == address(counter))
+        };
+        // The set is locked, so that none comes or goes.
+        let kept = {
+            let listening = self.listening.lock();
+            find(&listening).map(|at| listening.0[at].slot)
+        };
+        let (first, is_kept) = first_that_watches(set, interests, counter, kept);
         let mut listening = self.listening.lock();
-        let known = listening
-            .0
-            .iter()
-            .position(|listened| listened.counter == address(counter));
-        match (known, slots.first()) {
+        let known = find(&listening);
+        match (known, first) {
             (None, None) => {}
             (Some(at), None) => {
                 let gone = listening.0.swap_remove(at);
                 return register(Op::Del, gone.slot);
             }
-            (Some(at), Some(&first)) => {
-                let listened = &mut listening.0[at];
-                if !slots.contains(&listened.slot) {
-                    listened.slot = first;
+            (Some(at), Some(first)) => {
+                if !is_kept {
+                    listening.0[at].slot = first;
                     return register(Op::Mod, first);
                 }
             }
-            (None, Some(&first)) => {
+            (None, Some(first)) => {
                 listening.0.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 if let Err(errno) = register(Op::Add, first) {
                     let _ = register(Op::Del, first);
@@ -148,10 +153,9 @@ impl EpollBackend {
             return false;
         }
         let interests = set.lock();
-        let slots: SmallVec<[u32; 1]> = {
-            let listening = self.listening.lock();
-            listening.0.iter().map(|listened| listened.slot).collect()
-        };
+        // The set is locked, so that none comes or goes.
+        let slot_at = |at: usize| Some(self.listening.lock().0.get(at)?.slot);
+        let slots = (0..).map_while(slot_at);
         let mut queued = false;
         for slot in slots {
             for direction in DIRECTIONS {
@@ -198,10 +202,7 @@ impl EpollBackend {
             *heard = changes;
         }
         let mut queued = false;
-        for slot in slots_that_watch(set, interests, counter) {
-            let Some(item) = interests.at(slot).and_then(as_item) else {
-                continue;
-            };
+        each_that_watches(set, interests, counter, |item| {
             // SAFETY: as above.
             let interest = unsafe { item.as_ref() }.interest();
             let is_disabled = (interest - Events::CONTROL).is_empty();
@@ -209,7 +210,7 @@ impl EpollBackend {
                 // SAFETY: as above.
                 queued |= unsafe { set.queue(item) };
             }
-        }
+        });
         queued
     }
 }

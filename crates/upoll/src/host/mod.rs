@@ -76,6 +76,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use self::interest_list::InterestList;
@@ -508,7 +509,8 @@ impl EpollBackend {
     fn sift_from(&self, first: usize, set: &Set, events: &mut [Event]) -> (usize, Heard) {
         let mut kept = first;
         let mut heard = Heard::default();
-        let mut below = SmallVec::<[(Special, Events); 4]>::new();
+        // Takes no memory: the sets below are looked at part by part.
+        let mut below = ArrayVec::<(Special, Events), 16>::new();
         for at in first..events.len() {
             let event = events[at];
             match self.specials.decode(event.data()) {
@@ -518,12 +520,18 @@ impl EpollBackend {
                 }
                 Some(Special::Wake) => heard.core = true,
                 Some(Special::Members) => heard.members = true,
-                Some(special) => below.push((special, event.events())),
+                Some(special) => {
+                    heard.core = true;
+                    below.push((special, event.events()));
+                    if below.is_full() {
+                        heard.queued |= self.kick(set, &below);
+                        below.clear();
+                    }
+                }
             }
         }
         if !below.is_empty() {
-            heard.core = true;
-            heard.queued = self.kick(set, &below);
+            heard.queued |= self.kick(set, &below);
         }
         (kept, heard)
     }

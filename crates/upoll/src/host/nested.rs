@@ -9,7 +9,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
-use smallvec::SmallVec;
+use arrayvec::ArrayVec;
 
 use super::rotation::Rotation;
 use super::sleep_set::SleepSet;
@@ -20,7 +20,7 @@ use crate::epoll::interest::{Interests, Item, state};
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{Description, Held};
+use crate::file::{Description, Held, WatcherLink};
 use crate::sync::Ordering;
 use crate::wait::Scope;
 
@@ -75,17 +75,23 @@ impl EpollBackend {
         };
         let register = |op, fd, special| nesting.register(&self.specials, op, fd, EDGE, special);
         let address = ptr::from_ref(inner).cast::<()>().addr();
-        let slots = slots_that_watch(set, interests, inner);
         // Each would be a path up from all that is below, and the kernel allows 500 of them.
         let is_needed = !set.is_hidden.load(Ordering::Relaxed) || below.has_sets_below();
         let place = &below.sleep_set().fd;
         let fd = is_needed.then(|| place.as_raw_fd());
+        let find = |links: &Links| links.0.iter().position(|link| link.inner == address);
+        // The set is locked, so that no link comes or goes.
+        let kept = {
+            let links = self.links.lock();
+            find(&links).map(|at| links.0[at].slot)
+        };
+        let (first, is_kept) = first_that_watches(set, interests, inner, kept);
         let mut links = self.links.lock();
-        let known = links.0.iter().position(|link| link.inner == address);
+        let known = find(&links);
         // If it was lost it is linked once it was made anew.
         let known_fd = known.and_then(|at| links.0[at].fd);
         let fd = fd.filter(|&fd| known_fd == Some(fd) || place.is_in_place());
-        let Some(&first) = slots.first() else {
+        let Some(first) = first else {
             if let Some(at) = known {
                 let link = links.0.swap_remove(at);
                 if let (Some(rotation), Some(source)) = (&below.rotation, link.source) {
@@ -127,7 +133,7 @@ impl EpollBackend {
             link.fd = fd;
         }
         let mut renew = renew;
-        if !slots.contains(&link.slot) {
+        if known.is_some() && !is_kept {
             link.slot = first;
             renew = Renew::Source;
             if let Some(fd) = link.fd {
@@ -172,20 +178,24 @@ impl EpollBackend {
     }
 
     /// Returns the slots whose sources have chosen this set, if that of `slot` has: those that share its
-    /// registration.
-    fn chosen_with(&self, slot: u32) -> SmallVec<[u32; 2]> {
-        let links = self.links.lock();
-        let source = links.0.iter().find(|link| link.slot == slot);
-        let Some(source) = source.and_then(|link| link.source) else {
-            return SmallVec::from_elem(slot, 1);
+    /// registration. The set is locked, so that no link comes or goes.
+    fn chosen_with(&self, slot: u32) -> impl Iterator<Item = u32> {
+        let source = {
+            let links = self.links.lock();
+            let link = links.0.iter().find(|link| link.slot == slot);
+            link.and_then(|link| link.source)
         };
-        let shares = |link: &&Link| link.source == Some(source);
-        links
-            .0
-            .iter()
-            .filter(shares)
-            .map(|link| link.slot)
-            .collect()
+        let link_at = move |at: usize| {
+            let links = self.links.lock();
+            let link = links.0.get(at)?;
+            Some(
+                link.source
+                    .filter(|&own| Some(own) == source)
+                    .map(|_| link.slot),
+            )
+        };
+        let sharing = (0..).map_while(link_at).flatten();
+        source.is_none().then_some(slot).into_iter().chain(sharing)
     }
 
     /// The sets below that have a kernel backend. `interests` is the set's, locked.
@@ -248,17 +258,14 @@ impl EpollBackend {
         let interests = set.lock();
         let mut queued = false;
         for &(special, events) in below {
-            let slots = match special {
-                Special::Nested(slot) => SmallVec::from_elem(slot, 1),
-                Special::Chosen(slot) => self.chosen_with(slot),
+            let mut kick = |slot| queued |= self.kick_slot(set, &interests, slot, special, events);
+            match special {
+                Special::Nested(slot) => kick(slot),
+                Special::Chosen(slot) => self.chosen_with(slot).for_each(kick),
                 Special::Changed(slot, direction) => {
                     queued |= self.hear(set, &interests, slot, direction);
-                    continue;
                 }
-                Special::Wake | Special::Members => continue,
-            };
-            for slot in slots {
-                queued |= self.kick_slot(set, &interests, slot, special, events);
+                Special::Wake | Special::Members => {}
             }
         }
         queued
@@ -301,25 +308,23 @@ impl EpollBackend {
                 self.choose(slot);
             }
             // SAFETY: as above.
-            for slot in slots_that_watch(set, interests, unsafe { node.file() }) {
-                let Some(item) = interests.at(slot).and_then(as_item) else {
-                    continue;
-                };
+            each_that_watches(set, interests, unsafe { node.file() }, |item| {
                 // SAFETY: as above.
                 if unsafe { item.as_ref() }.interest().contains(Events::IN) {
                     // One event more, for another worker of a rotating set.
                     // SAFETY: as above.
                     queued |= unsafe { set.queue(item) } || set.rotates();
                 }
-            }
+            });
         }
         queued
     }
 
-    /// Moves the item in `slot` to the end of the kernel's line from the next sleep on.
+    /// Moves the item in `slot` to the end of the kernel's line from the next sleep on. Without memory to note that,
+    /// it keeps its place.
     pub(super) fn choose(&self, slot: u32) {
         let mut chosen = self.chosen.lock();
-        if !chosen.contains(&slot) {
+        if !chosen.contains(&slot) && chosen.try_reserve(1).is_ok() {
             chosen.push(slot);
         }
         self.has_chosen.store(true, Ordering::Release);
@@ -406,21 +411,55 @@ pub(super) fn as_item(item: *const Item) -> Option<NonNull<Item>> {
     NonNull::new(item.cast_mut())
 }
 
-/// The slots of the items of `set`, whose `interests` are locked, that watch `file`.
-pub(super) fn slots_that_watch(
+/// Calls `each` with the items of `set`, whose `interests` are locked, that watch `file`. Takes no memory.
+pub(super) fn each_that_watches(
+    set: &Set,
+    _interests: &Interests,
+    file: &Description,
+    mut each: impl FnMut(NonNull<Item>),
+) {
+    let mut part = next_of(set, file.watchers().lock().iter());
+    loop {
+        // Without the lock of the list.
+        part.iter().for_each(|&item| each(item));
+        let Some(last) = part.last().filter(|_| part.is_full()) else {
+            return;
+        };
+        let watchers = file.watchers().lock();
+        // SAFETY: the set's items come to the list and leave it with the set's lock held, as it is here.
+        let links = unsafe { watchers.iter_behind(&last.as_ref().link) };
+        part = next_of(set, links);
+    }
+}
+
+/// Returns the first items of `set` among those of `links`, which are in a watcher list that is locked. There are no more if
+/// it is not full.
+fn next_of(
+    set: &Set,
+    links: impl Iterator<Item = *const WatcherLink>,
+) -> ArrayVec<NonNull<Item>, 4> {
+    let is_own = |&item: &NonNull<Item>| {
+        // SAFETY: items in a locked watcher list are registered, so their set is alive.
+        let watches_for = unsafe { (*item.as_ref().set).object() };
+        ptr::eq(watches_for, set)
+    };
+    let items = links.filter_map(|link| as_item(item_of(link)));
+    items.filter(is_own).take(4).collect()
+}
+
+/// Returns the slot of an item of `set` that watches `file`, if there is any, and whether the item in the slot `known` is
+/// one of them. `interests` is the set's, locked.
+pub(super) fn first_that_watches(
     set: &Set,
     interests: &Interests,
     file: &Description,
-) -> SmallVec<[u32; 4]> {
-    let watchers = file.watchers().lock();
-    watchers
-        .iter()
-        .map(item_of)
-        .filter(|&item| {
-            // SAFETY: items in a locked watcher list are registered, so their set is alive.
-            let watches_for = unsafe { (*(*item).set).object() };
-            ptr::eq(watches_for, set)
-        })
-        .map(|item| interests.slot_of(item))
-        .collect()
+    known: Option<u32>,
+) -> (Option<u32>, bool) {
+    let (mut first, mut is_known) = (None, false);
+    each_that_watches(set, interests, file, |item| {
+        let slot = interests.slot_of(item.as_ptr());
+        first.get_or_insert(slot);
+        is_known |= known == Some(slot);
+    });
+    (first, is_known)
 }

@@ -173,13 +173,25 @@ impl EventFd {
             return Ok(None);
         }
         let shared = Self::shared(0, self.flags())?;
+        Ok(self.move_to_shared(&shared)?.then_some(shared))
+    }
+
+    /// As [`to_shared`](Self::to_shared), with a new counter that sets may watch already, and that nobody else changes.
+    /// Returns whether the count was moved.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it; nothing is done then.
+    #[doc(hidden)]
+    pub fn move_to_shared(&self, shared: &EventFd) -> Result<bool, Errno> {
+        if self.is_shared() {
+            return Ok(false);
+        }
         let Some(was) = self.counter().demote(|_| true)? else {
-            return Ok(None);
+            return Ok(false);
         };
-        // Nobody else has it yet.
         let moved = shared.counter().change_beyond(Direction::In, &|_| Ok(was));
         debug_assert!(moved.is_ok(), "the step never fails");
-        Ok(Some(shared))
+        Ok(true)
     }
 
     /// Another open file with the same count, maximum and flags, if it is [shared](Self::shared) and there is
