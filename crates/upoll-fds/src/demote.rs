@@ -14,12 +14,13 @@ use upoll::internal::SharedBox;
 use upoll::{Errno, Event, EventFd, Events, Op, Target};
 
 use crate::counts;
+use crate::held::{Group, Held, hold};
 use crate::kernel::{call, check_open};
 use crate::object::Object;
 use crate::plain_sets;
 use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
-use crate::table::{self, Group, Held};
+use crate::table;
 use crate::transfer::{self, Ends};
 use upoll_sys::backoff::Backoff;
 use upoll_sys::backoff::wait_until;
@@ -57,7 +58,7 @@ pub fn demote(fd: RawFd) -> Result<(), Errno> {
     }
     let under_way = UnderWay::begin();
     let tie = object.tie();
-    let held = table::hold(|found| found.tie() == tie, &under_way.held_back)?;
+    let held = hold(|found| found.tie() == tie, &under_way.held_back)?;
     // Without an fd, another thread was quicker, or the object was closed.
     let mut result = Ok(());
     demote_held(held, |outcome| result = result.and(outcome))?;
@@ -77,10 +78,6 @@ fn can_go(object: &Object) -> bool {
     }
 }
 
-fn is_set(object: &Object) -> bool {
-    matches!(object, Object::Epoll(_))
-}
-
 /// Demotes every object that can be demoted; the others stay user-level.
 pub fn demote_all() {
     plain_sets::forget_all();
@@ -93,11 +90,11 @@ pub fn demote_all() {
         return;
     }
     // Sets come last: until then other threads may add members.
-    demote_where(|object| !is_set(object) && can_go(object), |_| {});
+    demote_where(|object| !object.is_set() && can_go(object), |_| {});
     // Sets without user-level members first, then sets whose last such members these were.
     loop {
         let mut is_any = false;
-        let is_meant = |object: &Object| is_set(object) && can_go(object);
+        let is_meant = |object: &Object| object.is_set() && can_go(object);
         demote_where(is_meant, |outcome| is_any |= outcome.is_ok());
         if !is_any {
             break;
@@ -145,7 +142,7 @@ fn demote_plain_eventfds() {
 /// processes.
 fn demote_where(is_meant: impl Fn(&Object) -> bool, mut outcome: impl FnMut(Result<(), Errno>)) {
     let under_way = UnderWay::begin();
-    let held = table::hold(is_meant, &under_way.held_back);
+    let held = hold(is_meant, &under_way.held_back);
     if let Err(errno) = held.and_then(|held| demote_held(held, &mut outcome)) {
         outcome(Err(errno));
     }
@@ -217,7 +214,7 @@ pub(crate) fn share_all() {
     };
     let under_way = UnderWay::begin();
     // Without memory or fds for that, the child does not get the eventfds.
-    let Ok(mut held) = table::hold(is_meant, &under_way.held_back) else {
+    let Ok(mut held) = hold(is_meant, &under_way.held_back) else {
         return;
     };
     let Ok(interests) = find_interests(&held, |_| true) else {
@@ -319,7 +316,7 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
         _ => is_member(object),
     };
     let under_way = UnderWay::begin();
-    let mut held = table::hold(is_meant, &under_way.held_back)?;
+    let mut held = hold(is_meant, &under_way.held_back)?;
     let own = set.as_epoll().as_file_ref().address();
     for (_, other) in sets_beside(&held)? {
         let is_either = |address| (address == own || watched.contains(&address)).then_some(());
@@ -328,15 +325,15 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
         }
     }
     let (mut groups, mut places) = (Vec::new(), HashMap::new());
-    // One owner is this call, and each fd is one. The others are calls that wait in the set or poll it.
-    let mut owners = 1;
     for group in held.groups() {
         if group.is_used() {
             return Err(Errno::BUSY);
         }
         for (_, object) in group.objects() {
             match object {
-                Object::Epoll(_) => owners += 1,
+                // One more owner is this call.
+                Object::Epoll(_) if group.is_owned_by_one_more() => {}
+                Object::Epoll(_) => return Err(Errno::BUSY),
                 // A maximum may have come meanwhile.
                 _ if !is_eventfd(object) => return Err(NOT_SUPPORTED),
                 _ => {
@@ -348,9 +345,6 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
         groups.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         groups.push(group);
     }
-    if SharedBox::owners(&set) != owners {
-        return Err(Errno::BUSY);
-    }
     let find = |address| places.get(&address).copied();
     let interests = set.as_epoll().interests_by(find)?;
     if interests.len() != set.as_epoll().len_in_core() {
@@ -359,7 +353,7 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
     }
     add_to_the_kernels(epfd, &groups, &interests)?;
     for group in groups {
-        let is_set = group.objects().any(|(_, object)| is_set(object));
+        let is_set = group.objects().any(|(_, object)| object.is_set());
         let transferred = is_set || transfer(&group).is_ok();
         debug_assert!(
             transferred,
@@ -410,7 +404,7 @@ fn demote_members(set: &NumberedSet) -> Result<(), Errno> {
         for fd in table::numbers(0, u32::MAX) {
             let member = table::with(fd, |object| {
                 let is_watched = watched.contains(&object.as_file_ref(0).address());
-                is_watched.then(|| (is_set(object), object.tie()))
+                is_watched.then(|| (object.is_set(), object.tie()))
             });
             ties.try_reserve(1).map_err(|_| Errno::NOMEM)?;
             match member.flatten() {

@@ -53,6 +53,7 @@ pub mod figures;
 mod fork;
 mod fork_snapshot;
 mod hazard;
+mod held;
 mod install;
 mod interest;
 mod io;

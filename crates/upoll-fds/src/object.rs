@@ -66,6 +66,18 @@ impl Object {
         self.as_file_ref(0).is_same_file(other.as_file_ref(0))
     }
 
+    pub(crate) fn is_set(&self) -> bool {
+        matches!(self, Object::Epoll(_))
+    }
+
+    /// Returns how many fds and calls own it, if it is a set. The caller sees what former owners did.
+    pub(crate) fn owners(&self) -> Option<usize> {
+        match self {
+            Object::Epoll(set) => Some(SharedBox::owners(set)),
+            _ => None,
+        }
+    }
+
     /// Prepares the object to be watched by `poll`, `select` or a set. A passive set becomes
     /// active.
     pub(crate) fn prepare_to_be_watched(&self, fd: RawFd) -> Result<(), Errno> {

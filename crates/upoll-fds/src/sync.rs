@@ -135,6 +135,14 @@ pub enum Rule {
     LookForCopies,
     /// Passes that an fd was copied in are repeated without further copies.
     PassWithoutCopies,
+    /// A demotion that holds one fd of a set holds all of them.
+    HoldAllOfASet,
+    /// A demotion asks once more whether a set is meant, when no call uses it any more.
+    AskAgain,
+    /// A demotion asks once for all fds of a set.
+    AskOnce,
+    /// A demotion of a set counts its owners.
+    CountOwners,
     /// A fork waits for the changes that have begun.
     WaitForChanges,
     /// A fork that waited for a change sees its effects.

@@ -12,9 +12,12 @@ use super::look_ups::{close, slot_of, use_several_from_a_thread, use_two_from_a_
 use crate::counts;
 use crate::harness::{model, must_fail_without};
 use crate::hazard;
+use crate::held::hold;
 use crate::object::Object;
+use crate::signals::HeldBack;
 use crate::slot::{self, Entry, Slot};
 use crate::sync::Rule;
+use crate::table;
 
 /// A call uses one fd and then a second one of an object that is being demoted: it does not
 /// wait for that, as that may wait for the call.
@@ -146,6 +149,106 @@ fn an_object_without_other_owners_is_demoted_alone() {
 #[test]
 fn owners_are_counted_too_early_if_calls_are_not_waited_for() {
     must_fail_without(Rule::WaitUntilUnused, owning_against_demoting);
+}
+
+/// Returns a set that both fds of the table stand for.
+fn set_with_two_fds() -> Object {
+    let set = Object::new_set();
+    for fd in [0, 1] {
+        let entry = Entry::new(set.clone()).unwrap();
+        table::slot(fd).unwrap().install(entry);
+    }
+    set
+}
+
+/// A thread adds a member to a set that has none, by one of its fds, while another one demotes sets without members.
+/// The member is closed soon, which needs no fd of the set.
+fn adding_a_member_against_demoting() {
+    model(3, || {
+        let set = set_with_two_fds();
+        let adding = {
+            let set = set.clone();
+            thread::spawn(move || {
+                let slot = table::slot(0).unwrap();
+                if slot.with(|found| found.set_has_members(true)).is_some() {
+                    set.set_has_members(false);
+                    slot.with(Object::be_used);
+                }
+            })
+        };
+        {
+            let is_meant = |found: &Object| !found.has_members();
+            let mut held = hold(is_meant, &HeldBack::begin()).unwrap();
+            for group in held.groups() {
+                assert_eq!(group.objects().count(), 2, "an fd still leads to the set");
+                assert!(!set.has_members(), "the kernel's set lacks a member");
+                set.be_transferred();
+                group.release();
+            }
+        }
+        adding.join().unwrap();
+        let are_empty = [0, 1].map(|fd| table::slot(fd).unwrap().is_empty());
+        assert_eq!(are_empty[0], are_empty[1]);
+    });
+}
+
+#[test]
+fn a_set_that_gets_a_member_before_it_is_demoted_stays_with_all_its_fds() {
+    adding_a_member_against_demoting();
+}
+
+#[test]
+fn a_set_is_demoted_without_one_of_its_fds_if_each_is_held_by_itself() {
+    must_fail_without(Rule::HoldAllOfASet, adding_a_member_against_demoting);
+}
+
+#[test]
+fn a_set_is_demoted_with_a_member_if_nobody_asks_again() {
+    must_fail_without(Rule::AskAgain, adding_a_member_against_demoting);
+}
+
+#[test]
+fn a_set_is_demoted_without_one_of_its_fds_if_each_is_asked_about() {
+    must_fail_without(Rule::AskOnce, adding_a_member_against_demoting);
+}
+
+/// A call becomes an owner of a set by one of its fds and goes on with that, while another thread hands the set over if it
+/// has no other owners than the thread and the fds.
+fn owning_a_set_against_demoting() {
+    model(3, || {
+        let set = set_with_two_fds();
+        let using = thread::spawn(|| {
+            if let Some(own) = table::slot(0).unwrap().with(Object::clone) {
+                own.be_used();
+            }
+        });
+        {
+            let mut held = hold(|_| true, &HeldBack::begin()).unwrap();
+            for group in held.groups() {
+                if group.is_owned_by_one_more() {
+                    set.be_transferred();
+                    group.release();
+                }
+            }
+        }
+        using.join().unwrap();
+        assert!(set.owners().is_some_and(|owners| [1, 3].contains(&owners)));
+    });
+}
+
+#[test]
+fn a_set_that_no_call_owns_is_demoted_alone() {
+    owning_a_set_against_demoting();
+}
+
+#[test]
+fn a_set_whose_owners_are_not_counted_is_demoted_while_a_call_uses_it() {
+    must_fail_without(Rule::CountOwners, owning_a_set_against_demoting);
+}
+
+#[test]
+fn the_owners_of_a_set_are_counted_too_early_if_calls_are_not_waited_for() {
+    must_fail_without(Rule::WaitUntilUnused, owning_a_set_against_demoting);
 }
 
 /// Demotes `object`, if the slots lead to it. Returns which slots were held.

@@ -11,8 +11,10 @@ mod counts;
 #[path = "../../../upoll/tests/loom/harness.rs"]
 mod harness;
 #[path = "../../src/hazard.rs"]
-#[expect(dead_code, reason = "only the library demotes")]
 mod hazard;
+#[path = "../../src/held.rs"]
+#[expect(dead_code, reason = "only the library transfers what is held")]
+mod held;
 #[path = "../../src/plain_sets.rs"]
 mod plain_sets;
 #[path = "../../../upoll/src/sync/sequenced.rs"]
@@ -30,6 +32,7 @@ mod forks;
 mod look_ups;
 mod object;
 mod sets;
+mod table;
 
 use crate::sync::{Rule, break_rule};
 

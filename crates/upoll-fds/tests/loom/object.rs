@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use upoll::internal::SharedBox;
 
 /// An open file, which must not be used and closed at the same time, nor used after that.
 pub(crate) struct Object {
     is_closed: Arc<UnsafeCell<bool>>,
     /// The number of references, in models that copy them. One is the model's own.
     references: Option<Arc<AtomicUsize>>,
+    /// This owner's part of a set, until it is closed: whether the set has members.
+    set: Option<UnsafeCell<Option<SharedBox<AtomicBool>>>>,
 }
 
 impl Clone for Object {
@@ -20,6 +23,10 @@ impl Clone for Object {
         Object {
             is_closed: Arc::clone(&self.is_closed),
             references: self.references.clone(),
+            set: self.set.as_ref().map(|set| {
+                // SAFETY: loom finds it out if somebody closes it meanwhile.
+                UnsafeCell::new(set.with(|set| unsafe { (*set).clone() }))
+            }),
         }
     }
 }
@@ -27,7 +34,9 @@ impl Clone for Object {
 impl Drop for Object {
     fn drop(&mut self) {
         // After a fault the model ends at once.
-        if self.references.is_some() && !std::thread::panicking() {
+        if std::thread::panicking() {
+            std::mem::forget(self.set.take());
+        } else if self.references.is_some() {
             self.close();
         }
     }
@@ -39,7 +48,42 @@ impl Object {
         Object {
             is_closed: Arc::new(UnsafeCell::new(false)),
             references: None,
+            set: None,
         }
+    }
+
+    /// A set without members, which its owners count. It has no other end.
+    pub(crate) fn new_set() -> Self {
+        let mut object = Object::new();
+        let set = SharedBox::new(AtomicBool::new(false)).unwrap();
+        object.set = Some(UnsafeCell::new(Some(set)));
+        object
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.is_some()
+    }
+
+    fn with_set<R>(&self, call: impl FnOnce(&SharedBox<AtomicBool>) -> R) -> Option<R> {
+        // SAFETY: loom finds it out if somebody closes it meanwhile.
+        let call = |set: *const Option<_>| unsafe { (*set).as_ref() }.map(call);
+        self.set.as_ref()?.with(call)
+    }
+
+    pub(crate) fn owners(&self) -> Option<usize> {
+        self.with_set(SharedBox::owners)
+    }
+
+    pub(crate) fn has_members(&self) -> bool {
+        self.with_set(|set| set.load(Ordering::SeqCst)) == Some(true)
+    }
+
+    pub(crate) fn set_has_members(&self, has_members: bool) {
+        self.with_set(|set| set.store(has_members, Ordering::SeqCst));
+    }
+
+    pub(crate) fn tie(&self) -> usize {
+        Arc::as_ptr(&self.is_closed).addr()
     }
 
     /// An open file that closes with its last reference but one.
@@ -77,6 +121,11 @@ impl Object {
 
     /// A reference has gone, which is the last one if they are not counted: nobody else uses it.
     pub(crate) fn close(&self) {
+        if let Some(set) = &self.set {
+            // SAFETY: loom finds it out if somebody uses it meanwhile.
+            drop(set.with_mut(|set| unsafe { (*set).take() }));
+            return;
+        }
         if let Some(references) = &self.references
             && references.fetch_sub(1, Ordering::AcqRel) != 2
         {
