@@ -89,9 +89,18 @@ static void cancel(void)
 	pthread_cancel(pthread_self());
 }
 
+/* The program would inherit all objects. */
+static void execute(void)
+{
+	char *none[] = {NULL};
+	int made = eventfd(0, 0);
+	execve("/no/such/program", none, none);
+	close(made);
+}
+
 static void (*const calls[])(void) = {
 	duplicate, make_counter, make_set, make_pipe, make_pair, change_set,
-	control, set_action, by_number, read_by_number, cancel,
+	control, set_action, by_number, read_by_number, cancel, execute,
 };
 
 static void *repeats(void *call)
@@ -116,7 +125,7 @@ static void use_all(void)
 	uint64_t value = 1;
 	struct epoll_event event;
 	int from;
-	for (from = 0; from < (int)(sizeof calls / sizeof *calls) - 2; from++)
+	for (from = 0; from < (int)(sizeof calls / sizeof *calls) - 3; from++)
 		calls[from]();
 	CHECK(fcntl(counter, F_SETFL, O_NONBLOCK) == 0);
 	CHECK(write(counter, &value, sizeof value) == 8);

@@ -9,6 +9,7 @@ use libc::{pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use upoll::Errno;
 use upoll_fds::{figures, plain_sets};
 
+use crate::cancel::deferred;
 use crate::next::{self, Next, listed, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{cancel, files, handlers, kernel, settings, stats, top};
@@ -16,8 +17,14 @@ use upoll_fds::errno::give;
 
 type Strings = *const *mut c_char;
 
-/// Demotes the objects that an executed program inherits.
+/// Demotes the objects that an executed program inherits. A thread may be cancelled at any instruction before and after
+/// that.
 pub(crate) fn demote_inherited() {
+    deferred!(inherited_body())
+}
+
+#[inline(never)]
+fn inherited_body() {
     plain_sets::forget_all();
     for fd in upoll_fds::user_level_numbers() {
         let flags = kernel::call!(SYS_fcntl, fd, libc::F_GETFD);
@@ -26,6 +33,16 @@ pub(crate) fn demote_inherited() {
             let _ = upoll_fds::demote(fd);
         }
     }
+}
+
+/// Demotes all objects that can be demoted, as [`demote_inherited`] does.
+fn demote_all() {
+    deferred!(all_body())
+}
+
+#[inline(never)]
+fn all_body() {
+    upoll_fds::demote_all();
 }
 
 static FORK: Next = Next::new(c"_Fork");
@@ -495,7 +512,7 @@ macro_rules! spawn {
         ) -> c_int {
             match actions.is_null() {
                 true => demote_inherited(),
-                false => upoll_fds::demote_all(),
+                false => demote_all(),
             }
             next!(
                 $symbol as fn(
