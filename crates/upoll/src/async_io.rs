@@ -262,16 +262,14 @@ impl<T: Send> Receiver<T> {
     /// assert_eq!(block_on(work), (Ok("a job"), Err(RecvError)));
     /// # Ok::<(), upoll::Errno>(())
     /// ```
-    pub fn recv_async(&self) -> impl Future<Output = Result<T, RecvError>> + Send + use<'_, T> {
-        async move {
-            let attempt = || match self.try_recv() {
-                Ok(message) => Ok((Ok(message), false)),
-                Err(TryRecvError::Empty) => Err(Errno::AGAIN),
-                Err(TryRecvError::Disconnected) => Ok((Err(RecvError), true)),
-            };
-            let received = Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt);
-            received.await.expect(WAKES_TASKS)
-        }
+    pub async fn recv_async(&self) -> Result<T, RecvError> {
+        let attempt = || match self.try_recv() {
+            Ok(message) => Ok((Ok(message), false)),
+            Err(TryRecvError::Empty) => Err(Errno::AGAIN),
+            Err(TryRecvError::Disconnected) => Ok((Err(RecvError), true)),
+        };
+        let received = Attempt::new(self.as_file_ref(), Events::IN, Place::Shared, attempt);
+        received.await.expect(WAKES_TASKS)
     }
 }
 
