@@ -486,7 +486,7 @@ fn batches_of_chosen(fault: &mut Fault) {
         sets.push(below);
     }
     // Only a set that is waited for is chosen.
-    let (_watch, _) = Watch::new(worker.as_file_ref(), Events::IN, |_| {}).unwrap();
+    let (_watch, _) = Watch::new(&worker, Events::IN, |_| {}).unwrap();
     for counter in &counters {
         fault.during(|| counter.try_write(1));
     }

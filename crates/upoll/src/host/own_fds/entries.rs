@@ -209,7 +209,7 @@ pub(super) fn forget(number: RawFd, entry: &'static Entry) {
     }
 }
 
-/// Whether a number is the library's own and [protected](protect), so that calls of the program on it
+/// Whether a number is the library's own and [protected](super::protect), so that calls of the program on it
 /// are to fail with `EBADF`.
 #[inline]
 #[must_use]
