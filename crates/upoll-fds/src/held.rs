@@ -95,7 +95,8 @@ impl Held {
     /// have added a member, and [`give_back_where`](Self::give_back_where) decides about both.
     fn has_fd_of_set(&self, object: &Object) -> bool {
         let is_same = |held: &HeldFd| held.object().tie() == object.tie();
-        object.is_set() && self.fds.iter().any(is_same) && !broken(Rule::HoldAllOfASet)
+        // Each fd is an owner. Most sets have one fd, and the search takes time.
+        object.owners() > Some(1) && self.fds.iter().any(is_same) && !broken(Rule::HoldAllOfASet)
     }
 
     /// Puts the fds of each group next to each other, and the groups in the order of their lowest fds.

@@ -792,8 +792,11 @@ impl EpollBackend {
         // Another thread may just have linked the readiness fd that was lost.
         let known = EpollBackend::ensure(description).and_then(|_| self.link_shown());
         description.object().wake_watchers();
-        // A set that could not be linked before was refused to the program then, and works by itself.
-        if was_known { known } else { Ok(()) }
+        match known {
+            // A set that is nested too deep was refused to the program before, and works by itself.
+            Err(Errno::LOOP | Errno::INVAL) if !was_known => Ok(()),
+            known => known,
+        }
     }
 
     fn restore_first(&self) -> Result<(), Errno> {
