@@ -217,46 +217,30 @@ pub(crate) fn share_all() {
     let Ok(mut held) = hold(is_meant, &under_way.held_back) else {
         return;
     };
-    let Ok(interests) = find_interests(&held, |_| true) else {
+    let Ok(interests) = take_interests(&held) else {
         return;
     };
     let mut rest = &interests[..];
     for group in held.groups() {
         let own = own_interests(&mut rest, &group);
-        if let Some(shared) = shared(&group, own) {
-            group.release_to(&shared);
+        match shared(&group) {
+            Some(shared) => {
+                own.iter().for_each(|interest| interest.give_to(&shared));
+                group.release_to(&shared);
+            }
+            None => give_back(own),
         }
     }
 }
 
-/// Moves the count of an eventfd to a shared one, which the sets watch from then on. Without fds or memory for that,
-/// all is as it was.
-fn shared(group: &Group<'_>, interests: &[Interest]) -> Option<Object> {
-    let (_, Object::EventFd(counter)) = group.objects().next()? else {
-        return None;
-    };
-    if group.is_used() {
-        return None;
-    }
-    let shared = EventFd::shared(0, counter.flags()).ok()?;
-    let successor = Object::EventFd(shared.clone());
-    // What fails comes first. An eventfd that is not used leaves the sets when it is dropped.
-    for interest in interests {
-        interest
-            .prepared
-            .and_then(|()| interest.add(&successor))
-            .ok()?;
-    }
-    if counter.move_to_shared(&shared) != Ok(true) {
-        return None;
-    }
-    for interest in interests {
-        if !interest.delete(&interest.object) {
-            // Another thread has deleted the interest meanwhile.
-            interest.delete(&successor);
+/// Moves the count of an eventfd to a shared one, if there is memory for that.
+fn shared(group: &Group<'_>) -> Option<Object> {
+    match group.objects().next()? {
+        (_, Object::EventFd(counter)) if !group.is_used() => {
+            counter.to_shared().ok()?.map(Object::EventFd)
         }
+        _ => None,
     }
-    Some(successor)
 }
 
 /// Demotes the user-level objects among `fds`, so that the kernel serves a call for which this library lacks
@@ -559,19 +543,6 @@ fn own_interests<'a>(rest: &mut &'a [Interest], group: &Group<'_>) -> &'a [Inter
 /// # Errors
 /// `ENOMEM`: there is no memory for the lists. The sets are as they were.
 fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
-    // Another thread may have deleted the interest.
-    find_interests(held, |interest| interest.delete(&interest.object))
-}
-
-/// Returns the interests of all sets in the held objects, which are no longer in use, as far as `is_meant`. They are in
-/// the order of the objects' groups.
-///
-/// # Errors
-/// `ENOMEM`: there is no memory for the lists.
-fn find_interests(
-    held: &Held,
-    is_meant: impl Fn(&Interest) -> bool,
-) -> Result<Vec<Interest>, Errno> {
     let sets = sets_beside(held)?;
     let mut files = HashMap::new();
     if !sets.is_empty() {
@@ -595,19 +566,21 @@ fn find_interests(
     // From here on nothing fails: an interest must not be lost.
     for (&epfd, set, interests) in wanted {
         for ((object, group), number, event) in interests {
-            let mut interest = Interest {
-                group,
-                at: taken.len(),
-                object: object.clone(),
-                set: SharedBox::clone(set),
-                number,
-                event,
-                prepared: Ok(()),
-                reserved: Cell::new(None),
-            };
-            if is_meant(&interest) {
-                interest.prepared = prepare(set, epfd, held);
-                taken.push(interest);
+            let target = Target::File(object.as_file_ref(number));
+            // A set with several fds is listed once for each. Another thread may also have deleted the
+            // interest.
+            let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
+            if deleted.is_ok() {
+                taken.push(Interest {
+                    group,
+                    at: taken.len(),
+                    object: object.clone(),
+                    set: SharedBox::clone(set),
+                    number,
+                    event,
+                    prepared: prepare(set, epfd, held),
+                    reserved: Cell::new(None),
+                });
             }
         }
     }
@@ -636,10 +609,6 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
         }
         Ok::<_, Errno>(false)
     })?;
-    // A set with several fds is there once, by the lowest of them.
-    sets.sort_unstable_by_key(|(fd, set)| (SharedBox::as_ptr(set), *fd));
-    sets.dedup_by(|(_, next), (_, one)| SharedBox::ptr_eq(next, one));
-    sets.sort_unstable_by_key(|(fd, _)| *fd);
     Ok(sets)
 }
 
@@ -671,23 +640,23 @@ fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(),
 /// Restores the interests of objects that stay user-level.
 fn give_back(interests: &[Interest]) {
     for interest in interests {
-        // Without memory for it, the interest is lost.
-        let _ = interest.add(&interest.object);
+        interest.add(&interest.object);
     }
 }
 
 impl Interest {
-    /// Makes the set watch `object` under the fd of the interest.
-    fn add(&self, object: &Object) -> Result<(), Errno> {
+    fn add(&self, object: &Object) {
         let target = Target::File(object.as_file_ref(self.number));
-        self.set.as_epoll().ctl(Op::Add, target, self.event)
+        // Without memory for it, the interest is lost.
+        let _ = self.set.as_epoll().ctl(Op::Add, target, self.event);
     }
 
-    /// Deletes the interest of the set in `object`. Returns whether there was one.
-    fn delete(&self, object: &Object) -> bool {
-        let target = Target::File(object.as_file_ref(self.number));
-        let deleted = self.set.as_epoll().ctl(Op::Del, target, Event::default());
-        deleted.is_ok()
+    /// Makes the set watch `successor` under the same fd.
+    fn give_to(&self, successor: &Object) {
+        // A shared eventfd reports its changes through the kernel.
+        if self.prepared.is_ok() {
+            self.add(successor);
+        }
     }
 
     /// Returns the fds by which the kernel set may watch the object, its own fd first. That fd may have been
