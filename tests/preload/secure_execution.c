@@ -9,6 +9,9 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+/* The size of the figures: the first process, and 256 sets of 9 words and 64 threads of 3. */
+enum { FIGURES = 8 * (1 + 256 * (9 + 64 * 3)) };
+
 enum { NOT_SECURE = 3, IGNORES = 4, OBEYS = 5, NOTHING_TO_TEST = 77 };
 
 /* Returns whether pipes are user-level: the kernel, which this program calls directly, does not
@@ -81,9 +84,11 @@ int main(int count, char **arguments)
 		return NOTHING_TO_TEST;
 	CHECK(close(mkstemp(place)) == 0 && unsetenv("LD_PRELOAD") == 0);
 	CHECK(setenv("UPOLL_USER", "all", 1) == 0 && setenv("UPOLL_STATS", place, 1) == 0);
-	/* There is more than enough room for the figures. */
-	CHECK((file = mkstemp(figures)) >= 0 && ftruncate(file, 1 << 20) == 0);
-	CHECK(setenv("UPOLL_TOP", figures, 1) == 0);
+	CHECK((file = mkstemp(figures)) >= 0 && setenv("UPOLL_TOP", figures, 1) == 0);
+	/* A file of another size was named by mistake, and is left alone. */
+	CHECK(ftruncate(file, FIGURES + 1) == 0 && run(path, 0) == OBEYS);
+	CHECK(pread(file, &root, sizeof root, 0) == sizeof root && root == 0 && access(figures, F_OK) == 0);
+	CHECK(ftruncate(file, FIGURES) == 0 && truncate(place, 0) == 0);
 	status = run(path, 1);
 	CHECK(stat(place, &found) == 0);
 	if (status == NOT_SECURE) {

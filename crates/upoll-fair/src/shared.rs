@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 pub(crate) use upoll_fair_state::{Group, State, Worker};
+use upoll_sys::shared_file;
 
 use crate::raw::kernel;
 
@@ -21,30 +22,20 @@ pub(crate) fn get() -> Option<&'static State> {
 /// Maps the shared file, or memory of this process if there is none. Called once, by the constructor.
 pub(crate) fn map(path: Option<&CStr>) {
     let size = size_of::<State>();
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let mut mapped = -1;
-    if let Some(path) = path {
-        let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-        let file = kernel!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags);
-        if file >= 0 {
-            // Beyond the end of a shorter file there is no memory.
-            if kernel!(SYS_lseek, file, 0, libc::SEEK_END) >= size.cast_signed() {
-                mapped = kernel!(SYS_mmap, 0, size, protection, libc::MAP_SHARED, file, 0);
+    let shared = path.and_then(|path| shared_file::map(path, size).ok());
+    let place = match shared {
+        Some(shared) => shared.as_ptr().cast(),
+        None => {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+            let mapped = kernel!(SYS_mmap, 0, size, protection, flags, usize::MAX, 0);
+            if mapped < 0 {
+                return;
             }
-            kernel!(SYS_close, file);
+            std::ptr::with_exposed_provenance_mut(mapped.cast_unsigned())
         }
-    }
-    if mapped < 0 {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        mapped = kernel!(SYS_mmap, 0, size, protection, flags, usize::MAX, 0);
-    }
-    if mapped < 0 {
-        return;
-    }
-    SHARED.store(
-        std::ptr::with_exposed_provenance_mut(mapped.cast_unsigned()),
-        Ordering::Release,
-    );
+    };
+    SHARED.store(place, Ordering::Release);
     if let Some(shared) = get() {
         let _ = shared
             .root

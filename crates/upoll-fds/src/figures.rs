@@ -5,7 +5,9 @@
 //! ([`note_figures`](crate::note_figures)). So no thread is
 //! needed for that. The figures of a set are as old as the last such call that has returned.
 //!
-//! A figure orders nothing, and no decision depends on it. A reader may see a set half-way between two calls.
+//! A figure orders nothing, and no decision depends on it. A reader may see a set half-way between two calls. A thread that
+//! notes a set while another one closes it may leave its figures with the set that takes the place. Processes are told
+//! apart by their IDs, so those of several PID namespaces that share a file may take each other's places.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -61,7 +63,8 @@ impl Page {
     /// there is none.
     fn take(&self, process: u64) -> Option<usize> {
         let claim = |place: &SetPlace, from| {
-            let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+            // After the end of the former set.
+            let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
             let claimed = place
                 .process
                 .compare_exchange(from, process, success, failure);
@@ -235,11 +238,14 @@ impl Place {
         Place(AtomicU64::new(0))
     }
 
-    /// Returns the place that `known` stands for in this process. A place of the parent is none of the child's.
+    /// Returns the place that `known` stands for in this process. A place of the parent is none of the child's, and nor is
+    /// one that another process has taken.
     fn of(page: &Page, known: u64) -> Option<&SetPlace> {
         let index = usize::try_from(known & INDEX).ok()?.checked_sub(1)?;
-        let is_own = known >> 32 == this_process();
-        page.sets.get(index).filter(|_| is_own)
+        let process = this_process();
+        let is_own = |place: &&SetPlace| place.process.load(Ordering::Relaxed) == process;
+        let place = page.sets.get(index).filter(|_| known >> 32 == process);
+        place.filter(is_own)
     }
 
     /// Returns the place of the set. Takes one if it has none.

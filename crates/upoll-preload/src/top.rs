@@ -2,12 +2,12 @@
 //! share.
 
 use std::ffi::CStr;
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use upoll::Errno;
 use upoll_fds::figures::{self, Page};
+use upoll_sys::shared_file;
 
 use crate::kernel;
 use crate::settings::variable;
@@ -21,7 +21,7 @@ pub(crate) fn prepare() {
     let Some(path) = variable(c"UPOLL_TOP").filter(|path| !path.is_empty()) else {
         return;
     };
-    let Ok(page) = map(path) else { return };
+    let Some(page) = map(path) else { return };
     figures::show(page);
     let mut copy = Vec::new();
     // Without memory the next run removes the file.
@@ -33,24 +33,11 @@ pub(crate) fn prepare() {
     let _ = page.root.compare_exchange(0, own, relaxed, relaxed);
 }
 
-/// Maps the shared file. A symbolic link is not followed: the program may have more rights than the users that can write
-/// to the directory.
-fn map(path: &CStr) -> Result<&'static Page, Errno> {
-    let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    let file = kernel::call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags)?;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let size = size_of::<Page>();
-    // Beyond the end of a shorter file there is no memory.
-    let mapped = match kernel::call!(SYS_lseek, file, 0, libc::SEEK_END) {
-        Ok(length) if length >= size => {
-            kernel::call!(SYS_mmap, 0, size, access, libc::MAP_SHARED, file, 0)
-        }
-        _ => Err(Errno::INVAL),
-    };
-    let _ = kernel::call!(SYS_close, file);
-    let page: *const Page = ptr::with_exposed_provenance(mapped?);
+/// Maps the shared file.
+fn map(path: &CStr) -> Option<&'static Page> {
+    let page = shared_file::map(path, size_of::<Page>()).ok()?.cast();
     // SAFETY: new memory of this size, which stays mapped. A page consists of atomics, which may have any value.
-    Ok(unsafe { &*page })
+    Some(unsafe { page.as_ref() })
 }
 
 fn process() -> u64 {

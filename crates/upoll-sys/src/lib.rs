@@ -12,6 +12,7 @@ pub mod interruptible;
 #[cfg(upoll_jitter)]
 pub mod jitter;
 pub mod membarrier;
+pub mod shared_file;
 pub mod signals;
 
 #[doc(hidden)]

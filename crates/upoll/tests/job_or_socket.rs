@@ -25,7 +25,7 @@ fn a_server_whose_channel_is_closed_does_not_spin() {
     let lines = BufReader::new(client.try_clone().unwrap()).lines();
     let squares: Vec<_> = lines.take(3).map(Result::unwrap).collect();
     assert_eq!(squares, ["1", "4", "9"]);
-    // Time for a server that spins to do so. One that sleeps has it or not.
+    // Time for a server that spins. A server that sleeps does not need it.
     thread::sleep(std::time::Duration::from_millis(20));
     client.write_all(b"enough").unwrap();
     let (done, waits) = server.join().unwrap();

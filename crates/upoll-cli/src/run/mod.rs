@@ -48,8 +48,8 @@ pub(crate) struct Options {
     /// program that is executed after root's rights were given up needs a FILE that it may write.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     stats: Option<PathBuf>,
-    /// Has `upoll top` show the program: the processes of the run keep figures of their sets in a file that they share.
-    /// With `--fair` they always do.
+    /// Keeps figures for `upoll top`. The processes of the run copy those of their sets to a file that they share. With
+    /// `--fair` they always do.
     #[arg(long)]
     top: bool,
     /// The program and its arguments.

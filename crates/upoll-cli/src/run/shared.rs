@@ -15,7 +15,7 @@ use rustix::process::{Pid, test_kill_process};
 pub(crate) struct Kind {
     /// The first part of the names of such files.
     prefix: &'static str,
-    /// The size of the state in it. The library ignores a file that is too short.
+    /// The size of the state in it. The library ignores a file of another size.
     pub(crate) size: usize,
 }
 
@@ -48,7 +48,8 @@ impl Kind {
         let folder = if folder.is_dir() {
             folder.to_owned()
         } else {
-            std::env::temp_dir()
+            // The program may go to another directory.
+            std::path::absolute(std::env::temp_dir())?
         };
         remove_stale(&folder);
         // This process becomes the program, so its PID is that of the first process of the run.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use comfy_table::{CellAlignment, Table, presets};
 use upoll_fair_state::fairness;
 
-/// What the shared file of a run says at one moment.
+/// The figures in the shared file of a run at one moment.
 pub(super) trait Figures: Sized {
     /// Returns the figures in the bytes of the file.
     fn in_file(bytes: &[u8]) -> Self;

@@ -281,8 +281,8 @@ impl Scope {
         Scope(list::List::enter())
     }
 
-    /// Frees what other threads held or had put off in the child of a fork. What the calling thread has put off, its
-    /// scopes still run.
+    /// Frees what other threads held or had put off in the child of a fork. The scopes of the calling thread still run
+    /// their own wakers and callbacks.
     ///
     /// # Safety
     /// The process was just forked, has a memory of its own, and has no other thread than the caller.

@@ -1,5 +1,4 @@
-//! What other libraries take for the same work. Those that `upoll` does not use otherwise need the
-//! feature `peers`.
+//! The same work by other libraries. The feature `peers` brings those that `upoll` does not use otherwise.
 
 use std::future::Future;
 use std::hint::black_box;

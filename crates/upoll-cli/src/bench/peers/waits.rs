@@ -1,5 +1,5 @@
-//! One of many eventfds is written to, found by a wait over all of them, and read: by upoll and by the
-//! kernel's calls.
+//! Waits over many eventfds, by upoll and by the kernel's calls. In each round a write makes an eventfd ready, a wait
+//! over all finds it, and a read takes the count.
 
 use std::hint::black_box;
 use std::rc::Rc;
