@@ -1,20 +1,18 @@
-//! `epoll_ctl(2)`, and the two closes: of a watched file and of the set.
-//!
-//! An item is removed exactly once, by the thread that finds it in the table with the set's lock held.
-//! That is a DEL, the close of the set, or the close of the file. None of these takes a global lock.
+//! `epoll_ctl(2)`: items of a set are added, changed and deleted. [`close`] has the closes of files and sets.
+
+mod close;
 
 use core::any::Any;
 use core::ptr::NonNull;
 
-use smallvec::SmallVec;
-
+use self::close::on_file_close;
 use super::callbacks::{check_nested, check_silent_member};
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready, time};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
-use crate::file::{Description, FileId, FileRef, Held, PollTable, WatcherLink, Watchers};
-use crate::sync::{Mutex, MutexGuard, Ordering, Rule, broken};
+use crate::file::{Description, FileId, FileRef, Held, PollTable, WatcherLink};
+use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Deferred, Mode, Place, Scope, WaitQueue, Wake};
 
 /// An operation of `epoll_ctl(2)`, with Linux's number.
@@ -660,55 +658,6 @@ impl Set {
             *left = Some(Forgotten { file, pass_on });
         }
     }
-
-    /// The last reference to the set is gone.
-    pub(super) fn close(&self) {
-        #[cfg(any(feature = "std", upoll_loom))]
-        if let Some(handover) = &self.handover {
-            handover.close();
-        }
-        let mut emptying = Emptying {
-            set: self,
-            claims: SmallVec::new(),
-            slot: 0,
-        };
-        if let Some(backend) = self.backend() {
-            backend.close();
-        }
-        self.watched_by.wake(Events::IN);
-        {
-            // First all hooks, so that no wake meets a half-taken set.
-            let _scope = Scope::enter();
-            let inner = self.lock();
-            for item in inner.iter() {
-                if emptying.claims.try_reserve(1).is_err() {
-                    // The rest is unhooked as it is removed.
-                    break;
-                }
-                if let Some(queue) = Self::unhook(&inner, item) {
-                    // SAFETY: the item is registered, and the lock held.
-                    let file = unsafe { (*item).file() }.clone();
-                    emptying.claims.push((item, file, queue));
-                }
-            }
-        }
-        emptying.run();
-    }
-
-    /// Removes the item of a file that closed, unless another thread has done so. The caller is in a
-    /// [`Scope`].
-    fn remove_closed(&self, identity: FileId, number: i32) {
-        let mut left = None;
-        let mut inner = self.lock();
-        let removed = self.delete(&mut inner, identity, number, &mut left);
-        drop(inner);
-        if broken(Rule::RecheckUnderSetLock) {
-            assert!(removed.is_ok(), "somebody else removed the item");
-        }
-        if let Some(left) = left {
-            left.finish();
-        }
-    }
 }
 
 /// Returns the queue of a rotating set. Other workers that found the source ready may have left the
@@ -763,81 +712,6 @@ impl Drop for Hooking<'_> {
         Set::unhook(self.inner, self.item);
         // The caller of ADD holds the file, so its object does not end here.
         self.set.forget(self.inner, self.item, None, &mut None);
-    }
-}
-
-/// Empties a set that closes, to the end even if foreign code panics on the way: nothing may lead
-/// to the set when it is gone.
-struct Emptying<'a> {
-    set: &'a Set,
-    /// Items that held a claim, on which queue of which file. Another file may be in the item's slot
-    /// by now, if somebody calls `release` of a set that is open.
-    claims: SmallVec<[(*const Item, Held, NonNull<WaitQueue>); 1]>,
-    /// All slots before this one have been emptied.
-    slot: u32,
-}
-
-impl Emptying<'_> {
-    /// Nobody adds to a closed set, so one pass over the slots meets every item. Files that close
-    /// meanwhile may take out theirs. Only if somebody calls `release` of a set that is open, and adds to
-    /// it, are there more passes.
-    fn run(&mut self) {
-        let _scope = Scope::enter();
-        loop {
-            let mut inner = self.set.lock();
-            let Some((item, next)) = inner.next_from(self.slot) else {
-                if inner.len() == 0 {
-                    break;
-                }
-                self.slot = 0;
-                continue;
-            };
-            self.slot = next;
-            // Unhooked already, unless the pass over the hooks was cut short, or somebody calls
-            // `release` of a set that is open and adds to it.
-            let claim = Set::unhook(&inner, item).or_else(|| {
-                // SAFETY: the item is registered, and the lock held.
-                let file = unsafe { (*item).file() };
-                self.claims
-                    .iter()
-                    .find(|(claimed, of, _)| {
-                        core::ptr::eq(*claimed, item) && FileId::of(of) == FileId::of(file)
-                    })
-                    .map(|&(_, _, queue)| queue)
-            });
-            let mut left = None;
-            self.set.forget(&mut inner, item, claim, &mut left);
-            drop(inner);
-            if let Some(left) = left {
-                left.finish();
-            }
-        }
-    }
-}
-
-impl Drop for Emptying<'_> {
-    fn drop(&mut self) {
-        self.run();
-    }
-}
-
-/// The last reference to a watched file is gone (`eventpoll_release_file`).
-fn on_file_close(identity: FileId, watchers: &Mutex<Watchers>) {
-    // Its tasks may panic: not before all items have gone.
-    let _scope = Scope::enter();
-    loop {
-        let (set, number) = {
-            let watchers = watchers.lock();
-            let Some(link) = watchers.iter().next() else {
-                return;
-            };
-            let item = item_of(link);
-            // SAFETY: the item is linked and the watcher list locked: it is registered, so its
-            // set has not finished closing and can be pinned.
-            unsafe { ((*item).pin_set(), (*item).number()) }
-        };
-        set.object().remove_closed(identity, number);
-        // Dropping the pin may free the set: all its locks are free.
     }
 }
 

@@ -28,6 +28,7 @@ mod adopted;
 pub(crate) mod generation;
 #[cfg(not(upoll_loom))]
 pub use generation::{WIPED_WORDS, begin_in_child, watch_forks, wiped_words};
+mod harvest;
 mod interest_list;
 #[cfg(not(upoll_loom))]
 pub(crate) mod kernel;
@@ -42,6 +43,7 @@ pub mod own_fds;
 #[cfg(upoll_loom)]
 mod own_fds_model;
 mod readiness;
+mod restore;
 mod ring;
 mod robust_lock;
 mod rotation;
@@ -76,15 +78,15 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
-use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use self::interest_list::InterestList;
 use self::kernel::Descriptor;
 use self::listening::Listening;
 use self::nested::{Links, Renew};
-use self::own_fds::{LastCheck, limit_of_sleep};
+use self::own_fds::LastCheck;
 use self::readiness::Shown;
+use self::restore::ensure_intact;
 use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
@@ -96,12 +98,11 @@ use crate::epoll::nesting::sets_above;
 use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
+use crate::file::Description;
 use crate::file::InKernel;
-use crate::file::{Description, Held};
 use crate::memory::boxed;
 use crate::sync::{
     AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
-    fence_after_rmw,
 };
 use crate::target::Target;
 use crate::wait::Deferred;
@@ -138,7 +139,7 @@ pub(crate) struct EpollBackend {
     known_above: AtomicI32,
     /// Held while a wakeup of `first` is taken back to see whether members are ready. Nests inside
     /// all other locks.
-    hushing: Mutex<()>,
+    taking_back: Mutex<()>,
     /// No member is registered in `first`, which has the part of the nesting fd: the set rotates, or a thread
     /// waits through it in a rotating set.
     first_is_nesting: bool,
@@ -206,7 +207,7 @@ impl EpollBackend {
             core_first: AtomicBool::new(false),
             links: Mutex::new(Links::new()),
             known_above: AtomicI32::new(-1),
-            hushing: Mutex::new(()),
+            taking_back: Mutex::new(()),
             first_is_nesting: set.rotates() || set.is_hidden.load(Ordering::Relaxed),
             rotation: match set.rotates() {
                 true => Some(Rotation::new()?),
@@ -427,7 +428,7 @@ impl EpollBackend {
 
     fn empty(&self, nesting: &SleepSet, set: &Set) -> Heard {
         let mut heard = Heard::default();
-        let mut events = [Event::default(); HUB_ROOM];
+        let mut events = [Event::default(); NESTING_ROOM];
         loop {
             let found = harvest_of(&nesting.fd, &mut events);
             let (_, also) = self.sift(set, &mut events[..found]);
@@ -435,216 +436,6 @@ impl EpollBackend {
             if found < events.len() {
                 return heard;
             }
-        }
-    }
-
-    /// Sleeps in the kernel set until something happens; what of it is the user's is in `out`
-    /// afterwards, and what is the core's has been queued there.
-    ///
-    /// `EINTR`: a signal handler ran.
-    pub(crate) fn sleep(
-        &self,
-        set: &Set,
-        out: &mut [Event],
-        limit: impl FnOnce() -> Option<libc::timespec>,
-        mask: SignalMask<'_>,
-    ) -> Result<usize, Errno> {
-        let place = self.sleep_set();
-        place.asleep.fetch_add(1, Ordering::SeqCst);
-        fence_after_rmw();
-        // Counted, now look: a thread that queued something, or made the nesting fd, before that did not see
-        // this one.
-        let moved = !ptr::eq(place, self.sleep_set());
-        let limit = if moved || set.is_pending() {
-            kernel::AT_ONCE
-        } else {
-            limit()
-        };
-        let in_nesting = !ptr::eq(place, &self.first);
-        // The nesting fd learns through the first set what members do.
-        let limit = match in_nesting && own_fds::may_be_lost() && !self.first.fd.is_in_place() {
-            true => kernel::AT_ONCE,
-            false => limit,
-        };
-        let mut of_nesting = [Event::default(); HUB_ROOM];
-        let events = if in_nesting {
-            &mut of_nesting[..]
-        } else {
-            &mut *out
-        };
-        let found = kernel::epoll_wait(&place.fd, events, limit_of_sleep(limit), mask);
-        place.asleep.fetch_sub(1, Ordering::SeqCst);
-        self.vacate();
-        let found = match found {
-            // The program has closed the set: the caller finds that out before the next sleep.
-            Err(Errno::BADF | Errno::INVAL) if place.fd.is_lost_after_failure() => 0,
-            found => found?,
-        };
-        let (mut kept, heard) = self.sift(set, &mut events[..found]);
-        if heard.members {
-            kept = self.empty_members(set, out).0;
-        }
-        let is_recheck = found == 0 && in_nesting;
-        if heard.queued || (is_recheck && self.hear_all(set)) {
-            set.wake_watchers();
-        }
-        if heard.core && kept == out.len() {
-            self.wake_another(set);
-        }
-        Ok(kept)
-    }
-
-    /// Keeps the user's events, in their order, and acts on the others.
-    #[inline]
-    fn sift(&self, set: &Set, events: &mut [Event]) -> (usize, Heard) {
-        let is_ours = |event: &Event| self.specials.has(event.data());
-        match events.iter().position(is_ours) {
-            None => (events.len(), Heard::default()),
-            Some(first) => self.sift_from(first, set, events),
-        }
-    }
-
-    /// The events before `first` are the user's.
-    #[cold]
-    fn sift_from(&self, first: usize, set: &Set, events: &mut [Event]) -> (usize, Heard) {
-        let mut kept = first;
-        let mut heard = Heard::default();
-        // Takes no memory: the sets below are looked at part by part.
-        let mut below = ArrayVec::<(Special, Events), 16>::new();
-        for at in first..events.len() {
-            let event = events[at];
-            match self.specials.decode(event.data()) {
-                None => {
-                    events[kept] = event;
-                    kept += 1;
-                }
-                Some(Special::Wake) => heard.core = true,
-                Some(Special::Members) => heard.members = true,
-                Some(special) => {
-                    heard.core = true;
-                    below.push((special, event.events()));
-                    if below.is_full() {
-                        heard.queued |= self.kick(set, &below);
-                        below.clear();
-                    }
-                }
-            }
-        }
-        if !below.is_empty() {
-            heard.queued |= self.kick(set, &below);
-        }
-        (kept, heard)
-    }
-
-    /// As [`KernelBackend::harvest_both`], with `core` to fill in what is ready in the core.
-    #[inline]
-    pub(crate) fn harvest_with(
-        &self,
-        set: &Set,
-        out: &mut [Event],
-        core: impl FnMut(&mut [Event]) -> usize,
-    ) -> usize {
-        self.begin_harvest();
-        let filled = self.harvest_unsettled(set, out, core);
-        self.end_harvest(set, filled > 0);
-        filled
-    }
-
-    #[inline]
-    fn harvest_unsettled(
-        &self,
-        set: &Set,
-        out: &mut [Event],
-        mut core: impl FnMut(&mut [Event]) -> usize,
-    ) -> usize {
-        let has_members = self.members.load(Ordering::Relaxed) > 0;
-        if self.nesting().is_some() || set.is_pending() || !has_members {
-            return self.harvest_all(set, out, &mut core);
-        }
-        // Only members can be ready, unless the data of an event shows something else.
-        let found = harvest_of(&self.first.fd, out);
-        let is_ours = |event: &Event| self.specials.has(event.data());
-        if !out[..found].iter().any(is_ours) {
-            return found;
-        }
-        self.harvest_more(set, out, found, &mut core)
-    }
-
-    /// The rest of a harvest whose first `found` events are not all the user's. If some are, the members
-    /// have been asked: those that stay ready would be reported twice.
-    #[cold]
-    fn harvest_more(
-        &self,
-        set: &Set,
-        out: &mut [Event],
-        found: usize,
-        mut core: impl FnMut(&mut [Event]) -> usize,
-    ) -> usize {
-        let (mut filled, heard) = self.sift(set, &mut out[..found]);
-        if heard.core {
-            self.vacate();
-        }
-        if filled == 0 {
-            filled = self.harvest_all(set, out, &mut core);
-        } else if filled < out.len() && set.is_pending() {
-            filled += core(&mut out[filled..]);
-        }
-        if heard.core {
-            self.wake_another(set);
-        }
-        filled
-    }
-
-    #[inline(never)]
-    fn harvest_all(
-        &self,
-        set: &Set,
-        out: &mut [Event],
-        mut core: impl FnMut(&mut [Event]) -> usize,
-    ) -> usize {
-        // First of all, so that the core knows what is ready below.
-        let below = self.empty_nesting(set);
-        if below.queued {
-            // The kernel has woken the sets above, but it drops that event if they poll later.
-            set.wake_watchers();
-        }
-        // Two threads that read the same take the same turn; the next one does not.
-        let core_first = self.core_first.load(Ordering::Relaxed);
-        self.core_first.store(!core_first, Ordering::Relaxed);
-        let mut filled = 0;
-        if core_first && set.is_pending() {
-            filled = core(out);
-        }
-        let (taken, members) = self.take_members(set, &mut out[filled..]);
-        filled += taken;
-        if !core_first && filled < out.len() && set.is_pending() {
-            filled += core(&mut out[filled..]);
-        }
-        if below.core || members.core {
-            self.wake_another(set);
-        }
-        if self.shown.get().is_some() || below.members {
-            self.take_back_stale_wake(set);
-        }
-        filled
-    }
-
-    /// Takes back a wakeup that came too late for the thread it was meant for, where no harvest of members takes
-    /// it: whoever watches the kernel set would find that readable for ever.
-    fn take_back_stale_wake(&self, set: &Set) {
-        if self.rotation.is_some()
-            || self.members.load(Ordering::Relaxed) > 0
-            || !self.first.fd.is_rung()
-        {
-            return;
-        }
-        let is_taken = {
-            let _hushing = self.hushing.lock();
-            self.first.fd.take_back_wake()
-        };
-        if is_taken {
-            self.vacate();
-            self.wake_another(set);
         }
     }
 
@@ -678,177 +469,6 @@ impl EpollBackend {
         }
         Ok(())
     }
-
-    /// Whether the numbers of the kernel sets stand for them, by one system call for each.
-    fn is_in_place(&self) -> bool {
-        self.first.fd.is_in_place()
-            && self
-                .nesting
-                .get()
-                .is_none_or(|nesting| nesting.fd.is_in_place())
-            && self.rotation.as_ref().is_none_or(Rotation::is_in_place)
-            && self
-                .shown
-                .get()
-                .is_none_or(|shown| shown.ready.fd.is_in_place())
-    }
-
-    /// As [`is_in_place`](Self::is_in_place), with nothing left to chance.
-    fn is_intact(&self) -> bool {
-        self.first.fd.is_intact()
-            && self
-                .nesting
-                .get()
-                .is_none_or(|nesting| nesting.fd.is_intact())
-            && self.rotation.as_ref().is_none_or(Rotation::is_intact)
-            && self
-                .shown
-                .get()
-                .is_none_or(|shown| shown.ready.fd.is_intact())
-    }
-
-    /// Checks all numbers, and makes anew what was lost.
-    ///
-    /// # Errors
-    /// The kernel has nothing for it.
-    pub(crate) fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
-        if own_fds::may_be_lost() {
-            self.is_in_place();
-        }
-        self.restore_found_lost(description)
-    }
-
-    #[inline]
-    fn is_half_restored(&self) -> bool {
-        self.is_half_restored.load(Ordering::Relaxed)
-    }
-
-    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself.
-    #[cold]
-    fn restore_below(&self, set: &Set) -> Result<(), Errno> {
-        let below = self.sets_below(&set.lock())?;
-        below.iter().try_for_each(ensure_intact)
-    }
-
-    /// See [`KernelBackend::restore_found_lost`]. If the kernel refuses something the next use of the set tries
-    /// again.
-    #[cold]
-    fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
-        let restored = self.make_anew(description);
-        if restored.is_err() {
-            self.is_half_restored.store(true, Ordering::Relaxed);
-        }
-        restored
-    }
-
-    fn make_anew(&self, description: &Description<Set>) -> Result<(), Errno> {
-        let mut below = Vec::new();
-        {
-            let _restoring = self.restoring.lock();
-            let set = description.object();
-            let interests = set.lock();
-            if !self.first.fd.is_intact() {
-                self.restore_first()?;
-            }
-            if let Some(nesting) = self.nesting.get()
-                && !nesting.fd.is_intact()
-            {
-                nesting
-                    .fd
-                    .replace_lost(kernel::epoll_create_elsewhere(&nesting.fd)?);
-            }
-            self.restore_shown()?;
-            if let Some(rotation) = &self.rotation {
-                rotation.restore(&self.first.fd, |anew| self.add_listed(anew))?;
-            }
-            if let Some(nesting) = self.nesting() {
-                if !self.first_is_nesting {
-                    let members = self.first.fd.as_raw_fd();
-                    let special = Special::Members;
-                    exists(nesting.register(
-                        &self.specials,
-                        Op::Add,
-                        members,
-                        Events::IN,
-                        special,
-                    ))?;
-                }
-                below = self.link_anew(&interests, nesting)?;
-                self.listen_anew(&interests, nesting)?;
-            }
-            // Sets below and above look here while they are made anew: this one is done.
-            self.is_half_restored.store(false, Ordering::Relaxed);
-        }
-        below.iter().try_for_each(ensure_intact)?;
-        // Those above know the old ones, and may have been lost as well.
-        for above in sets_above(description.watchers())? {
-            if let Some(backend) = EpollBackend::of(above.object())
-                && !backend.is_intact()
-            {
-                backend.restore(&above)?;
-            }
-        }
-        let was_known = self.known_above.swap(-1, Ordering::AcqRel) >= 0;
-        // Another thread may just have linked the readiness fd that was lost.
-        let known = EpollBackend::ensure(description).and_then(|_| self.link_shown());
-        description.object().wake_watchers();
-        match known {
-            // A set that is nested too deep was refused to the program before, and works by itself.
-            Err(Errno::LOOP | Errno::INVAL) if !was_known => Ok(()),
-            known => known,
-        }
-    }
-
-    fn restore_first(&self) -> Result<(), Errno> {
-        let adopted = self.adopted_from.load(Ordering::Relaxed);
-        if adopted >= 0 {
-            // SAFETY: only duplicated. If it means another file by now there is nothing to do it with.
-            let behind = unsafe { BorrowedFd::borrow_raw(adopted) };
-            if let Ok(fd) = kernel::duplicate_set(behind) {
-                self.first.fd.replace_lost(fd);
-                return Ok(());
-            }
-        }
-        let anew = kernel::epoll_create_elsewhere(&self.first.fd)?;
-        if self.rotation.is_none() {
-            self.add_listed(&anew)?;
-        }
-        self.first.fd.replace_lost(anew);
-        Ok(())
-    }
-
-    /// Adds all members to a kernel set that is new.
-    fn add_listed(&self, anew: &Descriptor) -> Result<(), Errno> {
-        for listed in self.listed.iter() {
-            let inode = kernel::inode(listed.number);
-            if inode.is_none_or(|inode| listed.inode != 0 && inode != listed.inode) {
-                // It was closed, and may mean another file by now.
-                self.listed.remove(listed.number);
-                continue;
-            }
-            let interest = &listed.interest;
-            exists(kernel::epoll_ctl(anew, Op::Add, listed.number, interest))?;
-        }
-        Ok(())
-    }
-
-    /// Whether members are ready. Nothing is consumed.
-    fn has_ready_members(&self, set: &Set) -> bool {
-        let members = &self.first;
-        let _hushing = self.hushing.lock();
-        if !kernel::is_readable(&members.fd) {
-            return false;
-        }
-        if !members.fd.take_back_wake() {
-            return true;
-        }
-        // The wakeup alone may have made it readable.
-        let ready = kernel::is_readable(&members.fd);
-        // The wake that was taken back may have been meant for a sleeping thread.
-        self.vacate();
-        self.wake_another(set);
-        ready
-    }
 }
 
 /// Returns how many events of a kernel set were found. The limit is zero and the memory the library's, so
@@ -861,14 +481,6 @@ fn harvest_of(set: &Descriptor, events: &mut [Event]) -> usize {
     })
 }
 
-/// See [`EpollBackend::ensure_intact`].
-fn ensure_intact(set: &Held<Set>) -> Result<(), Errno> {
-    match EpollBackend::of(set.object()) {
-        Some(backend) => backend.ensure_intact(set),
-        None => Ok(()),
-    }
-}
-
 /// That something is registered already is as good.
 fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
     match added {
@@ -878,7 +490,7 @@ fn exists(added: Result<(), Errno>) -> Result<(), Errno> {
 }
 
 /// How many events of a nesting fd are taken together.
-const HUB_ROOM: usize = 8;
+const NESTING_ROOM: usize = 8;
 
 impl InKernel for EpollBackend {
     /// Returns the kernel set. It stays readable while a member is ready, so a poller that does not want what a

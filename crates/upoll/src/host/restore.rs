@@ -1,0 +1,178 @@
+//! Own fds of a set that the program has closed or replaced: they are found, and made anew.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::kernel::{self, Descriptor};
+use super::rotation::Rotation;
+use super::special::Special;
+use super::{EpollBackend, exists, own_fds};
+use crate::epoll::backend::KernelBackend;
+use crate::epoll::nesting::sets_above;
+use crate::epoll::{Op, Set};
+use crate::errno::Errno;
+use crate::events::Events;
+use crate::file::{Description, Held};
+use crate::sync::Ordering;
+
+impl EpollBackend {
+    /// Whether the numbers of the kernel sets stand for them, by one system call for each.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.first.fd.is_in_place()
+            && self
+                .nesting
+                .get()
+                .is_none_or(|nesting| nesting.fd.is_in_place())
+            && self.rotation.as_ref().is_none_or(Rotation::is_in_place)
+            && self
+                .shown
+                .get()
+                .is_none_or(|shown| shown.ready.fd.is_in_place())
+    }
+
+    /// As [`is_in_place`](Self::is_in_place), with nothing left to chance.
+    pub(super) fn is_intact(&self) -> bool {
+        self.first.fd.is_intact()
+            && self
+                .nesting
+                .get()
+                .is_none_or(|nesting| nesting.fd.is_intact())
+            && self.rotation.as_ref().is_none_or(Rotation::is_intact)
+            && self
+                .shown
+                .get()
+                .is_none_or(|shown| shown.ready.fd.is_intact())
+    }
+
+    /// Checks all numbers, and makes anew what was lost.
+    ///
+    /// # Errors
+    /// The kernel has nothing for it.
+    pub(crate) fn ensure_intact(&self, description: &Description<Set>) -> Result<(), Errno> {
+        if own_fds::may_be_lost() {
+            self.is_in_place();
+        }
+        self.restore_found_lost(description)
+    }
+
+    #[inline]
+    pub(super) fn is_half_restored(&self) -> bool {
+        self.is_half_restored.load(Ordering::Relaxed)
+    }
+
+    /// Makes the lost kernel sets of the sets below anew, which this one cannot notice by itself.
+    #[cold]
+    pub(super) fn restore_below(&self, set: &Set) -> Result<(), Errno> {
+        let below = self.sets_below(&set.lock())?;
+        below.iter().try_for_each(ensure_intact)
+    }
+
+    /// See [`KernelBackend::restore_found_lost`]. If the kernel refuses something the next use of the set tries
+    /// again.
+    #[cold]
+    pub(super) fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
+        let restored = self.make_anew(description);
+        if restored.is_err() {
+            self.is_half_restored.store(true, Ordering::Relaxed);
+        }
+        restored
+    }
+
+    pub(super) fn make_anew(&self, description: &Description<Set>) -> Result<(), Errno> {
+        let mut below = Vec::new();
+        {
+            let _restoring = self.restoring.lock();
+            let set = description.object();
+            let interests = set.lock();
+            if !self.first.fd.is_intact() {
+                self.restore_first()?;
+            }
+            if let Some(nesting) = self.nesting.get()
+                && !nesting.fd.is_intact()
+            {
+                nesting
+                    .fd
+                    .replace_lost(kernel::epoll_create_elsewhere(&nesting.fd)?);
+            }
+            self.restore_shown()?;
+            if let Some(rotation) = &self.rotation {
+                rotation.restore(&self.first.fd, |anew| self.add_listed(anew))?;
+            }
+            if let Some(nesting) = self.nesting() {
+                if !self.first_is_nesting {
+                    let members = self.first.fd.as_raw_fd();
+                    let special = Special::Members;
+                    exists(nesting.register(
+                        &self.specials,
+                        Op::Add,
+                        members,
+                        Events::IN,
+                        special,
+                    ))?;
+                }
+                below = self.link_anew(&interests, nesting)?;
+                self.listen_anew(&interests, nesting)?;
+            }
+            // Sets below and above look here while they are made anew: this one is done.
+            self.is_half_restored.store(false, Ordering::Relaxed);
+        }
+        below.iter().try_for_each(ensure_intact)?;
+        // Those above know the old ones, and may have been lost as well.
+        for above in sets_above(description.watchers())? {
+            if let Some(backend) = EpollBackend::of(above.object())
+                && !backend.is_intact()
+            {
+                backend.restore(&above)?;
+            }
+        }
+        let was_known = self.known_above.swap(-1, Ordering::AcqRel) >= 0;
+        // Another thread may just have linked the readiness fd that was lost.
+        let known = EpollBackend::ensure(description).and_then(|_| self.link_shown());
+        description.object().wake_watchers();
+        match known {
+            // A set that is nested too deep was refused to the program before, and works by itself.
+            Err(Errno::LOOP | Errno::INVAL) if !was_known => Ok(()),
+            known => known,
+        }
+    }
+
+    pub(super) fn restore_first(&self) -> Result<(), Errno> {
+        let adopted = self.adopted_from.load(Ordering::Relaxed);
+        if adopted >= 0 {
+            // SAFETY: only duplicated. If it means another file by now there is nothing to do it with.
+            let behind = unsafe { BorrowedFd::borrow_raw(adopted) };
+            if let Ok(fd) = kernel::duplicate_set(behind) {
+                self.first.fd.replace_lost(fd);
+                return Ok(());
+            }
+        }
+        let anew = kernel::epoll_create_elsewhere(&self.first.fd)?;
+        if self.rotation.is_none() {
+            self.add_listed(&anew)?;
+        }
+        self.first.fd.replace_lost(anew);
+        Ok(())
+    }
+
+    /// Adds all members to a kernel set that is new.
+    pub(super) fn add_listed(&self, anew: &Descriptor) -> Result<(), Errno> {
+        for listed in self.listed.iter() {
+            let inode = kernel::inode(listed.number);
+            if inode.is_none_or(|inode| listed.inode != 0 && inode != listed.inode) {
+                // It was closed, and may mean another file by now.
+                self.listed.remove(listed.number);
+                continue;
+            }
+            let interest = &listed.interest;
+            exists(kernel::epoll_ctl(anew, Op::Add, listed.number, interest))?;
+        }
+        Ok(())
+    }
+}
+
+/// See [`EpollBackend::ensure_intact`].
+pub(super) fn ensure_intact(set: &Held<Set>) -> Result<(), Errno> {
+    match EpollBackend::of(set.object()) {
+        Some(backend) => backend.ensure_intact(set),
+        None => Ok(()),
+    }
+}
