@@ -162,7 +162,8 @@ static void polls_with_a_mask(void) {
     CHECK(pselect(pipe_fds[0] + 1, &readable, NULL, NULL, &moment, &none) == 0);
 }
 
-// The same in a process that has user-level objects: calls that do not name them are passed on.
+// The same in a process that has user-level objects: calls that do not name them are passed on. A thread's first look at the
+// list of a poll asks futex(2) whether the page can be read. The list may be on a page of the stack that no call before had.
 static void beside_objects(void) {
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7}, found[2];
     uint64_t value = 1;
@@ -172,7 +173,7 @@ static void beside_objects(void) {
     CHECK(write(counter, &value, 8) == 8 && epoll_wait(set, found, 2, -1) == 1);
     const int allowed[] = {SYS_read, SYS_write, SYS_readv, SYS_writev, SYS_dup, SYS_dup3, SYS_close, SYS_fcntl,
         SYS_ioctl, SYS_epoll_ctl, SYS_pselect6, SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg,
-        SYS_getsockopt, SYS_exit_group,
+        SYS_getsockopt, SYS_exit_group, SYS_futex,
 #ifdef __x86_64__
         SYS_dup2, SYS_poll, SYS_epoll_wait,
 #else
