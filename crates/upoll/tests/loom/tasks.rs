@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use loom::thread;
-use upoll::{EventFd, EventFdFlags, Events, Readiness, Rule};
+use upoll::{EventFd, EventFdFlags, Events, Readiness, Rule, Source};
 
 use super::harness::holds_without;
 use super::{Waiter, model, must_fail_without};
 
-struct Note(AtomicBool);
+pub(super) struct Note(AtomicBool);
 
 impl Wake for Note {
     fn wake(self: Arc<Self>) {
@@ -26,7 +26,7 @@ impl Note {
         Arc::new(Note(AtomicBool::new(false)))
     }
 
-    fn is_set(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -131,10 +131,10 @@ fn a_task_that_does_not_poll_after_registering_misses_a_wake() {
 }
 
 /// Two tasks that wait exclusively, and their notes.
-fn exclusive_tasks(counter: &EventFd) -> [(Pin<Box<Readiness>>, Arc<Note>); 2] {
+pub(super) fn exclusive_tasks(source: &impl Source) -> [(Pin<Box<Readiness>>, Arc<Note>); 2] {
     [(); 2].map(|()| {
         let note = Note::new();
-        let mut ready = Box::pin(Readiness::exclusive(counter, Events::IN).unwrap());
+        let mut ready = Box::pin(Readiness::exclusive(source, Events::IN).unwrap());
         assert!(polled(ready.as_mut(), &Waker::from(note.clone())).is_pending());
         (ready, note)
     })
