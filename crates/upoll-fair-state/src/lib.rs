@@ -35,13 +35,13 @@ pub struct State {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Group {
-    /// The sum of the sockets' cookies; 0: free.
+    /// The sum of the sockets' cookies; 0: none had the place yet.
     key: AtomicU64,
     /// The time until which a guard sleeps at the longest; 0 if there is none.
     guards: [AtomicU64; GUARDS],
     /// When a worker was last woken for one of the sockets.
     last_wakeup: AtomicU64,
-    /// How many workers sleep. A killed worker stays in the count.
+    /// How many workers sleep. A worker that is killed or cancelled in its sleep stays in the count.
     sleeping: AtomicU32,
 }
 
@@ -64,34 +64,39 @@ pub struct Worker {
 }
 
 impl State {
-    /// Returns the group of a key; `None` if there is no place for it.
-    pub fn group(&self, key: u64) -> Option<&Group> {
+    /// Returns the group of a key. Without a free place it gets that of a group in which nobody sleeps any more; `None`
+    /// if there is none either. To be asked for before each sleep.
+    pub fn group(&self, key: u64, now: impl FnOnce() -> u64) -> Option<&Group> {
         let key = key.max(1);
-        self.groups.iter().find(|group| {
+        let found = self.groups.iter().find(|group| {
             let found = group.key.load(Ordering::Relaxed);
-            found == key
-                || found == 0
-                    && match group.key.compare_exchange(
-                        0,
-                        key,
-                        Ordering::Relaxed,
-                        Ordering::Relaxed,
-                    ) {
-                        Ok(_) => true,
-                        Err(other) => other == key,
-                    }
+            found == key || found == 0 && group.take(0, key)
+        });
+        found.or_else(|| {
+            let now = now();
+            self.groups.iter().find(|group| {
+                let old = group.key.load(Ordering::Relaxed);
+                group.is_left(now) && group.take(old, key) && {
+                    group.sleeping.store(0, Ordering::Relaxed);
+                    group.woken(now);
+                    true
+                }
+            })
         })
     }
 
-    /// Takes the first free place for a thread. Returns `WORKERS` if there is none.
+    /// Returns the place of a thread: its own if it has one, as after an exec, else the first free one. `WORKERS` if there
+    /// is none.
     pub fn take_place(&self, process: u32, thread: u32) -> usize {
         let id = u64::from(process) << 32 | u64::from(thread);
         let place = self.workers.iter().position(|worker| {
-            worker.id.load(Ordering::Relaxed) == 0
-                && worker
-                    .id
-                    .compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_ok()
+            let found = worker.id.load(Ordering::Relaxed);
+            found == id
+                || found == 0
+                    && worker
+                        .id
+                        .compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok()
         });
         place.unwrap_or(WORKERS)
     }
@@ -118,10 +123,26 @@ impl State {
 }
 
 impl Group {
+    /// Gives the place to the group `new`. Returns whether that has it now.
+    fn take(&self, old: u64, new: u64) -> bool {
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        match self.key.compare_exchange(old, new, success, failure) {
+            Ok(_) => true,
+            Err(other) => other == new,
+        }
+    }
+
+    /// Returns whether nobody has slept in the group for a while. Of those that sleep, one is a guard.
+    fn is_left(&self, now: u64) -> bool {
+        let is_past =
+            |time: &AtomicU64| time.load(Ordering::Relaxed).saturating_add(2 * LONG) < now;
+        self.guards.iter().all(is_past) && is_past(&self.last_wakeup)
+    }
+
     /// Returns how long the calling worker is to sleep at a time, and as which guard.
     pub fn nap(group: Option<&Group>, now: u64) -> (u64, Option<usize>) {
         let Some(group) = group else {
-            return (SHORT, None);
+            return (IDLE, None);
         };
         let since = now.saturating_sub(group.last_wakeup.load(Ordering::Relaxed));
         let nap = if since > ACTIVE { IDLE } else { SHORT };
@@ -155,7 +176,10 @@ impl Group {
 
     /// Counts the calling worker as awake.
     pub fn awake(&self) {
-        self.sleeping.fetch_sub(1, Ordering::Relaxed);
+        // The group may have got another key meanwhile.
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        let less = |sleeping: u32| sleeping.checked_sub(1);
+        let _ = self.sleeping.fetch_update(success, failure, less);
     }
 
     /// Records that a worker was woken.
@@ -250,7 +274,8 @@ impl<I: Iterator<Item = Counts> + Clone> Display for Table<I> {
     )]
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let workers = || self.0.clone();
-        let sum: u64 = workers().map(|worker| worker.accepts).sum();
+        let accepts = workers().map(|worker| worker.accepts);
+        let sum = accepts.fold(0, u64::saturating_add);
         writeln!(
             f,
             "{:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>8}",
@@ -304,6 +329,43 @@ mod tests {
         assert_eq!(Counts::in_file(&bytes), state.counts().collect::<Vec<_>>());
         assert_eq!(state.counts().count(), 2);
         assert!(Counts::in_file(&bytes[..100]).is_empty());
+    }
+
+    #[test]
+    fn a_group_without_sleepers_loses_its_place_if_all_are_taken() {
+        let memory = [const { AtomicU64::new(0) }; WORDS];
+        // SAFETY: as above.
+        let state = unsafe { &*memory.as_ptr().cast::<State>() };
+        let (start, later) = (10 * LONG, 20 * LONG);
+        let groups = (1..).take(GROUPS).map(|key| state.group(key, || start));
+        for group in groups {
+            let group = group.expect("there is room");
+            group.fall_asleep();
+            let (nap, place) = Group::nap(Some(group), start);
+            assert!(nap == IDLE && place.is_some());
+        }
+        assert!(state.group(1000, || start).is_none());
+        // The workers of one group go on sleeping.
+        Group::nap(state.group(7, || later), later);
+        for key in 1001..1000 + GROUPS as u64 {
+            let group = state.group(key, || later).expect("its place is free");
+            assert_eq!(group.sleeping(), 0);
+            // A worker of the old group wakes.
+            group.awake();
+            assert_eq!(group.sleeping(), 0);
+        }
+        assert!(state.group(1000, || later).is_none());
+        assert_eq!(state.group(7, || later).map(Group::sleeping), Some(1));
+    }
+
+    #[test]
+    fn a_thread_that_asks_again_has_its_place() {
+        let memory = [const { AtomicU64::new(0) }; WORDS];
+        // SAFETY: as above.
+        let state = unsafe { &*memory.as_ptr().cast::<State>() };
+        assert_eq!(state.take_place(5, 5), 0);
+        assert_eq!(state.take_place(5, 6), 1);
+        assert_eq!(state.take_place(5, 5), 0);
     }
 
     #[test]

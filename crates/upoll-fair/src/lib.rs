@@ -49,7 +49,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
 extern "C" fn end() {
     if shared::is_root() {
         stats::report();
-        shared::remove(settings::shared());
+        shared::unlink(settings::shared());
     }
 }
 

@@ -57,11 +57,16 @@ fn text(variable: &AtomicPtr<c_char>) -> Option<&'static CStr> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// Reads the settings. Called once, by the constructor.
+/// Reads the settings. Called once, by the constructor. In secure-execution mode (as for a set-user-ID program) the
+/// environment is another user's, and all settings stay the default.
 ///
 /// # Safety
 /// `environment` must be the environment of the process.
 pub(crate) unsafe fn read(environment: *const *const c_char) {
+    // SAFETY: no pointers are involved.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return;
+    }
     let mut entry = environment;
     // SAFETY: the environment is an array of C strings that ends with a null pointer.
     while !entry.is_null() && !unsafe { *entry }.is_null() {

@@ -5,14 +5,17 @@
 
 use std::cell::Cell;
 use std::ffi::CStr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 pub(crate) use upoll_fair_state::{Group, State, Worker};
-use upoll_sys::shared_file;
+use upoll_sys::shared_file::{self, Identity};
 
-use crate::raw::kernel;
+use crate::raw::{self, kernel};
 
 static SHARED: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
+/// The shared file, if it is mapped.
+static FILE: OnceLock<Identity> = OnceLock::new();
 
 pub(crate) fn get() -> Option<&'static State> {
     // SAFETY: `map` stored a mapping of this size, which is never unmapped, and of which atomics alone are used.
@@ -24,7 +27,10 @@ pub(crate) fn map(path: Option<&CStr>) {
     let size = size_of::<State>();
     let shared = path.and_then(|path| shared_file::map(path, size).ok());
     let place = match shared {
-        Some(shared) => shared.as_ptr().cast(),
+        Some(shared) => {
+            let _ = FILE.set(shared.identity);
+            shared.memory.as_ptr().cast()
+        }
         None => {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -63,7 +69,7 @@ fn thread() -> u32 {
 
 /// Returns the group of a key; `None` if there is no place for it.
 pub(crate) fn group(key: u64) -> Option<&'static Group> {
-    get()?.group(key)
+    get()?.group(key, raw::now)
 }
 
 std::thread_local! {
@@ -124,9 +130,9 @@ pub(crate) fn is_root() -> bool {
     get().is_some_and(|shared| shared.root.load(Ordering::Relaxed) == process())
 }
 
-/// Removes the name of the shared file. Processes that have mapped it keep it.
-pub(crate) fn remove(path: Option<&CStr>) {
-    if let Some(path) = path {
-        kernel!(SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0);
+/// Removes the name of the shared file, if it is mapped. Processes that have mapped it keep it.
+pub(crate) fn unlink(path: Option<&CStr>) {
+    if let (Some(path), Some(file)) = (path, FILE.get()) {
+        file.unlink(path);
     }
 }

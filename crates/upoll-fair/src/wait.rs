@@ -103,6 +103,7 @@ impl Sleep {
     /// `events` must have room for `capacity` events, and `mask` be a live signal mask.
     pub(crate) unsafe fn sleep(&self, end: u64, group: Option<&Group>, check: &dyn Fn()) -> c_int {
         let mut now = raw::now();
+        let process = shared::process();
         if let Some(group) = group {
             group.fall_asleep();
         }
@@ -118,7 +119,8 @@ impl Sleep {
             check();
             now = raw::now();
         };
-        if let Some(group) = group {
+        // A child that a signal handler has forked in there was not counted.
+        if let Some(group) = group.filter(|_| shared::process() == process) {
             group.awake();
         }
         count

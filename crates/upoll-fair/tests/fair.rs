@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use upoll_fair_state::State;
+
 /// Builds the library, which cargo does not do for tests of a crate that is not linked to them.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
@@ -355,6 +357,77 @@ fn sum(statistics: &str, column: &str) -> u64 {
     lines
         .filter_map(|mut fields| fields.nth(place)?.parse::<u64>().ok())
         .sum()
+}
+
+/// The names of files in a test.
+struct Files {
+    program: PathBuf,
+    shared: PathBuf,
+    stats: PathBuf,
+}
+
+impl Files {
+    fn new(shared_size: usize) -> Self {
+        let program = compile("secure");
+        let files = Files {
+            shared: program.with_extension("shared"),
+            stats: program.with_extension("stats"),
+            program,
+        };
+        std::fs::write(&files.shared, vec![0; shared_size]).expect("the folder can be written");
+        files
+    }
+
+    /// Runs the program, which loads the library. Returns what it prints.
+    fn run(&self, arguments: &[&str]) -> String {
+        let output = Command::new(&self.program)
+            .arg(library())
+            .args(arguments)
+            .env("UPOLL_FAIR_SHARED", &self.shared)
+            .env("UPOLL_FAIR_STATS", &self.stats)
+            .output()
+            .expect("the program runs");
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stdout).trim().into()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        for file in [&self.program, &self.shared, &self.stats] {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+#[test]
+fn the_first_process_removes_the_shared_file_at_its_end() {
+    let files = Files::new(size_of::<State>());
+    assert_eq!(files.run(&[]), "loaded");
+    assert!(!files.shared.exists());
+    assert!(files.stats.exists());
+}
+
+#[test]
+fn a_file_that_is_no_shared_state_is_left_alone() {
+    let files = Files::new(size_of::<State>() + 1);
+    assert_eq!(files.run(&[]), "loaded");
+    let content = std::fs::read(&files.shared).expect("it is left");
+    assert_eq!(content, vec![0; size_of::<State>() + 1]);
+}
+
+#[test]
+fn a_program_with_more_rights_than_its_user_ignores_the_variables() {
+    let files = Files::new(size_of::<State>());
+    let printed = files.run(&["enter"]);
+    if printed == "skipped" {
+        println!("skipped: only root can change the effective group");
+        return;
+    }
+    assert_eq!(printed, "loaded");
+    let content = std::fs::read(&files.shared).expect("it is left");
+    assert_eq!(content, vec![0; size_of::<State>()]);
+    assert!(!files.stats.exists());
 }
 
 #[test]

@@ -251,13 +251,14 @@ impl Place {
     /// Returns the place of the set. Takes one if it has none.
     fn get<'p>(&self, page: &'p Page) -> Option<&'p SetPlace> {
         let process = this_process();
-        let known = self.0.load(Ordering::Relaxed);
+        // After the thread that took the place has cleared it.
+        let known = self.0.load(Ordering::Acquire);
         if known >> 32 == process {
             return Place::of(page, known);
         }
         let taken = page.take(process);
         let new = process << 32 | taken.map_or(INDEX, |index| index as u64 + 1);
-        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        let (success, failure) = (Ordering::Release, Ordering::Acquire);
         match self.0.compare_exchange(known, new, success, failure) {
             Ok(_) => Place::of(page, new),
             Err(other) => {

@@ -10,7 +10,7 @@ use crate::cancel::deferred;
 use crate::kernel::by_number;
 use crate::settings;
 use crate::stats::Call;
-use crate::{files, handlers, polls, process, sets, sockets, stats};
+use crate::{files, handlers, polls, process, sets, sockets, stats, top};
 use upoll_fds::errno::{give_word, set_errno};
 
 /// `syscall(2)`: selects the calls that act on user-level objects by their number.
@@ -52,6 +52,7 @@ unsafe fn syscall_body(
             }
             libc::SYS_exit_group => {
                 stats::report();
+                top::end();
                 give_word(by_number(number, arguments))
             }
             libc::SYS_setrlimit | libc::SYS_prlimit64 => {
