@@ -56,6 +56,13 @@ impl Drop for Folder {
 }
 
 #[test]
+fn a_run_without_user_level_sets_has_no_figures_of_sets() {
+    let output = output("run --user none --top -- true");
+    assert!(!output.status.success());
+    assert!(text(output.stderr).contains("`--top` has nothing to show"));
+}
+
+#[test]
 fn the_version_is_that_of_upoll() {
     let version = format!("upoll {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(printed("--version"), version);

@@ -103,6 +103,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let Some((name, arguments)) = options.command.split_first() else {
         bail!("no program to run");
     };
+    if options.top && options.user == [Kind::None] {
+        bail!(
+            "with `--user none` the program has no user-level sets, so that `--top` has nothing to show"
+        );
+    }
     let path = match program::find(name) {
         Ok(path) => path,
         Err(error) => {
