@@ -122,18 +122,15 @@ fn fill_pipe<'a>(
         return Ok(());
     }
     let flags = status(writer)?;
-    let mut filled = 0;
     let mut result = Ok(());
     for page in pages {
         result = fill_page(&page, [reader, writer], flags);
         if let Err(errno) = result {
             let has_no_room = errno == Errno::AGAIN && resized.is_err();
             result = if has_no_room { resized } else { result };
-            // A page is written whole or not at all.
-            discard(reader, filled);
+            empty(reader);
             break;
         }
-        filled += page.bytes.len() - page.read;
     }
     set_status(writer, flags)?;
     result
@@ -154,19 +151,38 @@ fn fill_page(page: &PageView<'_>, [reader, writer]: [RawFd; 2], flags: i32) -> R
 /// stacks.
 const NOTHING: usize = 512;
 
-/// Reads and discards `count` bytes, which are available.
-#[inline(never)]
-fn discard(fd: RawFd, count: usize) {
-    let mut nothing = [0_u8; NOTHING];
-    let mut left = count;
-    while left > 0 {
-        let most = left.min(nothing.len());
-        // SAFETY: the buffer has that much room.
-        match unsafe { call!(SYS_read, fd, nothing.as_mut_ptr(), most) } {
-            Ok(read) if read > 0 => left -= read,
-            _ => return,
+/// Reads and discards all that is in a pipe. A read discards the rest of a packet as well, so it is asked before each
+/// whether there is more: it would block otherwise.
+fn empty(reader: RawFd) {
+    loop {
+        let mut left = 0_i32;
+        // SAFETY: there is room for the number.
+        let asked = unsafe { call!(SYS_ioctl, reader, libc::FIONREAD, &raw mut left) };
+        let left = usize::try_from(left).unwrap_or(0);
+        if asked.is_err() || left == 0 || discard_some(reader, left) == 0 {
+            return;
         }
     }
+}
+
+/// Reads and discards `count` bytes, which are available, or a packet of as many.
+fn discard(fd: RawFd, count: usize) {
+    let mut left = count;
+    while left > 0 {
+        match discard_some(fd, left) {
+            0 => return,
+            read => left -= read,
+        }
+    }
+}
+
+/// Reads and discards at most `most` bytes, which are available. Returns how many were read.
+#[inline(never)]
+fn discard_some(fd: RawFd, most: usize) -> usize {
+    let mut nothing = [0_u8; NOTHING];
+    let most = most.min(nothing.len());
+    // SAFETY: the buffer has that much room.
+    unsafe { call!(SYS_read, fd, nothing.as_mut_ptr(), most) }.unwrap_or(0)
 }
 
 /// # Errors
@@ -330,4 +346,50 @@ fn grow(fd: RawFd) -> bool {
         )
     };
     asked.is_ok() && now > before
+}
+
+#[cfg(all(test, not(upoll_loom)))]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A read discards the rest of a packet, so fewer bytes are read than were written.
+    #[test]
+    fn a_pipe_with_packets_is_emptied_without_blocking() {
+        for packets in [&[600; 3][..], &[10, 600, 10], &[4096], &[]] {
+            let mut pair = [-1; 2];
+            // SAFETY: there is room for two numbers.
+            unsafe {
+                call!(
+                    SYS_pipe2,
+                    pair.as_mut_ptr(),
+                    libc::O_CLOEXEC | libc::O_DIRECT
+                )
+            }
+            .expect("there are fds");
+            let [reader, writer] = pair.map(Own);
+            for &size in packets {
+                let packet = vec![7_u8; size];
+                // SAFETY: the bytes are live.
+                let written = unsafe { call!(SYS_write, writer.0, packet.as_ptr(), size) };
+                assert_eq!(written, Ok(size));
+            }
+            let (done, ended) = mpsc::channel();
+            let emptying = thread::spawn(move || {
+                empty(reader.0);
+                done.send(reader).expect("the test waits for it");
+            });
+            let reader = ended
+                .recv_timeout(Duration::from_secs(60))
+                .expect("it ends");
+            emptying.join().expect("it has ended");
+            let mut left = 1_i32;
+            // SAFETY: there is room for the number.
+            unsafe { call!(SYS_ioctl, reader.0, libc::FIONREAD, &raw mut left) }.expect("a pipe");
+            assert_eq!(left, 0);
+        }
+    }
 }
