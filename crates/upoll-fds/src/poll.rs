@@ -303,12 +303,8 @@ unsafe fn poll_once(
     objects.try_reserve(count).map_err(|_| Errno::NOMEM)?;
     for at in 0..count {
         let fd = entry(at)?.fd;
-        let object = table::get(fd);
-        match &object {
-            Some(object) => object.prepare_to_be_watched(fd)?,
-            None => is_the_kernels &= !own_fds::is_own(fd),
-        }
-        is_the_kernels &= object.is_none();
+        let object = table::get_to_watch(fd)?;
+        is_the_kernels &= object.is_none() && !own_fds::is_own(fd);
         objects.push(object);
     }
     if is_the_kernels {
@@ -392,12 +388,9 @@ pub(crate) fn state_now(fd: RawFd, events: Events) -> Result<Events, Errno> {
         return Ok(Events::NVAL);
     }
     loop {
-        let object = table::get(fd);
+        let object = table::get_to_watch(fd)?;
         let target = match &object {
-            Some(object) => {
-                object.prepare_to_be_watched(fd)?;
-                Target::File(object.as_file_ref(fd))
-            }
+            Some(object) => Target::File(object.as_file_ref(fd)),
             // SAFETY: an fd that is not open is reported as such; it is not closed here.
             None => Target::Kernel(unsafe { BorrowedFd::borrow_raw(fd) }),
         };

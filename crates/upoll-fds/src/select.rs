@@ -263,8 +263,7 @@ unsafe fn select_once(
             let Err(at) = objects.binary_search_by_key(&number, |(known, _)| *known) else {
                 continue;
             };
-            if let Some(object) = table::get(number) {
-                object.prepare_to_be_watched(number)?;
+            if let Some(object) = table::get_to_watch(number)? {
                 objects.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                 objects.insert(at, (number, object));
             } else if own_fds::is_own(number) {

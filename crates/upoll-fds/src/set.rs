@@ -133,7 +133,7 @@ impl NumberedSet {
         if self.rotates {
             return Ok(());
         }
-        // SAFETY: the caller has just found it to stand for this set; it is not closed here.
+        // SAFETY: it stands for this set: the caller is within `table::with` on it, or holds it.
         let behind = unsafe { BorrowedFd::borrow_raw(epfd) };
         let members = self.members.load(Ordering::SeqCst);
         self.is_mixed.store(true, Ordering::Relaxed);

@@ -90,6 +90,19 @@ pub(crate) fn with<R>(fd: RawFd, call: impl FnOnce(&Object) -> R) -> Option<R> {
     slot(fd)?.with(call)
 }
 
+/// Returns the object that `fd` stands for, ready to be watched. The preparation of a set and its demotion exclude each
+/// other: [`with`] keeps the fd from being held.
+///
+/// # Errors
+/// As [`Object::prepare_to_be_watched`].
+pub(crate) fn get_to_watch(fd: RawFd) -> Result<Option<Object>, Errno> {
+    let prepare = |object: &Object| {
+        object.prepare_to_be_watched(fd)?;
+        Ok(object.clone())
+    };
+    with(fd, prepare).transpose()
+}
+
 /// The objects that a call uses, until this is dropped. The call must not block, as in [`with`].
 pub(crate) struct InUse(in_use::InUse);
 
