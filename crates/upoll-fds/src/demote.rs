@@ -38,8 +38,8 @@ const NOT_SUPPORTED: Errno = Errno::OPNOTSUPP;
 /// - `EOPNOTSUPP`: an eventfd with a maximum, an object of the embedder's own, or a set that watches one of
 ///   these.
 /// - `EBUSY`: a signal handler demotes the object in the midst of a call on it.
-/// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`: the kernel refuses a resource, such as a watch for a
-///   set that watches the object. The object is as it was.
+/// - `EPERM`, `ENOMEM`, `EMFILE`, `ENFILE`, `ENOSPC`, `ELOOP`, `EINVAL`: the kernel refuses a resource, such as a
+///   watch for a set that watches the object, or so many sets above each other. The object is as it was.
 pub fn demote(fd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
     let Some(object) = table::get(fd) else {
@@ -163,8 +163,15 @@ fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) -> Re
 }
 
 fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
-    // First the steps that may fail for lack of fds or memory: an interest must not be lost.
-    let prepared = interests.iter().try_for_each(|interest| {
+    // First the steps that may fail for lack of fds or memory: an interest must not be lost. Interests whose own fd is
+    // open come first. Of the others one could take that fd, under which a set watches a file only once.
+    let (is_own, is_other) = (
+        |interest: &&Interest| interest.has_own_number(&group),
+        |interest: &&Interest| !interest.has_own_number(&group),
+    );
+    let in_order = interests.iter().filter(is_own);
+    let mut in_order = in_order.chain(interests.iter().filter(is_other));
+    let prepared = in_order.try_for_each(|interest| {
         interest.prepared?;
         let set = interest.set.as_epoll();
         interest
@@ -223,24 +230,32 @@ pub(crate) fn share_all() {
     let mut rest = &interests[..];
     for group in held.groups() {
         let own = own_interests(&mut rest, &group);
-        match shared(&group) {
-            Some(shared) => {
-                own.iter().for_each(|interest| interest.give_to(&shared));
-                group.release_to(&shared);
-            }
+        match shared(&group, own) {
+            Some(shared) => group.release_to(&shared),
             None => give_back(own),
         }
     }
 }
 
-/// Moves the count of an eventfd to a shared one, if there is memory for that.
-fn shared(group: &Group<'_>) -> Option<Object> {
-    match group.objects().next()? {
-        (_, Object::EventFd(counter)) if !group.is_used() => {
-            counter.to_shared().ok()?.map(Object::EventFd)
-        }
-        _ => None,
+/// Moves the count of an eventfd to a shared one, if there is memory and all else for that. The sets of `interests`
+/// watch it then.
+fn shared(group: &Group<'_>, interests: &[Interest]) -> Option<Object> {
+    let (_, Object::EventFd(counter)) = group.objects().next()? else {
+        return None;
+    };
+    if group.is_used() {
+        return None;
     }
+    let shared = counter.shared_copy().ok()??;
+    let successor = Object::EventFd(shared.clone());
+    // The count is moved once nothing can fail any more. If something does, the last reference to the copy goes, and
+    // with it the interests in the copy.
+    for interest in interests {
+        // A shared eventfd reports its changes through the kernel.
+        interest.prepared.ok()?;
+        interest.add(&successor).ok()?;
+    }
+    (counter.move_to_shared(&shared) == Ok(true)).then_some(successor)
 }
 
 /// Demotes the user-level objects among `fds`, so that the kernel serves a call for which this library lacks
@@ -321,6 +336,9 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
                 // A maximum may have come meanwhile.
                 _ if !is_eventfd(object) => return Err(NOT_SUPPORTED),
                 _ => {
+                    if let Object::EventFd(counter) = object {
+                        counter.prepare_to_demote()?;
+                    }
                     places.try_reserve(1).map_err(|_| Errno::NOMEM)?;
                     places.insert(object.as_file_ref(0).address(), groups.len());
                 }
@@ -335,13 +353,19 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
         // A member has no fd any more.
         return Err(NOT_SUPPORTED);
     }
+    // Another thread may have replaced `epfd` before the fds were held.
+    let of_the_set = |group: &Group<'_>| group.objects().any(|(_, object)| object.is_set());
+    let mut sets = groups.iter().filter(|group| of_the_set(group));
+    let epfd = sets.next().ok_or(NOT_SUPPORTED)?.first();
+    if set.as_epoll().has_kernel_set() {
+        return Err(NOT_SUPPORTED);
+    }
     add_to_the_kernels(epfd, &groups, &interests)?;
     for group in groups {
-        let is_set = group.objects().any(|(_, object)| object.is_set());
-        let transferred = is_set || transfer(&group).is_ok();
+        let transferred = of_the_set(&group) || transfer(&group).is_ok();
         debug_assert!(
             transferred,
-            "it is held, has no maximum, and the kernel object counts 0"
+            "it is held and has its memory and no maximum, and the kernel object counts 0"
         );
         group.release();
     }
@@ -567,6 +591,8 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
     for (&epfd, set, interests) in wanted {
         for ((object, group), number, event) in interests {
             let target = Target::File(object.as_file_ref(number));
+            // Before the interest goes: it takes memory, and so does the ADD if the interest comes back.
+            let prepared = prepare(set, epfd, held);
             // A set with several fds is listed once for each. Another thread may also have deleted the
             // interest.
             let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
@@ -578,7 +604,7 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
                     set: SharedBox::clone(set),
                     number,
                     event,
-                    prepared: prepare(set, epfd, held),
+                    prepared,
                     reserved: Cell::new(None),
                 });
             }
@@ -612,7 +638,7 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
     Ok(sets)
 }
 
-/// Makes a set able to hold kernel members, unless it has no fd left by which anybody could wait in it. Fails if there
+/// Makes a set able to hold kernel members, unless it rotates, or has no fd left by which anybody could wait in it. Fails if there
 /// are no fds or no memory for that. Other threads may close `epfd` and copy it meanwhile, so all of `held` must still
 /// be held: its fds are not looked at.
 fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(), Errno> {
@@ -640,23 +666,22 @@ fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(),
 /// Restores the interests of objects that stay user-level.
 fn give_back(interests: &[Interest]) {
     for interest in interests {
-        interest.add(&interest.object);
+        // Without memory for it, the interest is lost.
+        let _ = interest.add(&interest.object);
     }
 }
 
 impl Interest {
-    fn add(&self, object: &Object) {
+    /// Makes the set watch `object` under the interest's fd.
+    fn add(&self, object: &Object) -> Result<(), Errno> {
         let target = Target::File(object.as_file_ref(self.number));
-        // Without memory for it, the interest is lost.
-        let _ = self.set.as_epoll().ctl(Op::Add, target, self.event);
+        self.set.as_epoll().ctl(Op::Add, target, self.event)
     }
 
-    /// Makes the set watch `successor` under the same fd.
-    fn give_to(&self, successor: &Object) {
-        // A shared eventfd reports its changes through the kernel.
-        if self.prepared.is_ok() {
-            self.add(successor);
-        }
+    /// Returns whether the interest's fd still stands for the object.
+    fn has_own_number(&self, group: &Group<'_>) -> bool {
+        let mut objects = group.objects();
+        objects.any(|(fd, object)| fd == self.number && object.is_same_file(&self.object))
     }
 
     /// Returns the fds by which the kernel set may watch the object, its own fd first. That fd may have been
@@ -689,20 +714,15 @@ impl Interest {
         Ok(None)
     }
 
-    /// Adds the kernel object behind to the kernel set, for no events yet. The kernel set then cannot
-    /// refuse to watch the object after it is demoted.
+    /// Adds the kernel object behind to the kernel set, which then cannot refuse to watch the object after it is
+    /// demoted. It is added for no events yet, except to a rotating set: the modification of its source takes several
+    /// steps, of which one may fail. The object is empty until its state is transferred.
     fn reserve(&self, group: &Group<'_>) -> Result<(), Errno> {
-        // The members of a rotating set cannot be changed.
-        if self.set.rotates() {
-            return Ok(());
-        }
-        let nothing = Event::new(Events::empty(), self.event.data());
-        match self.add_to_the_kernel(group, nothing) {
-            Ok(number) => self.reserved.set(number),
-            Err(errno @ (Errno::NOSPC | Errno::NOMEM)) => return Err(errno),
-            // The kernel may accept it once other watches are gone.
-            Err(_) => {}
-        }
+        let event = match self.set.rotates() {
+            true => self.event,
+            false => Event::new(Events::empty(), self.event.data()),
+        };
+        self.reserved.set(self.add_to_the_kernel(group, event)?);
         Ok(())
     }
 
@@ -716,7 +736,7 @@ impl Interest {
 
     fn give_to_the_kernel(&self, group: &Group<'_>) {
         if let Some(number) = self.reserved.take() {
-            if self.ctl_kernel(Op::Mod, number, self.event).is_ok() {
+            if self.set.rotates() || self.ctl_kernel(Op::Mod, number, self.event).is_ok() {
                 return;
             }
             // An exclusive interest cannot be made by a modification. If the fd stands for a new file, the

@@ -22,6 +22,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use upoll::Errno;
+use upoll::internal::boxed;
 
 use crate::fork_snapshot::SetSnapshots;
 use crate::kernel::{self, call, number};
@@ -91,7 +92,10 @@ impl ForkSnapshot {
     /// Makes the plan, after all objects that can be demoted were demoted.
     fn make(outer: Option<ForkSnapshot>) -> Self {
         ForkSnapshot {
-            outer: outer.filter(|outer| !outer.is_empty()).map(Box::new),
+            // Without memory for it, the child does not get what it lists.
+            outer: outer
+                .filter(|outer| !outer.is_empty())
+                .and_then(|outer| boxed(outer).ok()),
             sets: SetSnapshots::write_down(),
         }
     }
@@ -224,7 +228,7 @@ fn take_over(snapshot: Option<ForkSnapshot>) {
         .map(|snapshot| (snapshot.sets, snapshot.outer))
         .unzip();
     if let Some(sets) = &sets {
-        taken.extend(sets.take_numbers());
+        sets.take_numbers(&mut taken);
     }
     taken.sort_unstable();
     let is_left = |fd: &RawFd| taken.binary_search(fd).is_err();

@@ -105,11 +105,10 @@ impl SetSnapshots {
         self.0.is_empty()
     }
 
-    /// Makes the fds stand for new sets, without their members. Called in the child. Returns these
-    /// fds.
-    pub(crate) fn take_numbers(&self) -> Vec<RawFd> {
+    /// Makes the fds stand for new sets, without their members. Called in the child. Adds these fds to
+    /// `taken`.
+    pub(crate) fn take_numbers(&self, taken: &mut Vec<RawFd>) {
         let _held_back = HeldBack::begin();
-        let mut taken = Vec::new();
         for snapshot in &self.0 {
             // The kernel set has all members of a passive set.
             let is_still = |fd: &RawFd| {
@@ -127,7 +126,6 @@ impl SetSnapshots {
                 taken.extend(numbers);
             }
         }
-        taken
     }
 
     /// Adds the recorded members to the new sets. Called in the child once all fds stand for the

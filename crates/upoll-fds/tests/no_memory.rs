@@ -8,10 +8,11 @@ mod failing_allocations;
 mod world;
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use self::failing_allocations::{Fault, each_allocation_fails};
-use self::world::{World, close, pipe, sockets};
+use self::world::{World, add, close, pipe, ready, sockets};
 use upoll::Errno;
 
 fn demotes(fault: &mut Fault) {
@@ -66,6 +67,51 @@ fn forks_beside_maximum(fault: &mut Fault) {
     close([counter, copy]);
 }
 
+/// A fork within a fork, beside sets that rotate and eventfds with a maximum. The child of each gets those for which there
+/// is memory.
+fn forks_within_forks(fault: &mut Fault) {
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+    static FORKS: AtomicBool = AtomicBool::new(false);
+    extern "C" fn before_fork() {
+        if FORKS.swap(false, Ordering::Relaxed) {
+            assert_eq!(fork_and_wait(), Ok(0));
+        }
+    }
+    if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
+        // Registered before the library's handlers, and thus called after them.
+        // SAFETY: the handler is never unloaded.
+        let registered = unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
+        assert_eq!(registered, 0);
+    }
+    let counters: Vec<_> = (0..5)
+        .map(|_| upoll_fds::eventfd(3, libc::EFD_NONBLOCK).unwrap())
+        .collect();
+    let sets: Vec<_> = (0..5)
+        .map(|_| upoll_fds::epoll_create1(1).unwrap())
+        .collect();
+    let maximum = 5_u64;
+    for (&counter, &set) in counters.iter().zip(&sets) {
+        let place = (&raw const maximum).expose_provenance();
+        // SAFETY: the maximum is live.
+        unsafe { upoll_fds::ioctl(counter, upoll_fds::EFD_IOC_SET_MAXIMUM, place) }.unwrap();
+        add(set, counter);
+    }
+    // A set under two numbers.
+    let copy = upoll_fds::dup(sets[0]).unwrap();
+    let forked = fault.during(|| {
+        FORKS.store(true, Ordering::Relaxed);
+        fork_and_wait()
+    });
+    assert_eq!(forked, 0);
+    // The parent has all of them.
+    for (&counter, &set) in counters.iter().zip(&sets) {
+        assert_eq!(ready(set), [counter as u64]);
+    }
+    close(counters);
+    close(sets);
+    close([copy]);
+}
+
 /// Returns the status of a child that ends at once.
 fn fork_and_wait() -> Result<i32, Errno> {
     // SAFETY: the child ends at once.
@@ -77,8 +123,17 @@ fn fork_and_wait() -> Result<i32, Errno> {
     let mut status = 0;
     // SAFETY: the status is written to a variable.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    // An allocation of the child may fail only if the parent makes as many.
+    for _ in 0..MOST_IN_A_CHILD {
+        let mut one = Vec::<u8>::new();
+        let _ = one.try_reserve(1);
+        std::hint::black_box(&one);
+    }
     Ok(status)
 }
+
+/// More allocations than the child of a fork makes.
+const MOST_IN_A_CHILD: usize = 60;
 
 /// Numbers from 1024 on, which the sets of a call have no room for without memory.
 fn high_numbers(fault: &mut Fault) {
@@ -245,6 +300,7 @@ fn closes(fault: &mut Fault) {
 fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
     each_allocation_fails("high numbers", high_numbers);
     each_allocation_fails("a fork beside a maximum", forks_beside_maximum);
+    each_allocation_fails("forks within forks", forks_within_forks);
     each_allocation_fails("long lists", long_lists);
     each_allocation_fails(
         "long lists of what is demoted",

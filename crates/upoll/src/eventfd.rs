@@ -268,7 +268,7 @@ impl Counter {
     }
 
     #[inline]
-    fn look(&self) -> Limited {
+    pub(crate) fn look(&self) -> Limited {
         match self.word.load(Ordering::SeqCst) {
             LIMITED => self.look_beyond(),
             count => Limited::without_maximum(count),
@@ -568,6 +568,15 @@ impl EventFd {
     pub fn demote(&self) -> Result<Option<u64>, Errno> {
         let demoted = self.file.demote(|maximum| maximum == NO_MAXIMUM)?;
         Ok(demoted.map(|was| was.count))
+    }
+
+    /// Takes the memory that [`demote`](Self::demote) needs, which cannot fail after that.
+    ///
+    /// # Errors
+    /// `ENOMEM`: there is no memory for it.
+    #[doc(hidden)]
+    pub fn prepare_to_demote(&self) -> Result<(), Errno> {
+        self.file.beyond().map(drop)
     }
 
     /// Returns the count, if this is the only reference, no set watches it, and there is no maximum: for a caller

@@ -169,15 +169,31 @@ impl EventFd {
     /// # Errors
     /// As [`shared`](Self::shared); nothing is done then.
     pub fn to_shared(&self) -> Result<Option<EventFd>, Errno> {
-        if self.is_shared() {
-            return Ok(None);
+        match self.shared_copy()? {
+            Some(shared) => Ok(self.move_to_shared(&shared)?.then_some(shared)),
+            None => Ok(None),
         }
-        let shared = Self::shared(0, self.flags())?;
-        Ok(self.move_to_shared(&shared)?.then_some(shared))
     }
 
-    /// As [`to_shared`](Self::to_shared), with a new counter that sets may watch already, and that nobody else changes.
-    /// Returns whether the count was moved.
+    /// Returns a new shared counter with the present count and maximum, which sets may watch before the count
+    /// [is moved](Self::move_to_shared) to it. `None` if this one is shared or was demoted.
+    ///
+    /// # Errors
+    /// As [`shared`](Self::shared).
+    #[doc(hidden)]
+    pub fn shared_copy(&self) -> Result<Option<EventFd>, Errno> {
+        if self.is_shared() || self.is_stale() {
+            return Ok(None);
+        }
+        let now = self.counter().look();
+        let shared = Self::shared(0, self.flags())?;
+        let copied = shared.counter().change_beyond(Direction::In, &|_| Ok(now));
+        debug_assert!(copied.is_ok(), "the step never fails");
+        Ok(Some(shared))
+    }
+
+    /// As [`to_shared`](Self::to_shared), to a [copy](Self::shared_copy) that nobody has changed. Returns whether the count
+    /// was moved.
     ///
     /// # Errors
     /// `ENOMEM`: there is no memory for it; nothing is done then.
@@ -189,8 +205,14 @@ impl EventFd {
         let Some(was) = self.counter().demote(|_| true)? else {
             return Ok(false);
         };
-        let moved = shared.counter().change_beyond(Direction::In, &|_| Ok(was));
-        debug_assert!(moved.is_ok(), "the step never fails");
+        let copied = shared.counter().look();
+        if (copied.count, copied.maximum) != (was.count, was.maximum) {
+            // A call has changed it since the copy was made, so readers or writers may go on.
+            for direction in [Direction::In, Direction::Out] {
+                let moved = shared.counter().change_beyond(direction, &|_| Ok(was));
+                debug_assert!(moved.is_ok(), "the step never fails");
+            }
+        }
         Ok(true)
     }
 
