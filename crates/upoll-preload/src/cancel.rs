@@ -17,6 +17,7 @@ use libc::{pid_t, pthread_t, timespec};
 
 use crate::kernel;
 use crate::next::next;
+use crate::settings;
 
 /// The state of a thread's cancellable calls.
 struct Record {
@@ -204,13 +205,16 @@ pub(crate) fn is_any_asynchronous() -> bool {
     IS_ANY_ASYNCHRONOUS.load(Ordering::Relaxed)
 }
 
-/// Returns whether this thread may be cancelled at any instruction.
+/// Returns whether this thread may be cancelled at any instruction. Not in a child that the thread waits for: the child
+/// would change the type of its parent's thread, and act on a cancellation of that. All objects are demoted then.
 #[cold]
 #[inline(never)]
 pub(crate) fn is_asynchronous() -> bool {
     let here = 0_u8;
     let deferred_at = DEFERRED_AT.get();
-    IS_ASYNCHRONOUS.get() && (deferred_at == 0 || is_over(deferred_at, (&raw const here).addr()))
+    IS_ASYNCHRONOUS.get()
+        && !settings::waits_for_a_child()
+        && (deferred_at == 0 || is_over(deferred_at, (&raw const here).addr()))
 }
 
 /// Runs `call`, with deferred cancellation if this thread may be cancelled at any instruction.
@@ -223,6 +227,9 @@ pub(crate) fn with_deferred<T>(call: impl FnOnce() -> T) -> T {
         // SAFETY: there is no place to write to.
         unsafe { set_type(PTHREAD_CANCEL_DEFERRED, nowhere) };
         DEFERRED_AT.set((&raw const here).addr());
+        // A handler that came before that has set the type back. Later ones leave it alone.
+        // SAFETY: as above.
+        unsafe { set_type(PTHREAD_CANCEL_DEFERRED, nowhere) };
     }
     let result = call();
     if is_deferred {

@@ -127,6 +127,11 @@ pub(crate) fn serve_nothing_new_meanwhile() {
     outlast_making();
 }
 
+/// Returns whether this thread waits for a child, or this is that child.
+pub(crate) fn waits_for_a_child() -> bool {
+    WAITS.get() > 0
+}
+
 pub(crate) fn serve_again() {
     KINDS.fetch_sub(WAIT, Ordering::Relaxed);
     WAITS.set(WAITS.get() - 1);
