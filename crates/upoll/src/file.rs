@@ -78,13 +78,16 @@ pub trait Pollable: Any + Send + Sync {
     /// An object may return the state of another one, and pass `table` on to it. If that is a set, `ADD`
     /// does not see it, and neither finds loops through it nor counts it as a level. A set that is
     /// polled from within a call on itself, or at the end of a chain of several dozen sets, is `ERR`.
-    /// A wake that comes around such a loop ends there. Without `std` such a loop must not be made.
+    /// A wake that comes around such a loop ends there. Without `std` such a loop must not be made. Some changes come
+    /// without a wakeup, and are not passed on: see [`FileRef::poll`].
     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events;
 
     /// Is called when the last reference to the open file description is gone and nothing watches it.
     ///
     /// Runs once, on the thread that drops the last reference, before the object is dropped (which may be a little
     /// later, when a wait on another thread that was just looking at it is done). The end of a pipe wakes its peer here.
+    /// An object wakes its own queues as well, by [`wake_all`](crate::WaitQueue::wake_all) with `HUP`: a `Readiness` or
+    /// [`Watch`](crate::Watch) learns of the close by that alone.
     ///
     /// [`poll`](Self::poll) may run at the same time on another thread, and after it: by a scan that began before the
     /// close, by a [`Watch`](crate::Watch) or by a task's future. Its result concerns nobody then, but it must not
@@ -665,6 +668,10 @@ impl<'a> FileRef<'a> {
 
     /// Registers the queues of the object with `table`, and returns the events that are ready now, as
     /// [`Pollable::poll`] does. For an object that passes on the state of another one, such as an end of a channel.
+    ///
+    /// What comes without a wakeup is not passed on: the expiration of a `Timer` by the kernel's clock, an event of a
+    /// kernel fd in an [`Epoll`](crate::Epoll), and a change of a shared eventfd by another process. A wait for the object
+    /// does not end by it.
     ///
     /// # Example
     /// ```

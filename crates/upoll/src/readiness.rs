@@ -30,6 +30,7 @@ use crate::wait::{
 /// It keeps all that it needs within itself, so that waiting allocates nothing. For an object with more than two wait
 /// queues, it allocates at its first poll.
 /// It keeps the object's memory, but does not keep the file open. A file that is closed is `HUP`.
+/// An object of an embedder says so by a wakeup in [`release`](crate::Pollable::release).
 ///
 /// The task's waker is called at the end of the call that changed the object, with no lock of this crate held. So it
 /// may run the task on the spot, or drop it.
@@ -81,7 +82,7 @@ impl Readiness {
     /// - A task that is dropped, or ends its wait, after a wakeup has chosen it forwards the event to the next task.
     /// - A task that finds the object ready when it begins to wait does not wait for a turn.
     /// - A wakeup is for one task, however much of the object it makes ready. A task that leaves something of it ready
-    ///   wakes no other one.
+    ///   wakes no other one. A receive wakes a task that waits for room in a channel only if the channel was full.
     /// - Poll it once more or drop it, if it was woken: the event is not forwarded before.
     ///
     /// # Errors
