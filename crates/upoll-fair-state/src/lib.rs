@@ -123,7 +123,7 @@ impl State {
 }
 
 impl Group {
-    /// Gives the place to the group `new`. Returns whether that has it now.
+    /// Replaces the key `old` by `new`. Returns whether the place has the key `new` now.
     fn take(&self, old: u64, new: u64) -> bool {
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
         match self.key.compare_exchange(old, new, success, failure) {
@@ -132,7 +132,7 @@ impl Group {
         }
     }
 
-    /// Returns whether nobody has slept in the group for a while. Of those that sleep, one is a guard.
+    /// Returns whether no worker has slept in the group for a while. While workers sleep, one of them is a guard.
     fn is_left(&self, now: u64) -> bool {
         let is_past =
             |time: &AtomicU64| time.load(Ordering::Relaxed).saturating_add(2 * LONG) < now;

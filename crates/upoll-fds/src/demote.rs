@@ -164,7 +164,7 @@ fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) -> Re
 
 fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
     // First the steps that may fail for lack of fds or memory: an interest must not be lost. Interests whose own fd is
-    // open come first. Of the others one could take that fd, under which a set watches a file only once.
+    // open come first. An interest whose fd is closed could take that fd, and a set watches a file once under each fd.
     let (is_own, is_other) = (
         |interest: &&Interest| interest.has_own_number(&group),
         |interest: &&Interest| !interest.has_own_number(&group),

@@ -669,9 +669,10 @@ impl<'a> FileRef<'a> {
     /// Registers the queues of the object with `table`, and returns the events that are ready now, as
     /// [`Pollable::poll`] does. For an object that passes on the state of another one, such as an end of a channel.
     ///
-    /// What comes without a wakeup is not passed on: the expiration of a `Timer` by the kernel's clock, an event of a
-    /// kernel fd in an [`Epoll`](crate::Epoll), and a change of a shared eventfd by another process. A wait for the object
-    /// does not end by it.
+    /// Changes without a wakeup are not passed on, and end no wait for the object:
+    /// - the expiration of a `Timer` by the kernel's clock,
+    /// - an event of a kernel fd in an [`Epoll`](crate::Epoll),
+    /// - a change of a shared eventfd by another process.
     ///
     /// # Example
     /// ```
