@@ -715,15 +715,20 @@ impl Interest {
     }
 
     /// Adds the kernel object behind to the kernel set, which then cannot refuse to watch the object after it is
-    /// demoted. It is added for no events yet, except to a rotating set: the modification of its source takes several
-    /// steps, of which one may fail. The object is empty until its state is transferred.
+    /// demoted. It is added for no events yet, if the interest can be modified later.
     fn reserve(&self, group: &Group<'_>) -> Result<(), Errno> {
-        let event = match self.set.rotates() {
-            true => self.event,
-            false => Event::new(Events::empty(), self.event.data()),
+        let event = match self.can_be_modified() {
+            true => Event::new(Events::empty(), self.event.data()),
+            false => self.event,
         };
         self.reserved.set(self.add_to_the_kernel(group, event)?);
         Ok(())
+    }
+
+    /// Returns whether the kernel set's interest can be modified without a step that may fail. An exclusive one cannot be
+    /// modified, and for that of a rotating set each worker registers the source again.
+    fn can_be_modified(&self) -> bool {
+        !self.set.rotates() && !self.event.events().contains(Events::EXCLUSIVE)
     }
 
     /// Undoes [`reserve`](Self::reserve).
@@ -735,15 +740,19 @@ impl Interest {
     }
 
     fn give_to_the_kernel(&self, group: &Group<'_>) {
-        if let Some(number) = self.reserved.take() {
-            if self.set.rotates() || self.ctl_kernel(Op::Mod, number, self.event).is_ok() {
-                return;
-            }
-            // An exclusive interest cannot be made by a modification. If the fd stands for a new file, the
-            // watch is gone with the old file.
-            let _ = self.ctl_kernel(Op::Del, number, Event::default());
+        // An interest that cannot be modified is there, unless the fd stands for a new file: then the watch is gone with the
+        // old one.
+        let op = match self.can_be_modified() {
+            true => Op::Mod,
+            false => Op::Add,
+        };
+        let is_there = self.reserved.take().is_some_and(|number| {
+            let changed = self.ctl_kernel(op, number, self.event);
+            changed.is_ok() || changed == Err(Errno::EXIST)
+        });
+        if !is_there {
+            // If the kernel has no memory for it, the interest is lost.
+            let _ = self.add_to_the_kernel(group, self.event);
         }
-        // If the kernel has no memory for it, the interest is lost.
-        let _ = self.add_to_the_kernel(group, self.event);
     }
 }
