@@ -4,13 +4,15 @@
 
 mod returns;
 
+use std::future::Future;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use upoll::{
     CreateFlags, Epoll, Errno, Event, EventFd, Events, File, PollContext, PollFd, PollTable,
-    Pollable, WaitQueue,
+    Pollable, Readiness, WaitQueue,
 };
 
 use returns::returns;
@@ -220,5 +222,25 @@ fn an_object_that_answers_as_another_set_does_is_ready_when_that_is() {
             assert_eq!(harvest(&outer), 1);
             counter.try_read().unwrap();
         }
+    });
+}
+
+/// The wake of a task that leaves is handed on to an item of the set that it comes from.
+#[test]
+fn a_wake_that_is_handed_on_in_a_circle_ends() {
+    returns(|| {
+        let counter = EventFd::new(0).unwrap();
+        let set = Epoll::new().unwrap();
+        set.add(&counter, IN).unwrap();
+        let object = Forwarding::new(true);
+        object.forwards_to(&set);
+        let mut task = Box::pin(Readiness::exclusive(&object, Events::IN).unwrap());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(task.as_mut().poll(&mut context).is_pending());
+        set.add(&object, Event::new(Events::IN | Events::EXCLUSIVE, 0))
+            .unwrap();
+        counter.try_write(1).unwrap();
+        drop(task);
+        assert!(harvest(&set) >= 1);
     });
 }

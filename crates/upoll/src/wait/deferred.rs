@@ -38,26 +38,44 @@ impl Level {
     /// of sets may nest as deep as they like.
     const DEEPEST: u32 = 64;
 
-    /// None if the wake has come through `queue` before, or from too far below.
+    /// Whether a wake may go through `queue`: it has not come through it before, nor from too far below.
     ///
     /// # Safety
     /// `below` is null or leads to levels that are alive.
-    pub(super) unsafe fn above(below: *const Level, queue: &WaitQueue) -> Option<Self> {
-        let mut at = below;
+    pub(super) unsafe fn admits(below: *const Level, queue: &WaitQueue) -> bool {
         // SAFETY: the caller's contract.
+        let depth = unsafe { Self::depth(below) };
+        let mut at = below;
+        // SAFETY: as above.
         while let Some(level) = unsafe { at.as_ref() } {
             if ptr::eq(level.queue, queue) {
-                return None;
+                return false;
             }
             at = level.below;
         }
-        // SAFETY: as above.
-        let depth = unsafe { below.as_ref() }.map_or(0, |level| level.depth + 1);
-        (depth < Self::DEEPEST).then_some(Level {
+        depth < Self::DEEPEST
+    }
+
+    /// # Safety
+    /// As [`admits`](Self::admits).
+    #[inline]
+    pub(super) unsafe fn above(below: *const Level, queue: &WaitQueue) -> Self {
+        Level {
             queue,
             below,
-            depth,
-        })
+            // SAFETY: passed on to the caller.
+            depth: unsafe { Self::depth(below) },
+        }
+    }
+
+    /// The number of levels.
+    ///
+    /// # Safety
+    /// As [`admits`](Self::admits).
+    #[inline]
+    unsafe fn depth(below: *const Level) -> u32 {
+        // SAFETY: passed on to the caller.
+        unsafe { below.as_ref() }.map_or(0, |level| level.depth + 1)
     }
 }
 

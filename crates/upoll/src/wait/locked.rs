@@ -80,9 +80,8 @@ impl WaitQueue {
 /// Without `std` no signal handler wakes, so that a wake may wait for the lock.
 #[cfg(not(any(feature = "std", upoll_loom)))]
 impl WaitQueue {
-    #[expect(clippy::unnecessary_wraps, reason = "with std there may be none")]
-    pub(super) fn lock_to_wake(&self, _: Kind, _: &mut super::Wake<'_>) -> Option<Locked<'_>> {
-        Some(self.lock())
+    pub(super) fn lock_to_wake(&self, _: Kind, wake: &mut super::Wake<'_>) -> Option<Locked<'_>> {
+        wake.may_enter(self).then(|| self.lock())
     }
 }
 
@@ -125,13 +124,17 @@ mod missed {
     const TRIES: u32 = 100;
 
     impl WaitQueue {
-        /// Locks the queue for a wake. Returns None if the wake was left to the lock's holder.
+        /// Locks the queue for a wake. Returns None if the wake was left to the lock's holder, or is in this queue
+        /// already.
         #[inline]
         pub(in super::super) fn lock_to_wake(
             &self,
             kind: Kind,
             wake: &mut Wake<'_>,
         ) -> Option<Locked<'_>> {
+            if !wake.may_enter(self) {
+                return None;
+            }
             match self.try_lock() {
                 Some(list) => Some(list),
                 None => self.try_again_or_leave(kind, wake),

@@ -117,21 +117,11 @@ pub(crate) struct Wake<'a> {
 }
 
 impl Wake<'_> {
-    /// Runs `walk` as the part of this wakeup that goes through `queue`. Returns None, and does not
-    /// run it, if the wakeup is in that queue already: objects that forward the queues of sets can
-    /// form a cycle that ADD does not see.
-    fn through<R>(
-        &mut self,
-        queue: &WaitQueue,
-        walk: impl FnOnce(&mut Self) -> Option<R>,
-    ) -> Option<R> {
-        let below = self.deferred.level;
-        // SAFETY: the levels are those of callers of this function that have not returned.
-        let level = unsafe { Level::above(below, queue) }?;
-        self.deferred.level = &raw const level;
-        let result = walk(self);
-        self.deferred.level = below;
-        result
+    /// Whether the wakeup may go through `queue`. It may not if it is in that queue already: objects that
+    /// forward the queues of sets can form a cycle that ADD does not see.
+    fn may_enter(&self, queue: &WaitQueue) -> bool {
+        // SAFETY: the levels are those of callers of `WaitQueue::call` that have not returned.
+        unsafe { Level::admits(self.deferred.level, queue) }
     }
 
     /// The same wake with another key, for the queues above.
@@ -221,13 +211,12 @@ impl WaitQueue {
             mode: Mode::Notify,
             deferred: &mut deferred,
         };
-        let took = wake.through(self, |wake| {
-            let mut list = self.lock_to_wake(Kind::All, wake)?;
-            let took = self.wake_all_locked(&mut list, wake);
-            drop(list);
-            Some(took)
-        });
-        took.unwrap_or(0)
+        let Some(mut list) = self.lock_to_wake(Kind::All, &mut wake) else {
+            return 0;
+        };
+        let took = self.wake_all_locked(&mut list, &mut wake);
+        drop(list);
+        took
     }
 
     /// [`wake_all`](Self::wake_all) with the lock held.
@@ -298,20 +287,19 @@ impl WaitQueue {
             mode: Mode::Query,
             deferred,
         };
-        let is_awaited = wake.through(self, |wake| {
-            let mut list = self.lock_to_wake(Kind::Question, wake)?;
-            let mut is_awaited = false;
-            let mut at = list.first(false);
-            while let Some(entry) = at.filter(|_| !is_awaited) {
-                // SAFETY: a linked entry is alive under the lock.
-                at = unsafe { list.next(entry) };
-                is_awaited = self.call(&mut list, entry, wake) != Reply::Declined;
-            }
-            drop(list);
-            Some(is_awaited)
-        });
-        // The holder of the lock may be about to wait.
-        is_awaited.unwrap_or(true)
+        let Some(mut list) = self.lock_to_wake(Kind::Question, &mut wake) else {
+            // The holder of the lock may be about to wait.
+            return true;
+        };
+        let mut is_awaited = false;
+        let mut at = list.first(false);
+        while let Some(entry) = at.filter(|_| !is_awaited) {
+            // SAFETY: a linked entry is alive under the lock.
+            at = unsafe { list.next(entry) };
+            is_awaited = self.call(&mut list, entry, &mut wake) != Reply::Declined;
+        }
+        drop(list);
+        is_awaited
     }
 
     /// A wake that is part of another one, whose state is already published.
@@ -319,13 +307,12 @@ impl WaitQueue {
         if !self.is_watched() {
             return 0;
         }
-        let took = wake.through(self, |wake| {
-            let mut list = self.lock_to_wake(Kind::Plain, wake)?;
-            let took = self.wake_locked(&mut list, wake);
-            drop(list);
-            Some(took)
-        });
-        took.unwrap_or(0)
+        let Some(mut list) = self.lock_to_wake(Kind::Plain, wake) else {
+            return 0;
+        };
+        let took = self.wake_locked(&mut list, wake);
+        drop(list);
+        took
     }
 
     /// [`wake_within`](Self::wake_within) with the lock held.
@@ -392,13 +379,19 @@ impl WaitQueue {
         }
     }
 
+    /// Calls a linked entry, and unlinks it if that is its reply. Until it has replied, the wakeup is in this queue.
     #[inline]
     fn call(&self, list: &mut List, entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         step();
         // SAFETY: a linked entry is alive under the lock.
         let on_wake = unsafe { entry.as_ref() }.on_wake;
+        let below = wake.deferred.level;
+        // SAFETY: the levels are those of callers of this function that have not returned.
+        let level = unsafe { Level::above(below, self) };
+        wake.deferred.level = &raw const level;
         // SAFETY: the entry is linked into this queue, whose lock is held.
         let reply = unsafe { on_wake(entry, wake) };
+        wake.deferred.level = below;
         if reply == Reply::WokenAndUnlinked {
             // SAFETY: it was linked and the list is locked. Its owner cannot free it before it has
             // taken this lock: a sleeper that was woken still unhooks under the lock.

@@ -140,13 +140,12 @@ impl WaitQueue {
         if !self.is_watched() {
             return 0;
         }
-        let took = wake.through(self, |wake| {
-            let mut list = self.lock_to_wake(Kind::Rotating { notes_last }, wake)?;
-            let took = self.wake_in_turn_locked(&mut list, wake, notes_last);
-            drop(list);
-            Some(took)
-        });
-        took.unwrap_or(0)
+        let Some(mut list) = self.lock_to_wake(Kind::Rotating { notes_last }, wake) else {
+            return 0;
+        };
+        let took = self.wake_in_turn_locked(&mut list, wake, notes_last);
+        drop(list);
+        took
     }
 
     /// [`wake_in_turn`](Self::wake_in_turn) with the lock held.
