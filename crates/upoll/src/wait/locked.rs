@@ -114,8 +114,8 @@ mod missed {
     const ROTATING: u32 = 1 << 15;
     const NOTES_LAST: u32 = 1 << 14;
     const KEY: u32 = NOTES_LAST - 1;
-    /// More are as many.
-    const MOST: u32 = 1 << 8;
+    /// As many as the bits can count. One more makes them a wake of all, so that none is lost.
+    const MOST: u32 = u32::MAX / MISSED;
 
     /// How often a wakeup tries for the lock before it leaves its key. If another thread delivers a
     /// wakeup, the caller does not learn which waiter took it, and wakes exclusive waiters of other
@@ -178,8 +178,11 @@ mod missed {
         fn leave(&self, wake: u32) {
             let mut missed = self.missed.load(Ordering::Relaxed);
             loop {
-                let count = (missed / MISSED + 1).min(MOST);
-                let more = (count * MISSED) | (missed % MISSED) | wake;
+                let more = if missed / MISSED < MOST {
+                    (missed + MISSED) | wake
+                } else {
+                    missed | ALL | wake
+                };
                 match self.missed.compare_exchange_weak(
                     missed,
                     more,
@@ -219,7 +222,13 @@ mod missed {
                     KEY => Events::empty(),
                     key => Events::from_bits_retain(key),
                 };
-                for _ in 0..missed / MISSED {
+                // A wake of all reaches those, too, that the others are for.
+                let count = if missed & ALL == 0 {
+                    missed / MISSED
+                } else {
+                    1
+                };
+                for _ in 0..count {
                     let mut wake = Wake {
                         key,
                         mode: Mode::Notify,
@@ -240,6 +249,61 @@ mod missed {
                     return;
                 }
             }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use core::pin::Pin;
+    use core::ptr::NonNull;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    use super::super::{Place, Reply, WaitEntry, WaitQueue, Wake};
+    use crate::events::Events;
+
+    fn take(_: NonNull<WaitEntry>, _: &mut Wake<'_>) -> Reply {
+        Reply::WokenAndUnlinked
+    }
+
+    /// Returns how many of as many exclusive waiters the wakes reach that find the lock held.
+    fn reached(waiters: usize, wake: impl Fn(&WaitQueue)) -> usize {
+        let queue = WaitQueue::new();
+        let entries: Vec<Pin<Box<WaitEntry>>> = (0..waiters)
+            .map(|_| Box::pin(WaitEntry::new(take)))
+            .collect();
+        for entry in &entries {
+            // SAFETY: each is hooked once, and unhooked before it and the queue end.
+            unsafe { entry.hook(&raw const queue, Place::ExclusiveHead) };
+        }
+        let held = queue.lock();
+        for _ in 0..waiters {
+            wake(&queue);
+        }
+        drop(held);
+        let left = entries
+            .iter()
+            .filter(|entry| entry.stands(super::super::LINKED));
+        let reached = waiters - left.count();
+        for entry in &entries {
+            entry.unhook();
+        }
+        reached
+    }
+
+    #[test]
+    fn as_many_exclusive_waiters_are_woken_as_wakes_were_left() {
+        // More than can be counted, too.
+        for waiters in [300, 40_000] {
+            let wake = |queue: &WaitQueue| {
+                queue.wake(Events::IN);
+            };
+            assert_eq!(reached(waiters, wake), waiters);
+            let wake = |queue: &WaitQueue| {
+                queue.wake_rotate(Events::IN);
+            };
+            assert_eq!(reached(waiters, wake), waiters);
         }
     }
 }
