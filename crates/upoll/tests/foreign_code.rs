@@ -92,6 +92,24 @@ fn a_callback_that_panics_when_one_end_closes_is_called_after_the_other_end_was_
 /// Without `std` a panic cannot be caught.
 #[cfg(feature = "std")]
 #[test]
+fn a_wakeup_that_comes_while_a_callback_panics_is_delivered_by_one_more_call() {
+    let counter = EventFd::new(0).unwrap();
+    let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (counted, written) = (calls.clone(), counter.clone());
+    let (_watch, _) = Watch::new(&counter, Events::IN, move |_| {
+        if counted.fetch_add(1, Ordering::SeqCst) == 0 {
+            written.try_write(1).unwrap();
+            panic!("the first call breaks");
+        }
+    })
+    .unwrap();
+    assert!(panics(|| counter.try_write(1).unwrap()));
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+}
+
+/// Without `std` a panic cannot be caught.
+#[cfg(feature = "std")]
+#[test]
 fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
     let counter = EventFd::new(0).unwrap();
     let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());

@@ -149,6 +149,14 @@ impl CallbackSlot {
     fn give_up(&self) {
         self.state.fetch_and(!OWNED, Ordering::SeqCst);
     }
+
+    /// Takes a slot back that was left with a wake noted in it, as the callback panicked. Returns whether the caller
+    /// owns it now.
+    fn take_back(&self) -> bool {
+        self.state
+            .compare_exchange(WANTED, OWNED | WANTED, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
 }
 
 /// Releases a slot whose callback panics.
@@ -362,7 +370,7 @@ impl Scope {
                     // The circle ends here.
                     Job::Call(slot) if round >= ROUNDS => slot.give_up(),
                     Job::Call(slot) => {
-                        if panicked.catch(|| self.0.call(&slot)) {
+                        if panicked.catch(|| self.0.call(&slot)) || slot.take_back() {
                             self.0.push(Job::Call(slot));
                         }
                     }
