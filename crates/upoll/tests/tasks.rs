@@ -3,8 +3,8 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
@@ -718,4 +718,53 @@ fn a_task_that_forks_when_it_is_woken_keeps_the_wake_from_no_other_task_of_the_c
         unsafe { libc::_exit(i32::from(!all)) };
     }
     assert!(all);
+}
+
+/// Reports when it is woken, and keeps the thread that wakes it until it is let go.
+struct Keeping(Barrier);
+
+impl Wake for Keeping {
+    fn wake(self: Arc<Self>) {
+        self.0.wait();
+        self.0.wait();
+    }
+}
+
+#[test]
+fn a_task_that_another_thread_was_about_to_wake_at_a_fork_is_woken_in_the_child() {
+    const CELLS: usize = 16;
+    let counter = EventFd::new(0).unwrap();
+    let wait = || waiting(Readiness::new(&counter, Events::IN));
+    let left = [(); 40].map(|()| wait());
+    let keeping = Arc::new(Keeping(Barrier::new(2)));
+    let mut first = pin!(Readiness::new(&counter, Events::IN).unwrap());
+    let waker = Waker::from(keeping.clone());
+    let polled = first.as_mut().poll(&mut Context::from_waker(&waker));
+    assert_eq!(polled, Poll::Pending);
+    thread::scope(|scope| {
+        // It has cells for the newest, and leaves the others.
+        scope.spawn(|| counter.try_write(1).unwrap());
+        keeping.0.wait();
+        counter.try_read().unwrap();
+        // Those take all cells of this thread.
+        let newer = [(); CELLS].map(|()| wait());
+        // SAFETY: the child calls what needs no other thread, and then `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // SAFETY: the process was just forked, and has one thread and a memory of its own.
+            unsafe { upoll::internal::begin_in_child(false) };
+            counter.try_write(1).unwrap();
+            let all = woken(&newer) == [1; CELLS];
+            let all = all && woken(&left)[..left.len() + 1 - CELLS] == [1; 25];
+            // SAFETY: it ends the child.
+            unsafe { libc::_exit(i32::from(!all)) };
+        }
+        let mut status = -1;
+        // SAFETY: the status is live.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        keeping.0.wait();
+        assert_eq!((waited, status), (child, 0));
+    });
+    assert_eq!(woken(&left), [1; 40]);
 }

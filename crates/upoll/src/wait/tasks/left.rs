@@ -130,13 +130,19 @@ impl TaskSlot {
             let Some(mut waiting) = self.try_lock() else {
                 return false;
             };
-            let Some(there) = waiting.as_mut().filter(|there| !there.is_chosen) else {
+            let is_in_list = self.left_in.load(Ordering::Relaxed) == left.epoch;
+            // In the child of a fork, a task that another thread has left is chosen and not in the list: nobody has
+            // woken it.
+            let Some(there) = waiting
+                .as_mut()
+                .filter(|there| !(there.is_chosen && is_in_list))
+            else {
                 return false;
             };
             there.is_chosen = true;
             self.is_waiting.store(false, Ordering::SeqCst);
             // It may be there still from the wake before, and is woken as well by the scopes that have left it.
-            if self.left_in.load(Ordering::Relaxed) != left.epoch {
+            if !is_in_list {
                 self.left_in.store(left.epoch, Ordering::Relaxed);
                 left.push(self, by);
             }
