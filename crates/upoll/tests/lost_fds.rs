@@ -146,3 +146,54 @@ fn a_poll_of_a_set_right_after_all_was_closed_finds_it_ready() {
     let fds = &mut [PollFd::new(&set, Events::IN)];
     assert_eq!(poll(fds, Duration::ZERO), Ok(1));
 }
+
+#[test]
+fn a_kernel_set_made_anew_under_its_old_number_is_watched_by_the_sets_above() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN | Events::ET, data);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let [warm_up, inner, outer] = [(); 3].map(|()| Epoll::new().unwrap());
+    warm_up.add(&reader, input(1)).unwrap();
+    let own = opened_by(|| inner.add(&reader, input(2)).unwrap());
+    outer.add(&inner, input(3)).unwrap();
+    assert_eq!(wait(&outer, Duration::ZERO), []);
+    close_all(&own);
+    // Another set of the library's has the number meanwhile.
+    let between = Epoll::new().unwrap();
+    let taken = opened_by(|| between.add(&reader, input(4)).unwrap());
+    assert_eq!(taken, own);
+    drop(between);
+    let anew = opened_by(|| assert_eq!(wait(&inner, Duration::ZERO), []));
+    assert_eq!(anew, own);
+    for _ in 0..2 {
+        while !wait(&outer, Duration::ZERO).is_empty() {}
+        writer.write_all(b"x").unwrap();
+        assert_eq!(wait(&outer, LONG), [3]);
+        assert_eq!(wait(&inner, Duration::ZERO), [2]);
+    }
+}
+
+#[test]
+fn two_sets_that_were_made_anew_with_each_others_numbers_are_both_watched() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN | Events::ET, data);
+    let mut pipes = [(); 2].map(|()| std::io::pipe().unwrap());
+    let [warm_up, first, second, outer] = [(); 4].map(|()| Epoll::new().unwrap());
+    warm_up.add(&pipes[0].0, input(1)).unwrap();
+    let own = opened_by(|| {
+        first.add(&pipes[0].0, input(1)).unwrap();
+        second.add(&pipes[1].0, input(2)).unwrap();
+    });
+    assert_eq!(own.len(), 2);
+    outer.add(&first, input(3)).unwrap();
+    outer.add(&second, input(4)).unwrap();
+    close_all(&own);
+    for set in [&second, &first] {
+        assert_eq!(wait(set, Duration::ZERO), []);
+    }
+    while !wait(&outer, Duration::ZERO).is_empty() {}
+    for (pipe, data) in pipes.iter_mut().zip([3, 4]) {
+        pipe.1.write_all(b"x").unwrap();
+        assert_eq!(wait(&outer, LONG), [data]);
+    }
+}

@@ -83,8 +83,10 @@ pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
 /// Makes another kernel set for one that was lost, under a different fd, so that users of the old
 /// fd notice.
 pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {
+    // The first one may take over the number, which is not that of `lost` any more then.
+    let before = lost.as_raw_fd();
     let set = epoll_create()?;
-    if set.as_raw_fd() != lost.as_raw_fd() {
+    if set.as_raw_fd() != before {
         return Ok(set);
     }
     // While the first one has that number.

@@ -737,8 +737,9 @@ pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
 }
 
 pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Errno> {
+    let before = lost.as_raw_fd();
     let set = epoll_create()?;
-    if set.as_raw_fd() != lost.as_raw_fd() {
+    if set.as_raw_fd() != before {
         return Ok(set);
     }
     epoll_create()

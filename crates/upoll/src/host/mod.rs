@@ -102,7 +102,7 @@ use crate::file::Description;
 use crate::file::InKernel;
 use crate::memory::boxed;
 use crate::sync::{
-    AtomicBool, AtomicI32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
+    AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Mutex, OnceBox, Ordering, Rule, broken, fence,
 };
 use crate::target::Target;
 use crate::wait::Deferred;
@@ -135,8 +135,8 @@ pub(crate) struct EpollBackend {
     core_first: AtomicBool,
     /// Kernel backends below. The lock nests inside the set's lock.
     links: Mutex<Links>,
-    /// Which kernel set all that watch this set know of; -1 if none.
-    known_above: AtomicI32,
+    /// Which kernel set all that watch this set know of, by its [identity](own_fds::OwnFd::identity); 0 if none.
+    known_above: AtomicU32,
     /// Held while a wakeup of `first` is taken back to see whether members are ready. Nests inside
     /// all other locks.
     taking_back: Mutex<()>,
@@ -206,7 +206,7 @@ impl EpollBackend {
             adopted: AtomicUsize::new(0),
             core_first: AtomicBool::new(false),
             links: Mutex::new(Links::new()),
-            known_above: AtomicI32::new(-1),
+            known_above: AtomicU32::new(0),
             taking_back: Mutex::new(()),
             first_is_nesting: set.rotates() || set.is_hidden.load(Ordering::Relaxed),
             rotation: match set.rotates() {
@@ -242,7 +242,7 @@ impl EpollBackend {
         let backend = set.backend_or_insert(|| Ok(boxed(EpollBackend::new(set)?)?))?;
         let backend = Self::among(backend).ok_or(Errno::INVAL)?;
         if !backend.is_known_above() {
-            let current = backend.sleep_set().fd.as_raw_fd();
+            let current = backend.sleep_set().fd.identity();
             // A watcher that was linked above after this search finds the backend itself.
             for above in sets_above(description.watchers())? {
                 backend.nest_in(description, &above)?;
@@ -256,7 +256,7 @@ impl EpollBackend {
     /// Whether all that watch the set know of its kernel set.
     #[inline]
     fn is_known_above(&self) -> bool {
-        self.known_above.load(Ordering::Acquire) == self.sleep_set().fd.as_raw_fd()
+        self.known_above.load(Ordering::Acquire) == self.sleep_set().fd.identity()
     }
 
     /// As [`ensure`](Self::ensure), and it has a nesting fd from now on.

@@ -33,10 +33,27 @@ struct Link {
     /// An item that watches it.
     slot: u32,
     /// Its kernel set; none while a thread's hidden set needs no events from there.
-    fd: Option<RawFd>,
+    place: Option<LinkedSet>,
     /// The fd of its source, if that is watched from here, too. Several links may share one
     /// registration, under the same fd.
     source: Option<RawFd>,
+}
+
+/// A kernel set that is registered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct LinkedSet {
+    /// Which one it is, by [`OwnFd::identity`](super::own_fds::OwnFd::identity): another one may come to have its number.
+    identity: u32,
+    fd: RawFd,
+}
+
+impl LinkedSet {
+    fn of(place: &SleepSet) -> Self {
+        LinkedSet {
+            identity: place.fd.identity(),
+            fd: place.fd.as_raw_fd(),
+        }
+    }
 }
 
 /// Whether a source's interest must be registered anew even if it is registered.
@@ -77,8 +94,8 @@ impl EpollBackend {
         let address = ptr::from_ref(inner).cast::<()>().addr();
         // Each would be a path up from all that is below, and the kernel allows 500 of them.
         let is_needed = !set.is_hidden.load(Ordering::Relaxed) || below.has_sets_below();
-        let place = &below.sleep_set().fd;
-        let fd = is_needed.then(|| place.as_raw_fd());
+        let place = below.sleep_set();
+        let current = is_needed.then(|| LinkedSet::of(place));
         let find = |links: &Links| links.0.iter().position(|link| link.inner == address);
         // The set is locked, so that no link comes or goes.
         let kept = {
@@ -89,8 +106,13 @@ impl EpollBackend {
         let mut links = self.links.lock();
         let known = find(&links);
         // If it was lost it is linked once it was made anew.
-        let known_fd = known.and_then(|at| links.0[at].fd);
-        let fd = fd.filter(|&fd| known_fd == Some(fd) || place.is_in_place());
+        let known_place = known.and_then(|at| links.0[at].place);
+        let current = current.filter(|_| known_place == current || place.fd.is_in_place());
+        // The kernel has dropped a set that was lost, and its number may be that of another one here.
+        let is_left = |linked: &LinkedSet| {
+            let mut sets = [Some(&below.first), below.nesting()].into_iter().flatten();
+            sets.any(|set| set.fd.identity() == linked.identity)
+        };
         let Some(first) = first else {
             if let Some(at) = known {
                 let link = links.0.swap_remove(at);
@@ -98,8 +120,8 @@ impl EpollBackend {
                     rotation.unwatch(&nesting.fd);
                     self.watch_again(nesting, interests, &mut links, source);
                 }
-                return match link.fd {
-                    Some(fd) => register(Op::Del, fd, Special::Nested(link.slot)),
+                return match link.place.filter(is_left) {
+                    Some(linked) => register(Op::Del, linked.fd, Special::Nested(link.slot)),
                     None => Ok(()),
                 };
             }
@@ -109,35 +131,36 @@ impl EpollBackend {
             Some(at) => at,
             None => {
                 links.0.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-                if let Some(fd) = fd {
-                    register(Op::Add, fd, Special::Nested(first))?;
+                if let Some(linked) = current {
+                    exists(register(Op::Add, linked.fd, Special::Nested(first)))?;
                 }
                 links.0.push(Link {
                     inner: address,
                     slot: first,
-                    fd,
+                    place: current,
                     source: None,
                 });
                 links.0.len() - 1
             }
         };
         let link = &mut links.0[at];
-        if link.fd != fd {
-            // It has a nesting fd, or sets below, by now.
-            if let Some(fd) = fd {
-                register(Op::Add, fd, Special::Nested(link.slot))?;
+        if link.place != current {
+            // It has a nesting fd, or sets below, by now, or was made anew.
+            if let Some(linked) = current {
+                exists(register(Op::Add, linked.fd, Special::Nested(link.slot)))?;
             }
-            if let Some(fd) = link.fd {
-                let _ = register(Op::Del, fd, Special::Nested(link.slot));
+            let is_other = |linked: &LinkedSet| current.is_none_or(|now| now.fd != linked.fd);
+            if let Some(linked) = link.place.filter(is_left).filter(is_other) {
+                let _ = register(Op::Del, linked.fd, Special::Nested(link.slot));
             }
-            link.fd = fd;
+            link.place = current;
         }
         let mut renew = renew;
         if known.is_some() && !is_kept {
             link.slot = first;
             renew = Renew::Source;
-            if let Some(fd) = link.fd {
-                register(Op::Mod, fd, Special::Nested(first))?;
+            if let Some(linked) = link.place {
+                register(Op::Mod, linked.fd, Special::Nested(first))?;
             }
         }
         let Some(rotation) = &below.rotation else {
@@ -227,7 +250,7 @@ impl EpollBackend {
                 continue;
             };
             if !below.is_intact() {
-                link.fd = None;
+                link.place = None;
                 link.source = None;
                 lost.push(held);
                 continue;
@@ -236,11 +259,11 @@ impl EpollBackend {
                 // Made anew but for what the kernel has refused, which may be its link here.
                 lost.push(Held::clone(&held));
             }
-            if link.fd.is_some() {
-                let fd = below.sleep_set().fd.as_raw_fd();
-                link.fd = Some(fd);
+            if link.place.is_some() {
+                let linked = LinkedSet::of(below.sleep_set());
+                link.place = Some(linked);
                 let special = Special::Nested(link.slot);
-                exists(nesting.register(&self.specials, Op::Add, fd, EDGE, special))?;
+                exists(nesting.register(&self.specials, Op::Add, linked.fd, EDGE, special))?;
             }
             if let Some(rotation) = &below.rotation {
                 let data = self.specials.encode(Special::Chosen(link.slot));

@@ -124,7 +124,7 @@ impl EpollBackend {
                 backend.restore(&above)?;
             }
         }
-        let was_known = self.known_above.swap(-1, Ordering::AcqRel) >= 0;
+        let was_known = self.known_above.swap(0, Ordering::AcqRel) != 0;
         // Another thread may just have linked the readiness fd that was lost.
         let known = EpollBackend::ensure(description).and_then(|_| self.link_shown());
         description.object().wake_watchers();

@@ -88,6 +88,8 @@ pub(crate) fn limit_of_sleep(limit: Option<libc::timespec>) -> Option<libc::time
 }
 
 statics! {
+    /// How many sealed sets were made.
+    static SETS_MADE: AtomicU32 = AtomicU32::new(0);
     /// How often a check or a use has met a lost own fd.
     static LOSSES: AtomicU32 = AtomicU32::new(0);
 }
@@ -164,6 +166,8 @@ pub(crate) struct OwnFd {
     proof: Proof,
     /// A use has failed, or a check.
     is_lost: AtomicBool,
+    /// See [`identity`](Self::identity).
+    identity: AtomicU32,
 }
 
 /// The evidence that the number still stands for the file.
@@ -215,6 +219,7 @@ impl OwnFd {
             entry,
             proof: Proof::Brief,
             is_lost: AtomicBool::new(false),
+            identity: AtomicU32::new(0),
         })
     }
 
@@ -225,6 +230,8 @@ impl OwnFd {
     pub(super) fn sealed(set: OwnFd) -> Result<Self, Errno> {
         let mut set = set;
         set.proof = Proof::Sealed;
+        let made = SETS_MADE.fetch_add(1, Ordering::Relaxed);
+        set.identity.store(made.wrapping_add(1), Ordering::Relaxed);
         let entry = set.entry;
         entry.kind.store(SET, Ordering::Release);
         // A program that closes the seal again and again meets an error at last.
@@ -366,6 +373,13 @@ impl OwnFd {
             self.meet_loss();
         }
         is_lost
+    }
+
+    /// Returns which of all sealed sets that were made this is now, never 0 before there were 2³² of them. The
+    /// successor of a lost one may have its number, but is another set. To be read before the number.
+    #[inline]
+    pub(super) fn identity(&self) -> u32 {
+        self.identity.load(Ordering::Acquire)
     }
 
     /// Returns whether a use or a check has failed since the file was last put there. Takes no system call.
@@ -521,6 +535,8 @@ impl OwnFd {
         while let Err(now) = old.change(state, number) {
             state = now;
         }
+        let identity = anew.identity.load(Ordering::Relaxed);
+        self.identity.store(identity, Ordering::Release);
         forget(lost, old);
         self.is_lost.store(false, Ordering::Release);
         // The number is this one's now.
