@@ -4,6 +4,8 @@
 
 mod kernel;
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events};
 
 use kernel::Twin;
@@ -346,4 +348,43 @@ fn a_rotating_set_nests_by_the_same_rules() {
     let source = EventFd::new(1).unwrap();
     chain[4].add(&source, interest).unwrap();
     assert_eq!(chain[0].try_wait(&mut [Event::default(); 2]), Ok(1));
+}
+
+#[test]
+fn a_set_that_another_watches_under_two_numbers_may_watch_a_set_of_kernel_fds() {
+    let input = Event::new(IN, 1);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let add = |set, fd| {
+        let mut event = libc::epoll_event {
+            events: IN.bits(),
+            u64: 1,
+        };
+        // SAFETY: the event is live.
+        unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event) }
+    };
+    let new = || {
+        // SAFETY: the call takes no pointers, and the fd is new.
+        unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }
+    };
+    let [inner, set, outer] = [(); 3].map(|()| new());
+    let second = set.try_clone().unwrap();
+    let [inner, set, second, outer] = [&inner, &set, &second, &outer].map(|fd| fd.as_raw_fd());
+    let reader_fd = reader.as_raw_fd();
+    let links = [
+        (inner, reader_fd),
+        (set, reader_fd),
+        (outer, set),
+        (outer, second),
+        (set, inner),
+    ];
+    for (set, fd) in links {
+        assert_eq!(add(set, fd), 0);
+    }
+
+    let [inner, set, outer] = [(); 3].map(|()| Epoll::new().unwrap());
+    inner.add(&reader, input).unwrap();
+    set.add(&reader, input).unwrap();
+    outer.add(&set, input).unwrap();
+    outer.add(&set.as_file_ref().numbered(1), input).unwrap();
+    set.add(&inner, input).unwrap();
 }

@@ -303,7 +303,9 @@ impl EpollBackend {
         };
         let nothing = Event::new(Events::empty(), 0);
         let nesting = nesting.fd.as_raw_fd();
-        let tried = fds().try_for_each(|fd| kernel::epoll_ctl(fd, Op::Add, nesting, &nothing));
+        // A set may watch this one under several numbers.
+        let tried =
+            fds().try_for_each(|fd| exists(kernel::epoll_ctl(fd, Op::Add, nesting, &nothing)));
         for fd in fds() {
             let _ = kernel::epoll_ctl(fd, Op::Del, nesting, &nothing);
         }
