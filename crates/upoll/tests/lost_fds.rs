@@ -3,7 +3,7 @@
 #![cfg(not(upoll_loom))]
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -196,4 +196,36 @@ fn two_sets_that_were_made_anew_with_each_others_numbers_are_both_watched() {
         pipe.1.write_all(b"x").unwrap();
         assert_eq!(wait(&outer, LONG), [data]);
     }
+}
+
+#[test]
+fn a_member_whose_number_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_being_made_anew() {
+    let _alone = alone();
+    // A file that cannot be watched, with the inode that eventfds have. Kernels without Landlock make none.
+    let handled_access = [1_u64];
+    let size = size_of_val(&handled_access);
+    // SAFETY: the attributes are live, and as long as is claimed.
+    let other = unsafe {
+        let create = libc::SYS_landlock_create_ruleset;
+        libc::syscall(create, handled_access.as_ptr(), size, 0)
+    };
+    let Some(other) = RawFd::try_from(other).ok().filter(|&fd| fd >= 0) else {
+        return;
+    };
+    // SAFETY: the call takes no pointers, and the fd is new.
+    let member = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
+    // SAFETY: as above.
+    let other = unsafe { OwnedFd::from_raw_fd(other) };
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let [warm_up, set] = [(); 2].map(|()| Epoll::new().unwrap());
+    let input = |data| Event::new(Events::IN, data);
+    warm_up.add(&reader, input(1)).unwrap();
+    let own = opened_by(|| set.add(&member, input(1)).unwrap());
+    set.add(&reader, input(2)).unwrap();
+    // SAFETY: both are this test's.
+    let placed = unsafe { libc::dup2(other.as_raw_fd(), member.as_raw_fd()) };
+    assert_eq!(placed, member.as_raw_fd());
+    close_all(&own);
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&set, Duration::ZERO), [2]);
 }

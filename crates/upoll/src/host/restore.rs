@@ -163,7 +163,11 @@ impl EpollBackend {
                 continue;
             }
             let interest = &listed.interest;
-            exists(kernel::epoll_ctl(anew, Op::Add, listed.number, interest))?;
+            match kernel::epoll_ctl(anew, Op::Add, listed.number, interest) {
+                // Another file with the same inode, which cannot be a member: the one that was is closed.
+                Err(Errno::PERM) => self.listed.remove(listed.number),
+                added => exists(added)?,
+            }
         }
         Ok(())
     }
