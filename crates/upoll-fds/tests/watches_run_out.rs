@@ -8,14 +8,14 @@
 mod notified;
 mod world;
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::notified::{Answer, Call, Which, answered};
 use self::world::{World, close, ready, write};
-use upoll::{Errno, Event, Events};
+use upoll::{CreateFlags, Epoll, Errno, Event, Events};
 
 const EPOLL_CTL: Which = Which {
     number: libc::SYS_epoll_ctl,
@@ -457,4 +457,37 @@ fn waits_do_without() {
         assert_eq!(found, (Ok(1), libc::POLLIN));
         close([empty, kernels]);
     });
+}
+
+/// A worker's set gives up its watch of the source for one of the new interest.
+#[test]
+fn a_change_of_a_rotating_sets_source_fails_and_has_no_effect() {
+    let _alone = alone();
+    let kernels = of_the_kernel();
+    // SAFETY: it is open until the end of the test.
+    let source = unsafe { BorrowedFd::borrow_raw(kernels) };
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    let worker = Epoll::new().unwrap();
+    worker.add(&rotating, Event::new(Events::IN, 0)).unwrap();
+    rotating.add(&source, Event::new(Events::IN, 1)).unwrap();
+    let mut is_left = false;
+    let changed = answered(
+        EPOLL_CTL,
+        |call| match i32::try_from(call.arguments()[1]).unwrap() {
+            // Another process gets the watch that was given up.
+            libc::EPOLL_CTL_ADD if !is_left && make(call, libc::EPOLL_CTL_ADD).is_ok() => {
+                is_left = true;
+                make(call, libc::EPOLL_CTL_DEL).unwrap();
+                Answer::Error(libc::ENOSPC)
+            }
+            _ => Answer::Kernels,
+        },
+        || rotating.modify(&source, Event::new(Events::OUT, 2)),
+    );
+    assert_eq!(changed, Err(Errno::NOSPC));
+    let mut events = [Event::default(); 4];
+    assert_eq!(worker.try_wait(&mut events), Ok(1));
+    assert_eq!(rotating.try_wait(&mut events), Ok(1));
+    assert_eq!(events[0].data(), 1);
+    close([kernels]);
 }

@@ -54,6 +54,7 @@ struct SourceFd {
     /// The user's number.
     number: RawFd,
     wanted: Events,
+    data: u64,
     /// Workers are to forget it.
     leaving: bool,
 }
@@ -262,18 +263,14 @@ impl Rotation {
                 })
             }
             Op::Mod => {
-                let mut source = self.source.lock();
-                let changed = source.filter(|source| source.number == number);
-                let Some(mut changed) = changed else {
-                    // Not registered under this number: the kernel finds the right error.
-                    return kernel::epoll_ctl(&self.members, op, number, &interest);
+                let Some(before) = self.modify(number, interest)? else {
+                    return Ok(());
                 };
-                kernel::epoll_ctl(&self.members, op, number, &interest)?;
-                changed.wanted = interest.events();
-                self.is_level.store(changed.is_level(), Ordering::Relaxed);
-                *source = Some(changed);
-                drop(source);
-                self.tell_workers(epoll)
+                self.tell_workers(epoll).inspect_err(|_| {
+                    let _ = self.modify(number, before);
+                    // Workers that have forgotten it watch it again.
+                    let _ = self.tell_workers(epoll);
+                })
             }
             Op::Del => self.delete(epoll, number),
         }
@@ -295,11 +292,27 @@ impl Rotation {
         let new = SourceFd {
             number,
             wanted: interest.events(),
+            data: interest.data(),
             leaving: false,
         };
         self.is_level.store(new.is_level(), Ordering::Relaxed);
         *source = Some(new);
         Ok(())
+    }
+
+    /// Returns the interest that there was in the source; None if it is not registered under this number.
+    fn modify(&self, number: RawFd, interest: Event) -> Result<Option<Event>, Errno> {
+        let mut source = self.source.lock();
+        // The kernel finds the right error for what is not registered.
+        kernel::epoll_ctl(&self.members, Op::Mod, number, &interest)?;
+        let Some(changed) = source.as_mut().filter(|source| source.number == number) else {
+            return Ok(None);
+        };
+        let before = Event::new(changed.wanted, changed.data);
+        changed.wanted = interest.events();
+        changed.data = interest.data();
+        self.is_level.store(changed.is_level(), Ordering::Relaxed);
+        Ok(Some(before))
     }
 
     fn delete(&self, epoll: &Epoll, number: RawFd) -> Result<(), Errno> {
