@@ -95,6 +95,11 @@ const NOT_FOUND: u8 = 127;
 
 /// Replaces this process by the program. Returns only on failure.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if options.top && options.user == [Kind::None] {
+        bail!(
+            "with `--user none` the program has no user-level sets, so that `--top` has nothing to show"
+        );
+    }
     let library = library(if options.fair.is_some() {
         fair::LIBRARY
     } else {
@@ -103,11 +108,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let Some((name, arguments)) = options.command.split_first() else {
         bail!("no program to run");
     };
-    if options.top && options.user == [Kind::None] {
-        bail!(
-            "with `--user none` the program has no user-level sets, so that `--top` has nothing to show"
-        );
-    }
     let path = match program::find(name) {
         Ok(path) => path,
         Err(error) => {
