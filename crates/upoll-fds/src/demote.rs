@@ -638,8 +638,8 @@ fn sets_beside(held: &Held) -> Result<Vec<(RawFd, SharedBox<NumberedSet>)>, Errn
     Ok(sets)
 }
 
-/// Makes a set able to hold kernel members, unless it rotates, or has no fd left by which anybody could wait in it. Fails if there
-/// are no fds or no memory for that. Other threads may close `epfd` and copy it meanwhile, so all of `held` must still
+/// Makes a set able to hold kernel members, unless it rotates, or has no fd left by which anybody could wait in it.
+/// Fails if there are no fds or no memory for that. Other threads may close `epfd` and copy it meanwhile, so all of `held` must still
 /// be held: its fds are not looked at.
 fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(), Errno> {
     let adopt_under = |epfd| {

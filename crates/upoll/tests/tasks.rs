@@ -145,7 +145,7 @@ fn a_kernel_fd_or_a_set_with_one_is_refused() {
     assert_eq!(set.event_stream().err(), Some(Errno::PERM));
 }
 
-/// Has more queues than a future has room for.
+/// An object with more queues than a future has room for.
 #[derive(Default)]
 struct Queues([WaitQueue; 7]);
 
@@ -491,7 +491,7 @@ impl Wake for Panics {
     }
 }
 
-/// Has two queues, and is never ready.
+/// An object with two queues that is never ready.
 #[derive(Default)]
 struct TwoQueues([WaitQueue; 2]);
 
