@@ -5,7 +5,7 @@
 //! the fd, or a process that receives it. It is also demoted for calls that only the kernel
 //! implements. A program notices only a difference in speed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +15,13 @@ use upoll::{Errno, Event, EventFd, Events, Op, Target};
 
 use crate::counts;
 use crate::held::{Group, Held, hold};
-use crate::kernel::{call, check_open};
+use crate::kernel::{self, call, check_open};
 use crate::object::Object;
 use crate::plain_sets;
 use crate::set::NumberedSet;
 use crate::signals::{HeldBack, Section};
 use crate::table;
-use crate::transfer::{self, Ends};
+use crate::transfer::{self, Ends, Own};
 use upoll_sys::backoff::Backoff;
 use upoll_sys::backoff::wait_until;
 
@@ -169,9 +169,11 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         |interest: &&Interest| interest.has_own_number(&group),
         |interest: &&Interest| !interest.has_own_number(&group),
     );
-    let in_order = interests.iter().filter(is_own);
-    let mut in_order = in_order.chain(interests.iter().filter(is_other));
-    let prepared = in_order.try_for_each(|interest| {
+    let in_order = || {
+        let own = interests.iter().filter(is_own);
+        own.chain(interests.iter().filter(is_other))
+    };
+    let prepared = in_order().try_for_each(|interest| {
         interest.prepared?;
         let set = interest.set.as_epoll();
         interest
@@ -184,9 +186,7 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         give_back(interests);
         return Err(errno);
     }
-    for interest in interests {
-        interest.give_to_the_kernel(&group);
-    }
+    in_order().for_each(|interest| interest.give_to_the_kernel(&group));
     group.release();
     Ok(())
 }
@@ -549,6 +549,9 @@ struct Interest {
     prepared: Result<(), Errno>,
     /// The fd under which the kernel set watches the object, for no events so far.
     reserved: Cell<Option<RawFd>>,
+    /// An fd for that alone, if the interest's own one is closed and the set watches the object under each open one. The
+    /// kernel set keeps the interest when it is closed.
+    spare: RefCell<Option<Own>>,
 }
 
 /// Splits the interests in the next group's objects off `rest`. The caller must pass groups in their
@@ -606,6 +609,7 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
                     event,
                     prepared,
                     reserved: Cell::new(None),
+                    spare: RefCell::new(None),
                 });
             }
         }
@@ -685,14 +689,16 @@ impl Interest {
     }
 
     /// Returns the fds by which the kernel set may watch the object, its own fd first. That fd may have been
-    /// closed while another keeps the file open; the other fd serves as well.
+    /// closed while another keeps the file open; the other fd serves as well. The spare one comes last.
     fn numbers_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
         let all = || {
             let objects = group.objects();
             let same = objects.filter(|(_, object)| object.is_same_file(&self.object));
             same.map(|(number, _)| number)
         };
-        all().filter(|&number| number == self.number).chain(all())
+        let spare = self.spare.borrow().as_ref().map(Own::number);
+        let own = all().filter(|&number| number == self.number);
+        own.chain(all()).chain(spare)
     }
 
     /// Changes an interest of the kernel set under one of [`numbers_in`](Self::numbers_in).
@@ -721,7 +727,16 @@ impl Interest {
             true => Event::new(Events::empty(), self.event.data()),
             false => self.event,
         };
-        self.reserved.set(self.add_to_the_kernel(group, event)?);
+        let mut number = self.add_to_the_kernel(group, event)?;
+        // A rotating set has one source, under one fd.
+        if number.is_none()
+            && !self.set.rotates()
+            && let Some(open) = self.numbers_in(group).next()
+        {
+            self.spare.replace(Some(Own::copy(open)?));
+            number = self.add_to_the_kernel(group, event)?;
+        }
+        self.reserved.set(number);
         Ok(())
     }
 
@@ -737,9 +752,16 @@ impl Interest {
             let deleted = self.ctl_kernel(Op::Del, number, Event::default());
             debug_assert!(deleted.is_ok(), "the number stands for the same file");
         }
+        self.spare.take();
     }
 
     fn give_to_the_kernel(&self, group: &Group<'_>) {
+        if let Some(spare) = &*self.spare.borrow()
+            && let Some(open) = self.numbers_in(group).next()
+        {
+            // The transfer may have put a new file under the open fds.
+            kernel::replace(spare.number(), open);
+        }
         // An interest that cannot be modified is there, unless the fd stands for a new file: then the watch is gone with the
         // old one.
         let op = match self.can_be_modified() {
@@ -754,5 +776,6 @@ impl Interest {
             // If the kernel has no memory for it, the interest is lost.
             let _ = self.add_to_the_kernel(group, self.event);
         }
+        self.spare.take();
     }
 }

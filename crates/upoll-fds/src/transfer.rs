@@ -18,15 +18,32 @@ pub(crate) struct Ends {
     pub(crate) other: Vec<RawFd>,
 }
 
-/// An fd of this module's own, closed when it is dropped.
-struct Own(RawFd);
+/// Fds from this one on are out of the way of the lowest free one, mostly.
+const HIGH: RawFd = 256;
+
+/// An fd of a demotion's own, closed when it is dropped.
+pub(crate) struct Own(RawFd);
 
 impl Own {
+    /// Returns an fd for the file of `fd`, out of the way of the lowest free one if possible.
+    ///
+    /// # Errors
+    /// `EMFILE`: there is no free fd.
+    pub(crate) fn copy(fd: RawFd) -> Result<Own, Errno> {
+        // SAFETY: no pointers are involved.
+        let copy = |first| number(unsafe { call!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) });
+        copy(HIGH).or_else(|_| copy(0)).map(Own)
+    }
+
+    pub(crate) fn number(&self) -> RawFd {
+        self.0
+    }
+
     /// Moves both to fds that are out of the way of the lowest free one.
     fn pair([one, other]: [RawFd; 2]) -> [Own; 2] {
         [one, other].map(|low| {
             // SAFETY: no pointers are involved.
-            let high = number(unsafe { call!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, 256) });
+            let high = number(unsafe { call!(SYS_fcntl, low, libc::F_DUPFD_CLOEXEC, HIGH) });
             let low = Own(low);
             match high {
                 Ok(high) => Own(high),

@@ -47,25 +47,198 @@ fn sets_above_each_other_watch_what_is_demoted() {
     }
 }
 
-/// An interest whose fd was closed, while a copy keeps the object open, may go to the copy's fd. The interest under that
-/// fd comes first.
-#[test]
-fn the_interest_of_an_open_fd_is_kept_beside_that_of_a_closed_one() {
-    let _alone = alone();
-    for closes_first in [true, false] {
-        let (counter, epfd) = (eventfd(), set());
-        let copy = upoll_fds::dup(counter).unwrap();
-        add(epfd, counter);
-        add(epfd, copy);
-        let (closed, open) = match closes_first {
-            true => (counter, copy),
-            false => (copy, counter),
+/// The calls that a test makes, of the library or of Linux.
+struct Calls {
+    eventfd: fn(u32, i32) -> RawFd,
+    pipe: fn() -> [RawFd; 2],
+    set: fn() -> RawFd,
+    dup: fn(RawFd) -> RawFd,
+    add: fn(RawFd, RawFd, Event),
+    ready: fn(RawFd) -> Vec<u64>,
+    write: fn(RawFd, &[u8]),
+    close: fn(RawFd),
+}
+
+const UPOLLS: Calls = Calls {
+    eventfd: |count, flags| upoll_fds::eventfd(count, flags).unwrap(),
+    pipe: world::pipe,
+    set,
+    dup: |fd| upoll_fds::dup(fd).unwrap(),
+    add: |epfd, fd, event| {
+        // SAFETY: the event is live.
+        unsafe { upoll_fds::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &raw const event) }.unwrap();
+    },
+    ready,
+    write: |fd, bytes| assert_eq!(write(fd, bytes), Ok(bytes.len())),
+    close: |fd| upoll_fds::close(fd).unwrap(),
+};
+
+const LINUXS: Calls = Calls {
+    // SAFETY: no pointers are involved.
+    eventfd: |count, flags| opened(unsafe { libc::eventfd(count, flags) }),
+    pipe: || {
+        let mut ends = [-1; 2];
+        // SAFETY: there is room for two numbers.
+        opened(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK) });
+        ends
+    },
+    // SAFETY: no pointers are involved.
+    set: || opened(unsafe { libc::epoll_create1(0) }),
+    // SAFETY: no pointers are involved.
+    dup: |fd| opened(unsafe { libc::dup(fd) }),
+    add: |epfd, fd, event| {
+        let mut event = libc::epoll_event {
+            events: event.events().bits(),
+            u64: event.data(),
         };
-        close([closed]);
-        upoll_fds::demote_all();
-        write(open, &1_u64.to_ne_bytes()).unwrap();
-        assert!(ready(epfd).contains(&(open as u64)), "{closes_first}");
-        close([open, epfd]);
+        // SAFETY: the event is live.
+        opened(unsafe { libc::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &raw mut event) });
+    },
+    ready: |epfd| {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
+        // SAFETY: there is as much room.
+        let found = opened(unsafe { libc::epoll_wait(epfd, events.as_mut_ptr(), 32, 0) });
+        let found = usize::try_from(found).unwrap();
+        let mut data: Vec<_> = events[..found].iter().map(|event| event.u64).collect();
+        data.sort_unstable();
+        data
+    },
+    write: |fd, bytes| {
+        // SAFETY: the bytes are live.
+        let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
+        assert_eq!(usize::try_from(written), Ok(bytes.len()));
+    },
+    // SAFETY: it was opened by the test.
+    close: |fd| assert_eq!(opened(unsafe { libc::close(fd) }), 0),
+};
+
+fn opened(result: i32) -> i32 {
+    assert!(result >= 0, "{}", std::io::Error::last_os_error());
+    result
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Eventfd,
+    /// The reader of a pipe with bytes, whose writer is closed: it gets a new pipe in the kernel.
+    Pipe,
+    Set,
+}
+
+/// Returns the interests that a set reports in an object which it watches under an fd and under two copies, for the events
+/// of each. Only the fd `open` is still open. `demote` is called before the object becomes ready.
+fn of_closed_fds(
+    calls: &Calls,
+    kind: Kind,
+    events: [Events; 3],
+    open: usize,
+    demote: impl FnOnce(RawFd),
+) -> Vec<u64> {
+    let epfd = (calls.set)();
+    let counter = (calls.eventfd)(0, libc::EFD_NONBLOCK);
+    let object = match kind {
+        Kind::Eventfd => (calls.dup)(counter),
+        Kind::Pipe => {
+            let [reader, writer] = (calls.pipe)();
+            (calls.write)(writer, b"x");
+            (calls.close)(writer);
+            reader
+        }
+        Kind::Set => {
+            let inner = (calls.set)();
+            (calls.add)(inner, counter, Event::new(Events::IN, 9));
+            inner
+        }
+    };
+    let fds = [object, (calls.dup)(object), (calls.dup)(object)];
+    for ((data, fd), events) in (0..).zip(fds).zip(events) {
+        (calls.add)(epfd, fd, Event::new(events, data));
+    }
+    for (at, &fd) in fds.iter().enumerate() {
+        if at != open {
+            (calls.close)(fd);
+        }
+    }
+    demote(fds[open]);
+    (calls.write)(counter, &1_u64.to_ne_bytes());
+    let found = (calls.ready)(epfd);
+    for fd in [fds[open], counter, epfd] {
+        (calls.close)(fd);
+    }
+    found
+}
+
+/// An interest whose fd was closed, while a copy keeps the object open, stays. The kernel's set watches the object under
+/// each fd once, and the open one has an interest of its own.
+#[test]
+fn interests_of_closed_fds_are_kept_beside_that_of_the_open_one() {
+    let _alone = alone();
+    let plain = [Events::IN; 3];
+    let exclusive = [Events::IN, Events::IN | Events::EXCLUSIVE, Events::IN];
+    let other = [Events::OUT, Events::IN | Events::ET, Events::empty()];
+    for (kind, all) in [
+        (Kind::Eventfd, &[plain, exclusive, other][..]),
+        (Kind::Pipe, &[plain, exclusive, other]),
+        (Kind::Set, &[plain, other]),
+    ] {
+        for &events in all {
+            for open in 0..3 {
+                let expected = of_closed_fds(&LINUXS, kind, events, open, |_| {});
+                let ways: [fn(RawFd); 2] = [
+                    |fd| upoll_fds::demote(fd).unwrap(),
+                    |_| upoll_fds::demote_all(),
+                ];
+                for demote in ways {
+                    let found = of_closed_fds(&UPOLLS, kind, events, open, |fd| {
+                        demote(fd);
+                        assert!(!upoll_fds::is_user_level(fd));
+                    });
+                    assert_eq!(found, expected, "{kind:?} {events:?} {open}");
+                }
+            }
+        }
+    }
+}
+
+/// Takes all fds but `left`. Returns those taken.
+fn take_fds(left: usize) -> Vec<RawFd> {
+    let mut taken = Vec::new();
+    loop {
+        // SAFETY: no pointers are involved.
+        match unsafe { libc::dup(0) } {
+            -1 => break,
+            fd => taken.push(fd),
+        }
+    }
+    give_fds_back(taken.drain(taken.len() - left..));
+    taken
+}
+
+fn give_fds_back(taken: impl IntoIterator<Item = RawFd>) {
+    for fd in taken {
+        // SAFETY: it was opened here.
+        assert_eq!(unsafe { libc::close(fd) }, 0);
+    }
+}
+
+/// The interest of the closed fd takes an fd for a moment. Without one the object stays as it is.
+#[test]
+fn an_object_with_the_interest_of_a_closed_fd_takes_a_free_fd_to_be_demoted() {
+    let _alone = alone();
+    for left in 0..4 {
+        let mut result = Ok(());
+        let found = of_closed_fds(&UPOLLS, Kind::Eventfd, [Events::IN; 3], 1, |fd| {
+            let taken = take_fds(left);
+            result = upoll_fds::demote(fd);
+            give_fds_back(taken);
+            assert_eq!(upoll_fds::is_user_level(fd), result.is_err());
+        });
+        assert_eq!(found, [0, 1, 2], "{left}");
+        assert!(
+            matches!(result, Ok(()) | Err(upoll::Errno::MFILE)),
+            "{result:?}"
+        );
+        assert!(left > 0 || result.is_err());
     }
 }
 
@@ -81,19 +254,9 @@ fn a_rotating_set_keeps_its_source_without_an_fd_for_another_one() {
     // SAFETY: the event is live.
     unsafe { upoll_fds::epoll_ctl(worker, libc::EPOLL_CTL_ADD, rotating, &raw const event) }
         .unwrap();
-    let mut taken = Vec::new();
-    loop {
-        // SAFETY: no pointers are involved.
-        match unsafe { libc::dup(0) } {
-            -1 => break,
-            fd => taken.push(fd),
-        }
-    }
+    let taken = take_fds(0);
     let result = upoll_fds::demote(source);
-    for fd in taken {
-        // SAFETY: it was opened here.
-        assert_eq!(unsafe { libc::close(fd) }, 0);
-    }
+    give_fds_back(taken);
     assert_eq!(result, Err(upoll::Errno::MFILE));
     write(source, &1_u64.to_ne_bytes()).unwrap();
     assert_eq!(ready(worker), [7]);
