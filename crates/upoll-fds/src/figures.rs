@@ -6,8 +6,11 @@
 //! needed for that. The figures of a set are as old as the last such call that has returned.
 //!
 //! A figure orders nothing, and no decision depends on it. A reader may see a set half-way between two calls. A thread that
-//! notes a set while another one closes it may leave its figures with the set that takes the place. Processes are told
-//! apart by their IDs, so those of several PID namespaces that share a file may take each other's places.
+//! notes a set while another one closes it may leave its figures with the set that takes the place.
+//!
+//! Processes are told apart by their IDs, so those of several PID namespaces that share a file may take each other's places.
+//! In one namespace an ID may come to be another process's. That process frees the places of the former one before it
+//! takes one. Until then a reader compares when the place was taken with the start of the process.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -37,6 +40,8 @@ pub struct Page {
 struct SetPlace {
     /// The process ID; 0: free.
     process: AtomicU64,
+    /// When the place was taken, in nanoseconds of `CLOCK_BOOTTIME`.
+    taken: AtomicU64,
     fd: AtomicU64,
     members: AtomicU64,
     rotates: AtomicU64,
@@ -78,10 +83,11 @@ impl Page {
             })
         })?;
         self.sets[taken].clear();
+        self.sets[taken].taken.store(now(), Ordering::Relaxed);
         Some(taken)
     }
 
-    /// Frees the places of sets that an earlier program of `process` has left.
+    /// Frees the places of sets that an earlier program of `process` has left, or an earlier process of that ID.
     fn forget(&self, process: u64) {
         let left = |place: &&SetPlace| place.process.load(Ordering::Relaxed) == process;
         self.sets.iter().filter(left).for_each(SetPlace::free);
@@ -92,6 +98,7 @@ impl SetPlace {
     fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         let workers = self.workers.iter();
         let own = [
+            &self.taken,
             &self.fd,
             &self.members,
             &self.rotates,
@@ -161,6 +168,17 @@ fn has_ended(process: u64) -> bool {
     asked == Err(Errno::from_raw(libc::ESRCH))
 }
 
+/// Returns the time of `CLOCK_BOOTTIME` in nanoseconds. The kernel counts the starts of processes by this clock.
+fn now() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the time is live.
+    let _ = unsafe { call!(SYS_clock_gettime, libc::CLOCK_BOOTTIME, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The ID of this process; 0: not asked for yet.
 static PROCESS: AtomicU64 = AtomicU64::new(0);
@@ -189,7 +207,13 @@ fn this_process() -> u64 {
     }
     // SAFETY: no pointers are involved.
     let asked = unsafe { call!(SYS_getpid) }.map_or(0, |id| id as u64);
-    PROCESS.store(asked, Ordering::Relaxed);
+    let relaxed = Ordering::Relaxed;
+    if PROCESS.compare_exchange(0, asked, relaxed, relaxed).is_ok()
+        && let Some(page) = page()
+    {
+        // In the child of a fork. A place that another thread has just taken for a set is taken again.
+        page.forget(asked);
+    }
     asked
 }
 
@@ -253,8 +277,9 @@ impl Place {
         let process = this_process();
         // After the thread that took the place has cleared it.
         let known = self.0.load(Ordering::Acquire);
-        if known >> 32 == process {
-            return Place::of(page, known);
+        let place = Place::of(page, known);
+        if place.is_some() || known == (process << 32 | INDEX) {
+            return place;
         }
         let taken = page.take(process);
         let new = process << 32 | taken.map_or(INDEX, |index| index as u64 + 1);
@@ -302,6 +327,9 @@ impl Drop for Place {
 pub struct SetFigures {
     /// The process that the set is in.
     pub process: u32,
+    /// Since when the figures are shown, in nanoseconds of `CLOCK_BOOTTIME`. A process that has started later is another one
+    /// with the same ID.
+    pub since: u64,
     /// The fd by which the set was last used.
     pub fd: u32,
     /// How many members it has. Members in an adopted kernel set are not counted.
@@ -347,6 +375,7 @@ pub fn in_file(bytes: &[u8]) -> Vec<SetFigures> {
         // In the order of the fields of a place.
         let [
             process,
+            taken,
             fd,
             members,
             rotates,
@@ -367,6 +396,7 @@ pub fn in_file(bytes: &[u8]) -> Vec<SetFigures> {
         });
         Some(SetFigures {
             process: id(*process)?,
+            since: *taken,
             fd: u32::try_from(*fd).ok()?,
             members: *members,
             rotates: *rotates != 0,
@@ -430,8 +460,11 @@ mod tests {
             waits,
             events,
         };
+        let since = place.taken.load(Ordering::Relaxed);
+        assert!(since > 0);
         let expected = SetFigures {
             process: 5,
+            since,
             fd: 3,
             members: 2,
             rotates: true,
@@ -468,7 +501,7 @@ mod tests {
         let page = new_page();
         let mut ended = Command::new("true").spawn().expect("it starts");
         ended.wait().expect("it is a child");
-        let own = this_process();
+        let own = std::process::id().into();
         for index in 0..SETS {
             assert_eq!(page.take(own), Some(index));
         }
@@ -477,6 +510,7 @@ mod tests {
         left.process.store(ended.id().into(), Ordering::Relaxed);
         left.count(7, 1);
         assert_eq!(page.take(own), Some(9));
+        left.taken.store(0, Ordering::Relaxed);
         assert!(left.words().all(|word| word.load(Ordering::Relaxed) == 0));
         assert_eq!(page.take(own), None);
     }
@@ -501,5 +535,14 @@ mod tests {
         assert_eq!(page.take(this_process()), Some(1));
         show(page);
         assert_eq!(own.process.load(Ordering::Relaxed), 0);
+        // So has an earlier process, whose ID a child of a fork has got, and with it a set that it showed.
+        assert_eq!(page.take(this_process()), Some(1));
+        let set = Place(AtomicU64::new(this_process() << 32 | 2));
+        own.count(7, 1);
+        begin_in_child();
+        let own = set.get(page).expect("room");
+        assert!(ptr::eq(own, &raw const page.sets[1]));
+        assert_eq!(own.workers[0].thread.load(Ordering::Relaxed), 0);
+        assert!(set.get(page).is_some_and(|place| ptr::eq(place, own)));
     }
 }

@@ -69,14 +69,30 @@ fn kernel_members(set: &SetFigures) -> u64 {
     (lines.count() as u64).saturating_sub(1)
 }
 
+/// Returns when a process has started, in nanoseconds since the machine has.
+fn start_of(process: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The second field is a name in brackets, which may have any characters.
+    let (_, fields) = text.rsplit_once(')')?;
+    let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    let in_a_second = rustix::param::clock_ticks_per_second();
+    Some(ticks.saturating_mul(1_000_000_000 / in_a_second.max(1)))
+}
+
+/// Returns whether the process of a set has not ended. The main thread may have ended before it.
+fn is_there(set: &SetFigures) -> bool {
+    // The kernel rounds it down.
+    is_live(set.process, set.process)
+        && start_of(set.process).is_none_or(|start| start <= set.since)
+}
+
 impl Figures for Sets {
     fn in_file(bytes: &[u8]) -> Self {
         Sets(in_file(bytes))
     }
 
     fn complete(&mut self) {
-        // The main thread may have ended before its process.
-        self.0.retain(|set| is_live(set.process, set.process));
+        self.0.retain(is_there);
         for set in &mut self.0 {
             set.workers
                 .retain(|worker| is_live(set.process, worker.thread));
@@ -155,6 +171,7 @@ impl Figures for Sets {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
     use std::time::{Duration, Instant};
 
     use super::super::frame::Frame;
@@ -217,6 +234,35 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_no_figures_of_an_earlier_one_with_its_id() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
+        let own = std::process::id();
+        let start = start_of(own).expect("a line of /proc");
+        let ticks = 1_000_000_000 / rustix::param::clock_ticks_per_second();
+        let at = |process, since| {
+            let mut set = set(3, &[10]);
+            (set.process, set.since) = (process, since);
+            set
+        };
+        let childs = start_of(child.id()).expect("a line of /proc");
+        let mut sets = Sets(vec![
+            at(own, start - 1),
+            at(own, start),
+            at(child.id(), childs - ticks),
+            at(child.id(), childs + 1),
+        ]);
+        sets.complete();
+        child.kill().expect("it is there");
+        child.wait().expect("it is a child");
+        let left = sets.0.iter().map(|set| (set.process, set.since));
+        let mut left: Vec<_> = left.collect();
+        left.sort_unstable();
+        let mut expected = [(own, start), (child.id(), childs + 1)];
+        expected.sort_unstable();
+        assert_eq!(left, expected);
+    }
+
+    #[test]
     fn figures_may_be_any() {
         let bytes = vec![0xff; 1 << 20];
         assert!(Sets::in_file(&bytes).0.is_empty());
@@ -226,6 +272,7 @@ mod tests {
         assert!(!sets.0.is_empty());
         for set in &mut sets.0 {
             (set.wakes, set.events, set.members) = (u64::MAX, u64::MAX, u64::MAX);
+            set.since = u64::MAX;
             set.has_adopted = true;
             for worker in &mut set.workers {
                 (worker.waits, worker.events) = (u64::MAX, u64::MAX);
