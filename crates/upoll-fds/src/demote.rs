@@ -153,7 +153,7 @@ fn demote_where(is_meant: impl Fn(&Object) -> bool, mut outcome: impl FnMut(Resu
 /// # Errors
 /// `ENOMEM`: there is no memory for the list of interests. Nothing is demoted then.
 fn demote_held(mut held: Held, mut outcome: impl FnMut(Result<(), Errno>)) -> Result<(), Errno> {
-    let interests = take_interests(&held)?;
+    let interests = interests_in(&held)?;
     let mut rest = &interests[..];
     for group in held.groups() {
         let own = own_interests(&mut rest, &group);
@@ -173,27 +173,35 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         let own = interests.iter().filter(is_own);
         own.chain(interests.iter().filter(is_other))
     };
-    let prepared = in_order().try_for_each(|interest| {
+    interests.iter().try_for_each(|interest| {
         interest.prepared?;
+        if let Object::EventFd(counter) = &interest.object {
+            counter.prepare_to_demote()?;
+        }
         let set = interest.set.as_epoll();
-        interest
-            .numbers_in(&group)
-            .try_for_each(|number| set.prepare_kernel_member(number))?;
-        interest.reserve(&group)
-    });
-    if let Err(errno) = prepared.and_then(|()| transfer(&group)) {
+        let mut numbers = interest.numbers_in(&group);
+        numbers.try_for_each(|number| set.prepare_kernel_member(number))
+    })?;
+    let ends = ends(&group)?;
+    interests.iter().for_each(Interest::take);
+    let reserved = in_order().try_for_each(|interest| interest.reserve(&group));
+    if let Err(errno) = reserved.and_then(|()| transfer(&group, &ends)) {
         interests.iter().for_each(Interest::discard);
         give_back(interests);
         return Err(errno);
     }
-    in_order().for_each(|interest| interest.give_to_the_kernel(&group));
+    in_order().for_each(|interest| match interest.is_taken.get() {
+        true => interest.give_to_the_kernel(&group),
+        // Another thread has deleted it.
+        false => interest.discard(),
+    });
     group.release();
     Ok(())
 }
 
 /// Transfers the state of a group's objects to the kernel objects behind them. The objects are unchanged
 /// if that fails.
-fn transfer(group: &Group<'_>) -> Result<(), Errno> {
+fn transfer(group: &Group<'_>, ends: &Ends) -> Result<(), Errno> {
     if group.is_used() {
         return Err(Errno::BUSY);
     }
@@ -203,7 +211,7 @@ fn transfer(group: &Group<'_>) -> Result<(), Errno> {
     match object {
         Object::EventFd(counter) => transfer_count(counter, fd),
         Object::PipeReader(_) | Object::PipeWriter(_) | Object::Socket(_) => {
-            transfer_contents(group, object)
+            transfer_contents(object, ends)
         }
         // All other members are in the kernel set behind it. Another thread may have just added a
         // user-level one.
@@ -224,7 +232,7 @@ pub(crate) fn share_all() {
     let Ok(mut held) = hold(is_meant, &under_way.held_back) else {
         return;
     };
-    let Ok(interests) = take_interests(&held) else {
+    let Ok(interests) = interests_in(&held) else {
         return;
     };
     let mut rest = &interests[..];
@@ -250,9 +258,13 @@ fn shared(group: &Group<'_>, interests: &[Interest]) -> Option<Object> {
     let successor = Object::EventFd(shared.clone());
     // The count is moved once nothing can fail any more. If something does, the last reference to the copy goes, and
     // with it the interests in the copy.
+    // A shared eventfd reports its changes through the kernel.
+    interests
+        .iter()
+        .try_for_each(|interest| interest.prepared)
+        .ok()?;
     for interest in interests {
-        // A shared eventfd reports its changes through the kernel.
-        interest.prepared.ok()?;
+        interest.take();
         interest.add(&successor).ok()?;
     }
     (counter.move_to_shared(&shared) == Ok(true)).then_some(successor)
@@ -362,7 +374,7 @@ pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
     }
     add_to_the_kernels(epfd, &groups, &interests)?;
     for group in groups {
-        let transferred = of_the_set(&group) || transfer(&group).is_ok();
+        let transferred = of_the_set(&group) || transfer(&group, &Ends::default()).is_ok();
         debug_assert!(
             transferred,
             "it is held and has its memory and no maximum, and the kernel object counts 0"
@@ -501,36 +513,41 @@ fn give_count(count: u64, fd: RawFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Transfers both ends of a pipe, or both sockets of a pair, together.
-fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
-    // The reader of a pipe, or the first one of two sockets.
-    let is_one = |end: &Object| match end {
-        Object::PipeReader(_) => true,
-        Object::Socket(_) => end.is_same_file(first),
-        _ => false,
-    };
-    let mut ends = Ends {
-        one: Vec::new(),
-        other: Vec::new(),
+/// Returns the fds of both ends of a pipe, or of both sockets of a pair. Other objects have none.
+///
+/// # Errors
+/// `ENOMEM`: there is no memory for the lists.
+fn ends(group: &Group<'_>) -> Result<Ends, Errno> {
+    let mut ends = Ends::default();
+    let Some((_, first)) = group.objects().next() else {
+        return Ok(ends);
     };
     for (fd, end) in group.objects() {
-        let fds = match is_one(end) {
-            true => &mut ends.one,
-            false => &mut ends.other,
+        let fds = match end {
+            Object::PipeReader(_) => &mut ends.one,
+            Object::PipeWriter(_) => &mut ends.other,
+            Object::Socket(_) if end.is_same_file(first) => &mut ends.one,
+            Object::Socket(_) => &mut ends.other,
+            Object::EventFd(_) | Object::Epoll(_) | Object::Own(_) => continue,
         };
         fds.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         fds.push(fd);
     }
+    Ok(ends)
+}
+
+/// Transfers both ends of a pipe, or both sockets of a pair, together.
+fn transfer_contents(first: &Object, ends: &Ends) -> Result<(), Errno> {
     match first {
         Object::PipeReader(end) => {
             let capacity = end.capacity();
-            end.demote(|pages| transfer::pipe(pages, capacity, &ends))
+            end.demote(|pages| transfer::pipe(pages, capacity, ends))
         }
         Object::PipeWriter(end) => {
             let capacity = end.capacity();
-            end.demote(|pages| transfer::pipe(pages, capacity, &ends))
+            end.demote(|pages| transfer::pipe(pages, capacity, ends))
         }
-        Object::Socket(socket) => socket.demote(|contents| transfer::sockets(&contents, &ends)),
+        Object::Socket(socket) => socket.demote(|contents| transfer::sockets(&contents, ends)),
         _ => Err(NOT_SUPPORTED),
     }
 }
@@ -539,7 +556,7 @@ fn transfer_contents(group: &Group<'_>, first: &Object) -> Result<(), Errno> {
 struct Interest {
     /// The group of the object, by its first fd.
     group: RawFd,
-    /// The number of interests that were taken before this one.
+    /// The number of interests that were found before this one.
     at: usize,
     object: Object,
     set: SharedBox<NumberedSet>,
@@ -547,6 +564,8 @@ struct Interest {
     event: Event,
     /// Whether the set can hold kernel members, or has no fd left by which anybody could wait in it.
     prepared: Result<(), Errno>,
+    /// Whether it has been deleted from the set.
+    is_taken: Cell<bool>,
     /// The fd under which the kernel set watches the object, for no events so far.
     reserved: Cell<Option<RawFd>>,
     /// An fd for that alone, if the interest's own one is closed and the set watches the object under each open one. The
@@ -564,12 +583,11 @@ fn own_interests<'a>(rest: &mut &'a [Interest], group: &Group<'_>) -> &'a [Inter
     own
 }
 
-/// Deletes the held objects, which are no longer in use, from all sets. Returns the deleted interests, in the
-/// order of the objects' groups.
+/// Returns the interests of all sets in the held objects that are no longer in use, in the order of the objects' groups.
 ///
 /// # Errors
-/// `ENOMEM`: there is no memory for the lists. The sets are as they were.
-fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
+/// `ENOMEM`: there is no memory for the lists.
+fn interests_in(held: &Held) -> Result<Vec<Interest>, Errno> {
     let sets = sets_beside(held)?;
     let mut files = HashMap::new();
     if !sets.is_empty() {
@@ -578,46 +596,36 @@ fn take_interests(held: &Held) -> Result<Vec<Interest>, Errno> {
             files.insert(object.as_file_ref(0).address(), (object, first));
         }
     }
-    let mut wanted = Vec::new();
-    let mut count = 0;
+    let (mut all, mut known) = (Vec::new(), HashSet::new());
     for (epfd, set) in &sets {
+        // A set with several fds is listed once for each.
+        known.try_reserve(1).map_err(|_| Errno::NOMEM)?;
+        if !known.insert(SharedBox::as_ptr(set)) {
+            continue;
+        }
         let interests = set
             .as_epoll()
             .interests_by(|address| files.get(&address).copied())?;
-        count += interests.len();
-        wanted.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        wanted.push((epfd, set, interests));
-    }
-    let mut taken = Vec::new();
-    taken.try_reserve(count).map_err(|_| Errno::NOMEM)?;
-    // From here on nothing fails: an interest must not be lost.
-    for (&epfd, set, interests) in wanted {
+        all.try_reserve(interests.len()).map_err(|_| Errno::NOMEM)?;
         for ((object, group), number, event) in interests {
-            let target = Target::File(object.as_file_ref(number));
-            // Before the interest goes: it takes memory, and so does the ADD if the interest comes back.
-            let prepared = prepare(set, epfd, held);
-            // A set with several fds is listed once for each. Another thread may also have deleted the
-            // interest.
-            let deleted = set.as_epoll().ctl(Op::Del, target, Event::default());
-            if deleted.is_ok() {
-                taken.push(Interest {
-                    group,
-                    at: taken.len(),
-                    object: object.clone(),
-                    set: SharedBox::clone(set),
-                    number,
-                    event,
-                    prepared,
-                    reserved: Cell::new(None),
-                    spare: RefCell::new(None),
-                });
-            }
+            all.push(Interest {
+                group,
+                at: all.len(),
+                object: object.clone(),
+                set: SharedBox::clone(set),
+                number,
+                event,
+                prepared: prepare(set, *epfd, held),
+                is_taken: Cell::new(false),
+                reserved: Cell::new(None),
+                spare: RefCell::new(None),
+            });
         }
     }
-    // Interests of one group stay in the order in which they were taken. A stable sort would take
+    // Interests of one group stay in the order in which they were found. A stable sort would take
     // memory.
-    taken.sort_unstable_by_key(|interest| (interest.group, interest.at));
-    Ok(taken)
+    all.sort_unstable_by_key(|interest| (interest.group, interest.at));
+    Ok(all)
 }
 
 /// Returns all sets with user-level members, except those that are held and cannot be looked up now. A set
@@ -669,13 +677,21 @@ fn prepare(set: &SharedBox<NumberedSet>, epfd: RawFd, held: &Held) -> Result<(),
 
 /// Restores the interests of objects that stay user-level.
 fn give_back(interests: &[Interest]) {
-    for interest in interests {
-        // Without memory for it, the interest is lost.
+    for interest in interests.iter().filter(|interest| interest.is_taken.get()) {
+        // Without memory for it, the interest is lost. A set keeps that of a few interests, but an interest in another set
+        // takes more.
         let _ = interest.add(&interest.object);
     }
 }
 
 impl Interest {
+    /// Deletes the interest from the set, so that no wait returns an event of it and one of the kernel's together.
+    fn take(&self) {
+        let target = Target::File(self.object.as_file_ref(self.number));
+        let deleted = self.set.as_epoll().ctl(Op::Del, target, Event::default());
+        self.is_taken.set(deleted.is_ok());
+    }
+
     /// Makes the set watch `object` under the interest's fd.
     fn add(&self, object: &Object) -> Result<(), Errno> {
         let target = Target::File(object.as_file_ref(self.number));

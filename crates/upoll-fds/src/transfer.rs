@@ -12,8 +12,9 @@ use upoll::internal::{PageView, SocketContents};
 use crate::kernel::{self, call, number};
 
 /// The fds of both ends of a pipe, or of both sockets of a pair; empty for a closed end.
+#[derive(Default)]
 pub(crate) struct Ends {
-    /// The reader of a pipe; one of two sockets.
+    /// The reader of a pipe; the first of two sockets.
     pub(crate) one: Vec<RawFd>,
     pub(crate) other: Vec<RawFd>,
 }

@@ -242,6 +242,28 @@ fn an_object_with_the_interest_of_a_closed_fd_takes_a_free_fd_to_be_demoted() {
     }
 }
 
+/// A set keeps an interest that it could not give up: the interest is not added anew, which would report it once more.
+#[test]
+fn interests_in_an_object_that_lacks_fds_to_be_demoted_stay_as_they_are() {
+    let _alone = alone();
+    let (counter, epfd) = (eventfd(), set());
+    let event = Event::new(Events::IN | Events::ET, 7);
+    // SAFETY: the event is live.
+    unsafe { upoll_fds::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, counter, &raw const event) }.unwrap();
+    write(counter, &1_u64.to_ne_bytes()).unwrap();
+    assert_eq!(ready(epfd), [7]);
+    let taken = take_fds(0);
+    let result = upoll_fds::demote(counter);
+    upoll_fds::demote_all();
+    give_fds_back(taken);
+    assert_eq!(result, Err(upoll::Errno::MFILE));
+    assert!(upoll_fds::is_user_level(counter));
+    assert_eq!(ready(epfd), []);
+    write(counter, &1_u64.to_ne_bytes()).unwrap();
+    assert_eq!(ready(epfd), [7]);
+    close([counter, epfd]);
+}
+
 /// The limit of fds leaves none for the kernel set that a rotating set needs for a source of the kernel's.
 #[test]
 fn a_rotating_set_keeps_its_source_without_an_fd_for_another_one() {

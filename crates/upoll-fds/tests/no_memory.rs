@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use self::failing_allocations::{Fault, each_allocation_fails};
+use self::failing_allocations::{Fault, all_allocations_fail_from_each_on, each_allocation_fails};
 use self::world::{World, add, close, pipe, ready, sockets};
 use upoll::Errno;
 
@@ -36,6 +36,16 @@ fn demotes(fault: &mut Fault) {
         upoll_fds::demote_all();
         Ok(())
     });
+    world.check_and_close();
+}
+
+/// An object gets its interests back without memory, in sets that another one watches, too.
+fn demotes_pipes_and_eventfds(fault: &mut Fault) {
+    let world = World::new();
+    for fd in [world.pipe[0], world.counter] {
+        fault.during(|| upoll_fds::demote(fd));
+        assert!(!upoll_fds::is_user_level(fd));
+    }
     world.check_and_close();
 }
 
@@ -308,5 +318,6 @@ fn an_allocation_that_fails_is_an_error_and_loses_nothing() {
     );
     each_allocation_fails("closes", closes);
     each_allocation_fails("demotes", demotes);
+    all_allocations_fail_from_each_on("lasting", demotes_pipes_and_eventfds);
     each_allocation_fails("forks", forks);
 }

@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 
 use upoll::Errno;
 
@@ -15,9 +15,18 @@ struct Failing;
 /// is to fail.
 static BEFORE: AtomicIsize = AtomicIsize::new(-1);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Whether all later allocations of the operation fail, too.
+static LASTS: AtomicBool = AtomicBool::new(false);
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
 fn fails_now() -> bool {
-    BEFORE.load(Ordering::Relaxed) >= 0 && BEFORE.fetch_sub(1, Ordering::Relaxed) == 0
+    let lasts = LASTS.load(Ordering::Relaxed) && HAS_FAILED.load(Ordering::Relaxed);
+    let is_next =
+        BEFORE.load(Ordering::Relaxed) >= 0 && BEFORE.fetch_sub(1, Ordering::Relaxed) == 0;
+    if is_next {
+        HAS_FAILED.store(true, Ordering::Relaxed);
+    }
+    is_next || lasts
 }
 
 // SAFETY: forwards every call to the system's allocator, or fails it.
@@ -53,10 +62,9 @@ impl Fault {
     pub fn during<T: Debug>(&mut self, mut operation: impl FnMut() -> Result<T, Errno>) -> T {
         BEFORE.store(self.before, Ordering::Relaxed);
         let result = operation();
-        let left = BEFORE.swap(-1, Ordering::Relaxed);
         // Negative: the allocation has failed.
-        self.was_met |= left < 0 && self.before >= 0;
-        self.before = left;
+        self.before = BEFORE.swap(-1, Ordering::Relaxed);
+        self.was_met |= HAS_FAILED.swap(false, Ordering::Relaxed);
         match result {
             Err(errno) => {
                 assert!(self.was_met, "{errno} without a failure");
@@ -98,6 +106,14 @@ fn fail_once(name: &str, most_left: isize, scenario: &impl Fn(&mut Fault), befor
 /// `--nocapture`.
 pub fn each_allocation_fails(name: &str, scenario: impl Fn(&mut Fault)) {
     each_allocation_fails_with_leaks(name, 0, scenario);
+}
+
+/// As [`each_allocation_fails`]. With the allocation all later ones of the same operation fail.
+#[allow(dead_code, reason = "not every test uses all of it")]
+pub fn all_allocations_fail_from_each_on(name: &str, scenario: impl Fn(&mut Fault)) {
+    LASTS.store(true, Ordering::Relaxed);
+    each_allocation_fails(name, scenario);
+    LASTS.store(false, Ordering::Relaxed);
 }
 
 /// As [`each_allocation_fails`], for a scenario that leaves that many bytes at most.
