@@ -97,7 +97,7 @@ fn ctl_otherwise(
     let by_the_kernel = || pass_on_ctl(epfd, op, fd, interest);
     match (set, object, operation(op)) {
         (Object::Epoll(set), Some(object), Some(Op::Add)) => {
-            add_object(set, epfd, object, fd, interest)
+            add_object(set, epfd, object, [fd, fd], interest)
         }
         // The kernel set has none of ours in it, and has the same to say.
         (Object::Epoll(set), Some(object), Some(op)) => set
@@ -174,13 +174,32 @@ pub(crate) fn is_added_as_it_is(object: &Object) -> bool {
     }
 }
 
-/// An object of ours in a set of ours, which has to be served here for that.
+/// Adds the object that `fd` stands for, under the `number` of an fd that was closed.
+///
+/// # Errors
+/// `EBADF`: `epfd` or `fd` stands for no object of ours, or is being changed. Else as [`epoll_ctl`].
+pub(crate) fn add_under(
+    epfd: RawFd,
+    fd: RawFd,
+    number: RawFd,
+    interest: Interest,
+) -> Result<(), Errno> {
+    let in_use = table::InUse::begin(epfd).ok_or(Errno::BADF)?;
+    match (in_use.object(), in_use.add(fd)) {
+        (Object::Epoll(set), Ok(Some(object))) => {
+            add_object(set, epfd, object, [fd, number], interest)
+        }
+        _ => Err(Errno::BADF),
+    }
+}
+
+/// An object of ours in a set of ours, which has to be served here for that. It is added under `number`.
 #[inline(never)]
 fn add_object(
     set: &NumberedSet,
     epfd: RawFd,
     object: &Object,
-    fd: RawFd,
+    [fd, number]: [RawFd; 2],
     interest: Interest,
 ) -> Result<(), Errno> {
     set.activate(epfd)?;
@@ -197,7 +216,7 @@ fn add_object(
         below.activate(fd)?;
         below.adopt(fd)?;
     }
-    ctl_object(set, Op::Add, object, fd, interest)
+    ctl_object(set, Op::Add, object, number, interest)
 }
 
 /// A change of a kernel's descriptor in a set of ours.

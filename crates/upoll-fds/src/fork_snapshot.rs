@@ -37,7 +37,15 @@ struct SetSnapshot {
     of: *const NumberedSet,
     numbers: Vec<RawFd>,
     rotates: bool,
-    interests: Vec<(RawFd, Event)>,
+    interests: Vec<Interest>,
+}
+
+struct Interest {
+    /// An fd of the file.
+    fd: RawFd,
+    /// The fd of the interest, which may be closed while another one keeps the file open.
+    number: RawFd,
+    event: Event,
 }
 
 /// A member that the child has as well, with its fds.
@@ -138,9 +146,12 @@ impl SetSnapshots {
             let Some(&epfd) = snapshot.numbers.iter().find(is_new) else {
                 continue;
             };
-            for &(fd, interest) in &snapshot.interests {
+            for &Interest { fd, number, event } in &snapshot.interests {
                 // The fd was closed just before the fork, or there is no memory for the member.
-                let _ = epoll_ctl::ctl(epfd, Op::Add as i32, fd, interest.into());
+                let _ = match fd == number {
+                    true => epoll_ctl::ctl(epfd, Op::Add as i32, fd, event.into()),
+                    false => epoll_ctl::add_under(epfd, fd, number, event.into()),
+                };
             }
         }
     }
@@ -225,22 +236,23 @@ fn push<T>(list: &mut Vec<T>, one: T) -> Result<(), Errno> {
 
 /// # Errors
 /// `ENOMEM`: there is no memory for the list.
-fn interests(
-    set: &Epoll,
-    members: &[Member],
-    places: &Places,
-) -> Result<Vec<(RawFd, Event)>, Errno> {
-    let mut interests = set.kernel_interests()?;
+fn interests(set: &Epoll, members: &[Member], places: &Places) -> Result<Vec<Interest>, Errno> {
+    let in_kernel = set.kernel_interests()?;
     let in_core = set.interests_by(|address| places.get(&address).copied())?;
+    let mut interests = Vec::new();
     interests
-        .try_reserve(in_core.len())
+        .try_reserve_exact(in_kernel.len() + in_core.len())
         .map_err(|_| Errno::NOMEM)?;
-    for (at, number, interest) in in_core {
-        // The fd may be closed while another one keeps the file open.
+    interests.extend(in_kernel.into_iter().map(|(fd, event)| Interest {
+        fd,
+        number: fd,
+        event,
+    }));
+    for (at, number, event) in in_core {
         let numbers = &members[at].numbers;
         let own = numbers.iter().find(|&&known| known == number);
-        let number = own.or(numbers.first());
-        interests.extend(number.map(|&number| (number, interest)));
+        let fd = own.or(numbers.first());
+        interests.extend(fd.map(|&fd| Interest { fd, number, event }));
     }
     Ok(interests)
 }

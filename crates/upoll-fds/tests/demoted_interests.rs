@@ -242,6 +242,42 @@ fn an_object_with_the_interest_of_a_closed_fd_takes_a_free_fd_to_be_demoted() {
     }
 }
 
+/// A set that watches an eventfd with a maximum is made anew in the child of a fork.
+#[test]
+fn a_child_has_the_interests_of_closed_fds_beside_that_of_the_open_one() {
+    let _alone = alone();
+    for open in 0..3 {
+        let (counter, epfd) = (eventfd(), set());
+        let maximum = 5_u64;
+        let place = (&raw const maximum).expose_provenance();
+        // SAFETY: the maximum is live.
+        unsafe { upoll_fds::ioctl(counter, upoll_fds::EFD_IOC_SET_MAXIMUM, place) }.unwrap();
+        let fds = [counter, (UPOLLS.dup)(counter), (UPOLLS.dup)(counter)];
+        for (data, fd) in (0..).zip(fds) {
+            (UPOLLS.add)(epfd, fd, Event::new(Events::IN, data));
+        }
+        for (at, &fd) in fds.iter().enumerate() {
+            if at != open {
+                close([fd]);
+            }
+        }
+        // SAFETY: the child makes calls of the library alone, and ends.
+        let child = opened(unsafe { libc::fork() });
+        if child == 0 {
+            write(fds[open], &1_u64.to_ne_bytes()).unwrap();
+            let found = ready(epfd);
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(found != [0, 1, 2])) };
+        }
+        let mut status = -1;
+        // SAFETY: the status has a place.
+        let ended = opened(unsafe { libc::waitpid(child, &raw mut status, 0) });
+        assert_eq!((ended, status), (child, 0), "{open}");
+        assert_eq!(ready(epfd), [0, 1, 2]);
+        close([fds[open], epfd]);
+    }
+}
+
 /// A set keeps an interest that it could not give up: the interest is not added anew, which would report it once more.
 #[test]
 fn interests_in_an_object_that_lacks_fds_to_be_demoted_stay_as_they_are() {
