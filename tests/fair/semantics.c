@@ -391,6 +391,23 @@ static void numbers(void)
 	close(client);
 	close(set);
 	close(fd);
+
+	/* The fd that was waited in is closed first. */
+	fd = listen_at(AF_INET);
+	set = epoll_create1(EPOLL_CLOEXEC);
+	copy = fcntl(set, F_DUPFD_CLOEXEC, 0);
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	settle(set);
+	close(set);
+	say("modify", control(copy, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLRDHUP, 2));
+	client = connect_one();
+	wait_in("the copy", copy, -1);
+	accept_one(fd);
+	wait_in("the copy", copy, 0);
+	say("delete", control(copy, EPOLL_CTL_DEL, fd, 0, 0));
+	close(client);
+	close(copy);
+	close(fd);
 }
 
 static void forks(void)

@@ -430,7 +430,7 @@ pub(crate) unsafe fn control(
     if let Some(inner) = at(fd) {
         // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
         if operation == libc::EPOLL_CTL_ADD {
-            leave_alone(&locked, inner);
+            leave_alone(&locked, inner, fds::ORDINARY);
         }
         return give(straight());
     }
@@ -572,11 +572,11 @@ fn forget_listener(_: &Locked, fd: c_int) {
     }
 }
 
-fn leave_alone(_: &Locked, set: &Set) {
+fn leave_alone(_: &Locked, set: &Set, kind: u8) {
     if set.inherited.load(Ordering::Relaxed) {
-        set.forget(fds::ORDINARY);
+        set.forget(kind);
     } else {
-        set.give_back(fds::ORDINARY);
+        set.give_back(kind);
     }
 }
 
@@ -586,7 +586,7 @@ pub(crate) fn polled(epfd: c_int) {
     if is_owner() {
         let locked = lock();
         if let Some(set) = at(epfd) {
-            leave_alone(&locked, set);
+            leave_alone(&locked, set, fds::ORDINARY);
         }
     }
 }
@@ -597,9 +597,10 @@ pub(crate) fn closing(fd: c_int) {
     if !is_owner() {
         return;
     }
-    let _lock = lock();
+    let locked = lock();
     if let Some(set) = at(fd) {
-        set.forget(UNKNOWN);
+        // The set may have other fds, and these keep the kernel's behaviour.
+        leave_alone(&locked, set, UNKNOWN);
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
         for set in &TABLE {
