@@ -755,6 +755,38 @@ static void threads(void)
 	close(shared_fd);
 }
 
+static void *wait_for_events(void *found)
+{
+	struct epoll_event event;
+
+	*(int *)found = epoll_wait(shared_set, &event, 1, 1500) > 0;
+	return NULL;
+}
+
+/* Another thread closes the fd of a set, and opens another set under its number. */
+static void closed_while_a_thread_sleeps(void)
+{
+	int end = eventfd(1, EFD_CLOEXEC), found = 0, other;
+	pthread_t thread;
+
+	printf("closed while a thread sleeps\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
+	pthread_create(&thread, NULL, wait_for_events, &found);
+	usleep(300000);
+	close(shared_set);
+	other = epoll_create1(EPOLL_CLOEXEC);
+	say("the number", other == shared_set);
+	control(other, EPOLL_CTL_ADD, end, EPOLLIN, 2);
+	pthread_join(thread, NULL);
+	say("events of the other set", found);
+	wait_in("the other set", other, 0);
+	close(other);
+	close(end);
+	close(shared_fd);
+}
+
 static void *modify(void *stop)
 {
 	while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED))
@@ -886,6 +918,7 @@ int main(void)
 	pointers();
 	ring();
 	threads();
+	closed_while_a_thread_sleeps();
 	raw_forks();
 	blocking();
 	cancellation();

@@ -531,6 +531,7 @@ unsafe fn wait_in(
             if rotate(epfd, watched, true) {
                 shared::count_rescue();
             }
+            true
         };
         // SAFETY: the caller's contract, and `events` has room for as many.
         let count = unsafe { sleep.sleep(end, group, &check) };

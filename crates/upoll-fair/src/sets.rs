@@ -72,6 +72,8 @@ pub(crate) struct Set {
     inherited: AtomicBool,
     /// The sum of the cookies of exclusive members.
     key: AtomicU64,
+    /// How often a set in this place was closed.
+    closes: AtomicU32,
 }
 
 static TABLE: [Set; SETS] = [const {
@@ -89,6 +91,7 @@ static TABLE: [Set; SETS] = [const {
         wakeups: AtomicU32::new(0),
         inherited: AtomicBool::new(false),
         key: AtomicU64::new(0),
+        closes: AtomicU32::new(0),
     }
 }; SETS];
 
@@ -285,6 +288,16 @@ impl Set {
         self.epfd.store(NONE, Ordering::Relaxed);
     }
 
+    /// Returns whether the set is that of `epfd`, as `find` returned it before the table was locked.
+    pub(crate) fn is_at(&self, epfd: c_int, _: &Locked) -> bool {
+        at(epfd).is_some_and(|set| std::ptr::eq(set, self))
+    }
+
+    /// Returns how often a set in this place was closed. As long as that stays the same, the fd is that of the set.
+    pub(crate) fn closes(&self) -> u32 {
+        self.closes.load(Ordering::Relaxed)
+    }
+
     /// Returns the group of workers that wait for the same sockets; `None` if no member is exclusive.
     pub(crate) fn group(&self) -> Option<&'static Group> {
         match self.key.load(Ordering::Relaxed) {
@@ -404,6 +417,7 @@ pub(crate) fn created(epfd: c_int) -> c_int {
     if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
         let _lock = lock();
         if let Some(set) = at(epfd) {
+            set.closes.fetch_add(1, Ordering::Relaxed);
             set.forget(UNKNOWN);
         }
         fds::set_kind(epfd, UNKNOWN);
@@ -599,6 +613,7 @@ pub(crate) fn closing(fd: c_int) {
     }
     let locked = lock();
     if let Some(set) = at(fd) {
+        set.closes.fetch_add(1, Ordering::Relaxed);
         // The set may have other fds, and these keep the kernel's behaviour.
         leave_alone(&locked, set, UNKNOWN);
     } else if fds::kind(fd) == LISTENER {

@@ -94,14 +94,19 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// Sleeps until an event, `end` or a signal; after each nap calls `check`. Returns what `epoll_pwait`
-    /// does. The program's signals must be blocked.
+    /// Sleeps until an event, `end` or a signal. After each nap calls `check`, which returns whether `epfd` still is the fd of
+    /// the set. Returns what `epoll_pwait` does. The program's signals must be blocked.
     ///
     /// A thread may be cancelled in here, so that no caller up to the exported function has a destructor to run.
     ///
     /// # Safety
     /// `events` must have room for `capacity` events, and `mask` be a live signal mask.
-    pub(crate) unsafe fn sleep(&self, end: u64, group: Option<&Group>, check: &dyn Fn()) -> c_int {
+    pub(crate) unsafe fn sleep(
+        &self,
+        end: u64,
+        group: Option<&Group>,
+        check: &dyn Fn() -> bool,
+    ) -> c_int {
         let mut now = raw::now();
         let process = shared::process();
         if let Some(group) = group {
@@ -116,7 +121,9 @@ impl Sleep {
             if count != 0 || left <= nap {
                 break count;
             }
-            check();
+            if !check() {
+                break raw::give(-libc::EBADF as isize);
+            }
             now = raw::now();
         };
         // A child that a signal handler has forked in there was not counted.
@@ -187,8 +194,12 @@ pub(crate) unsafe fn wait(
     }
     if count == 0 && !limit.is_zero() {
         let locked = sets::lock();
-        set.prepare(&locked);
-        let group = set.group();
+        // Another thread may just have closed it.
+        let is_there = set.is_at(epfd, &locked);
+        if is_there {
+            set.prepare(&locked);
+        }
+        let (group, closes) = (set.group(), set.closes());
         let before = locked.unlock_blocked();
         let sleep = Sleep {
             epfd,
@@ -201,14 +212,17 @@ pub(crate) unsafe fn wait(
                 mask
             },
         };
-        if set.needs_naps() {
+        if is_there && set.needs_naps() {
             // SAFETY: the caller's contract, and `before` is live.
             count = unsafe {
                 sleep.sleep(limit.end(), group, &|| {
                     let locked = sets::lock();
-                    if set.rescue(&locked) {
+                    // The next nap would be in what has the number now.
+                    let is_open = set.closes() == closes;
+                    if is_open && set.rescue(&locked) {
                         shared::count_rescue();
                     }
+                    is_open
                 })
             };
         } else {
