@@ -568,8 +568,7 @@ struct Interest {
     is_taken: Cell<bool>,
     /// The fd under which the kernel set watches the object, for no events so far.
     reserved: Cell<Option<RawFd>>,
-    /// An fd for that alone, if the interest's own one is closed and the set watches the object under each open one. The
-    /// kernel set keeps the interest when it is closed.
+    /// An fd for that alone, if the interest's own one is closed. The kernel set keeps the interest when it is closed.
     spare: RefCell<Option<Own>>,
 }
 
@@ -700,21 +699,22 @@ impl Interest {
 
     /// Returns whether the interest's fd still stands for the object.
     fn has_own_number(&self, group: &Group<'_>) -> bool {
-        let mut objects = group.objects();
-        objects.any(|(fd, object)| fd == self.number && object.is_same_file(&self.object))
+        self.open_in(group).any(|fd| fd == self.number)
     }
 
-    /// Returns the fds by which the kernel set may watch the object, its own fd first. That fd may have been
-    /// closed while another keeps the file open; the other fd serves as well. The spare one comes last.
+    /// Returns the fds by which the kernel set may watch the object, its own fd first. If that was closed while another keeps
+    /// the file open, the spare fd comes first. The others serve as well.
     fn numbers_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
-        let all = || {
-            let objects = group.objects();
-            let same = objects.filter(|(_, object)| object.is_same_file(&self.object));
-            same.map(|(number, _)| number)
-        };
+        let own = self.open_in(group).filter(|&number| number == self.number);
         let spare = self.spare.borrow().as_ref().map(Own::number);
-        let own = all().filter(|&number| number == self.number);
-        own.chain(all()).chain(spare)
+        own.chain(spare).chain(self.open_in(group))
+    }
+
+    /// Returns the fds of the object.
+    fn open_in(&self, group: &Group<'_>) -> impl Iterator<Item = RawFd> {
+        let objects = group.objects();
+        let same = objects.filter(|(_, object)| object.is_same_file(&self.object));
+        same.map(|(number, _)| number)
     }
 
     /// Changes an interest of the kernel set under one of [`numbers_in`](Self::numbers_in).
@@ -743,14 +743,23 @@ impl Interest {
             true => Event::new(Events::empty(), self.event.data()),
             false => self.event,
         };
-        let mut number = self.add_to_the_kernel(group, event)?;
-        // A rotating set has one source, under one fd.
-        if number.is_none()
-            && !self.set.rotates()
-            && let Some(open) = self.numbers_in(group).next()
+        let mut lacks = None;
+        // A rotating set's source needs an open fd.
+        if !self.set.rotates()
+            && !self.has_own_number(group)
+            && let Some(open) = self.open_in(group).next()
         {
-            self.spare.replace(Some(Own::copy(open)?));
-            number = self.add_to_the_kernel(group, event)?;
+            match Own::copy(open) {
+                Ok(spare) => drop(self.spare.replace(Some(spare))),
+                // An open fd has to do, unless the set watches each.
+                Err(errno) => lacks = Some(errno),
+            }
+        }
+        let number = self.add_to_the_kernel(group, event)?;
+        if number.is_none()
+            && let Some(errno) = lacks
+        {
+            return Err(errno);
         }
         self.reserved.set(number);
         Ok(())
@@ -773,7 +782,7 @@ impl Interest {
 
     fn give_to_the_kernel(&self, group: &Group<'_>) {
         if let Some(spare) = &*self.spare.borrow()
-            && let Some(open) = self.numbers_in(group).next()
+            && let Some(open) = self.open_in(group).next()
         {
             // The transfer may have put a new file under the open fds.
             kernel::replace(spare.number(), open);

@@ -200,6 +200,28 @@ fn interests_of_closed_fds_are_kept_beside_that_of_the_open_one() {
     }
 }
 
+/// The interest of a closed fd does not keep a copy from being added.
+#[test]
+fn a_copy_can_be_added_beside_the_interest_of_a_closed_fd() {
+    let _alone = alone();
+    let with_copy = |calls: &Calls, demote: &dyn Fn(RawFd)| {
+        let (counter, epfd) = ((calls.eventfd)(1, libc::EFD_NONBLOCK), (calls.set)());
+        (calls.add)(epfd, counter, Event::new(Events::IN, 1));
+        let copy = (calls.dup)(counter);
+        (calls.close)(counter);
+        demote(copy);
+        (calls.add)(epfd, copy, Event::new(Events::IN, 2));
+        let found = (calls.ready)(epfd);
+        (calls.close)(copy);
+        let left = (calls.ready)(epfd);
+        (calls.close)(epfd);
+        (found, left)
+    };
+    let expected = with_copy(&LINUXS, &|_| {});
+    let found = with_copy(&UPOLLS, &|fd| upoll_fds::demote(fd).unwrap());
+    assert_eq!(found, expected);
+}
+
 /// Takes all fds but `left`. Returns those taken.
 fn take_fds(left: usize) -> Vec<RawFd> {
     let mut taken = Vec::new();
