@@ -410,6 +410,10 @@ unsafe fn ioctl_body(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     if may_name_eventfds(request as u32) {
         leave_all_for_devices();
     }
+    if request as u32 == ADD_FD {
+        // SAFETY: the caller's contract.
+        unsafe { before_adding(argument) };
+    }
     if !is_ours(Call::Control, fd) {
         pass_on!(
             "ioctl",
@@ -435,6 +439,29 @@ pub(crate) fn may_name_eventfds(request: u32) -> bool {
         b'd' => number == 0xcf,
         b'P' => number == 8,
         _ => false,
+    }
+}
+
+/// `SECCOMP_IOCTL_NOTIF_ADDFD`: a supervisor puts an fd of its own into the process that it supervises.
+pub(crate) const ADD_FD: u32 = 0x4018_2103;
+
+/// Demotes the object that the argument of [`ADD_FD`] names.
+///
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+unsafe fn before_adding(argument: usize) {
+    /// `struct seccomp_notif_addfd`, up to the fd.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Added {
+        id: u64,
+        flags: u32,
+        fd: c_int,
+    }
+    let place = std::ptr::with_exposed_provenance::<Added>(argument);
+    // SAFETY: the caller's contract. What cannot be read the kernel refuses.
+    if let Ok(added) = unsafe { upoll_fds::read_memory(place) } {
+        demote(added.fd);
     }
 }
 
