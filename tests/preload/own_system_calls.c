@@ -68,7 +68,7 @@ struct exact {
 
 // Allows these calls with exactly these arguments, and exit.
 static void allow_exactly(const struct exact *calls, size_t count) {
-    struct sock_filter filter[128];
+    struct sock_filter filter[512];
     size_t at = 0, load = offsetof(struct seccomp_data, nr);
     for (size_t each = 0; each < count; each++) {
         const struct exact *call = &calls[each];
@@ -322,6 +322,81 @@ static void sets_by_their_arguments(void) {
     }
 }
 
+// Calls on kernel fds have the arguments that the program passed, before it has an object and beside objects.
+static void by_their_arguments(void) {
+    static char bytes[8];
+    static struct iovec part = {bytes, 3};
+    static struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    static struct pollfd entries[2];
+    static int room;
+    static socklen_t size = sizeof room;
+    // Other parts have shut down the pair.
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    unsigned long reader = (unsigned)pipe_fds[0], writer = (unsigned)pipe_fds[1];
+    unsigned long near = (unsigned)pair[0], far = (unsigned)pair[1];
+    unsigned long at = (unsigned long)bytes, list = (unsigned long)&part, mail = (unsigned long)&message;
+    const struct exact calls[] = {
+        {SYS_read, 3, {reader, at, 5}},
+        {SYS_write, 3, {writer, at, 5}},
+        {SYS_readv, 3, {far, list, 1}},
+        {SYS_writev, 3, {near, list, 1}},
+        {SYS_sendto, 6, {near, at, 2, MSG_NOSIGNAL, 0, 0}},
+        {SYS_recvfrom, 6, {far, at, 2, MSG_DONTWAIT, 0, 0}},
+        {SYS_sendmsg, 3, {near, mail, MSG_NOSIGNAL}},
+        {SYS_recvmsg, 3, {far, mail, MSG_DONTWAIT}},
+        {SYS_getsockopt, 5, {near, SOL_SOCKET, SO_SNDBUF, (unsigned long)&room, (unsigned long)&size}},
+        {SYS_setsockopt, 5, {near, SOL_SOCKET, SO_SNDBUF, (unsigned long)&room, sizeof room}},
+        {SYS_shutdown, 2, {near, SHUT_WR}},
+        {SYS_dup, 1, {reader}},
+        {SYS_dup3, 3, {reader, 61, O_CLOEXEC}},
+        {SYS_fcntl, 3, {reader, F_SETFL, O_NONBLOCK}},
+        {SYS_fcntl, 3, {reader, F_DUPFD_CLOEXEC, 50}},
+        {SYS_ioctl, 3, {reader, FIONREAD, (unsigned long)&room}},
+        {SYS_close, 1, {61}},
+        {SYS_ppoll, 5, {(unsigned long)entries, 2, 0, 0, 8}},
+        // A thread asks once whether the page of the list can be read.
+        {SYS_futex, 0, {0}},
+#ifdef __x86_64__
+        {SYS_poll, 3, {(unsigned long)entries, 2, 7}},
+        {SYS_dup2, 2, {reader, 60}},
+        {SYS_close, 1, {60}},
+#endif
+    };
+    entries[0] = (struct pollfd){pipe_fds[0], POLLIN, 0};
+    entries[1] = (struct pollfd){pair[1], POLLIN, 0};
+    allow_exactly(calls, sizeof calls / sizeof *calls);
+    for (int round = 0; round < 2; round++) {
+#ifdef __x86_64__
+        CHECK(poll(entries, 2, 7) == 0 && syscall(SYS_poll, entries, 2, 7) == 0);
+        CHECK(dup2(pipe_fds[0], 60) == 60 && close(60) == 0);
+        CHECK(syscall(SYS_dup2, pipe_fds[0], 60) == 60 && syscall(SYS_close, 60) == 0);
+#endif
+        CHECK(write(pipe_fds[1], bytes, 5) == 5 && ppoll(entries, 2, NULL, NULL) == 1);
+        CHECK(ioctl(pipe_fds[0], FIONREAD, &room) == 0 && room == 5);
+        CHECK(read(pipe_fds[0], bytes, 5) == 5);
+        CHECK(syscall(SYS_write, pipe_fds[1], bytes, 5) == 5 && syscall(SYS_read, pipe_fds[0], bytes, 5) == 5);
+        CHECK(writev(pair[0], &part, 1) == 3 && readv(pair[1], &part, 1) == 3);
+        CHECK(send(pair[0], bytes, 2, MSG_NOSIGNAL) == 2 && recv(pair[1], bytes, 2, MSG_DONTWAIT) == 2);
+        CHECK(sendmsg(pair[0], &message, MSG_NOSIGNAL) == 3 && recvmsg(pair[1], &message, MSG_DONTWAIT) == 3);
+        CHECK(getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &room, &size) == 0);
+        CHECK(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room) == 0);
+        CHECK(dup(pipe_fds[0]) >= 0 && dup3(pipe_fds[0], 61, O_CLOEXEC) == 61 && close(61) == 0);
+        CHECK(fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK) == 0);
+        CHECK(fcntl(pipe_fds[0], F_DUPFD_CLOEXEC, 50) == 50 + round);
+    }
+    CHECK(shutdown(pair[0], SHUT_WR) == 0);
+}
+
+static void by_their_arguments_beside_objects(void) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7};
+    uint64_t value = 1;
+    int counter = eventfd(0, EFD_NONBLOCK), set = epoll_create1(0);
+    CHECK(counter >= 0 && set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, counter, &event) == 0);
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipe_fds[0], &event) == 0);
+    CHECK(write(counter, &value, 8) == 8 && epoll_wait(set, &event, 1, -1) == 1);
+    by_their_arguments();
+}
+
 // Returns the handler that the kernel has, which the C library's functions may hide.
 static unsigned long kernels_handler(int number) {
     struct { unsigned long handler, flags, restorer, mask; } action = {0, 0, 0, 0};
@@ -428,9 +503,10 @@ static void no_kinds(void) {
     }
 }
 
-// All parts but beside_objects and no_kinds use no kind of objects that is served by default.
+// All parts but those beside objects and no_kinds use no kind of objects that is served by default.
 static void (*const parts[])(void) = {reads_and_writes, numbers, polls, polls_with_a_mask, beside_objects, messages, signals,
-    makes, sets, sets_with_a_mask, sets_by_their_arguments, handlers_of_programs_with_sets, children, no_kinds};
+    makes, sets, sets_with_a_mask, sets_by_their_arguments, by_their_arguments, by_their_arguments_beside_objects,
+    handlers_of_programs_with_sets, children, no_kinds};
 
 int main(void) {
     const char *kinds = getenv("UPOLL_USER");
