@@ -30,6 +30,49 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// The most fds that `upoll(7)` names for a signal handler that may have interrupted `malloc(3)`.
+#[test]
+fn the_first_poll_and_select_of_eight_fds_allocate_nothing() {
+    let fds: [i32; 8] = std::array::from_fn(|at| {
+        upoll_fds::eventfd(u32::from(at == 7), libc::EFD_NONBLOCK).unwrap()
+    });
+    let poll = move || {
+        let events = libc::POLLIN;
+        let mut asked = fds.map(|fd| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        });
+        // SAFETY: the list is live.
+        unsafe { upoll_fds::poll(asked.as_mut_ptr(), 8, 0) }
+    };
+    let select = move || {
+        // SAFETY: all zeros is an empty set, and the fds are below its size.
+        let mut asked: libc::fd_set = unsafe { std::mem::zeroed() };
+        for fd in fds {
+            // SAFETY: as above.
+            unsafe { libc::FD_SET(fd, &raw mut asked) };
+        }
+        let mut limit = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 0,
+        };
+        let sets = [&raw mut asked, ptr::null_mut(), ptr::null_mut()];
+        // SAFETY: the sets and the limit are live.
+        unsafe { upoll_fds::select(fds[7] + 1, sets, &raw mut limit) }
+    };
+    let in_a_thread = |call: Box<dyn Fn() -> Result<usize, Errno> + Send>| {
+        let thread = std::thread::spawn(move || {
+            let before = ALLOCATED.get();
+            let result = call();
+            (result, ALLOCATED.get() - before)
+        });
+        thread.join().unwrap()
+    };
+    assert_eq!(in_a_thread(Box::new(poll)), (Ok(1), 0));
+    assert_eq!(in_a_thread(Box::new(select)), (Ok(1), 0));
+}
+
 /// Signal handlers may make these calls, on whatever thread they run.
 #[test]
 fn the_first_read_write_and_poll_of_a_thread_allocate_nothing() {
