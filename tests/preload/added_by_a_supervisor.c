@@ -57,7 +57,7 @@ static void supervised(int to)
 {
 	uint64_t value = 0;
 	int listener = filter_calls(), fd;
-	alarm(20);
+	alarm(100);
 	if (listener < 0)
 		_exit(77);
 	pass(to, listener);
@@ -78,7 +78,7 @@ int main(void)
 	uint64_t value = 0;
 	int pair[2], listener, counter, status, put;
 	pid_t child;
-	alarm(20);
+	alarm(100);
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
 	child = fork();
 	CHECK(child >= 0);
