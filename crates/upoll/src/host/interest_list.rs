@@ -8,6 +8,8 @@ use std::os::fd::RawFd;
 
 use once_cell::race::OnceBox;
 
+use super::{kernel, own_fds};
+use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::boxed;
@@ -56,6 +58,15 @@ pub(super) struct Listed {
     pub(super) inode: u64,
 }
 
+/// Returns the inode of a member that was just added, for readers that find another file under its number. It is 0, as
+/// not known, where the library's own fds are out of the program's reach.
+pub(super) fn inode_to_list(number: RawFd) -> u64 {
+    match own_fds::may_be_lost() {
+        true => kernel::inode(number).unwrap_or(0),
+        false => 0,
+    }
+}
+
 /// The bucket of a number, and its place there. Bucket `n` has `64 << n` slots.
 fn place(number: RawFd) -> Option<(usize, usize)> {
     let number = u32::try_from(number).ok()?;
@@ -98,7 +109,7 @@ impl InterestList {
     }
 
     /// Records an interest, for which room has been [made](Self::prepare).
-    pub(super) fn add(&self, number: RawFd, interest: &Event, inode: u64) {
+    fn add(&self, number: RawFd, interest: &Event, inode: u64) {
         let Some(slot) = self.slot(number) else {
             return;
         };
@@ -111,9 +122,19 @@ impl InterestList {
         slot.is_watched.store(now, Ordering::Release);
     }
 
+    /// A change was made in the kernel set.
+    #[inline]
+    pub(super) fn change(&self, op: Op, number: RawFd, interest: &Event) {
+        match op {
+            Op::Add => self.add(number, interest, inode_to_list(number)),
+            Op::Mod => self.modify(number, interest),
+            Op::Del => self.remove(number),
+        }
+    }
+
     /// An interest was changed.
     #[inline]
-    pub(super) fn modify(&self, number: RawFd, interest: &Event) {
+    fn modify(&self, number: RawFd, interest: &Event) {
         if let Some(slot) = self.slot(number) {
             slot.data.store(interest.data(), Ordering::Relaxed);
             slot.events

@@ -122,6 +122,9 @@ pub(crate) struct EpollBackend {
     listed: InterestList,
     /// Held while kernel sets are made anew whose numbers the program has closed. Outside all locks.
     restoring: Mutex<()>,
+    /// Held while a member is changed in `first` and in `listed`, and while `first` is made anew from `listed`. Nests
+    /// inside all other locks. Own fds that are out of the program's reach are not lost, so there changes do without.
+    changing: Mutex<()>,
     /// Some kernel sets that were made anew lack members, because the kernel has refused them.
     is_half_restored: AtomicBool,
     /// When the sets below were last checked.
@@ -200,6 +203,7 @@ impl EpollBackend {
             members: AtomicUsize::new(0),
             listed: InterestList::new(),
             restoring: Mutex::new(()),
+            changing: Mutex::new(()),
             is_half_restored: AtomicBool::new(false),
             last_check: LastCheck::new(),
             adopted_from: AtomicI32::new(-1),
@@ -453,22 +457,14 @@ impl EpollBackend {
         if op == Op::Add {
             self.listed.prepare(number)?;
         }
-        match &self.rotation {
-            None => kernel::epoll_ctl(&self.first.fd, op, number, interest)?,
-            Some(rotation) => rotation.ctl(epoll, op, number, *interest)?,
+        if let Some(rotation) = &self.rotation {
+            rotation.ctl(epoll, op, number, *interest)?;
+            self.listed.change(op, number, interest);
+            return Ok(());
         }
-        match op {
-            Op::Add => {
-                // The file of the interest, for a reader that finds another file under the fd.
-                let inode = match own_fds::may_be_lost() {
-                    true => kernel::inode(number).unwrap_or(0),
-                    false => 0,
-                };
-                self.listed.add(number, interest, inode);
-            }
-            Op::Mod => self.listed.modify(number, interest),
-            Op::Del => self.listed.remove(number),
-        }
+        let _changing = own_fds::may_be_lost().then(|| self.changing.lock());
+        kernel::epoll_ctl(&self.first.fd, op, number, interest)?;
+        self.listed.change(op, number, interest);
         Ok(())
     }
 }
@@ -661,6 +657,11 @@ pub(crate) fn ctl(
     fd: BorrowedFd<'_>,
     interest: &Event,
 ) -> Result<(), Errno> {
+    let place = || {
+        let members = EpollBackend::of(epoll.set())?.members();
+        Some((members.identity(), members.as_raw_fd()))
+    };
+    let before = place();
     // The sets above the set were informed when the member was added.
     let changed = match EpollBackend::of(epoll.set()) {
         Some(backend) if op == Op::Mod && !backend.is_found_lost() => {
@@ -669,9 +670,10 @@ pub(crate) fn ctl(
         _ => ctl_as_member(epoll, op, fd, interest),
     };
     match changed {
-        // It may be the kernel set that is closed, not `fd`.
+        // It may be the kernel set that is closed, not `fd`. Another thread may have made it anew meanwhile.
         Err(Errno::BADF | Errno::INVAL | Errno::NOENT | Errno::PERM)
-            if EpollBackend::of(epoll.set()).is_some_and(|backend| !backend.is_intact()) =>
+            if EpollBackend::of(epoll.set()).is_some_and(|backend| !backend.is_intact())
+                || place() != before =>
         {
             ctl_as_member(epoll, op, fd, interest)
         }

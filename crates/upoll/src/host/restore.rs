@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::interest_list::Listed;
 use super::kernel::{self, Descriptor};
 use super::rotation::Rotation;
 use super::special::Special;
@@ -95,7 +96,7 @@ impl EpollBackend {
             }
             self.restore_shown()?;
             if let Some(rotation) = &self.rotation {
-                rotation.restore(&self.first.fd, |anew| self.add_listed(anew))?;
+                rotation.restore(&self.first.fd, |anew, source| self.add_again(anew, source))?;
             }
             if let Some(nesting) = self.nesting() {
                 if !self.first_is_nesting {
@@ -136,6 +137,7 @@ impl EpollBackend {
     }
 
     pub(super) fn restore_first(&self) -> Result<(), Errno> {
+        let _changing = self.changing.lock();
         let adopted = self.adopted_from.load(Ordering::Relaxed);
         if adopted >= 0 {
             // SAFETY: only duplicated. If it means another file by now there is nothing to do it with.
@@ -155,21 +157,27 @@ impl EpollBackend {
 
     /// Adds all members to a kernel set that is new.
     pub(super) fn add_listed(&self, anew: &Descriptor) -> Result<(), Errno> {
-        for listed in self.listed.iter() {
-            let inode = kernel::inode(listed.number);
-            if inode.is_none_or(|inode| listed.inode != 0 && inode != listed.inode) {
-                // It was closed, and may mean another file by now.
-                self.listed.remove(listed.number);
-                continue;
-            }
-            let interest = &listed.interest;
-            match kernel::epoll_ctl(anew, Op::Add, listed.number, interest) {
-                // Another file with the same inode, which cannot be a member: the one that was is closed.
-                Err(Errno::PERM) => self.listed.remove(listed.number),
-                added => exists(added)?,
-            }
+        let mut listed = self.listed.iter();
+        listed.try_for_each(|listed| self.add_again(anew, listed))
+    }
+
+    /// Adds a member to a kernel set that is new, unless it was closed.
+    pub(super) fn add_again(&self, anew: &Descriptor, member: Listed) -> Result<(), Errno> {
+        let number = member.number;
+        let inode = kernel::inode(number);
+        if inode.is_none_or(|inode| member.inode != 0 && inode != member.inode) {
+            // It was closed, and may mean another file by now.
+            self.listed.remove(number);
+            return Ok(());
         }
-        Ok(())
+        match kernel::epoll_ctl(anew, Op::Add, number, &member.interest) {
+            // Another file with the same inode, which cannot be a member: the one that was is closed.
+            Err(Errno::PERM) => {
+                self.listed.remove(number);
+                Ok(())
+            }
+            added => exists(added),
+        }
     }
 }
 

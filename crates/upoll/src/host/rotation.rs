@@ -25,6 +25,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
+use super::interest_list::{Listed, inode_to_list};
 use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{EDGE, EpollBackend, exists, harvest_of, kernel};
@@ -55,6 +56,8 @@ struct SourceFd {
     number: RawFd,
     wanted: Events,
     data: u64,
+    /// As [`Listed::inode`].
+    inode: u64,
     /// Workers are to forget it.
     leaving: bool,
 }
@@ -103,17 +106,20 @@ impl Rotation {
                 .is_some_and(Descriptor::is_found_lost)
     }
 
-    /// Makes lost kernel sets anew. `add_members` adds the source to the new one in the place of `members`.
+    /// Makes lost kernel sets anew. `add_again` adds the source to the new one in the place of `members`.
     /// `nested` is as in [`for_pollers`](Self::for_pollers), and may be new as well.
     pub(super) fn restore(
         &self,
         nested: &Descriptor,
-        add_members: impl FnOnce(&Descriptor) -> Result<(), Errno>,
+        add_again: impl FnOnce(&Descriptor, Listed) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let _source = self.source.lock();
+        // What changes the source in `members` holds this as well.
+        let source = self.source.lock();
         if !self.members.is_intact() {
             let anew = kernel::epoll_create_elsewhere(&self.members)?;
-            add_members(&anew)?;
+            if let Some(source) = *source {
+                add_again(&anew, source.listed())?;
+            }
             self.members.replace_lost(anew);
         }
         let Some(both) = self.for_pollers.get() else {
@@ -293,6 +299,7 @@ impl Rotation {
             number,
             wanted: interest.events(),
             data: interest.data(),
+            inode: inode_to_list(number),
             leaving: false,
         };
         self.is_level.store(new.is_level(), Ordering::Relaxed);
@@ -346,7 +353,11 @@ impl Rotation {
             return Err(errno);
         }
         *source = None;
-        kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default())
+        match kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default()) {
+            // It is made anew without the source.
+            Err(_) if self.members.is_lost_after_failure() => Ok(()),
+            deleted => deleted,
+        }
     }
 
     /// Updates every worker's kernel set after the source was added or changed, or before it
@@ -364,6 +375,15 @@ impl Rotation {
 }
 
 impl SourceFd {
+    fn listed(self) -> Listed {
+        Listed {
+            number: self.number,
+            interest: Event::new(self.wanted, self.data),
+            is_again: false,
+            inode: self.inode,
+        }
+    }
+
     /// Whether the set is ready whenever the source is, by an event that workers are woken for.
     fn is_level(self) -> bool {
         let as_asked = Events::IN | Events::OUT | Events::ALWAYS;

@@ -8,6 +8,7 @@ mod harness;
 mod kernel;
 mod kernel_fds;
 mod kernel_rotation;
+mod lost_fds;
 mod missed;
 mod own_numbers;
 mod pipes;

@@ -325,7 +325,7 @@ impl OwnFd {
         let is_intact = self.is_intact_with(Seal::is_intact);
         if is_intact && self.is_found_lost() {
             // A check has met the number as the file was put in the place of the lost one.
-            self.is_lost.store(false, Ordering::Relaxed);
+            self.is_lost.store(false, Ordering::Release);
         }
         is_intact
     }
@@ -343,7 +343,10 @@ impl OwnFd {
             Proof::Brief => true,
             _ if !self.has_number() => false,
             _ if is_protected() => !self.is_lost.load(Ordering::Relaxed),
-            Proof::Sealed => self.seal().is_some_and(is_seal_intact) && self.has_seal(),
+            // Once more: a set that has come to the number meanwhile may have the same seal.
+            Proof::Sealed => {
+                self.seal().is_some_and(is_seal_intact) && self.has_seal() && self.has_number()
+            }
             Proof::Seal(seal) => seal.socket.is(self.as_raw_fd()),
             Proof::MemberOf(set) => {
                 set.is_intact() && has_member(set.as_raw_fd(), self.as_raw_fd())
@@ -382,10 +385,11 @@ impl OwnFd {
         self.identity.load(Ordering::Acquire)
     }
 
-    /// Returns whether a use or a check has failed since the file was last put there. Takes no system call.
+    /// Returns whether a use or a check has failed since the file was last put there. Takes no system call. If not, a use that
+    /// comes next has the number of that file.
     #[inline]
     pub(crate) fn is_found_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Relaxed)
+        self.is_lost.load(Ordering::Acquire)
     }
 
     /// Makes a system call with the number, and once more if it fails and the fd has another number by
