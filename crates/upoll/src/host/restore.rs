@@ -116,6 +116,8 @@ impl EpollBackend {
             // Sets below and above look here while they are made anew: this one is done.
             self.is_half_restored.store(false, Ordering::Relaxed);
         }
+        // A wake may have gone to a lost kernel set, or been taken back in the new one, just before a thread slept there.
+        self.wake_another(description.object());
         below.iter().try_for_each(ensure_intact)?;
         // Those above know the old ones, and may have been lost as well.
         for above in sets_above(description.watchers())? {

@@ -8,8 +8,9 @@ use std::time::Duration;
 use loom::thread;
 use upoll::Source as _;
 use upoll::kernel_model::{Source, program};
-use upoll::{CreateFlags, Epoll, Event, Events, Op, PollFd, poll};
+use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Op, PollFd, poll};
 
+use super::sleeping::{FOREVER, wait};
 use super::{IN, harness};
 
 /// Own fds have this number or a higher one. The first is a set's kernel set, the next the seal, the third the kernel set
@@ -89,4 +90,23 @@ fn a_source_that_is_added_or_deleted_while_its_rotating_set_is_made_anew_is_in_t
             assert_eq!(is_ready(&rotating), op == Op::Add);
         });
     }
+}
+
+/// A wake goes to the kernel set that the program closes then. The thread that it is for is about to sleep in the one that
+/// is made anew.
+#[test]
+fn a_thread_that_goes_to_sleep_in_a_set_that_was_made_anew_misses_no_wake() {
+    harness::model(2, || {
+        let source = Source::new();
+        let set = Epoll::new().unwrap();
+        set.ctl(Op::Add, source.target(), IN).unwrap();
+        let counter = EventFd::new(0).unwrap();
+        set.add(&counter, IN).unwrap();
+        let sleeper = set.clone();
+        let sleeping = thread::spawn(move || wait(&sleeper, FOREVER));
+        counter.try_write(1).unwrap();
+        program::close(FIRST).unwrap();
+        set.ctl(Op::Mod, source.target(), IN).unwrap();
+        assert_eq!(sleeping.join().unwrap(), Ok(1));
+    });
 }
