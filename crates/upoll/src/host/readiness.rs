@@ -160,6 +160,8 @@ impl ReadyFd {
                 return None;
             }
             if state / ANEW != fd {
+                // This thread may have taken away a ring of the new fd.
+                self.state.fetch_or(TAKEN, Ordering::SeqCst);
                 self.ring();
                 return None;
             }

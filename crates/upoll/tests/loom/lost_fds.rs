@@ -1,7 +1,7 @@
 //! Sets whose own fds the program closes (`src/host/restore.rs`), while other threads use the sets. The kernel's epoll is
 //! a model (`src/host/kernel_model.rs`).
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use upoll::kernel_model::{Source, program};
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, Op, PollFd, poll};
 
 use super::sleeping::{FOREVER, wait};
-use super::{IN, harness};
+use super::{EDGE, IN, harness, harvest};
 
 /// Own fds have this number or a higher one. The first is a set's kernel set, the next the seal, the third the kernel set
 /// with a rotating set's source.
@@ -108,5 +108,31 @@ fn a_thread_that_goes_to_sleep_in_a_set_that_was_made_anew_misses_no_wake() {
         program::close(FIRST).unwrap();
         set.ctl(Op::Mod, source.target(), IN).unwrap();
         assert_eq!(sleeping.join().unwrap(), Ok(1));
+    });
+}
+
+/// The fd is made anew while a thread that has harvested an event clears it.
+#[test]
+fn an_event_on_a_readiness_fd_that_is_made_anew_during_a_harvest_shows() {
+    harness::model(2, || {
+        let set = Epoll::new().unwrap();
+        let counter = EventFd::new(0).unwrap();
+        set.add(&counter, EDGE).unwrap();
+        let fd = set.readiness_fd().unwrap();
+        counter.try_write(1).unwrap();
+        let harvester = set.clone();
+        let harvesting = thread::spawn(move || harvest(&harvester));
+        program::close(fd.as_raw_fd()).unwrap();
+        // Makes it anew.
+        let _ = fd.as_raw_fd();
+        counter.try_write(1).unwrap();
+        harvesting.join().unwrap();
+        let mut entry = libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let shows = program::poll_now(std::slice::from_mut(&mut entry)) == Ok(1);
+        assert!(shows || harvest(&set) == 0, "the event was lost");
     });
 }
