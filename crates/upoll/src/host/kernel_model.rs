@@ -49,6 +49,8 @@ loom::lazy_static! {
     /// Numbers that are in use.
     static ref OLD: AtomicU32 = AtomicU32::new(1000);
     static ref TAKEN: Table<BTreeSet<RawFd>> = Table::new(BTreeSet::new());
+    /// How many sets may be above each other.
+    static ref NESTS: AtomicUsize = AtomicUsize::new(usize::MAX);
 }
 
 type Entry = loom::sync::atomic::AtomicUsize;
@@ -563,6 +565,29 @@ impl State {
     }
 }
 
+/// Lets at most `nests` sets be above each other from now on, as `EP_MAX_NESTS` does.
+pub fn limit_nests(nests: usize) {
+    NESTS.store(nests, Ordering::Relaxed);
+}
+
+/// How many sets are above each other, from a set up.
+fn nests_up(id: FileId) -> usize {
+    let line = file(id).line.lock().unwrap().clone();
+    let above = line.iter().map(|watcher| nests_up(watcher.set));
+    1 + above.max().unwrap_or(0)
+}
+
+/// How many sets are above each other, from a file down.
+fn nests_down(id: FileId) -> usize {
+    let set = file(id);
+    if !matches!(set.kind, Kind::Set) {
+        return 0;
+    }
+    let members = set.lock().members.clone();
+    let below = members.iter().map(|&((_, member), _)| nests_down(member));
+    1 + below.max().unwrap_or(0)
+}
+
 /// Wakes the sets above after a change of a file (`__wake_up_common`, `ep_poll_callback`).
 fn tell(id: FileId, key: Events) {
     let changed = file(id);
@@ -781,6 +806,10 @@ pub(super) fn epoll_ctl_by_number(
         if !is_allowed {
             return Err(Errno::INVAL);
         }
+    }
+    let nests = NESTS.load(Ordering::Relaxed);
+    if op == Op::Add && nests < usize::MAX && nests_up(set.id) + nests_down(member.id) > nests {
+        return Err(Errno::LOOP);
     }
     let mut line = member.line.lock().unwrap();
     let mut state = set.lock();

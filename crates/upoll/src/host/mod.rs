@@ -120,7 +120,8 @@ pub(crate) struct EpollBackend {
     members: AtomicUsize,
     /// The members, except those that an adopted kernel set had before.
     listed: InterestList,
-    /// Held while kernel sets are made anew whose numbers the program has closed. Outside all locks.
+    /// Held while kernel sets are made anew whose numbers the program has closed, and while the readiness fd is linked.
+    /// Outside all locks.
     restoring: Mutex<()>,
     /// Held while a member is changed in `first` and in `listed`, and while `first` is made anew from `listed`. Nests
     /// inside all other locks. Own fds that are out of the program's reach are not lost, so there changes do without.

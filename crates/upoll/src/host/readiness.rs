@@ -278,12 +278,18 @@ impl EpollBackend {
             unsafe { shown.entry.hook(&set.watched_by, Place::Shared) };
             Ok::<_, Errno>(shown)
         })?;
-        self.link_to_sleepers(shown)?;
-        // Marked as linked, now link once more: a thread that makes a nesting fd, or an fd in place of a lost one,
-        // publishes that, then looks for the mark.
-        shown.is_linked.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        self.link_to_sleepers(shown)?;
+        {
+            // One thread at a time, so that none takes away the mark of another one.
+            let _restoring = self.restoring.lock();
+            self.link_to_sleepers(shown)?;
+            // Marked as linked, now link once more: a thread that makes a nesting fd, or an fd in place of a lost
+            // one, publishes that, then looks for the mark.
+            let was_linked = shown.is_linked.swap(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            self.link_to_sleepers(shown).inspect_err(|_| {
+                shown.is_linked.store(was_linked, Ordering::SeqCst);
+            })?;
+        }
         // Registered, now check.
         if set.is_pending() {
             shown.ready.ring();

@@ -4,7 +4,7 @@
 use std::os::fd::AsRawFd;
 
 use loom::thread;
-use upoll::kernel_model::{Source, program};
+use upoll::kernel_model::{Source, limit_nests, program};
 use upoll::{Epoll, Event, EventFd, Events, Op, ReadinessFd, Rule, Source as _};
 
 use super::sleeping::{LIMIT, time_passes_then_one_is_written, wait};
@@ -231,5 +231,27 @@ fn a_set_that_gets_a_nesting_fd_while_its_fd_is_made_shows_the_sets_below() {
         source.set_readable(true);
         assert!(is_readable(&fd));
         assert_eq!(harvest(&outer), 1);
+    });
+}
+
+/// The kernel refuses to link the fd to the nesting fd that the set gets meanwhile. The program has no readiness fd, so
+/// nothing else of the set fails.
+#[test]
+fn a_set_whose_readiness_fd_is_refused_is_as_one_without() {
+    model(2, || {
+        let [outer, inner] = [(); 2].map(|()| Epoll::new().unwrap());
+        let sources = [(); 2].map(|()| Source::new());
+        inner.ctl(Op::Add, sources[0].target(), IN).unwrap();
+        limit_nests(2);
+        let adder = outer.clone();
+        let adding = thread::spawn(move || {
+            let _ = adder.add(&inner, IN);
+            inner
+        });
+        let fd = outer.readiness_fd();
+        let _inner = adding.join().unwrap();
+        if fd.is_err() {
+            assert_eq!(outer.ctl(Op::Add, sources[1].target(), IN), Ok(()));
+        }
     });
 }
