@@ -93,11 +93,13 @@ pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Er
     epoll_create()
 }
 
-/// A socket that is always writable, and that nothing ever happens to.
+/// Opens a socket that is always writable, and that nothing ever happens to. One of netlink knows no `shutdown(2)`, after which
+/// others report `EPOLLHUP` for ever. Where a program may not open one, it is of the Unix domain.
 pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers are involved.
-    opened(unsafe { syscall!(SYS_socket, libc::AF_UNIX, kind, 0) })
+    let open = |domain, protocol| opened(unsafe { syscall!(SYS_socket, domain, kind, protocol) });
+    open(libc::AF_NETLINK, libc::NETLINK_USERSOCK).or_else(|_| open(libc::AF_UNIX, 0))
 }
 
 /// The identity of a socket among all open files.
