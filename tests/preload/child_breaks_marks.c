@@ -1,5 +1,6 @@
-/* A child that was made by the system call alone shuts down the sockets of the library, or takes them out
- * of its sets. The waits of its parent sleep, end in time, and report what is there. */
+/* A child that was made by the system call alone shuts down the sockets of the library: the waits of its
+ * parent sleep, end in time, and are woken. Or it takes them out of its sets: the waits end in time, and
+ * report what is there then. */
 #include "../c/check.h"
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -63,7 +64,7 @@ static void *write_later(void *nothing)
 	return nothing;
 }
 
-static void waits(void)
+static void waits(int longest)
 {
 	struct epoll_event event;
 	struct pollfd both[] = {{counter, POLLIN, 0}, {near, POLLIN, 0}};
@@ -73,7 +74,7 @@ static void waits(void)
 	for (turn = 0; turn < 2; turn++) {
 		CHECK(turn ? poll(both, 2, 50) == 0 : epoll_wait(set, &event, 1, 50) == 0);
 		CHECK(pthread_create(&thread, NULL, write_later, NULL) == 0);
-		CHECK(turn ? poll(both, 2, 5000) == 1 : epoll_wait(set, &event, 1, 5000) == 1);
+		CHECK(turn ? poll(both, 2, longest) == 1 : epoll_wait(set, &event, 1, longest) == 1);
 		CHECK(pthread_join(thread, NULL) == 0);
 		CHECK(eventfd_read(counter, &value) == 0 && value == 1);
 	}
@@ -90,16 +91,16 @@ static void after(int has_woken, void (*change)(int))
 		CHECK(waitpid(child, &status, 0) == child && status == 0);
 		return;
 	}
-	alarm(20);
+	alarm(100);
 	CHECK((set = epoll_create1(0)) >= 0 && (counter = eventfd(0, EFD_NONBLOCK)) >= 0);
 	CHECK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
 	near = ends[0], far = ends[1];
 	CHECK(add(set, counter, EPOLLIN, 1) == 0 && add(set, near, EPOLLIN, 2) == 0);
 	CHECK(epoll_wait(set, &event, 1, 1) == 0);
 	if (has_woken)
-		waits();
+		waits(-1);
 	in_a_child(change);
-	waits();
+	waits(change == shut_down ? -1 : 2000);
 	_exit(0);
 }
 

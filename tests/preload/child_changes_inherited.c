@@ -138,11 +138,11 @@ static void check_wakes(void)
 	for (int at = 0; at < 3; at++) {
 		pthread_t thread;
 		CHECK(pthread_create(&thread, NULL, write_later, NULL) == 0);
-		CHECK(waits[at](20000) == counter);
+		CHECK(waits[at](-1) == counter);
 		CHECK(pthread_join(thread, NULL) == 0);
 		CHECK(read(counter, &value, 8) == 8 && value == 1);
 		CHECK(pthread_create(&thread, NULL, send_later, NULL) == 0);
-		CHECK(waits[at](20000) == near);
+		CHECK(waits[at](-1) == near);
 		CHECK(pthread_join(thread, NULL) == 0);
 		CHECK(read(near, &byte, 1) == 1);
 	}

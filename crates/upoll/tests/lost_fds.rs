@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use upoll::{CreateFlags, Epoll, Event, Events, PollFd, poll};
+use upoll::{CreateFlags, CtlCommand, Epoll, Event, Events, PollFd, poll};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -228,4 +228,44 @@ fn a_member_whose_number_came_to_be_a_file_that_cannot_be_one_keeps_no_set_from_
     close_all(&own);
     writer.write_all(b"x").unwrap();
     assert_eq!(wait(&set, Duration::ZERO), [2]);
+}
+
+#[test]
+fn a_member_whose_number_came_to_be_an_own_fd_keeps_no_set_from_being_made_anew() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let lost = Epoll::new().unwrap();
+    // The lowest number that an own fd gets, so that the next kernel set has it.
+    // SAFETY: the calls take no pointers.
+    let counter = unsafe {
+        let low = libc::eventfd(1, libc::EFD_CLOEXEC);
+        let counter = libc::fcntl(low, libc::F_DUPFD_CLOEXEC, 256);
+        assert_eq!(libc::close(low), 0);
+        // SAFETY: it was just opened.
+        OwnedFd::from_raw_fd(counter)
+    };
+    let own = opened_by(|| {
+        lost.add(&counter, input(1)).unwrap();
+        lost.add(&reader, input(2)).unwrap();
+    });
+    assert!(own.iter().all(|&fd| fd > counter.as_raw_fd()), "{own:?}");
+    close_all(&own);
+    drop(counter);
+    assert_eq!(wait(&lost, Duration::ZERO), []);
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&lost, LONG), [2]);
+}
+
+#[test]
+fn a_batch_that_begins_with_a_kernel_fd_finds_a_set_that_was_closed() {
+    let _alone = alone();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let lost = Epoll::new().unwrap();
+    let own = opened_by(|| lost.add(&reader, Event::new(Events::IN, 1)).unwrap());
+    close_all(&own);
+    let commands = &mut [CtlCommand::modify(&reader, Event::new(Events::IN, 2))];
+    assert_eq!(lost.ctl_batch(commands), Ok(1));
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&lost, LONG), [2]);
 }

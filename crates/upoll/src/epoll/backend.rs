@@ -8,8 +8,6 @@
 use alloc::boxed::Box;
 use core::fmt;
 
-#[cfg(any(feature = "std", upoll_loom))]
-use super::Epoll;
 use super::Set;
 use super::interest::{Interests, Item};
 use crate::errno::Errno;
@@ -30,10 +28,6 @@ pub(crate) trait KernelBackend: InKernel {
 
     /// Returns whether anything is ready there. Nothing is consumed. With `for_item` a set above asks, for its item.
     fn is_ready(&self, set: &Set, for_item: bool) -> bool;
-
-    /// `EPOLL_CTL_MOD` of a member by its fd.
-    #[cfg(any(feature = "std", upoll_loom))]
-    fn modify(&self, epoll: &Epoll, number: i32, interest: &Event) -> Result<(), Errno>;
 
     /// Fills `out` with what is ready there and in the core. The two take turns to come first.
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize;

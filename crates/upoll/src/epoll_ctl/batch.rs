@@ -1,7 +1,7 @@
 //! `epoll_ctl_batch` of the patch of that name: many changes in one call.
 
 #[cfg(all(feature = "std", not(upoll_loom)))]
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::BorrowedFd;
 
 use crate::epoll::ctl_pass::CtlPass;
 use crate::epoll::{Epoll, Op};
@@ -45,9 +45,8 @@ impl<'a> CtlCommand<'a> {
     /// The kernel fd whose interest this is to change, if it is one.
     #[cfg(all(feature = "std", not(upoll_loom)))]
     #[inline]
-    pub(crate) fn modified_descriptor(&self) -> Option<RawFd> {
-        let descriptor = self.target.kernel().filter(|_| self.op == Op::Mod)?;
-        Some(descriptor.as_raw_fd())
+    fn modified_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.target.kernel().filter(|_| self.op == Op::Mod)
     }
 
     /// Any operation.
@@ -115,12 +114,12 @@ impl Epoll {
     #[inline]
     fn modify_descriptors(&self, commands: &mut [CtlCommand<'_>]) -> (usize, Result<(), Errno>) {
         #[cfg(all(feature = "std", not(upoll_loom)))]
-        if let Some(backend) = self.set().backend() {
+        if self.set().backend().is_some() {
             for (at, command) in commands.iter_mut().enumerate() {
-                let Some(number) = command.modified_descriptor() else {
+                let Some(descriptor) = command.modified_descriptor() else {
                     return (at, Ok(()));
                 };
-                command.result = backend.modify(self, number, &command.interest);
+                command.result = crate::host::ctl(self, Op::Mod, descriptor, &command.interest);
                 if command.result.is_err() {
                     return (at, command.result);
                 }

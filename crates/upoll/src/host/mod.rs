@@ -546,11 +546,6 @@ impl KernelBackend for EpollBackend {
         self.rotation.is_none() && self.has_ready_members(set)
     }
 
-    #[inline]
-    fn modify(&self, epoll: &Epoll, number: RawFd, interest: &Event) -> Result<(), Errno> {
-        self.ctl_listed(epoll, Op::Mod, number, interest)
-    }
-
     fn harvest_both(&self, set: &Set, out: &mut [Event]) -> usize {
         self.harvest_with(set, out, |out| set.harvest(out))
     }
@@ -666,7 +661,7 @@ pub(crate) fn ctl(
     // The sets above the set were informed when the member was added.
     let changed = match EpollBackend::of(epoll.set()) {
         Some(backend) if op == Op::Mod && !backend.is_found_lost() => {
-            backend.modify(epoll, fd.as_raw_fd(), interest)
+            backend.ctl_listed(epoll, op, fd.as_raw_fd(), interest)
         }
         _ => ctl_as_member(epoll, op, fd, interest),
     };

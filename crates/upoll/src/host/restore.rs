@@ -142,9 +142,11 @@ impl EpollBackend {
         let _changing = self.changing.lock();
         let adopted = self.adopted_from.load(Ordering::Relaxed);
         if adopted >= 0 {
-            // SAFETY: only duplicated. If it means another file by now there is nothing to do it with.
+            // SAFETY: only duplicated.
             let behind = unsafe { BorrowedFd::borrow_raw(adopted) };
-            if let Ok(fd) = kernel::duplicate_set(behind) {
+            if self.first.fd.may_be_at(adopted)
+                && let Ok(fd) = kernel::duplicate_set(behind)
+            {
                 self.first.fd.replace_lost(fd);
                 return Ok(());
             }
@@ -167,14 +169,15 @@ impl EpollBackend {
     pub(super) fn add_again(&self, anew: &Descriptor, member: Listed) -> Result<(), Errno> {
         let number = member.number;
         let inode = kernel::inode(number);
-        if inode.is_none_or(|inode| member.inode != 0 && inode != member.inode) {
-            // It was closed, and may mean another file by now.
+        let is_another = inode.is_none_or(|inode| member.inode != 0 && inode != member.inode);
+        if is_another || own_fds::has_entry(number) {
+            // It was closed, and may mean another file by now, also one of the library's.
             self.listed.remove(number);
             return Ok(());
         }
         match kernel::epoll_ctl(anew, Op::Add, number, &member.interest) {
-            // Another file with the same inode, which cannot be a member: the one that was is closed.
-            Err(Errno::PERM) => {
+            // Another file with the same inode, which cannot be a member, or none by now: the one that was is closed.
+            Err(Errno::PERM | Errno::BADF) if !anew.is_lost_after_failure() => {
                 self.listed.remove(number);
                 Ok(())
             }

@@ -118,8 +118,9 @@ impl Both {
             Call::Socket => {
                 let number = program::socket().unwrap();
                 let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+                let (domain, protocol) = (libc::AF_NETLINK, libc::NETLINK_USERSOCK);
                 // SAFETY: the call takes no pointers.
-                let file = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).unwrap();
+                let file = check(unsafe { libc::socket(domain, kind, protocol) }).unwrap();
                 self.put(file, number, Opened::Socket);
                 same(number)
             }

@@ -128,6 +128,11 @@ impl Entry {
     }
 }
 
+/// Returns whether a number is the library's own as far as it knows: the program may have closed or replaced it.
+pub(in crate::host) fn has_entry(number: RawFd) -> bool {
+    entry_at(number).is_some_and(|entry| entry.number() == number)
+}
+
 /// Ends the use of an entry.
 pub(super) fn give_back(entry: &'static Entry) {
     // Where the lock is taken the entry is lost: a fork may have left it so. So it is without memory.

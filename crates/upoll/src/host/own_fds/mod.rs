@@ -29,6 +29,7 @@ use std::ptr;
 
 #[cfg(not(upoll_loom))]
 pub(super) use self::entries::close_inherited;
+pub(super) use self::entries::has_entry;
 pub(super) use self::entries::hold_protected_numbers;
 use self::entries::{Entry, KEPT, NONE, SET, entry_at, forget, give_back, has_member, record};
 pub use self::entries::{
@@ -431,6 +432,13 @@ impl OwnFd {
             .is_some_and(|seal| has_member(self.as_raw_fd(), seal.number()))
     }
 
+    /// Returns whether `number` may stand for the same kernel set: it has the seal of this one in it, or the seal is lost and
+    /// shows nothing. Takes system calls.
+    pub(super) fn may_be_at(&self, number: RawFd) -> bool {
+        self.seal()
+            .is_none_or(|seal| !seal.is_intact() || has_member(number, seal.number()))
+    }
+
     /// Whether the number has not come to be that of another own fd, after the program closed it.
     #[inline]
     fn has_number(&self) -> bool {
@@ -471,6 +479,10 @@ impl OwnFd {
             let number = seal.number();
             if !(is_protected() || self.has_number() && seal.socket.is(number)) {
                 break;
+            }
+            // It was made anew since, and another set with this seal may have its old number.
+            if self.as_raw_fd() != set {
+                continue;
             }
             // Only protected numbers move. Under its old one the seal cannot be named any more. A number that
             // is not protected differs while the set is made anew: `set` may be a set of the program's then.
