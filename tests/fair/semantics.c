@@ -755,12 +755,53 @@ static void threads(void)
 	close(shared_fd);
 }
 
+static pid_t waiting_thread;
+
 static void *wait_for_events(void *found)
 {
 	struct epoll_event event;
 
-	*(int *)found = epoll_wait(shared_set, &event, 1, 1500) > 0;
+	__atomic_store_n(&waiting_thread, syscall(SYS_gettid), __ATOMIC_RELAXED);
+	*(int *)found = epoll_wait(shared_set, &event, 1, 700) > 0;
 	return NULL;
+}
+
+/* Returns whether a thread sleeps in epoll_wait or its like, whose number is the first word of the file then. */
+static int sleeps_in_epoll(pid_t thread)
+{
+	char name[64];
+	long call = -1;
+	FILE *file;
+
+	snprintf(name, sizeof name, "/proc/self/task/%d/syscall", thread);
+	file = fopen(name, "re");
+	if (!file) {
+		/* The kernel has no such file: the thread should be there by then. */
+		usleep(300000);
+		return 1;
+	}
+	if (fscanf(file, "%ld", &call) != 1)
+		call = -1;
+	fclose(file);
+#ifdef SYS_epoll_wait
+	if (call == SYS_epoll_wait)
+		return 1;
+#endif
+	return call == SYS_epoll_pwait || call == SYS_epoll_pwait2;
+}
+
+static void start_waiting(pthread_t *thread, int *found)
+{
+	waiting_thread = 0;
+	pthread_create(thread, NULL, wait_for_events, found);
+	for (int tries = 0; tries < 10000; tries++) {
+		pid_t number = __atomic_load_n(&waiting_thread, __ATOMIC_RELAXED);
+
+		if (number && sleeps_in_epoll(number))
+			return;
+		usleep(1000);
+	}
+	printf("not asleep\n");
 }
 
 /* Another thread closes the fd of a set, and opens another set under its number. */
@@ -773,8 +814,7 @@ static void closed_while_a_thread_sleeps(void)
 	shared_fd = listen_at(AF_INET);
 	shared_set = epoll_create1(EPOLL_CLOEXEC);
 	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
-	pthread_create(&thread, NULL, wait_for_events, &found);
-	usleep(300000);
+	start_waiting(&thread, &found);
 	close(shared_set);
 	other = epoll_create1(EPOLL_CLOEXEC);
 	say("the number", other == shared_set);
