@@ -349,7 +349,7 @@ static void numbers(void)
 	close(pipes[1]);
 	close(set);
 
-	/* The same with closes that the library does not see. */
+	/* The same with a number that gets another file. */
 	fd = listen_at(AF_INET);
 	set = epoll_create1(EPOLL_CLOEXEC);
 	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
@@ -804,27 +804,110 @@ static void start_waiting(pthread_t *thread, int *found)
 	printf("not asleep\n");
 }
 
-/* Another thread closes the fd of a set, and opens another set under its number. */
-static void closed_while_a_thread_sleeps(void)
+enum { BY_CLOSE, BY_DUP2, BY_DUP3, BY_CLOSE_RANGE, BY_CLOSEFROM, WAYS };
+
+/* Another thread closes the fd of a set, and another set gets its number. The set may have been polled before. */
+static void closed_while_a_thread_sleeps(int way, int is_polled)
 {
-	int end = eventfd(1, EFD_CLOEXEC), found = 0, other;
+	int end = eventfd(1, EFD_CLOEXEC), found = 0, other = -1;
+	struct pollfd entry = {.events = POLLIN};
 	pthread_t thread;
 
-	printf("closed while a thread sleeps\n");
+	printf("closed while a thread sleeps: %d, %d\n", way, is_polled);
 	shared_fd = listen_at(AF_INET);
-	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
 	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
 	start_waiting(&thread, &found);
-	close(shared_set);
+	if (is_polled)
+		say("poll", poll(&entry, 1, 1));
+	switch (way) {
+	case BY_CLOSE:
+		say("close", close(shared_set));
+		break;
+	case BY_CLOSE_RANGE:
+		say("close_range", close_range(shared_set, shared_set, 0));
+		break;
+	case BY_CLOSEFROM:
+		closefrom(shared_set);
+		break;
+	}
 	other = epoll_create1(EPOLL_CLOEXEC);
-	say("the number", other == shared_set);
 	control(other, EPOLL_CTL_ADD, end, EPOLLIN, 2);
+	if (way == BY_DUP2)
+		say("dup2", dup2(other, shared_set) == shared_set);
+	else if (way == BY_DUP3)
+		say("dup3", dup3(other, shared_set, O_CLOEXEC) == shared_set);
+	else
+		say("the number", other == shared_set);
 	pthread_join(thread, NULL);
 	say("events of the other set", found);
-	wait_in("the other set", other, 0);
-	close(other);
+	wait_in("the other set", shared_set, 0);
+	if (other != shared_set)
+		close(other);
+	close(shared_set);
 	close(end);
 	close(shared_fd);
+}
+
+/* A set that is polled, or a failed dup2 to its number, does not end a wait in it. */
+static void waits_on(void)
+{
+	int found = 0, outer = epoll_create1(EPOLL_CLOEXEC), client;
+	struct pollfd entry = {.events = POLLIN};
+	pthread_t thread;
+
+	printf("waits on\n");
+	shared_fd = listen_at(AF_INET);
+	shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
+	for (int way = 0; way < 4; way++) {
+		start_waiting(&thread, &found);
+		if (way == 0)
+			say("dup2", dup2(-1, shared_set));
+		else if (way == 1)
+			say("dup2", dup2(shared_set, shared_set) == shared_set);
+		else if (way == 2)
+			say("poll", poll(&entry, 1, 1));
+		else
+			say("add", control(outer, EPOLL_CTL_ADD, shared_set, EPOLLIN, 1));
+		usleep(250000);
+		client = connect_one();
+		pthread_join(thread, NULL);
+		say("found", found);
+		wait_in("the outer set", outer, 0);
+		accept_one(shared_fd);
+		close(client);
+	}
+	close(shared_set);
+	close(outer);
+	close(shared_fd);
+}
+
+/* A set that gets the number of another one keeps its registrations when that number is closed. */
+static void replaced(void)
+{
+	int fd = listen_at(AF_INET), client;
+
+	for (int way = 0; way < 2; way++) {
+		int old = epoll_create1(EPOLL_CLOEXEC), set = epoll_create1(EPOLL_CLOEXEC);
+
+		printf("replaced: %d\n", way);
+		control(old, EPOLL_CTL_ADD, fd, EPOLLIN, 1);
+		control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 2);
+		settle(old);
+		if (way)
+			say("dup3", dup3(set, old, O_CLOEXEC) == old);
+		else
+			say("dup2", dup2(set, old) == old);
+		close(old);
+		client = connect_one();
+		wait_in("set", set, -1);
+		accept_one(fd);
+		say("modify", control(set, EPOLL_CTL_MOD, fd, EPOLLIN, 3));
+		close(client);
+		close(set);
+	}
+	close(fd);
 }
 
 static void *modify(void *stop)
@@ -938,8 +1021,11 @@ static int open_fds(void)
 
 int main(void)
 {
-	int before = open_fds();
+	int before;
 
+	/* As one of the tests does. */
+	closefrom(3);
+	before = open_fds();
 	signal(SIGPIPE, SIG_IGN);
 	changes(AF_INET);
 	changes(AF_INET6);
@@ -958,7 +1044,10 @@ int main(void)
 	pointers();
 	ring();
 	threads();
-	closed_while_a_thread_sleeps();
+	for (int way = 0; way < WAYS; way++)
+		closed_while_a_thread_sleeps(way, 0);
+	waits_on();
+	replaced();
 	raw_forks();
 	blocking();
 	cancellation();

@@ -3,12 +3,12 @@
 //! Each function looks up its fds in the table of `fds`. Unless one of them is a listening socket, or a set that
 //! holds one, it calls the C library's function with the same arguments.
 
-use std::ffi::{c_int, c_long};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
 use crate::fds::{self, ORDINARY, UNKNOWN};
-use crate::next::next;
+use crate::next::{Next, next};
 use crate::polls::{self, NO_TIME, Sets};
 use crate::raw;
 use crate::sets;
@@ -506,6 +506,67 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         sets::closing(fd);
     }
     next!(c"close", fn(c_int) -> c_int, (fd))
+}
+
+/// `dup2(2)`
+///
+/// # Safety
+/// That of the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
+    if fds::kind(new) > ORDINARY {
+        sets::replacing(fd, new);
+    }
+    next!(c"dup2", fn(c_int, c_int) -> c_int, (fd, new))
+}
+
+/// `dup3(2)`
+///
+/// # Safety
+/// That of the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    if fds::kind(new) > ORDINARY && flags & !libc::O_CLOEXEC == 0 {
+        sets::replacing(fd, new);
+    }
+    next!(c"dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags))
+}
+
+/// `close_range(2)`. Flags keep the fds open, in this thread or in others.
+///
+/// # Safety
+/// That of the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags == 0 && fds::has_listener() {
+        sets::closing_range(first, last);
+    }
+    next!(
+        c"close_range",
+        fn(c_uint, c_uint, c_int) -> c_int,
+        (first, last, flags)
+    )
+}
+
+/// `closefrom(3)`
+///
+/// # Safety
+/// That of the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    if fds::has_listener() {
+        sets::closing_range(u32::try_from(first).unwrap_or(0), u32::MAX);
+    }
+    static NEXT: Next = Next::new(c"closefrom");
+    let address = NEXT.address();
+    if !address.is_null() {
+        // SAFETY: this is the C library's function of that name, which has this type.
+        let closefrom = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(c_int)>(address)
+        };
+        // SAFETY: the caller's contract.
+        unsafe { closefrom(first) };
+    }
 }
 
 /// Clears `IORING_FEAT_RSRC_TAGS` in the answer of `io_uring_setup`.

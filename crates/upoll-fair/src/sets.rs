@@ -632,6 +632,27 @@ pub(crate) fn closing(fd: c_int) {
     }
 }
 
+/// Takes note that `new`, with something to remember, is about to become a copy of `fd`.
+#[cold]
+pub(crate) fn replacing(fd: c_int, new: c_int) {
+    // Otherwise nothing is closed.
+    if fd != new && kernel!(SYS_fcntl, fd, libc::F_GETFD) >= 0 {
+        closing(new);
+    }
+}
+
+/// Takes note that all fds of a range are about to be closed.
+#[cold]
+pub(crate) fn closing_range(first: u32, last: u32) {
+    for set in TABLE.iter().filter(|set| set.epfd() != NONE) {
+        for fd in set.members().map(Member::fd).chain([set.epfd()]) {
+            if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
+                closing(fd);
+            }
+        }
+    }
+}
+
 /// Takes note that `accept` was called on a socket.
 pub(crate) fn answered(fd: c_int) {
     if HAS_EDGES.load(Ordering::Relaxed) {
