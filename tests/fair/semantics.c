@@ -1045,7 +1045,8 @@ int main(void)
 	ring();
 	threads();
 	for (int way = 0; way < WAYS; way++)
-		closed_while_a_thread_sleeps(way, 0);
+		for (int is_polled = 0; is_polled < 2; is_polled++)
+			closed_while_a_thread_sleeps(way, is_polled);
 	waits_on();
 	replaced();
 	raw_forks();

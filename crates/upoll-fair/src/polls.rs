@@ -15,7 +15,7 @@ use crate::raw::{self, kernel};
 use crate::sets::{self, EXCLUSIVE, cookie, is_due};
 use crate::settings;
 use crate::shared;
-use crate::wait::{Limit, Sleep};
+use crate::wait::{After, Limit, Sleep};
 
 /// A call with more fds is the kernel's.
 const MOST: usize = 32;
@@ -531,7 +531,7 @@ unsafe fn wait_in(
             if rotate(epfd, watched, true) {
                 shared::count_rescue();
             }
-            true
+            After::Nap
         };
         // SAFETY: the caller's contract, and `events` has room for as many.
         let count = unsafe { sleep.sleep(end, group, &check) };

@@ -22,6 +22,7 @@ use crate::raw::{self, give, kernel};
 use crate::settings::{self, Policy};
 use crate::shared::{self, Group};
 
+/// Further sets stay as the program registered them. A set that is left alone counts until it is closed.
 const SETS: usize = 128;
 /// Further listening sockets of a set stay as the program registered them.
 const MEMBERS: usize = 8;
@@ -68,8 +69,8 @@ pub(crate) struct Set {
     members: [Member; MEMBERS],
     /// Wakeups since the last rotation.
     wakeups: AtomicU32,
-    /// The set was made before a `fork`, by the parent: it stays as it is registered.
-    inherited: AtomicBool,
+    /// The set stays as it is registered: the parent made it before a `fork`, or it was polled or is a member of another set.
+    left_alone: AtomicBool,
     /// The sum of the cookies of exclusive members.
     key: AtomicU64,
     /// How often a set in this place was closed.
@@ -89,7 +90,7 @@ static TABLE: [Set; SETS] = [const {
             }
         }; MEMBERS],
         wakeups: AtomicU32::new(0),
-        inherited: AtomicBool::new(false),
+        left_alone: AtomicBool::new(false),
         key: AtomicU64::new(0),
         closes: AtomicU32::new(0),
     }
@@ -160,7 +161,7 @@ pub(crate) fn after_fork() {
         .iter()
         .filter(|set| set.epfd.load(Ordering::Relaxed) != NONE)
     {
-        set.inherited.store(true, Ordering::Relaxed);
+        set.left_alone.store(true, Ordering::Relaxed);
     }
 }
 
@@ -172,7 +173,7 @@ fn at(epfd: c_int) -> Option<&'static Set> {
 
 /// Returns the set of an fd, if it has members to look after.
 pub(crate) fn find(epfd: c_int) -> Option<&'static Set> {
-    at(epfd).filter(|set| !set.inherited.load(Ordering::Relaxed))
+    at(epfd).filter(|set| !set.is_left_alone())
 }
 
 /// Returns the mask to register exclusively in place of `events`; `None` if that would mean something else.
@@ -280,12 +281,18 @@ impl Set {
         self.epfd.load(Ordering::Relaxed)
     }
 
-    fn forget(&self, kind: u8) {
+    fn forget(&self) {
         for member in &self.members {
             member.forget();
         }
-        fds::set_kind(self.epfd(), kind);
+        self.closes.fetch_add(1, Ordering::Relaxed);
+        fds::set_kind(self.epfd(), UNKNOWN);
         self.epfd.store(NONE, Ordering::Relaxed);
+    }
+
+    /// Returns whether the set stays as it is registered. A wait in it needs no naps.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.left_alone.load(Ordering::Relaxed)
     }
 
     /// Returns whether the set is that of `epfd`, as `find` returned it before the table was locked.
@@ -293,7 +300,8 @@ impl Set {
         at(epfd).is_some_and(|set| std::ptr::eq(set, self))
     }
 
-    /// Returns how often a set in this place was closed. As long as that stays the same, the fd is that of the set.
+    /// Returns how often a set in this place was closed. As long as that stays the same, the fd is that of the set, unless
+    /// a raw system call closed it.
     pub(crate) fn closes(&self) -> u32 {
         self.closes.load(Ordering::Relaxed)
     }
@@ -385,15 +393,17 @@ impl Set {
         }
     }
 
-    /// Registers every member as the program asked, for good.
-    fn give_back(&self, kind: u8) {
-        for member in self
-            .members()
-            .filter(|member| matches!(member.state(), MADE_EXCLUSIVE | LOST))
-        {
-            member.register_again(self.epfd(), false);
+    /// Registers every member as the program asked, for good. The fd stays known, so that a close is noticed.
+    fn leave_alone(&self, _: &Locked) {
+        if self.left_alone.swap(true, Ordering::Relaxed) {
+            return;
         }
-        self.forget(kind);
+        for member in self.members() {
+            if matches!(member.state(), MADE_EXCLUSIVE | LOST) {
+                member.register_again(self.epfd(), false);
+            }
+            member.forget();
+        }
     }
 }
 
@@ -417,8 +427,7 @@ pub(crate) fn created(epfd: c_int) -> c_int {
     if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
         let _lock = lock();
         if let Some(set) = at(epfd) {
-            set.closes.fetch_add(1, Ordering::Relaxed);
-            set.forget(UNKNOWN);
+            set.forget();
         }
         fds::set_kind(epfd, UNKNOWN);
     }
@@ -444,7 +453,7 @@ pub(crate) unsafe fn control(
     if let Some(inner) = at(fd) {
         // A thread that waits in the outer set does not wait in this one, and would not end the kernel's walk.
         if operation == libc::EPOLL_CTL_ADD {
-            leave_alone(&locked, inner, fds::ORDINARY);
+            inner.leave_alone(&locked);
         }
         return give(straight());
     }
@@ -524,9 +533,8 @@ unsafe fn modify(
     let (events, data) = (member.events(), member.data.load(Ordering::Relaxed));
     let state = member.state();
     member.record(event);
-    let inherited = set.inherited.load(Ordering::Relaxed);
     member.state.store(state, Ordering::Relaxed);
-    let result = member.register_again(set.epfd(), !inherited);
+    let result = member.register_again(set.epfd(), !set.is_left_alone());
     if result >= 0 && member.state() == LOST {
         // As it was before, which may need no more memory than the kernel freed.
         member.record(epoll_event { events, u64: data });
@@ -558,16 +566,15 @@ fn record(_: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
             let set = &TABLE[index];
             set.wakeups.store(0, Ordering::Relaxed);
             set.key.store(0, Ordering::Relaxed);
-            set.inherited.store(false, Ordering::Relaxed);
+            set.left_alone.store(false, Ordering::Relaxed);
             set.epfd.store(epfd, Ordering::Relaxed);
             let kind = u8::try_from(index).map_or(UNKNOWN, |index| FIRST_SET + index);
             fds::set_kind(epfd, kind);
             set
         }
-        // The set is a member of another one, or was polled.
         None => return,
     };
-    if set.inherited.load(Ordering::Relaxed) {
+    if set.is_left_alone() {
         return;
     }
     let free = set.members.iter().find(|member| member.fd() == NONE);
@@ -586,21 +593,13 @@ fn forget_listener(_: &Locked, fd: c_int) {
     }
 }
 
-fn leave_alone(_: &Locked, set: &Set, kind: u8) {
-    if set.inherited.load(Ordering::Relaxed) {
-        set.forget(kind);
-    } else {
-        set.give_back(kind);
-    }
-}
-
 /// Takes note of a set that `poll`, `select` or another set waits for: it keeps the kernel's behaviour.
 #[cold]
 pub(crate) fn polled(epfd: c_int) {
-    if is_owner() {
+    if find(epfd).is_some() && is_owner() {
         let locked = lock();
         if let Some(set) = at(epfd) {
-            leave_alone(&locked, set, fds::ORDINARY);
+            set.leave_alone(&locked);
         }
     }
 }
@@ -613,16 +612,14 @@ pub(crate) fn closing(fd: c_int) {
     }
     let locked = lock();
     if let Some(set) = at(fd) {
-        set.closes.fetch_add(1, Ordering::Relaxed);
         // The set may have other fds, and these keep the kernel's behaviour.
-        leave_alone(&locked, set, UNKNOWN);
+        set.leave_alone(&locked);
+        set.forget();
     } else if fds::kind(fd) == LISTENER {
         // The socket may have other fds, and then its registration outlives this one.
         for set in &TABLE {
             if let Some(member) = set.member(fd) {
-                if matches!(member.state(), MADE_EXCLUSIVE)
-                    && !set.inherited.load(Ordering::Relaxed)
-                {
+                if matches!(member.state(), MADE_EXCLUSIVE) && !set.is_left_alone() {
                     member.register_again(set.epfd(), false);
                 }
                 member.forget();

@@ -82,6 +82,16 @@ fn to_timespec(nanos: u64) -> timespec {
     }
 }
 
+/// How a sleep goes on after a nap.
+pub(crate) enum After {
+    /// With another nap.
+    Nap,
+    /// Without naps: nothing is to be looked after any more.
+    Sleep,
+    /// Not at all: the fd of the set was closed.
+    Closed,
+}
+
 /// A set in which the calling thread sleeps.
 pub(crate) struct Sleep {
     pub(crate) epfd: c_int,
@@ -94,8 +104,8 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// Sleeps until an event, `end` or a signal. After each nap calls `check`, which returns whether `epfd` still is the fd of
-    /// the set. Returns what `epoll_pwait` does. The program's signals must be blocked.
+    /// Sleeps until an event, `end` or a signal, with `check` after each nap. Returns what `epoll_pwait` does. The program's
+    /// signals must be blocked.
     ///
     /// A thread may be cancelled in here, so that no caller up to the exported function has a destructor to run.
     ///
@@ -105,7 +115,7 @@ impl Sleep {
         &self,
         end: u64,
         group: Option<&Group>,
-        check: &dyn Fn() -> bool,
+        check: &dyn Fn() -> After,
     ) -> c_int {
         let mut now = raw::now();
         let process = shared::process();
@@ -121,10 +131,14 @@ impl Sleep {
             if count != 0 || left <= nap {
                 break count;
             }
-            if !check() {
-                break raw::give(-libc::EBADF as isize);
-            }
+            let after = check();
             now = raw::now();
+            match after {
+                After::Nap => {}
+                // SAFETY: the caller's contract.
+                After::Sleep => break unsafe { self.nap(end.saturating_sub(now)) },
+                After::Closed => break raw::give(-libc::EBADF as isize),
+            }
         };
         // A child that a signal handler has forked in there was not counted.
         if let Some(group) = group.filter(|_| shared::process() == process) {
@@ -150,10 +164,8 @@ impl Sleep {
                 )
             );
         }
-        let millis = match nanos {
-            u64::MAX => -1,
-            nanos => c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(c_int::MAX),
-        };
+        // More than fits has no limit.
+        let millis = c_int::try_from(nanos.div_ceil(MILLI)).unwrap_or(-1);
         next!(
             c"epoll_pwait",
             fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int,
@@ -217,12 +229,17 @@ pub(crate) unsafe fn wait(
             count = unsafe {
                 sleep.sleep(limit.end(), group, &|| {
                     let locked = sets::lock();
-                    // The next nap would be in what has the number now.
-                    let is_open = set.closes() == closes;
-                    if is_open && set.rescue(&locked) {
+                    if set.closes() != closes {
+                        // The next nap would be in what has the number now.
+                        return After::Closed;
+                    }
+                    if set.is_left_alone() {
+                        return After::Sleep;
+                    }
+                    if set.rescue(&locked) {
                         shared::count_rescue();
                     }
-                    is_open
+                    After::Nap
                 })
             };
         } else {
