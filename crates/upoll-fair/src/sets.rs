@@ -12,7 +12,9 @@
 //! `epoll_wait` compares events with members without the lock; it takes what it finds as a hint.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use libc::epoll_event;
 use upoll_sys::backoff::Backoff;
@@ -96,6 +98,8 @@ static TABLE: [Set; SETS] = [const {
     }
 }; SETS];
 
+/// So many entries of the table were in use at some time.
+static USED: AtomicUsize = AtomicUsize::new(0);
 /// A member is or was edge-triggered.
 static HAS_EDGES: AtomicBool = AtomicBool::new(false);
 static LOCK: AtomicBool = AtomicBool::new(false);
@@ -564,6 +568,7 @@ fn record(_: &Locked, epfd: c_int, fd: c_int, event: epoll_event) {
                 return;
             };
             let set = &TABLE[index];
+            USED.fetch_max(index + 1, Ordering::Relaxed);
             set.wakeups.store(0, Ordering::Relaxed);
             set.key.store(0, Ordering::Relaxed);
             set.left_alone.store(false, Ordering::Relaxed);
@@ -641,7 +646,7 @@ pub(crate) fn replacing(fd: c_int, new: c_int) {
 /// Takes note that all fds of a range are about to be closed.
 #[cold]
 pub(crate) fn closing_range(first: u32, last: u32) {
-    for set in TABLE.iter().filter(|set| set.epfd() != NONE) {
+    for set in TABLE.iter().take(USED.load(Ordering::Relaxed)) {
         for fd in set.members().map(Member::fd).chain([set.epfd()]) {
             if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
                 closing(fd);
