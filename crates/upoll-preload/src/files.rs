@@ -410,9 +410,12 @@ unsafe fn ioctl_body(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     if may_name_eventfds(request as u32) {
         leave_all_for_devices();
     }
-    if request as u32 == ADD_FD {
+    if adds_an_fd(request as u32) {
         // SAFETY: the caller's contract.
-        unsafe { before_adding(argument) };
+        let allowed = unsafe { before_adding(argument) };
+        if allowed.is_err() {
+            return give(allowed.map(|()| 0));
+        }
     }
     if !is_ours(Call::Control, fd) {
         pass_on!(
@@ -442,14 +445,20 @@ pub(crate) fn may_name_eventfds(request: u32) -> bool {
     }
 }
 
-/// `SECCOMP_IOCTL_NOTIF_ADDFD`: a supervisor puts an fd of its own into the process that it supervises.
-pub(crate) const ADD_FD: u32 = 0x4018_2103;
+/// Returns whether an `ioctl(2)` request is `SECCOMP_IOCTL_NOTIF_ADDFD`: a supervisor puts an fd of its own into the
+/// process that it supervises. The kernel looks at its type and number alone: the structure may be larger.
+pub(crate) fn adds_an_fd(request: u32) -> bool {
+    request & 0xffff == 0x2103
+}
 
-/// Demotes the object that the argument of [`ADD_FD`] names.
+/// Demotes the object that the argument of a request names which [adds an fd](adds_an_fd).
+///
+/// # Errors
+/// `EBADF`: it names an fd of the library's own.
 ///
 /// # Safety
 /// As [`upoll_fds::read_memory`].
-unsafe fn before_adding(argument: usize) {
+unsafe fn before_adding(argument: usize) -> Result<(), Errno> {
     /// `struct seccomp_notif_addfd`, up to the fd.
     #[repr(C)]
     #[derive(Clone, Copy)]
@@ -461,8 +470,12 @@ unsafe fn before_adding(argument: usize) {
     let place = std::ptr::with_exposed_provenance::<Added>(argument);
     // SAFETY: the caller's contract. What cannot be read the kernel refuses.
     if let Ok(added) = unsafe { upoll_fds::read_memory(place) } {
+        if own_fds::is_own(added.fd) {
+            return Err(Errno::BADF);
+        }
         demote(added.fd);
     }
+    Ok(())
 }
 
 /// Demotes everything, for good: the requests of such devices differ too much to find the eventfds in each.

@@ -163,7 +163,7 @@ unsafe fn concerns_objects(number: c_long, [a, b, c, d, _, _]: [usize; 6]) -> bo
             plain_sets::forget(a.int());
             is_ours_counted(Call::Dup, a)
         }
-        libc::SYS_ioctl if files::may_name_eventfds(b as _) || b as u32 == files::ADD_FD => true,
+        libc::SYS_ioctl if files::may_name_eventfds(b as _) || files::adds_an_fd(b as _) => true,
         libc::SYS_fcntl => {
             if matches!(b.int(), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
                 plain_sets::forget(a.int());
