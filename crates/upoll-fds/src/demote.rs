@@ -299,13 +299,13 @@ pub(crate) fn demote_unwatched(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
-/// Demotes a set without a place for kernel members, together with its members, which are eventfds. This takes no fd: the
+/// Demotes a set without a place for kernel members, together with its members, which are eventfds. This needs no fd: the
 /// kernel set behind the set's fds gets the interests.
 ///
 /// # Errors
 /// `EOPNOTSUPP`: the set has other members, or an eventfd with a maximum, or cannot be demoted. `EBUSY`: a call uses the
-/// set or a member, or another set watches one of them. `ENOMEM`, `ENOSPC`: there is no memory or no watch for it. All
-/// is as it was then.
+/// set or a member, or another set watches one of them. `ENOMEM`, `ENOSPC`: there is no memory or no watch for it. `EMFILE`:
+/// the set has an interest under each open fd of a member, and more under closed ones. All is as it was then.
 pub(crate) fn demote_with_members(epfd: RawFd) -> Result<(), Errno> {
     let _section = Section::begin();
     let Some(Object::Epoll(set)) = table::get(epfd) else {
@@ -391,22 +391,40 @@ fn add_to_the_kernels(
     groups: &[Group<'_>],
     interests: &[(usize, RawFd, Event)],
 ) -> Result<(), Errno> {
-    let change = |op: Op, &(at, number, event): &(usize, RawFd, Event)| {
-        let mut numbers = groups[at].objects().map(|(number, _)| number);
-        // The fd of the interest may have been closed while another keeps the file open.
-        let number = numbers
-            .find(|&fd| fd == number)
-            .unwrap_or(groups[at].first());
+    let change = |op: Op, number: RawFd, event: Event| {
         // SAFETY: the event is live, and has the layout of an epoll_event.
         unsafe { call!(SYS_epoll_ctl, epfd, op as i32, number, &raw const event) }
     };
-    for (done, interest) in interests.iter().enumerate() {
-        if let Err(errno) = change(Op::Add, interest) {
-            for interest in &interests[..done] {
-                let deleted = change(Op::Del, interest);
-                debug_assert!(deleted.is_ok(), "it was just added");
+    let numbers = |at: usize| groups[at].objects().map(|(number, _)| number);
+    let is_open = |&&(at, own, _): &&(usize, RawFd, Event)| numbers(at).any(|fd| fd == own);
+    // As in `demote_group`: the interest of a closed fd could take the fd of another one.
+    let open = interests.iter().filter(is_open);
+    let in_order = open.chain(interests.iter().filter(|interest| !is_open(interest)));
+    let mut added: Vec<(RawFd, Option<Own>)> = Vec::new();
+    added
+        .try_reserve(interests.len())
+        .map_err(|_| Errno::NOMEM)?;
+    for interest @ &(at, own, event) in in_order {
+        let own = Some(own).filter(|_| is_open(&interest));
+        let spare = match own {
+            Some(_) => None,
+            None => Own::copy(groups[at].first()).ok(),
+        };
+        let spare_number = spare.as_ref().map(Own::number);
+        let mut all = own.into_iter().chain(spare_number).chain(numbers(at));
+        let done = all.find_map(|number| match change(Op::Add, number, event) {
+            Err(Errno::EXIST) => None,
+            result => Some(result.map(|_| number)),
+        });
+        match done.unwrap_or(Err(Errno::MFILE)) {
+            Ok(number) => added.push((number, spare)),
+            Err(errno) => {
+                for &(number, _) in &added {
+                    let deleted = change(Op::Del, number, Event::default());
+                    debug_assert!(deleted.is_ok(), "it was just added");
+                }
+                return Err(errno);
             }
-            return Err(errno);
         }
     }
     Ok(())

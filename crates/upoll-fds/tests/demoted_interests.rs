@@ -264,6 +264,43 @@ fn an_object_with_the_interest_of_a_closed_fd_takes_a_free_fd_to_be_demoted() {
     }
 }
 
+/// A set of eventfds that gets its first kernel member without a free fd is left to the kernel. The interest of the closed fd
+/// takes the fd that has none.
+#[test]
+fn a_set_that_is_demoted_without_a_free_fd_keeps_the_interests_of_open_fds_under_these() {
+    let _alone = alone();
+    let with_a_kernel_member = |calls: &Calls, without: [usize; 2]| {
+        let counter = (calls.eventfd)(1, libc::EFD_NONBLOCK);
+        let fds = [counter, (calls.dup)(counter), (calls.dup)(counter)];
+        let (epfd, member) = ((calls.set)(), (LINUXS.eventfd)(1, libc::EFD_NONBLOCK));
+        for (at, data) in [(0, 0), (1, 1), (2, 2)] {
+            if at != without[0] {
+                (calls.add)(epfd, fds[at], Event::new(Events::IN, data));
+            }
+        }
+        let taken = take_fds(0);
+        (calls.close)(fds[without[1]]);
+        // SAFETY: no pointers are involved.
+        let last = opened(unsafe { libc::dup(0) });
+        (calls.add)(epfd, member, Event::new(Events::IN, 3));
+        give_fds_back(taken);
+        give_fds_back([last]);
+        let found = (calls.ready)(epfd);
+        for at in (0..3).filter(|&at| at != without[1]) {
+            (calls.close)(fds[at]);
+        }
+        let left = (calls.ready)(epfd);
+        give_fds_back([member]);
+        (calls.close)(epfd);
+        (found, left)
+    };
+    for without in [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]] {
+        let expected = with_a_kernel_member(&LINUXS, without);
+        let found = with_a_kernel_member(&UPOLLS, without);
+        assert_eq!(found, expected, "{without:?}");
+    }
+}
+
 /// A set that watches an eventfd with a maximum is made anew in the child of a fork.
 #[test]
 fn a_child_has_the_interests_of_closed_fds_beside_that_of_the_open_one() {
