@@ -169,10 +169,9 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         |interest: &&Interest| interest.has_own_number(&group),
         |interest: &&Interest| !interest.has_own_number(&group),
     );
-    let in_order = || {
-        let own = interests.iter().filter(is_own);
-        own.chain(interests.iter().filter(is_other))
-    };
+    // Another thread may have deleted the others.
+    let taken = || interests.iter().filter(|interest| interest.is_taken.get());
+    let in_order = || taken().filter(is_own).chain(taken().filter(is_other));
     interests.iter().try_for_each(|interest| {
         interest.prepared?;
         if let Object::EventFd(counter) = &interest.object {
@@ -190,11 +189,7 @@ fn demote_group(group: Group<'_>, interests: &[Interest]) -> Result<(), Errno> {
         give_back(interests);
         return Err(errno);
     }
-    in_order().for_each(|interest| match interest.is_taken.get() {
-        true => interest.give_to_the_kernel(&group),
-        // Another thread has deleted it.
-        false => interest.discard(),
-    });
+    in_order().for_each(|interest| interest.give_to_the_kernel(&group));
     group.release();
     Ok(())
 }
@@ -789,7 +784,7 @@ impl Interest {
         !self.set.rotates() && !self.event.events().contains(Events::EXCLUSIVE)
     }
 
-    /// Undoes [`reserve`](Self::reserve).
+    /// Undoes [`reserve`](Self::reserve), before anything was transferred.
     fn discard(&self) {
         if let Some(number) = self.reserved.take() {
             let deleted = self.ctl_kernel(Op::Del, number, Event::default());
