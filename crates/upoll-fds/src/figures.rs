@@ -211,7 +211,8 @@ fn this_process() -> u64 {
     if PROCESS.compare_exchange(0, asked, relaxed, relaxed).is_ok()
         && let Some(page) = page()
     {
-        // In the child of a fork. A place that another thread has just taken for a set is taken again.
+        // In the child of a fork. A place that another thread has just taken for a set becomes free as well; the set takes
+        // one again at its next call. If a third set has taken that place until then, both share it and show mixed figures.
         page.forget(asked);
     }
     asked
