@@ -174,7 +174,7 @@ int main(void)
 		check_wakes();
 	*is_over = 1;
 	CHECK(waitpid((pid_t)child, &status, 0) == child && status == 0);
-	/* What the child has done stays done. */
+	/* The changes by the child are permanent. */
 	check_wakes();
 	for (int at = 0; at < 3; at++) {
 		begun = cpu_time();

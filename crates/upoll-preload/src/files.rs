@@ -468,7 +468,7 @@ unsafe fn before_adding(argument: usize) -> Result<(), Errno> {
         fd: c_int,
     }
     let place = std::ptr::with_exposed_provenance::<Added>(argument);
-    // SAFETY: the caller's contract. What cannot be read the kernel refuses.
+    // SAFETY: the caller's contract. The kernel refuses an address that cannot be read.
     if let Ok(added) = unsafe { upoll_fds::read_memory(place) } {
         if own_fds::is_own(added.fd) {
             return Err(Errno::BADF);

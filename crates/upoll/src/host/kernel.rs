@@ -93,8 +93,8 @@ pub(super) fn epoll_create_elsewhere(lost: &Descriptor) -> Result<Descriptor, Er
     epoll_create()
 }
 
-/// Opens a socket that is always writable, and that nothing ever happens to. One of netlink knows no `shutdown(2)`, after which
-/// others report `EPOLLHUP` for ever. Where a program may not open one, it is of the Unix domain.
+/// Opens a socket that is always writable. A netlink socket cannot be shut down; after `shutdown(2)` a socket reports `EPOLLHUP`
+/// for ever. A program that may open no such socket gets one of the Unix domain.
 pub(super) fn idle_socket() -> Result<Descriptor, Errno> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers are involved.

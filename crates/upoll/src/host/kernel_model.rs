@@ -565,7 +565,7 @@ impl State {
     }
 }
 
-/// Lets at most `nests` sets be above each other from now on, as `EP_MAX_NESTS` does.
+/// Limits how many sets may be above each other from now on, as `EP_MAX_NESTS` does.
 pub fn limit_nests(nests: usize) {
     NESTS.store(nests, Ordering::Relaxed);
 }

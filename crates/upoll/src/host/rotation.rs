@@ -113,7 +113,7 @@ impl Rotation {
         nested: &Descriptor,
         add_again: impl FnOnce(&Descriptor, Listed) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // What changes the source in `members` holds this as well.
+        // Changes of the source in `members` hold this lock as well.
         let source = self.source.lock();
         if !self.members.is_intact() {
             let anew = kernel::epoll_create_elsewhere(&self.members)?;
