@@ -100,7 +100,7 @@ static void after(int has_woken, void (*change)(int))
 	if (has_woken)
 		waits(-1);
 	in_a_child(change);
-	waits(change == shut_down ? -1 : 2000);
+	waits(change == shut_down ? -1 : 10000);
 	_exit(0);
 }
 

@@ -24,8 +24,9 @@ const HIGH: RawFd = 256;
 
 /// An fd of a demotion's own, closed when it is dropped.
 ///
-/// A fork waits for the demotion under way, and a child of `vfork` has it until `execve` at most. A `dup2` of another thread to
-/// its number is undone. The demotion cannot hold the numbers meanwhile: a `dup2` that holds them may wait for the demotion.
+/// A fork waits for the demotion under way, and a child of `vfork` has it until `execve` at most. A file that
+/// another thread puts under its number meanwhile is closed. The demotion cannot hold the numbers: a `dup2` that holds them may
+/// wait for the demotion.
 pub(crate) struct Own(RawFd);
 
 impl Own {

@@ -269,3 +269,40 @@ fn a_batch_that_begins_with_a_kernel_fd_finds_a_set_that_was_closed() {
     writer.write_all(b"x").unwrap();
     assert_eq!(wait(&lost, LONG), [2]);
 }
+
+#[test]
+fn a_member_at_a_number_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    // Sets share the socket by which they are known. One that needs another socket opens two fds.
+    let mut others = Vec::new();
+    let (lost, own) = loop {
+        let set = Epoll::new().unwrap();
+        match opened_by(|| set.add(&reader, input(1)).unwrap()) {
+            own if own.len() == 2 => break (set, own),
+            _ => others.push(set),
+        }
+        assert!(others.len() <= 8);
+    };
+    close_all(&own);
+    let (source, mut writer) = std::io::pipe().unwrap();
+    let member_at = |&number: &RawFd| {
+        // SAFETY: the number is closed, and the new fd has no other owner.
+        unsafe {
+            let copied = libc::dup3(source.as_raw_fd(), number, libc::O_CLOEXEC);
+            assert_eq!(copied, number);
+            OwnedFd::from_raw_fd(copied)
+        }
+    };
+    let members: Vec<_> = own.iter().map(member_at).collect();
+    let anew = opened_by(|| {
+        for member in &members {
+            lost.add(member, input(2)).unwrap();
+        }
+    });
+    assert!(!anew.is_empty());
+    close_all(&anew);
+    writer.write_all(b"x").unwrap();
+    assert_eq!(wait(&lost, LONG), [2, 2]);
+}

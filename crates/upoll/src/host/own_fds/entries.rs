@@ -128,9 +128,9 @@ impl Entry {
     }
 }
 
-/// Returns whether a number is the library's own as far as it knows: the program may have closed or replaced it.
-pub(in crate::host) fn has_entry(number: RawFd) -> bool {
-    entry_at(number).is_some_and(|entry| entry.number() == number)
+/// Returns whether a number stands for a kernel set or a seal of the library's. Takes system calls if it did once.
+pub(in crate::host) fn is_set_or_seal(number: RawFd) -> bool {
+    entry_at(number).is_some_and(|entry| entry.number() == number && entry.is_at(number))
 }
 
 /// Ends the use of an entry.
@@ -438,13 +438,23 @@ impl Entry {
         self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
     }
 
-    fn close_in_child(&'static self, number: RawFd) {
-        let Some(seal) = self.seal() else { return };
-        let is_own = || match self.kind() {
-            SEAL => seal.socket.is(number),
-            _ => seal.is_intact() && has_member(number, seal.number()),
+    /// Returns whether its number, of a set or a seal, still stands for that.
+    fn is_at(&self, number: RawFd) -> bool {
+        let Some(seal) = self.seal() else {
+            return false;
         };
-        if is_protected() || is_own() {
+        is_protected()
+            || match self.kind() {
+                SEAL => seal.socket.is(number),
+                _ => seal.is_intact() && has_member(number, seal.number()),
+            }
+    }
+
+    fn close_in_child(&'static self, number: RawFd) {
+        if self.seal().is_none() {
+            return;
+        }
+        if self.is_at(number) {
             kernel::close(number);
         }
         self.take_if(|known| known == number);

@@ -29,8 +29,8 @@ use std::ptr;
 
 #[cfg(not(upoll_loom))]
 pub(super) use self::entries::close_inherited;
-pub(super) use self::entries::has_entry;
 pub(super) use self::entries::hold_protected_numbers;
+pub(super) use self::entries::is_set_or_seal;
 use self::entries::{Entry, KEPT, NONE, SET, entry_at, forget, give_back, has_member, record};
 pub use self::entries::{
     NumbersHeld, hold_numbers, is_own, may_be_own, may_take, next_own, replace,
