@@ -756,13 +756,14 @@ static void threads(void)
 }
 
 static pid_t waiting_thread;
+static int waiting_time;
 
 static void *wait_for_events(void *found)
 {
 	struct epoll_event event;
 
 	__atomic_store_n(&waiting_thread, syscall(SYS_gettid), __ATOMIC_RELAXED);
-	*(int *)found = epoll_wait(shared_set, &event, 1, 700) > 0;
+	*(int *)found = epoll_wait(shared_set, &event, 1, waiting_time) > 0;
 	return NULL;
 }
 
@@ -790,9 +791,10 @@ static int sleeps_in_epoll(pid_t thread)
 	return call == SYS_epoll_pwait || call == SYS_epoll_pwait2;
 }
 
-static void start_waiting(pthread_t *thread, int *found)
+static void start_waiting(pthread_t *thread, int *found, int time)
 {
 	waiting_thread = 0;
+	waiting_time = time;
 	pthread_create(thread, NULL, wait_for_events, found);
 	for (int tries = 0; tries < 10000; tries++) {
 		pid_t number = __atomic_load_n(&waiting_thread, __ATOMIC_RELAXED);
@@ -817,7 +819,7 @@ static void closed_while_a_thread_sleeps(int way, int is_polled)
 	shared_fd = listen_at(AF_INET);
 	shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
 	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
-	start_waiting(&thread, &found);
+	start_waiting(&thread, &found, 700);
 	if (is_polled)
 		say("poll", poll(&entry, 1, 1));
 	switch (way) {
@@ -858,10 +860,11 @@ static void waits_on(void)
 
 	printf("waits on\n");
 	shared_fd = listen_at(AF_INET);
-	shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
-	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
 	for (int way = 0; way < 4; way++) {
-		start_waiting(&thread, &found);
+		/* Its own set each time: one that was polled stays as it is for good. */
+		shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
+		control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
+		start_waiting(&thread, &found, 20000);
 		if (way == 0)
 			say("dup2", dup2(-1, shared_set));
 		else if (way == 1)
@@ -877,8 +880,8 @@ static void waits_on(void)
 		wait_in("the outer set", outer, 0);
 		accept_one(shared_fd);
 		close(client);
+		close(shared_set);
 	}
-	close(shared_set);
 	close(outer);
 	close(shared_fd);
 }
