@@ -767,9 +767,16 @@ static void *wait_for_events(void *found)
 	return NULL;
 }
 
-/* Returns whether a thread sleeps in epoll_wait or its like, whose number is the first word of the file then. */
-static int sleeps_in_epoll(pid_t thread)
+/* Returns whether a thread sleeps in epoll_wait, poll, select or their like: the first word of the file is the number
+ * of the call then. */
+static int sleeps_in_a_wait(pid_t thread)
 {
+	static const long calls[] = {
+#ifdef SYS_epoll_wait
+		SYS_epoll_wait, SYS_poll, SYS_select,
+#endif
+		SYS_epoll_pwait, SYS_epoll_pwait2, SYS_ppoll, SYS_pselect6,
+	};
 	char name[64];
 	long call = -1;
 	FILE *file;
@@ -784,22 +791,21 @@ static int sleeps_in_epoll(pid_t thread)
 	if (fscanf(file, "%ld", &call) != 1)
 		call = -1;
 	fclose(file);
-#ifdef SYS_epoll_wait
-	if (call == SYS_epoll_wait)
-		return 1;
-#endif
-	return call == SYS_epoll_pwait || call == SYS_epoll_pwait2;
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+		if (call == calls[i])
+			return 1;
+	return 0;
 }
 
-static void start_waiting(pthread_t *thread, int *found, int time)
+static void start_thread(pthread_t *thread, void *(*function)(void *), int *found, int time)
 {
 	waiting_thread = 0;
 	waiting_time = time;
-	pthread_create(thread, NULL, wait_for_events, found);
+	pthread_create(thread, NULL, function, found);
 	for (int tries = 0; tries < 10000; tries++) {
 		pid_t number = __atomic_load_n(&waiting_thread, __ATOMIC_RELAXED);
 
-		if (number && sleeps_in_epoll(number))
+		if (number && sleeps_in_a_wait(number))
 			return;
 		usleep(1000);
 	}
@@ -819,7 +825,7 @@ static void closed_while_a_thread_sleeps(int way, int is_polled)
 	shared_fd = listen_at(AF_INET);
 	shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
 	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
-	start_waiting(&thread, &found, 700);
+	start_thread(&thread, wait_for_events, &found, 700);
 	if (is_polled)
 		say("poll", poll(&entry, 1, 1));
 	switch (way) {
@@ -864,7 +870,7 @@ static void waits_on(void)
 		/* Its own set each time: one that was polled stays as it is for good. */
 		shared_set = entry.fd = epoll_create1(EPOLL_CLOEXEC);
 		control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN, 1);
-		start_waiting(&thread, &found, 20000);
+		start_thread(&thread, wait_for_events, &found, 20000);
 		if (way == 0)
 			say("dup2", dup2(-1, shared_set));
 		else if (way == 1)
@@ -883,6 +889,84 @@ static void waits_on(void)
 		close(shared_set);
 	}
 	close(outer);
+	close(shared_fd);
+}
+
+static void *poll_listener(void *result)
+{
+	struct pollfd entry = {.fd = shared_fd, .events = POLLIN};
+
+	__atomic_store_n(&waiting_thread, syscall(SYS_gettid), __ATOMIC_RELAXED);
+	*(int *)result = poll(&entry, 1, waiting_time);
+	if (*(int *)result < 0)
+		*(int *)result = -errno;
+	return NULL;
+}
+
+static void *select_listener(void *result)
+{
+	struct timespec time = {waiting_time / 1000, waiting_time % 1000 * 1000000L};
+	fd_set read;
+
+	FD_ZERO(&read);
+	FD_SET(shared_fd, &read);
+	__atomic_store_n(&waiting_thread, syscall(SYS_gettid), __ATOMIC_RELAXED);
+	*(int *)result = pselect(shared_fd + 1, &read, NULL, NULL, &time, NULL);
+	if (*(int *)result < 0)
+		*(int *)result = -errno;
+	return NULL;
+}
+
+enum { LAST = 300, BY_SYSCALL = WAYS, MORE_WAYS };
+
+/* While a thread sleeps in poll or select, the program takes all numbers that are free, also one that the library has in
+ * use. The call returns what it should, and the files are left alone. */
+static void numbers_while_a_thread_polls(int way, int is_select, int is_in_time)
+{
+	int pipes[2], top, client = -1, result = -9, left_alone = 0;
+	pthread_t thread;
+
+	printf("numbers while a thread polls: %d, %d, %d\n", way, is_select, is_in_time);
+	shared_fd = listen_at(AF_INET);
+	pipe2(pipes, O_CLOEXEC);
+	/* The library does not look after this set, and has no reason to look at its number. */
+	shared_set = top = epoll_create1(EPOLL_CLOEXEC);
+	control(shared_set, EPOLL_CTL_ADD, shared_fd, EPOLLIN | EPOLLONESHOT, 7);
+	start_thread(&thread, is_select ? select_listener : poll_listener, &result, is_in_time ? 20000 : 700);
+	say("the lowest number", fcntl(pipes[0], F_DUPFD_CLOEXEC, 0) == top + 1);
+	close(top + 1);
+	if (way == BY_CLOSE_RANGE)
+		say("close_range", close_range(top + 1, ~0u, 0));
+	else if (way == BY_CLOSEFROM)
+		closefrom(top + 1);
+	for (int fd = top + 1; fd <= LAST; fd++) {
+		/* Every other file is a copy of the set. */
+		int file = fd % 2 ? pipes[0] : shared_set;
+
+		if (way == BY_CLOSE)
+			close(fd);
+		else if (way == BY_SYSCALL)
+			syscall(SYS_close, fd);
+		if ((way == BY_DUP2 ? dup2(file, fd) : way == BY_DUP3 ? dup3(file, fd, O_CLOEXEC) :
+			fcntl(file, F_DUPFD_CLOEXEC, fd)) != fd)
+			printf("%d is not free\n", fd);
+	}
+	usleep(300000);
+	if (is_in_time)
+		client = connect_one();
+	pthread_join(thread, NULL);
+	say("result", result);
+	for (int fd = top + 1; fd <= LAST; fd++)
+		left_alone += fcntl(fd, F_GETFD) >= 0;
+	say("left alone", left_alone == LAST - top);
+	if (is_in_time) {
+		wait_in("the set", shared_set, 1000);
+		accept_one(shared_fd);
+		close(client);
+	}
+	say("the pipe", write(pipes[1], "x", 1));
+	for (int fd = pipes[0]; fd <= LAST; fd++)
+		close(fd);
 	close(shared_fd);
 }
 
@@ -1051,6 +1135,10 @@ int main(void)
 		for (int is_polled = 0; is_polled < 2; is_polled++)
 			closed_while_a_thread_sleeps(way, is_polled);
 	waits_on();
+	for (int way = 0; way < MORE_WAYS; way++) {
+		numbers_while_a_thread_polls(way, way % 2, 1);
+		numbers_while_a_thread_polls(way, !(way % 2), 0);
+	}
 	replaced();
 	raw_forks();
 	blocking();

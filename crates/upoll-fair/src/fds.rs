@@ -14,6 +14,8 @@ pub(crate) const UNKNOWN: u8 = 0;
 pub(crate) const ORDINARY: u8 = 1;
 /// The fd was a listening socket when the library last looked.
 pub(crate) const LISTENER: u8 = 2;
+/// The fd is the set of a sleeping `poll` or `select`, of which the program does not know.
+pub(crate) const PRIVATE: u8 = 3;
 /// The fd is the epoll set with the index `kind - FIRST_SET`.
 pub(crate) const FIRST_SET: u8 = 16;
 

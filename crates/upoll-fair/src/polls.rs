@@ -2,17 +2,22 @@
 //!
 //! A call that finds something at once is the kernel's own. A call that would sleep does so in an epoll set. The
 //! set holds the listening sockets with `EPOLLEXCLUSIVE` and the other fds as they are. Afterwards the
-//! kernel's `poll` or `select` returns what is ready. The set lives as long as the call: nothing has to be kept
-//! right over closes, forks and other threads, and a worker that falls asleep is always the last in line.
+//! kernel's `poll` or `select` returns what is ready. The set lives as long as the call, so that a worker that falls
+//! asleep is always the last in line.
+//!
+//! The program does not know the fd of that set, and may close it or put a file of its own under the number. The
+//! functions of `hooks` look for it, as for other fds with something to remember, and mark its place in `SLEEPING`. The
+//! call then leaves the number alone and goes on in the kernel's `poll` or `select`. Not noticed are raw system calls,
+//! and a call that has looked before the set was opened, but enters the kernel after that.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec};
 
-use crate::fds::{self, FIRST_SET};
+use crate::fds::{self, FIRST_SET, PRIVATE, UNKNOWN};
 use crate::raw::{self, kernel};
-use crate::sets::{self, EXCLUSIVE, cookie, is_due};
+use crate::sets::{self, EXCLUSIVE, Locked, cookie, is_due};
 use crate::settings;
 use crate::shared;
 use crate::wait::{After, Limit, Sleep};
@@ -32,16 +37,41 @@ const NOT_USED: pollfd = pollfd {
     revents: 0,
 };
 
-/// The sets of sleeping threads, for a child of `fork` to close.
-static SLEEPING: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
+/// A place whose set the program closed. The thread that has it still sleeps.
+const CLOSED: c_int = -2;
+/// The sets have numbers from here on, if the process may have such: programs expect the lowest free numbers to be theirs.
+const FIRST_NUMBER: c_int = 256;
 
-/// Closes the sets of the parent's threads. Called in the child.
+/// The sets of sleeping threads. Only the thread that took a place frees it. Further threads sleep in the kernel's call.
+/// Changes hold the lock of `sets`.
+static SLEEPING: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
+/// So many places were in use at some time.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Closes the sets of the parent's threads. Called in the child, with the lock held.
 pub(crate) fn after_fork() {
     for place in &SLEEPING {
         let epfd = place.swap(NONE, Ordering::Relaxed);
-        if epfd != NONE {
+        if epfd >= 0 {
             kernel!(SYS_close, epfd);
+            fds::set_kind(epfd, UNKNOWN);
         }
+    }
+}
+
+fn places() -> impl Iterator<Item = &'static AtomicI32> {
+    SLEEPING.iter().take(USED.load(Ordering::Relaxed))
+}
+
+/// Returns the fds of the sets, and negative numbers.
+pub(crate) fn sleeping() -> impl Iterator<Item = c_int> {
+    places().map(|place| place.load(Ordering::Relaxed))
+}
+
+/// Takes note that the fd of a set, if it is one, was or is about to be closed by the program.
+pub(crate) fn closing(_: &Locked, fd: c_int) {
+    for place in places().filter(|place| place.load(Ordering::Relaxed) == fd) {
+        place.store(CLOSED, Ordering::Relaxed);
     }
 }
 
@@ -358,19 +388,96 @@ unsafe extern "C" {
 /// A set for the time of one call.
 struct Private {
     epfd: c_int,
-    place: Option<&'static AtomicI32>,
+    /// The key of the group.
+    key: u64,
+    place: &'static AtomicI32,
     signals: u64,
+}
+
+impl Private {
+    /// Opens a set with the fds, and blocks the program's signals. Returns `None` if it cannot stand in for `poll`.
+    fn open(watched: &Watched) -> Option<Private> {
+        if !sets::is_owner() {
+            // A child by a raw `clone`: a thread of its parent may have held the lock.
+            return None;
+        }
+        let locked = sets::lock();
+        let opened = Private::open_locked(&locked, watched);
+        let signals = locked.unlock_blocked();
+        if opened.is_none() {
+            raw::restore_signals(signals);
+        }
+        let (epfd, key, place) = opened?;
+        Some(Private {
+            epfd,
+            key,
+            place,
+            signals,
+        })
+    }
+
+    fn open_locked(locked: &Locked, watched: &Watched) -> Option<(c_int, u64, &'static AtomicI32)> {
+        let is_free = |place: &AtomicI32| place.load(Ordering::Relaxed) == NONE;
+        let index = SLEEPING.iter().position(is_free)?;
+        let mut epfd = Private::take(locked, kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC))?;
+        if epfd < FIRST_NUMBER {
+            let command = libc::F_DUPFD_CLOEXEC;
+            let high = kernel!(SYS_fcntl, epfd, command, FIRST_NUMBER);
+            if let Some(high) = Private::take(locked, high) {
+                Private::close(epfd);
+                epfd = high;
+            }
+        }
+        // Beyond the table no call is noticed.
+        let is_noticed = fds::kind(epfd) == PRIVATE;
+        let Some(key) = is_noticed.then(|| key(watched, epfd)).flatten() else {
+            Private::close(epfd);
+            return None;
+        };
+        USED.fetch_max(index + 1, Ordering::Relaxed);
+        let place = &SLEEPING[index];
+        place.store(epfd, Ordering::Relaxed);
+        Some((epfd, key, place))
+    }
+
+    /// Takes note of an fd that the kernel has just returned; `None` if it returned an error.
+    fn take(locked: &Locked, fd: isize) -> Option<c_int> {
+        let fd = c_int::try_from(fd).ok().filter(|&fd| fd >= 0)?;
+        sets::forget_number(locked, fd);
+        fds::set_kind(fd, PRIVATE);
+        Some(fd)
+    }
+
+    /// Closes the fd. A call that finds it marked waits for the lock, and then finds it closed.
+    fn close(fd: c_int) {
+        kernel!(SYS_close, fd);
+        fds::set_kind(fd, UNKNOWN);
+    }
+
+    /// Returns whether the number is still that of the set, as far as the library has noticed.
+    fn is_open(&self) -> bool {
+        self.place.load(Ordering::Relaxed) == self.epfd
+    }
 }
 
 extern "C" fn close_private(private: *mut c_void) {
     // SAFETY: `wait` registered its own live `Private`.
     let private = unsafe { &*private.cast::<Private>() };
-    let is_closed = |place: &AtomicI32| place.swap(NONE, Ordering::Relaxed) != private.epfd;
-    // A child that a signal handler forked within this call has closed its copy.
-    if !private.place.is_some_and(is_closed) {
-        kernel!(SYS_close, private.epfd);
+    // A signal handler may have forked within this call, by a raw `clone` while a thread held the lock.
+    let is_owner = sets::is_owner();
+    if is_owner {
+        // A cancelled thread has the mask of its sleep.
+        sets::lock().keep();
     }
-    raw::restore_signals(private.signals);
+    // A child of `fork` has closed its copy.
+    if private.place.swap(NONE, Ordering::Relaxed) == private.epfd {
+        Private::close(private.epfd);
+    }
+    if is_owner {
+        sets::unlock(private.signals);
+    } else {
+        raw::restore_signals(private.signals);
+    }
 }
 
 /// The program's call, with a time to wait and a signal mask (null: the thread's own).
@@ -410,22 +517,7 @@ unsafe fn wait(
 ) -> Option<c_int> {
     let end = limit.end();
     // A signal that comes from here on is delivered within the sleep, and ends it.
-    let signals = raw::block_signals();
-    let epfd = raw::give(kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC));
-    if epfd < 0 {
-        raw::restore_signals(signals);
-        return None;
-    }
-    let free = |place: &&AtomicI32| {
-        place
-            .compare_exchange(NONE, epfd, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
-    };
-    let mut private = Private {
-        epfd,
-        place: SLEEPING.iter().find(free),
-        signals,
-    };
+    let private = Private::open(watched)?;
     let mut cleanup = Cleanup {
         routine: 0,
         argument: 0,
@@ -433,20 +525,23 @@ unsafe fn wait(
         previous: 0,
     };
     // SAFETY: the buffer and the argument live until the pop below, and the calls are a pair in one function.
-    unsafe { _pthread_cleanup_push(&raw mut cleanup, close_private, (&raw mut private).cast()) };
+    unsafe {
+        _pthread_cleanup_push(
+            &raw mut cleanup,
+            close_private,
+            (&raw const private).cast_mut().cast(),
+        )
+    };
     let mask = if mask.is_null() {
-        (&raw const signals).cast()
+        (&raw const private.signals).cast()
     } else {
         mask
     };
-    let result = match key(watched, epfd) {
-        // SAFETY: the caller's contract.
-        Some(key) => unsafe { wait_in(epfd, watched, key, limit, end, mask, kernels) },
-        None => None,
-    };
+    // SAFETY: the caller's contract.
+    let result = unsafe { wait_in(&private, watched, limit, end, mask, kernels) };
     // SAFETY: this is the pair of the push above.
     unsafe { _pthread_cleanup_pop(&raw mut cleanup, 1) };
-    result
+    Some(result)
 }
 
 /// Adds the fds to the set. Returns the key of the group; `None` if the set cannot stand in for `poll`.
@@ -491,8 +586,13 @@ fn add(epfd: c_int, entry: &pollfd, index: usize, is_listener: bool) -> isize {
     )
 }
 
-/// Goes to the end of the line.
-fn rotate(epfd: c_int, watched: &Watched, only_ready: bool) -> bool {
+/// Goes to the end of the line. Returns whether it did; `None` if the program has closed the set.
+fn rotate(private: &Private, watched: &Watched, only_ready: bool) -> Option<bool> {
+    let _locked = sets::lock();
+    if !private.is_open() {
+        return None;
+    }
+    let epfd = private.epfd;
     let mut rotated = false;
     for (index, entry) in watched.entries().iter().enumerate() {
         if is_exclusive(entry) && (!only_ready || raw::is_ready(entry.fd)) {
@@ -501,42 +601,48 @@ fn rotate(epfd: c_int, watched: &Watched, only_ready: bool) -> bool {
             rotated = true;
         }
     }
-    rotated
+    Some(rotated)
 }
 
 /// # Safety
 /// `mask` must be a live signal mask. The program's signals are blocked.
 unsafe fn wait_in(
-    epfd: c_int,
+    private: &Private,
     watched: &Watched,
-    key: u64,
     limit: Limit,
     end: u64,
     mask: *const sigset_t,
     kernels: &Kernels,
-) -> Option<c_int> {
+) -> c_int {
     const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
-    let group = shared::group(key);
+    let group = shared::group(private.key);
     let wakeups = AtomicU32::new(1);
     let mut events = [NOTHING; EVENTS];
-    loop {
+    while private.is_open() {
         let sleep = Sleep {
-            epfd,
+            epfd: private.epfd,
             events: events.as_mut_ptr(),
             capacity: EVENTS as c_int,
             limit,
             mask,
         };
-        let check = || {
-            if rotate(epfd, watched, true) {
-                shared::count_rescue();
+        let check = || match rotate(private, watched, true) {
+            None => After::Closed,
+            Some(rotated) => {
+                if rotated {
+                    shared::count_rescue();
+                }
+                After::Nap
             }
-            After::Nap
         };
         // SAFETY: the caller's contract, and `events` has room for as many.
         let count = unsafe { sleep.sleep(end, group, &check) };
         let Ok(count) = usize::try_from(count) else {
-            return Some(-1);
+            if raw::errno() == libc::EINTR {
+                return -1;
+            }
+            // The number was taken from the set.
+            break;
         };
         let mut woken = events[..count].iter().map(|event| {
             let index = usize::try_from(event.u64).unwrap_or(MOST);
@@ -554,21 +660,19 @@ unsafe fn wait_in(
         }
         let ready = kernels(&raw const NO_TIME, std::ptr::null());
         if ready != 0 || count == 0 {
-            return Some(ready);
+            return ready;
         }
         if by_others {
             // `select` does not ask for this event. The kernel's own wait knows which ones count.
-            let left = limit.left(end);
-            return Some(kernels(
-                left.as_ref().map_or(std::ptr::null(), |left| left),
-                mask,
-            ));
+            break;
         }
         // Another worker was quicker.
         shared::count_accept(false);
-        if is_due(&wakeups, group) {
-            rotate(epfd, watched, false);
+        if is_due(&wakeups, group) && rotate(private, watched, false).is_some() {
             shared::count_rotation();
         }
     }
+    let left = limit.left(end);
+    let left = left.as_ref().map_or(std::ptr::null(), |left| left);
+    kernels(left, mask)
 }

@@ -19,7 +19,8 @@ use std::sync::atomic::{
 use libc::epoll_event;
 use upoll_sys::backoff::Backoff;
 
-use crate::fds::{self, FIRST_SET, LISTENER, UNKNOWN};
+use crate::fds::{self, FIRST_SET, LISTENER, PRIVATE, UNKNOWN};
+use crate::polls;
 use crate::raw::{self, give, kernel};
 use crate::settings::{self, Policy};
 use crate::shared::{self, Group};
@@ -429,13 +430,20 @@ pub(crate) fn cookie(fd: c_int) -> u64 {
 /// Takes note of a new epoll fd: what was known about the number belonged to another file.
 pub(crate) fn created(epfd: c_int) -> c_int {
     if epfd >= 0 && fds::kind(epfd) != UNKNOWN && is_owner() {
-        let _lock = lock();
-        if let Some(set) = at(epfd) {
-            set.forget();
-        }
-        fds::set_kind(epfd, UNKNOWN);
+        forget_number(&lock(), epfd);
     }
     epfd
+}
+
+/// Forgets what is known about a number that has just got another file.
+pub(crate) fn forget_number(locked: &Locked, fd: c_int) {
+    if let Some(set) = at(fd) {
+        set.forget();
+    }
+    if fds::kind(fd) == PRIVATE {
+        polls::closing(locked, fd);
+    }
+    fds::set_kind(fd, UNKNOWN);
 }
 
 /// `epoll_ctl(2)` with an `fd` that may be a listening socket, or is a set that holds one.
@@ -631,6 +639,9 @@ pub(crate) fn closing(fd: c_int) {
             }
         }
         fds::set_kind(fd, UNKNOWN);
+    } else if fds::kind(fd) == PRIVATE {
+        polls::closing(&locked, fd);
+        fds::set_kind(fd, UNKNOWN);
     }
 }
 
@@ -646,13 +657,16 @@ pub(crate) fn replacing(fd: c_int, new: c_int) {
 /// Takes note that all fds of a range are about to be closed.
 #[cold]
 pub(crate) fn closing_range(first: u32, last: u32) {
-    for set in TABLE.iter().take(USED.load(Ordering::Relaxed)) {
-        for fd in set.members().map(Member::fd).chain([set.epfd()]) {
-            if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
-                closing(fd);
-            }
+    let close = |fd: c_int| {
+        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
+            closing(fd);
         }
+    };
+    for set in TABLE.iter().take(USED.load(Ordering::Relaxed)) {
+        set.members().map(Member::fd).for_each(close);
+        close(set.epfd());
     }
+    polls::sleeping().for_each(close);
 }
 
 /// Takes note that `accept` was called on a socket.
