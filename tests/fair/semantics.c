@@ -975,14 +975,17 @@ static void replaced(void)
 {
 	int fd = listen_at(AF_INET), client;
 
-	for (int way = 0; way < 2; way++) {
+	for (int way = 0; way < 3; way++) {
 		int old = epoll_create1(EPOLL_CLOEXEC), set = epoll_create1(EPOLL_CLOEXEC);
 
 		printf("replaced: %d\n", way);
 		control(old, EPOLL_CTL_ADD, fd, EPOLLIN, 1);
 		control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 2);
 		settle(old);
-		if (way)
+		if (way == 2) {
+			say("close_range", close_range(old, old, CLOSE_RANGE_UNSHARE));
+			say("copy", fcntl(set, F_DUPFD_CLOEXEC, old) == old);
+		} else if (way)
 			say("dup3", dup3(set, old, O_CLOEXEC) == old);
 		else
 			say("dup2", dup2(set, old) == old);
@@ -1128,6 +1131,8 @@ int main(void)
 	forks();
 	times_and_signals();
 	polls();
+	/* Before the first thread: the fds may be another thread's, too. */
+	replaced();
 	pointers();
 	ring();
 	threads();
@@ -1139,7 +1144,6 @@ int main(void)
 		numbers_while_a_thread_polls(way, way % 2, 1);
 		numbers_while_a_thread_polls(way, !(way % 2), 0);
 	}
-	replaced();
 	raw_forks();
 	blocking();
 	cancellation();

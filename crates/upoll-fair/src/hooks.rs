@@ -532,13 +532,28 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
     next!(c"dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags))
 }
 
-/// `close_range(2)`. Flags keep the fds open, in this thread or in others.
+/// Returns whether the process has one thread, as far as the C library knows. One before 2.32 does not.
+fn has_one_thread() -> bool {
+    // SAFETY: the name is a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+    // SAFETY: a variable of this name is the C library's, a `char`.
+    !found.is_null() && unsafe { found.cast::<u8>().read_volatile() } != 0
+}
+
+/// `close_range(2)`. `CLOSE_RANGE_CLOEXEC` keeps the fds open. `CLOSE_RANGE_UNSHARE` keeps them open in other threads,
+/// which may sleep in them: the library then takes no note of it.
 ///
 /// # Safety
 /// That of the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    if flags == 0 && fds::has_listener() {
+    const UNSHARE: c_int = libc::CLOSE_RANGE_UNSHARE as c_int;
+    let is_closing = || match flags {
+        0 => true,
+        UNSHARE => has_one_thread(),
+        _ => false,
+    };
+    if fds::has_listener() && is_closing() {
         sets::closing_range(first, last);
     }
     next!(
