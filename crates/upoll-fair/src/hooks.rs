@@ -10,7 +10,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, t
 use crate::fds::{self, ORDINARY, UNKNOWN};
 use crate::next::{Next, next};
 use crate::polls::{self, NO_TIME, Sets};
-use crate::raw;
+use crate::raw::{self, kernel};
 use crate::sets;
 use crate::shared;
 use crate::wait::{self, Limit};
@@ -574,13 +574,30 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     }
     static NEXT: Next = Next::new(c"closefrom");
     let address = NEXT.address();
-    if !address.is_null() {
-        // SAFETY: this is the C library's function of that name, which has this type.
-        let closefrom = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(c_int)>(address)
-        };
-        // SAFETY: the caller's contract.
-        unsafe { closefrom(first) };
+    if address.is_null() {
+        return close_from(first.max(0));
+    }
+    // SAFETY: this is the C library's function of that name, which has this type.
+    let closefrom =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(c_int)>(address) };
+    // SAFETY: the caller's contract.
+    unsafe { closefrom(first) };
+}
+
+/// `closefrom` of a C library before 2.34, which has none: a program that looks for it finds that of this library.
+#[cold]
+fn close_from(first: c_int) {
+    if kernel!(SYS_close_range, first, c_uint::MAX, 0) >= 0 {
+        return;
+    }
+    // Before Linux 5.9.
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    kernel!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, &raw mut limit);
+    for fd in first..c_int::try_from(limit.rlim_cur).unwrap_or(c_int::MAX) {
+        kernel!(SYS_close, fd);
     }
 }
 
