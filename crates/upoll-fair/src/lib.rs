@@ -7,12 +7,14 @@
 
 mod fds;
 mod hooks;
+mod lock;
 mod next;
 mod polls;
 mod raw;
 mod sets;
 mod settings;
 mod shared;
+mod sleeping;
 mod stats;
 mod wait;
 
@@ -29,7 +31,7 @@ static END: extern "C" fn() = end;
 
 /// The constructor. glibc passes it the arguments of `main`.
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
-    sets::start();
+    lock::start();
     // SAFETY: this is the environment of the process.
     unsafe { settings::read(environment) };
     shared::map(settings::shared());
@@ -53,21 +55,22 @@ extern "C" fn end() {
     }
 }
 
-/// The signal mask of the forking thread, which holds the lock of the table.
+/// The signal mask of the forking thread, which holds the lock of the tables.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn before_fork() {
-    SIGNALS.store(sets::lock().keep(), Ordering::Relaxed);
+    SIGNALS.store(lock::lock().keep(), Ordering::Relaxed);
 }
 
 extern "C" fn after_fork() {
     let signals = SIGNALS.load(Ordering::Relaxed);
-    sets::unlock(signals);
+    lock::unlock(signals);
 }
 
 extern "C" fn after_fork_in_child() {
+    lock::start();
     sets::after_fork();
-    polls::after_fork();
+    sleeping::after_fork();
     shared::after_fork();
     after_fork();
 }

@@ -6,20 +6,22 @@
 //! asleep is always the last in line.
 //!
 //! The program does not know the fd of that set, and may close it or put a file of its own under the number. The
-//! functions of `hooks` look for it, as for other fds with something to remember, and mark its place in `SLEEPING`. The
+//! functions of `hooks` look for it, as for other fds with something to remember, and mark its place in `sleeping`. The
 //! call then leaves the number alone and goes on in the kernel's `poll` or `select`. Not noticed are raw system calls,
 //! and a call that has looked before the set was opened, but enters the kernel after that.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec};
 
 use crate::fds::{self, FIRST_SET, PRIVATE, UNKNOWN};
+use crate::lock::{self, Locked};
 use crate::raw::{self, kernel};
-use crate::sets::{self, EXCLUSIVE, Locked, cookie, is_due};
+use crate::sets::{self, EXCLUSIVE, cookie, is_due};
 use crate::settings;
 use crate::shared;
+use crate::sleeping::{self, NONE};
 use crate::wait::{After, Limit, Sleep};
 
 /// A call with more fds is the kernel's.
@@ -30,50 +32,14 @@ const LONGEST_LIST: usize = 4096;
 /// does not mean that the sets are as long.
 const LAST_SELECTED: usize = libc::FD_SETSIZE;
 const EVENTS: usize = 16;
-const NONE: c_int = -1;
 const NOT_USED: pollfd = pollfd {
     fd: NONE,
     events: 0,
     revents: 0,
 };
 
-/// A place whose set the program closed. The thread that has it still sleeps.
-const CLOSED: c_int = -2;
 /// The sets have numbers from here on, if the process may have such: programs expect the lowest free numbers to be theirs.
 const FIRST_NUMBER: c_int = 256;
-
-/// The sets of sleeping threads. Only the thread that took a place frees it. Further threads sleep in the kernel's call.
-/// Changes hold the lock of `sets`.
-static SLEEPING: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
-/// So many places were in use at some time.
-static USED: AtomicUsize = AtomicUsize::new(0);
-
-/// Closes the sets of the parent's threads. Called in the child, with the lock held.
-pub(crate) fn after_fork() {
-    for place in &SLEEPING {
-        let epfd = place.swap(NONE, Ordering::Relaxed);
-        if epfd >= 0 {
-            kernel!(SYS_close, epfd);
-            fds::set_kind(epfd, UNKNOWN);
-        }
-    }
-}
-
-fn places() -> impl Iterator<Item = &'static AtomicI32> {
-    SLEEPING.iter().take(USED.load(Ordering::Relaxed))
-}
-
-/// Returns the fds of the sets, and negative numbers.
-pub(crate) fn sleeping() -> impl Iterator<Item = c_int> {
-    places().map(|place| place.load(Ordering::Relaxed))
-}
-
-/// Takes note that the fd of a set, if it is one, was or is about to be closed by the program.
-pub(crate) fn closing(_: &Locked, fd: c_int) {
-    for place in places().filter(|place| place.load(Ordering::Relaxed) == fd) {
-        place.store(CLOSED, Ordering::Relaxed);
-    }
-}
 
 /// The fds of a call, some of which are listening sockets.
 struct Watched {
@@ -397,11 +363,11 @@ struct Private {
 impl Private {
     /// Opens a set with the fds, and blocks the program's signals. Returns `None` if it cannot stand in for `poll`.
     fn open(watched: &Watched) -> Option<Private> {
-        if !sets::is_owner() {
+        if !lock::is_owner() {
             // A child by a raw `clone`: a thread of its parent may have held the lock.
             return None;
         }
-        let locked = sets::lock();
+        let locked = lock::lock();
         let opened = Private::open_locked(&locked, watched);
         let signals = locked.unlock_blocked();
         if opened.is_none() {
@@ -417,8 +383,7 @@ impl Private {
     }
 
     fn open_locked(locked: &Locked, watched: &Watched) -> Option<(c_int, u64, &'static AtomicI32)> {
-        let is_free = |place: &AtomicI32| place.load(Ordering::Relaxed) == NONE;
-        let index = SLEEPING.iter().position(is_free)?;
+        let index = sleeping::find_free()?;
         let mut epfd = Private::take(locked, kernel!(SYS_epoll_create1, libc::EPOLL_CLOEXEC))?;
         if epfd < FIRST_NUMBER {
             let command = libc::F_DUPFD_CLOEXEC;
@@ -434,10 +399,7 @@ impl Private {
             Private::close(epfd);
             return None;
         };
-        USED.fetch_max(index + 1, Ordering::Relaxed);
-        let place = &SLEEPING[index];
-        place.store(epfd, Ordering::Relaxed);
-        Some((epfd, key, place))
+        Some((epfd, key, sleeping::take(locked, index, epfd)))
     }
 
     /// Takes note of an fd that the kernel has just returned; `None` if it returned an error.
@@ -464,17 +426,17 @@ extern "C" fn close_private(private: *mut c_void) {
     // SAFETY: `wait` registered its own live `Private`.
     let private = unsafe { &*private.cast::<Private>() };
     // A signal handler may have forked within this call, by a raw `clone` while a thread held the lock.
-    let is_owner = sets::is_owner();
+    let is_owner = lock::is_owner();
     if is_owner {
         // A cancelled thread has the mask of its sleep.
-        sets::lock().keep();
+        lock::lock().keep();
     }
     // A child of `fork` has closed its copy.
     if private.place.swap(NONE, Ordering::Relaxed) == private.epfd {
         Private::close(private.epfd);
     }
     if is_owner {
-        sets::unlock(private.signals);
+        lock::unlock(private.signals);
     } else {
         raw::restore_signals(private.signals);
     }
@@ -588,7 +550,7 @@ fn add(epfd: c_int, entry: &pollfd, index: usize, is_listener: bool) -> isize {
 
 /// Goes to the end of the line. Returns whether it did; `None` if the program has closed the set.
 fn rotate(private: &Private, watched: &Watched, only_ready: bool) -> Option<bool> {
-    let _locked = sets::lock();
+    let _locked = lock::lock();
     if !private.is_open() {
         return None;
     }

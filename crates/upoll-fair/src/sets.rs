@@ -8,7 +8,7 @@
 //! has a thread in `epoll_wait`. Deleting and adding the socket is therefore a rotation. `EPOLL_CTL_ADD`
 //! polls the socket, so an event that arrives in between is not lost.
 //!
-//! Locking: changes hold `LOCK`, with the program's signals blocked. Fields are atomics, as a thread that returns from
+//! Locking: changes hold the lock of `lock`, with the program's signals blocked. Fields are atomics, as a thread that returns from
 //! `epoll_wait` compares events with members without the lock; it takes what it finds as a hint.
 
 use std::ffi::c_int;
@@ -17,13 +17,13 @@ use std::sync::atomic::{
 };
 
 use libc::epoll_event;
-use upoll_sys::backoff::Backoff;
 
 use crate::fds::{self, FIRST_SET, LISTENER, PRIVATE, UNKNOWN};
-use crate::polls;
+use crate::lock::{Locked, is_owner, lock};
 use crate::raw::{self, give, kernel};
 use crate::settings::{self, Policy};
 use crate::shared::{self, Group};
+use crate::sleeping;
 
 /// Further sets stay as the program registered them. A set that is left alone counts until it is closed.
 const SETS: usize = 128;
@@ -103,65 +103,9 @@ static TABLE: [Set; SETS] = [const {
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// A member is or was edge-triggered.
 static HAS_EDGES: AtomicBool = AtomicBool::new(false);
-static LOCK: AtomicBool = AtomicBool::new(false);
-/// The process whose fds the table is about. A child of `vfork` has the same memory, and fds of its own.
-static OWNER: AtomicU32 = AtomicU32::new(0);
-
-/// The right to change the table. The program's signals are blocked as long as it lives, so that no handler finds the lock
-/// held by its own thread.
-pub(crate) struct Locked {
-    signals: u64,
-}
-
-pub(crate) fn lock() -> Locked {
-    let signals = raw::block_signals();
-    let mut backoff = Backoff::new();
-    while LOCK.swap(true, Ordering::Acquire) {
-        backoff.wait();
-    }
-    Locked { signals }
-}
-
-impl Locked {
-    /// Unlocks the table and leaves the signals blocked. Returns the mask to restore.
-    pub(crate) fn unlock_blocked(self) -> u64 {
-        let signals = self.keep();
-        LOCK.store(false, Ordering::Release);
-        signals
-    }
-
-    /// Leaves the table locked, for `unlock`. Returns the mask to restore.
-    pub(crate) fn keep(self) -> u64 {
-        let signals = self.signals;
-        std::mem::forget(self);
-        signals
-    }
-}
-
-/// Unlocks a table that `keep` left locked.
-pub(crate) fn unlock(signals: u64) {
-    drop(Locked { signals });
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        LOCK.store(false, Ordering::Release);
-        raw::restore_signals(self.signals);
-    }
-}
-
-pub(crate) fn start() {
-    OWNER.store(shared::process(), Ordering::Relaxed);
-}
-
-/// Returns whether the calling process has the fds that the table is about.
-pub(crate) fn is_owner() -> bool {
-    OWNER.load(Ordering::Relaxed) == shared::process()
-}
 
 /// Marks the sets of the parent, in the child. Called with the table locked.
 pub(crate) fn after_fork() {
-    OWNER.store(shared::process(), Ordering::Relaxed);
     for set in TABLE
         .iter()
         .filter(|set| set.epfd.load(Ordering::Relaxed) != NONE)
@@ -441,7 +385,7 @@ pub(crate) fn forget_number(locked: &Locked, fd: c_int) {
         set.forget();
     }
     if fds::kind(fd) == PRIVATE {
-        polls::closing(locked, fd);
+        sleeping::closing(locked, fd);
     }
     fds::set_kind(fd, UNKNOWN);
 }
@@ -640,7 +584,7 @@ pub(crate) fn closing(fd: c_int) {
         }
         fds::set_kind(fd, UNKNOWN);
     } else if fds::kind(fd) == PRIVATE {
-        polls::closing(&locked, fd);
+        sleeping::closing(&locked, fd);
         fds::set_kind(fd, UNKNOWN);
     }
 }
@@ -666,7 +610,7 @@ pub(crate) fn closing_range(first: u32, last: u32) {
         set.members().map(Member::fd).for_each(close);
         close(set.epfd());
     }
-    polls::sleeping().for_each(close);
+    sleeping::numbers().for_each(close);
 }
 
 /// Takes note that `accept` was called on a socket.

@@ -12,9 +12,10 @@ use std::ffi::c_int;
 
 use libc::{epoll_event, sigset_t, timespec};
 
+use crate::lock;
 use crate::next::next;
 use crate::raw;
-use crate::sets::{self, Set};
+use crate::sets::Set;
 use crate::shared::{self, Group};
 
 /// How long a call is to wait at most.
@@ -192,7 +193,7 @@ pub(crate) unsafe fn wait(
         fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
         (epfd, events, capacity, 0)
     );
-    if count == 0 && !limit.is_zero() && !sets::is_owner() {
+    if count == 0 && !limit.is_zero() && !lock::is_owner() {
         // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
         let sleep = Sleep {
             epfd,
@@ -205,7 +206,7 @@ pub(crate) unsafe fn wait(
         return unsafe { sleep.nap(limit.nanos()) };
     }
     if count == 0 && !limit.is_zero() {
-        let locked = sets::lock();
+        let locked = lock::lock();
         // Another thread may just have closed it.
         let is_there = set.is_at(epfd, &locked);
         if is_there {
@@ -228,7 +229,7 @@ pub(crate) unsafe fn wait(
             // SAFETY: the caller's contract, and `before` is live.
             count = unsafe {
                 sleep.sleep(limit.end(), group, &|| {
-                    let locked = sets::lock();
+                    let locked = lock::lock();
                     if set.closes() != closes {
                         // The next nap would be in what has the number now.
                         return After::Closed;

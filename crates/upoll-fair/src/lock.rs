@@ -1,0 +1,66 @@
+//! The lock of the tables of sets and sleeping threads, and the process that they are about.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use upoll_sys::backoff::Backoff;
+
+use crate::raw;
+use crate::shared;
+
+static LOCK: AtomicBool = AtomicBool::new(false);
+/// The process whose fds the tables are about. A child of `vfork` has the same memory, and fds of its own.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The right to change the tables. The program's signals are blocked as long as it lives, so that no handler finds the lock
+/// held by its own thread.
+pub(crate) struct Locked {
+    signals: u64,
+}
+
+/// Blocks the program's signals and locks the tables.
+pub(crate) fn lock() -> Locked {
+    let signals = raw::block_signals();
+    let mut backoff = Backoff::new();
+    while LOCK.swap(true, Ordering::Acquire) {
+        backoff.wait();
+    }
+    Locked { signals }
+}
+
+impl Locked {
+    /// Unlocks the tables and leaves the signals blocked. Returns the mask to restore.
+    pub(crate) fn unlock_blocked(self) -> u64 {
+        let signals = self.keep();
+        LOCK.store(false, Ordering::Release);
+        signals
+    }
+
+    /// Leaves the tables locked, for `unlock`. Returns the mask to restore.
+    pub(crate) fn keep(self) -> u64 {
+        let signals = self.signals;
+        std::mem::forget(self);
+        signals
+    }
+}
+
+/// Unlocks tables that `keep` left locked.
+pub(crate) fn unlock(signals: u64) {
+    drop(Locked { signals });
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        LOCK.store(false, Ordering::Release);
+        raw::restore_signals(self.signals);
+    }
+}
+
+/// Takes the calling process for the one that the tables are about: at its start, and in the child of a `fork`.
+pub(crate) fn start() {
+    OWNER.store(shared::process(), Ordering::Relaxed);
+}
+
+/// Returns whether the calling process has the fds that the tables are about.
+pub(crate) fn is_owner() -> bool {
+    OWNER.load(Ordering::Relaxed) == shared::process()
+}
