@@ -4,6 +4,7 @@
 //! holds one, it calls the C library's function with the same arguments.
 
 use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, sockaddr, socklen_t, timespec, timeval};
 
@@ -532,12 +533,21 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
     next!(c"dup3", fn(c_int, c_int, c_int) -> c_int, (fd, new, flags))
 }
 
-/// Returns whether the process has one thread, as far as the C library knows. One before 2.32 does not.
-fn has_one_thread() -> bool {
+/// The C library's `__libc_single_threaded`. Null in one before 2.32.
+static IS_SINGLE_THREADED: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Looks up what `close_range` reads, since a signal handler may call that.
+pub(crate) fn start() {
     // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+    IS_SINGLE_THREADED.store(found.cast(), Ordering::Relaxed);
+}
+
+/// Returns whether the process has one thread, as far as the C library knows.
+fn has_one_thread() -> bool {
+    let variable = IS_SINGLE_THREADED.load(Ordering::Relaxed);
     // SAFETY: a variable of this name is the C library's, a `char`.
-    !found.is_null() && unsafe { found.cast::<u8>().read_volatile() } != 0
+    !variable.is_null() && unsafe { variable.read_volatile() } != 0
 }
 
 /// `close_range(2)`. `CLOSE_RANGE_CLOEXEC` keeps the fds open. `CLOSE_RANGE_UNSHARE` keeps them open in other threads,

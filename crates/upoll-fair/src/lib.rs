@@ -32,6 +32,7 @@ static END: extern "C" fn() = end;
 /// The constructor. glibc passes it the arguments of `main`.
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     lock::start();
+    hooks::start();
     // SAFETY: this is the environment of the process.
     unsafe { settings::read(environment) };
     shared::map(settings::shared());
@@ -59,12 +60,20 @@ extern "C" fn end() {
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn before_fork() {
-    SIGNALS.store(lock::lock().keep(), Ordering::Relaxed);
+    let signals = match lock::is_owner() {
+        true => lock::lock().keep(),
+        // The child of a raw `clone`: a thread of its parent may have held the lock.
+        false => raw::block_signals(),
+    };
+    SIGNALS.store(signals, Ordering::Relaxed);
 }
 
 extern "C" fn after_fork() {
     let signals = SIGNALS.load(Ordering::Relaxed);
-    lock::unlock(signals);
+    match lock::is_owner() {
+        true => lock::unlock(signals),
+        false => raw::restore_signals(signals),
+    }
 }
 
 extern "C" fn after_fork_in_child() {

@@ -8,7 +8,8 @@
 //! The program does not know the fd of that set, and may close it or put a file of its own under the number. The
 //! functions of `hooks` look for it, as for other fds with something to remember, and mark its place in `sleeping`. The
 //! call then leaves the number alone and goes on in the kernel's `poll` or `select`. Not noticed are raw system calls,
-//! and a call that has looked before the set was opened, but enters the kernel after that.
+//! and a call that has looked before the set was opened, but enters the kernel after that. A call that is made between the
+//! last check and a nap has that nap go to what has the number then.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -39,7 +40,8 @@ const NOT_USED: pollfd = pollfd {
 };
 
 /// The sets have numbers from here on, if the process may have such: programs expect the lowest free numbers to be theirs.
-const FIRST_NUMBER: c_int = 256;
+/// Beyond 63 the kernel would have to enlarge the table of fds, whose size shows in what `select` reads.
+const FIRST_NUMBER: c_int = 32;
 
 /// The fds of a call, some of which are listening sockets.
 struct Watched {
@@ -358,6 +360,8 @@ struct Private {
     key: u64,
     place: &'static AtomicI32,
     signals: u64,
+    /// The process that has opened it.
+    process: u32,
 }
 
 impl Private {
@@ -379,6 +383,7 @@ impl Private {
             key,
             place,
             signals,
+            process: shared::process(),
         })
     }
 
@@ -431,8 +436,9 @@ extern "C" fn close_private(private: *mut c_void) {
         // A cancelled thread has the mask of its sleep.
         lock::lock().keep();
     }
-    // A child of `fork` has closed its copy.
-    if private.place.swap(NONE, Ordering::Relaxed) == private.epfd {
+    // A child of `fork` has closed its copy, and the place may be another thread's.
+    let is_ours = !is_owner || shared::process() == private.process;
+    if is_ours && private.place.swap(NONE, Ordering::Relaxed) == private.epfd {
         Private::close(private.epfd);
     }
     if is_owner {

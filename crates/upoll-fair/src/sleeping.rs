@@ -12,7 +12,7 @@ pub(crate) const NONE: c_int = -1;
 /// A place whose set the program closed. The thread that has it still sleeps.
 const CLOSED: c_int = -2;
 
-/// The fds of the sets. Only the thread that took a place frees it. Further threads sleep in the kernel's call. Changes hold
+/// The fds of the sets. Only the thread that took a place frees it, or the child of a `fork`. Further threads sleep in the kernel's call. Changes hold
 /// the lock.
 static PLACES: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
 /// So many places were in use at some time.

@@ -171,7 +171,7 @@ impl EpollBackend {
         let inode = kernel::inode(number);
         let is_another = inode.is_none_or(|inode| member.inode != 0 && inode != member.inode);
         if is_another || own_fds::is_set_or_seal(number) {
-            // It was closed, and may mean another file by now, also one of the library's.
+            // It was closed, and may mean another file by now, also a set or a seal of the library's.
             self.listed.remove(number);
             return Ok(());
         }
