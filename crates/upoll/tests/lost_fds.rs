@@ -275,7 +275,7 @@ fn a_member_at_a_number_that_was_an_own_fd_is_kept_when_its_set_is_made_anew() {
     let _alone = alone();
     let input = |data| Event::new(Events::IN, data);
     let (reader, _writer) = std::io::pipe().unwrap();
-    // Sets share the socket by which they are known. One that needs another socket opens two fds.
+    // Sets share the socket by which they are known. The first set with another socket opens two fds.
     let mut others = Vec::new();
     let (lost, own) = loop {
         let set = Epoll::new().unwrap();
