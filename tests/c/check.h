@@ -59,6 +59,14 @@ static inline void sleep_ms(long ms)
 	nanosleep(&time, NULL);
 }
 
+/* Returns the processor time of this process, in milliseconds. */
+static inline long cpu_time(void)
+{
+	struct timespec time;
+	CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0);
+	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
 /* Waits until a process or thread sleeps. On a busy machine this may take some time. */
 static inline void wait_until_asleep(int tid)
 {

@@ -6,14 +6,6 @@
 
 static int set, counter, near, far;
 
-/* Returns the processor time of this process, in milliseconds. */
-static long cpu_time(void)
-{
-	struct timespec time;
-	CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0);
-	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
-}
-
 static int wait_in_set(int limit)
 {
 	struct epoll_event event;

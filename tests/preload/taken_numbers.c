@@ -11,13 +11,6 @@ enum { FIRST = 880, NUMBERS = 1024 };
 static atomic_int is_over;
 static int limit = NUMBERS;
 
-static long cpu_time(void)
-{
-	struct timespec time;
-	CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0);
-	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
-}
-
 static void *write_later(void *counter)
 {
 	uint64_t one = 1;
