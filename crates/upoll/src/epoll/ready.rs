@@ -18,6 +18,7 @@
 //! checks `QUEUED`; the scan clears `QUEUED`, then polls the object. At least one of the two sees
 //! the other. A level-triggered item that is still ready keeps its bit: it never left the list.
 
+use core::mem;
 use core::ptr::{self, NonNull};
 
 use super::Set;
@@ -81,7 +82,7 @@ impl ReadyList {
 
     /// # Safety
     /// As [`push_back`](Self::push_back).
-    unsafe fn push_front(&mut self, item: NonNull<Item>) {
+    pub(super) unsafe fn push_front(&mut self, item: NonNull<Item>) {
         let head = self.head;
         // SAFETY: the set's lock guards `prev`, and `next` of items on the list.
         unsafe {
@@ -102,7 +103,15 @@ impl ReadyList {
         // SAFETY: the set's lock guards the links of items on the list.
         unsafe {
             let next = item.as_ref().next.load(Ordering::Relaxed);
-            let prev = item.as_ref().prev.with(|prev| *prev);
+            let prev = item
+                .as_ref()
+                .prev
+                .with_mut(|prev| mem::replace(&mut *prev, ptr::null_mut()));
+            // Only an item on a list has a `prev`.
+            let is_here = !prev.is_null() || self.head == item.as_ptr();
+            if cfg!(any(debug_assertions, upoll_loom)) {
+                assert!(is_here, "an item is unlinked that is not on the ready list");
+            }
             match NonNull::new(prev) {
                 None => self.head = next,
                 Some(prev) => prev.as_ref().next.store(next, Ordering::Relaxed),

@@ -417,20 +417,49 @@ impl Set {
         }
     }
 
-    /// Takes an item off the ready list without a look: the kernel queues it again if it is ready.
+    /// Takes an item that watches a rotating set off the ready list, then has `look` do the last look at that set. `look`
+    /// returns whether a set's event comes to the item again if there is one; else the item goes back to the list.
+    /// Returns the same. An item with a claim stays on the list: a harvest has to settle that.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held; `inner` is the set's.
     #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) unsafe fn leave_to_kernel(&self, inner: &mut Interests, item: NonNull<Item>) {
-        // SAFETY: the caller's contract.
+    pub(crate) unsafe fn leave_to(
+        &self,
+        inner: &mut Interests,
+        item: NonNull<Item>,
+        look: impl FnOnce(&Interests) -> bool,
+    ) -> bool {
+        // SAFETY: the caller's contract. The queue is that of a set that the item keeps.
         unsafe {
-            if item.as_ref().state() & state::QUEUED != 0 {
+            let node = item.as_ref();
+            let Some(queue) = node.entry.queue() else {
+                return look(inner);
+            };
+            // A wake marks an item as queued before it puts it on a list, both under the queue's lock.
+            let is_off = queue.as_ref().without_wakes(|| {
+                if node.state() & state::QUEUED == 0 || node.entry.is_claimed() {
+                    return false;
+                }
                 self.begin_scan(&mut inner.ready);
                 inner.ready.unlink(item);
-                Set::unqueue(item.as_ref());
+                Set::unqueue(node);
+                true
+            });
+            let will_come = look(inner);
+            if is_off {
+                if !will_come {
+                    let before = node
+                        .entry
+                        .owner_word
+                        .fetch_or(state::QUEUED, Ordering::SeqCst);
+                    if before & state::QUEUED == 0 {
+                        inner.ready.push_front(item);
+                    }
+                }
                 self.end_scan(&mut inner.ready, &mut ReadyList::new());
             }
+            will_come
         }
     }
 

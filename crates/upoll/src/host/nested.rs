@@ -369,23 +369,19 @@ impl EpollBackend {
         if !self.has_chosen.load(Ordering::Relaxed) {
             return false;
         }
+        let _scope = Scope::enter();
         let mut interests = set.lock();
         let chosen = std::mem::take(&mut *self.chosen.lock());
         self.has_chosen.store(false, Ordering::Relaxed);
         let mut all_renewed = !chosen.is_empty();
         for slot in chosen {
-            let renewed = self.stand_last_for(&interests, slot);
-            if renewed && let Some(item) = interests.at(slot).and_then(as_item) {
-                // The kernel has looked at the source just now: if it is ready, the nesting fd says so.
+            let item = rotation_at(&interests, slot).and_then(|_| as_item(interests.at(slot)?));
+            // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready.
+            all_renewed &= item.is_some_and(|item| {
+                let renew = |interests: &Interests| self.stand_last_for(interests, slot);
                 // SAFETY: registered, and the set's lock is held.
-                unsafe {
-                    // A harvest has to settle a claim.
-                    if !item.as_ref().entry.is_claimed() {
-                        set.leave_to_kernel(&mut interests, item);
-                    }
-                }
-            }
-            all_renewed &= renewed;
+                unsafe { set.leave_to(&mut interests, item, renew) }
+            });
         }
         all_renewed
     }

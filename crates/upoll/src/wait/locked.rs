@@ -68,6 +68,15 @@ impl WaitQueue {
         }
     }
 
+    /// Runs `change` while no wake calls an entry of this queue.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn without_wakes<T>(&self, change: impl FnOnce() -> T) -> T {
+        let list = self.lock();
+        let changed = change();
+        drop(list);
+        changed
+    }
+
     #[inline]
     fn try_lock(&self) -> Option<Locked<'_>> {
         self.list.try_lock().map(|list| Locked {

@@ -10,7 +10,7 @@ use upoll::{CreateFlags, Epoll, Errno, EventFd, EventFdFlags, Op, end_thread};
 
 use super::rotation::workers as workers_of;
 use super::sleeping::{FOREVER, LIMIT, wait};
-use super::{IN, Waiter, model};
+use super::{EDGE, IN, Waiter, model};
 
 /// Returns a rotating set with a kernel source, which is not readable, and the workers' sets that
 /// watch it.
@@ -57,6 +57,44 @@ fn a_worker_that_comes_back_misses_no_event() {
         let writing = thread::spawn(move || writer.set_readable(true));
         wait_and_end(&worker);
         writing.join().unwrap();
+    });
+}
+
+/// A worker comes back while another one, which has an event, ends and offers it to the first.
+#[test]
+fn a_worker_that_comes_back_beside_one_that_ends_has_the_event() {
+    model(2, || {
+        let (rotating, source, [first, second]) = workers();
+        first.modify(&rotating, EDGE).unwrap();
+        source.set_readable(true);
+        assert_eq!(wait(&first, FOREVER), Ok(1));
+        let ending = thread::spawn(move || {
+            wait_and_end(&second);
+            second
+        });
+        assert_eq!(wait(&first, FOREVER), Ok(1));
+        let _open = ending.join().unwrap();
+        end_thread();
+    });
+}
+
+/// The second worker sleeps, is chosen, and ends, while the first one comes back.
+#[test]
+fn an_event_that_is_offered_to_a_worker_that_comes_back_is_not_lost() {
+    model(2, || {
+        let (_rotating, source, [first, second]) = workers();
+        source.set_readable(true);
+        assert_eq!(wait(&first, FOREVER), Ok(1));
+        source.set_readable(false);
+        let ending = thread::spawn(move || {
+            wait_and_end(&second);
+            second
+        });
+        let writing = thread::spawn(move || source.set_readable(true));
+        assert_eq!(wait(&first, FOREVER), Ok(1));
+        writing.join().unwrap();
+        let _open = ending.join().unwrap();
+        end_thread();
     });
 }
 
