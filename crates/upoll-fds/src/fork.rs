@@ -71,6 +71,8 @@ fn begin_to_watch() -> Result<(), Errno> {
 }
 
 fn register() -> Result<(), Errno> {
+    // Every child reads this word. Its page is mapped there only if the parent has read it.
+    std::hint::black_box(figures::are_shown());
     // The core's handlers must be there before the first fork, too.
     upoll::internal::watch_forks()?;
     // SAFETY: the handlers are never unloaded, as this library is not.

@@ -98,7 +98,9 @@ pub use crate::fork::{
 #[doc(hidden)]
 pub use crate::install::prepare;
 pub use crate::io::{read, readv, write, writev};
-pub use crate::memory::{count_readable, read as read_memory, write as write_memory};
+pub use crate::memory::{
+    count_readable, is_known_readable, read as read_memory, write as write_memory,
+};
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{number_of_entries, poll, ppoll, prlimit};
 pub use crate::select::{UserSets, pselect, select};

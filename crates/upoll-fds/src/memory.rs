@@ -2,17 +2,16 @@
 //! kernel, instead of raising a signal.
 //!
 //! # Cost
-//! Before a page is used, the kernel has confirmed to this thread that it is readable, or writable. A
+//! Before a page is used, the kernel has confirmed to this process that it is readable, or writable. A
 //! `futex(2)` call reads a word of the page, or adds zero to it atomically, and fails with `EFAULT`
-//! if it cannot. Each thread remembers 64 pages per kind of use. A call thus costs a comparison per
-//! page, and the first call on a page some 150 ns.
+//! if it cannot. The process remembers pages in a table. A call thus costs a comparison per page, and the first call
+//! on a page some 150 ns.
 //!
 //! # Pages that it cannot check
-//! A page that this thread has used here may have been unmapped or protected since. Using it raises
-//! `SIGSEGV`, as it would in any library function.
+//! A page that was used here may have been unmapped or protected since. Using it raises `SIGSEGV`, as it would in any
+//! library function.
 
-use std::cell::Cell;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use upoll::Errno;
 
@@ -34,22 +33,15 @@ enum Use {
     Write,
 }
 
-const KNOWN: usize = 64;
+/// How many pages are remembered. Each thread has a stack, and most buffers are there.
+const KNOWN: usize = 1024;
 
-struct KnownPages {
-    /// Page numbers plus one, by page number modulo `KNOWN`; 0 is none.
-    readable: [Cell<usize>; KNOWN],
-    writable: [Cell<usize>; KNOWN],
-}
+/// In how many places a page can be remembered.
+const WAYS: usize = 4;
 
-std::thread_local! {
-    static KNOWN_PAGES: KnownPages = const {
-        KnownPages {
-            readable: [const { Cell::new(0) }; KNOWN],
-            writable: [const { Cell::new(0) }; KNOWN],
-        }
-    };
-}
+/// The pages that the kernel has confirmed: for each, [`as_readable`], and one more if it is writable. 0 is none. In no order
+/// with anything: the kernel has the memory, not the thread that has asked.
+static KNOWN_PAGES: [AtomicU64; KNOWN] = [const { AtomicU64::new(0) }; KNOWN];
 
 /// Asks the kernel whether the word at an address can be used, and so its page.
 #[cold]
@@ -72,30 +64,47 @@ fn probe(address: usize, intent: Use) -> bool {
     answer != Err(Errno::FAULT)
 }
 
-impl KnownPages {
-    #[inline]
-    fn place(&self, page: usize, intent: Use) -> &Cell<usize> {
-        let known = match intent {
-            Use::Read => &self.readable,
-            Use::Write => &self.writable,
-        };
-        &known[page % KNOWN]
-    }
+/// Returns the first place in which a page is looked for. The stacks of threads are a power of two apart, so the number is
+/// multiplied.
+#[inline]
+fn first_place(page: usize) -> usize {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let hash = (page as u64).wrapping_mul(FACTOR) >> (u64::BITS - KNOWN.ilog2());
+    hash as usize % KNOWN
+}
+
+/// Stands for a page that is readable, and never is 0.
+#[inline]
+fn as_readable(page: usize) -> u64 {
+    (page as u64 + 1) << 1
 }
 
 #[inline]
-fn is_known(page: usize, intent: Use) -> bool {
-    KNOWN_PAGES.with(|known| known.place(page, intent).get() == page + 1)
+fn is_known_at(place: usize, page: usize, intent: Use) -> bool {
+    let known = KNOWN_PAGES[place].load(Ordering::Relaxed) ^ as_readable(page);
+    match intent {
+        // A writable page is readable.
+        Use::Read => known <= 1,
+        Use::Write => known == 1,
+    }
 }
 
 fn is_usable(address: usize, intent: Use) -> bool {
     let page = address / PAGE;
-    if is_known(page, intent) {
+    let first = first_place(page);
+    let places = || (0..WAYS).map(|way| first ^ way);
+    if places().any(|place| is_known_at(place, page, intent)) {
         return true;
     }
     let usable = probe(address, intent);
     if usable {
-        KNOWN_PAGES.with(|known| known.place(page, intent).set(page + 1));
+        // A page that could only be read has a place.
+        let has_room = |&place: &usize| {
+            KNOWN_PAGES[place].load(Ordering::Relaxed) == 0 || is_known_at(place, page, Use::Read)
+        };
+        let place = places().find(has_room).unwrap_or(first);
+        let known = as_readable(page) | u64::from(intent == Use::Write);
+        KNOWN_PAGES[place].store(known, Ordering::Relaxed);
     }
     usable
 }
@@ -112,7 +121,8 @@ fn usable(address: usize, len: usize, intent: Use) -> usize {
 /// Whether all of it lies on one page that is known, as most does.
 #[inline]
 fn is_on_known_page(address: usize, len: usize, intent: Use) -> bool {
-    len <= PAGE - address % PAGE && is_known(address / PAGE, intent)
+    let page = address / PAGE;
+    len <= PAGE - address % PAGE && is_known_at(first_place(page), page, intent)
 }
 
 #[inline(never)]
@@ -213,6 +223,13 @@ pub fn count_readable<T>(from: *const T, count: usize) -> usize {
     usable(from.addr(), count.saturating_mul(size_of::<T>()), Use::Read) / size_of::<T>()
 }
 
+/// Returns whether `count` values, one after the other, are on one page of which that is known without asking the kernel.
+#[doc(hidden)]
+#[inline]
+pub fn is_known_readable<T>(from: *const T, count: usize) -> bool {
+    is_on_known_page(from.addr(), count.saturating_mul(size_of::<T>()), Use::Read)
+}
+
 /// `copy_to_user`.
 ///
 /// # Safety
@@ -225,4 +242,64 @@ pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
     // SAFETY: the pages have just been found to be there.
     unsafe { to.write_unaligned(value) };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// Maps pages that nobody else knows.
+    fn map(pages: usize, protection: i32) -> *mut u8 {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory, which is never unmapped.
+        let at = unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, protection, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        at.cast()
+    }
+
+    /// Returns whether a word at the address can be read, and be written.
+    fn uses(at: *mut u8) -> (bool, bool) {
+        (check_read(at.cast::<u64>()).is_ok(), is_writable(at, 8))
+    }
+
+    #[test]
+    fn pages_are_usable_as_they_are_mapped_however_often_they_are_asked_for() {
+        let writable = map(1, libc::PROT_READ | libc::PROT_WRITE);
+        let readable = map(1, libc::PROT_READ);
+        let unusable = map(1, libc::PROT_NONE);
+        for _ in 0..3 {
+            assert_eq!(uses(writable), (true, true));
+            assert_eq!(uses(readable), (true, false));
+            assert_eq!(uses(unusable), (false, false));
+            assert_eq!(uses(ptr::null_mut()), (false, false));
+        }
+    }
+
+    #[test]
+    fn more_pages_than_are_remembered_are_usable() {
+        let pages = 3 * KNOWN;
+        let begin = map(pages, libc::PROT_READ | libc::PROT_WRITE);
+        for _ in 0..2 {
+            for page in 0..pages {
+                assert_eq!(uses(begin.wrapping_add(page * PAGE)), (true, true));
+            }
+        }
+        assert!(is_writable(begin, pages * PAGE));
+    }
+
+    #[test]
+    fn a_range_is_usable_up_to_the_first_page_that_is_not() {
+        let begin = map(2, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: the second page is this test's.
+        let cut = unsafe { libc::mprotect(begin.wrapping_add(PAGE).cast(), PAGE, libc::PROT_NONE) };
+        assert_eq!(cut, 0);
+        for _ in 0..2 {
+            assert_eq!(
+                count_readable(begin.wrapping_add(PAGE - 24).cast::<u64>(), 8),
+                3
+            );
+        }
+    }
 }

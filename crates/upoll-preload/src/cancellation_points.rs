@@ -10,7 +10,9 @@ use upoll::Event;
 use upoll_fds::errno::give;
 use upoll_fds::plain_sets;
 
-use crate::cancel::{cancellable_before, deferred, interruptible};
+use crate::cancel::{
+    cancellable_before, deferred, interruptible, is_any_asynchronous, with_deferred,
+};
 use crate::next::{Next, call_at, listed, name_of, pass_on};
 use crate::stats::{self, Call, is_ours};
 use crate::{files, kernel, polls, sets, sockets};
@@ -21,6 +23,12 @@ macro_rules! cancellation_points {
         #[doc = concat!("`", $symbol, "`, a cancellation point")]
         #[unsafe(export_name = $symbol)]
         pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+            // Apart from the exported function, which passes calls on with nothing on the stack.
+            #[inline(never)]
+            unsafe fn serve($($argument: $kind),*) -> $result {
+                // SAFETY: the caller's contract.
+                interruptible(|| unsafe { $call($($argument),*) })
+            }
             #[inline(always)]
             unsafe fn body($($argument: $kind),*) -> $result {
                 #[allow(unused_unsafe, reason = "some of them read what pointers lead to")]
@@ -29,9 +37,20 @@ macro_rules! cancellation_points {
                     pass_on!($symbol, fn($($kind),*) -> $result, ($($argument),*));
                 }
                 // SAFETY: the caller's contract.
-                interruptible(|| unsafe { $call($($argument),*) })
+                unsafe { serve($($argument),*) }
             }
-            deferred!(body($($argument),*))
+            #[cold]
+            #[inline(never)]
+            unsafe fn with_deferred_cancellation($($argument: $kind),*) -> $result {
+                // SAFETY: the caller's contract.
+                with_deferred(move || unsafe { body($($argument),*) })
+            }
+            if is_any_asynchronous() {
+                // SAFETY: the caller's contract.
+                return unsafe { with_deferred_cancellation($($argument),*) };
+            }
+            // SAFETY: the caller's contract.
+            unsafe { body($($argument),*) }
         }
     )* };
 }

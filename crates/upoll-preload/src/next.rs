@@ -24,11 +24,18 @@ impl Next {
     }
 
     /// Its address; null if there is none.
+    #[inline]
     pub(crate) fn find(&self) -> *mut c_void {
-        let found = self.found.load(Ordering::Relaxed);
-        if !found.is_null() {
-            return found;
+        let found = self.known();
+        match found.is_null() {
+            true => self.look_up(),
+            false => found,
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_up(&self) -> *mut c_void {
         // SAFETY: the name is a C string.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Relaxed);

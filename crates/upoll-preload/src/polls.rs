@@ -48,20 +48,48 @@ fn is_polled_here(fd: c_int) -> bool {
     upoll_fds::is_ours(fd)
 }
 
+/// Returns whether [`is_polled_here`] may be true, or has a set to leave.
+#[inline]
+fn may_be_polled_here(fd: c_int) -> bool {
+    plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd)
+}
+
 /// # Safety
 /// As [`upoll_fds::read_memory`].
-#[inline(never)]
+#[inline]
 unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
     let count = upoll_fds::number_of_entries(length(count));
+    // SAFETY: the caller's contract, on a page that is there.
+    let is_candidate = |at| may_be_polled_here(unsafe { number_at(fds, at) });
+    if upoll_fds::is_known_readable(fds, count) && !(0..count).any(is_candidate) {
+        return false;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { any_polled_on_pages(fds, count) }
+}
+
+/// # Safety
+/// As [`upoll_fds::read_memory`].
+#[cold]
+#[inline(never)]
+unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
     let mut is_any = false;
     for at in 0..upoll_fds::count_readable(fds, count) {
         // SAFETY: the pages have just been found to be there, and the rest is the caller's contract.
-        let fd = unsafe { (&raw const (*fds.wrapping_add(at)).fd).read_unaligned() };
-        if plain_sets::has_record(fd) || upoll_fds::may_be_ours(fd) {
+        let fd = unsafe { number_at(fds, at) };
+        if may_be_polled_here(fd) {
             is_any |= is_polled_here(fd);
         }
     }
     is_any
+}
+
+/// # Safety
+/// The page of the entry is there, and the rest is as for [`upoll_fds::read_memory`].
+#[inline]
+unsafe fn number_at(fds: *const pollfd, at: usize) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { (&raw const (*fds.wrapping_add(at)).fd).read_unaligned() }
 }
 
 /// The same for the numbers below `n` in three sets, each of which may be null.

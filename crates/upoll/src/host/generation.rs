@@ -37,6 +37,7 @@ extern "C" fn begin() {
     own_fds::close_inherited();
 }
 
+#[unsafe(link_section = "upoll_fork")]
 fn begin_with_fds_of_the_parent() {
     // With a mark the child counts itself when it first asks: a write here would cost it two copies of pages.
     if mark().is_none() {
