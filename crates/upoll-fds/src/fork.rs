@@ -52,6 +52,7 @@ pub(crate) fn watch() -> Result<(), Errno> {
 /// Only one thread may register the handlers: handlers that ran twice would remove what the first run
 /// has made for the child. Not a `Once`: the child of a fork in the midst of it would wait for ever.
 #[cold]
+#[unsafe(link_section = "upoll_fork")]
 fn begin_to_watch() -> Result<(), Errno> {
     wait_until(|| {
         let claim = WATCH.compare_exchange(NOT_BEGUN, BEGUN, Ordering::Acquire, Ordering::Acquire);

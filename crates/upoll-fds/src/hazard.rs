@@ -118,6 +118,7 @@ mod kernel {
     }
 
     #[cold]
+    #[unsafe(link_section = "upoll_fork")]
     fn prepare_once() {
         let mut key = NO_KEY;
         // SAFETY: the key is live; the function is never unloaded, as this library is not.

@@ -55,6 +55,7 @@ pub(crate) fn is_any_kind_served() -> bool {
 }
 
 /// Returns the kinds. Reads them if that has not been done.
+#[unsafe(link_section = "upoll_fork")]
 pub(crate) fn read() -> u32 {
     let known = KINDS.load(Ordering::Relaxed);
     if known != 0 {

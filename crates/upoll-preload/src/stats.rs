@@ -287,6 +287,7 @@ fn text() -> Option<Text> {
     (has_made || has_called).then_some(text)
 }
 
+#[unsafe(link_section = "upoll_fork")]
 extern "C" fn at_exit() {
     report();
 }

@@ -117,6 +117,7 @@ fn map_wiped() {
 ///
 /// # Errors
 /// `ENOMEM`: there is no memory for that.
+#[unsafe(link_section = "upoll_fork")]
 pub fn watch_forks() -> Result<(), Errno> {
     // Not a `Once`: a fork in the midst of it would leave the child waiting for its end. Two
     // handlers do no harm.
