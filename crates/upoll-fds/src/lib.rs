@@ -14,9 +14,9 @@
 //! are `unsafe` because valid memory must belong to the caller. See [the costs](#costs).
 //!
 //! # Costs
-//! Looking an fd up writes only memory of the thread's own. The first use of a page of user memory by a
-//! thread costs a system call, later ones a comparison. A page that the program has unmapped since then
-//! raises `SIGSEGV`.
+//! Looking an fd up writes only memory of the thread's own. The first use of a page of user memory costs
+//! a system call, later ones, by any thread, a comparison. A page that the program has unmapped since then raises
+//! `SIGSEGV`.
 //!
 //! # Fork
 //! A fork demotes the objects that can be demoted (see [`demote()`]). Eventfds with a maximum move to

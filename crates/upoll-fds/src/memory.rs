@@ -8,8 +8,8 @@
 //! on a page some 150 ns.
 //!
 //! # Pages that it cannot check
-//! A page that was used here may have been unmapped or protected since. Using it raises `SIGSEGV`, as it would in any
-//! library function.
+//! A page that was used here, by any thread, may have been unmapped or protected since. Using it raises `SIGSEGV`, as it
+//! would in any library function. So does a page that another thread has used and that this one's protection keys exclude.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -98,15 +98,21 @@ fn is_usable(address: usize, intent: Use) -> bool {
     }
     let usable = probe(address, intent);
     if usable {
-        // A page that could only be read has a place.
-        let has_room = |&place: &usize| {
-            KNOWN_PAGES[place].load(Ordering::Relaxed) == 0 || is_known_at(place, page, Use::Read)
-        };
-        let place = places().find(has_room).unwrap_or(first);
-        let known = as_readable(page) | u64::from(intent == Use::Write);
-        KNOWN_PAGES[place].store(known, Ordering::Relaxed);
+        remember(page, intent);
     }
     usable
+}
+
+/// Puts a page into its first place, and each that was in one of its places into the next one. The last one is forgotten.
+fn remember(page: usize, intent: Use) {
+    let first = first_place(page);
+    let mut moving = as_readable(page) | u64::from(intent == Use::Write);
+    for way in 0..WAYS {
+        moving = KNOWN_PAGES[first ^ way].swap(moving, Ordering::Relaxed);
+        if moving == 0 || moving >> 1 == as_readable(page) >> 1 {
+            return;
+        }
+    }
 }
 
 /// How many of `len` bytes from `address` on can be used, without a gap.
