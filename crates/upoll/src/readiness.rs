@@ -256,7 +256,7 @@ impl TaskWait {
         let mut claims = 0;
         for entry in self.hooked().filter(|entry| entry.is_claimed()) {
             // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe { entry.settle(|| false, Notes::AreUsedUp, &mut deferred) };
+            unsafe { entry.settle(|| false, false, Notes::AreUsedUp, &mut deferred) };
             claims += 1;
         }
         claims > 0
@@ -285,7 +285,7 @@ impl TaskWait {
         let mut deferred = Deferred::new();
         for entry in self.hooked() {
             // SAFETY: the entry is hooked, and `file` keeps its queue.
-            unsafe { entry.settle(|| true, Notes::AreUsedUp, &mut deferred) };
+            unsafe { entry.settle(|| true, false, Notes::AreUsedUp, &mut deferred) };
         }
         if forwards {
             for queue in self.hooked().filter_map(WaitEntry::queue) {

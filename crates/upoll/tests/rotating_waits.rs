@@ -8,6 +8,7 @@ mod threads;
 use std::cell::Cell;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -482,4 +483,154 @@ fn more_threads_than_paths_are_allowed_wait_in_a_rotating_set() {
     for thread in threads {
         assert_eq!(thread.join().unwrap(), Ok(1));
     }
+}
+
+#[test]
+fn each_wait_reports_a_set_below_that_stays_ready_beside_an_idle_kernel_source() {
+    for direct in [false, true] {
+        let [_, source] = Source::both();
+        let (rotating, below) = (source.rotating(), Epoll::new().unwrap());
+        let counter = EventFd::new(1).unwrap();
+        below.add(&counter, IN).unwrap();
+        rotating.add(&below, IN).unwrap();
+        assert!(reports(&workers_set(&rotating, direct), 4) < LONG / 4);
+    }
+}
+
+#[test]
+fn each_wait_reports_a_source_that_stays_ready_after_its_fd_was_closed() {
+    let [_, source] = Source::both();
+    let rotating = source.rotating();
+    source.put();
+    let Source::Kernel(reader, _writer) = source else {
+        unreachable!("the second one is the kernel's")
+    };
+    let worker = workers_set(&rotating, false);
+    assert_eq!(wait(&worker, LONG), 1);
+    let _copy = reader.try_clone().unwrap();
+    drop(reader);
+    assert!(reports(&worker, 3) < LONG / 4);
+}
+
+#[test]
+fn a_worker_with_a_used_up_interest_keeps_no_event_from_others() {
+    for source in Source::both() {
+        let rotating = source.rotating();
+        let (worker, used_up) = (workers_set(&rotating, false), Epoll::new().unwrap());
+        let once = Event::new(Events::IN | Events::ONESHOT, 0);
+        used_up.add(&rotating, once).unwrap();
+        let end = EventFd::new(0).unwrap();
+        used_up.add(&end, Event::new(Events::IN, 1)).unwrap();
+        let (served, has_served) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let source = &source;
+            let served_once = served.clone();
+            let (waits, ends) = (used_up.clone(), end.clone());
+            scope.spawn(move || {
+                assert_eq!(wait(&waits, LONG), 1);
+                assert!(source.take());
+                served_once.send(()).unwrap();
+                // Its other member alone ends this one.
+                assert_eq!(wait(&waits, 2 * LONG), 1);
+                drop(ends);
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            source.put();
+            has_served.recv_timeout(LONG).unwrap();
+            scope.spawn(move || {
+                for _ in 0..4 {
+                    assert_eq!(wait(&worker, 2 * LONG), 1);
+                    assert!(source.take());
+                    served.send(()).unwrap();
+                }
+            });
+            let mut outcomes = Vec::new();
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_millis(50));
+                source.put();
+                outcomes.push(has_served.recv_timeout(LONG / 4));
+            }
+            end.try_write(1).unwrap();
+            assert_eq!(outcomes, [Ok(()); 4]);
+        });
+    }
+}
+
+#[test]
+fn a_worker_with_a_used_up_interest_that_leaves_forwards_its_job() {
+    for source in Source::both() {
+        let rotating = source.rotating();
+        let [leaver, next] = [Events::ONESHOT, Events::empty()].map(|once| {
+            let set = Epoll::new().unwrap();
+            set.add(&rotating, Event::new(Events::IN | once, 0))
+                .unwrap();
+            set
+        });
+        let (served, has_served) = mpsc::channel();
+        let (leaving, end) = serves_once(&leaver, &served);
+        let (staying, end_of_next) = serves_once(&next, &served);
+        source.put();
+        has_served.recv_timeout(LONG).unwrap();
+        leaver.delete(&rotating).unwrap();
+        has_served.recv_timeout(LONG / 4).unwrap();
+        drop((end, end_of_next));
+        leaving.join().unwrap();
+        staying.join().unwrap();
+    }
+}
+
+#[test]
+fn a_wait_looks_at_all_rotating_sets_though_it_was_chosen_for_one() {
+    let [counter, pipe] = Source::both();
+    let (first, second) = (pipe.rotating(), counter.rotating());
+    let (worker, other) = (Epoll::new().unwrap(), workers_set(&second, false));
+    worker.add(&first, Event::new(Events::IN, 1)).unwrap();
+    worker.add(&second, Event::new(Events::IN, 2)).unwrap();
+    pipe.put();
+    assert_eq!(wait(&worker, LONG), 1);
+    assert!(pipe.take());
+    let (served, has_served) = mpsc::channel();
+    let (busy, end) = serves_once(&other, &served);
+    counter.put();
+    has_served.recv_timeout(LONG).unwrap();
+    assert!(reports(&worker, 1) < LONG / 4);
+    drop(end);
+    busy.join().unwrap();
+}
+
+#[test]
+fn two_rotating_sets_with_one_source_report_what_each_waits_for() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    for end in [&ours, &theirs] {
+        end.set_nonblocking(true).unwrap();
+    }
+    let fill = || while (&ours).write(&[0; 1024]).is_ok() {};
+    let drain = |mut end: &UnixStream| while end.read(&mut [0; 4096]).is_ok() {};
+    let worker = Epoll::new().unwrap();
+    let rotating = [(Events::IN, 1), (Events::OUT, 2)].map(|(events, data)| {
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&ours, Event::new(events, 0)).unwrap();
+        worker.add(&rotating, Event::new(Events::IN, data)).unwrap();
+        rotating
+    });
+    // The worker sleeps before `change` makes the socket ready.
+    let reported = |change: &dyn Fn()| {
+        let worker = worker.clone();
+        let (waits, _) = asleep(move || {
+            let (mut events, begun) = ([Event::default(); 4], Instant::now());
+            let ready = worker.wait(&mut events, LONG).unwrap();
+            assert!(begun.elapsed() < LONG / 4);
+            events[..ready].iter().map(Event::data).collect::<Vec<_>>()
+        });
+        change();
+        waits.join().unwrap()
+    };
+    for _ in 0..3 {
+        fill();
+        assert_eq!(reported(&|| drain(&theirs)), [2]);
+        fill();
+        assert_eq!(reported(&|| (&theirs).write_all(b"x").unwrap()), [1]);
+        drain(&ours);
+    }
+    drop(rotating);
 }

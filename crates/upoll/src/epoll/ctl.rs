@@ -642,7 +642,12 @@ impl Set {
                 let _ = here.listen(self, inner, file);
             }
             self.take_off(inner, NonNull::new_unchecked(item.cast_mut()));
-            let interest = node.interest();
+            // An event of a rotating set is for the next worker, whatever that wants and this one did.
+            let is_rotating = bits & state::ROTATING != 0;
+            let interest = match is_rotating {
+                true => Events::IN,
+                false => node.interest(),
+            };
             // The item's memory may go.
             let file = inner.remove(item);
             let claim = if broken(Rule::PassOnWhenLeaving) {
@@ -652,7 +657,7 @@ impl Set {
             };
             let pass_on = claim.map(|queue| PassOn {
                 queue,
-                rotating: bits & state::ROTATING != 0,
+                rotating: is_rotating,
                 interest,
             });
             *left = Some(Forgotten { file, pass_on });

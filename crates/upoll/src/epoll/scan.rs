@@ -143,11 +143,10 @@ impl<'a> Scan<'a> {
             }
             // Two events were meant for this worker, which takes one, or it cannot use up the one.
             let leaves_one = claimed && chosen || hung_up;
-            if leaves_one {
-                node.entry.owe_another();
-            }
             if claimed || leaves_one {
-                node.entry.settle(|| true, notes(node), &mut self.deferred);
+                let deferred = &mut self.deferred;
+                node.entry
+                    .settle(|| true, leaves_one, notes(node), deferred);
             }
             if rotating.is_some() && self.set.watched_by.is_watched() {
                 // The watchers of this set need not poll it again before they wait: they are in
@@ -216,7 +215,7 @@ impl<'a> Scan<'a> {
             let told_again =
                 || node.state() & state::QUEUED != 0 && !broken(Rule::OweWhatCameAfterTheLook);
             // SAFETY: a registered item is hooked.
-            unsafe { node.entry.settle(told_again, notes(node), deferred) };
+            unsafe { node.entry.settle(told_again, false, notes(node), deferred) };
         }
     }
 
@@ -402,7 +401,12 @@ impl Set {
             // SAFETY: registered items are alive, and the set's lock is held.
             unsafe {
                 let node = item.as_ref();
-                if node.interest().contains(Events::ET) || node.state() & state::QUEUED != 0 {
+                if node.interest().contains(Events::ET) {
+                    continue;
+                }
+                if node.state() & state::QUEUED != 0 {
+                    // The wake that has marked it may not have put it on a list yet.
+                    node.entry.outlast_wake();
                     continue;
                 }
                 if node.state() & state::ROTATING == 0
@@ -417,9 +421,10 @@ impl Set {
         }
     }
 
-    /// Takes an item that watches a rotating set off the ready list, then has `look` do the last look at that set. `look`
-    /// returns whether a set's event comes to the item again if there is one; else the item goes back to the list.
-    /// Returns the same. An item with a claim stays on the list: a harvest has to settle that.
+    /// Takes an item that watches a rotating set off the ready list, then has `look` do the last look at the source that the
+    /// kernel has. `look` returns whether an event of that comes to the item again if there is one. Returns whether an
+    /// event of the rotating set does; if not, the item goes back to the list. An item with a claim stays on the list: a
+    /// harvest has to settle that.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held; `inner` is the set's.
@@ -446,7 +451,7 @@ impl Set {
                 Set::unqueue(node);
                 true
             });
-            let will_come = look(inner);
+            let will_come = look(inner) && Self::has_no_other_event(node);
             if is_off {
                 if !will_come {
                     let before = node
@@ -461,6 +466,25 @@ impl Set {
             }
             will_come
         }
+    }
+
+    /// Whether a rotating set with a source in the kernel has no event but what the kernel tells of the source.
+    ///
+    /// # Safety
+    /// As [`look`](Self::look); the item watches a rotating set.
+    #[cfg(any(feature = "std", upoll_loom))]
+    unsafe fn has_no_other_event(item: &Item) -> bool {
+        // SAFETY: the caller's contract.
+        let Some(rotating) = as_set(unsafe { item.file() }) else {
+            return false;
+        };
+        let is_level = || {
+            rotating
+                .backend()
+                .is_some_and(|there| there.has_level_source())
+        };
+        // SAFETY: as above.
+        !rotating.is_pending() && (is_level() || unsafe { Self::look(item) }.is_empty())
     }
 
     /// Takes a queued item off whichever list it is on.

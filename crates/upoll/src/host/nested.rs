@@ -173,8 +173,10 @@ impl EpollBackend {
         }
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
-            link.source = rotation.watch(&nesting.fd, data)?;
+            let more = others_are_woken_for(interests, &links, at, rotation.number());
+            links.0[at].source = rotation.watch(&nesting.fd, data, more.unwrap_or_default())?;
         }
+        let link = &links.0[at];
         if let Some(before) = before.filter(|_| link.source.is_none()) {
             self.watch_again(nesting, interests, &mut links, before);
         }
@@ -189,13 +191,16 @@ impl EpollBackend {
         links: &mut Links,
         source: RawFd,
     ) {
-        for link in links.0.iter_mut() {
-            if link.source == Some(source)
-                && let Some(rotation) = rotation_at(interests, link.slot)
+        for at in 0..links.0.len() {
+            let slot = links.0[at].slot;
+            if links.0[at].source == Some(source)
+                && let Some(rotation) = rotation_at(interests, slot)
             {
-                let data = self.specials.encode(Special::Chosen(link.slot));
+                let data = self.specials.encode(Special::Chosen(slot));
+                let more = others_are_woken_for(interests, links, at, Some(source));
                 // If the kernel is out of memory the next change of the source registers it again.
-                link.source = rotation.watch(&nesting.fd, data).unwrap_or(None);
+                let watched = rotation.watch(&nesting.fd, data, more.unwrap_or_default());
+                links.0[at].source = watched.unwrap_or(None);
             }
         }
     }
@@ -242,7 +247,8 @@ impl EpollBackend {
         let mut lost = Vec::new();
         let mut links = self.links.lock();
         lost.try_reserve(links.0.len()).map_err(|_| Errno::NOMEM)?;
-        for link in &mut links.0 {
+        for at in 0..links.0.len() {
+            let link = &mut links.0[at];
             let Some(held) = held_at(interests, link.slot) else {
                 continue;
             };
@@ -267,7 +273,9 @@ impl EpollBackend {
             }
             if let Some(rotation) = &below.rotation {
                 let data = self.specials.encode(Special::Chosen(link.slot));
-                link.source = rotation.watch(&nesting.fd, data)?;
+                let more = others_are_woken_for(interests, &links, at, rotation.number());
+                let more = more.unwrap_or_default();
+                links.0[at].source = rotation.watch(&nesting.fd, data, more)?;
             }
         }
         Ok(lost)
@@ -322,6 +330,14 @@ impl EpollBackend {
                 backend.hear_from_above(below);
             }
             if let Special::Chosen(_) = special {
+                // Other rotating sets may share the source, and what workers are woken for there.
+                let ready = events & (Events::IN | Events::OUT);
+                if let Some(rotation) = rotation_at(interests, slot)
+                    && !ready.is_empty()
+                    && !ready.intersects(rotation.woken_for())
+                {
+                    return false;
+                }
                 if let Some(rotating) = below {
                     rotating.note_hang_up(events);
                 }
@@ -330,15 +346,21 @@ impl EpollBackend {
                     .fetch_or(state::CHOSEN, Ordering::Relaxed);
                 self.choose(slot);
             }
+            let mut is_wanted = false;
             // SAFETY: as above.
             each_that_watches(set, interests, unsafe { node.file() }, |item| {
                 // SAFETY: as above.
                 if unsafe { item.as_ref() }.interest().contains(Events::IN) {
+                    is_wanted = true;
                     // One event more, for another worker of a rotating set.
                     // SAFETY: as above.
                     queued |= unsafe { set.queue(item) } || set.rotates();
                 }
             });
+            if let (Special::Chosen(_), false, Some(rotating)) = (special, is_wanted, below) {
+                // The kernel does not know that the interest was used up, or is in nothing.
+                rotating.watched_by.pass_on_in_turn(Events::IN);
+            }
         }
         queued
     }
@@ -373,10 +395,12 @@ impl EpollBackend {
         let mut interests = set.lock();
         let chosen = std::mem::take(&mut *self.chosen.lock());
         self.has_chosen.store(false, Ordering::Relaxed);
-        let mut all_renewed = !chosen.is_empty();
+        // A rotating set that did not choose this one has to be looked at.
+        let mut all_renewed = chosen.len() == interests.rotating.len();
         for slot in chosen {
             let item = rotation_at(&interests, slot).and_then(|_| as_item(interests.at(slot)?));
-            // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready.
+            // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
+            // workers are woken for.
             all_renewed &= item.is_some_and(|item| {
                 let renew = |interests: &Interests| self.stand_last_for(interests, slot);
                 // SAFETY: registered, and the set's lock is held.
@@ -398,14 +422,34 @@ impl EpollBackend {
         let Some(at) = links.0.iter().position(|link| link.slot == slot) else {
             return false;
         };
-        let source = links.0[at].source;
-        let is_shared = links.0.iter().filter(|link| link.source == source).count() > 1;
+        let sharing = others_are_woken_for(interests, &links, at, links.0[at].source);
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
-        let renewed = rotation.renew(&nesting.fd, data, is_shared);
-        links.0[at].source = renewed.unwrap_or(None);
+        let renewed = rotation.renew(&nesting.fd, data, sharing);
+        links.0[at].source = match renewed {
+            // The file may live on under another number, and its registration with it.
+            Err(Errno::BADF) => return false,
+            renewed => renewed.unwrap_or(None),
+        };
         links.0[at].source.is_some()
     }
+}
+
+/// Returns the events that workers are woken for by the other rotating sets whose source has the fd `source` as well. None if
+/// there are no others. `interests` is the set's, locked.
+fn others_are_woken_for(
+    interests: &Interests,
+    links: &Links,
+    at: usize,
+    source: Option<RawFd>,
+) -> Option<Events> {
+    let others = links
+        .0
+        .iter()
+        .enumerate()
+        .filter(|&(other, link)| other != at && link.source.is_some() && link.source == source);
+    let rotations = others.filter_map(|(_, link)| rotation_at(interests, link.slot));
+    rotations.map(Rotation::woken_for).reduce(Events::union)
 }
 
 /// The set that the item in `slot` watches, if it watches one.

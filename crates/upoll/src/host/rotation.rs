@@ -185,15 +185,23 @@ impl Rotation {
     }
 
     /// Registers the source with a worker's kernel set, which may have it already for another rotating
-    /// set. Returns its number if that still stands for it. `source` is locked.
+    /// set, whose workers are woken for `more`. Returns its number if that still stands for it. `source` is locked.
     fn register(
         &self,
         worker: &Descriptor,
         source: SourceFd,
         data: u64,
+        more: Events,
     ) -> Result<Option<RawFd>, Errno> {
         let number = source.number;
-        let added = kernel::epoll_ctl(worker, Op::Add, number, &source.interest(data));
+        let interest = Event::new(source.woken_for() | more, data);
+        let add = || kernel::epoll_ctl(worker, Op::Add, number, &interest);
+        let mut added = add();
+        if added == Err(Errno::EXIST) && self.is_current(source) {
+            // That is for what the other set's workers are woken for. It is an exclusive one, so MOD does not change it.
+            let _ = kernel::epoll_ctl(worker, Op::Del, number, &Event::default());
+            added = add();
+        }
         let is_current = self.is_current(source);
         match added {
             Ok(()) if !is_current => {
@@ -205,14 +213,26 @@ impl Rotation {
         }
     }
 
-    /// Registers the source in the worker's kernel set `worker`. Returns the source's fd, if there
+    /// The events of the source that workers are woken for.
+    pub(super) fn woken_for(&self) -> Events {
+        self.source
+            .lock()
+            .map_or(Events::empty(), SourceFd::woken_for)
+    }
+
+    /// Registers the source in the worker's kernel set `worker`, also for `more`. Returns the source's fd, if there
     /// is a source.
-    pub(super) fn watch(&self, worker: &Descriptor, data: u64) -> Result<Option<RawFd>, Errno> {
+    pub(super) fn watch(
+        &self,
+        worker: &Descriptor,
+        data: u64,
+        more: Events,
+    ) -> Result<Option<RawFd>, Errno> {
         let source = self.source.lock();
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(None);
         };
-        self.register(worker, source, data)
+        self.register(worker, source, data, more)
     }
 
     /// Deletes the source from the worker's kernel set. The kernel has already done so if the
@@ -225,31 +245,31 @@ impl Rotation {
     }
 
     /// Makes the worker the last in line. Returns the source's fd, if the worker
-    /// still watches it.
+    /// still watches it. Fails with `EBADF` if that is closed: the registration is as it was then.
     ///
-    /// `is_ambiguous`: the worker's kernel set has another source under the same number.
+    /// `sharing`: the worker's kernel set has a source under the same number for another rotating set, whose workers
+    /// are woken for these events.
     pub(super) fn renew(
         &self,
         worker: &Descriptor,
         data: u64,
-        is_ambiguous: bool,
+        sharing: Option<Events>,
     ) -> Result<Option<RawFd>, Errno> {
         let source = self.source.lock();
         let Some(source) = *source else {
             return Ok(None);
         };
-        if is_ambiguous && !self.is_current(source) {
+        if sharing.is_some() && !self.is_current(source) {
             return Ok(None);
         }
         match kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default()) {
-            // The file may live on under another number, and its registration with it.
-            Err(Errno::BADF) => Ok(Some(source.number)),
+            Err(Errno::BADF) => Err(Errno::BADF),
             // The number means something else by now.
             Err(_) => Ok(None),
             // If a registration stayed, the next ADD of the source would find it. The kernel's line
             // would then not learn what is ready at that time.
             Ok(()) if source.leaving => Ok(None),
-            Ok(()) => self.register(worker, source, data),
+            Ok(()) => self.register(worker, source, data, sharing.unwrap_or_default()),
         }
     }
 
@@ -394,7 +414,7 @@ impl SourceFd {
     ///
     /// Beside `EXCLUSIVE` the kernel accepts only `IN` and `OUT`. The finer bits never come without
     /// one of these in a wakeup; a later poll checks whether the source is ready by the finer ones.
-    fn interest(self, data: u64) -> Event {
+    fn woken_for(self) -> Events {
         let mut events = Events::EXCLUSIVE | Events::ET;
         let writes = Events::OUT | Events::WRNORM | Events::WRBAND;
         if self.wanted.intersects(writes) {
@@ -403,6 +423,6 @@ impl SourceFd {
         if !(self.wanted - writes).is_empty() {
             events |= Events::IN;
         }
-        Event::new(events, data)
+        events
     }
 }

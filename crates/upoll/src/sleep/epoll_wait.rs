@@ -369,16 +369,15 @@ fn wait_in_turn(
             }
         } else if arrival == Arrival::InTurn || sleeper.entry.is_claimed() {
             ready = set.harvest(events);
-            if hangs_up(&events[..ready]) {
-                sleeper.entry.owe_another();
-            }
+            let has_another = hangs_up(&events[..ready]);
+            let is_ready = || ready > 0 || set.is_pending();
             let mut deferred = Deferred::new();
             // SAFETY: the queue is the set's, which is borrowed.
             unsafe {
                 // The next thread polls before it sleeps.
                 sleeper
                     .entry
-                    .settle(|| ready > 0 || set.is_pending(), Notes::Stay, &mut deferred)
+                    .settle(is_ready, has_another, Notes::Stay, &mut deferred)
             };
         }
         if let Some(queue) = sleeper.entry.unhook() {
@@ -541,8 +540,10 @@ fn wait_in_kernel_set(
             && let Err(errno) = slept
         {
             // The handler has run of a signal that only the mask let through. EINTR is how the
-            // caller learns of it, and what is ready now stays for the next wait.
+            // caller learns of it, and what is ready now stays for the next wait. Another thread is offered what this one
+            // was chosen for: it may not come back.
             backend.settle_choice(false);
+            handover::hand_on_unseen(set);
             return Err(errno);
         }
         let mut ready = *slept.as_ref().unwrap_or(&0);

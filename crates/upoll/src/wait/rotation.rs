@@ -453,20 +453,9 @@ impl WaitQueue {
 }
 
 impl WaitEntry {
-    /// The queue has an event more than the one that this entry's claim is for: settling that hands
-    /// it on.
-    pub(crate) fn owe_another(&self) {
-        if let Some(queue) = self.queue() {
-            // SAFETY: the queue outlives the hook (`hook`'s contract).
-            unsafe { queue.as_ref() }
-                .rotation
-                .wakeup_pending
-                .store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// The owner has polled the object: its claim is used up. If a wakeup is pending in the queue,
-    /// the next waiter is offered it now; if none waits, the next to come polls.
+    /// The owner has polled the object: its claim is used up. If a wakeup is pending in the queue, or `has_another`: the
+    /// object has an event more than the one that the claim is for, the next waiter is offered that now; if none
+    /// waits, the next to come polls.
     ///
     /// `still_ready` runs under the queue's lock: a wakeup that came after the owner's poll counts,
     /// or its pending event would be forgotten.
@@ -476,6 +465,7 @@ impl WaitEntry {
     pub(crate) unsafe fn settle(
         &self,
         still_ready: impl FnOnce() -> bool,
+        has_another: bool,
         uses: Notes,
         deferred: &mut Deferred,
     ) {
@@ -499,7 +489,7 @@ impl WaitEntry {
                     list.push_in_turn(self, lead, true);
                 }
             }
-        } else if queue.rotation.wakeup_pending.load(Ordering::Relaxed) {
+        } else if has_another || queue.rotation.wakeup_pending.load(Ordering::Relaxed) {
             queue.hand_on(&mut list, self, uses, deferred);
         }
         drop(list);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use loom::thread;
 use upoll::Source as _;
-use upoll::kernel_model::{Source, pass_time, program};
-use upoll::{CreateFlags, Epoll, Errno, EventFd, EventFdFlags, Op, end_thread};
+use upoll::kernel_model::{Source, interrupt, pass_time, program};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Op, SigSet, end_thread};
 
 use super::rotation::workers as workers_of;
 use super::sleeping::{FOREVER, LIMIT, wait};
@@ -95,6 +95,50 @@ fn an_event_that_is_offered_to_a_worker_that_comes_back_is_not_lost() {
         writing.join().unwrap();
         let _open = ending.join().unwrap();
         end_thread();
+    });
+}
+
+/// Two jobs are there before a wait begins whose limit is over. Another worker takes one of them, and ends.
+#[test]
+fn a_wait_whose_limit_ends_does_not_miss_a_job_that_is_just_offered_to_it() {
+    model(3, || {
+        let source = EventFd::with_flags(0, EventFdFlags::SEMAPHORE).unwrap();
+        let (_rotating, [first, second]) = workers_of::<2>(&source);
+        let jobs = source.clone();
+        let working = thread::spawn(move || {
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            jobs.try_read().unwrap();
+            end_thread();
+            first
+        });
+        pass_time();
+        source.try_write(2).unwrap();
+        assert_eq!(wait(&second, LIMIT), Ok(1));
+        end_thread();
+        let _open = working.join().unwrap();
+    });
+}
+
+/// A signal that only the mask lets through ends the wait of a worker, and its thread, as the worker is chosen.
+#[test]
+fn a_worker_whose_wait_a_signal_ends_keeps_no_event_from_the_next() {
+    model(2, || {
+        let source = EventFd::new(0).unwrap();
+        let (_rotating, [first, second]) = workers_of::<2>(&source);
+        let ending = thread::spawn(move || {
+            let ended = first.pwait(&mut [Event::default(); 2], FOREVER, &SigSet::empty());
+            assert!(matches!(ended, Ok(1) | Err(Errno::INTR)));
+            end_thread();
+            first
+        });
+        let staying = thread::spawn(move || {
+            while wait(&second, FOREVER) == Err(Errno::INTR) {}
+            end_thread();
+        });
+        interrupt();
+        source.try_write(1).unwrap();
+        let _open = ending.join().unwrap();
+        staying.join().unwrap();
     });
 }
 
