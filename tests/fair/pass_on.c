@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,8 +24,9 @@
 enum { WORKERS = 4, TOO_LONG = 10 };
 enum way { KILLED, STOPPED, BUSY, DELETES, PAUSES, CLOSES, FORGETS, WAYS };
 static const char *const ways[] = {"killed", "stopped", "busy", "deletes", "pauses", "closes the set", "closes the socket"};
-enum call { EPOLL, EDGE, POLL, SELECT, CALLS };
-static const char *const calls[] = {"epoll", "edge", "poll", "select"};
+/* TICKS: no wait is long. TRAFFIC: something else comes before a nap ends. */
+enum call { EPOLL, EDGE, TICKS, TRAFFIC, POLL, SELECT, CALLS };
+static const char *const calls[] = {"epoll", "edge", "epoll, ticks", "epoll, traffic", "poll", "select"};
 
 /* Whether a worker of this round has failed already. */
 static atomic_int *failed;
@@ -35,8 +37,16 @@ static void work(enum call call, enum way way)
 	int set = epoll_create1(EPOLL_CLOEXEC);
 	struct epoll_event event = {.events = EPOLLIN | (call == EDGE ? EPOLLET : 0)};
 
-	if (call == EPOLL || call == EDGE)
+	if (call < POLL)
 		epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
+	if (call == TRAFFIC) {
+		struct itimerspec every = {{0, 5000000}, {0, 5000000}};
+		struct epoll_event ticks = {.events = EPOLLIN | EPOLLET, .data.u64 = 1};
+		int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+
+		timerfd_settime(timer, 0, &every, NULL);
+		epoll_ctl(set, EPOLL_CTL_ADD, timer, &ticks);
+	}
 	for (;;) {
 		struct pollfd entry = {.fd = listener, .events = POLLIN};
 		fd_set read;
@@ -45,7 +55,9 @@ static void work(enum call call, enum way way)
 		FD_ZERO(&read);
 		FD_SET(listener, &read);
 		if ((call == POLL ? poll(&entry, 1, -1) : call == SELECT ? select(listener + 1, &read, NULL, NULL, NULL)
-			: epoll_wait(set, &event, 1, -1)) < 1)
+			: epoll_wait(set, &event, 1, call == TICKS ? 10 : -1)) < 1)
+			continue;
+		if (call == TRAFFIC && event.data.u64 == 1)
 			continue;
 		if (atomic_fetch_add(failed, 1) == 0) {
 			switch (way) {

@@ -14,8 +14,9 @@ const GROUPS: usize = 64;
 const GUARDS: usize = 2;
 /// A group is active for this long after a wakeup.
 const ACTIVE: u64 = 1_000_000_000;
-/// How long a guard of an active group sleeps at a time.
-const SHORT: u64 = 20_000_000;
+/// How long a guard of an active group sleeps at a time, and how long a connection waits at least before another worker than
+/// the one that was woken looks for it.
+pub const SHORT: u64 = 20_000_000;
 /// How long a guard of an idle group sleeps at a time.
 const IDLE: u64 = 100_000_000;
 /// How long any other worker sleeps at a time. It then becomes a guard if there are too few.
@@ -155,6 +156,12 @@ impl Group {
                     .is_ok()
         });
         (if place.is_some() { nap } else { LONG }, place)
+    }
+
+    /// Returns whether no worker was woken for so long that one which accepts would have done so.
+    pub fn is_quiet(&self, now: u64) -> bool {
+        let last = self.last_wakeup.load(Ordering::Relaxed);
+        last.saturating_add(SHORT) <= now
     }
 
     /// Frees a guard's place.

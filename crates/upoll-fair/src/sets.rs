@@ -76,6 +76,8 @@ pub(crate) struct Set {
     left_alone: AtomicBool,
     /// The sum of the cookies of exclusive members.
     key: AtomicU64,
+    /// When a thread last looked whether a connection waits that no worker accepts.
+    looked: AtomicU64,
     /// How often a set in this place was closed.
     closes: AtomicU32,
 }
@@ -95,6 +97,7 @@ static TABLE: [Set; SETS] = [const {
         wakeups: AtomicU32::new(0),
         left_alone: AtomicBool::new(false),
         key: AtomicU64::new(0),
+        looked: AtomicU64::new(0),
         closes: AtomicU32::new(0),
     }
 }; SETS];
@@ -303,8 +306,20 @@ impl Set {
         }
     }
 
+    /// Returns whether a wait has to look after members before it sleeps. Waits that end before their first nap does would
+    /// never look. While workers are woken, they accept.
+    pub(crate) fn has_to_look(&self) -> bool {
+        let is_past = |now: u64| {
+            let looked = self.looked.load(Ordering::Relaxed);
+            looked.saturating_add(shared::SHORT) <= now
+                && self.group().is_none_or(|group| group.is_quiet(now))
+        };
+        self.needs_naps() && is_past(raw::now())
+    }
+
     /// Registers members again whose socket is ready: no worker accepted in time. Returns whether there are any.
     pub(crate) fn rescue(&self, _: &Locked) -> bool {
+        self.looked.store(raw::now(), Ordering::Relaxed);
         let late = self.members().filter(|member| {
             let is_late =
                 member.is_exclusive() && member.can_rotate() && raw::is_ready(member.fd());

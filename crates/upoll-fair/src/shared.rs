@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-pub(crate) use upoll_fair_state::{Group, State, Worker};
+pub(crate) use upoll_fair_state::{Group, SHORT, State, Worker};
 use upoll_sys::shared_file::{self, Identity};
 
 use crate::raw::{self, kernel};

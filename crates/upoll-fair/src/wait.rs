@@ -188,11 +188,23 @@ pub(crate) unsafe fn wait(
     limit: Limit,
     mask: *const sigset_t,
 ) -> c_int {
-    let mut count = next!(
-        c"epoll_wait",
-        fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
-        (epfd, events, capacity, 0)
-    );
+    let take = || {
+        next!(
+            c"epoll_wait",
+            fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
+            (epfd, events, capacity, 0)
+        )
+    };
+    let mut count = take();
+    if count == 0 && set.has_to_look() && lock::is_owner() {
+        let locked = lock::lock();
+        let is_late = set.is_at(epfd, &locked) && set.rescue(&locked);
+        drop(locked);
+        if is_late {
+            shared::count_rescue();
+            count = take();
+        }
+    }
     if count == 0 && !limit.is_zero() && !lock::is_owner() {
         // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
         let sleep = Sleep {
