@@ -19,7 +19,7 @@ mod stats;
 mod wait;
 
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -39,13 +39,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     stats::prepare();
     // SAFETY: the handlers are functions of a library that is never unloaded. Without memory for them a fork
     // in the middle of a change could leave the child's table locked.
-    unsafe {
-        libc::pthread_atfork(
-            Some(before_fork),
-            Some(after_fork),
-            Some(after_fork_in_child),
-        )
-    };
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
 }
 
 /// The destructor, which runs at `exit`.
@@ -56,30 +50,22 @@ extern "C" fn end() {
     }
 }
 
-/// The signal mask of the forking thread, which holds the lock of the tables.
-static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// Whether the last fork was of the process that the tables are about, and not of a child by a raw `clone`.
+static FORKED_BY_OWNER: AtomicBool = AtomicBool::new(false);
 
+/// Holds no lock during the fork: the C library takes some of its own then, and a signal handler that has interrupted one that
+/// holds them may need ours.
 extern "C" fn before_fork() {
-    let signals = match lock::is_owner() {
-        true => lock::lock().keep(),
-        // The child of a raw `clone`: a thread of its parent may have held the lock.
-        false => raw::block_signals(),
-    };
-    SIGNALS.store(signals, Ordering::Relaxed);
-}
-
-extern "C" fn after_fork() {
-    let signals = SIGNALS.load(Ordering::Relaxed);
-    match lock::is_owner() {
-        true => lock::unlock(signals),
-        false => raw::restore_signals(signals),
+    let is_owner = lock::is_owner();
+    if FORKED_BY_OWNER.load(Ordering::Relaxed) != is_owner {
+        FORKED_BY_OWNER.store(is_owner, Ordering::Relaxed);
     }
 }
 
 extern "C" fn after_fork_in_child() {
+    // In the midst of what change a thread of the parent was does not matter: no set of the parent's is changed here.
     lock::start();
     sets::after_fork();
-    sleeping::after_fork();
+    sleeping::after_fork(FORKED_BY_OWNER.load(Ordering::Relaxed));
     shared::after_fork();
-    after_fork();
 }

@@ -107,7 +107,7 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 /// A member is or was edge-triggered.
 static HAS_EDGES: AtomicBool = AtomicBool::new(false);
 
-/// Marks the sets of the parent, in the child. Called with the table locked.
+/// Marks the sets of the parent, in the child, which has no other thread.
 pub(crate) fn after_fork() {
     for set in TABLE
         .iter()

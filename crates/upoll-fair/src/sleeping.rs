@@ -18,12 +18,15 @@ static PLACES: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
 /// So many places were in use at some time.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Closes the sets of the parent's threads. Called in the child, with the lock held.
-pub(crate) fn after_fork() {
+/// Closes the sets of the parent's threads, in the child. `are_ours`: their fds are not the program's by now, as they may be in a
+/// child by a raw `clone`, of which this process is one.
+pub(crate) fn after_fork(are_ours: bool) {
     for place in &PLACES {
         let epfd = place.swap(NONE, Ordering::Relaxed);
         if epfd >= 0 {
-            kernel!(SYS_close, epfd);
+            if are_ours {
+                kernel!(SYS_close, epfd);
+            }
             fds::set_kind(epfd, UNKNOWN);
         }
     }
