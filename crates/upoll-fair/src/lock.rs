@@ -55,8 +55,8 @@ impl Drop for Locked {
     }
 }
 
-/// Takes the calling process for the one that the tables are about: at its start, and in the child of a `fork`, where a thread
-/// of the parent may have had them locked.
+/// Takes the calling process for the one that the tables are about: at its start, and in the child of a `fork`. A thread of the
+/// parent may have had them locked.
 pub(crate) fn start() {
     LOCK.store(false, Ordering::Relaxed);
     OWNER.store(shared::process(), Ordering::Relaxed);

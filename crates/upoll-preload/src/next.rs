@@ -73,7 +73,7 @@ pub(crate) fn find_all() {
     }
 }
 
-/// Has [`find_all`] find a function.
+/// Lists a function for [`find_all`].
 macro_rules! listed {
     ($next:expr) => {
         const _: () = {

@@ -453,9 +453,9 @@ impl WaitQueue {
 }
 
 impl WaitEntry {
-    /// The owner has polled the object: its claim is used up. If a wakeup is pending in the queue, or `has_another`: the
-    /// object has an event more than the one that the claim is for, the next waiter is offered that now; if none
-    /// waits, the next to come polls.
+    /// The owner has polled the object: its claim is used up. With `has_another` the object has an event more than the one that
+    /// the claim is for. If so, or if a wakeup is pending in the queue, the next waiter is offered that now; if none waits,
+    /// the next to come polls.
     ///
     /// `still_ready` runs under the queue's lock: a wakeup that came after the owner's poll counts,
     /// or its pending event would be forgotten.
