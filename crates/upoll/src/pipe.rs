@@ -116,9 +116,6 @@ pub(crate) struct Pass {
     /// There was nothing to read before.
     #[cfg(any(feature = "std", upoll_loom))]
     was_empty: bool,
-    /// There is no room left.
-    #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) is_full: bool,
     /// It is news for readers.
     is_news: bool,
 }
@@ -189,8 +186,6 @@ impl Pipe {
             error,
             #[cfg(any(feature = "std", upoll_loom))]
             was_empty,
-            #[cfg(any(feature = "std", upoll_loom))]
-            is_full: ring.is_full(),
             is_news: was_empty && users != 0 || users & POLLED != 0,
         }
     }
@@ -269,6 +264,12 @@ impl Pipe {
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.state.load(Ordering::SeqCst) & NOT_EMPTY == 0
+    }
+
+    /// Whether a write would find no room.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & NOT_FULL == 0
     }
 
     /// Where a reader waits.

@@ -261,6 +261,17 @@ impl Schedule {
         }
     }
 
+    /// Takes the lock. Returns the time, too: `now`, or that of a virtual clock, which is set with the lock held. A change
+    /// by an older time than the clock's would leave a timer that is due, after others have fired what was.
+    fn lock_at(&self, now: u64) -> (MutexGuard<'_, Order>, u64) {
+        let order = self.order.lock();
+        let now = match self.clock {
+            Some(_) => now,
+            None => order.now,
+        };
+        (order, now)
+    }
+
     /// Publishes the next time and releases the lock. Threads that sleep for longer look again.
     fn publish(&self, order: MutexGuard<'_, Order>) {
         let next = order.next();
@@ -324,8 +335,7 @@ impl Schedule {
         period: u64,
         is_absolute: bool,
     ) -> (u64, u64) {
-        let now = self.now();
-        let mut order = self.order.lock();
+        let (mut order, now) = self.lock_at(self.now());
         order.leave(number);
         let timer = &mut order.timers[number as usize];
         if timer.has_fired && timer.period != 0 {
@@ -354,7 +364,7 @@ impl Schedule {
     pub(crate) fn remaining(&self, number: u32) -> (u64, u64) {
         let now = self.now();
         self.fire_until(now);
-        let mut order = self.order.lock();
+        let (mut order, now) = self.lock_at(now);
         let more = order.go_on(number, now);
         let timer = &order.timers[number as usize];
         if more != 0
@@ -374,7 +384,7 @@ impl Schedule {
     pub(crate) fn take(&self, number: u32) -> Result<u64, Errno> {
         let now = self.now();
         self.fire_until(now);
-        let mut order = self.order.lock();
+        let (mut order, now) = self.lock_at(now);
         let timer = &order.timers[number as usize];
         let count = match &timer.expirations {
             Some(expirations) => expirations.count.swap(0, Ordering::SeqCst),

@@ -348,3 +348,21 @@ fn writers_of_several_pages_and_their_reader_never_all_sleep() {
         writer.join().unwrap();
     }
 }
+
+#[test]
+fn a_blocked_read_whose_memory_is_missing_leaves_the_byte_to_the_next_reader() {
+    let (reader, writer) = pipe().unwrap();
+    let (first, second) = (reader.clone(), reader.clone());
+    let (first, _) = asleep(move || first.read_before_fault(&mut [], 1));
+    let (second, _) = asleep(move || second.read(&mut [0; 2]));
+    writer.write(b"x").unwrap();
+    assert_eq!(first.join().unwrap(), Err(Errno::FAULT));
+    for _ in 0..1_000 {
+        if second.is_finished() {
+            break;
+        }
+        thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(second.is_finished());
+    assert_eq!(second.join().unwrap(), Ok(1));
+}

@@ -498,6 +498,26 @@ fn each_wait_reports_a_set_below_that_stays_ready_beside_an_idle_kernel_source()
 }
 
 #[test]
+fn a_rotating_set_that_stays_ready_takes_turns_with_other_members() {
+    let [_, source] = Source::both();
+    let (rotating, below) = (source.rotating(), Epoll::new().unwrap());
+    let [counter, other] = [(); 2].map(|()| EventFd::new(1).unwrap());
+    below.add(&counter, IN).unwrap();
+    rotating.add(&below, IN).unwrap();
+    let worker = Epoll::new().unwrap();
+    worker.add(&rotating, Event::new(Events::IN, 1)).unwrap();
+    worker.add(&other, Event::new(Events::IN, 2)).unwrap();
+    let reported: Vec<_> = (0..6)
+        .map(|_| {
+            let mut events = [Event::default(); 1];
+            assert_eq!(worker.wait(&mut events, LONG), Ok(1));
+            events[0].data()
+        })
+        .collect();
+    assert_eq!(reported, [1, 2, 1, 2, 1, 2]);
+}
+
+#[test]
 fn each_wait_reports_a_source_that_stays_ready_after_its_fd_was_closed() {
     let [_, source] = Source::both();
     let rotating = source.rotating();

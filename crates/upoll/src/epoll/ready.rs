@@ -80,20 +80,27 @@ impl ReadyList {
         self.tail = item.as_ptr();
     }
 
+    /// Puts an item before `next`, which is on this list; at the end if that is null.
+    ///
     /// # Safety
     /// As [`push_back`](Self::push_back).
-    pub(super) unsafe fn push_front(&mut self, item: NonNull<Item>) {
-        let head = self.head;
+    pub(super) unsafe fn insert_before(&mut self, next: *mut Item, item: NonNull<Item>) {
         // SAFETY: the set's lock guards `prev`, and `next` of items on the list.
         unsafe {
-            item.as_ref().next.store(head, Ordering::Relaxed);
-            item.as_ref().prev.with_mut(|prev| *prev = ptr::null_mut());
-            match NonNull::new(head) {
-                None => self.tail = item.as_ptr(),
-                Some(head) => head.as_ref().prev.with_mut(|prev| *prev = item.as_ptr()),
+            let Some(next) = NonNull::new(next) else {
+                return self.push_back(item);
+            };
+            let prev = next
+                .as_ref()
+                .prev
+                .with_mut(|prev| mem::replace(&mut *prev, item.as_ptr()));
+            item.as_ref().next.store(next.as_ptr(), Ordering::Relaxed);
+            item.as_ref().prev.with_mut(|at| *at = prev);
+            match NonNull::new(prev) {
+                None => self.head = item.as_ptr(),
+                Some(prev) => prev.as_ref().next.store(item.as_ptr(), Ordering::Relaxed),
             }
         }
-        self.head = item.as_ptr();
     }
 
     /// # Safety
@@ -402,7 +409,7 @@ impl Set {
             if before & state::QUEUED != 0 {
                 return Events::empty();
             }
-            ready.push_front(item);
+            ready.insert_before(ready.head, item);
             events
         }
     }

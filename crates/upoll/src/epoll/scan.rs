@@ -7,6 +7,8 @@ use super::ready::ReadyList;
 use crate::events::{Event, Events};
 use crate::sync::{MutexGuard, Ordering, Rule, broken};
 use crate::wait::{Ask, Deferred, Mode, Notes, Scope, Wake};
+#[cfg(any(feature = "std", upoll_loom))]
+use core::ptr;
 use core::ptr::NonNull;
 
 /// The report of an idle item.
@@ -442,11 +444,13 @@ impl Set {
                 return look(inner);
             };
             // A wake marks an item as queued before it puts it on a list, both under the queue's lock.
+            let mut behind = ptr::null_mut();
             let is_off = queue.as_ref().without_wakes(|| {
                 if node.state() & state::QUEUED == 0 || node.entry.is_claimed() {
                     return false;
                 }
                 self.begin_scan(&mut inner.ready);
+                behind = node.next.load(Ordering::Relaxed);
                 inner.ready.unlink(item);
                 Set::unqueue(node);
                 true
@@ -459,7 +463,8 @@ impl Set {
                         .owner_word
                         .fetch_or(state::QUEUED, Ordering::SeqCst);
                     if before & state::QUEUED == 0 {
-                        inner.ready.push_front(item);
+                        // What is behind it on the list is still there: the set is locked.
+                        inner.ready.insert_before(behind, item);
                     }
                 }
                 self.end_scan(&mut inner.ready, &mut ReadyList::new());

@@ -329,11 +329,13 @@ impl EpollBackend {
             {
                 backend.hear_from_above(below);
             }
-            if let Special::Chosen(_) = special {
+            let is_chosen = matches!(special, Special::Chosen(_));
+            if is_chosen {
                 // Other rotating sets may share the source, and what workers are woken for there.
                 let ready = events & (Events::IN | Events::OUT);
                 if let Some(rotation) = rotation_at(interests, slot)
                     && !ready.is_empty()
+                    && !events.intersects(Events::ALWAYS)
                     && !ready.intersects(rotation.woken_for())
                 {
                     return false;
@@ -341,23 +343,24 @@ impl EpollBackend {
                 if let Some(rotating) = below {
                     rotating.note_hang_up(events);
                 }
-                node.entry
-                    .owner_word
-                    .fetch_or(state::CHOSEN, Ordering::Relaxed);
-                self.choose(slot);
             }
             let mut is_wanted = false;
             // SAFETY: as above.
             each_that_watches(set, interests, unsafe { node.file() }, |item| {
                 // SAFETY: as above.
-                if unsafe { item.as_ref() }.interest().contains(Events::IN) {
+                if unsafe { item.as_ref() }.interest().intersects(Set::SHOWN) {
                     is_wanted = true;
                     // One event more, for another worker of a rotating set.
                     // SAFETY: as above.
                     queued |= unsafe { set.queue(item) } || set.rotates();
                 }
             });
-            if let (Special::Chosen(_), false, Some(rotating)) = (special, is_wanted, below) {
+            if is_chosen && is_wanted {
+                node.entry
+                    .owner_word
+                    .fetch_or(state::CHOSEN, Ordering::Relaxed);
+                self.choose(slot);
+            } else if let (true, Some(rotating)) = (is_chosen, below) {
                 // The kernel does not know that the interest was used up, or is in nothing.
                 rotating.watched_by.pass_on_in_turn(Events::IN);
             }
@@ -426,11 +429,15 @@ impl EpollBackend {
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
         let renewed = rotation.renew(&nesting.fd, data, sharing);
+        let before = links.0[at].source;
         links.0[at].source = match renewed {
             // The file may live on under another number, and its registration with it.
             Err(Errno::BADF) => return false,
             renewed => renewed.unwrap_or(None),
         };
+        if let (None, Some(before), Some(_)) = (links.0[at].source, before, sharing) {
+            self.watch_again(nesting, interests, &mut links, before);
+        }
         links.0[at].source.is_some()
     }
 }

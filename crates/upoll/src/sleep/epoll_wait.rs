@@ -541,9 +541,11 @@ fn wait_in_kernel_set(
         {
             // The handler has run of a signal that only the mask let through. EINTR is how the
             // caller learns of it, and what is ready now stays for the next wait. Another thread is offered what this one
-            // was chosen for: it may not come back.
+            // was chosen for: it may not come back. A hidden set does that when it is dismissed.
             backend.settle_choice(false);
-            handover::hand_on_unseen(set);
+            if !set.is_hidden.load(Ordering::Relaxed) {
+                handover::hand_on_unseen(set);
+            }
             return Err(errno);
         }
         let mut ready = *slept.as_ref().unwrap_or(&0);

@@ -64,11 +64,12 @@ impl PipeReader {
         let pipe = self.shared();
         let read = until_done(pipe.readers(), Place::ExclusiveTail, |_| {
             pipe.try_read(into)
-        })?;
+        });
+        // Also if it failed: a wake was for this reader, and may have been for what is left.
         if !pipe.is_empty() {
             pipe.wake_readers();
         }
-        Ok(read)
+        read
     }
 }
 
@@ -158,7 +159,8 @@ impl PipeWriter {
             Err(Errno::AGAIN)
         });
         pipe.wake_readers_after(&pass);
-        if !pass.is_full {
+        // Not as of the last pass: a read since then may have woken this writer, which was still in line.
+        if !pipe.is_full() {
             pipe.wake_writers();
         }
         match (asked - from.left(), ended) {

@@ -120,6 +120,22 @@ fn each_of_two_writers_asleep_has_the_room_of_one_read() {
     });
 }
 
+/// A read wakes a writer that is awake, and has its room already.
+#[test]
+fn each_of_two_writers_has_room_though_a_read_wakes_one_that_has_written() {
+    model(3, || {
+        let (reader, writer) = full_pipe(1);
+        let reading = thread::spawn(move || {
+            take(&reader, 3);
+            reader
+        });
+        let writing = write_on_thread(&writer, &[1; PIPE_BUF]);
+        assert_eq!(writer.write(&[1; PIPE_BUF]), Ok(PIPE_BUF));
+        assert_eq!(writing.join().unwrap(), Ok(PIPE_BUF));
+        drop(reading.join().unwrap());
+    });
+}
+
 #[test]
 fn the_close_of_the_writing_end_wakes_all_readers() {
     model(3, || {

@@ -33,6 +33,34 @@ fn arms(timer: &Timer) -> thread::JoinHandle<()> {
     })
 }
 
+/// The virtual time passes while another thread arms a timer, or reads one that goes on.
+#[test]
+fn a_timer_that_is_armed_or_read_while_its_time_passes_fires() {
+    for is_read in [false, true] {
+        model(3, move || {
+            let timers = Timers::new().unwrap();
+            let timer = timers.timer().unwrap();
+            if is_read {
+                timer.arm(SECOND, SECOND);
+                timers.advance(SECOND).unwrap();
+            }
+            let other = timer.clone();
+            let changing = thread::spawn(move || match is_read {
+                true => assert!(other.try_read().is_ok()),
+                false => {
+                    other.arm_at(SECOND, ZERO);
+                }
+            });
+            timers.advance(3 * SECOND).unwrap();
+            changing.join().unwrap();
+            assert!(is_read || timer.try_read().is_ok());
+            // None is left that is due.
+            let due = timers.next_due();
+            assert!(due.is_none_or(|due| due > 3 * SECOND));
+        });
+    }
+}
+
 fn arming_against_going_to_sleep() {
     model(3, || {
         let timer = timer();
