@@ -33,8 +33,11 @@ enum Use {
     Write,
 }
 
-/// How many pages are remembered. Each thread has a stack, and most buffers are there.
-const KNOWN: usize = 1024;
+/// How many pages are remembered: enough for hundreds of threads that wait with room for ten thousand events.
+const KNOWN: usize = 1 << 14;
+
+/// So many pages, one after the other, have their places in a row: a buffer or a stack takes few pages of the table.
+const ROW: usize = 64;
 
 /// In how many places a page can be remembered.
 const WAYS: usize = 4;
@@ -64,13 +67,14 @@ fn probe(address: usize, intent: Use) -> bool {
     answer != Err(Errno::FAULT)
 }
 
-/// Returns the first place in which a page is looked for. The stacks of threads are a power of two apart, so the number is
-/// multiplied.
+/// Returns the place in which a page is looked for first, or after `way` others. The stacks of threads are a power of two
+/// apart, so the number of the row is multiplied.
 #[inline]
-fn first_place(page: usize) -> usize {
+fn place_of(page: usize, way: usize) -> usize {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let hash = (page as u64).wrapping_mul(FACTOR) >> (u64::BITS - KNOWN.ilog2());
-    hash as usize % KNOWN
+    const ROWS: usize = KNOWN / ROW;
+    let hash = ((page / ROW) as u64).wrapping_mul(FACTOR) >> (u64::BITS - ROWS.ilog2());
+    (hash as usize ^ way) % ROWS * ROW + page % ROW
 }
 
 /// Stands for a page that is readable, and never is 0.
@@ -91,9 +95,7 @@ fn is_known_at(place: usize, page: usize, intent: Use) -> bool {
 
 fn is_usable(address: usize, intent: Use) -> bool {
     let page = address / PAGE;
-    let first = first_place(page);
-    let places = || (0..WAYS).map(|way| first ^ way);
-    if places().any(|place| is_known_at(place, page, intent)) {
+    if (0..WAYS).any(|way| is_known_at(place_of(page, way), page, intent)) {
         return true;
     }
     let usable = probe(address, intent);
@@ -105,10 +107,9 @@ fn is_usable(address: usize, intent: Use) -> bool {
 
 /// Puts a page into its first place, and each that was in one of its places into the next one. The last one is forgotten.
 fn remember(page: usize, intent: Use) {
-    let first = first_place(page);
     let mut moving = as_readable(page) | u64::from(intent == Use::Write);
     for way in 0..WAYS {
-        moving = KNOWN_PAGES[first ^ way].swap(moving, Ordering::Relaxed);
+        moving = KNOWN_PAGES[place_of(page, way)].swap(moving, Ordering::Relaxed);
         if moving == 0 || moving >> 1 == as_readable(page) >> 1 {
             return;
         }
@@ -128,7 +129,7 @@ fn usable(address: usize, len: usize, intent: Use) -> usize {
 #[inline]
 fn is_on_known_page(address: usize, len: usize, intent: Use) -> bool {
     let page = address / PAGE;
-    len <= PAGE - address % PAGE && is_known_at(first_place(page), page, intent)
+    len <= PAGE - address % PAGE && is_known_at(place_of(page, 0), page, intent)
 }
 
 #[inline(never)]
@@ -285,14 +286,15 @@ mod tests {
 
     #[test]
     fn more_pages_than_are_remembered_are_usable() {
-        let pages = 3 * KNOWN;
-        let begin = map(pages, libc::PROT_READ | libc::PROT_WRITE);
+        let pages = 2 * KNOWN;
+        // They are all the same page of zeros.
+        let begin = map(pages, libc::PROT_READ);
         for _ in 0..2 {
             for page in 0..pages {
-                assert_eq!(uses(begin.wrapping_add(page * PAGE)), (true, true));
+                assert!(check_read(begin.wrapping_add(page * PAGE).cast::<u64>()).is_ok());
             }
         }
-        assert!(is_writable(begin, pages * PAGE));
+        assert_eq!(count_readable(begin, pages * PAGE), pages * PAGE);
     }
 
     #[test]

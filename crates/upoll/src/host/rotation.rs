@@ -34,7 +34,7 @@ use crate::epoll::{Epoll, Op};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::boxed;
-use crate::sync::{AtomicBool, Mutex, OnceBox, Ordering, is_held_by_this_thread};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, OnceBox, Ordering, is_held_by_this_thread};
 
 /// The additional kernel backend of a rotating set.
 pub(super) struct Rotation {
@@ -48,6 +48,9 @@ pub(super) struct Rotation {
     source: Mutex<Option<SourceFd>>,
     /// The interest in the source is level-triggered. Written under `source`'s lock.
     pub(super) is_level: AtomicBool,
+    /// The events of the source that workers are woken for. Written under `source`'s lock, which is held for several system
+    /// calls at a time, and read by each worker that is woken.
+    woken_for: AtomicU32,
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +72,7 @@ impl Rotation {
             for_pollers: OnceBox::new(),
             source: Mutex::new(None),
             is_level: AtomicBool::new(false),
+            woken_for: AtomicU32::new(0),
         })
     }
 
@@ -215,9 +219,14 @@ impl Rotation {
 
     /// The events of the source that workers are woken for.
     pub(super) fn woken_for(&self) -> Events {
-        self.source
-            .lock()
-            .map_or(Events::empty(), SourceFd::woken_for)
+        Events::from_bits_retain(self.woken_for.load(Ordering::Relaxed))
+    }
+
+    /// Notes what others ask for without the lock, which is held.
+    fn note_interest(&self, source: SourceFd) {
+        self.is_level.store(source.is_level(), Ordering::Relaxed);
+        let woken_for = source.woken_for().bits();
+        self.woken_for.store(woken_for, Ordering::Relaxed);
     }
 
     /// Registers the source in the worker's kernel set `worker`, also for `more`. Returns the source's fd, if there
@@ -322,7 +331,7 @@ impl Rotation {
             inode: inode_to_list(number),
             leaving: false,
         };
-        self.is_level.store(new.is_level(), Ordering::Relaxed);
+        self.note_interest(new);
         *source = Some(new);
         Ok(())
     }
@@ -338,7 +347,7 @@ impl Rotation {
         let before = Event::new(changed.wanted, changed.data);
         changed.wanted = interest.events();
         changed.data = interest.data();
-        self.is_level.store(changed.is_level(), Ordering::Relaxed);
+        self.note_interest(*changed);
         Ok(Some(before))
     }
 
