@@ -463,7 +463,7 @@ impl Set {
                         .owner_word
                         .fetch_or(state::QUEUED, Ordering::SeqCst);
                     if before & state::QUEUED == 0 {
-                        // What is behind it on the list is still there: the set is locked.
+                        // The next item is still on the list, as the set is locked.
                         inner.ready.insert_before(behind, item);
                     }
                 }
