@@ -117,10 +117,12 @@ static void nothing(int number)
 /* Makes the library change the registration, which it does in a wait that is about to sleep. */
 static void settle(int set)
 {
-	struct epoll_event event;
+	struct epoll_event event = {0};
+	int count = epoll_wait(set, &event, 1, 10);
 
-	if (epoll_wait(set, &event, 1, 10) != 0)
-		printf("not idle\n");
+	if (count != 0)
+		printf("not idle: %d, %s, %x/%llx\n", count, count < 0 ? strerrorname_np(errno) : "no error", event.events,
+			(unsigned long long)event.data.u64);
 }
 
 static void changes(int family)
@@ -456,6 +458,7 @@ static void forks(void)
 		close(set);
 		_exit(0);
 	}
+	wait(NULL);
 	client = connect_one();
 	wait_in("after vfork", set, -1);
 	accept_one(fd);
@@ -531,6 +534,38 @@ static void times_and_signals(void)
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	say("poll", poll(&entry, 1, 1200));
 	say("not early", since(&start) >= 1199);
+	close(set);
+	close(fd);
+}
+
+/* A signal that the program ignores by default does not end a wait, whenever it comes. */
+static void ignored_signals(void)
+{
+	static const int ignored[] = {SIGCHLD, SIGURG, SIGWINCH, SIGCONT};
+	int fd = listen_at(AF_INET), set = epoll_create1(EPOLL_CLOEXEC), ended[3] = {0};
+	struct pollfd entry = {.fd = fd, .events = POLLIN};
+	struct epoll_event event;
+	struct timespec time = {0, 1000000};
+	sigset_t none;
+	pid_t parent = getpid(), sender;
+
+	printf("ignored signals\n");
+	say("add", control(set, EPOLL_CTL_ADD, fd, EPOLLIN, 1));
+	sigemptyset(&none);
+	sender = fork();
+	if (sender == 0)
+		for (unsigned i = 0; getppid() == parent; i++)
+			kill(parent, ignored[i % 4]);
+	for (int i = 0; i < 200; i++) {
+		ended[0] += epoll_wait(set, &event, 1, 1) < 0;
+		ended[1] += epoll_pwait(set, &event, 1, 1, &none) < 0;
+		ended[2] += ppoll(&entry, 1, &time, NULL) < 0;
+	}
+	say("epoll_wait", ended[0]);
+	say("epoll_pwait", ended[1]);
+	say("ppoll", ended[2]);
+	kill(sender, SIGKILL);
+	waitpid(sender, NULL, 0);
 	close(set);
 	close(fd);
 }
@@ -1130,6 +1165,7 @@ int main(void)
 	numbers();
 	forks();
 	times_and_signals();
+	ignored_signals();
 	polls();
 	/* Before the first thread: the fds may be another thread's, too. */
 	replaced();

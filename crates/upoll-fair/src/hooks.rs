@@ -363,7 +363,7 @@ unsafe fn select_special(sets: Sets, timeout: *mut timeval) -> c_int {
         // SAFETY: the caller's contract.
         && unsafe { sets.have_listener() }
     {
-        let end = limit.end();
+        let end = limit.end(raw::now());
         // SAFETY: the caller's contract.
         let result = unsafe { sets.select(limit, std::ptr::null(), &kernels_select(sets)) };
         // SAFETY: the caller's contract.

@@ -28,10 +28,11 @@ pub(crate) fn lock() -> Locked {
 }
 
 impl Locked {
-    /// Unlocks the tables and leaves the signals blocked. Returns the mask to restore.
+    /// Unlocks the tables and leaves the signals blocked, but for ignored ones. Returns the mask to restore.
     pub(crate) fn unlock_blocked(self) -> u64 {
         let signals = self.keep();
         LOCK.store(false, Ordering::Release);
+        raw::let_ignored_signals_pass(signals);
         signals
     }
 
@@ -62,7 +63,12 @@ pub(crate) fn start() {
     OWNER.store(shared::process(), Ordering::Relaxed);
 }
 
+/// Returns the process that has the fds that the tables are about.
+pub(crate) fn owner() -> u32 {
+    OWNER.load(Ordering::Relaxed)
+}
+
 /// Returns whether the calling process has the fds that the tables are about.
 pub(crate) fn is_owner() -> bool {
-    OWNER.load(Ordering::Relaxed) == shared::process()
+    owner() == shared::process()
 }

@@ -463,7 +463,7 @@ fn observe(
     kernels: &Kernels,
     found_listener: impl Fn() -> bool,
 ) -> c_int {
-    let left = limit.left(limit.end());
+    let left = limit.left(limit.end(raw::now()));
     let left = left.as_ref().map_or(std::ptr::null(), |left| left);
     let ready = kernels(left, mask);
     if ready > 0 && found_listener() {
@@ -483,7 +483,7 @@ unsafe fn wait(
     mask: *const sigset_t,
     kernels: &Kernels,
 ) -> Option<c_int> {
-    let end = limit.end();
+    let end = limit.end(raw::now());
     // A signal that comes from here on is delivered within the sleep, and ends it.
     let private = Private::open(watched)?;
     let mut cleanup = Cleanup {
@@ -604,7 +604,7 @@ unsafe fn wait_in(
             }
         };
         // SAFETY: the caller's contract, and `events` has room for as many.
-        let count = unsafe { sleep.sleep(end, group, &check) };
+        let count = unsafe { sleep.sleep(raw::now(), end, group, &check) };
         let Ok(count) = usize::try_from(count) else {
             if raw::errno() == libc::EINTR {
                 return -1;

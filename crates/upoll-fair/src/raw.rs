@@ -45,6 +45,29 @@ pub(crate) fn block_signals() -> u64 {
     signals::change(libc::SIG_SETMASK, !signals::OF_THE_C_LIBRARY)
 }
 
+/// The signals that do nothing unless the program asks for more.
+const IGNORED_BY_DEFAULT: [c_int; 4] = [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT];
+
+/// Unblocks, of the signals that `block_signals` blocked and `before` does not hold, those that the program ignores by
+/// default or by `SIG_IGN`. The kernel keeps a blocked signal also if it is ignored, and such a one ends the wait that
+/// unblocks it.
+pub(crate) fn let_ignored_signals_pass(before: u64) {
+    let blocked = IGNORED_BY_DEFAULT
+        .into_iter()
+        .filter(|&signal| is_ignored(signal))
+        .fold(!signals::OF_THE_C_LIBRARY, |mask, signal| {
+            mask & !signals::bit(signal)
+        });
+    signals::change(libc::SIG_SETMASK, blocked | before);
+}
+
+/// Returns whether the program ignores a signal that is ignored by default.
+fn is_ignored(signal: c_int) -> bool {
+    let mut action = signals::Action::default();
+    kernel!(SYS_rt_sigaction, signal, 0, &raw mut action, MASK_SIZE);
+    matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN)
+}
+
 pub(crate) fn restore_signals(mask: u64) {
     signals::change(libc::SIG_SETMASK, mask);
 }

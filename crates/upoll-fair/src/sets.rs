@@ -308,18 +308,16 @@ impl Set {
 
     /// Returns whether a wait has to look after members before it sleeps. Waits that end before their first nap does would
     /// never look. While workers are woken, they accept.
-    pub(crate) fn has_to_look(&self) -> bool {
-        let is_past = |now: u64| {
-            let looked = self.looked.load(Ordering::Relaxed);
-            looked.saturating_add(shared::SHORT) <= now
-                && self.group().is_none_or(|group| group.is_quiet(now))
-        };
-        self.needs_naps() && is_past(raw::now())
+    pub(crate) fn has_to_look(&self, now: u64) -> bool {
+        let looked = self.looked.load(Ordering::Relaxed);
+        self.needs_naps()
+            && looked.saturating_add(shared::SHORT) <= now
+            && self.group().is_none_or(|group| group.is_quiet(now))
     }
 
     /// Registers members again whose socket is ready: no worker accepted in time. Returns whether there are any.
-    pub(crate) fn rescue(&self, _: &Locked) -> bool {
-        self.looked.store(raw::now(), Ordering::Relaxed);
+    pub(crate) fn rescue(&self, _: &Locked, now: u64) -> bool {
+        self.looked.store(now, Ordering::Relaxed);
         let late = self.members().filter(|member| {
             let is_late =
                 member.is_exclusive() && member.can_rotate() && raw::is_ready(member.fd());

@@ -54,9 +54,9 @@ impl Limit {
         matches!(self, Limit::Millis(0) | Limit::Nanos(0))
     }
 
-    /// Returns the deadline of a wait that starts now.
-    pub(crate) fn end(self) -> u64 {
-        raw::now().saturating_add(self.nanos())
+    /// Returns the deadline of a wait that starts at the time `now`.
+    pub(crate) fn end(self, now: u64) -> u64 {
+        now.saturating_add(self.nanos())
     }
 
     /// Returns the time until the deadline; `None` without one.
@@ -105,8 +105,8 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// Sleeps until an event, `end` or a signal, with `check` after each nap. Returns what `epoll_pwait` does. The program's
-    /// signals must be blocked.
+    /// Sleeps from `now` until an event, `end` or a signal, with `check` after each nap. Returns what `epoll_pwait` does. The
+    /// program's signals must be blocked.
     ///
     /// A thread may be cancelled in here, so that no caller up to the exported function has a destructor to run.
     ///
@@ -114,12 +114,12 @@ impl Sleep {
     /// `events` must have room for `capacity` events, and `mask` be a live signal mask.
     pub(crate) unsafe fn sleep(
         &self,
+        mut now: u64,
         end: u64,
         group: Option<&Group>,
         check: &dyn Fn() -> After,
     ) -> c_int {
-        let mut now = raw::now();
-        let process = shared::process();
+        let process = lock::owner();
         if let Some(group) = group {
             group.fall_asleep();
         }
@@ -196,74 +196,79 @@ pub(crate) unsafe fn wait(
         )
     };
     let mut count = take();
-    if count == 0 && set.has_to_look() && lock::is_owner() {
-        let locked = lock::lock();
-        let is_late = set.is_at(epfd, &locked) && set.rescue(&locked);
-        drop(locked);
-        if is_late {
-            shared::count_rescue();
-            count = take();
+    if count == 0 {
+        let now = raw::now();
+        if set.has_to_look(now) && lock::is_owner() {
+            let locked = lock::lock();
+            let is_late = set.is_at(epfd, &locked) && set.rescue(&locked, now);
+            drop(locked);
+            if is_late {
+                shared::count_rescue();
+                count = take();
+            }
         }
-    }
-    if count == 0 && !limit.is_zero() && !lock::is_owner() {
-        // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
-        let sleep = Sleep {
-            epfd,
-            events,
-            capacity,
-            limit,
-            mask,
-        };
-        // SAFETY: the caller's contract; a null mask is the thread's own.
-        return unsafe { sleep.nap(limit.nanos()) };
-    }
-    if count == 0 && !limit.is_zero() {
-        let locked = lock::lock();
-        // Another thread may just have closed it.
-        let is_there = set.is_at(epfd, &locked);
-        if is_there {
-            set.prepare(&locked);
-        }
-        let (group, closes) = (set.group(), set.closes());
-        let before = locked.unlock_blocked();
-        let sleep = Sleep {
-            epfd,
-            events,
-            capacity,
-            limit,
-            mask: if mask.is_null() {
-                (&raw const before).cast()
-            } else {
-                mask
-            },
-        };
-        if is_there && set.needs_naps() {
-            // SAFETY: the caller's contract, and `before` is live.
-            count = unsafe {
-                sleep.sleep(limit.end(), group, &|| {
-                    let locked = lock::lock();
-                    if set.closes() != closes {
-                        // The next nap would be in what has the number now.
-                        return After::Closed;
-                    }
-                    if set.is_left_alone() {
-                        return After::Sleep;
-                    }
-                    if set.rescue(&locked) {
-                        shared::count_rescue();
-                    }
-                    After::Nap
-                })
+        if count == 0 && !limit.is_zero() {
+            let sleep = Sleep {
+                epfd,
+                events,
+                capacity,
+                limit,
+                mask,
             };
-        } else {
-            // SAFETY: the caller's contract, and `before` is live.
-            count = unsafe { sleep.nap(limit.nanos()) };
+            // SAFETY: the caller's contract.
+            count = unsafe { sleep_in(set, now, sleep) };
         }
-        raw::restore_signals(before);
     }
     if let Ok(count @ 1..) = usize::try_from(count) {
         // SAFETY: the kernel has written as many.
         set.harvest(unsafe { std::slice::from_raw_parts_mut(events, count) });
     }
+    count
+}
+
+/// Goes to the end of the line if it is time, and sleeps in the set from `now`.
+///
+/// # Safety
+/// That of `Sleep::sleep`; the mask may be null.
+unsafe fn sleep_in(set: &Set, now: u64, mut sleep: Sleep) -> c_int {
+    if !lock::is_owner() {
+        // A child by a raw `clone`: the table is its parent's, of which a thread may have held the lock.
+        // SAFETY: the caller's contract; a null mask is the thread's own.
+        return unsafe { sleep.nap(sleep.limit.nanos()) };
+    }
+    let locked = lock::lock();
+    // Another thread may just have closed it.
+    let is_there = set.is_at(sleep.epfd, &locked);
+    if is_there {
+        set.prepare(&locked);
+    }
+    let (group, closes) = (set.group(), set.closes());
+    let before = locked.unlock_blocked();
+    if sleep.mask.is_null() {
+        sleep.mask = (&raw const before).cast();
+    }
+    let check = || {
+        let locked = lock::lock();
+        if set.closes() != closes {
+            // The next nap would be in what has the number now.
+            return After::Closed;
+        }
+        if set.is_left_alone() {
+            return After::Sleep;
+        }
+        if set.rescue(&locked, raw::now()) {
+            shared::count_rescue();
+        }
+        After::Nap
+    };
+    // SAFETY: the caller's contract, and `before` is live.
+    let count = unsafe {
+        if is_there && set.needs_naps() {
+            sleep.sleep(now, sleep.limit.end(now), group, &check)
+        } else {
+            sleep.nap(sleep.limit.nanos())
+        }
+    };
+    raw::restore_signals(before);
     count
 }

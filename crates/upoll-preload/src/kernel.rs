@@ -30,15 +30,7 @@ macro_rules! call {
 
 pub(crate) use call;
 
-/// `struct sigaction` of the kernel.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Action {
-    pub(crate) handler: usize,
-    pub(crate) flags: usize,
-    pub(crate) restorer: usize,
-    pub(crate) mask: u64,
-}
+pub(crate) use upoll_sys::signals::Action;
 
 pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {

@@ -19,8 +19,24 @@ pub const OF_FAULTS: u64 = bit(libc::SIGSEGV)
 /// second changes the user of all threads, and the thread that asks for it waits for the others.
 pub const OF_THE_C_LIBRARY: u64 = bit(32) | bit(33);
 
-const fn bit(signal: c_int) -> u64 {
+/// Returns the set of one signal.
+#[must_use]
+pub const fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
+}
+
+/// `struct sigaction` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Action {
+    /// The function, `SIG_DFL` or `SIG_IGN`.
+    pub handler: usize,
+    /// `SA_` flags.
+    pub flags: usize,
+    /// The function to which the handler returns.
+    pub restorer: usize,
+    /// The signals that are blocked while the handler runs.
+    pub mask: u64,
 }
 
 /// Changes the mask: `how` is `SIG_BLOCK`, `SIG_UNBLOCK` or `SIG_SETMASK`. Returns the previous one.
