@@ -11,6 +11,8 @@ mod processes;
 mod queues;
 mod rotation;
 mod sets;
+mod tasks;
+mod timers;
 mod wakes;
 
 use std::hint;
@@ -100,6 +102,8 @@ pub(super) enum Topic {
     Queues,
     Sets,
     Rotation,
+    Timers,
+    Tasks,
     Kernel,
     OwnFds,
     Fds,
@@ -128,11 +132,13 @@ const fn subject(topic: Topic, races: &'static [Maker], copies: usize) -> Subjec
     }
 }
 
-const SUBJECTS: [Subject; 7] = [
+const SUBJECTS: [Subject; 9] = [
     subject(Topic::Wakes, wakes::RACES, 4),
     subject(Topic::Queues, queues::RACES, 4),
     subject(Topic::Sets, sets::RACES, 16),
     subject(Topic::Rotation, rotation::RACES, 4),
+    subject(Topic::Timers, timers::RACES, 4),
+    subject(Topic::Tasks, tasks::RACES, 1),
     // Few sets with kernel fds: fds are kept for the most that there were.
     subject(Topic::Kernel, kernel::RACES, 1),
     Subject {
