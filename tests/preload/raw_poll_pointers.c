@@ -24,6 +24,17 @@ int main(void)
 	alarm(200);
 	CHECK(counter >= 0 && ready >= 0 && read_only != MAP_FAILED);
 	read_only->tv_nsec = 1000000;
+	/* While it can be written, both calls do so. */
+	{
+		struct pollfd entry = {counter, POLLIN, 0};
+		fd_set set;
+		FD_ZERO(&set);
+		FD_SET(counter, &set);
+		CHECK(raw_ppoll(&entry, 1, read_only, NULL, 8) == 0 && read_only->tv_nsec == 0);
+		read_only->tv_nsec = 1000000;
+		CHECK(raw_pselect(counter + 1, &set, read_only, NULL) == 0 && read_only->tv_nsec == 0);
+		read_only->tv_nsec = 1000000;
+	}
 	CHECK(mprotect(read_only, 4096, PROT_READ) == 0);
 	for (round = 0; round < 2; round++) {
 		/* An eventfd, then a kernel fd. */

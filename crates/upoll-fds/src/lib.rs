@@ -100,10 +100,11 @@ pub use crate::install::prepare;
 pub use crate::io::{read, readv, write, writev};
 pub use crate::memory::{
     count_readable, is_known_readable, read as read_memory, write as write_memory,
+    write_if_possible as write_memory_if_possible,
 };
 pub use crate::pipe::{pipe, pipe2, shutdown, socketpair};
 pub use crate::poll::{number_of_entries, poll, ppoll, prlimit};
-pub use crate::select::{UserSets, pselect, select};
+pub use crate::select::{UserSets, number_of_selected, pselect, select};
 #[doc(hidden)]
 pub use crate::signals::{Section, put_off};
 pub use crate::socket::{getsockopt, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt};

@@ -46,9 +46,10 @@ const WAYS: usize = 4;
 /// with anything: the kernel has the memory, not the thread that has asked.
 static KNOWN_PAGES: [AtomicU64; KNOWN] = [const { AtomicU64::new(0) }; KNOWN];
 
-/// Asks the kernel whether the word at an address can be used, and so its page.
+/// Asks the kernel whether the word at an address can be used, and so its page. Fails with what else the kernel answers,
+/// as where a filter of system calls refuses the question.
 #[cold]
-fn probe(address: usize, intent: Use) -> bool {
+fn probe(address: usize, intent: Use) -> Result<bool, Errno> {
     static NOBODY_WAITS: AtomicU32 = AtomicU32::new(0);
     const REQUEUE: i32 = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
     const WAKE_OP: i32 = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
@@ -64,7 +65,17 @@ fn probe(address: usize, intent: Use) -> bool {
         // word have been 0, one sleeper at most is woken that takes it for a futex, for nothing.
         Use::Write => unsafe { call!(SYS_futex, own, WAKE_OP, 0, 0, address, ADD_ZERO) },
     };
-    answer != Err(Errno::FAULT)
+    confirms(answer)
+}
+
+/// Returns whether an answer of the kernel says that the page can be used.
+fn confirms<T>(answer: Result<T, Errno>) -> Result<bool, Errno> {
+    match answer {
+        // The word is not zero.
+        Ok(_) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::FAULT) => Ok(false),
+        Err(other) => Err(other),
+    }
 }
 
 /// Returns the place in which a page is looked for first, or after `way` others. The stacks of threads are a power of two
@@ -98,11 +109,12 @@ fn is_usable(address: usize, intent: Use) -> bool {
     if (0..WAYS).any(|way| is_known_at(place_of(page, way), page, intent)) {
         return true;
     }
-    let usable = probe(address, intent);
-    if usable {
+    let answer = probe(address, intent);
+    if answer == Ok(true) {
         remember(page, intent);
     }
-    usable
+    // Without an answer the page is used as in any library function.
+    answer.unwrap_or(true)
 }
 
 /// Puts a page into its first place, and each that was in one of its places into the next one. The last one is forgotten.
@@ -168,7 +180,7 @@ pub(crate) unsafe fn readable<'a>(buffer: *const u8, len: usize) -> &'a [u8] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the pages have just been checked. The caller rules out races.
+    // SAFETY: the kernel has confirmed the pages, and a caller's buffer stays mapped. The caller rules out races.
     unsafe { std::slice::from_raw_parts(buffer, len) }
 }
 
@@ -207,7 +219,7 @@ pub(crate) fn is_writable<T>(buffer: *mut T, len: usize) -> bool {
 #[inline]
 pub unsafe fn read<T: Copy>(from: *const T) -> Result<T, Errno> {
     check_read(from)?;
-    // SAFETY: the pages have just been found to be there.
+    // SAFETY: the kernel has confirmed the pages, and what a caller points to stays mapped.
     Ok(unsafe { from.read_unaligned() })
 }
 
@@ -246,9 +258,23 @@ pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
     if usable(to.addr(), size_of::<T>(), Use::Write) < size_of::<T>() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the pages have just been found to be there.
+    // SAFETY: the kernel has confirmed the pages, and what a caller points to stays mapped and writable.
     unsafe { to.write_unaligned(value) };
     Ok(())
+}
+
+/// `copy_to_user` of what the kernel writes if it can, and leaves alone otherwise: the kernel is asked each time, because a
+/// correct caller may have protected the page since.
+///
+/// # Safety
+/// As [`write`].
+pub unsafe fn write_if_possible<T: Copy>(to: *mut T, value: T) {
+    let (first, last) = (to.addr(), to.addr().saturating_add(size_of::<T>() - 1));
+    let is_possible = |address| last < END && probe(address, Use::Write) == Ok(true);
+    if is_possible(first) && is_possible(last) {
+        // SAFETY: the kernel has just confirmed the pages. The rest is the caller's contract.
+        unsafe { to.write_unaligned(value) };
+    }
 }
 
 #[cfg(test)]
@@ -257,12 +283,19 @@ mod tests {
 
     use super::*;
 
-    /// Maps pages that nobody else knows.
+    /// Maps pages. They may lie where others were that the table still knows.
     fn map(pages: usize, protection: i32) -> *mut u8 {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: new memory, which is never unmapped.
         let at = unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, protection, flags, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
+        for page in at.addr() / PAGE..at.addr() / PAGE + pages {
+            for way in 0..WAYS {
+                if is_known_at(place_of(page, way), page, Use::Read) {
+                    KNOWN_PAGES[place_of(page, way)].store(0, Ordering::Relaxed);
+                }
+            }
+        }
         at.cast()
     }
 
@@ -281,6 +314,29 @@ mod tests {
             assert_eq!(uses(readable), (true, false));
             assert_eq!(uses(unusable), (false, false));
             assert_eq!(uses(ptr::null_mut()), (false, false));
+        }
+    }
+
+    #[test]
+    fn only_an_answer_that_confirms_a_page_is_remembered() {
+        assert_eq!(confirms(Ok(1)), Ok(true));
+        assert_eq!(confirms::<()>(Err(Errno::AGAIN)), Ok(true));
+        assert_eq!(confirms::<()>(Err(Errno::FAULT)), Ok(false));
+        for filtered in [Errno::PERM, Errno::NOSYS] {
+            assert_eq!(confirms::<()>(Err(filtered)), Err(filtered));
+        }
+    }
+
+    #[test]
+    fn what_is_written_if_possible_is_left_alone_on_a_page_that_was_writable() {
+        let page = map(1, libc::PROT_READ | libc::PROT_WRITE).cast::<u64>();
+        // SAFETY: the page is this test's.
+        unsafe {
+            assert_eq!(write(page, 1), Ok(()));
+            write_if_possible(page, 2);
+            assert_eq!(libc::mprotect(page.cast(), PAGE, libc::PROT_READ), 0);
+            write_if_possible(page, 3);
+            assert_eq!(*page, 2);
         }
     }
 

@@ -55,9 +55,8 @@ pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Res
             tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_usec: left.subsec_micros().into(),
         };
-        // The kernel does not fail either if it cannot write this.
         // SAFETY: as above.
-        let _ = unsafe { memory::write(timeout, left) };
+        unsafe { memory::write_if_possible(timeout, left) };
     }
     ready
 }
@@ -107,12 +106,7 @@ unsafe fn select_masked(
         return unsafe { pass_on(n, sets, limit, mask) };
     }
     let _section = Section::begin();
-    // The kernel lowers `n` to the size of its table, and does not look at a set beyond it. Up to
-    // here every `fd_set` has memory.
-    let mut end = match end > libc::FD_SETSIZE {
-        true => end.min(size_of_the_kernels_table(end)),
-        false => end,
-    };
+    let mut end = number_of_selected(end);
     let words = end.div_ceil(WORD);
     let mut copies = [const { None }; 3];
     for (set, copy) in sets.into_iter().zip(&mut copies) {
@@ -385,6 +379,17 @@ unsafe fn pass_on(
         *limit = Duration::new(seconds, nanoseconds).into();
     }
     ready
+}
+
+/// Returns how many numbers of its sets a call looks at. The kernel lowers `n` to the size of its table of fds, and does not
+/// look at a set beyond it. Up to `FD_SETSIZE` every `fd_set` has memory.
+#[doc(hidden)]
+#[must_use]
+pub fn number_of_selected(n: usize) -> usize {
+    match n > libc::FD_SETSIZE {
+        true => n.min(size_of_the_kernels_table(n)),
+        false => n,
+    }
 }
 
 /// Returns how many fds the kernel's table has room for, or at least `enough`. The table only

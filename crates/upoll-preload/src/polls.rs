@@ -59,7 +59,7 @@ fn may_be_polled_here(fd: c_int) -> bool {
 #[inline]
 unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
     let count = upoll_fds::number_of_entries(length(count));
-    // SAFETY: the caller's contract, on a page that is there.
+    // SAFETY: the caller's contract, on a page that the kernel has confirmed.
     let is_candidate = |at| may_be_polled_here(unsafe { number_at(fds, at) });
     if upoll_fds::is_known_readable(fds, count) && !(0..count).any(is_candidate) {
         return false;
@@ -75,7 +75,7 @@ unsafe fn any_polled(fds: *const pollfd, count: nfds_t) -> bool {
 unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
     let mut is_any = false;
     for at in 0..upoll_fds::count_readable(fds, count) {
-        // SAFETY: the pages have just been found to be there, and the rest is the caller's contract.
+        // SAFETY: the kernel has confirmed the pages, and the rest is the caller's contract.
         let fd = unsafe { number_at(fds, at) };
         if may_be_polled_here(fd) {
             is_any |= is_polled_here(fd);
@@ -85,7 +85,7 @@ unsafe fn any_polled_on_pages(fds: *const pollfd, count: usize) -> bool {
 }
 
 /// # Safety
-/// The page of the entry is there, and the rest is as for [`upoll_fds::read_memory`].
+/// The kernel has confirmed the page of the entry, and the rest is as for [`upoll_fds::read_memory`].
 #[inline]
 unsafe fn number_at(fds: *const pollfd, at: usize) -> c_int {
     // SAFETY: the caller's contract.
@@ -108,18 +108,23 @@ pub(crate) unsafe fn selects_ours(n: c_int, sets: UserSets) -> bool {
 /// # Safety
 /// As [`upoll_fds::read_memory`].
 unsafe fn any_selected(n: c_int, sets: UserSets) -> bool {
-    let sets = sets.map(<*mut fd_set>::cast::<u64>);
+    let mut sets = sets.map(<*mut fd_set>::cast::<u64>);
+    let end = upoll_fds::number_of_selected(usize::try_from(n).unwrap_or(0));
     let mut is_any = false;
-    for first in (0..n.max(0)).step_by(64) {
-        let at = first.unsigned_abs() as usize / 64;
-        let words = sets.iter().filter(|set| !set.is_null());
-        // SAFETY: the caller's contract.
-        let words = words.map(|set| unsafe { upoll_fds::read_memory(set.wrapping_add(at)) });
-        let mut asked = words.fold(0, |asked, word| asked | word.unwrap_or(0));
+    for first in (0..end).step_by(64) {
+        let mut asked = 0;
+        for set in sets.iter_mut().filter(|set| !set.is_null()) {
+            // SAFETY: the caller's contract.
+            match unsafe { upoll_fds::read_memory(set.wrapping_add(first / 64)) } {
+                Ok(word) => asked |= word,
+                // The call fails with `EFAULT`.
+                Err(_) => *set = std::ptr::null_mut(),
+            }
+        }
         while asked != 0 {
-            let fd = first + asked.trailing_zeros().cast_signed();
+            let fd = first + asked.trailing_zeros() as usize;
             asked &= asked - 1;
-            is_any |= fd < n && is_polled_here(fd);
+            is_any |= fd < end && c_int::try_from(fd).is_ok_and(is_polled_here);
         }
     }
     is_any
@@ -231,7 +236,7 @@ unsafe fn write_rest(
     rest.tv_sec = libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX);
     rest.tv_nsec = c_long::from(left.subsec_nanos().cast_signed());
     // SAFETY: as above.
-    let _ = unsafe { upoll_fds::write_memory(timeout, rest) };
+    unsafe { upoll_fds::write_memory_if_possible(timeout, rest) };
 }
 
 unsafe fn count_select(n: c_int, sets: UserSets) {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Returns the address of the function whose name has this index.
 extern "C" fn find(index: usize) -> *mut c_void {
-    let found = FOUND[index].load(Ordering::Relaxed);
+    let found = FOUND[index].load(Ordering::Acquire);
     if !found.is_null() {
         return found;
     }
@@ -28,7 +28,7 @@ extern "C" fn find(index: usize) -> *mut c_void {
         // SAFETY: it needs nothing.
         unsafe { libc::abort() };
     }
-    FOUND[index].store(found, Ordering::Relaxed);
+    FOUND[index].store(found, Ordering::Release);
     found
 }
 
