@@ -22,15 +22,17 @@
 #include <unistd.h>
 
 enum { WORKERS = 4, TOO_LONG = 10 };
+/* Where only one is left, nobody's turn makes the kernel look at the socket. */
+#define WORKERS_OF(call) ((call) == NEIGHBOUR ? 2 : WORKERS)
 enum way { KILLED, STOPPED, BUSY, DELETES, PAUSES, CLOSES, FORGETS, WAYS };
 static const char *const ways[] = {"killed", "stopped", "busy", "deletes", "pauses", "closes the set", "closes the socket"};
-/* TICKS: no wait is long. TRAFFIC: something else comes before a nap ends. */
-enum call { EPOLL, EDGE, TICKS, TRAFFIC, POLL, SELECT, CALLS };
-static const char *const calls[] = {"epoll", "edge", "epoll, ticks", "epoll, traffic", "poll", "select"};
+/* TICKS: no wait is long. TRAFFIC: something else comes before a nap ends. NEIGHBOUR: connections to another socket do. */
+enum call { EPOLL, EDGE, TICKS, TRAFFIC, NEIGHBOUR, POLL, SELECT, CALLS };
+static const char *const calls[] = {"epoll", "edge", "epoll, ticks", "epoll, traffic", "epoll, a neighbour", "poll", "select"};
 
 /* Whether a worker of this round has failed already. */
 static atomic_int *failed;
-static int listener;
+static int listener, neighbour;
 
 static void work(enum call call, enum way way)
 {
@@ -39,6 +41,11 @@ static void work(enum call call, enum way way)
 
 	if (call < POLL)
 		epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
+	if (call == NEIGHBOUR) {
+		struct epoll_event other = {.events = EPOLLIN, .data.u64 = 2};
+
+		epoll_ctl(set, EPOLL_CTL_ADD, neighbour, &other);
+	}
 	if (call == TRAFFIC) {
 		struct itimerspec every = {{0, 5000000}, {0, 5000000}};
 		struct epoll_event ticks = {.events = EPOLLIN | EPOLLET, .data.u64 = 1};
@@ -59,6 +66,11 @@ static void work(enum call call, enum way way)
 			continue;
 		if (call == TRAFFIC && event.data.u64 == 1)
 			continue;
+		if (call == NEIGHBOUR && event.data.u64 == 2) {
+			if ((connection = accept4(neighbour, NULL, NULL, SOCK_CLOEXEC)) >= 0)
+				close(connection);
+			continue;
+		}
 		if (atomic_fetch_add(failed, 1) == 0) {
 			switch (way) {
 			case KILLED: raise(SIGKILL); break;
@@ -93,18 +105,35 @@ static void await_sleep(pid_t process)
 	}
 }
 
-static int ask(void)
+static int connect_to(int socket_there)
 {
 	struct sockaddr_in address;
 	socklen_t size = sizeof address;
-	struct timeval limit = {TOO_LONG, 0};
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), count;
-	char byte;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	getsockname(listener, (struct sockaddr *)&address, &size);
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+	getsockname(socket_there, (struct sockaddr *)&address, &size);
 	if (connect(fd, (struct sockaddr *)&address, size))
 		perror("connect");
+	return fd;
+}
+
+static int listen_somewhere(void)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 64))
+		perror("listen");
+	return fd;
+}
+
+static int ask(void)
+{
+	struct timeval limit = {TOO_LONG, 0};
+	int fd = connect_to(listener), count;
+	char byte;
+
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 	count = recv(fd, &byte, 1, 0);
 	close(fd);
 	return count == 1;
@@ -112,22 +141,25 @@ static int ask(void)
 
 static int round_of(enum call call, enum way way, int warm)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	pid_t workers[WORKERS];
+	pid_t workers[WORKERS], client = 0;
 	struct timespec start, end;
 	int answered;
 
-	listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 64))
-		perror("listen");
+	listener = listen_somewhere();
+	neighbour = listen_somewhere();
 	atomic_store(failed, warm ? -3 : 0);
-	for (int i = 0; i < WORKERS; i++) {
+	for (int i = 0; i < WORKERS_OF(call); i++) {
 		workers[i] = fork();
 		if (workers[i] == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			work(call, way);
 		}
 		await_sleep(workers[i]);
+	}
+	if (call == NEIGHBOUR && (client = fork()) == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;; usleep(5000))
+			close(connect_to(neighbour));
 	}
 	while (warm-- > 0 && atomic_load(failed) < 0)
 		ask();
@@ -139,11 +171,14 @@ static int round_of(enum call call, enum way way, int warm)
 		(end.tv_sec - start.tv_sec) * 1e3 + (end.tv_nsec - start.tv_nsec) / 1e6);
 	printf("%s, %s: %s\n", calls[call], ways[way], answered ? "ok" : "LOST");
 	fflush(stdout);
-	for (int i = 0; i < WORKERS; i++)
+	for (int i = 0; i < WORKERS_OF(call); i++)
 		kill(workers[i], SIGKILL);
+	if (client)
+		kill(client, SIGKILL);
 	while (wait(NULL) > 0)
 		;
 	close(listener);
+	close(neighbour);
 	return answered;
 }
 

@@ -158,10 +158,12 @@ impl Group {
         (if place.is_some() { nap } else { LONG }, place)
     }
 
-    /// Returns whether no worker was woken for so long that one which accepts would have done so.
-    pub fn is_quiet(&self, now: u64) -> bool {
+    /// Returns whether a worker that has last looked at the time `looked` looks for connections that were left. It does if no
+    /// worker was woken for so long that one which accepts would have done so. It also does from time to time while workers
+    /// are woken, which may be for another socket of the group.
+    pub fn is_to_look(&self, looked: u64, now: u64) -> bool {
         let last = self.last_wakeup.load(Ordering::Relaxed);
-        last.saturating_add(SHORT) <= now
+        last.saturating_add(SHORT) <= now || looked.saturating_add(IDLE) <= now
     }
 
     /// Frees a guard's place.

@@ -30,10 +30,17 @@ pub(crate) fn lock() -> Locked {
 impl Locked {
     /// Unlocks the tables and leaves the signals blocked, but for ignored ones. Returns the mask to restore.
     pub(crate) fn unlock_blocked(self) -> u64 {
-        let signals = self.keep();
-        LOCK.store(false, Ordering::Release);
-        raw::let_ignored_signals_pass(signals);
+        let signals = self.signals;
+        self.unlock_for_nap(signals);
         signals
+    }
+
+    /// Unlocks the tables for a further nap of a sleep that began with the mask `before`: the program may have begun or ceased
+    /// to ignore a signal.
+    pub(crate) fn unlock_for_nap(self, before: u64) {
+        self.keep();
+        LOCK.store(false, Ordering::Release);
+        raw::let_ignored_signals_pass(before);
     }
 
     /// Leaves the tables locked, for `unlock`. Returns the mask to restore.

@@ -556,11 +556,15 @@ fn add(epfd: c_int, entry: &pollfd, index: usize, is_listener: bool) -> isize {
 
 /// Goes to the end of the line. Returns whether it did; `None` if the program has closed the set.
 fn rotate(private: &Private, watched: &Watched, only_ready: bool) -> Option<bool> {
-    let _locked = lock::lock();
-    if !private.is_open() {
-        return None;
-    }
-    let epfd = private.epfd;
+    let locked = lock::lock();
+    let rotated = private
+        .is_open()
+        .then(|| rotate_locked(private.epfd, watched, only_ready));
+    locked.unlock_for_nap(private.signals);
+    rotated
+}
+
+fn rotate_locked(epfd: c_int, watched: &Watched, only_ready: bool) -> bool {
     let mut rotated = false;
     for (index, entry) in watched.entries().iter().enumerate() {
         if is_exclusive(entry) && (!only_ready || raw::is_ready(entry.fd)) {
@@ -569,7 +573,7 @@ fn rotate(private: &Private, watched: &Watched, only_ready: bool) -> Option<bool
             rotated = true;
         }
     }
-    Some(rotated)
+    rotated
 }
 
 /// # Safety

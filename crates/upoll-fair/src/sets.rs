@@ -307,12 +307,14 @@ impl Set {
     }
 
     /// Returns whether a wait has to look after members before it sleeps. Waits that end before their first nap does would
-    /// never look. While workers are woken, they accept.
+    /// never look.
     pub(crate) fn has_to_look(&self, now: u64) -> bool {
         let looked = self.looked.load(Ordering::Relaxed);
         self.needs_naps()
             && looked.saturating_add(shared::SHORT) <= now
-            && self.group().is_none_or(|group| group.is_quiet(now))
+            && self
+                .group()
+                .is_none_or(|group| group.is_to_look(looked, now))
     }
 
     /// Registers members again whose socket is ready: no worker accepted in time. Returns whether there are any.

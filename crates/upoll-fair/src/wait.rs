@@ -6,7 +6,8 @@
 //!
 //! The program's signals are blocked from before the first nap until after the last one, except within the kernel's wait,
 //! which has the program's mask. So a handler runs within a nap and ends the wait with `EINTR`, as
-//! it does without the library; none can run between two naps, unseen.
+//! it does without the library; none can run between two naps, unseen. Signals that are ignored by default are not blocked while
+//! the program ignores them.
 
 use std::ffi::c_int;
 
@@ -249,17 +250,19 @@ unsafe fn sleep_in(set: &Set, now: u64, mut sleep: Sleep) -> c_int {
     }
     let check = || {
         let locked = lock::lock();
-        if set.closes() != closes {
-            // The next nap would be in what has the number now.
-            return After::Closed;
-        }
-        if set.is_left_alone() {
-            return After::Sleep;
-        }
-        if set.rescue(&locked, raw::now()) {
-            shared::count_rescue();
-        }
-        After::Nap
+        // The next nap would be in what has the number now.
+        let after = if set.closes() != closes {
+            After::Closed
+        } else if set.is_left_alone() {
+            After::Sleep
+        } else {
+            if set.rescue(&locked, raw::now()) {
+                shared::count_rescue();
+            }
+            After::Nap
+        };
+        locked.unlock_for_nap(before);
+        after
     };
     // SAFETY: the caller's contract, and `before` is live.
     let count = unsafe {
