@@ -355,7 +355,7 @@ impl Set {
     /// # Safety
     /// The caller holds this set's lock, and the item is registered in it.
     #[inline]
-    pub(super) unsafe fn look(item: &Item) -> Events {
+    pub(crate) unsafe fn look(item: &Item) -> Events {
         // SAFETY: passed on to the caller.
         let file = unsafe { item.file() };
         if !file.is_open() {

@@ -116,10 +116,7 @@ impl<'a> Scan<'a> {
                 }
                 shown
             };
-            if chosen {
-                let word = &node.entry.owner_word;
-                word.fetch_and(!state::CHOSEN, Ordering::Relaxed);
-            }
+            Set::unchoose(node);
             if events.is_empty() {
                 Self::settle_idle(node, &mut self.deferred);
                 return NOTHING;
@@ -379,6 +376,7 @@ impl Set {
                     if !Set::look_or_unqueue(&mut scan.inner.ready, item).is_empty() {
                         return true;
                     }
+                    Set::unchoose(item.as_ref());
                     Scan::settle_idle(item.as_ref(), &mut scan.deferred);
                 }
             }
@@ -406,21 +404,39 @@ impl Set {
                 if node.interest().contains(Events::ET) {
                     continue;
                 }
+                // Also if it is queued, perhaps for something that is gone.
+                if let Some(below) = as_set(node.file()) {
+                    below.recheck_rotating();
+                }
                 if node.state() & state::QUEUED != 0 {
                     // The wake that has marked it may not have put it on a list yet.
                     node.entry.outlast_wake();
                     continue;
-                }
-                if node.state() & state::ROTATING == 0
-                    && let Some(below) = as_set(node.file())
-                {
-                    below.recheck_rotating();
                 }
                 if !Set::look(node).is_empty() {
                     self.queue_locked(&mut inner.ready, item);
                 }
             }
         }
+    }
+
+    /// An item that was queued because the kernel chose its set counts as an ordinary one from now on.
+    fn unchoose(item: &Item) {
+        if item.state() & state::CHOSEN != 0 {
+            let word = &item.entry.owner_word;
+            word.fetch_and(!state::CHOSEN, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether an item is queued because the kernel chose its set, and no report has had it yet, and it is still ready.
+    ///
+    /// # Safety
+    /// As [`look`](Self::look).
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) unsafe fn is_chosen_and_ready(item: &Item) -> bool {
+        const WAITS: u32 = state::QUEUED | state::CHOSEN;
+        // SAFETY: the caller's contract.
+        item.state() & WAITS == WAITS && !unsafe { Self::look(item) }.is_empty()
     }
 
     /// Takes an item that watches a rotating set off the ready list, then has `look` do the last look at the source that the
@@ -453,6 +469,7 @@ impl Set {
                 behind = node.next.load(Ordering::Relaxed);
                 inner.ready.unlink(item);
                 Set::unqueue(node);
+                Set::unchoose(node);
                 true
             });
             let will_come = look(inner) && Self::has_no_other_event(node);

@@ -340,6 +340,11 @@ impl EpollBackend {
                 {
                     return false;
                 }
+                // The fd of another set's source may be that of another file by now.
+                // SAFETY: as above.
+                if special != Special::Chosen(slot) && unsafe { Set::look(node) }.is_empty() {
+                    return false;
+                }
                 if let Some(rotating) = below {
                     rotating.note_hang_up(events);
                 }
@@ -356,9 +361,11 @@ impl EpollBackend {
                 }
             });
             if is_chosen && is_wanted {
-                node.entry
-                    .owner_word
-                    .fetch_or(state::CHOSEN, Ordering::Relaxed);
+                if node.interest().intersects(Set::SHOWN) {
+                    node.entry
+                        .owner_word
+                        .fetch_or(state::CHOSEN, Ordering::Relaxed);
+                }
                 self.choose(slot);
             } else if let (true, Some(rotating)) = (is_chosen, below) {
                 // The kernel does not know that the interest was used up, or is in nothing.
@@ -396,12 +403,18 @@ impl EpollBackend {
         }
         let _scope = Scope::enter();
         let mut interests = set.lock();
-        let chosen = std::mem::take(&mut *self.chosen.lock());
+        let mut chosen = std::mem::take(&mut *self.chosen.lock());
         self.has_chosen.store(false, Ordering::Relaxed);
         // A rotating set that did not choose this one has to be looked at.
         let mut all_renewed = chosen.len() == interests.rotating.len();
-        for slot in chosen {
+        chosen.retain(|&mut slot| {
             let item = rotation_at(&interests, slot).and_then(|_| as_item(interests.at(slot)?));
+            // A report that had no room for it has left it there: it is this set's until a later one has.
+            // SAFETY: registered, and the set's lock is held.
+            if item.is_some_and(|item| unsafe { Set::is_chosen_and_ready(item.as_ref()) }) {
+                all_renewed = false;
+                return true;
+            }
             // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
             // workers are woken for.
             all_renewed &= item.is_some_and(|item| {
@@ -409,6 +422,12 @@ impl EpollBackend {
                 // SAFETY: registered, and the set's lock is held.
                 unsafe { set.leave_to(&mut interests, item, renew) }
             });
+            false
+        });
+        if !chosen.is_empty() {
+            // Nobody has added any meanwhile, as that takes the set's lock.
+            *self.chosen.lock() = chosen;
+            self.has_chosen.store(true, Ordering::Release);
         }
         all_renewed
     }
@@ -425,7 +444,8 @@ impl EpollBackend {
         let Some(at) = links.0.iter().position(|link| link.slot == slot) else {
             return false;
         };
-        let sharing = others_are_woken_for(interests, &links, at, links.0[at].source);
+        // By the number that is deleted and added, also if that is not this set's source any more.
+        let sharing = others_are_woken_for(interests, &links, at, rotation.number());
         let data = self.specials.encode(Special::Chosen(slot));
         // If the kernel is out of memory the next change of the source registers it again.
         let renewed = rotation.renew(&nesting.fd, data, sharing);

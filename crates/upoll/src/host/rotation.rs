@@ -173,17 +173,26 @@ impl Rotation {
 
     /// Whether the fd still stands for the source. `source` is locked.
     fn is_current(&self, source: SourceFd) -> bool {
+        self.check_current(source) == Ok(true)
+    }
+
+    /// Returns whether the fd stands for the source, not for another file. Fails with `EBADF` if it is closed. `source` is
+    /// locked.
+    fn check_current(&self, source: SourceFd) -> Result<bool, Errno> {
         let number = source.number;
         match kernel::epoll_ctl(&self.members, Op::Add, number, &Event::default()) {
-            Err(Errno::EXIST) => true,
-            Err(_) => {
+            Err(Errno::EXIST) => Ok(true),
+            Err(errno) => {
                 // The program may have closed either number.
-                self.members.is_lost_after_failure();
-                false
+                let is_lost = self.members.is_lost_after_failure();
+                match errno {
+                    Errno::BADF if !is_lost => Err(errno),
+                    _ => Ok(false),
+                }
             }
             Ok(()) => {
                 let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
-                false
+                Ok(false)
             }
         }
     }
@@ -198,7 +207,12 @@ impl Rotation {
         more: Events,
     ) -> Result<Option<RawFd>, Errno> {
         let number = source.number;
-        let interest = Event::new(source.woken_for() | more, data);
+        let own = source.woken_for();
+        let mut woken_for = own | more;
+        if !more.is_empty() && !(own & more).contains(Events::EXCLUSIVE) {
+            woken_for -= Events::EXCLUSIVE;
+        }
+        let interest = Event::new(woken_for, data);
         let add = || kernel::epoll_ctl(worker, Op::Add, number, &interest);
         let mut added = add();
         if added == Err(Errno::EXIST) && self.is_current(source) {
@@ -268,7 +282,7 @@ impl Rotation {
         let Some(source) = *source else {
             return Ok(None);
         };
-        if sharing.is_some() && !self.is_current(source) {
+        if sharing.is_some() && !self.check_current(source)? {
             return Ok(None);
         }
         match kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default()) {
@@ -413,25 +427,41 @@ impl SourceFd {
         }
     }
 
+    /// The events of the interest that the kernel accepts beside `EXCLUSIVE`, and wakes for by these.
+    fn read_and_written(self) -> Events {
+        let reads = Events::IN | Events::RDNORM;
+        let writes = Events::OUT | Events::WRNORM;
+        let mut events = Events::empty();
+        events.set(Events::IN, self.wanted.intersects(reads));
+        events.set(Events::OUT, self.wanted.intersects(writes));
+        events
+    }
+
     /// Whether the set is ready whenever the source is, by an event that workers are woken for.
     fn is_level(self) -> bool {
-        let as_asked = Events::IN | Events::OUT | Events::ALWAYS;
-        (self.wanted - as_asked).is_empty() && self.wanted.intersects(as_asked)
+        let as_asked = Events::IN | Events::OUT;
+        (self.wanted - as_asked - Events::ALWAYS).is_empty() && self.wanted.intersects(as_asked)
     }
 
     /// Returns the interest in the source that a worker's kernel set has.
     ///
     /// Beside `EXCLUSIVE` the kernel accepts only `IN` and `OUT`. The finer bits never come without
-    /// one of these in a wakeup; a later poll checks whether the source is ready by the finer ones.
+    /// one of these in a wakeup; a later poll checks whether the source is ready by the finer ones. A wakeup for `IN` may be
+    /// for nothing then, and an exclusive one would be lost to others that wait for `IN` at the source.
     fn woken_for(self) -> Events {
-        let mut events = Events::EXCLUSIVE | Events::ET;
-        let writes = Events::OUT | Events::WRNORM | Events::WRBAND;
-        if self.wanted.intersects(writes) {
-            events |= Events::OUT;
-        }
-        if !(self.wanted - writes).is_empty() {
-            events |= Events::IN;
-        }
-        events
+        let asked = self.read_and_written();
+        let finer_writes = Events::WRBAND;
+        let finer_reads = Events::PRI | Events::RDBAND | Events::RDHUP | Events::MSG;
+        let mut events = asked;
+        events.set(
+            Events::OUT,
+            asked.contains(Events::OUT) || self.wanted.intersects(finer_writes),
+        );
+        events.set(
+            Events::IN,
+            asked.contains(Events::IN) || self.wanted.intersects(finer_reads),
+        );
+        events.set(Events::EXCLUSIVE, events == asked);
+        events | Events::ET
     }
 }

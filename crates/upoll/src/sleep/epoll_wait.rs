@@ -325,6 +325,8 @@ fn wait_in_turn(
     let mut chosen_for_nothing = false;
     let mut keeper = TimeKeeper::of(set);
     loop {
+        // What the chosen worker of a rotating set below has left there wakes nobody else.
+        set.recheck_rotating();
         // Take idle items off the list first: they must not look like an event to forward.
         set.has_ready();
         let sleeper = Sleeper::new();
@@ -362,6 +364,7 @@ fn wait_in_turn(
             // would be lost.
             sleeper.entry.unhook();
             // A thread that was not woken takes what is there: the chosen worker may not come.
+            set.recheck_rotating();
             ready = set.harvest(events);
             if hangs_up(&events[..ready]) {
                 // No thread can use that up.
