@@ -418,3 +418,26 @@ fn a_worker_is_woken_though_what_woke_it_is_gone_if_something_else_stays() {
         end_thread();
     });
 }
+
+/// The report of a worker has room for one event, and another member stays ready.
+#[test]
+fn an_event_that_a_report_had_no_room_for_is_in_a_later_one() {
+    const OTHER: u64 = 1;
+    model(2, || {
+        let (_rotating, source, [worker]) = workers();
+        let other = EventFd::new(1).unwrap();
+        worker.add(&other, Event::new(IN.events(), OTHER)).unwrap();
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set_readable(true));
+        let reported = || {
+            let mut events = [Event::default()];
+            assert_eq!(worker.wait(&mut events, FOREVER), Ok(1));
+            events[0].data()
+        };
+        reported();
+        writing.join().unwrap();
+        let later = [(); 4].map(|()| reported());
+        assert!(later.contains(&IN.data()), "{later:?}");
+        end_thread();
+    });
+}
