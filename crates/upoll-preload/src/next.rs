@@ -1,7 +1,7 @@
 //! The C library's own functions, for what is more than a system call.
 
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// A function of the library that this one stands before.
 pub(crate) struct Next {
@@ -36,6 +36,10 @@ impl Next {
     #[cold]
     #[inline(never)]
     fn look_up(&self) -> *mut c_void {
+        if ARE_FOUND.load(Ordering::Acquire) {
+            // The C library has none, or another thread has just found it.
+            return self.known();
+        }
         // SAFETY: the name is a C string.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Relaxed);
@@ -53,10 +57,13 @@ impl Next {
 // The linker makes these two, and the library does not export them.
 std::arch::global_asm!(".hidden __start_upoll_next", ".hidden __stop_upoll_next");
 
-/// Looks for all functions, so that no thread does so from here on.
+/// [`find_all`] has ended.
+static ARE_FOUND: AtomicBool = AtomicBool::new(false);
+
+/// Looks for all functions at the start, so that no thread does so later.
 ///
-/// The loader's lock knows its owner by the thread's id in the thread-local memory of the C library. Two threads that
-/// share that memory (a bare `clone`) would both hold the lock, and leave it locked for ever.
+/// A look-up takes the loader's lock, which no system call does. Another thread may hold that in a constructor of a plug-in,
+/// and wait for this one. In the child of `_Fork` or of a bare `clone` its holder may not exist.
 pub(crate) fn find_all() {
     unsafe extern "C" {
         #[link_name = "__start_upoll_next"]
@@ -71,6 +78,7 @@ pub(crate) fn find_all() {
     for next in all {
         next.find();
     }
+    ARE_FOUND.store(true, Ordering::Release);
 }
 
 /// Lists a function for [`find_all`].

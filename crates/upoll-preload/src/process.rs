@@ -10,7 +10,7 @@ use upoll::Errno;
 use upoll_fds::{figures, plain_sets};
 
 use crate::cancel::deferred;
-use crate::next::{self, Next, listed, next};
+use crate::next::{Next, listed, next};
 use crate::settings::{serve_again, serve_nothing_new, serve_nothing_new_meanwhile};
 use crate::{cancel, files, handlers, kernel, settings, stats, top};
 use upoll_fds::errno::give;
@@ -48,9 +48,8 @@ fn all_body() {
 static FORK: Next = Next::new(c"_Fork");
 listed!(FORK);
 
-/// Finds `_Fork` in advance, so that no signal handler has to, and registers the handler of forks.
+/// Registers the handler of forks.
 pub(crate) fn prepare() {
-    FORK.find();
     // SAFETY: the handler is never unloaded, as this library is not. If there is no memory for it, the
     // child of a fork serves nothing new if another thread was waiting for a child in this memory.
     unsafe { libc::pthread_atfork(None, None, Some(settings::forget_other_threads)) };
@@ -161,7 +160,6 @@ impl Cloning {
             false => handlers::before_actions_part_there(stats::is_on()),
         }
         if !waits {
-            next::find_all();
             upoll_fds::leave_all_to_the_kernel();
             return Cloning::Thread;
         }

@@ -2,11 +2,12 @@
 
 use upoll::internal::own_fds;
 
-use crate::{cancel, handlers, process, settings, stats, top};
+use crate::{cancel, handlers, next, process, settings, stats, top};
 
 /// In the section of the fork handlers: each page of code that a process runs at its start is one that it maps.
 #[unsafe(link_section = "upoll_fork")]
 extern "C" fn at_start() {
+    next::find_all();
     // Without kinds to serve, nothing has to be registered.
     if settings::is_any_kind_served() {
         own_fds::protect();
