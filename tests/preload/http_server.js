@@ -34,6 +34,10 @@ if (!isMainThread) {
   process.on('SIGTERM', async () => {
     server.close();
     server.closeAllConnections();
+    // The last requests of the load may be on their way to the workers and back.
+    for (let tries = 0; waiting.size > 0 && tries < 2000; tries++) {
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
     await Promise.all(workers.map((worker) => worker.terminate()));
     if (waiting.size > 0) {
       console.error(`${waiting.size} requests without an answer`);

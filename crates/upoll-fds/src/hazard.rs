@@ -565,19 +565,21 @@ pub(crate) fn ask_this_thread() -> bool {
 #[cfg(all(test, not(upoll_loom)))]
 mod tests {
     use std::sync::RwLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
     use super::records;
 
     const THREADS: usize = 5000;
 
-    /// Writes to an eventfd from many threads that exist at the same time. Returns the number of records.
-    fn with_threads(fd: i32) -> usize {
-        let gate = RwLock::new(());
+    /// Writes to an eventfd from many threads that exist at the same time. Returns the number of threads, and of records.
+    fn with_threads(fd: i32) -> (usize, usize) {
+        let (gate, written) = (RwLock::new(()), AtomicUsize::new(0));
         let closed = gate.write().expect("no thread has panicked");
         let begun = thread::scope(|scope| {
             let write = || {
                 crate::eventfd_write(fd, 1).expect("it fits");
+                written.fetch_add(1, Ordering::Relaxed);
                 drop(gate.read());
             };
             let begin = |_: &usize| {
@@ -586,6 +588,9 @@ mod tests {
             };
             // There may be a limit of threads.
             let begun = (0..THREADS).take_while(begin).count();
+            while written.load(Ordering::Relaxed) < begun {
+                thread::yield_now();
+            }
             drop(closed);
             begun
         });
@@ -593,16 +598,18 @@ mod tests {
         // SAFETY: the count has a place.
         unsafe { crate::eventfd_read(fd, &raw mut count) }.expect("a count");
         assert_eq!(count, begun as u64);
-        records().count()
+        (begun, records().count())
     }
 
     #[test]
     fn thousands_of_threads_are_served_and_leave_their_records_to_later_ones() {
         let fd = crate::eventfd(0, 0).expect("an eventfd");
-        let first = with_threads(fd);
-        let second = with_threads(fd);
-        // Other tests have records, too, and threads of the first round may have ended before others began.
-        assert!(second < first + THREADS / 10, "{first}, then {second}");
+        let (threads, first) = with_threads(fd);
+        let (later_threads, second) = with_threads(fd);
+        assert!(first >= threads, "{first} records of {threads} threads");
+        // Other tests have records, too.
+        let most = first.max(later_threads) + THREADS / 10;
+        assert!(second < most, "{first} records, then {second}");
         crate::close(fd).expect("an fd");
     }
 }
