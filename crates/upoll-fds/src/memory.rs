@@ -270,8 +270,10 @@ pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
 /// As [`write`].
 pub unsafe fn write_if_possible<T: Copy>(to: *mut T, value: T) {
     let (first, last) = (to.addr(), to.addr().saturating_add(size_of::<T>() - 1));
-    let is_possible = |address| last < END && probe(address, Use::Write) == Ok(true);
-    if is_possible(first) && is_possible(last) {
+    // Without an answer the page is used as in any library function.
+    let is_possible = |address| probe(address, Use::Write).unwrap_or(true);
+    let is_on_one = first / PAGE == last / PAGE;
+    if last < END && is_possible(first) && (is_on_one || is_possible(last)) {
         // SAFETY: the kernel has just confirmed the pages. The rest is the caller's contract.
         unsafe { to.write_unaligned(value) };
     }

@@ -48,9 +48,11 @@ pub unsafe fn select(n: i32, sets: UserSets, timeout: *mut libc::timeval) -> Res
             .saturating_add(Duration::from_micros(microseconds))
             .into();
     }
+    // Like the kernel, leaves a limit of zero alone.
+    let is_timed = limit.limit().is_some_and(|limit| !limit.is_zero());
     // SAFETY: the caller's contract.
     let ready = unsafe { select_masked(n, sets, &mut limit, None) };
-    if let Some(left) = limit.limit() {
+    if is_timed && let Some(left) = limit.limit() {
         let left = libc::timeval {
             tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_usec: left.subsec_micros().into(),
@@ -392,10 +394,20 @@ pub fn number_of_selected(n: usize) -> usize {
     }
 }
 
+/// The last size of the kernel's table of fds that was asked for.
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Forgets the size of the parent's table, in the child of a fork, whose own may be smaller.
+pub(crate) fn forget_the_kernels_table() {
+    // A write would cost the child a page.
+    if KNOWN.load(Ordering::Relaxed) != 0 {
+        KNOWN.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Returns how many fds the kernel's table has room for, or at least `enough`. The table only
-/// grows.
+/// grows, but for a child's.
 fn size_of_the_kernels_table(enough: usize) -> usize {
-    static KNOWN: AtomicUsize = AtomicUsize::new(0);
     let known = KNOWN.load(Ordering::Relaxed);
     if known >= enough {
         return known;
