@@ -761,6 +761,72 @@ fn a_wait_looks_at_a_rotating_set_below_a_rotating_set() {
 }
 
 #[test]
+fn a_worker_that_comes_back_looks_at_a_rotating_set_below_its_own() {
+    for direct in [false, true] {
+        let (counter, [_, pipe]) = (EventFd::new(0).unwrap(), Source::both());
+        let (below, rotating) = (Epoll::create(CreateFlags::ROTATE).unwrap(), pipe.rotating());
+        below.add(&counter, IN).unwrap();
+        let chosen = workers_set(&below, false);
+        rotating.add(&below, IN).unwrap();
+        let worker = workers_set(&rotating, direct);
+        pipe.put();
+        assert_eq!(wait(&worker, LONG), 1);
+        assert!(pipe.take());
+        let (served, has_served) = mpsc::channel();
+        let (busy, end) = serves_once(&chosen, &served);
+        counter.try_write(1).unwrap();
+        has_served.recv().unwrap();
+        let begun = Instant::now();
+        assert_eq!(wait(&worker, LONG), 1, "direct: {direct}");
+        assert!(begun.elapsed() < LONG / 4, "direct: {direct}");
+        drop(end);
+        busy.join().unwrap();
+    }
+}
+
+#[test]
+fn an_event_that_a_report_had_no_room_for_is_not_reported_once_it_is_gone() {
+    for interest in [Events::IN, Events::IN | Events::ET] {
+        let [_, pipe] = Source::both();
+        let (counter, rotating, worker) = (
+            EventFd::new(1).unwrap(),
+            pipe.rotating(),
+            Epoll::new().unwrap(),
+        );
+        worker.add(&counter, Event::new(Events::IN, 2)).unwrap();
+        worker.add(&rotating, Event::new(interest, 1)).unwrap();
+        pipe.put();
+        assert_eq!(reported_one_by_one(&worker, 1), [2]);
+        assert!(pipe.take());
+        let mut events = [Event::default(); 2];
+        let ready = worker.try_wait(&mut events).unwrap();
+        assert_eq!((ready, events[0].data()), (1, 2));
+    }
+}
+
+#[test]
+fn a_worker_that_sleeps_is_woken_by_urgent_data() {
+    for asked in [Events::PRI, Events::IN | Events::PRI] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (source, _) = listener.accept().unwrap();
+        let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+        rotating.add(&source, Event::new(asked, 0)).unwrap();
+        let worker = workers_set(&rotating, false);
+        // SAFETY: one byte is read.
+        let send = || unsafe {
+            libc::send(
+                peer.as_raw_fd(),
+                (&raw const *b"x").cast(),
+                1,
+                libc::MSG_OOB,
+            )
+        };
+        assert_eq!(reported_after(&worker, || assert_eq!(send(), 1)).len(), 1);
+    }
+}
+
+#[test]
 fn a_worker_of_another_set_for_the_same_source_is_woken_for_what_that_set_waits_for() {
     for asked in [
         Events::OUT | Events::ET,
@@ -826,6 +892,13 @@ fn reported_after(worker: &Epoll, change: impl FnOnce()) -> Vec<u64> {
 
 #[test]
 fn two_rotating_sets_whose_source_lives_on_under_another_fd_report_both() {
+    for is_replaced in [false, true] {
+        two_sets_at_a_source_that_lives_on(is_replaced);
+    }
+}
+
+/// The number of the sources is closed, and may be another file's then.
+fn two_sets_at_a_source_that_lives_on(is_replaced: bool) {
     let (source, peer) = UnixStream::pair().unwrap();
     for end in [&source, &peer] {
         end.set_nonblocking(true).unwrap();
@@ -843,7 +916,17 @@ fn two_rotating_sets_whose_source_lives_on_under_another_fd_report_both() {
         rotating.add(&copy, Event::new(events, 0)).unwrap();
         worker.add(rotating, Event::new(Events::IN, data)).unwrap();
     }
-    drop(copy);
+    let (number, [_, another]) = (copy.as_raw_fd(), Source::both());
+    let Source::Kernel(another, _) = &another else {
+        unreachable!("the second one is the kernel's")
+    };
+    let mut copy = Some(copy);
+    if is_replaced {
+        // SAFETY: the number is closed once, by `copy`.
+        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), number) }, number);
+    } else {
+        copy = None;
+    }
     for _ in 0..3 {
         fill();
         assert_eq!(reported_after(&worker, drain), [2]);
@@ -854,6 +937,7 @@ fn two_rotating_sets_whose_source_lives_on_under_another_fd_report_both() {
         );
         assert_eq!((&source).read(&mut [0]).unwrap(), 1);
     }
+    drop(copy);
 }
 
 #[test]

@@ -323,8 +323,8 @@ impl Pollable for Set {
 /// - `poll` and `select` on the rotating set see every event, in addition.
 /// - An event of a kernel fd wakes one worker of all rotating sets that have the fd as their source by the same events: use
 ///   one rotating set for one kernel fd. An event of a user-level object wakes one worker of each.
-/// - A kernel fd that is watched for priority data or `RDHUP` without `IN` wakes all workers: the kernel's exclusive wakes
-///   know only `IN` and `OUT`.
+/// - A kernel fd that is watched for priority data, or for `RDHUP` without `IN`, wakes all workers: the kernel's exclusive
+///   wakes know only `IN` and `OUT`.
 ///
 /// The EPOLL_ROTATE patch leaves these cases open; upoll defines them as follows. A second source fails
 /// with `EINVAL`. `EPOLL_ROTATE` may be combined with `EPOLL_CLOEXEC`. Edge-triggered and oneshot

@@ -401,6 +401,10 @@ impl Set {
             // SAFETY: registered items are alive, and the set's lock is held.
             unsafe {
                 let node = item.as_ref();
+                if node.state() & state::CHOSEN != 0 && Set::look(node).is_empty() {
+                    // The kernel found the source ready at an earlier harvest, whose report had no room for it.
+                    Set::unchoose(node);
+                }
                 if node.interest().contains(Events::ET) {
                     continue;
                 }
@@ -469,9 +473,9 @@ impl Set {
                 behind = node.next.load(Ordering::Relaxed);
                 inner.ready.unlink(item);
                 Set::unqueue(node);
-                Set::unchoose(node);
                 true
             });
+            Set::unchoose(node);
             let will_come = look(inner) && Self::has_no_other_event(node);
             if is_off {
                 if !will_come {
@@ -490,7 +494,8 @@ impl Set {
         }
     }
 
-    /// Whether a rotating set with a source in the kernel has no event but what the kernel tells of the source.
+    /// Whether a rotating set with a source in the kernel has no event but what the kernel tells of the source, nor has a
+    /// rotating set below it.
     ///
     /// # Safety
     /// As [`look`](Self::look); the item watches a rotating set.
@@ -506,7 +511,9 @@ impl Set {
                 .is_some_and(|there| there.has_level_source())
         };
         // SAFETY: as above.
-        !rotating.is_pending() && (is_level() || unsafe { Self::look(item) }.is_empty())
+        !rotating.is_above_rotating()
+            && !rotating.is_pending()
+            && (is_level() || unsafe { Self::look(item) }.is_empty())
     }
 
     /// Takes a queued item off whichever list it is on.

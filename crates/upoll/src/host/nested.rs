@@ -357,7 +357,9 @@ impl EpollBackend {
                     is_wanted = true;
                     // One event more, for another worker of a rotating set.
                     // SAFETY: as above.
-                    queued |= unsafe { set.queue(item) } || set.rotates();
+                    let is_new = unsafe { set.queue(item) };
+                    // A wait that rechecked this set may have queued it, and told no set above.
+                    queued |= is_new || set.rotates() || set.watched_by.has_several();
                 }
             });
             if is_chosen && is_wanted {

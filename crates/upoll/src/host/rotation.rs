@@ -173,26 +173,17 @@ impl Rotation {
 
     /// Whether the fd still stands for the source. `source` is locked.
     fn is_current(&self, source: SourceFd) -> bool {
-        self.check_current(source) == Ok(true)
-    }
-
-    /// Returns whether the fd stands for the source, not for another file. Fails with `EBADF` if it is closed. `source` is
-    /// locked.
-    fn check_current(&self, source: SourceFd) -> Result<bool, Errno> {
         let number = source.number;
         match kernel::epoll_ctl(&self.members, Op::Add, number, &Event::default()) {
-            Err(Errno::EXIST) => Ok(true),
-            Err(errno) => {
+            Err(Errno::EXIST) => true,
+            Err(_) => {
                 // The program may have closed either number.
-                let is_lost = self.members.is_lost_after_failure();
-                match errno {
-                    Errno::BADF if !is_lost => Err(errno),
-                    _ => Ok(false),
-                }
+                self.members.is_lost_after_failure();
+                false
             }
             Ok(()) => {
                 let _ = kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default());
-                Ok(false)
+                false
             }
         }
     }
@@ -268,7 +259,8 @@ impl Rotation {
     }
 
     /// Makes the worker the last in line. Returns the source's fd, if the worker
-    /// still watches it. Fails with `EBADF` if that is closed: the registration is as it was then.
+    /// still watches it. Fails with `EBADF` if that is closed, or is another file's while `sharing`: the registration is as
+    /// it was then.
     ///
     /// `sharing`: the worker's kernel set has a source under the same number for another rotating set, whose workers
     /// are woken for these events.
@@ -282,8 +274,9 @@ impl Rotation {
         let Some(source) = *source else {
             return Ok(None);
         };
-        if sharing.is_some() && !self.check_current(source)? {
-            return Ok(None);
+        if sharing.is_some() && !self.is_current(source) {
+            // Another file's registration would be deleted. That of the source lives on as long as its file does.
+            return Err(Errno::BADF);
         }
         match kernel::epoll_ctl(worker, Op::Del, source.number, &Event::default()) {
             Err(Errno::BADF) => Err(Errno::BADF),
@@ -445,23 +438,18 @@ impl SourceFd {
 
     /// Returns the interest in the source that a worker's kernel set has.
     ///
-    /// Beside `EXCLUSIVE` the kernel accepts only `IN` and `OUT`. The finer bits never come without
-    /// one of these in a wakeup; a later poll checks whether the source is ready by the finer ones. A wakeup for `IN` may be
-    /// for nothing then, and an exclusive one would be lost to others that wait for `IN` at the source.
+    /// Beside `EXCLUSIVE` the kernel accepts only `IN` and `OUT`. Their finer bits come with them, and a later poll checks
+    /// for these. Where that is not so the interest is not exclusive. An exclusive wake for `IN` would be lost to others
+    /// that wait for `IN` at the source if a worker has nothing of it.
     fn woken_for(self) -> Events {
         let asked = self.read_and_written();
-        let finer_writes = Events::WRBAND;
-        let finer_reads = Events::PRI | Events::RDBAND | Events::RDHUP | Events::MSG;
-        let mut events = asked;
-        events.set(
-            Events::OUT,
-            asked.contains(Events::OUT) || self.wanted.intersects(finer_writes),
-        );
-        events.set(
-            Events::IN,
-            asked.contains(Events::IN) || self.wanted.intersects(finer_reads),
-        );
-        events.set(Events::EXCLUSIVE, events == asked);
-        events | Events::ET
+        let mut finer = Events::PRI | Events::RDBAND | Events::MSG | Events::WRBAND;
+        // The end of a stream is readable.
+        finer.set(Events::RDHUP, !asked.contains(Events::IN));
+        let finer = self.wanted & finer;
+        match finer.is_empty() {
+            true => asked | Events::EXCLUSIVE | Events::ET,
+            false => asked | finer | Events::ET,
+        }
     }
 }
