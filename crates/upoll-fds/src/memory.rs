@@ -267,7 +267,7 @@ pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
 /// correct caller may have protected the page since.
 ///
 /// # Safety
-/// As [`write`].
+/// As [`write()`].
 pub unsafe fn write_if_possible<T: Copy>(to: *mut T, value: T) {
     let (first, last) = (to.addr(), to.addr().saturating_add(size_of::<T>() - 1));
     // Without an answer the page is used as in any library function.
