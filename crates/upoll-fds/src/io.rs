@@ -65,26 +65,31 @@ fn check_writes(object: &Object) -> Result<(), Errno> {
 const SMALL: usize = 4 << 12;
 
 /// Returns how much of a buffer a read can fill, because a check of a page takes memory for it. Returns at
-/// most `nothing` if there is nothing to read yet.
+/// most `nothing` if there is nothing to read yet. `available` returns how much is there, if the object knows.
 ///
 /// It is never less than the longest packet. By the time of the read, another packet may be the first, and
 /// the rest of a packet that does not fit is lost.
 #[inline]
-fn fillable(object: &Object, count: usize, nothing: usize) -> usize {
+pub(crate) fn fillable(
+    available: impl FnOnce() -> Option<usize>,
+    count: usize,
+    nothing: usize,
+) -> usize {
     if count <= SMALL {
         return count;
     }
-    match object.available() {
+    match available() {
         Some(0) => count.min(nothing.max(PIPE_BUF)),
         Some(available) => count.min(available.max(PIPE_BUF)),
         None => count,
     }
 }
 
+/// The most that a socket holds: no send buffer is larger.
+pub(crate) const LARGEST: usize = 8 << 20;
+
 /// The most that a pipe or a socket holds in the end.
 fn holds(object: &Object) -> usize {
-    /// No send buffer is larger.
-    const LARGEST: usize = 8 << 20;
     object.pipe_capacity().unwrap_or(LARGEST)
 }
 
@@ -152,7 +157,7 @@ unsafe fn try_read(object: &Object, buffer: *mut u8, count: usize) -> Result<usi
         // SAFETY: the caller's contract.
         return unsafe { put(buffer, counter.try_read()?) };
     }
-    let asked = fillable(object, count, 1);
+    let asked = fillable(|| object.available(), count, 1);
     // SAFETY: as above.
     let place = unsafe { memory::writable(buffer, asked) };
     if place.len() < asked {
@@ -183,7 +188,7 @@ unsafe fn read_blocking(object: &Object, buffer: *mut u8, count: usize) -> Resul
         return unsafe { put(buffer, counter.read()?) };
     }
     let count = count.min(MOST);
-    let asked = fillable(object, count, holds(object));
+    let asked = fillable(|| object.available(), count, holds(object));
     // SAFETY: as above.
     let place = unsafe { memory::writable(buffer, asked) };
     let missing = missing(place.len(), asked, count);
@@ -485,7 +490,7 @@ unsafe fn readv_from(object: &Object, fd: RawFd, buffers: &[Buffer]) -> Result<u
         false => holds(object),
     };
     let total = length(buffers);
-    let asked = fillable(object, total, nothing);
+    let asked = fillable(|| object.available(), total, nothing);
     let mut left = asked;
     let mut places = SmallVec::<[&mut [u8]; 8]>::new();
     places

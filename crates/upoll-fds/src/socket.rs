@@ -12,7 +12,7 @@ use upoll::{Errno, ReceiveFlags, StreamSocket};
 
 use crate::blocking::{Blocking, Moved, call_by_fd};
 use crate::demote::demote;
-use crate::io::{Buffer, Buffers, MOST, buffers, length, rest_of};
+use crate::io::{Buffer, Buffers, LARGEST, MOST, buffers, fillable, length, rest_of};
 use crate::kernel::call;
 use crate::object::Object;
 use crate::pipe::raise_sigpipe;
@@ -279,19 +279,27 @@ unsafe fn receive_to(
     places
         .try_reserve(buffers.len())
         .map_err(|_| Errno::NOMEM)?;
-    let mut there = 0;
+    let fillable = match flags & libc::MSG_WAITALL {
+        0 => fillable(|| Some(socket.available()), asked, LARGEST),
+        _ => asked,
+    };
+    let (mut left, mut missing) = (fillable, 0);
     for buffer in buffers.iter().filter(|buffer| buffer.len > 0) {
+        let len = buffer.len.min(left);
         // SAFETY: the caller's contract.
-        let place = unsafe { memory::writable(buffer.base, buffer.len) };
-        let is_whole = place.len() == buffer.len;
-        there += place.len();
+        let place = unsafe { memory::writable(buffer.base, len) };
+        left -= place.len();
+        let is_whole = place.len() == len;
         places.push(place);
         if !is_whole {
+            missing = asked - (fillable - left);
+        }
+        if !is_whole || left == 0 {
             break;
         }
     }
     let flags = ReceiveFlags::from_bits_truncate(flags.cast_unsigned());
-    socket.receive_before_fault(&mut places, asked - there, flags)
+    socket.receive_before_fault(&mut places, missing, flags)
 }
 
 /// `sendmsg(2)`. With control messages it is the kernel's.

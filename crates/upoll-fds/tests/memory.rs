@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::mem;
 use std::ptr;
 
 use upoll::Errno;
@@ -140,7 +141,8 @@ fn a_read_into_a_large_buffer_touches_what_it_fills() {
     }
     let pairs = [theirs, ours, connected];
     for [from, to] in pairs {
-        for vectored in [false, true] {
+        let ways = if from == connected[0] { 0..5 } else { 0..2 };
+        for way in ways {
             let buffer = untouched(PAGES);
             let list = [libc::iovec {
                 iov_base: buffer.cast(),
@@ -149,13 +151,21 @@ fn a_read_into_a_large_buffer_touches_what_it_fills() {
             // SAFETY: the buffers are live.
             let read = unsafe {
                 upoll_fds::write(to, b"few".as_ptr(), 3).unwrap();
-                match vectored {
-                    false => upoll_fds::read(from, buffer, PAGES * PAGE),
-                    true => upoll_fds::readv(from, list.as_ptr(), 1),
+                let mut message: libc::msghdr = mem::zeroed();
+                (message.msg_iov, message.msg_iovlen) = (list.as_ptr().cast_mut(), 1);
+                match way {
+                    0 => upoll_fds::read(from, buffer, PAGES * PAGE),
+                    1 => upoll_fds::readv(from, list.as_ptr(), 1),
+                    2 => upoll_fds::recv(from, buffer, PAGES * PAGE, libc::MSG_PEEK),
+                    3 => upoll_fds::recv(from, buffer, PAGES * PAGE, 0),
+                    _ => {
+                        // After what was peeked at.
+                        upoll_fds::recvmsg(from, &raw mut message, 0)
+                    }
                 }
             };
-            assert_eq!(read, Ok(3));
-            assert_eq!(touched(buffer, PAGES), 1, "{from} {vectored}");
+            assert_eq!(read, Ok(if way == 3 { 6 } else { 3 }));
+            assert_eq!(touched(buffer, PAGES), 1, "{from}, way {way}");
         }
     }
 }
