@@ -2,6 +2,7 @@
 //! files that close, and moves of the context to other threads and processes.
 #![cfg(not(upoll_loom))]
 
+mod returns;
 mod threads;
 
 use std::io::{PipeReader, Read, Write};
@@ -788,4 +789,65 @@ fn contexts_come_and_go_while_others_write_and_poll_the_same_files() {
         .map(|at| PollFd::new(at, Events::IN))
         .collect();
     assert_eq!(context.poll(&mut fds, None), Ok(4));
+}
+
+/// The eventfd that a signal handler writes.
+static WRITTEN: std::sync::OnceLock<EventFd> = std::sync::OnceLock::new();
+
+extern "C" fn write_one(_: libc::c_int) {
+    if let Some(counter) = WRITTEN.get() {
+        counter.signal();
+    }
+}
+
+#[test]
+fn a_signal_handler_writes_an_eventfd_whatever_it_has_interrupted() {
+    returns::returns(polls_while_a_handler_writes);
+}
+
+fn polls_while_a_handler_writes() {
+    const MANY: usize = 2_000;
+    let counters: Vec<_> = (0..MANY).map(|_| EventFd::new(0).unwrap()).collect();
+    let written = WRITTEN.get_or_init(|| counters[0].clone());
+    // SAFETY: the handler only writes an eventfd.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = write_one as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(
+            libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()),
+            0
+        );
+    }
+    // SAFETY: the call takes no arguments.
+    let thread = unsafe { libc::pthread_self() };
+    let (is_over, has_ended) = mpsc::channel::<()>();
+    let sender = thread::spawn(move || {
+        while has_ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            // SAFETY: the thread waits for this one before it ends.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
+        }
+    });
+    let mut context = PollContext::new();
+    for _ in 0..300 {
+        // All are marked, so that the look at the marks takes long.
+        counters.iter().for_each(|counter| {
+            counter.signal();
+        });
+        let mut fds: Vec<_> = counters
+            .iter()
+            .map(|counter| PollFd::new(counter, Events::IN))
+            .collect();
+        assert_eq!(context.poll(&mut fds, Timeout::NOW), Ok(MANY));
+        drop(fds);
+        counters.iter().for_each(|counter| {
+            let _ = counter.try_read();
+        });
+    }
+    drop(is_over);
+    sender.join().unwrap();
+    // What the last handler wrote is seen.
+    written.signal();
+    let mut fds = [PollFd::new(written, Events::IN)];
+    assert_eq!(context.poll(&mut fds, LONG), Ok(1));
 }

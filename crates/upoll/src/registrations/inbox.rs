@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::ptr::NonNull;
 
 use crate::errno::Errno;
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, compiler_fence};
 use crate::wait::Deferred;
 
 /// Where wakes leave their marks.
@@ -12,6 +12,10 @@ pub(crate) struct Inbox {
     /// There are marks. A call that finds none takes no lock. A call that comes after a wakeup, in
     /// any order that can be observed, finds its mark. Written under the lock.
     pub(super) is_marked: AtomicBool,
+    /// A wake in a signal handler has found the lock held by the code that it has interrupted. Any entry may have woken. The
+    /// named pair: the wake sets this, makes all threads pass a barrier, then tries the lock; a holder frees the lock, then
+    /// checks this.
+    missed: AtomicBool,
     pub(super) arrivals: Mutex<Arrivals>,
 }
 
@@ -31,6 +35,15 @@ pub(crate) struct Sleeper {
     pub(crate) whom: NonNull<()>,
 }
 
+impl Arrivals {
+    fn wake_sleeper(&self, deferred: &mut Deferred) {
+        if let Some(Sleeper { wake_thread, whom }) = self.sleeper {
+            // SAFETY: attached, and the lock is held, which a detach takes.
+            unsafe { wake_thread(whom, deferred) };
+        }
+    }
+}
+
 // SAFETY: any thread may wake the sleeper that `whom` leads to (`Inbox::attach`'s contract).
 unsafe impl Send for Sleeper {}
 
@@ -38,6 +51,7 @@ impl Inbox {
     pub(super) fn new() -> Self {
         Inbox {
             is_marked: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             arrivals: Mutex::new(Arrivals {
                 slots: Vec::new(),
                 marks: Vec::new(),
@@ -61,13 +75,39 @@ impl Inbox {
         self.arrivals.lock().sleeper = None;
     }
 
-    /// Whether marks wake a thread at once.
+    /// Locks the marks for a wake. None in a signal handler that has interrupted a holder: that one learns of it.
+    fn lock_to_wake(&self) -> Option<MutexGuard<'_, Arrivals>> {
+        #[cfg(all(feature = "std", not(upoll_loom)))]
+        if crate::sync::is_held_by_this_thread(&self.arrivals) {
+            self.missed.store(true, Ordering::SeqCst);
+            crate::sync::barrier();
+            return self.arrivals.try_lock();
+        }
+        Some(self.arrivals.lock())
+    }
+
+    /// Whether a wake has come while the lock was held, which the caller has just freed.
+    #[inline]
+    fn has_missed(&self) -> bool {
+        compiler_fence(Ordering::SeqCst);
+        self.missed.load(Ordering::Relaxed)
+    }
+
+    /// Takes away that a wake was missed. All entries count as marked then.
+    pub(super) fn take_missed(&self) -> bool {
+        self.has_missed() && self.missed.swap(false, Ordering::SeqCst)
+    }
+
+    /// Whether marks wake a thread at once. They may if nobody can say.
     pub(super) fn is_awaited(&self) -> bool {
-        self.arrivals.lock().sleeper.is_some()
+        self.lock_to_wake()
+            .is_none_or(|arrivals| arrivals.sleeper.is_some())
     }
 
     pub(super) fn mark(&self, slot: u32, wakes: bool, deferred: &mut Deferred) {
-        let mut arrivals = self.arrivals.lock();
+        let Some(mut arrivals) = self.lock_to_wake() else {
+            return;
+        };
         let (word, bit) = (slot as usize / 64, 1 << (slot % 64));
         if arrivals.marks[word] & bit == 0 {
             arrivals.marks[word] |= bit;
@@ -75,9 +115,12 @@ impl Inbox {
             arrivals.slots.push(slot);
             self.is_marked.store(true, Ordering::Relaxed);
         }
-        if wakes && let Some(Sleeper { wake_thread, whom }) = arrivals.sleeper {
-            // SAFETY: attached, and the lock is held, which a detach takes.
-            unsafe { wake_thread(whom, deferred) };
+        if wakes {
+            arrivals.wake_sleeper(deferred);
+        }
+        drop(arrivals);
+        if self.has_missed() {
+            self.arrivals.lock().wake_sleeper(deferred);
         }
     }
 
@@ -102,5 +145,27 @@ impl Inbox {
         let words = words.max(arrivals.marks.len());
         arrivals.marks.resize(words, 0);
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use super::*;
+
+    /// As a wake in a signal handler that has interrupted a look.
+    #[test]
+    fn a_wake_that_has_interrupted_a_holder_leaves_word() {
+        let inbox = Inbox::new();
+        inbox.reserve(64).expect("there is memory");
+        let mut deferred = Deferred::new();
+        inbox.mark(1, true, &mut deferred);
+        assert!(!inbox.take_missed());
+        let held = inbox.arrivals.lock();
+        assert!(inbox.is_awaited());
+        inbox.mark(2, true, &mut deferred);
+        assert_eq!(held.slots, [1]);
+        drop(held);
+        assert!(inbox.take_missed());
+        assert!(!inbox.take_missed());
     }
 }

@@ -626,19 +626,35 @@ impl Registrations {
     /// Takes all marks away: the entries are active from now on.
     fn take_marks(&mut self) {
         let Some(inbox) = &self.inbox else { return };
-        if !inbox.is_marked.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut arrivals = inbox.arrivals.lock();
-        for &index in &arrivals.slots {
-            let slot = &mut self.slots[index as usize];
+        let (slots, active) = (&mut self.slots, &mut self.active);
+        let mut activate = |index: u32| {
+            let slot = &mut slots[index as usize];
             if !slot.is_active {
+                slot.is_active = true;
+                active.push(index);
+            }
+        };
+        if inbox.is_marked.load(Ordering::Relaxed) {
+            let mut arrivals = inbox.arrivals.lock();
+            arrivals.slots.iter().copied().for_each(&mut activate);
+            if !broken(Rule::TakeMarksThenLook) {
+                inbox.forget_marks(&mut arrivals);
+            }
+        }
+        // Once the lock is free, no wake misses it.
+        if inbox.take_missed() {
+            self.activate_all();
+        }
+    }
+
+    /// Makes all entries of user-level files active.
+    #[cold]
+    fn activate_all(&mut self) {
+        for (index, slot) in (0..).zip(&mut self.slots) {
+            if let (Kind::User(_), false) = (&slot.kind, slot.is_active) {
                 slot.is_active = true;
                 self.active.push(index);
             }
-        }
-        if !broken(Rule::TakeMarksThenLook) {
-            inbox.forget_marks(&mut arrivals);
         }
     }
 

@@ -18,7 +18,7 @@ use core::sync::atomic::AtomicBool;
 use lock_api::{GuardNoSend, RawMutex};
 
 use self::kernel::Futex;
-use self::kernel::barrier;
+pub(crate) use self::kernel::barrier;
 use super::{AtomicU32, Ordering, Rule, broken, compiler_fence};
 
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]

@@ -19,7 +19,9 @@ use core::sync::atomic as atomics;
 use upoll_sys::jitter as atomics;
 
 #[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use self::atomics::{AtomicI32, compiler_fence};
+pub(crate) use self::atomics::AtomicI32;
+#[cfg(not(upoll_loom))]
+pub(crate) use self::atomics::compiler_fence;
 #[cfg(upoll_loom)]
 pub(crate) use self::sequenced::{AtomicI32, Ordering, compiler_fence};
 #[cfg(not(upoll_loom))]
@@ -30,7 +32,7 @@ pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Atom
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use self::lock::{Mutex, MutexGuard, is_held_by_this_thread, prepare};
+pub(crate) use self::lock::{Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare};
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
