@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::Duration;
 
-use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd};
+use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, PollFd, SigSet};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -81,6 +81,38 @@ fn fill(room: usize) -> Vec<File> {
     files
 }
 
+/// The sets above a set need fds when it gets a kernel member, and for nothing else.
+fn a_set_with_many_above_waits_with_a_mask() {
+    let (set, counter) = (Epoll::new().unwrap(), EventFd::new(0).unwrap());
+    set.add(&counter, input(1)).unwrap();
+    let above: Vec<_> = (0..50).map(|_| Epoll::new().unwrap()).collect();
+    for above in &above {
+        above.add(&set, input(2)).unwrap();
+    }
+    let before = open_descriptors();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let file = File::open("/proc/self/exe").unwrap();
+    assert_eq!(set.delete(&reader), Err(Errno::NOENT));
+    assert_eq!(set.modify(&reader, input(3)), Err(Errno::NOENT));
+    assert_eq!(set.delete(&file), Err(Errno::PERM));
+    let milli = Duration::from_millis(1);
+    let waited = set.pwait(&mut [Event::default()], milli, &SigSet::full());
+    assert_eq!(waited, Ok(0));
+    drop((reader, writer, file));
+    let opened = open_descriptors() - before;
+    assert!(opened < 10, "{opened} fds");
+    // The sets above learn of user-level members as before, and of the first one of the kernel.
+    counter.try_write(1).unwrap();
+    assert_eq!(wait(&above[49], LONG), [2]);
+    counter.try_read().unwrap();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    set.add(&reader, input(4)).unwrap();
+    let waiting = above[49].clone();
+    let waiting = thread::spawn(move || wait(&waiting, LONG));
+    writer.write_all(b"x").unwrap();
+    assert_eq!(waiting.join().unwrap(), [2]);
+}
+
 #[test]
 fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
     use_and_drop(0);
@@ -89,6 +121,8 @@ fn descriptors_come_back_and_their_lack_is_an_error_that_leaves_sets_usable() {
         use_and_drop(order);
     }
     assert_eq!(open_descriptors(), before);
+
+    a_set_with_many_above_waits_with_a_mask();
 
     let limit = libc::rlimit {
         rlim_cur: 64,

@@ -243,9 +243,7 @@ impl EpollBackend {
     ///
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the kernel has no fds or memory for it.
     pub(crate) fn ensure(description: &Description<Set>) -> Result<&Self, Errno> {
-        let set = description.object();
-        let backend = set.backend_or_insert(|| Ok(boxed(EpollBackend::new(set)?)?))?;
-        let backend = Self::among(backend).ok_or(Errno::INVAL)?;
+        let backend = Self::ensure_own(description.object())?;
         if !backend.is_known_above() {
             let current = backend.sleep_set().fd.identity();
             // A watcher that was linked above after this search finds the backend itself.
@@ -256,6 +254,13 @@ impl EpollBackend {
             backend.known_above.store(current, Ordering::Release);
         }
         Ok(backend)
+    }
+
+    /// As [`ensure`](Self::ensure), for a thread that sleeps in it. The sets above need not know of a kernel set without
+    /// members.
+    pub(crate) fn ensure_own(set: &Set) -> Result<&Self, Errno> {
+        let backend = set.backend_or_insert(|| Ok(boxed(EpollBackend::new(set)?)?))?;
+        Self::among(backend).ok_or(Errno::INVAL)
     }
 
     /// Whether all that watch the set know of its kernel set.
@@ -677,12 +682,25 @@ pub(crate) fn ctl(
     }
 }
 
+/// Returns the error of a DEL or MOD in a set without kernel members.
+#[cold]
+fn refusal(op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Errno {
+    let asked = kernel::epoll_create()
+        .and_then(|empty| kernel::epoll_ctl(&empty, op, fd.as_raw_fd(), interest));
+    match asked {
+        Err(errno @ (Errno::BADF | Errno::PERM | Errno::INVAL)) => errno,
+        // Also where the kernel could not be asked.
+        _ => Errno::NOENT,
+    }
+}
+
 #[inline(never)]
 fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) -> Result<(), Errno> {
     let description = epoll.description();
     let backend = match EpollBackend::of(description.object()) {
         // Only what is added has to be known above.
         Some(backend) if op != Op::Add || backend.is_known_above() => backend,
+        None if op != Op::Add => return Err(refusal(op, fd, interest)),
         _ => EpollBackend::ensure(description)?,
     };
     backend.restore_found_lost(description)?;

@@ -517,11 +517,8 @@ fn wait_in_kernel_set(
     turns: &mut Turns,
 ) -> Result<usize, Errno> {
     let set = epoll.set();
-    // An existing backend is enough: an ADD of a member informs the sets above.
-    let backend = match EpollBackend::of(set) {
-        Some(backend) => backend,
-        None => EpollBackend::ensure(epoll.description())?,
-    };
+    // The ADD of a member informs the sets above.
+    let backend = EpollBackend::ensure_own(set)?;
     let mut yields_until = None;
     let mut keeper = TimeKeeper::of(set);
     loop {
