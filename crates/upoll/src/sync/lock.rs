@@ -35,7 +35,7 @@ pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 
 /// The lock without what it guards.
 pub struct Lock {
-    /// [`FREE`], or the [`holder`]; a sleeper sleeps on it.
+    /// [`FREE`], or the [`this_thread`]; a sleeper sleeps on it.
     state: Futex,
     /// Threads that sleep for the lock, or are about to. The named pair: a sleeper adds itself,
     /// makes all threads pass a barrier, then checks `state`; the holder frees `state`, then checks
@@ -48,7 +48,7 @@ const FREE: u32 = 0;
 /// Stands for this thread: never [`FREE`]. Two threads may have the same, if they are far apart.
 #[cfg(not(upoll_loom))]
 #[inline]
-fn holder() -> u32 {
+pub(crate) fn this_thread() -> u32 {
     let thread: usize;
     // Where the C library has what it knows of a thread. Thread-local variables are dearer in a
     // shared library.
@@ -77,7 +77,7 @@ fn holder() -> u32 {
 }
 
 #[cfg(upoll_loom)]
-fn holder() -> u32 {
+pub(crate) fn this_thread() -> u32 {
     1
 }
 
@@ -134,14 +134,14 @@ impl Lock {
 
     #[cfg(not(upoll_loom))]
     pub(super) fn is_this_threads(&self) -> bool {
-        self.state.word.load(Ordering::Relaxed) == holder()
+        self.state.word.load(Ordering::Relaxed) == this_thread()
     }
 
     #[inline]
     fn try_acquire(&self) -> bool {
         self.state
             .word
-            .compare_exchange(FREE, holder(), Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(FREE, this_thread(), Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
 

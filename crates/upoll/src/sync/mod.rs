@@ -32,12 +32,16 @@ pub(crate) use self::atomics::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Atom
 #[cfg(all(upoll_count_locks, not(upoll_loom)))]
 pub use self::counted::LockCounts;
 #[cfg(all(feature = "std", not(upoll_loom)))]
-pub(crate) use self::lock::{Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare};
+pub(crate) use self::lock::{
+    Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare, this_thread,
+};
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 
 #[cfg(upoll_loom)]
 pub use self::lock::Lock;
+#[cfg(upoll_loom)]
+pub(crate) use self::lock::this_thread;
 #[cfg(upoll_loom)]
 pub(crate) use self::model::{Mutex, OnceBox, is_held_by_this_thread};
 #[cfg(upoll_loom)]

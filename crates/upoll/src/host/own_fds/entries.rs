@@ -15,7 +15,7 @@ use crate::errno::Errno;
 use crate::events::Event;
 use crate::host::kernel;
 use crate::memory::boxed;
-use crate::sync::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics};
+use crate::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics, this_thread};
 
 /// An array of null pointers.
 macro_rules! all_null {
@@ -263,10 +263,25 @@ fn wait_a_turn(turns: u32) {
 /// Keeps other threads from opening own fds, and from putting files of the program's under their numbers,
 /// until it is dropped.
 #[derive(Debug)]
-pub struct NumbersHeld(());
+pub struct NumbersHeld(u64);
 
 statics! {
-    static IS_HELD: AtomicBool = AtomicBool::new(false);
+    /// Who holds the numbers: a [`holder`], or 0. A signal handler may have left the holder's call for good.
+    static HOLDER: AtomicU64 = AtomicU64::new(0);
+}
+
+/// Stands for the thread, in the upper half, and for the depth of its stack.
+fn holder() -> u64 {
+    let here = 0_u8;
+    let depth = (&raw const here).addr() as u64;
+    u64::from(this_thread()) << 32 | depth & u64::from(u32::MAX)
+}
+
+/// Returns whether `other` is the holder's thread too, and if so, whether a handler has left that call. One that lasts is
+/// deeper in the stack than what it calls.
+fn is_over(other: u64, me: u64) -> Option<bool> {
+    let is_own = cfg!(not(upoll_loom)) && other >> 32 == me >> 32;
+    is_own.then(|| (other as u32).wrapping_sub(me as u32).cast_signed() <= 0)
 }
 
 /// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
@@ -295,20 +310,31 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
     if !is_protected() {
         return None;
     }
+    let me = holder();
     for turns in 0..MOST_TURNS {
-        let taken = IS_HELD.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        let mut taken = HOLDER.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
+        if let Err(other) = taken
+            && let Some(is_over) = is_over(other, me)
+        {
+            if !is_over {
+                // This is a signal handler, and the thread that it has interrupted holds them.
+                return None;
+            }
+            taken = HOLDER.compare_exchange(other, me, Ordering::Acquire, Ordering::Relaxed);
+        }
         if taken.is_ok() {
-            return Some(NumbersHeld(()));
+            return Some(NumbersHeld(me));
         }
         wait_a_turn(turns);
     }
-    // This is a signal handler, and the thread that it has interrupted holds them.
-    None
+    // The other one has left, or waits in the kernel. It holds nothing from now on.
+    HOLDER.store(me, Ordering::Relaxed);
+    Some(NumbersHeld(me))
 }
 
 impl Drop for NumbersHeld {
     fn drop(&mut self) {
-        IS_HELD.store(false, Ordering::Release);
+        let _ = HOLDER.compare_exchange(self.0, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
@@ -424,8 +450,8 @@ pub(in crate::host) fn close_inherited() {
         }
     }
     Seal::forget_all();
-    if IS_HELD.load(Ordering::Relaxed) {
-        IS_HELD.store(false, Ordering::Release);
+    if HOLDER.load(Ordering::Relaxed) != 0 {
+        HOLDER.store(0, Ordering::Release);
     }
 }
 
