@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use upoll::{Errno, PipeFlags, Shutdown, SocketFlags};
+use upoll::{Errno, PipeFlags, PipeReader, Shutdown, SocketFlags};
 
 use crate::kernel::call;
 use crate::object::Object;
@@ -39,6 +39,7 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     unsafe { call!(SYS_pipe2, numbers.as_mut_ptr(), flags) }?;
     let ends = upoll::pipe2(PipeFlags::from_bits_retain(flags.cast_unsigned()));
     let ends = ends.and_then(|(reader, writer)| {
+        adopt_capacity(&reader, numbers[0])?;
         let reader = Entry::new(Object::PipeReader(reader))?;
         Ok([reader, Entry::new(Object::PipeWriter(writer))?])
     });
@@ -46,6 +47,17 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     let ends = ends.ok().filter(|_| change.is_some());
     // SAFETY: the caller's contract.
     unsafe { give(fds, numbers, ends) }
+}
+
+/// Gives a pipe the capacity of the kernel's behind it, which has to take all that is in it once it is demoted. A user whose
+/// pipes have many pages gets small ones (`pipe-user-pages-soft`).
+fn adopt_capacity(reader: &PipeReader, number: RawFd) -> Result<(), Errno> {
+    // SAFETY: no pointers are involved.
+    let capacity = unsafe { call!(SYS_fcntl, number, libc::F_GETPIPE_SZ) }?;
+    match capacity == reader.capacity() {
+        true => Ok(()),
+        false => reader.set_capacity(capacity).map(drop),
+    }
 }
 
 /// `socketpair(2)`. Stream sockets of `AF_UNIX` are user-level; all others are the kernel's.
