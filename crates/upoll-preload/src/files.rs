@@ -438,9 +438,9 @@ pub(crate) fn may_name_eventfds(request: u32) -> bool {
         0xae | 0xaf | b';' => true,
         // VDUSE, ACRN, FPGA ports, Microsoft's hypervisor, OpenCAPI.
         0x81 | 0xa2 | 0xb6 | 0xb8 | 0xca => true,
-        // `DRM_IOCTL_SYNCOBJ_EVENTFD`, `IOCTL_PRIVCMD_IRQFD` of Xen.
+        // `DRM_IOCTL_SYNCOBJ_EVENTFD`, `IOCTL_PRIVCMD_IRQFD` and `IOCTL_PRIVCMD_IOEVENTFD` of Xen.
         b'd' => number == 0xcf,
-        b'P' => number == 8,
+        b'P' => matches!(number, 8 | 9),
         _ => false,
     }
 }

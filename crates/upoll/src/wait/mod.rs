@@ -52,8 +52,8 @@ use crate::tally::{Counters, OptionalTally};
 /// wake it after each change. Any thread may wake it; a wake never blocks for longer than it takes
 /// to walk the list, and allocates nothing.
 ///
-/// A wake runs wakers and callbacks at its end, or, if an object's `poll` makes it, at the end of the
-/// call that polls the object. Do not hold a lock of your own around a wake that these, or your `poll`,
+/// A wake runs wakers and callbacks at its end. If an object's `poll` makes it in a call on a set, they run at the end of
+/// that call. Do not hold a lock of your own around a wake that these, or your `poll`,
 /// take.
 pub struct WaitQueue {
     /// How many entries are linked, or unlinked by a rotating wake and not yet settled: a wake that
