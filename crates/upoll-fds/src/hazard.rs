@@ -582,16 +582,21 @@ mod tests {
                 written.fetch_add(1, Ordering::Relaxed);
                 drop(gate.read());
             };
-            let begin = |_: &usize| {
+            let begin = |_| {
                 let small = thread::Builder::new().stack_size(64 << 10);
-                small.spawn_scoped(scope, write).is_ok()
+                small.spawn_scoped(scope, write).ok()
             };
             // There may be a limit of threads.
-            let begun = (0..THREADS).take_while(begin).count();
+            let threads: Vec<_> = (0..THREADS).map_while(begin).collect();
+            let begun = threads.len();
             while written.load(Ordering::Relaxed) < begun {
                 thread::yield_now();
             }
             drop(closed);
+            // The end of a scope does not wait until they have left their records.
+            for thread in threads {
+                thread.join().expect("it has written");
+            }
             begun
         });
         let mut count = 0;
