@@ -188,7 +188,7 @@ struct Ranges {
 
 static RANGES: Mutex<Ranges> = Mutex::new(Ranges {
     free: Vec::new(),
-    next: 200,
+    next: 0,
 });
 
 impl Twin {
@@ -201,6 +201,9 @@ impl Twin {
             libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
             limit.rlim_cur = limit.rlim_max;
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+            // Above the lowest free numbers, and above the library's own, which begin at 256.
+            let first = (limit.rlim_max / 4).min(4_000);
+            RANGES.lock().unwrap().next = i32::try_from(first).unwrap();
         });
         let mut ranges = RANGES.lock().unwrap();
         let free = ranges.free.iter().position(|&(_, size)| size == numbers);
