@@ -967,3 +967,32 @@ fn a_source_that_gets_the_fd_of_another_one_reports_all_its_events() {
     let put = || (&put_second).write_all(b"x").unwrap();
     assert_eq!(reported_after(&worker, put), [2]);
 }
+
+#[test]
+fn rotating_sets_that_share_a_source_and_a_worker_all_learn_of_its_end() {
+    for finer in [Events::RDHUP, Events::PRI | Events::RDHUP] {
+        let (source, peer) = UnixStream::pair().unwrap();
+        let worker = Epoll::new().unwrap();
+        let asked = [Events::IN, Events::IN, finer];
+        let rotating: Vec<_> = (0..)
+            .zip(asked)
+            .map(|(data, asked)| {
+                let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+                rotating.add(&source, Event::new(asked, 0)).unwrap();
+                let edge = Event::new(Events::IN | Events::ET, data);
+                worker.add(&rotating, edge).unwrap();
+                rotating
+            })
+            .collect();
+        // Each is renewed once.
+        (&peer).write_all(b"x").unwrap();
+        let reported = reported_after(&worker, || ());
+        assert_eq!(reported, [0, 1]);
+        assert_eq!((&source).read(&mut [0]).unwrap(), 1);
+        let end = || peer.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reported = reported_after(&worker, end);
+        reported.sort_unstable();
+        assert_eq!(reported, [0, 1, 2], "{finer:?}");
+        drop(rotating);
+    }
+}

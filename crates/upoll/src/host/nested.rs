@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 
 use arrayvec::ArrayVec;
 
-use super::rotation::Rotation;
+use super::rotation::{Rotation, woken_for_both};
 use super::sleep_set::SleepSet;
 use super::special::Special;
 use super::{EDGE, EpollBackend, exists};
@@ -332,11 +332,8 @@ impl EpollBackend {
             let is_chosen = matches!(special, Special::Chosen(_));
             if is_chosen {
                 // Other rotating sets may share the source, and what workers are woken for there.
-                let ready = events & (Events::IN | Events::OUT);
                 if let Some(rotation) = rotation_at(interests, slot)
-                    && !ready.is_empty()
-                    && !events.intersects(Events::ALWAYS)
-                    && !ready.intersects(rotation.woken_for())
+                    && !events.intersects(Events::ALWAYS | rotation.woken_for())
                 {
                     return false;
                 }
@@ -464,8 +461,8 @@ impl EpollBackend {
     }
 }
 
-/// Returns the events that workers are woken for by the other rotating sets whose source has the fd `source` as well. None if
-/// there are no others. `interests` is the set's, locked.
+/// Returns the events that workers are woken for by the other rotating sets whose source has the fd `source` as well,
+/// exclusively if all are. None if there are no others. `interests` is the set's, locked.
 fn others_are_woken_for(
     interests: &Interests,
     links: &Links,
@@ -478,7 +475,7 @@ fn others_are_woken_for(
         .enumerate()
         .filter(|&(other, link)| other != at && link.source.is_some() && link.source == source);
     let rotations = others.filter_map(|(_, link)| rotation_at(interests, link.slot));
-    rotations.map(Rotation::woken_for).reduce(Events::union)
+    rotations.map(Rotation::woken_for).reduce(woken_for_both)
 }
 
 /// The set that the item in `slot` watches, if it watches one.

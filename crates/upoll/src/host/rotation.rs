@@ -199,10 +199,10 @@ impl Rotation {
     ) -> Result<Option<RawFd>, Errno> {
         let number = source.number;
         let own = source.woken_for();
-        let mut woken_for = own | more;
-        if !more.is_empty() && !(own & more).contains(Events::EXCLUSIVE) {
-            woken_for -= Events::EXCLUSIVE;
-        }
+        let woken_for = match more.is_empty() {
+            true => own,
+            false => woken_for_both(own, more),
+        };
         let interest = Event::new(woken_for, data);
         let add = || kernel::epoll_ctl(worker, Op::Add, number, &interest);
         let mut added = add();
@@ -408,6 +408,12 @@ impl Rotation {
         }
         Ok(())
     }
+}
+
+/// Returns the interest in a source that two rotating sets share. The kernel takes few events beside `EXCLUSIVE`, so both
+/// have to be exclusive ones.
+pub(super) fn woken_for_both(one: Events, other: Events) -> Events {
+    ((one | other) - Events::EXCLUSIVE) | (one & other & Events::EXCLUSIVE)
 }
 
 impl SourceFd {

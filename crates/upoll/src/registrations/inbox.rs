@@ -13,9 +13,11 @@ pub(crate) struct Inbox {
     /// any order that can be observed, finds its mark. Written under the lock.
     pub(super) is_marked: AtomicBool,
     /// A wake in a signal handler has found the lock held by the code that it has interrupted. Any entry may have woken. The
-    /// named pair: the wake sets this, makes all threads pass a barrier, then tries the lock; a holder frees the lock, then
-    /// checks this.
+    /// named pair: the wake sets this and `untold`, makes all threads pass a barrier, then tries the lock. A thread that has
+    /// held the lock frees it, then checks: the one that polls checks this, and one that wakes checks `untold`.
     missed: AtomicBool,
+    /// The sleeper does not know of such a wake.
+    untold: AtomicBool,
     pub(super) arrivals: Mutex<Arrivals>,
 }
 
@@ -52,6 +54,7 @@ impl Inbox {
         Inbox {
             is_marked: AtomicBool::new(false),
             missed: AtomicBool::new(false),
+            untold: AtomicBool::new(false),
             arrivals: Mutex::new(Arrivals {
                 slots: Vec::new(),
                 marks: Vec::new(),
@@ -80,22 +83,18 @@ impl Inbox {
         #[cfg(all(feature = "std", not(upoll_loom)))]
         if crate::sync::is_held_by_this_thread(&self.arrivals) {
             self.missed.store(true, Ordering::SeqCst);
+            self.untold.store(true, Ordering::SeqCst);
             crate::sync::barrier();
             return self.arrivals.try_lock();
         }
         Some(self.arrivals.lock())
     }
 
-    /// Whether a wake has come while the lock was held, which the caller has just freed.
-    #[inline]
-    fn has_missed(&self) -> bool {
-        compiler_fence(Ordering::SeqCst);
-        self.missed.load(Ordering::Relaxed)
-    }
-
-    /// Takes away that a wake was missed. All entries count as marked then.
+    /// Takes away that a wake was missed while the lock was held, which the caller has just freed. All entries count as marked
+    /// then.
     pub(super) fn take_missed(&self) -> bool {
-        self.has_missed() && self.missed.swap(false, Ordering::SeqCst)
+        compiler_fence(Ordering::SeqCst);
+        self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst)
     }
 
     /// Whether marks wake a thread at once. They may if nobody can say.
@@ -119,8 +118,11 @@ impl Inbox {
             arrivals.wake_sleeper(deferred);
         }
         drop(arrivals);
-        if self.has_missed() {
+        compiler_fence(Ordering::SeqCst);
+        while self.untold.load(Ordering::Relaxed) {
+            self.untold.store(false, Ordering::SeqCst);
             self.arrivals.lock().wake_sleeper(deferred);
+            compiler_fence(Ordering::SeqCst);
         }
     }
 

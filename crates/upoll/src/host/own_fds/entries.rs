@@ -311,7 +311,8 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
         return None;
     }
     let me = holder();
-    for turns in 0..MOST_TURNS {
+    let (mut turns, mut last) = (0, 0);
+    while turns < MOST_TURNS {
         let mut taken = HOLDER.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
         if let Err(other) = taken
             && let Some(is_over) = is_over(other, me)
@@ -325,11 +326,15 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
         if taken.is_ok() {
             return Some(NumbersHeld(me));
         }
+        // Each other holder has a time of its own.
+        let now = taken.err().unwrap_or(0);
+        turns = if now == last { turns + 1 } else { 0 };
+        last = now;
         wait_a_turn(turns);
     }
     // The other one has left, or waits in the kernel. It holds nothing from now on.
-    HOLDER.store(me, Ordering::Relaxed);
-    Some(NumbersHeld(me))
+    let taken = HOLDER.compare_exchange(last, me, Ordering::Acquire, Ordering::Relaxed);
+    taken.is_ok().then_some(NumbersHeld(me))
 }
 
 impl Drop for NumbersHeld {
