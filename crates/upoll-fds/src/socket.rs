@@ -279,9 +279,9 @@ unsafe fn receive_to(
     places
         .try_reserve(buffers.len())
         .map_err(|_| Errno::NOMEM)?;
-    let nothing = match socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        true => 1,
-        false => LARGEST,
+    let nothing = match flags & libc::MSG_DONTWAIT {
+        0 => LARGEST,
+        _ => 1,
     };
     let fillable = match flags & libc::MSG_WAITALL {
         0 => fillable(|| Some(socket.available()), asked, nothing),
