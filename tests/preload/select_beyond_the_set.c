@@ -1,5 +1,5 @@
 /* select(2) with more numbers than the process can have: the kernel looks at no more of a set than its table of fds has room
- * for. What lies behind the set was writable once, and is unmapped by then. */
+ * for. The memory behind the set was writable once, and is unmapped by then. */
 #include "../c/check.h"
 #include <limits.h>
 #include <pthread.h>

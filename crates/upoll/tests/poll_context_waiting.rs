@@ -846,7 +846,7 @@ fn polls_while_a_handler_writes() {
     }
     drop(is_over);
     sender.join().unwrap();
-    // What the last handler wrote is seen.
+    // The write of the last handler is seen.
     written.signal();
     let mut fds = [PollFd::new(written, Events::IN)];
     assert_eq!(context.poll(&mut fds, LONG), Ok(1));

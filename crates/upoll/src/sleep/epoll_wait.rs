@@ -325,7 +325,7 @@ fn wait_in_turn(
     let mut chosen_for_nothing = false;
     let mut keeper = TimeKeeper::of(set);
     loop {
-        // What the chosen worker of a rotating set below has left there wakes nobody else.
+        // An event that the chosen worker of a rotating set below has left there wakes nobody else.
         set.recheck_rotating();
         // Take idle items off the list first: they must not look like an event to forward.
         set.has_ready();

@@ -266,7 +266,7 @@ fn wait_a_turn(turns: u32) {
 pub struct NumbersHeld(u64);
 
 statics! {
-    /// Who holds the numbers: a [`holder`], or 0. A signal handler may have left the holder's call for good.
+    /// The [`holder`] of the numbers, or 0. A signal handler may have left the holder's call for good.
     static HOLDER: AtomicU64 = AtomicU64::new(0);
 }
 
@@ -277,8 +277,8 @@ fn holder() -> u64 {
     u64::from(this_thread()) << 32 | depth & u64::from(u32::MAX)
 }
 
-/// Returns whether `other` is the holder's thread too, and if so, whether a handler has left that call. One that lasts is
-/// deeper in the stack than what it calls.
+/// Returns whether a handler has left the call of the holder `other`; None if that is another thread. A call that lasts is at
+/// a higher address than its callees.
 fn is_over(other: u64, me: u64) -> Option<bool> {
     let is_own = cfg!(not(upoll_loom)) && other >> 32 == me >> 32;
     is_own.then(|| (other as u32).wrapping_sub(me as u32).cast_signed() <= 0)
