@@ -277,11 +277,14 @@ fn holder() -> u64 {
     u64::from(this_thread()) << 32 | depth & u64::from(u32::MAX)
 }
 
-/// Returns whether a handler has left the call of the holder `other`; None if that is another thread. A call that lasts is at
-/// a higher address than its callees.
+/// Returns whether a handler has left the call of the holder `other`; None if that is another thread, or another stack. A call
+/// that lasts is at a higher address than its callees.
 fn is_over(other: u64, me: u64) -> Option<bool> {
-    let is_own = cfg!(not(upoll_loom)) && other >> 32 == me >> 32;
-    is_own.then(|| (other as u32).wrapping_sub(me as u32).cast_signed() <= 0)
+    /// Stacks that lie closer are rare.
+    const STACK: u32 = 1 << 20;
+    let above = (other as u32).wrapping_sub(me as u32).cast_signed();
+    let is_own = cfg!(not(upoll_loom)) && other >> 32 == me >> 32 && above.unsigned_abs() < STACK;
+    is_own.then_some(above <= 0)
 }
 
 /// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
