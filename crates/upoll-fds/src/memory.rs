@@ -68,7 +68,7 @@ fn probe(address: usize, intent: Use) -> Result<bool, Errno> {
     confirms(answer)
 }
 
-/// Returns whether an answer of the kernel says that the page can be used.
+/// Returns whether an answer of the kernel confirms the page.
 fn confirms<T>(answer: Result<T, Errno>) -> Result<bool, Errno> {
     match answer {
         // The word is not zero.
@@ -113,7 +113,7 @@ fn is_usable(address: usize, intent: Use) -> bool {
     if answer == Ok(true) {
         remember(page, intent);
     }
-    // Without an answer the page is used as in any library function.
+    // Without an answer the page counts as usable, as it does to any library function.
     answer.unwrap_or(true)
 }
 
@@ -270,7 +270,7 @@ pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
 /// As [`write()`].
 pub unsafe fn write_if_possible<T: Copy>(to: *mut T, value: T) {
     let (first, last) = (to.addr(), to.addr().saturating_add(size_of::<T>() - 1));
-    // Without an answer the page is used as in any library function.
+    // Without an answer the page counts as usable, as it does to any library function.
     let is_possible = |address| probe(address, Use::Write).unwrap_or(true);
     let is_on_one = first / PAGE == last / PAGE;
     if last < END && is_possible(first) && (is_on_one || is_possible(last)) {

@@ -49,8 +49,8 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     unsafe { give(fds, numbers, ends) }
 }
 
-/// Gives a pipe the capacity of the kernel's behind it, which has to take all that is in it once it is demoted. A user whose
-/// pipes have many pages gets small ones (`pipe-user-pages-soft`).
+/// Gives a pipe the capacity of the kernel's behind it: a demotion moves the whole content there. The kernel's pipe is small
+/// if the pipes of its user have many pages (`pipe-user-pages-soft`).
 fn adopt_capacity(reader: &PipeReader, number: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.
     let capacity = unsafe { call!(SYS_fcntl, number, libc::F_GETPIPE_SZ) }?;

@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use fastrand::Rng;
 use upoll::internal::own_fds as own_numbers;
-use upoll::{Epoll, Event, Events, File, FileRef, Source, Target};
+use upoll::{Epoll, Event, EventFd, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
 use super::change_pauses;
@@ -80,6 +80,16 @@ impl Race {
 
 fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Call {
     Box::new(call)
+}
+
+/// Writes the eventfd that `counter` returns, after a pause.
+fn writes(counter: impl Fn() -> EventFd + Send + Sync + 'static) -> Call {
+    call(move |rng| {
+        let counter = counter();
+        pause(rng);
+        counter.try_write(1)?;
+        Ok(0)
+    })
 }
 
 /// Races of one subject.

@@ -9,7 +9,7 @@ use upoll::{
     CreateFlags, Epoll, EventFd, Events, File, PollTable, Pollable, Source, WaitQueue, Watch,
 };
 
-use super::{Call, LEVEL, Maker, Race, call, lock};
+use super::{Call, LEVEL, Maker, Race, call, lock, writes};
 
 pub(super) const RACES: &[Maker] = &[two_wakes, left_wake, left_wakes, dropped_callbacks];
 
@@ -66,12 +66,7 @@ fn two_wakes(_: &mut Rng) -> Result<Race> {
     let counter = |world: &Mutex<(EventFd, TwoWorkers)>| lock(world).0.clone();
     let write = || {
         let world = world.clone();
-        call(move |rng| {
-            let counter = counter(&world);
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        })
+        writes(move || counter(&world))
     };
     let held = world.clone();
     let calls = vec![
@@ -200,12 +195,7 @@ fn dropped_callbacks(_: &mut Rng) -> Result<Race> {
     let world = Arc::new(Mutex::new(make()?));
     let (written, left) = (world.clone(), world.clone());
     let calls: Vec<Call> = vec![
-        call(move |rng| {
-            let counter = lock(&written).0.clone();
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        }),
+        writes(move || lock(&written).0.clone()),
         call(move |rng| {
             let callbacks = std::mem::take(&mut lock(&left).1);
             super::pause(rng);

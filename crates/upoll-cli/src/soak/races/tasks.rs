@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use fastrand::Rng;
 use upoll::{CreateFlags, Epoll, EventFd, EventFdFlags, Events, Readiness};
 
-use super::{EDGE, LEVEL, Maker, Race, call, lock};
+use super::{EDGE, LEVEL, Maker, Race, call, lock, writes};
 
 pub(super) const RACES: &[Maker] = &[two_tasks, many_tasks, dropped_tasks];
 
@@ -128,12 +128,7 @@ fn many_tasks(_: &mut Rng) -> Result<Race> {
     let world = Arc::new(Mutex::new(make()?));
     let write = |which: usize| {
         let world = world.clone();
-        call(move |rng| {
-            let counter = lock(&world).0[which].clone();
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        })
+        writes(move || lock(&world).0[which].clone())
     };
     let calls = vec![write(0), write(1)];
     Ok(Race::new(
@@ -162,12 +157,7 @@ fn dropped_tasks(_: &mut Rng) -> Result<Race> {
     let world = Arc::new(Mutex::new(make()?));
     let (written, left) = (world.clone(), world.clone());
     let calls = vec![
-        call(move |rng| {
-            let counter = lock(&written).0.clone();
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        }),
+        writes(move || lock(&written).0.clone()),
         call(move |rng| {
             let tasks = std::mem::take(&mut lock(&left).1);
             super::pause(rng);
