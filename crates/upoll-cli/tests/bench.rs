@@ -259,7 +259,7 @@ fn waits_with_a_limit_are_measured_beside_the_kernels_and_never_end_early() {
 #[test]
 fn threads_with_a_set_each_share_no_lock_of_the_library() {
     let (report, printed) = quick("close", &["close"]);
-    let closes = rows(&report, "closes");
+    let closes = rows(&report, "threads");
     let own: Vec<_> = closes
         .iter()
         .filter(|row| row["by"] == "upoll" && row["sets"] == "one each")
@@ -279,16 +279,56 @@ fn threads_with_a_set_each_share_no_lock_of_the_library() {
         assert!(row["note"].is_string() || !crowded, "{row}");
         assert_eq!(row["reached"].is_null(), row["note"].is_string(), "{row}");
     }
-    for row in closes {
+    assert_threads(closes, &printed);
+}
+
+/// Checks the rows of threads that make requests, which the tables show.
+fn assert_threads(rows: &[Value], printed: &str) {
+    for row in rows {
         for key in ["requests_per_second", "growth", "growth_per_core", "ratio"] {
             assert_spread(&row[key]);
         }
-        let (by, sets) = (row["by"].as_str().unwrap(), row["sets"].as_str().unwrap());
-        assert_eq!(row["locks"].is_null(), by == "kernel", "{row}");
-        assert!(printed.contains(by) && printed.contains(sets), "{printed}");
+        for key in ["name", "work", "by", "sets"] {
+            let word = row[key].as_str().unwrap();
+            assert!(printed.contains(&format!("| {word} ")), "{printed}");
+        }
+        assert_eq!(row["locks"].is_null(), row["by"] == "kernel", "{row}");
         let threads = row["threads"].as_f64().unwrap();
         let had = row["threads_with_a_core"]["median"].as_f64().unwrap();
         assert!(had > 0.0 && had <= threads, "{row}");
+    }
+}
+
+#[test]
+fn threads_that_share_a_set_are_measured_with_each_kind_of_work() {
+    let (report, printed) = quick("shared", &["close", "shared"]);
+    let shared: Vec<_> = rows(&report, "threads")
+        .iter()
+        .filter(|row| row["sets"] == "one for all")
+        .cloned()
+        .collect();
+    assert_threads(&shared, &printed);
+    for (name, work) in [
+        ("close", "a connection per request"),
+        ("shared", "oneshot"),
+        ("shared", "edge"),
+    ] {
+        for by in ["kernel", "upoll"] {
+            let of = |row: &&Value| row["name"] == name && row["work"] == work && row["by"] == by;
+            let of: Vec<_> = shared.iter().filter(of).collect();
+            let threads: Vec<_> = of.iter().map(|row| &row["threads"]).collect();
+            assert_eq!(threads, [1, 2, 4, 8, 16], "{work}, {by}");
+            for row in of {
+                // More threads than CPUs are judged, too, if other programs left them the CPUs.
+                let judged = by == "upoll" && (name == "shared" || row["threads"] != 1);
+                let free = !row["note"]
+                    .as_str()
+                    .unwrap_or("")
+                    .contains("other programs");
+                assert_eq!(row["reached"].is_boolean(), judged && free, "{row}");
+                assert_eq!(row["goal"].is_object(), judged && free, "{row}");
+            }
+        }
     }
 }
 

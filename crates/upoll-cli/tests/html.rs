@@ -17,14 +17,14 @@ const TABLES: [&str; 9] = [
     "growth",
     "timeouts",
     "workers",
-    "closes",
+    "threads",
     "backpressure",
 ];
 
 /// Measures a little of everything, with files in `folder`. Returns the page and its figures.
 fn measured(folder: &Path) -> (PathBuf, Value) {
     let (html, json) = (folder.join("page.html"), folder.join("figures.json"));
-    let names = "wait-idle mod wake peers poll growth-wait timeout numbers workers close \
+    let names = "wait-idle mod wake peers poll growth-wait timeout numbers workers close shared \
                  eventfd";
     let output = Command::new(env!("CARGO_BIN_EXE_upoll"))
         .args(["bench", "--quick", "--html"])

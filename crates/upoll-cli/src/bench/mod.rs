@@ -17,7 +17,9 @@ mod numbers;
 mod peers;
 mod polling;
 mod report;
+mod sharing;
 mod tasks;
+mod threads;
 mod timeouts;
 mod wakes;
 mod workers;
@@ -101,9 +103,15 @@ fn groups() -> [(&'static str, Vec<&'static str>); 13] {
             numbers::NAMES.to_vec(),
         ),
         (
-            "several threads: that share a source, that close what they add, a fast one and a \
-             slow one",
-            [&workers::NAMES[..], &closing::NAMES, &backpressure::NAMES].concat(),
+            "several threads: that share a source, that close what they add, that share a set, a \
+             fast one and a slow one",
+            [
+                &workers::NAMES[..],
+                &closing::NAMES,
+                &sharing::NAMES,
+                &backpressure::NAMES,
+            ]
+            .concat(),
         ),
         (
             "upoll against other libraries and the kernel's other calls, at the same work; is \
@@ -211,12 +219,13 @@ impl Run<'_> {
         };
         let workers = self.step(workers::NAME, || workers::measure(load))?;
         let load = if self.options.quick {
-            closing::Load::QUICK
+            threads::Load::QUICK
         } else {
-            closing::Load::FULL
+            threads::Load::FULL
         };
         let cpus = self.machine.cpus.len();
         let closes = self.step(closing::NAME, || closing::measure(load, cpus))?;
+        let shared = self.step(sharing::NAME, || sharing::measure(load, cpus))?;
         let load = if self.options.quick {
             backpressure::Load::QUICK
         } else {
@@ -250,7 +259,7 @@ impl Run<'_> {
             growth,
             timeouts: timeouts.unwrap_or_default(),
             workers: workers.unwrap_or_default(),
-            closes: closes.unwrap_or_default(),
+            threads: [closes, shared].into_iter().flatten().flatten().collect(),
             backpressure: backpressure.unwrap_or_default(),
             fair: fair.unwrap_or_default(),
         })

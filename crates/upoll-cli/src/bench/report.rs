@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use super::backpressure::Pressed;
 use super::calls::Compared;
-use super::closing::{Closed, LockUse};
 use super::fair::Fair;
 use super::growth::Grown;
 use super::machine::Machine;
@@ -16,6 +15,7 @@ use super::measure::{Effort, Spread};
 use super::numbers::Numbered;
 use super::peers::Peer;
 use super::polling::Polled;
+use super::threads::{Goal, LockUse, Threaded};
 use super::timeouts::Late;
 use super::workers::Shared;
 
@@ -45,7 +45,7 @@ pub(super) struct Report {
     pub(super) growth: Vec<Grown>,
     pub(super) timeouts: Vec<Late>,
     pub(super) workers: Vec<Shared>,
-    pub(super) closes: Vec<Closed>,
+    pub(super) threads: Vec<Threaded>,
     pub(super) backpressure: Vec<Pressed>,
     pub(super) fair: Fair,
 }
@@ -104,7 +104,7 @@ pub(super) enum Part {
     Growth,
     Timeouts,
     Workers,
-    Closes,
+    Threads,
     Backpressure,
     Fair,
 }
@@ -119,7 +119,7 @@ impl Part {
             Part::Growth => "Sets that grow",
             Part::Timeouts => "Time limits",
             Part::Workers => "Workers that share a source",
-            Part::Closes => "A connection per request",
+            Part::Threads => "Threads with a set each, and with one for all",
             Part::Backpressure => "A fast writer and a slow reader",
             Part::Fair => "Servers whose workers take turns",
         }
@@ -137,7 +137,7 @@ impl Report {
             (Part::Growth, self.growth.is_empty()),
             (Part::Timeouts, self.timeouts.is_empty()),
             (Part::Workers, self.workers.is_empty()),
-            (Part::Closes, self.closes.is_empty()),
+            (Part::Threads, self.threads.is_empty()),
             (Part::Backpressure, self.backpressure.is_empty()),
             (
                 Part::Fair,
@@ -187,12 +187,14 @@ impl Report {
                     first.load.rounds,
                 )
             }),
-            Part::Closes => self.closes.first().map_or_else(String::new, |first| {
+            Part::Threads => self.threads.first().map_or_else(String::new, |first| {
                 format!(
-                    "Threads that make an eventfd, add it, write, wait and close it, {} rounds of \
-                     {} ms of each way by turns: medians; growth against one thread, and as a part \
-                     of what the threads that had a core would give; locks from a build that \
-                     counts them: shared ones were last held by another thread",
+                    "Threads that for a request open an eventfd, add it, write, wait and close it; that \
+                     take one of 64 oneshot eventfds, read it, arm it again and write it; that write \
+                     one of 8 edge-triggered eventfds each, wait and read what is reported. {} rounds \
+                     of {} ms of each way by turns: medians; growth against one thread, and as a part \
+                     of what the threads that had a core would give; locks from a build that counts \
+                     them: shared ones were last held by another thread",
                     first.load.rounds, first.load.round_milliseconds,
                 )
             }),
@@ -212,7 +214,7 @@ impl Report {
             Part::Growth => growth(&self.growth),
             Part::Timeouts => timeouts(&self.timeouts),
             Part::Workers => workers(&self.workers),
-            Part::Closes => closes(&self.closes),
+            Part::Threads => threads(&self.threads),
             Part::Backpressure => backpressure(&self.backpressure),
             Part::Fair => fair(&self.fair),
         }
@@ -558,10 +560,11 @@ fn workers(rows: &[Shared]) -> Table {
     table
 }
 
-fn closes(rows: &[Closed]) -> Table {
+fn threads(rows: &[Threaded]) -> Table {
     let mut table = table(
         &[
             "name",
+            "work",
             "by",
             "sets",
             "threads",
@@ -569,6 +572,7 @@ fn closes(rows: &[Closed]) -> Table {
             "against kernel",
             "had a core",
             "growth",
+            "10-90 %",
             "per core",
             "10-90 %",
             "locks per request",
@@ -579,12 +583,13 @@ fn closes(rows: &[Closed]) -> Table {
             REACHED,
             "note",
         ],
-        3..15,
+        4..17,
     );
     for row in rows {
         let locks = |figure: fn(LockUse) -> String| row.locks.map_or_else(String::new, figure);
         table.add_row([
             row.name.to_owned(),
+            row.work.to_owned(),
             row.by.to_owned(),
             row.sets.to_owned(),
             row.threads.to_string(),
@@ -592,8 +597,9 @@ fn closes(rows: &[Closed]) -> Table {
             times(row.ratio.median),
             format!("{:.2}", row.threads_with_a_core.median),
             times(row.growth.median),
+            percentiles(row.growth, row.growth.is_trusted()),
             times(row.growth_per_core.median),
-            percentiles(row.growth_per_core, row.trusted),
+            percentiles(row.growth_per_core, row.growth_per_core.is_trusted()),
             locks(|locks| format!("{:.1}", locks.taken_per_request)),
             locks(|locks| match locks.shared_in_all {
                 0 => "none".to_owned(),
@@ -601,14 +607,21 @@ fn closes(rows: &[Closed]) -> Table {
             }),
             locks(|locks| percent(locks.contended)),
             locks(|locks| percent(locks.waiting)),
-            row.target.map_or_else(String::new, |target| {
-                format!("{}, none shared", times(target))
-            }),
+            row.goal.map_or_else(String::new, to_reach),
             row.reached.map_or("", yes_no).to_owned(),
             row.note.clone().unwrap_or_default(),
         ]);
     }
     table
+}
+
+fn to_reach(goal: Goal) -> String {
+    let growth = times(goal.growth);
+    match goal.ratio {
+        _ if goal.per_core => format!("{growth} per core, none shared"),
+        Some(ratio) => format!("growth {growth}, kernel {}", times(ratio)),
+        None => format!("growth {growth}"),
+    }
 }
 
 fn percent(part: f64) -> String {

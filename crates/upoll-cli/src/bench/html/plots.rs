@@ -5,12 +5,12 @@ use anyhow::Result;
 use super::chart::{self, Axis, Bar, Line};
 use crate::bench::backpressure::Pressed;
 use crate::bench::calls::Compared;
-use crate::bench::closing::Closed;
 use crate::bench::growth::Grown;
 use crate::bench::measure::Spread;
 use crate::bench::peers::{Peer, SEND_WAIT, SIGNAL_WAIT};
 use crate::bench::polling::Polled;
 use crate::bench::report::{Part, Report};
+use crate::bench::threads::Threaded;
 use crate::bench::timeouts::Late;
 use crate::bench::workers::Shared;
 
@@ -47,7 +47,7 @@ pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
         Part::Growth => growth(&report.growth),
         Part::Timeouts => timeouts(&report.timeouts),
         Part::Workers => workers(&report.workers),
-        Part::Closes => closes(&report.closes),
+        Part::Threads => threads(&report.threads),
         Part::Backpressure => backpressure(&report.backpressure),
     }
 }
@@ -385,10 +385,11 @@ fn workers(rows: &[Shared]) -> Result<Vec<Plot>> {
     ])
 }
 
-fn closes(rows: &[Closed]) -> Result<Vec<Plot>> {
+fn threads(rows: &[Threaded]) -> Result<Vec<Plot>> {
     let mut plots = Vec::new();
-    for sets in ["one each", "one for all"] {
-        let of: Vec<_> = rows.iter().filter(|row| row.sets == sets).collect();
+    for (work, sets) in distinct(rows.iter().map(|row| (row.work, row.sets))) {
+        let of = |row: &&Threaded| (row.work, row.sets) == (work, sets);
+        let of: Vec<_> = rows.iter().filter(of).collect();
         let lines: Vec<_> = distinct(of.iter().map(|row| row.by))
             .into_iter()
             .map(|way| Line {
@@ -413,7 +414,7 @@ fn closes(rows: &[Closed]) -> Result<Vec<Plot>> {
             ratios: false,
         };
         let noisy = of.iter().any(|row| !row.trusted);
-        let caption = format!("A connection per request, sets: {sets}{note}");
+        let caption = format!("Threads, {work}, sets: {sets}{note}");
         plots.push(line_plot(caption, &lines, threads, requests, noisy)?);
     }
     Ok(plots)
