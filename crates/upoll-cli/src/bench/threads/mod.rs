@@ -5,8 +5,9 @@
 //! if the two threads did not contend. So the counts do not depend on the number of CPUs.
 //!
 //! Throughput grows with the number of threads that have a core. On a busy machine, or with more
-//! threads than cores, some threads wait for a core: for the growth per core, the time that a thread
-//! was runnable and did not run is subtracted. Time stolen by a hypervisor is not measured.
+//! threads than cores, some threads wait for a core. The growth per core leaves out the time that a
+//! thread was runnable and did not run. Time stolen by a hypervisor is not measured. Threads that
+//! share a set are judged by their throughput together, also if they are more than the cores.
 
 mod set;
 
@@ -60,7 +61,7 @@ pub(super) trait Server: Sized + Send + Sync {
 
     /// Makes a set for this number of threads.
     fn new(threads: usize) -> Result<Self>;
-    /// Makes the next request of a thread, its `turn`-th. Returns whether it was served.
+    /// Makes the `turn`-th request of a thread. Returns whether an event was served.
     fn serve(&self, thread: usize, turn: usize) -> bool;
 }
 
@@ -103,10 +104,14 @@ fn work<S: Server>(
     start.wait();
     let (begun, waited, before) = (Instant::now(), waited?, S::Set::locks());
     let (mut requests, mut turn) = (0, 0);
-    while !stop.load(Ordering::Relaxed) {
+    loop {
         for _ in 0..STRETCH {
             requests += u64::from(server.serve(thread, turn));
             turn += 1;
+        }
+        // At the end: a thread that begins late makes some requests, too, so no round has none.
+        if stop.load(Ordering::Relaxed) {
+            break;
         }
     }
     let locks = S::Set::locks().zip(before).map(|(now, before)| Locks {
