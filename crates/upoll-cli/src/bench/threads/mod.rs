@@ -99,10 +99,8 @@ fn work<S: Server>(
     stop: &AtomicBool,
 ) -> Result<Served> {
     server.serve(thread, 0);
-    // Read before the start: with more threads than cores, some wait for a core from then on.
-    let waited = waited_for_core();
     start.wait();
-    let (begun, waited, before) = (Instant::now(), waited?, S::Set::locks());
+    let (begun, waited, before) = (Instant::now(), waited_for_core()?, S::Set::locks());
     let (mut requests, mut turn) = (0, 0);
     loop {
         for _ in 0..STRETCH {
@@ -162,10 +160,13 @@ pub(super) fn round<S: Server>(sets: Sets, threads: usize, length: Duration) -> 
     // With more threads than cores, some begin late or end early. The mean of their times would be
     // shorter than the time in which all requests were made.
     let begun = served.iter().map(|one| one.begun).min();
-    let ended = served.iter().map(|one| one.ended).max();
-    let elapsed = ended.zip(begun).map(|(ended, begun)| ended - begun);
-    let nanoseconds = elapsed.context("no threads")?.as_nanos() as u64;
+    let begun = begun.context("no threads")?;
+    let elapsed = served.iter().map(|one| one.ended - begun).max();
+    let nanoseconds = elapsed.unwrap_or_default().as_nanos() as u64;
+    // A thread that begins late waited for a core until then.
+    let late: Duration = served.iter().map(|one| one.begun - begun).sum();
     let without_core: u64 = served.iter().map(|one| one.without_core).sum();
+    let without_core = without_core as f64 + late.as_nanos() as f64;
     let mut locks = None;
     for one in served.iter().filter_map(|one| one.locks) {
         let sum = locks.get_or_insert_with(Locks::default);
@@ -177,7 +178,7 @@ pub(super) fn round<S: Server>(sets: Sets, threads: usize, length: Duration) -> 
     Ok(Round {
         requests: served.iter().map(|one| one.requests).sum(),
         nanoseconds,
-        threads_with_a_core: threads as f64 - without_core as f64 / nanoseconds as f64,
+        threads_with_a_core: threads as f64 - without_core / nanoseconds as f64,
         locks,
     })
 }
