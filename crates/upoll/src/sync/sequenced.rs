@@ -63,16 +63,44 @@ struct Unfenced {
     store: usize,
 }
 
-/// For each store to an atomic, from when on `SeqCst` loads see it or a newer one.
-struct History(Vec<Option<u64>>);
+/// A store to an atomic, by its number.
+#[derive(Clone, Copy, Default)]
+struct Store {
+    /// From when on `SeqCst` loads see it or a newer one.
+    sequenced: Option<u64>,
+    /// Its place in the order of the stores that loom has run. A thread may get its number before
+    /// another one, and store after it.
+    place: usize,
+}
+
+/// The stores to an atomic, by their numbers.
+struct History(Vec<Store>);
 
 impl History {
     /// Whether a load may see `store` that must see what was sequenced until `bound`.
     fn allows(&self, store: usize, bound: u64) -> bool {
-        let newer = &self.0[store + 1..];
-        !newer
+        let place = self.0[store].place;
+        !self
+            .0
             .iter()
-            .any(|since| since.is_some_and(|since| since <= bound))
+            .any(|newer| newer.place > place && newer.sequenced.is_some_and(|since| since <= bound))
+    }
+
+    /// Whether a load may see only the store that loom has run last.
+    fn allows_only_last(&self, bound: u64) -> bool {
+        let last = self.0.iter().max_by_key(|store| store.place);
+        last.is_some_and(|last| {
+            last.place > 0 && last.sequenced.is_some_and(|since| since <= bound)
+        })
+    }
+
+    /// Records that loom has just run `store`.
+    fn ran(&mut self, store: usize, sequenced: Option<u64>) {
+        let last = self.0.iter().map(|store| store.place).max();
+        self.0[store] = Store {
+            sequenced,
+            place: last.map_or(0, |last| last + 1),
+        };
     }
 }
 
@@ -90,7 +118,10 @@ const NONE: usize = usize::MAX;
 impl Stores {
     #[track_caller]
     fn new() -> Self {
-        let history = Arc::new(Mutex::new(History(vec![Some(0)])));
+        let history = Arc::new(Mutex::new(History(vec![Store {
+            sequenced: Some(0),
+            place: 0,
+        }])));
         ATOMICS.lock().unwrap().push(Arc::downgrade(&history));
         Stores {
             newest: plain::AtomicUsize::new(0),
@@ -111,8 +142,7 @@ impl Stores {
         let allows = |store| self.history.lock().unwrap().allows(store, bound);
         // To leave loom no choice where only the newest is allowed saves it many runs. It sees that by
         // itself if both the stores and the load are `SeqCst`.
-        let latest = self.latest.load(Ordering::Relaxed);
-        if order != Ordering::SeqCst && latest > 0 && !allows(latest - 1) {
+        if order != Ordering::SeqCst && self.history.lock().unwrap().allows_only_last(bound) {
             return self.see_newest(order);
         }
         let store = self.newest.load(order);
@@ -134,7 +164,10 @@ impl Stores {
         let now = tick();
         self.latest.store(store, Ordering::Relaxed);
         let is_sequenced = order == Ordering::SeqCst;
-        self.history.lock().unwrap().0[store] = is_sequenced.then_some(now);
+        self.history
+            .lock()
+            .unwrap()
+            .ran(store, is_sequenced.then_some(now));
         if !is_sequenced {
             // A thread that has ended its thread-local variables runs no fence any more.
             let _ = UNFENCED.try_with(|unfenced| {
@@ -158,7 +191,9 @@ pub fn fence(order: Ordering) {
         let _ = FENCED.try_with(|fenced| fenced.set(now));
         let unfenced = UNFENCED.try_with(|unfenced| unfenced.take());
         for unfenced in unfenced.unwrap_or_default() {
-            unfenced.history.lock().unwrap().0[unfenced.store].get_or_insert(now);
+            unfenced.history.lock().unwrap().0[unfenced.store]
+                .sequenced
+                .get_or_insert(now);
         }
     }
 }
@@ -170,8 +205,8 @@ pub fn barrier() {
     ALL_FENCED.set(now);
     for atomic in ATOMICS.lock().unwrap().iter() {
         if let Some(history) = atomic.upgrade() {
-            for since in &mut history.lock().unwrap().0 {
-                since.get_or_insert(now);
+            for store in &mut history.lock().unwrap().0 {
+                store.sequenced.get_or_insert(now);
             }
         }
     }
@@ -207,7 +242,7 @@ macro_rules! atomic {
                 let mut values = self.values.lock().unwrap();
                 values.push(std_atomic::$name::new(value));
                 // Until it is run it is no bound for a load.
-                self.stores.history.lock().unwrap().0.push(None);
+                self.stores.history.lock().unwrap().0.push(Store::default());
                 values.len() - 1
             }
 
