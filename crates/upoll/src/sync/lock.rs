@@ -6,13 +6,21 @@
 //! with `membarrier(2)`. So either the sleeper sees that the lock is free, or the releasing thread
 //! sees the sleeper. Where the kernel refuses that call a sleeper checks again every millisecond.
 //!
+//! A release wakes one thread at most, and the next one is for that thread to arrange once it has the
+//! lock. So the releases until it runs make no system call.
+//!
 //! A lock is inside the object that it guards. A release reads the lock once more after others can
 //! take it: a thread that frees the object must hold a reference that outlasts the call.
 
 #[cfg(not(upoll_loom))]
+use core::cell::Cell;
+#[cfg(not(upoll_loom))]
 use core::hint;
 #[cfg(not(upoll_loom))]
 use core::sync::atomic::AtomicBool;
+
+#[cfg(not(upoll_loom))]
+use std::time::{Duration, Instant};
 
 #[cfg(not(upoll_loom))]
 use lock_api::{GuardNoSend, RawMutex};
@@ -35,15 +43,17 @@ pub(crate) type MutexGuard<'a, T> = lock_api::MutexGuard<'a, Raw, T>;
 
 /// The lock without what it guards.
 pub struct Lock {
-    /// [`FREE`], or the [`this_thread`]; a sleeper sleeps on it.
-    state: Futex,
-    /// Threads that sleep for the lock, or are about to. The named pair: a sleeper adds itself,
-    /// makes all threads pass a barrier, then checks `state`; the holder frees `state`, then checks
-    /// this count.
-    sleepers: AtomicU32,
+    /// [`FREE`], or the [`this_thread`].
+    state: AtomicU32,
+    /// [`ASLEEP`] if a thread sleeps on this word for the lock, or is about to, and none that was woken
+    /// has yet to take the lock. The named pair: a sleeper stores the mark, makes all threads pass a
+    /// barrier, then checks `state`; the holder frees `state`, then checks for the mark. It takes the mark
+    /// away and wakes one thread, which stores it anew for the others.
+    asleep: Futex,
 }
 
 const FREE: u32 = 0;
+const ASLEEP: u32 = 1;
 
 /// Stands for this thread: never [`FREE`]. Two threads may have the same, if they are far apart.
 #[cfg(not(upoll_loom))]
@@ -81,17 +91,32 @@ pub(crate) fn this_thread() -> u32 {
     1
 }
 
-/// How often a thread checks again before it sleeps: critical sections are short.
+/// The pauses before each check of a thread that finds a lock held. Critical sections are short.
 #[cfg(not(upoll_loom))]
-const SPINS: u32 = 7;
+const PAUSES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+
+/// The same for a thread that has found a lock held [`RECENTLY`]. Threads that take turns at a lock wait
+/// for each other's cache lines in each turn, which takes longer than their work. So such a thread stays
+/// away for about twenty microseconds, in which the others work without it.
+#[cfg(not(upoll_loom))]
+const LONG_PAUSES: [u32; 3] = [1024, 512, 256];
+
+#[cfg(not(upoll_loom))]
+const RECENTLY: Duration = Duration::from_micros(50);
+
+#[cfg(not(upoll_loom))]
+std::thread_local! {
+    /// When this thread last found a lock held.
+    static LAST_CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
 
 // SAFETY: `state` leaves `FREE` for one thread at a time, with acquire order, and back
 // only by `unlock`, with release order.
 #[cfg(not(upoll_loom))]
 unsafe impl RawMutex for Lock {
     const INIT: Self = Lock {
-        state: Futex::new(FREE),
-        sleepers: AtomicU32::new(0),
+        state: AtomicU32::new(FREE),
+        asleep: Futex::new(0),
     };
 
     type GuardMarker = GuardNoSend;
@@ -114,7 +139,7 @@ unsafe impl RawMutex for Lock {
     /// Writes nothing, unlike the provided method: the child of a fork asks.
     #[inline]
     fn is_locked(&self) -> bool {
-        self.state.word.load(Ordering::Relaxed) != FREE
+        self.state.load(Ordering::Relaxed) != FREE
     }
 }
 
@@ -127,20 +152,19 @@ impl Lock {
     )]
     pub fn new() -> Self {
         Lock {
-            state: Futex::new(FREE),
-            sleepers: AtomicU32::new(0),
+            state: AtomicU32::new(FREE),
+            asleep: Futex::new(0),
         }
     }
 
     #[cfg(not(upoll_loom))]
     pub(super) fn is_this_threads(&self) -> bool {
-        self.state.word.load(Ordering::Relaxed) == this_thread()
+        self.state.load(Ordering::Relaxed) == this_thread()
     }
 
     #[inline]
     fn try_acquire(&self) -> bool {
         self.state
-            .word
             .compare_exchange(FREE, this_thread(), Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
@@ -156,44 +180,64 @@ impl Lock {
     /// Releases the lock, which this thread holds.
     #[inline]
     pub fn release(&self) {
-        self.state.word.store(FREE, Ordering::Release);
+        self.state.store(FREE, Ordering::Release);
         // The processor may load before others see the lock free; the barrier of a sleeper covers
         // that.
         compiler_fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
-            self.state.wake_one();
+        if self.asleep.word.load(Ordering::Relaxed) == ASLEEP {
+            self.wake();
         }
     }
 
-    /// Checks the lock again for a short time. Returns whether it came free.
+    /// Checks the lock again for a short time. Returns whether this thread has taken it.
     #[cfg(not(upoll_loom))]
     fn spin(&self) -> bool {
-        for round in 0..SPINS {
-            for _ in 0..1 << round {
+        let now = Instant::now();
+        let last = LAST_CONTENDED.replace(Some(now));
+        let pauses = match last {
+            Some(last) if now.duration_since(last) < RECENTLY => &LONG_PAUSES[..],
+            _ => &PAUSES,
+        };
+        pauses.iter().any(|&pauses| {
+            for _ in 0..pauses {
                 hint::spin_loop();
             }
-            if self.state.word.load(Ordering::Relaxed) == FREE && self.try_acquire() {
-                return true;
-            }
-        }
-        false
+            self.state.load(Ordering::Relaxed) == FREE && self.try_acquire()
+        })
+    }
+
+    #[cfg(upoll_loom)]
+    fn spin(&self) -> bool {
+        self.try_acquire()
     }
 
     #[cold]
     fn wait(&self) {
-        #[cfg(not(upoll_loom))]
         if self.spin() {
             return;
         }
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let is_ordered = broken(Rule::BarrierBeforeSleep) || barrier();
-        while !self.try_acquire() {
-            let now = self.state.word.load(Ordering::Relaxed);
-            if now != FREE {
-                self.state.wait(now, is_ordered);
+        loop {
+            self.asleep.word.swap(ASLEEP, Ordering::SeqCst);
+            let is_ordered = broken(Rule::BarrierBeforeSleep) || barrier();
+            if self.try_acquire() {
+                return;
+            }
+            self.asleep.wait(ASLEEP, is_ordered);
+            if self.spin() {
+                // The mark that the wakeup has taken away was for all that sleep.
+                if !broken(Rule::MarkAfterSleep) {
+                    self.asleep.word.swap(ASLEEP, Ordering::Relaxed);
+                }
+                return;
             }
         }
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn wake(&self) {
+        if self.asleep.word.swap(0, Ordering::SeqCst) != 0 {
+            self.asleep.wake_one();
+        }
     }
 }
 

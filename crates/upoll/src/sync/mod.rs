@@ -220,6 +220,9 @@ pub enum Rule {
     /// A thread that sleeps for a lock makes the other threads pass a barrier first.
     #[cfg(any(feature = "std", upoll_loom))]
     BarrierBeforeSleep,
+    /// A thread that takes a lock after it has slept for it marks that others may sleep.
+    #[cfg(any(feature = "std", upoll_loom))]
+    MarkAfterSleep,
     /// A worker that finds nothing settles a claim that it does not see, too: a wake under way makes it.
     SettleUnseenClaims,
     /// A wakeup that stays pending after a worker's last poll is not dropped.

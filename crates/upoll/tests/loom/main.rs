@@ -536,3 +536,8 @@ fn a_thread_that_sleeps_for_a_lock_gets_it() {
 fn a_sleeper_that_has_nobody_pass_a_barrier_sleeps_on_at_a_free_lock() {
     must_fail_without(Rule::BarrierBeforeSleep, two_threads_lock);
 }
+
+#[test]
+fn a_thread_that_has_slept_for_a_lock_and_forgets_the_others_leaves_them_asleep() {
+    must_fail_without(Rule::MarkAfterSleep, || locking(3, 3));
+}
