@@ -187,9 +187,14 @@ fn members_that_were_closed_with_the_rest_do_not_come_back_as_other_files() {
             .unwrap();
         close_all_but(&watched.kept());
         std::mem::forget((gone, other));
+        let reuse = |fd: RawFd| {
+            // SAFETY: the number is free, or was taken by an earlier call of this.
+            assert_eq!(unsafe { libc::dup2(fd, number) }, number);
+        };
+        // So that neither end of the pair gets the number.
+        reuse(libc::STDERR_FILENO);
         let (same, mut other) = UnixStream::pair().unwrap();
-        // SAFETY: the number is free.
-        assert_eq!(unsafe { libc::dup2(same.as_raw_fd(), number) }, number);
+        reuse(same.as_raw_fd());
         other.write_all(b"x").unwrap();
         watched.check_all(|| ());
         assert_eq!(watched.set.len(), 2);
