@@ -173,8 +173,14 @@ impl EpollBackend {
         }
         if link.source.is_none() {
             let data = self.specials.encode(Special::Chosen(link.slot));
-            let more = others_are_woken_for(interests, &links, at, rotation.number());
-            links.0[at].source = rotation.watch(&nesting.fd, data, more.unwrap_or_default())?;
+            let number = rotation.number();
+            let more = others_are_woken_for(interests, &links, at, number);
+            let watched = rotation.watch(&nesting.fd, data, more.unwrap_or_default());
+            if let (Err(_), Some(_), Some(number)) = (&watched, more, number) {
+                // The registration of the others made room for this one.
+                self.watch_again(nesting, interests, &mut links, number);
+            }
+            links.0[at].source = watched?;
         }
         let link = &links.0[at];
         if let Some(before) = before.filter(|_| link.source.is_none()) {
