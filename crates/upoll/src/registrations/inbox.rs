@@ -18,6 +18,8 @@ pub(crate) struct Inbox {
     missed: AtomicBool,
     /// The sleeper does not know of such a wake.
     untold: AtomicBool,
+    /// A sleeper is attached: for a signal handler that cannot lock `arrivals`. Written under the lock.
+    has_sleeper: AtomicBool,
     pub(super) arrivals: Mutex<Arrivals>,
 }
 
@@ -55,6 +57,7 @@ impl Inbox {
             is_marked: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             untold: AtomicBool::new(false),
+            has_sleeper: AtomicBool::new(false),
             arrivals: Mutex::new(Arrivals {
                 slots: Vec::new(),
                 marks: Vec::new(),
@@ -69,13 +72,20 @@ impl Inbox {
     /// Any thread may wake `sleeper` until it is detached.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn attach(&self, sleeper: Sleeper) {
-        self.arrivals.lock().sleeper = Some(sleeper);
+        self.set_sleeper(Some(sleeper));
     }
 
     /// From now on a mark wakes no sleeper.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn detach(&self) {
-        self.arrivals.lock().sleeper = None;
+        self.set_sleeper(None);
+    }
+
+    #[cfg(any(feature = "std", upoll_loom))]
+    fn set_sleeper(&self, sleeper: Option<Sleeper>) {
+        let mut arrivals = self.arrivals.lock();
+        arrivals.sleeper = sleeper;
+        self.has_sleeper.store(sleeper.is_some(), Ordering::Relaxed);
     }
 
     /// Locks the marks for a wake. None in a signal handler that has interrupted a holder: that one learns of it.
@@ -97,10 +107,12 @@ impl Inbox {
         self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether marks wake a thread at once. They may if nobody can say.
+    /// Whether marks wake a thread at once.
     pub(super) fn is_awaited(&self) -> bool {
-        self.lock_to_wake()
-            .is_none_or(|arrivals| arrivals.sleeper.is_some())
+        match self.lock_to_wake() {
+            Some(arrivals) => arrivals.sleeper.is_some(),
+            None => self.has_sleeper.load(Ordering::Relaxed),
+        }
     }
 
     pub(super) fn mark(&self, slot: u32, wakes: bool, deferred: &mut Deferred) {
@@ -163,11 +175,28 @@ mod tests {
         inbox.mark(1, true, &mut deferred);
         assert!(!inbox.take_missed());
         let held = inbox.arrivals.lock();
-        assert!(inbox.is_awaited());
+        assert!(!inbox.is_awaited());
         inbox.mark(2, true, &mut deferred);
         assert_eq!(held.slots, [1]);
         drop(held);
         assert!(inbox.take_missed());
         assert!(!inbox.take_missed());
+    }
+
+    #[test]
+    fn a_wake_that_has_interrupted_a_holder_finds_out_whether_a_thread_sleeps() {
+        let inbox = Inbox::new();
+        let sleeper = Sleeper {
+            wake_thread: |_, _| {},
+            whom: NonNull::dangling(),
+        };
+        // SAFETY: the call wakes nobody.
+        unsafe { inbox.attach(sleeper) };
+        let held = inbox.arrivals.lock();
+        assert!(inbox.is_awaited());
+        drop(held);
+        inbox.detach();
+        let _held = inbox.arrivals.lock();
+        assert!(!inbox.is_awaited());
     }
 }
