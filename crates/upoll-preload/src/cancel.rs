@@ -15,6 +15,8 @@ use std::{iter, ptr};
 
 use libc::{pid_t, pthread_t, timespec};
 
+use upoll_sys::signals;
+
 use crate::kernel;
 use crate::next::next;
 use crate::settings;
@@ -365,10 +367,7 @@ pub(crate) fn interruptible<T: From<i8> + PartialEq>(call: impl Fn() -> T) -> T 
 /// A call that a handler makes within another one begins deeper in the stack than that one.
 #[cold]
 fn is_over(call: usize, frame: usize) -> bool {
-    // SAFETY: all zeros is one.
-    let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
-    let is_elsewhere = kernel::call!(SYS_sigaltstack, 0, &raw mut stack).is_ok()
-        && stack.ss_flags & libc::SS_ONSTACK != 0;
+    let is_elsewhere = signals::alternate_stack().is_some_and(|stack| stack.is_in_use);
     !is_elsewhere && frame >= call
 }
 

@@ -3,6 +3,8 @@
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
+use std::mem;
+use std::ops::Range;
 
 use crate::syscall;
 
@@ -46,6 +48,33 @@ pub fn change(how: c_int, set: u64) -> u64 {
     // SAFETY: the kernel reads the one and writes the other. It does not fail for such arguments.
     let _ = unsafe { syscall!(SYS_rt_sigprocmask, how, new, old, size) };
     before
+}
+
+/// The alternate signal stack of a thread: `sigaltstack(2)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlternateStack {
+    /// Where it lies.
+    pub addresses: Range<usize>,
+    /// Whether the thread runs on it.
+    pub is_in_use: bool,
+}
+
+/// Returns the alternate signal stack of the calling thread, if it has one. While a handler runs that was
+/// installed with `SS_AUTODISARM`, it has none.
+#[must_use]
+pub fn alternate_stack() -> Option<AlternateStack> {
+    // SAFETY: all zeros is one.
+    let mut stack: libc::stack_t = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes the stack's place, which is live.
+    let found = unsafe { syscall!(SYS_sigaltstack, 0, &raw mut stack) };
+    if found.is_err() || stack.ss_flags & libc::SS_DISABLE != 0 {
+        return None;
+    }
+    let first = stack.ss_sp.addr();
+    Some(AlternateStack {
+        addresses: first..first.wrapping_add(stack.ss_size),
+        is_in_use: stack.ss_flags & libc::SS_ONSTACK != 0,
+    })
 }
 
 /// Blocks signals until it is dropped, which restores the mask that was there before.

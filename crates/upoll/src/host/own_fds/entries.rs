@@ -17,6 +17,8 @@ use crate::host::kernel;
 use crate::memory::boxed;
 use crate::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics, this_thread};
 
+use upoll_sys::signals::{self, AlternateStack};
+
 /// An array of null pointers.
 macro_rules! all_null {
     ($length:expr) => {{
@@ -278,13 +280,32 @@ fn holder() -> u64 {
 }
 
 /// Returns whether a handler has left the call of the holder `other`; None if that is another thread, or another stack. A call
-/// that lasts is at a higher address than its callees.
-fn is_over(other: u64, me: u64) -> Option<bool> {
+/// that lasts is at a higher address than its callees, unless one is on the alternate signal stack of the thread.
+fn is_over(
+    other: u64,
+    me: u64,
+    alternate_stack: impl FnOnce() -> Option<AlternateStack>,
+) -> Option<bool> {
     /// Stacks that lie closer are rare.
     const STACK: u32 = 1 << 20;
-    let above = (other as u32).wrapping_sub(me as u32).cast_signed();
-    let is_own = cfg!(not(upoll_loom)) && other >> 32 == me >> 32 && above.unsigned_abs() < STACK;
-    is_own.then_some(above <= 0)
+    if cfg!(upoll_loom) || other >> 32 != me >> 32 {
+        return None;
+    }
+    let (other, me) = (other as u32, me as u32);
+    if let Some(AlternateStack {
+        addresses,
+        is_in_use,
+    }) = alternate_stack()
+    {
+        let first = addresses.start as u32;
+        let lies_on_it = |depth: u32| (depth.wrapping_sub(first) as usize) < addresses.len();
+        if is_in_use != lies_on_it(other) {
+            // A handler on that stack interrupts the other one, and has ended before the other one goes on.
+            return Some(!is_in_use);
+        }
+    }
+    let above = other.wrapping_sub(me).cast_signed();
+    (above.unsigned_abs() < STACK).then_some(above <= 0)
 }
 
 /// Holds the numbers for a call that puts a file of the program's under `number`, if that is among those
@@ -315,16 +336,20 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
     }
     let me = holder();
     let (mut turns, mut last) = (0, 0);
-    while turns < MOST_TURNS {
+    loop {
         let mut taken = HOLDER.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
-        if let Err(other) = taken
-            && let Some(is_over) = is_over(other, me)
-        {
-            if !is_over {
+        if let Err(other) = taken {
+            let is_over = match is_over(other, me, signals::alternate_stack) {
                 // This is a signal handler, and the thread that it has interrupted holds them.
-                return None;
+                Some(false) => return None,
+                Some(true) => true,
+                // The other one has left, or waits in the kernel.
+                None => turns >= MOST_TURNS,
+            };
+            if is_over {
+                // From now on that one holds nothing.
+                taken = HOLDER.compare_exchange(other, me, Ordering::Acquire, Ordering::Relaxed);
             }
-            taken = HOLDER.compare_exchange(other, me, Ordering::Acquire, Ordering::Relaxed);
         }
         if taken.is_ok() {
             return Some(NumbersHeld(me));
@@ -335,9 +360,6 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
         last = now;
         wait_a_turn(turns);
     }
-    // The other one has left, or waits in the kernel. It holds nothing from now on.
-    let taken = HOLDER.compare_exchange(last, me, Ordering::Acquire, Ordering::Relaxed);
-    taken.is_ok().then_some(NumbersHeld(me))
 }
 
 impl Drop for NumbersHeld {
@@ -511,5 +533,49 @@ pub(super) fn has_member(set: RawFd, number: RawFd) -> bool {
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.number().fmt(f)
+    }
+}
+
+#[cfg(all(test, not(upoll_loom)))]
+mod tests {
+    use super::*;
+
+    const THREAD: u64 = 7 << 32;
+    const ANOTHER: u64 = 9 << 32;
+
+    #[test]
+    fn a_holder_at_a_higher_address_of_the_same_stack_goes_on() {
+        assert_eq!(
+            is_over(THREAD | 0x8000, THREAD | 0x7000, || None),
+            Some(false)
+        );
+        assert_eq!(
+            is_over(THREAD | 0x7000, THREAD | 0x8000, || None),
+            Some(true)
+        );
+        assert_eq!(is_over(THREAD | 0x40_0000, THREAD | 0x7000, || None), None);
+        assert_eq!(is_over(ANOTHER | 0x8000, THREAD | 0x7000, || None), None);
+    }
+
+    #[test]
+    fn a_handler_on_the_alternate_stack_finds_the_interrupted_holder_wherever_the_stack_lies() {
+        let stack = |is_in_use| {
+            move || {
+                Some(AlternateStack {
+                    addresses: 0x7f00_1000_0000..0x7f00_1000_4000,
+                    is_in_use,
+                })
+            }
+        };
+        let on_it = THREAD | 0x1000_2000;
+        for elsewhere in [0x0fff_f000, 0x1000_5000, 0x6000_0000].map(|depth| THREAD | depth) {
+            assert_eq!(is_over(elsewhere, on_it, stack(true)), Some(false));
+            // The handler has ended by then.
+            assert_eq!(is_over(on_it, elsewhere, stack(false)), Some(true));
+        }
+        assert_eq!(
+            is_over(on_it, THREAD | 0x1000_1000, stack(true)),
+            Some(false)
+        );
     }
 }
