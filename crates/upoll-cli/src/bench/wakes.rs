@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::Result;
 use upoll::{Epoll, Event, EventFd, Events, Timeout};
@@ -85,8 +86,10 @@ impl Bell for Theirs {
 struct Ours(Epoll, EventFd);
 
 impl Ours {
-    fn new() -> Result<Self> {
+    /// Makes a set whose threads spin for this long before they sleep.
+    fn spinning(spin: Duration) -> Result<Self> {
         let (set, counter) = (Epoll::new()?, EventFd::new(0)?);
+        set.set_spin(spin);
         set.add(&counter, Event::new(Events::IN | Events::ET, 0))?;
         Ok(Ours(set, counter))
     }
@@ -156,27 +159,52 @@ impl<B: Bell> Drop for Partner<B> {
     }
 }
 
+/// How long threads spin in the rows of two CPUs, in microseconds.
+const SPINS: [u64; 3] = [1, 10, 50];
+
 /// Measures with the calling thread where it is, and the other thread on `cpu`.
-pub(super) fn measure(name: &'static str, cpu: usize, effort: Effort) -> Result<[Compared; 2]> {
+pub(super) fn measure(name: &'static str, cpu: usize, effort: Effort) -> Result<Vec<Compared>> {
+    let (cpus, spins) = match name {
+        ONE_CPU => ("one CPU", &SPINS[..0]),
+        _ => ("two CPUs", &SPINS[..]),
+    };
+    let ours = |microseconds| -> Result<Side> {
+        let spin = Duration::from_micros(microseconds);
+        let bells = [Ours::spinning(spin)?, Ours::spinning(spin)?];
+        Ok(Partner::new(bells, cpu).into_side())
+    };
     let futexes = [Futex(AtomicU32::new(0)), Futex(AtomicU32::new(0))];
-    let mut sides = [
+    let mut sides = vec![
         Partner::new(futexes, cpu).into_side(),
         Partner::new([Theirs::new()?, Theirs::new()?], cpu).into_side(),
-        Partner::new([Ours::new()?, Ours::new()?], cpu).into_side(),
+        ours(0)?,
     ];
+    for &microseconds in spins {
+        sides.push(ours(microseconds)?);
+    }
     let series = interleave(&mut sides, effort);
-    let row = |against, target| Row {
+    let row = |what: String, against, target| Row {
         name,
-        what: if name == ONE_CPU {
-            "wake of a sleeping thread, one CPU".into()
-        } else {
-            "wake of a sleeping thread, two CPUs".into()
-        },
+        what: what.into(),
         against,
         target,
     };
-    Ok([
-        Compared::new(row("bare futex", Some(TARGET)), &series[0], &series[2]),
-        Compared::new(row("kernel", None), &series[1], &series[2]),
-    ])
+    let asleep = format!("wake of a sleeping thread, {cpus}");
+    let mut rows = vec![
+        Compared::new(
+            row(asleep.clone(), "bare futex", Some(TARGET)),
+            &series[0],
+            &series[2],
+        ),
+        Compared::new(row(asleep, "kernel", None), &series[1], &series[2]),
+    ];
+    for (&microseconds, series_of_spin) in spins.iter().zip(&series[3..]) {
+        let what = format!("the same, of one that spins for {microseconds} us before");
+        rows.push(Compared::new(
+            row(what, "bare futex", None),
+            &series[0],
+            series_of_spin,
+        ));
+    }
+    Ok(rows)
 }

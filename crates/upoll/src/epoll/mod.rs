@@ -59,6 +59,8 @@ use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
 use crate::memory::boxed;
 use crate::memory::text_of;
+#[cfg(any(feature = "std", upoll_loom))]
+use crate::sync::AtomicU32;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::tally::{Counters, OptionalTally, Tally};
 use crate::target::{Source, Target};
@@ -114,6 +116,9 @@ pub(crate) struct Set {
     pub(crate) handover: Option<SharedBox<Handover>>,
     /// How many callbacks and tasks wait for it; see [`callbacks`].
     callbacks: AtomicUsize,
+    /// For how many nanoseconds a thread spins before it sleeps.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) spin: AtomicU32,
     /// The part of the set that lives outside the core, once it has one.
     backend: OptionalBackend,
     pub(crate) tally: OptionalTally,
@@ -401,6 +406,8 @@ impl Epoll {
                 #[cfg(any(feature = "std", upoll_loom))]
                 handover: rotates.then(Handover::new).transpose()?,
                 callbacks: AtomicUsize::new(0),
+                #[cfg(any(feature = "std", upoll_loom))]
+                spin: AtomicU32::new(0),
                 backend: OptionalBackend::new(),
                 tally: OptionalTally::new(),
             })?,

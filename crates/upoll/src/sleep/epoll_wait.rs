@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use upoll_sys::signals::Blocked;
 
+use super::spin::{harvest_repeatedly, spin_then_sleep};
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::backend::KernelBackend;
@@ -259,7 +260,7 @@ fn end_sleep(keeper: &mut TimeKeeper<'_>, outcome: Outcome, limit: Deadline) -> 
 /// A sleep of this thread in `set`.
 fn sleep_in(set: &Set, sleeper: &Sleeper, deadline: Deadline) -> Outcome {
     set.tally.count(Tally::sleeps);
-    sleeper.sleep(deadline)
+    spin_then_sleep(set, sleeper, deadline)
 }
 
 /// A wait in a set whose members are all of the core, and where nothing was ready just now, or was
@@ -521,6 +522,15 @@ fn wait_in_kernel_set(
     let backend = EpollBackend::ensure_own(set)?;
     let mut yields_until = None;
     let mut keeper = TimeKeeper::of(set);
+    if mask.is_none() {
+        let ready = harvest_repeatedly(set, deadline, || {
+            set.fire_due();
+            harvest_both_in_turn(set, backend, events, Ask::Yielding, turns)
+        });
+        if ready > 0 {
+            return Ok(ready);
+        }
+    }
     loop {
         backend.restore_found_lost(epoll.description())?;
         if set.is_pending() {

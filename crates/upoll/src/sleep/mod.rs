@@ -21,6 +21,7 @@ mod poller;
 mod select;
 mod sigset;
 mod socketpair;
+mod spin;
 #[cfg(not(upoll_loom))]
 mod std_io;
 #[cfg(not(upoll_loom))]
@@ -44,7 +45,12 @@ pub use self::timeout::Timeout;
 #[cfg(not(upoll_loom))]
 pub use self::{poll::poll_now, select::select_now};
 
+#[cfg(not(upoll_loom))]
+use core::hint;
 use core::ptr::NonNull;
+
+#[cfg(upoll_loom)]
+use loom::hint;
 
 use self::futex::Scope;
 use self::timeout::Deadline;
@@ -66,30 +72,45 @@ enum Outcome {
 struct Sleeper {
     /// First, so that a wake finds the sleeper.
     entry: WaitEntry,
-    /// [`ASLEEP`] or [`WOKEN`].
+    /// [`AWAKE`], [`ASLEEP`] or [`WOKEN`].
     word: AtomicU32,
 }
 
-const ASLEEP: u32 = 0;
-const WOKEN: u32 = 1;
+/// The thread has not gone to sleep yet: no system call is needed to wake it.
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+const WOKEN: u32 = 2;
 
 impl Sleeper {
     fn new() -> Self {
         Sleeper {
             entry: WaitEntry::new(wake_thread),
-            word: AtomicU32::new(ASLEEP),
+            word: AtomicU32::new(AWAKE),
         }
     }
 
     /// Sleeps until woken, until `deadline`, or until a signal handler has run.
     fn sleep(&self, deadline: Deadline) -> Outcome {
-        while self.word.load(Ordering::Acquire) == ASLEEP {
+        let (success, failure) = (Ordering::Relaxed, Ordering::Acquire);
+        let begun = (self.word).compare_exchange(AWAKE, ASLEEP, success, failure);
+        if begun == Err(WOKEN) {
+            return Outcome::Woken;
+        }
+        loop {
             match futex::wait(&self.word, ASLEEP, deadline, Scope::Private) {
-                Outcome::Woken => {}
+                Outcome::Woken if self.word.load(Ordering::Acquire) == ASLEEP => {}
                 ended => return ended,
             }
         }
-        Outcome::Woken
+    }
+
+    /// Waits without sleeping, until woken or until `deadline`.
+    fn spin(&self, deadline: Deadline) {
+        while self.word.load(Ordering::Acquire) == AWAKE && !deadline.has_passed() {
+            for _ in 0..8 {
+                hint::spin_loop();
+            }
+        }
     }
 }
 
@@ -116,7 +137,9 @@ unsafe fn wake_thread(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
     // SAFETY: `entry` is the first field of a `Sleeper`, which cannot end before it has taken the
     // queue's lock that is held here.
     let word = unsafe { &entry.cast::<Sleeper>().as_ref().word };
-    word.store(WOKEN, Ordering::Release);
+    if word.swap(WOKEN, Ordering::Release) != ASLEEP {
+        return Reply::WokenAndUnlinked;
+    }
     // The word may be gone by the time this runs. The kernel only looks the address up: at worst it
     // wakes another futex for nothing, which every futex user must bear.
     wake.deferred.push(futex::wake_one, futex::address(word));
