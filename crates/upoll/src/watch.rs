@@ -115,6 +115,7 @@ impl Watch {
     /// of the process, from the first such wait on. It runs the callback after an event in the kernel:
     ///
     /// - A callback that takes long delays those of other kernel fds.
+    /// - It may run for nothing, and until the object is polled a further event may not call it.
     /// - A panic of it is reported by the panic hook, and the attendant goes on.
     /// - An event of a user-level member still runs the callback in the call that made it.
     /// - A kernel fd is watched edge-triggered, by a copy of the fd. So the program may close its own one, and the file stays

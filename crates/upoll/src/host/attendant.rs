@@ -11,7 +11,7 @@
 //!
 //! - Each event carries a key that is never given out again. So a late event of a registration that has ended finds
 //!   nobody.
-//! - The attendant holds no lock while it looks at a set, and while callbacks run. One of them that panics does not end
+//! - The attendant holds no lock while it checks a set, and while callbacks run. One of them that panics does not end
 //!   it: the panic was reported by the panic hook, and there is no call to resume it in.
 //! - It is started by the first registration, and ends once there has been none for a second.
 //! - The child of a fork does not have it. Its next registration starts another one, with a kernel set of its own. What
@@ -35,7 +35,7 @@ use crate::events::{Event, Events};
 use crate::file::{Description, File, Held, PollTable, Pollable};
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{AtomicPtr, AtomicU64, Mutex, Ordering};
-use crate::wait::{Scope, WaitQueue};
+use crate::wait::WaitQueue;
 
 /// That of the process which has last registered something, never freed. A child that finds its parent's replaces it, and
 /// so meets no lock that a thread of the parent held.
@@ -249,20 +249,11 @@ fn go_on_after(run: impl FnOnce()) {
 impl Waiter {
     /// Wakes the callbacks and tasks, after an event in the kernel.
     fn wake(&self, events: Events) {
-        // What a poll of the set wakes comes together with the rest.
-        let _scope = Scope::enter();
         match self {
-            Waiter::Set(set) => {
-                let set = set.object();
-                // The look takes what the sets below have reported, as each poll of a set does.
-                if !set.poll(&mut PollTable::look_only()).is_empty() {
-                    set.watched_by.wake_all(Events::FOR_CALLBACKS);
-                }
-            }
-            Waiter::Fd(file) => {
-                file.object().queue.wake_all(events);
-            }
-        }
+            // Without a look at the set: that would take away for a moment what other threads look for.
+            Waiter::Set(set) => set.object().watched_by.wake_all(Events::FOR_CALLBACKS),
+            Waiter::Fd(file) => file.object().queue.wake_all(events),
+        };
     }
 }
 
