@@ -280,14 +280,15 @@ impl Epoll {
     /// each event, and one of them gets it. Tasks that wait in a set with [`ROTATE`](crate::CreateFlags::ROTATE) take
     /// turns instead.
     ///
+    /// A set with kernel fds is registered in the kernel for each call. A task that waits for many events takes them from
+    /// [`event_stream`](Self::event_stream), which does so once.
+    ///
     /// # Cancel safety
     /// A future that is dropped before it is ready has reported nothing. An event that was meant for it goes to the
     /// next one that waits.
     ///
     /// # Errors
-    /// `EINVAL`: `events` is empty. `EPERM`: the set has, itself or in a set below, a kernel fd or a shared eventfd.
-    /// `ENOMEM`: there is no memory to walk the sets below. While the future exists the set takes no kernel fd
-    /// (`EBUSY`).
+    /// `EINVAL`: `events` is empty. Those of [`Readiness::new`](crate::Readiness::new).
     pub fn wait_async<'a>(
         &'a self,
         events: &'a mut [Event],
@@ -301,8 +302,7 @@ impl Epoll {
     /// The stream has a reference to the set, which keeps it open.
     ///
     /// # Errors
-    /// `EPERM`: the set has, itself or in a set below, a kernel fd or a shared eventfd. `ENOMEM`: there is no memory to
-    /// walk the sets below. While the stream exists the set takes no kernel fd (`EBUSY`).
+    /// Those of [`Readiness::new`](crate::Readiness::new).
     pub fn event_stream(&self) -> Result<EventStream, Errno> {
         let file = Target::File(self.as_file_ref());
         Ok(EventStream {

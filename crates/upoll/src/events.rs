@@ -49,6 +49,9 @@ bitflags! {
 }
 
 impl Events {
+    /// The key of a wakeup of a set that concerns its callbacks and tasks alone. Linux has no event with this bit.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    pub(crate) const FOR_CALLBACKS: Events = Events::from_bits_retain(0x1000);
     /// The events that Linux adds to every interest.
     pub(crate) const ALWAYS: Events = Events::ERR.union(Events::HUP);
     /// The flags of an interest. A oneshot interest that has fired keeps only these.

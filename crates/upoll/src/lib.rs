@@ -46,7 +46,7 @@
 //! | `upoll::channel` | typed channels, bounded and unbounded: one wait for a job or a socket |
 //! | `Timers` | timerfds in user space, by the kernel's clocks or a virtual one; arming makes no system call |
 //! | `Pollable`, `WaitQueue`, `File` | to make objects of your own |
-//! | `Watch`, `Readiness`, `read_async`, `wait_async` | a callback, or a future that allocates nothing, in place of a sleeping thread |
+//! | `Watch`, `Readiness`, `read_async`, `wait_async` | a callback, or a future that allocates nothing, in place of a sleeping thread; on kernel fds too |
 //! | `Epoll::readiness_fd` | a kernel fd that is readable while a set has something: for tokio, mio, glib or a kernel set |
 //! | `Epoll::counters` | wakes, empty wakes, events, sleeps and contention of a set |
 //!
@@ -69,6 +69,7 @@
 extern crate alloc;
 
 mod async_io;
+mod awaited;
 pub mod channel;
 mod clock;
 #[cfg(any(feature = "std", upoll_loom))]

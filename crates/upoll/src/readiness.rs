@@ -9,12 +9,12 @@ use core::pin::Pin;
 use core::ptr::NonNull;
 use core::task::{Context, Poll, Waker};
 
+use crate::awaited::{self, Awaited};
 use crate::epoll::HANG_UP;
-use crate::epoll::callbacks::SetCallback;
 use crate::epoll::ctl::as_set;
 use crate::errno::Errno;
 use crate::events::Events;
-use crate::file::{FileRef, Held, PollTable};
+use crate::file::PollTable;
 use crate::memory::boxed;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
@@ -36,6 +36,11 @@ use crate::wait::{
 /// may run the task on the spot, or drop it.
 ///
 /// The child of a `fork` in a process with several threads must not use its parent's futures.
+///
+/// # Kernel fds
+/// It also waits for kernel fds, and for sets that have some: see [`Watch::new`](crate::Watch::new). A thread of
+/// the library calls the waker then. The registration in the kernel stays from [`new`](Self::new) to the drop. So one
+/// `Readiness` that is awaited again and again costs a few system calls each time. A new one costs some twenty.
 ///
 /// # Cancel safety
 /// Dropping it ends the registration, at any time. The waker of a wakeup that is under way may still be called.
@@ -63,12 +68,7 @@ impl Readiness {
     /// that wait so.
     ///
     /// # Errors
-    /// `EPERM`: `source` is a kernel fd, or a set that has, itself or in a set below, a kernel fd or a shared
-    /// eventfd. Such a member wakes only threads that sleep in the kernel, so nobody would wake the task.
-    /// A member that was closed, not deleted, may still count. While the future exists the set takes no such member
-    /// (`EBUSY`).
-    ///
-    /// `ENOMEM`: there is no memory to walk the sets below a set, or for the queue of a shared eventfd.
+    /// As [`Watch::new`](crate::Watch::new). For a user-level object that is no set only `ENOMEM`, of a shared eventfd.
     #[inline]
     pub fn new<S: Source + ?Sized>(source: &S, interest: Events) -> Result<Self, Errno> {
         TaskWait::new(source.target(), interest, Place::Shared).map(Readiness)
@@ -84,12 +84,17 @@ impl Readiness {
     /// - A wakeup is for one task, however much of the object it makes ready. A task that leaves something of it ready
     ///   wakes no other one. A receive wakes a task that waits for room in a channel only if the channel was full.
     /// - Poll it once more or drop it, if it was woken: the event is not forwarded before.
+    /// - An event of a kernel fd in a set wakes all tasks that wait for the set.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new). `EPERM`: `source` is a kernel fd.
     #[inline]
     pub fn exclusive<S: Source + ?Sized>(source: &S, interest: Events) -> Result<Self, Errno> {
-        TaskWait::new(source.target(), interest, Place::ExclusiveTail).map(Readiness)
+        let target = source.target();
+        if !target.is_file() {
+            return Err(Errno::PERM);
+        }
+        TaskWait::new(target, interest, Place::ExclusiveTail).map(Readiness)
     }
 
     /// Returns the events of the interest that are ready now.
@@ -136,8 +141,7 @@ pub(crate) struct TaskWait {
     #[expect(clippy::vec_box, reason = "linked in place")]
     more: Vec<Box<TaskEntry>>,
     /// Keeps the queues alive that the entries are hooked into.
-    file: Held,
-    _set_callback: SetCallback,
+    file: Awaited,
 }
 
 /// The part of a wait that wakeups use.
@@ -160,25 +164,12 @@ unsafe impl Send for TaskEntry {}
 unsafe impl Sync for TaskEntry {}
 
 impl TaskWait {
-    /// Checks that wakeups reach a task that waits for `file`.
-    ///
-    /// # Errors
-    /// As [`Readiness::new`].
-    fn prepare(file: FileRef<'_>, interest: Events) -> Result<SetCallback, Errno> {
-        let set_callback = SetCallback::begin(file, interest)?;
-        if let Some(source) = file.description().kernel_source() {
-            source.prepare_queue()?;
-        }
-        Ok(set_callback)
-    }
-
     /// # Errors
     /// As [`Readiness::new`].
     #[inline]
     pub(crate) fn new(target: Target<'_>, interest: Events, place: Place) -> Result<Self, Errno> {
-        let file = target.file()?;
         let interest = interest | Events::ALWAYS;
-        let set_callback = Self::prepare(file, interest)?;
+        let file = Awaited::begin(target, interest)?;
         Ok(TaskWait {
             waiting: Waiting {
                 interest,
@@ -190,8 +181,7 @@ impl TaskWait {
             used: 0,
             entries: [const { MaybeUninit::uninit() }; ROOM],
             more: Vec::new(),
-            file: file.keep(),
-            _set_callback: set_callback,
+            file,
         })
     }
 
@@ -373,7 +363,8 @@ unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     // SAFETY: `entry` is the first field of a `TaskEntry`, which is unhooked, under the lock that
     // is held here, before it or what it points to ends.
     let waiting = unsafe { entry.cast::<TaskEntry>().as_ref().waiting.as_ref() };
-    if !wake.key.is_empty() && !wake.key.intersects(waiting.interest) {
+    let key = awaited::key_of(wake);
+    if !key.is_empty() && !key.intersects(waiting.interest) {
         return Reply::Declined;
     }
     let waits = if wake.mode == Mode::Query {

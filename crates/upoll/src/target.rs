@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::descriptor::{Descriptor, DescriptorRef};
-use crate::errno::Errno;
 #[cfg(any(feature = "std", upoll_loom))]
 use crate::events::Events;
 use crate::file::{File, FileRef, Pollable};
@@ -25,19 +24,6 @@ pub enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Returns the user-level file, which wakes callbacks and tasks.
-    ///
-    /// # Errors
-    /// `EPERM`: it is a kernel fd, which wakes only threads that sleep in the kernel.
-    #[inline]
-    pub(crate) fn file(self) -> Result<FileRef<'a>, Errno> {
-        match self {
-            Target::File(file) => Ok(file),
-            #[cfg(any(feature = "std", upoll_loom))]
-            Target::Kernel(_) | Target::Descriptor(_) => Err(Errno::PERM),
-        }
-    }
-
     /// Whether it is a user-level file.
     #[inline]
     pub(crate) fn is_file(self) -> bool {

@@ -5,14 +5,13 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ptr::NonNull;
 
-use crate::epoll::callbacks::SetCallback;
+use crate::awaited::{self, Awaited};
 use crate::errno::Errno;
-
 use crate::events::Events;
-use crate::file::{FileRef, Held, PollTable};
+use crate::file::PollTable;
 use crate::memory::{SharedBox, boxed};
 use crate::sync::{Rule, broken};
-use crate::target::Source;
+use crate::target::{Source, Target};
 use crate::wait::{CallbackSlot, Mode, Place, Reply, Scope, WaitEntry, WaitQueue, Wake};
 
 /// A callback in the wait queues of an open file. Dropping it takes the callback out: once the
@@ -39,6 +38,25 @@ use crate::wait::{CallbackSlot, Mode, Place, Reply, Scope, WaitEntry, WaitQueue,
 /// assert_eq!(rang.load(Ordering::Relaxed), 1);
 /// # Ok::<(), upoll::Errno>(())
 /// ```
+///
+/// A set with a kernel fd. The callback runs on the library's thread:
+/// ```
+/// # #[cfg(feature = "std")] {
+/// use std::io::Write;
+/// use std::sync::mpsc::channel;
+/// use upoll::{Epoll, Event, Events, Watch};
+///
+/// let (reader, mut writer) = std::io::pipe()?;
+/// let set = Epoll::new()?;
+/// set.add(&reader, Event::new(Events::IN, 7))?;
+/// let (send, receive) = channel();
+/// let (_watch, _ready) = Watch::new(&set, Events::IN, move |_| send.send(()).unwrap_or_default())?;
+/// writer.write_all(b"x")?;
+/// receive.recv().expect("the callback keeps its end");
+/// assert_eq!(set.try_wait(&mut [Event::default()])?, 1);
+/// # }
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct Watch {
     /// Boxed, because wait queues link them where they are.
     #[expect(clippy::vec_box, reason = "linked in place")]
@@ -46,8 +64,7 @@ pub struct Watch {
     /// The state that the entries point to. Boxed, so that it stays put.
     notify: Box<Notify>,
     /// Keeps the queues alive that the entries are hooked into.
-    file: Held,
-    _set_callback: SetCallback,
+    file: Awaited,
 }
 
 struct Notify {
@@ -92,7 +109,25 @@ impl Watch {
     /// A wakeup is a hint: poll the object, for instance with
     /// [`Epoll::try_wait`](crate::Epoll::try_wait).
     ///
-    /// Without `std` the library cannot distinguish threads. If another thread is in a call of this
+    /// # Kernel fds
+    /// `source` may be a kernel fd, or a set that has kernel fds and shared eventfds, itself or in a set below. They may
+    /// come after the callback. One thread of the library, the attendant, sleeps in the kernel for all callbacks and tasks
+    /// of the process, from the first such wait on. It runs the callback after an event in the kernel:
+    ///
+    /// - A callback that takes long delays those of other kernel fds.
+    /// - It may run for nothing, and until the object is polled a further event may not call it.
+    /// - A panic of it is reported by the panic hook, and the attendant goes on.
+    /// - An event of a user-level member still runs the callback in the call that made it.
+    /// - A kernel fd is watched edge-triggered, by a copy of the fd. So the program may close its own one, and the file stays
+    ///   open until the `Watch` is dropped. A file that `poll(2)` finds always ready, as regular files are, is that here.
+    /// - If the program closes the copy, which it did not open, the events are `HUP` from then on.
+    /// - The child of a `fork` has an attendant of its own, for what it registers itself. A `Watch` of the parent is not
+    ///   called there for events in the kernel. A callback that forks must end the child.
+    ///
+    /// Without the feature `std` there are no kernel fds.
+    ///
+    /// # Without `std`
+    /// The library cannot distinguish threads. If another thread is in a call of this
     /// library at the end of the wakeup, the callback may run at the end of that call instead. The
     /// callbacks that a callback wakes run within it. A callback must not drop its own `Watch`, and
     /// after a panic of it the callbacks behind it are not called for this wakeup.
@@ -100,38 +135,36 @@ impl Watch {
     /// `ERR` and `HUP` always concern it.
     ///
     /// # Errors
-    /// `EPERM`: `source` is a kernel fd, or a set that has, itself or in a set below, a kernel fd or a shared
-    /// eventfd. Such a member wakes only threads that sleep in the kernel, so nobody would call the
-    /// callback: wait with [`Epoll::wait`](crate::Epoll::wait) or [`poll`](crate::poll()). A member
-    /// that was closed, not deleted, may still count. While the `Watch` exists the set takes no
-    /// such member (`EBUSY`).
-    ///
     /// `ENOMEM`: there is no memory for it.
+    ///
+    /// `EPERM`: `source` is a set with [`ROTATE`](crate::CreateFlags::ROTATE) and has, itself or in a set below, a kernel
+    /// fd or a shared eventfd. Its threads take turns, which the attendant cannot: wait with
+    /// [`Epoll::wait`](crate::Epoll::wait), or watch a set that watches it. A member that was closed, not deleted, may still
+    /// count. While a `Watch` on a set with `ROTATE` exists the set takes no such member (`EBUSY`).
+    ///
+    /// With members in the kernel: `EAGAIN`, `EMFILE`, `ENFILE`, `ENOSPC`: the kernel has no thread, fd or watch for it.
+    /// `EINVAL`, `ELOOP`: the kernel fds in sets below are nested too deep, as the attendant needs one level more.
     pub fn new<S: Source + ?Sized>(
         source: &S,
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
     ) -> Result<(Self, Events), Errno> {
-        Self::on_file(source.target().file()?, interest, callback)
+        Self::on_target(source.target(), interest, callback)
     }
 
-    fn on_file(
-        file: FileRef<'_>,
+    fn on_target(
+        target: Target<'_>,
         interest: Events,
         callback: impl Fn(Events) + Send + Sync + 'static,
     ) -> Result<(Self, Events), Errno> {
         let slot = CallbackSlot::new(boxed(callback)?)?;
         let interest = interest | Events::ALWAYS;
-        let set_callback = SetCallback::begin(file, interest)?;
-        if let Some(source) = file.description().kernel_source() {
-            source.prepare_queue()?;
-        }
+        let file = Awaited::begin(target, interest)?;
         let notify = boxed(Notify { interest, slot })?;
         let mut watch = Watch {
             entries: Vec::new(),
             notify,
-            file: file.keep(),
-            _set_callback: set_callback,
+            file,
         };
         let notify = NonNull::from(&*watch.notify);
         let entries = &mut watch.entries;
@@ -155,7 +188,7 @@ impl Watch {
             // Wakers of others run when the object's `poll` has released its locks.
             let _scope = Scope::enter();
             let mut table = PollTable::new(&mut on_register);
-            file.description().object().poll(&mut table)
+            watch.file.object().poll(&mut table)
         };
         if is_short {
             return Err(Errno::NOMEM);
@@ -212,11 +245,12 @@ unsafe fn on_wake_watch(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     // SAFETY: `entry` is the first field of a `WatchEntry`, which is unhooked, under the lock that
     // is held here, before it or what it points to ends.
     let notify = unsafe { entry.cast::<WatchEntry>().as_ref().notify.as_ref() };
-    if !wake.key.is_empty() && !wake.key.intersects(notify.interest) {
+    let key = awaited::key_of(wake);
+    if !key.is_empty() && !key.intersects(notify.interest) {
         return Reply::Declined;
     }
     if wake.mode != Mode::Query {
-        wake.deferred.push_callback(&notify.slot, wake.key);
+        wake.deferred.push_callback(&notify.slot, key);
     }
     Reply::Woken
 }

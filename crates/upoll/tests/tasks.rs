@@ -131,20 +131,6 @@ fn a_waker_may_end_the_futures_that_the_same_wakeup_is_to_wake_next() {
     assert!(ender.0.lock().unwrap().is_empty());
 }
 
-#[test]
-fn a_kernel_fd_or_a_set_with_one_is_refused() {
-    let (reader, _writer) = std::io::pipe().unwrap();
-    let set = Epoll::new().unwrap();
-    set.add(&reader, IN).unwrap();
-    assert_eq!(Readiness::new(&reader, Events::IN).err(), Some(Errno::PERM));
-    assert_eq!(
-        Readiness::exclusive(&set, Events::IN).err(),
-        Some(Errno::PERM)
-    );
-    assert_eq!(block_on(set.wait_async(&mut [IN])), Err(Errno::PERM));
-    assert_eq!(set.event_stream().err(), Some(Errno::PERM));
-}
-
 /// An object with more queues than a future has room for.
 #[derive(Default)]
 struct Queues([WaitQueue; 7]);

@@ -59,6 +59,18 @@ pub(crate) trait KernelBackend: InKernel {
     /// the kernel. Closed members may still count.
     fn has_silent_members(&self) -> bool;
 
+    /// Makes a thread wait for events of `set` in the kernel. The thread wakes the callbacks and tasks that wait for the set.
+    ///
+    /// # Errors
+    /// `EPERM`: no thread can. `EAGAIN`, `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the kernel has no thread, fd or memory for
+    /// it. `EINVAL`, `ELOOP`: the kernel fds in sets below are nested too deep.
+    fn attend(&self, _set: &Description<Set>) -> Result<(), Errno> {
+        Err(Errno::PERM)
+    }
+
+    /// Ends that, unless another callback waits for the set by now.
+    fn end_attendance(&self, _set: &Set) {}
+
     /// The set is closed, and watched by nobody any more.
     fn close(&self);
 

@@ -1,10 +1,10 @@
-//! Callbacks and tasks that wait for a set, and members that could not wake them.
+//! Callbacks and tasks that wait for a set, and members that do not wake them by themselves.
 //!
-//! A kernel fd or a shared eventfd wakes only threads that sleep in the kernel. While no thread
-//! waits for it, nothing runs in this process when it becomes ready. So a set that has such a
-//! member, directly or in a set below, accepts no callback. A set that has a callback, or is below
-//! one that has, accepts no such member. Each side publishes first and then checks for the other:
-//! of two concurrent calls at least one is refused.
+//! A kernel fd or a shared eventfd wakes only threads that sleep in the kernel. So the kernel backend of a set
+//! with such a member, directly or in a set below, has a thread wait for the callbacks
+//! ([`attend`](super::backend::KernelBackend::attend)). That begins with the callback or with the member, whichever is
+//! the later. Each side publishes first and then checks for the other: of two concurrent calls at least one sees both.
+//! Where no thread can wait for the callbacks, the later call fails.
 
 use core::sync::atomic::AtomicUsize as StaticCount;
 
@@ -12,7 +12,7 @@ use hashbrown::HashSet;
 use rustc_hash::FxBuildHasher;
 
 use super::Set;
-use super::ctl::as_set;
+use super::ctl::{as_set, set_of};
 use super::nesting::sets_above;
 use crate::errno::Errno;
 use crate::events::Events;
@@ -37,30 +37,56 @@ pub(crate) struct SetCallback(Option<Held>);
 
 impl SetCallback {
     /// # Errors
-    /// `EPERM`: `file` is a set with a member that cannot wake it for `interest`. `ENOMEM`: there is no memory
-    /// to walk the sets below.
+    /// `EPERM`: `file` is a set with a member in the kernel, and no thread can wait for its callbacks. `ENOMEM`: there
+    /// is no memory to walk the sets below. Further errors are those of
+    /// [`attend`](super::backend::KernelBackend::attend).
     pub(crate) fn begin(file: FileRef<'_>, interest: Events) -> Result<Self, Errno> {
-        let set = as_set(file.description()).filter(|_| interest.intersects(Set::SHOWN));
+        let set = set_of(file.description()).filter(|_| interest.intersects(Set::SHOWN));
         let Some(set) = set else {
             return Ok(SetCallback(None));
         };
         CALLBACKS.fetch_add(1, Ordering::SeqCst);
-        set.callbacks.fetch_add(1, Ordering::SeqCst);
+        set.object().callbacks.fetch_add(1, Ordering::SeqCst);
         let callback = SetCallback(Some(file.keep()));
         // Counted, now check: an ADD that does not see the count has counted its member before.
-        match has_silent_members(set, &mut Visited::default())? {
-            true => Err(Errno::PERM),
-            false => Ok(callback),
+        if has_silent_members(set.object(), &mut Visited::default())? {
+            attend(set)?;
         }
+        Ok(callback)
     }
 }
 
 impl Drop for SetCallback {
     fn drop(&mut self) {
         if let Some(set) = self.0.as_ref().and_then(|file| as_set(file)) {
-            set.callbacks.fetch_sub(1, Ordering::SeqCst);
+            let before = set.callbacks.fetch_sub(1, Ordering::SeqCst);
             CALLBACKS.fetch_sub(1, Ordering::SeqCst);
+            if before == 1
+                && let Some(backend) = set.backend()
+            {
+                backend.end_attendance(set);
+            }
         }
+    }
+}
+
+impl Set {
+    /// Whether a callback or a task waits for the set.
+    #[cfg(all(feature = "std", not(upoll_loom)))]
+    pub(crate) fn has_callbacks(&self) -> bool {
+        self.callbacks.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// Makes the callbacks of `set` learn of events in the kernel.
+///
+/// # Errors
+/// As [`attend`](super::backend::KernelBackend::attend).
+fn attend(set: &Description<Set>) -> Result<(), Errno> {
+    // A set above one that has a backend gets one, too. The ADD that is just making it sees the callback afterwards.
+    match set.object().backend() {
+        Some(backend) => backend.attend(set),
+        None => Ok(()),
     }
 }
 
@@ -92,42 +118,38 @@ fn has_silent_members(set: &Set, visited: &mut Visited) -> Result<bool, Errno> {
     Ok(false)
 }
 
-/// Checks that no callback waits for `set`, or for a set above, which now has a member that could not wake
-/// it. The member is counted already.
+/// Makes the callbacks of `set` and of the sets above learn of events in the kernel, as `set` has a member there by now.
 ///
 /// # Errors
-/// `EBUSY`: one does. `ENOMEM`: there is no memory to walk the sets above.
-pub(crate) fn check_silent_member(set: &Description<Set>) -> Result<(), Errno> {
-    if CALLBACKS.load(Ordering::SeqCst) > 0 && has_callback(set, &mut Visited::default())? {
-        return Err(Errno::BUSY);
+/// `EBUSY`: no thread can wait for such a callback. `ENOMEM`: there is no memory to walk the sets above. Further errors are
+/// those of [`attend`](super::backend::KernelBackend::attend).
+pub(crate) fn attend_silent_member(set: &Description<Set>) -> Result<(), Errno> {
+    if CALLBACKS.load(Ordering::SeqCst) == 0 {
+        return Ok(());
+    }
+    match attend_callbacks(set, &mut Visited::default()) {
+        Err(Errno::PERM) => Err(Errno::BUSY),
+        attended => attended,
+    }
+}
+
+/// The same for the members of the set `below`, if it has any, which `set` watches by now.
+pub(super) fn attend_nested(set: &Description<Set>, below: &Set) -> Result<(), Errno> {
+    if CALLBACKS.load(Ordering::SeqCst) > 0 && has_silent_members(below, &mut Visited::default())? {
+        attend_silent_member(set)?;
     }
     Ok(())
 }
 
-/// The same for the set `below`, if it has such members, which `set` watches by now.
-pub(super) fn check_nested(set: &Description<Set>, below: &Set) -> Result<(), Errno> {
-    if CALLBACKS.load(Ordering::SeqCst) > 0
-        && has_silent_members(below, &mut Visited::default())?
-        && has_callback(set, &mut Visited::default())?
-    {
-        return Err(Errno::BUSY);
-    }
-    Ok(())
-}
-
-/// Returns whether a callback waits for `set` or for a set above.
-///
-/// # Errors
-/// `ENOMEM`: there is no memory to walk the sets above.
-fn has_callback(set: &Description<Set>, visited: &mut Visited) -> Result<bool, Errno> {
+fn attend_callbacks(set: &Description<Set>, visited: &mut Visited) -> Result<(), Errno> {
     if set.object().callbacks.load(Ordering::SeqCst) > 0 {
-        return Ok(true);
+        attend(set)?;
     }
     for above in sets_above(set.watchers())? {
         visited.try_reserve(1).map_err(|_| Errno::NOMEM)?;
-        if visited.insert(FileId::of(&above)) && has_callback(&above, visited)? {
-            return Ok(true);
+        if visited.insert(FileId::of(&above)) {
+            attend_callbacks(&above, visited)?;
         }
     }
-    Ok(false)
+    Ok(())
 }

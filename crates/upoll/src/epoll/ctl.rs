@@ -6,7 +6,7 @@ use core::any::Any;
 use core::ptr::NonNull;
 
 use self::close::on_file_close;
-use super::callbacks::{check_nested, check_silent_member};
+use super::callbacks::{attend_nested, attend_silent_member};
 use super::interest::{ExtraEntry, Extras, Interests, Item, state};
 use super::{Epoll, Set, nesting, ready, time};
 use crate::errno::Errno;
@@ -192,11 +192,11 @@ impl Epoll {
             // A thread that is not woken polls when its limit ends.
             let _ = shared.tell_threads_of(self.description());
             // Added, now check for callbacks.
-            let allowed = check_silent_member(self.description());
-            if allowed.is_err() {
+            let attended = attend_silent_member(self.description());
+            if attended.is_err() {
                 let _ = self.delete_file((file.identity(), file.number()));
             }
-            return allowed;
+            return attended;
         }
         result
     }
@@ -301,8 +301,9 @@ impl Epoll {
         if result.is_ok()
             && let Some(there) = target.backend()
         {
-            result = check_nested(self.description(), target)
-                .and_then(|()| there.nest_in(file.description(), self.description()));
+            result = there
+                .nest_in(file.description(), self.description())
+                .and_then(|()| attend_nested(self.description(), target));
             if result.is_err() {
                 let mut inner = self.set().lock();
                 let (identity, number) = (file.identity(), file.number());
@@ -685,7 +686,6 @@ pub(crate) fn as_set(file: &Description) -> Option<&Set> {
 }
 
 /// The same as a description of a set.
-#[cfg(any(feature = "std", upoll_loom))]
 pub(crate) fn set_of(file: &Description) -> Option<&Description<Set>> {
     as_set(file)?;
     // SAFETY: the object in the description is a `Set`, as was just found.

@@ -32,7 +32,8 @@ impl Epoll {
     /// - `ENOSPC`: the account of watches is used up. `ENOMEM`: no memory.
     /// - `EBUSY`: `source` is, or is a set that has, a kernel fd or a shared eventfd, and a
     ///   [`Watch`](crate::Watch) or [`Readiness`](crate::Readiness) waits for this set or for a set
-    ///   above. It would not be woken. Linux has no such error, nor such waiters.
+    ///   above, which has [`ROTATE`](crate::CreateFlags::ROTATE). It would not be woken. Linux has no such error, nor such
+    ///   waiters. If the set has no `ROTATE` the ADD can fail as [`Watch::new`](crate::Watch::new) does.
     #[doc(alias = "EPOLL_CTL_ADD")]
     pub fn add(&self, source: &(impl Source + ?Sized), interest: Event) -> Result<(), Errno> {
         self.ctl(Op::Add, source.target(), interest)

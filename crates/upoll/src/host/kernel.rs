@@ -12,7 +12,7 @@ use upoll_sys::{interruptible, syscall};
 
 use crate::epoll::Op;
 use crate::errno::Errno;
-use crate::events::Event;
+use crate::events::{Event, Events};
 
 fn check(result: Result<usize, i32>) -> Result<usize, Errno> {
     result.map_err(Errno::from_raw)
@@ -364,24 +364,33 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 /// Calls `poll(2)` on one own fd for `POLLIN`, without waiting. An fd that the program has closed
 /// is not readable, and is recorded as lost.
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    let is_readable = fd.call(|number| {
+    ready_events(fd, Events::IN).is_ok_and(|ready| !ready.is_empty())
+}
+
+/// Calls `poll(2)` on one own fd, without waiting, and returns the events that are ready.
+///
+/// # Errors
+/// `EBADF`: the program has closed the fd. That is recorded.
+pub(super) fn ready_events(fd: &Descriptor, wanted: Events) -> Result<Events, Errno> {
+    let ready = fd.call(|number| {
         let mut entry = libc::pollfd {
             fd: number,
-            events: libc::POLLIN,
+            events: wanted.bits() as libc::c_short,
             revents: 0,
         };
         let mut limit = AT_ONCE;
         let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
-        let found = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
+        let _ = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
         match entry.revents & libc::POLLNVAL {
-            0 => Ok(found == Ok(1)),
+            0 => Ok(Events::from_bits_retain(
+                entry.revents.cast_unsigned().into(),
+            )),
             _ => Err(Errno::BADF),
         }
     });
-    is_readable.unwrap_or_else(|_| {
+    ready.inspect_err(|_| {
         fd.is_lost_after_failure();
-        false
     })
 }
 

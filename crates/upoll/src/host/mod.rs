@@ -25,6 +25,10 @@
 #[cfg(not(upoll_loom))]
 mod adopted;
 #[cfg(not(upoll_loom))]
+mod attendant;
+#[cfg(not(upoll_loom))]
+pub(crate) use attendant::AttendedFd;
+#[cfg(not(upoll_loom))]
 pub(crate) mod generation;
 #[cfg(not(upoll_loom))]
 pub use generation::{WIPED_WORDS, begin_in_child, watch_forks, wiped_words};
@@ -91,7 +95,7 @@ use self::rotation::Rotation;
 use self::sleep_set::SleepSet;
 use self::special::{Special, Specials};
 use crate::epoll::backend::KernelBackend;
-use crate::epoll::callbacks::check_silent_member;
+use crate::epoll::callbacks::attend_silent_member;
 use crate::epoll::ctl::set_of;
 use crate::epoll::interest::{Interests, Item};
 use crate::epoll::nesting::sets_above;
@@ -157,6 +161,9 @@ pub(crate) struct EpollBackend {
     listening: Mutex<Listening>,
     /// The set's readiness fd, once a program has asked for it.
     shown: OnceBox<Shown>,
+    /// The set's place at the attendant, while callbacks wait for the set.
+    #[cfg(not(upoll_loom))]
+    attended: Mutex<Option<attendant::Attended>>,
     /// Which process's it is.
     generation: u32,
 }
@@ -222,6 +229,8 @@ impl EpollBackend {
             has_chosen: AtomicBool::new(false),
             listening: Mutex::new(Listening::new()),
             shown: OnceBox::new(),
+            #[cfg(not(upoll_loom))]
+            attended: Mutex::new(None),
             generation: generation::current(),
         })
     }
@@ -303,6 +312,10 @@ impl EpollBackend {
     fn try_above(&self, description: &Description<Set>, nesting: &SleepSet) -> Result<(), Errno> {
         let above = sets_above(description.watchers())?;
         above.iter().try_for_each(ensure_intact)?;
+        #[cfg(not(upoll_loom))]
+        let attendants = self.attendants_set();
+        #[cfg(upoll_loom)]
+        let attendants = None;
         let fds = || {
             let nesting_sets = above
                 .iter()
@@ -310,6 +323,7 @@ impl EpollBackend {
             nesting_sets
                 .map(|nesting| &**nesting.fd)
                 .chain(self.shown_fd())
+                .chain(attendants)
         };
         let nothing = Event::new(Events::empty(), 0);
         let nesting = nesting.fd.as_raw_fd();
@@ -605,7 +619,19 @@ impl KernelBackend for EpollBackend {
         self.members.load(Ordering::SeqCst) > 0 || !self.listening.lock().is_empty()
     }
 
+    #[cfg(not(upoll_loom))]
+    fn attend(&self, set: &Description<Set>) -> Result<(), Errno> {
+        self.begin_attendance(set)
+    }
+
+    #[cfg(not(upoll_loom))]
+    fn end_attendance(&self, set: &Set) {
+        self.leave_attendant(|| !set.has_callbacks());
+    }
+
     fn close(&self) {
+        #[cfg(not(upoll_loom))]
+        self.leave_attendant(|| true);
         self.close_shown();
     }
 
@@ -709,11 +735,11 @@ fn ctl_as_member(epoll: &Epoll, op: Op, fd: BorrowedFd<'_>, interest: &Event) ->
         // Counted first: as soon as it is there another thread may look for it, or delete it.
         backend.members.fetch_add(1, Ordering::SeqCst);
     }
-    let allowed = match op {
-        Op::Add => check_silent_member(description),
+    let attended = match op {
+        Op::Add => attend_silent_member(description),
         Op::Del | Op::Mod => Ok(()),
     };
-    let changed = allowed.and_then(|()| backend.ctl_listed(epoll, op, number, interest));
+    let changed = attended.and_then(|()| backend.ctl_listed(epoll, op, number, interest));
     let left = match op {
         Op::Add => changed.is_err(),
         Op::Del => changed.is_ok(),

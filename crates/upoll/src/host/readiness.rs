@@ -257,6 +257,10 @@ unsafe fn on_wake_shown(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply
     // before it ends.
     let shown = unsafe { entry.cast::<Shown>().as_ref() };
     let ready = &shown.ready;
+    #[cfg(not(upoll_loom))]
+    if wake.key == Events::FOR_CALLBACKS {
+        return Reply::Declined;
+    }
     if wake.mode != Mode::Query && shown.is_linked.load(Ordering::SeqCst) && ready.needs_ring() {
         ReadyFd::ring_later(ready, wake.deferred);
     }
@@ -297,8 +301,11 @@ impl EpollBackend {
         Ok(&shown.ready)
     }
 
-    /// Links the readiness fd, if the program has one, to the kernel set that shows what the kernel has.
+    /// Links the readiness fd, if the program has one, and the attendant, if callbacks wait for the set, to the kernel set
+    /// that shows what the kernel has.
     pub(super) fn link_shown(&self) -> Result<(), Errno> {
+        #[cfg(not(upoll_loom))]
+        self.link_attendant()?;
         match self.shown_linked() {
             Some(shown) => self.link_to_sleepers(shown),
             None => Ok(()),

@@ -132,7 +132,8 @@ impl EventFd {
     /// - Interests with `EXCLUSIVE` are woken as any other. A set that watches a shared counter
     ///   counts as a set with kernel fds: its threads sleep in the kernel.
     /// - [`Watch`](crate::Watch), [`Readiness`](crate::Readiness) and objects that pass its queue
-    ///   on from their own `poll` see only changes that the same process makes.
+    ///   on from their own `poll` see only changes that the same process makes. On a set that has the
+    ///   counter as a member, a `Watch` or `Readiness` sees all.
     /// - A signal handler must not use the counter. A child must be made by `fork`; a child that
     ///   calls `exec` no longer has the counter. Two kernel fds belong to it: a child that closes
     ///   all fds that it has inherited has to drop its handles before.

@@ -36,11 +36,11 @@ pub(super) struct Entry {
     /// The number in the lower half: [`NONE`] if it was closed, or another own fd has it. The upper half
     /// counts how often the entry was given out, so that a change that was begun for an earlier fd fails.
     pub(super) state: AtomicU64,
-    /// [`BRIEF`], [`SET`], [`SEAL`] or [`KEPT`].
+    /// [`BRIEF`], [`SET`], [`SEAL`], [`KEPT`] or [`MEMBER`].
     pub(super) kind: AtomicU32,
     /// The seal that a set has in it; a seal's own. Null for other files.
     pub(super) seal: AtomicPtr<Seal>,
-    /// The number under which the seal is in the set.
+    /// The number under which the seal is in the set; of a member, the number of the set.
     pub(super) under: AtomicI32,
     /// The data of the event that wakes a thread in the set.
     pub(super) data: AtomicU64,
@@ -60,6 +60,8 @@ pub(super) const SEAL: u32 = 2;
 /// An own fd that a child of a fork continues to use: a wake fd of shared eventfds, the set that
 /// they are members of, or a file of an embedder.
 pub(super) const KEPT: u32 = 3;
+/// A member of a kernel set of the library's. Its entry has the number of that set in `under`.
+pub(super) const MEMBER: u32 = 4;
 
 impl Entry {
     /// Returns an entry that is in no use.
@@ -130,7 +132,8 @@ impl Entry {
     }
 }
 
-/// Returns whether a number stands for a kernel set or a seal of the library's. Takes system calls if it did once.
+/// Returns whether a number stands for a kernel set or a seal of the library's, or for a file that the library has in one.
+/// Takes system calls if it did once.
 pub(in crate::host) fn is_set_or_seal(number: RawFd) -> bool {
     entry_at(number).is_some_and(|entry| entry.number() == number && entry.is_at(number))
 }
@@ -465,8 +468,8 @@ fn replace_moved<R>(
 ///
 /// To be called before anything else of the library is, and by the only thread. Async-signal-safe.
 pub(in crate::host) fn close_inherited() {
-    // A set is known by its seal, so the seals come last.
-    for kind in [SET, SEAL] {
+    // A member is known by its set, and a set by its seal: the seals come last.
+    for kind in [MEMBER, SET, SEAL] {
         for number in recorded(0, u32::MAX) {
             let Some(entry) = entry_at(number) else {
                 continue;
@@ -494,8 +497,15 @@ impl Entry {
         self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
     }
 
-    /// Returns whether its number, of a set or a seal, still stands for that.
+    /// Returns whether its number, of a set, of a member or of a seal, still stands for that.
     fn is_at(&self, number: RawFd) -> bool {
+        if self.kind() == MEMBER {
+            let set = self.under.load(Ordering::SeqCst);
+            let is_set = |entry: &Entry| entry.kind() == SET && entry.number() == set;
+            return is_protected()
+                || entry_at(set).is_some_and(|entry| is_set(entry) && entry.is_at(set))
+                    && has_member(set, number);
+        }
         let Some(seal) = self.seal() else {
             return false;
         };
@@ -507,7 +517,7 @@ impl Entry {
     }
 
     fn close_in_child(&'static self, number: RawFd) {
-        if self.seal().is_none() {
+        if self.seal().is_none() && self.kind() != MEMBER {
             return;
         }
         if self.is_at(number) {

@@ -31,7 +31,9 @@ use std::ptr;
 pub(super) use self::entries::close_inherited;
 pub(super) use self::entries::hold_protected_numbers;
 pub(super) use self::entries::is_set_or_seal;
-use self::entries::{Entry, KEPT, NONE, SET, entry_at, forget, give_back, has_member, record};
+use self::entries::{
+    Entry, KEPT, MEMBER, NONE, SET, entry_at, forget, give_back, has_member, record,
+};
 pub use self::entries::{
     NumbersHeld, hold_numbers, is_own, may_be_own, may_take, next_own, replace,
 };
@@ -293,6 +295,24 @@ impl OwnFd {
         Ok(file)
     }
 
+    /// As [`member_of`](Self::member_of), but a child of a fork closes both, and [`close`](Self::close) takes the file out of
+    /// the set. The file may be the program's under another number.
+    ///
+    /// # Errors
+    /// As there. `EPERM`: the file cannot be polled. `ELOOP`, `EINVAL`: it is a kernel set that is nested too deep.
+    #[cfg(not(upoll_loom))]
+    pub(super) fn awaited_in(set: &SharedBox<OwnFd>, file: OwnFd) -> Result<Self, Errno> {
+        let mut file = file;
+        // An edge: without a look at the file nobody could end an error that it shows.
+        let nothing = Event::new(crate::events::Events::ET, 0);
+        let under = set.as_raw_fd();
+        kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing)?;
+        file.proof = Proof::MemberOf(SharedBox::clone(set));
+        file.entry.under.store(under, Ordering::SeqCst);
+        file.entry.kind.store(MEMBER, Ordering::Release);
+        Ok(file)
+    }
+
     /// Closes the set that the file is a member of, too.
     pub(super) fn close_with_set(&self) {
         self.close();
@@ -350,7 +370,7 @@ impl OwnFd {
             }
             Proof::Seal(seal) => seal.socket.is(self.as_raw_fd()),
             Proof::MemberOf(set) => {
-                set.is_intact() && has_member(set.as_raw_fd(), self.as_raw_fd())
+                set.is_intact_with(is_seal_intact) && has_member(set.as_raw_fd(), self.as_raw_fd())
             }
         };
         if !is_intact {
@@ -506,13 +526,25 @@ impl OwnFd {
         false
     }
 
+    /// Takes the file out of the set that it is a member of. Returns whether the number still stands for it: else the kernel
+    /// finds no such member.
+    fn leaves(&self, set: &OwnFd) -> bool {
+        let number = self.as_raw_fd();
+        let left =
+            set.call(|set| kernel::epoll_ctl_by_number(set, Op::Del, number, &Event::default()));
+        self.has_number() && (left.is_ok() || is_protected())
+    }
+
     /// Closes the file, if the number still stands for it. Uses that come later find it lost.
     pub(super) fn close(&self) {
         if self.as_raw_fd() == NONE && self.entry.seal().is_none() {
             // Closed before: that is no loss.
             return;
         }
-        let is_intact = self.is_intact();
+        let is_intact = match &self.proof {
+            Proof::MemberOf(set) if self.entry.kind() == MEMBER => self.leaves(set),
+            _ => self.is_intact(),
+        };
         if let Some(seal) = self.seal() {
             self.entry.seal.store(ptr::null_mut(), Ordering::SeqCst);
             seal.leave();
