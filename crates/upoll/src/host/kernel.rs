@@ -164,6 +164,16 @@ pub(crate) fn epoll_ctl(
     set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
+/// As [`epoll_ctl`], right behind a call on the same set that has succeeded: its number is not checked again.
+pub(super) fn epoll_ctl_once_more(
+    set: &Descriptor,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
+    set.try_call(|number| epoll_ctl_by_number(number, op, fd, interest))
+}
+
 /// `epoll_ctl(2)`.
 #[inline]
 pub(super) fn epoll_ctl_by_number(
@@ -364,7 +374,24 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 /// Calls `poll(2)` on one own fd for `POLLIN`, without waiting. An fd that the program has closed
 /// is not readable, and is recorded as lost.
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    let is_readable = fd.call(|number| {
+    or_lost(fd, fd.call(is_number_readable))
+}
+
+/// As [`is_readable`], of an fd whose last check may be a few milliseconds old: if the program has put another file there since,
+/// it is that file's answer.
+pub(super) fn was_readable(fd: &Descriptor) -> bool {
+    or_lost(fd, fd.look(is_number_readable))
+}
+
+fn or_lost(fd: &Descriptor, is_readable: Result<bool, Errno>) -> bool {
+    is_readable.unwrap_or_else(|_| {
+        fd.is_lost_after_failure();
+        false
+    })
+}
+
+fn is_number_readable(number: RawFd) -> Result<bool, Errno> {
+    {
         let mut entry = libc::pollfd {
             fd: number,
             events: libc::POLLIN,
@@ -378,11 +405,7 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
             0 => Ok(found == Ok(1)),
             _ => Err(Errno::BADF),
         }
-    });
-    is_readable.unwrap_or_else(|_| {
-        fd.is_lost_after_failure();
-        false
-    })
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -784,6 +784,15 @@ pub(crate) fn epoll_ctl(
     set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
+pub(super) fn epoll_ctl_once_more(
+    set: &Descriptor,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
+    set.try_call(|number| epoll_ctl_by_number(number, op, fd, interest))
+}
+
 pub(super) fn epoll_ctl_by_number(
     set: RawFd,
     op: Op,
@@ -952,7 +961,18 @@ pub(crate) fn is_epoll(fd: RawFd, _: &Descriptor) -> bool {
 }
 
 pub(super) fn is_readable(fd: &Descriptor) -> bool {
-    let is_readable = fd.call(|number| Ok(Used::of(number)?.poll().contains(Events::IN)));
+    or_lost(fd, fd.call(is_number_readable))
+}
+
+pub(super) fn was_readable(fd: &Descriptor) -> bool {
+    or_lost(fd, fd.look(is_number_readable))
+}
+
+fn is_number_readable(number: RawFd) -> Result<bool, Errno> {
+    Ok(Used::of(number)?.poll().contains(Events::IN))
+}
+
+fn or_lost(fd: &Descriptor, is_readable: Result<bool, Errno>) -> bool {
     is_readable.unwrap_or_else(|_| {
         fd.is_lost_after_failure();
         false

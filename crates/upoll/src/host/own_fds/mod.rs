@@ -169,6 +169,8 @@ pub(crate) struct OwnFd {
     is_lost: AtomicBool,
     /// See [`identity`](Self::identity).
     identity: AtomicU32,
+    /// When the number last stood for the file, in milliseconds. Orders nothing, so models need not know of it.
+    checked: core::sync::atomic::AtomicU32,
 }
 
 /// The evidence that the number still stands for the file.
@@ -221,6 +223,7 @@ impl OwnFd {
             proof: Proof::Brief,
             is_lost: AtomicBool::new(false),
             identity: AtomicU32::new(0),
+            checked: core::sync::atomic::AtomicU32::new(kernel::coarse_milliseconds()),
         })
     }
 
@@ -335,7 +338,23 @@ impl OwnFd {
     /// not made by [`call`](Self::call).
     #[inline]
     pub(crate) fn is_in_place(&self) -> bool {
-        self.is_intact_with(Seal::was_intact)
+        let is_in_place = self.is_intact_with(Seal::was_intact);
+        if is_in_place && !is_protected() {
+            let now = kernel::coarse_milliseconds();
+            self.checked.store(now, Ordering::Relaxed);
+        }
+        is_in_place
+    }
+
+    /// As [`is_in_place`](Self::is_in_place), by a check that may be `FRESH_MS` old. For uses that change nothing, and
+    /// whose result a later check corrects.
+    #[inline]
+    pub(crate) fn was_in_place(&self) -> bool {
+        let age =
+            || kernel::coarse_milliseconds().wrapping_sub(self.checked.load(Ordering::Relaxed));
+        let is_fresh =
+            !is_protected() && self.has_number() && !self.is_found_lost() && age() < FRESH_MS;
+        is_fresh || self.is_in_place()
     }
 
     #[inline]
@@ -406,9 +425,21 @@ impl OwnFd {
         }
     }
 
+    /// As [`call`](Self::call), of a call that changes nothing: the check of the number may be `FRESH_MS` old.
+    #[inline]
+    pub(super) fn look<R>(&self, look: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
+        match is_protected() || self.was_in_place() {
+            true => self.try_call(look),
+            false => Err(Errno::BADF),
+        }
+    }
+
     /// As [`call`](Self::call), of a number that is known to be in place.
     #[inline]
-    fn try_call<R>(&self, mut call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
+    pub(super) fn try_call<R>(
+        &self,
+        mut call: impl FnMut(RawFd) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
         loop {
             let number = self.as_raw_fd();
             let result = call(number);
