@@ -103,7 +103,7 @@ fn a_worker_that_goes_on_beside_one_that_ends_has_the_event() {
 #[test]
 fn an_event_that_is_offered_to_a_worker_that_goes_on_is_not_lost() {
     for slack in [1, 4] {
-        model(2, move || {
+        model(1, move || {
             let (_rotating, source, [first, second]) = workers_with_slack(slack);
             source.set_readable(true);
             assert_eq!(wait(&first, FOREVER), Ok(1));
