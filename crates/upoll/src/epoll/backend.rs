@@ -85,6 +85,13 @@ pub(crate) trait KernelBackend: InKernel {
     /// held.
     fn had_turn(&self, interests: &Interests, item: *const Item);
 
+    /// The [slack](crate::Epoll::set_rotation_slack) of `set`, which is this backend's, was changed.
+    fn apply_slack(&self, set: &Set);
+
+    /// An item of this backend's set has left the event for which the rotating set's source chose it to another
+    /// worker. It keeps its place in the source's line. The set's lock is held.
+    fn left_turn(&self, interests: &Interests, item: *const Item);
+
     /// Returns how many members it has.
     fn len(&self) -> usize;
 

@@ -335,6 +335,10 @@ impl Epoll {
         if set.rotates && target.is_none() && set.has_source(inner) {
             return Err(Errno::INVAL);
         }
+        if set.rotates && target.is_none() {
+            // A kernel fd that was the source and was closed has left its slack.
+            set.watched_by.set_slack(0);
+        }
         if target.is_some_and(Set::takes_turns) {
             inner.rotating.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         }

@@ -1,6 +1,8 @@
 //! Taking reports off the ready list: `epoll_wait(2)` without the wait.
 
 use super::Set;
+#[cfg(any(feature = "std", upoll_loom))]
+use super::backend::KernelBackend;
 use super::ctl::as_set;
 use super::interest::{Interests, Item, state};
 use super::ready::ReadyList;
@@ -137,6 +139,9 @@ impl<'a> Scan<'a> {
                     ask => ask,
                 };
                 if !self.may_take(item, consumes, ask) {
+                    if chosen && let Some(here) = self.set.backend() {
+                        here.left_turn(&self.inner, item.as_ptr());
+                    }
                     return NOTHING;
                 }
             }
@@ -491,6 +496,65 @@ impl Set {
                 self.end_scan(&mut inner.ready, &mut ReadyList::new());
             }
             will_come
+        }
+    }
+
+    /// Whether this worker may take another event of the rotating set that the item watches before it stands last in the
+    /// line of the source that the kernel has.
+    ///
+    /// # Safety
+    /// As [`look`](Self::look).
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) unsafe fn may_go_on(item: &Item) -> bool {
+        // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken.
+        if item.interest().contains(Events::ONESHOT) {
+            return false;
+        }
+        // The look of a worker that stands last covers the sets below, too.
+        // SAFETY: the caller's contract.
+        if as_set(unsafe { item.file() }).is_none_or(Self::is_above_rotating) {
+            return false;
+        }
+        // SAFETY: the queue is that of a set that the item keeps.
+        let queue = item.entry.queue().map(|queue| unsafe { queue.as_ref() });
+        queue.is_some_and(|queue| queue.has_slack(&item.entry))
+    }
+
+    /// Polls a rotating set for a worker that [may go on](Self::may_go_on). If the set is ready by the source that the kernel
+    /// has, queues the item as one that the kernel has chosen, as it would be if its registration were new, and returns true.
+    /// None: the set has to be polled in the ordinary way.
+    ///
+    /// # Safety
+    /// The item is registered in this set, whose lock is held; `inner` is the set's.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) unsafe fn look_again(
+        &self,
+        inner: &mut Interests,
+        item: NonNull<Item>,
+    ) -> Option<bool> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let node = item.as_ref();
+            let mut is_ready = false;
+            let look = |_: &Interests| {
+                is_ready = !Set::look(node).is_empty();
+                // The registration is where it was, so an event that comes now does come.
+                !is_ready
+            };
+            if self.leave_to(inner, item, look) {
+                return Some(false);
+            }
+            let is_from_kernel = as_set(node.file()).is_some_and(|rotating| {
+                let has_level_source = |there: &dyn KernelBackend| there.has_level_source();
+                !rotating.is_pending() && rotating.backend().is_some_and(has_level_source)
+            });
+            if !is_ready || !is_from_kernel || node.entry.is_claimed() {
+                return None;
+            }
+            let word = &node.entry.owner_word;
+            word.fetch_or(state::CHOSEN, Ordering::Relaxed);
+            self.queue_locked(&mut inner.ready, item);
+            Some(true)
         }
     }
 

@@ -195,8 +195,20 @@ impl EpollBackend {
         if core_first && set.is_pending() {
             filled = core(out);
         }
-        let (taken, members) = self.take_members(set, &mut out[filled..]);
-        filled += taken;
+        // The nesting fd knows whether members are ready, as long as it has their set.
+        let is_known_idle = || {
+            !below.members
+                && self.rotation.is_none()
+                && self.nesting.get().is_some()
+                && self.first.fd.is_in_place()
+        };
+        let may_have_members = self.members.load(Ordering::Relaxed) > 0 && !is_known_idle();
+        let mut members = Heard::default();
+        if may_have_members {
+            let taken;
+            (taken, members) = self.take_members(set, &mut out[filled..]);
+            filled += taken;
+        }
         if !core_first && filled < out.len() && set.is_pending() {
             filled += core(&mut out[filled..]);
         }

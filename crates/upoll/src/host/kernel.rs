@@ -164,6 +164,16 @@ pub(crate) fn epoll_ctl(
     set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
+/// As [`epoll_ctl`], right behind a call on the same set that has succeeded: its number is not checked again.
+pub(super) fn epoll_ctl_once_more(
+    set: &Descriptor,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
+    set.try_call(|number| epoll_ctl_by_number(number, op, fd, interest))
+}
+
 /// `epoll_ctl(2)`.
 #[inline]
 pub(super) fn epoll_ctl_by_number(

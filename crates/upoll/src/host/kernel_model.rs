@@ -784,6 +784,15 @@ pub(crate) fn epoll_ctl(
     set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
+pub(super) fn epoll_ctl_once_more(
+    set: &Descriptor,
+    op: Op,
+    fd: RawFd,
+    interest: &Event,
+) -> Result<(), Errno> {
+    set.try_call(|number| epoll_ctl_by_number(number, op, fd, interest))
+}
+
 pub(super) fn epoll_ctl_by_number(
     set: RawFd,
     op: Op,

@@ -643,6 +643,16 @@ impl KernelBackend for EpollBackend {
         self.choose(interests.slot_of(item));
     }
 
+    fn apply_slack(&self, set: &Set) {
+        if let Some(rotation) = &self.rotation {
+            rotation.apply_slack(set);
+        }
+    }
+
+    fn left_turn(&self, interests: &Interests, item: *const Item) {
+        self.unchoose(interests.slot_of(item));
+    }
+
     fn has_level_source(&self) -> bool {
         let is_level = |rotation: &Rotation| rotation.is_level.load(Ordering::Relaxed);
         self.rotation.as_ref().is_some_and(is_level)

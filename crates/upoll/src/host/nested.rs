@@ -390,6 +390,13 @@ impl EpollBackend {
         self.has_chosen.store(true, Ordering::Release);
     }
 
+    /// Takes [`choose`](Self::choose) back.
+    pub(super) fn unchoose(&self, slot: u32) {
+        let mut chosen = self.chosen.lock();
+        chosen.retain(|&mut other| other != slot);
+        self.has_chosen.store(!chosen.is_empty(), Ordering::Relaxed);
+    }
+
     /// A report has gone out: the sources that chose this set have it stand last in line, from the
     /// next sleep on. If there was nothing to report the set keeps its place.
     pub(crate) fn settle_choice(&self, reported: bool) {
@@ -399,9 +406,9 @@ impl EpollBackend {
         }
     }
 
-    /// Before a sleep: stands last in the kernel's line for the sources that chose this set before.
-    /// Returns whether there were any, and the kernel has looked at all of them: if one is ready, the sleep
-    /// ends at once.
+    /// Before a sleep: stands last in the kernel's line for the sources that chose this set before, except those for which
+    /// the worker may go on. Returns whether there were any, and all were looked at: if one is ready,
+    /// its item is queued, or the sleep ends at once.
     pub(crate) fn stand_last(&self, set: &Set) -> bool {
         if !self.has_chosen.load(Ordering::Relaxed) {
             return false;
@@ -419,6 +426,14 @@ impl EpollBackend {
             if item.is_some_and(|item| unsafe { Set::is_chosen_and_ready(item.as_ref()) }) {
                 all_renewed = false;
                 return true;
+            }
+            // A worker that may go on keeps its place, so the kernel does not look at the source.
+            // SAFETY: as above.
+            if let Some(item) = item.filter(|item| unsafe { Set::may_go_on(item.as_ref()) }) {
+                // SAFETY: as above.
+                let is_ready = unsafe { set.look_again(&mut interests, item) };
+                all_renewed &= is_ready.is_some();
+                return is_ready == Some(true);
             }
             // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
             // workers are woken for.

@@ -12,8 +12,8 @@
 //! checked: it still stands for the source if `members`, which has the source under that fd,
 //! refuses it as a duplicate. Else the new registration is deleted again.
 //!
-//! So an event costs a worker four system calls: DEL, ADD, the check and the sleep, and as many
-//! checks of own fds that are not protected ([`own_fds`](super::own_fds)). The check cannot be left
+//! So an event after which the worker stands last costs four system calls: DEL, ADD, the check and the sleep. Three
+//! checks of own fds that are not protected come on top ([`own_fds`](super::own_fds)). The check cannot be left
 //! to the next DEL, which succeeds for any file that the ADD has found under the fd. Until then the
 //! worker would sleep in that file's line, and could take an exclusive wakeup from another waiter
 //! there. A second kernel set cannot replace the check (ADD there first, then a DEL here that
@@ -30,7 +30,7 @@ use super::kernel::Descriptor;
 use super::nested::Renew;
 use super::{EDGE, EpollBackend, exists, harvest_of, kernel};
 use crate::epoll::nesting::sets_above;
-use crate::epoll::{Epoll, Op};
+use crate::epoll::{Epoll, Op, Set};
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::memory::boxed;
@@ -196,6 +196,7 @@ impl Rotation {
         source: SourceFd,
         data: u64,
         more: Events,
+        ctl: impl Fn(&Descriptor, Op, RawFd, &Event) -> Result<(), Errno>,
     ) -> Result<Option<RawFd>, Errno> {
         let number = source.number;
         let own = source.woken_for();
@@ -204,7 +205,7 @@ impl Rotation {
             false => woken_for_both(own, more),
         };
         let interest = Event::new(woken_for, data);
-        let add = || kernel::epoll_ctl(worker, Op::Add, number, &interest);
+        let add = || ctl(worker, Op::Add, number, &interest);
         let mut added = add();
         if added == Err(Errno::EXIST) && self.is_current(source) {
             // That is for what the other set's workers are woken for. It is an exclusive one, so MOD does not change it.
@@ -246,7 +247,7 @@ impl Rotation {
         let Some(source) = source.filter(|source| !source.leaving) else {
             return Ok(None);
         };
-        self.register(worker, source, data, more)
+        self.register(worker, source, data, more, kernel::epoll_ctl)
     }
 
     /// Deletes the source from the worker's kernel set. The kernel has already done so if the
@@ -285,7 +286,10 @@ impl Rotation {
             // If a registration stayed, the next ADD of the source would find it. The kernel's line
             // would then not learn what is ready at that time.
             Ok(()) if source.leaving => Ok(None),
-            Ok(()) => self.register(worker, source, data, sharing.unwrap_or_default()),
+            Ok(()) => {
+                let more = sharing.unwrap_or_default();
+                self.register(worker, source, data, more, kernel::epoll_ctl_once_more)
+            }
         }
     }
 
@@ -318,6 +322,19 @@ impl Rotation {
         }
     }
 
+    /// Lets workers of `set`, which is this state's, go on as far as the program has allowed that, if there is a source.
+    pub(super) fn apply_slack(&self, set: &Set) {
+        let source = self.source.lock();
+        if source.is_some() {
+            Self::apply_slack_to(set);
+        }
+    }
+
+    /// The source's lock is held.
+    fn apply_slack_to(set: &Set) {
+        set.watched_by.set_slack(set.slack.load(Ordering::Relaxed));
+    }
+
     fn add(&self, epoll: &Epoll, number: RawFd, interest: Event) -> Result<(), Errno> {
         let interests = epoll.set().lock();
         let mut source = self.source.lock();
@@ -340,6 +357,7 @@ impl Rotation {
         };
         self.note_interest(new);
         *source = Some(new);
+        Self::apply_slack_to(epoll.set());
         Ok(())
     }
 
@@ -389,6 +407,7 @@ impl Rotation {
             return Err(errno);
         }
         *source = None;
+        epoll.set().watched_by.set_slack(0);
         match kernel::epoll_ctl(&self.members, Op::Del, number, &Event::default()) {
             // It is made anew without the source.
             Err(_) if self.members.is_lost_after_failure() => Ok(()),

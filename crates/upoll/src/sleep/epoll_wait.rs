@@ -229,8 +229,10 @@ fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
             // The sleep begins with a check of the kernel.
             return 0;
         }
+    } else {
+        backend.stand_last(set);
     }
-    harvest_both_in_turn(set, backend, events, Ask::Yielding, turns)
+    harvest_both_in_place(set, backend, events, Ask::Yielding, turns)
 }
 
 /// Harvests both sides of a set.
@@ -242,6 +244,17 @@ fn harvest_both_in_turn(
     turns: &mut Turns,
 ) -> usize {
     backend.stand_last(set);
+    harvest_both_in_place(set, backend, events, ask, turns)
+}
+
+/// As [`harvest_both_in_turn`], of a thread that stands where it is to in the lines of sources.
+fn harvest_both_in_place(
+    set: &Set,
+    backend: &EpollBackend,
+    events: &mut [Event],
+    ask: Ask,
+    turns: &mut Turns,
+) -> usize {
     let ready = backend.harvest_with(set, events, |out| set.harvest_as(out, ask, turns));
     backend.settle_choice(ready > 0);
     ready

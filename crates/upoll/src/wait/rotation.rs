@@ -22,7 +22,7 @@ use super::list::{CLAIMED, EXCLUSIVE, LINKED, List, Node};
 use super::locked::Kind;
 use super::{Deferred, Mode, Reply, WaitEntry, WaitQueue, Wake};
 use crate::events::Events;
-use crate::sync::{AtomicBool, Ordering, Rule, broken, fence, fence_after_rmw};
+use crate::sync::{AtomicBool, AtomicU32, Ordering, Rule, broken, fence, fence_after_rmw};
 use crate::tally::Tally;
 
 /// The state of a queue for rotation.
@@ -36,6 +36,9 @@ pub(super) struct Rotation {
     pub(super) wakeup_pending: AtomicBool,
     /// Whether the wakes of the queue are rotating ones. Written under the list's lock.
     is_used: AtomicBool,
+    /// By how much a waiter may be ahead of those that wait, and still take the next event before them. A wake or a
+    /// turn at that moment goes by either value.
+    slack: AtomicU32,
 }
 
 impl Rotation {
@@ -44,6 +47,7 @@ impl Rotation {
             recheck: AtomicBool::new(false),
             wakeup_pending: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
+            slack: AtomicU32::new(0),
         }
     }
 }
@@ -57,6 +61,8 @@ pub(super) const LATE: u32 = 16;
 pub(super) const TURN: u32 = 32;
 /// By how many turns one entry may be ahead of another; what is more than that is forgotten.
 const REMEMBERED: u32 = 1024 * TURN;
+/// The greatest slack, in turns: leads that are to be compared have to be remembered.
+const MOST_SLACK: u32 = 512;
 
 /// How a waiter without a claim asks for its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +109,8 @@ enum Whom {
     Except(*const WaitEntry),
     /// Those before this one that have no claim yet.
     Before(*const WaitEntry),
+    /// Those without a claim that are at most so far ahead.
+    Behind(u32),
 }
 
 impl WaitQueue {
@@ -264,10 +272,13 @@ impl WaitQueue {
             return false;
         }
         let others_are_chosen = list.claims > 0;
+        let slack = self.slack();
         let whom = match ask {
             Ask::Yielding if others_are_chosen => return false,
             Ask::AtOnce if others_are_chosen => None,
             Ask::Unconditional => None,
+            // The event is offered only to those that `me` is ahead of by the slack.
+            _ if slack > 0 => list.lead(me).checked_sub(slack).map(Whom::Behind),
             Ask::Chosen => Some(Whom::Before(me)),
             Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
         };
@@ -287,6 +298,39 @@ impl WaitQueue {
         // SAFETY: `me` is borrowed, and the list is locked.
         unsafe { list.count_turn(me) };
         true
+    }
+
+    /// Sets by how many turns a waiter may be ahead of those that wait, and still take the next event before them.
+    pub(crate) fn set_slack(&self, turns: u32) {
+        let slack = turns.min(MOST_SLACK) * TURN;
+        self.rotation.slack.store(slack, Ordering::Relaxed);
+    }
+
+    /// Returns the slack as a lead.
+    fn slack(&self) -> u32 {
+        self.rotation.slack.load(Ordering::Relaxed)
+    }
+
+    /// Whether `me` is ahead of every other exclusive waiter by less than the slack, also of those that do not wait now.
+    #[cfg(any(feature = "std", upoll_loom))]
+    pub(crate) fn has_slack(&self, me: &WaitEntry) -> bool {
+        let slack = self.slack();
+        if slack == 0 {
+            return false;
+        }
+        let list = self.lock();
+        let mut first = list.first(true);
+        if let Some(entry) = first
+            && ptr::eq(entry.as_ptr(), me)
+        {
+            // SAFETY: a linked entry is alive under the lock.
+            first = unsafe { list.next(entry) };
+        }
+        // SAFETY: as above.
+        let least = first.map(|first| list.lead(unsafe { first.as_ref() }));
+        let has_slack = least.is_none_or(|least| list.lead(me) < least + slack);
+        drop(list);
+        has_slack
     }
 
     /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to poll first.
@@ -386,7 +430,11 @@ impl WaitQueue {
                 Whom::Except(one) if ptr::eq(entry.as_ptr(), one) => continue,
                 Whom::Before(one) if ptr::eq(entry.as_ptr(), one) => break,
                 // SAFETY: as above. One with a claim has an event of its own to look for.
-                Whom::Before(_) if unsafe { entry.as_ref() }.is_claimed() => continue,
+                Whom::Before(_) | Whom::Behind(_) if unsafe { entry.as_ref() }.is_claimed() => {
+                    continue;
+                }
+                // SAFETY: as above. The line is in the order of the leads.
+                Whom::Behind(lead) if list.lead(unsafe { entry.as_ref() }) > lead => break,
                 _ => {}
             }
             if self.call(list, entry, wake) != Reply::Declined {

@@ -13,10 +13,16 @@ use super::sleeping::{FOREVER, LIMIT, wait};
 use super::{EDGE, IN, Waiter, model};
 
 /// Returns a rotating set with a kernel source, which is not readable, and the workers' sets that
-/// watch it.
+/// watch it. Each event is another worker's.
 fn workers<const N: usize>() -> (Epoll, Arc<Source>, [Epoll; N]) {
+    workers_with_slack(0)
+}
+
+/// As [`workers`], where a worker may be ahead of others by `slack` turns.
+fn workers_with_slack<const N: usize>(slack: u32) -> (Epoll, Arc<Source>, [Epoll; N]) {
     let source = Arc::new(Source::new());
     let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.set_rotation_slack(slack).unwrap();
     rotating.ctl(Op::Add, source.target(), IN).unwrap();
     let sets = [(); N].map(|()| Epoll::new().unwrap());
     for set in &sets {
@@ -43,6 +49,77 @@ fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
         writing.join().unwrap();
         end_thread();
     });
+}
+
+/// The source stays readable. The worker keeps its place in the kernel's line, which tells it of no event again.
+#[test]
+fn a_worker_that_goes_on_has_what_it_has_left() {
+    model(2, || {
+        let (_rotating, source, [worker]) = workers_with_slack(4);
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set_readable(true));
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        writing.join().unwrap();
+        end_thread();
+    });
+}
+
+/// An event comes as the worker looks at the source and goes to sleep. It keeps its place in the kernel's line.
+#[test]
+fn a_worker_that_goes_on_misses_no_event() {
+    model(2, || {
+        let (_rotating, source, [worker]) = workers_with_slack(4);
+        source.set_readable(true);
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        source.set_readable(false);
+        let writer = source.clone();
+        let writing = thread::spawn(move || writer.set_readable(true));
+        wait_and_end(&worker);
+        writing.join().unwrap();
+    });
+}
+
+/// A worker goes on while another one, which has an event, ends and offers it to the first. Then it has used up its lead.
+#[test]
+fn a_worker_that_goes_on_beside_one_that_ends_has_the_event() {
+    for slack in [1, 4] {
+        model(2, move || {
+            let (_rotating, source, [first, second]) = workers_with_slack(slack);
+            source.set_readable(true);
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            let ending = thread::spawn(move || {
+                wait_and_end(&second);
+                second
+            });
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            let _open = ending.join().unwrap();
+            end_thread();
+        });
+    }
+}
+
+/// One of two workers sleeps, is chosen, and ends, while the other one goes on, or has used up its lead.
+#[test]
+fn an_event_that_is_offered_to_a_worker_that_goes_on_is_not_lost() {
+    for slack in [1, 4] {
+        model(1, move || {
+            let (_rotating, source, [first, second]) = workers_with_slack(slack);
+            source.set_readable(true);
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            source.set_readable(false);
+            let ending = thread::spawn(move || {
+                wait_and_end(&second);
+                second
+            });
+            let writing = thread::spawn(move || source.set_readable(true));
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            // The first worker may be chosen before the second one, and leave that the event.
+            end_thread();
+            writing.join().unwrap();
+            let _open = ending.join().unwrap();
+        });
+    }
 }
 
 /// A worker waits for its second event. It is last in line, and sleeps without a poll of its own.

@@ -428,7 +428,10 @@ impl OwnFd {
 
     /// As [`call`](Self::call), of a number that is known to be in place.
     #[inline]
-    fn try_call<R>(&self, mut call: impl FnMut(RawFd) -> Result<R, Errno>) -> Result<R, Errno> {
+    pub(super) fn try_call<R>(
+        &self,
+        mut call: impl FnMut(RawFd) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
         loop {
             let number = self.as_raw_fd();
             let result = call(number);
