@@ -59,6 +59,8 @@ use crate::memory::SharedBox;
 #[cfg(not(upoll_loom))]
 use crate::memory::boxed;
 use crate::memory::text_of;
+#[cfg(all(feature = "std", not(upoll_loom)))]
+use crate::sync::stay_away;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::tally::{Counters, OptionalTally, Tally};
 use crate::target::{Source, Target};
@@ -139,6 +141,10 @@ impl Set {
             return inner;
         }
         self.tally.count(Tally::contended);
+        #[cfg(all(feature = "std", not(upoll_loom)))]
+        if let Some(inner) = stay_away(|| self.inner.try_lock()) {
+            return inner;
+        }
         self.inner.lock()
     }
 

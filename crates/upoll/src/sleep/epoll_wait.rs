@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use upoll_sys::signals::Blocked;
 
-use super::spin::{harvest_repeatedly, spin_then_sleep};
+use super::spin::{harvest_repeatedly, spin};
 use super::timeout::Deadline;
 use super::{Outcome, SigSet, Sleeper, Timeout};
 use crate::epoll::backend::KernelBackend;
@@ -270,10 +270,13 @@ fn end_sleep(keeper: &mut TimeKeeper<'_>, outcome: Outcome, limit: Deadline) -> 
     }
 }
 
-/// A sleep of this thread in `set`.
-fn sleep_in(set: &Set, sleeper: &Sleeper, deadline: Deadline) -> Outcome {
+/// A sleep of this thread in `set`. With `spins` it may spin before: it leaves no event to another worker.
+fn sleep_in(set: &Set, sleeper: &Sleeper, deadline: Deadline, spins: bool) -> Outcome {
+    if spins && spin(set, sleeper, deadline) {
+        return Outcome::Woken;
+    }
     set.tally.count(Tally::sleeps);
-    spin_then_sleep(set, sleeper, deadline)
+    sleeper.sleep(deadline)
 }
 
 /// A wait in a set whose members are all of the core, and where nothing was ready just now, or was
@@ -300,7 +303,7 @@ fn wait_in_core(
             Outcome::Woken
         } else {
             slept = true;
-            sleep_in(set, &sleeper, keeper.limit(sleep))
+            sleep_in(set, &sleeper, keeper.limit(sleep), !set.is_above_rotating())
         };
         sleeper.entry.unhook();
         let outcome = end_sleep(&mut keeper, outcome, sleep);
@@ -364,7 +367,10 @@ fn wait_in_turn(
         let outcome = match arrival {
             Arrival::InTurn => Outcome::Woken,
             _ if has_backend => Outcome::Woken,
-            Arrival::BehindOthers | Arrival::Idle => sleep_in(set, &sleeper, keeper.limit(sleep)),
+            Arrival::BehindOthers | Arrival::Idle => {
+                let spins = arrival == Arrival::Idle;
+                sleep_in(set, &sleeper, keeper.limit(sleep), spins)
+            }
         };
         // In line still: a timer that fires now chooses a thread, which may be this one.
         let outcome = end_sleep(&mut keeper, outcome, sleep);
@@ -536,7 +542,7 @@ fn wait_in_kernel_set(
     let mut yields_until = None;
     let mut keeper = TimeKeeper::of(set);
     if mask.is_none() {
-        let ready = harvest_repeatedly(set, deadline, || {
+        let ready = harvest_repeatedly(set, backend, deadline, || {
             set.fire_due();
             harvest_both_in_turn(set, backend, events, Ask::Yielding, turns)
         });

@@ -104,13 +104,14 @@ impl Sleeper {
         }
     }
 
-    /// Waits without sleeping, until woken or until `deadline`.
-    fn spin(&self, deadline: Deadline) {
+    /// Waits without sleeping, until woken or until `deadline`. Returns whether it was woken.
+    fn spin(&self, deadline: Deadline) -> bool {
         while self.word.load(Ordering::Acquire) == AWAKE && !deadline.has_passed() {
             for _ in 0..8 {
                 hint::spin_loop();
             }
         }
+        self.word.load(Ordering::Acquire) == WOKEN
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use super::Sleeper;
 use super::timeout::Deadline;
-use super::{Outcome, Sleeper};
+use crate::epoll::backend::KernelBackend;
 use crate::epoll::{Epoll, Set};
+use crate::host::EpollBackend;
 use crate::sync::Ordering;
 
 impl Epoll {
@@ -16,7 +18,7 @@ impl Epoll {
     /// take, about five microseconds, unless processors are idle. On a machine with one processor it only costs time.
     ///
     /// The longest spin is four seconds. It never lasts longer than the time limit of the wait. In a set with kernel fds
-    /// each round of the spin is a system call, and finds events of all members. [`pwait`](Epoll::pwait) and waits in
+    /// each round of the spin makes system calls, and finds events of all members. [`pwait`](Epoll::pwait) and waits in
     /// sets that are above a rotating set do not spin, nor do those in a rotating set with a kernel fd.
     ///
     /// A signal handler that runs during the spin does not end the wait with `EINTR`: it counts as having run before
@@ -55,18 +57,16 @@ fn end_of_spin(set: &Set, deadline: Deadline) -> Option<Deadline> {
     (!spin.is_zero()).then(|| deadline.within(Some(spin)))
 }
 
-/// Sleeps, after the spin of the set.
-pub(super) fn spin_then_sleep(set: &Set, sleeper: &Sleeper, deadline: Deadline) -> Outcome {
-    if let Some(end) = end_of_spin(set, deadline) {
-        sleeper.spin(end);
-    }
-    sleeper.sleep(deadline)
+/// Waits on the sleeper's word for as long as the set spins. Returns whether it was woken meanwhile.
+pub(super) fn spin(set: &Set, sleeper: &Sleeper, deadline: Deadline) -> bool {
+    end_of_spin(set, deadline).is_some_and(|end| sleeper.spin(end))
 }
 
 /// Harvests until something is ready or the spin of the set is over, for a set whose members may be kernel fds.
-/// Returns the number of events.
+/// Ends as well when the program has closed the set's own fds. Returns the number of events.
 pub(super) fn harvest_repeatedly(
     set: &Set,
+    backend: &EpollBackend,
     deadline: Deadline,
     mut harvest: impl FnMut() -> usize,
 ) -> usize {
@@ -79,7 +79,7 @@ pub(super) fn harvest_repeatedly(
     };
     loop {
         let ready = harvest();
-        if ready > 0 || end.has_passed() {
+        if ready > 0 || backend.is_found_lost() || end.has_passed() {
             return ready;
         }
     }

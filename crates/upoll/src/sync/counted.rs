@@ -34,6 +34,16 @@ std::thread_local! {
     };
 }
 
+std::thread_local! {
+    /// Since when this thread waits for a lock for which it only tries.
+    static TRIES_SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Notes that the calling thread found a lock held at `since`, and takes no other one before it has that.
+pub(super) fn tries_since(since: Instant) {
+    TRIES_SINCE.set(Some(since));
+}
+
 impl LockCounts {
     /// The counts of the calling thread.
     #[must_use]
@@ -62,7 +72,7 @@ impl Lock {
             let mut seen = counts.get();
             seen.taken += 1;
             seen.shared += u64::from(last != 0 && last != me);
-            if let Some(since) = waited {
+            if let Some(since) = TRIES_SINCE.take().or(waited) {
                 seen.contended += 1;
                 let waited = since.elapsed().as_nanos();
                 seen.waited_nanoseconds += u64::try_from(waited).unwrap_or(u64::MAX);

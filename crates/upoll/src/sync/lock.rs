@@ -13,14 +13,9 @@
 //! take it: a thread that frees the object must hold a reference that outlasts the call.
 
 #[cfg(not(upoll_loom))]
-use core::cell::Cell;
-#[cfg(not(upoll_loom))]
 use core::hint;
 #[cfg(not(upoll_loom))]
 use core::sync::atomic::AtomicBool;
-
-#[cfg(not(upoll_loom))]
-use std::time::{Duration, Instant};
 
 #[cfg(not(upoll_loom))]
 use lock_api::{GuardNoSend, RawMutex};
@@ -94,21 +89,6 @@ pub(crate) fn this_thread() -> u32 {
 /// The pauses before each check of a thread that finds a lock held. Critical sections are short.
 #[cfg(not(upoll_loom))]
 const PAUSES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-
-/// The same for a thread that has found a lock held [`RECENTLY`]. Threads that take turns at a lock wait
-/// for each other's cache lines in each turn, which takes longer than their work. So such a thread stays
-/// away for about twenty microseconds, in which the others work without it.
-#[cfg(not(upoll_loom))]
-const LONG_PAUSES: [u32; 3] = [1024, 512, 256];
-
-#[cfg(not(upoll_loom))]
-const RECENTLY: Duration = Duration::from_micros(50);
-
-#[cfg(not(upoll_loom))]
-std::thread_local! {
-    /// When this thread last found a lock held.
-    static LAST_CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
-}
 
 // SAFETY: `state` leaves `FREE` for one thread at a time, with acquire order, and back
 // only by `unlock`, with release order.
@@ -192,13 +172,7 @@ impl Lock {
     /// Checks the lock again for a short time. Returns whether this thread has taken it.
     #[cfg(not(upoll_loom))]
     fn spin(&self) -> bool {
-        let now = Instant::now();
-        let last = LAST_CONTENDED.replace(Some(now));
-        let pauses = match last {
-            Some(last) if now.duration_since(last) < RECENTLY => &LONG_PAUSES[..],
-            _ => &PAUSES,
-        };
-        pauses.iter().any(|&pauses| {
+        PAUSES.iter().any(|&pauses| {
             for _ in 0..pauses {
                 hint::spin_loop();
             }
@@ -223,7 +197,8 @@ impl Lock {
                 return;
             }
             self.asleep.wait(ASLEEP, is_ordered);
-            if self.spin() {
+            // A thread that was woken is the only one, so it does not pause first.
+            if self.try_acquire() || self.spin() {
                 // The mark that the wakeup has taken away was for all that sleep.
                 if !broken(Rule::MarkAfterSleep) {
                     self.asleep.word.swap(ASLEEP, Ordering::Relaxed);

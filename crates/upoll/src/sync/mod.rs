@@ -11,6 +11,8 @@ mod counted;
 mod lock;
 #[cfg(upoll_loom)]
 pub mod sequenced;
+#[cfg(all(feature = "std", not(upoll_loom)))]
+mod stretches;
 #[cfg(upoll_loom)]
 use self::sequenced as atomics;
 #[cfg(all(not(upoll_loom), not(all(upoll_jitter, feature = "std"))))]
@@ -35,6 +37,8 @@ pub use self::counted::LockCounts;
 pub(crate) use self::lock::{
     Mutex, MutexGuard, barrier, is_held_by_this_thread, prepare, this_thread,
 };
+#[cfg(all(feature = "std", not(upoll_loom)))]
+pub(crate) use self::stretches::stay_away;
 #[cfg(all(not(feature = "std"), not(upoll_loom)))]
 pub(crate) use spin::{Mutex, MutexGuard};
 

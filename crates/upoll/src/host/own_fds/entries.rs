@@ -347,7 +347,7 @@ pub(in crate::host) fn hold_protected_numbers() -> Option<NumbersHeld> {
                 Some(false) => return None,
                 Some(true) => true,
                 // The other one has left, or waits in the kernel.
-                None => turns >= MOST_TURNS,
+                None => turns >= MOST_TURNS && other == last,
             };
             if is_over {
                 // From now on that one holds nothing.
