@@ -6,6 +6,7 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 
 use crate::channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
+use crate::epoll::backend::KernelBackend;
 use crate::epoll::{Epoll, HANG_UP};
 use crate::errno::Errno;
 use crate::eventfd::EventFd;
@@ -316,7 +317,12 @@ impl Epoll {
 
     /// Returns the number of events, and whether one of them is a hang-up. `EAGAIN`: there is none.
     fn some_events(&self, events: &mut [Event]) -> Result<(usize, bool), Errno> {
-        let found = self.try_wait(events)?;
+        let mut found = self.try_wait(events)?;
+        let backend = self.set().backend();
+        if found == 0 && backend.is_some_and(KernelBackend::has_ready_members) {
+            // Another thread has put back what it had no room for. Nobody is woken for that.
+            found = self.try_wait(events)?;
+        }
         if found == 0 {
             return Err(Errno::AGAIN);
         }

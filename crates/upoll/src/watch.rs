@@ -123,6 +123,11 @@ impl Watch {
     /// - If the program closes the copy, which it did not open, the events are `HUP` from then on.
     /// - The child of a `fork` has an attendant of its own, for what it registers itself. A `Watch` of the parent is not
     ///   called there for events in the kernel. A callback that forks must end the child.
+    /// - The attendant is a thread of the program like others. So the child of a `fork` must neither use nor drop a `Watch`
+    ///   of the parent: the attendant may have been in the midst of it.
+    /// - The attendant blocks all signals but those of faults, and a thread or process that a callback starts there inherits
+    ///   that. It has the CPU affinity and the scheduling policy of the thread that began the first wait.
+    /// - A library that is unloaded by `dlclose(3)` must end all waits two seconds before.
     ///
     /// Without the feature `std` there are no kernel fds.
     ///

@@ -753,6 +753,51 @@ fn a_wait_whose_copy_of_the_fd_was_closed_ends_and_sets_go_on() {
     assert_eq!(block_on(again), Events::IN);
 }
 
+#[test]
+fn a_kernel_fd_whose_copy_was_closed_is_waited_for_again() {
+    let _alone = alone();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps = watched(&idle, Events::IN);
+    let (reader, mut writer) = pipe().unwrap();
+    let mut first = None;
+    let copy = opened_by(|| first = Some(watched(&reader, Events::IN)));
+    close_all(&copy);
+    let (watch, _, calls) = first.unwrap();
+    calls.until(1);
+    drop(watch);
+    // The kernel gives the copy the same number, under which its file is still registered.
+    let mut second = None;
+    assert_eq!(
+        opened_by(|| second = Some(watched(&reader, Events::IN))),
+        copy
+    );
+    fill(&mut writer);
+    second.unwrap().2.until(1);
+}
+
+#[test]
+fn members_that_a_set_adopts_wake_callbacks_that_were_there_before() {
+    let _alone = alone();
+    let (reader, mut writer) = pipe().unwrap();
+    // SAFETY: the flags are none, and the number is new.
+    let kernel_set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+    let mut interest = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLET).cast_unsigned(),
+        u64: 0,
+    };
+    let (set, number) = (kernel_set.as_raw_fd(), reader.as_raw_fd());
+    // SAFETY: the event is live.
+    let added = unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, number, &raw mut interest) };
+    assert_eq!(added, 0);
+    let adopts = Epoll::new().unwrap();
+    let (_watch, _, calls) = watched(&adopts, Events::IN);
+    adopts.adopt_kernel_set(kernel_set.as_fd(), 1).unwrap();
+    // The call itself may have run the callback.
+    let count = calls.count();
+    fill(&mut writer);
+    calls.until(count + 1);
+}
+
 fn is_set(fd: RawFd) -> bool {
     let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     file.is_ok_and(|file| file.to_string_lossy().contains("[eventpoll]"))
@@ -777,7 +822,7 @@ fn the_child_of_a_fork_has_an_attendant_of_its_own() {
                 libc::alarm(60);
                 libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit);
             }
-            // Neither waits for the attendant, nor takes the parent's registration away.
+            // The attendant sleeps. This neither waits for it, nor takes the parent's registration away.
             drop(inherited.take());
             let (mut reader, mut writer) = pipe().unwrap();
             let set = Epoll::new().unwrap();

@@ -77,6 +77,10 @@ pub(crate) trait KernelBackend: InKernel {
     /// Returns whether it holds the source of a rotating set, which workers watch there by themselves.
     fn has_source(&self) -> bool;
 
+    /// Returns whether members in the kernel are ready, by a call that waits for a scan of another thread. (A harvest, which does
+    /// not wait, may find nothing beside it.)
+    fn has_ready_members(&self) -> bool;
+
     /// Returns whether the interest in that source is level-triggered: the set is ready whenever the source is.
     fn has_level_source(&self) -> bool;
 

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use super::kernel;
 use super::{EpollBackend, SleepSet};
 use crate::epoll::Epoll;
+use crate::epoll::callbacks::attend_silent_member;
 use crate::errno::Errno;
 use crate::memory::boxed;
 use crate::sync::Ordering;
@@ -23,7 +24,7 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: a rotating set, which keeps no members in one place. `EMFILE`, `ENFILE`, `ENOMEM`:
-    /// the kernel has no fds or memory for it. `EBADF`, `EINVAL`: `kernel_set` is not a set.
+    /// the kernel has no fds or memory for it. `EAGAIN`: callbacks wait for the set, and the kernel has no thread for them. `EBADF`, `EINVAL`: `kernel_set` is not a set.
     pub fn adopt_kernel_set(
         &self,
         kernel_set: BorrowedFd<'_>,
@@ -45,7 +46,7 @@ impl Epoll {
         adopted?;
         // Sets that watch this one already must see events of the members.
         EpollBackend::ensure(self.description())?.count_adopted(members);
-        Ok(())
+        attend_silent_member(self.description())
     }
 
     /// Makes room for an interest in the kernel fd `number`, in a set that has a place for such members: its ADD

@@ -201,16 +201,26 @@ pub(crate) fn is_epoll(fd: RawFd, other: &Descriptor) -> bool {
 /// Whether `number` stands for the open file that is the `which`th member of `set` by this number
 /// (`kcmp(2)`). A kernel that does not tell is taken to say so.
 pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
-    match compare_member(set, number, number, which) {
+    match compare_member(set.as_raw_fd(), number, number, which) {
         Ok(difference) => difference == 0,
         Err(errno) => errno != Errno::BADF && errno != Errno::NOENT,
+    }
+}
+
+/// Whether `number` stands for a file that is a member of the set `set` by this number. Changes nothing in the set. None:
+/// the kernel does not tell.
+pub(super) fn is_member_of(set: RawFd, number: RawFd) -> Option<bool> {
+    match compare_member(set, number, number, 0) {
+        Ok(difference) => Some(difference == 0),
+        Err(Errno::BADF | Errno::NOENT) => Some(false),
+        Err(_) => None,
     }
 }
 
 /// Whether `set` has a `which`th member by this number, whatever the number stands for by now. None: the
 /// kernel does not tell.
 pub(super) fn has_member(set: &Descriptor, number: RawFd, which: u32) -> Option<bool> {
-    match compare_member(set, set.as_raw_fd(), number, which) {
+    match compare_member(set.as_raw_fd(), set.as_raw_fd(), number, which) {
         Ok(_) => Some(true),
         Err(Errno::NOENT) => Some(false),
         Err(_) => None,
@@ -218,12 +228,7 @@ pub(super) fn has_member(set: &Descriptor, number: RawFd, which: u32) -> Option<
 }
 
 /// `kcmp(2)` of what `file` stands for and the `which`th member of `set` by `number`.
-fn compare_member(
-    set: &Descriptor,
-    file: RawFd,
-    number: RawFd,
-    which: u32,
-) -> Result<usize, Errno> {
+fn compare_member(set: RawFd, file: RawFd, number: RawFd, which: u32) -> Result<usize, Errno> {
     /// `struct kcmp_epoll_slot`.
     #[repr(C)]
     struct Member {
@@ -233,7 +238,7 @@ fn compare_member(
     }
     const KCMP_EPOLL_TFD: usize = 7;
     let member = Member {
-        set: set.as_raw_fd().cast_unsigned(),
+        set: set.cast_unsigned(),
         number: number.cast_unsigned(),
         which,
     };

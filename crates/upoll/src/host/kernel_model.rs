@@ -784,6 +784,11 @@ pub(crate) fn epoll_ctl(
     set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
+/// Models have no member that leaves its set.
+pub(super) fn is_member_of(_: RawFd, _: RawFd) -> Option<bool> {
+    None
+}
+
 pub(super) fn epoll_ctl_once_more(
     set: &Descriptor,
     op: Op,

@@ -653,6 +653,10 @@ impl KernelBackend for EpollBackend {
         self.unchoose(interests.slot_of(item));
     }
 
+    fn has_ready_members(&self) -> bool {
+        self.members.load(Ordering::Relaxed) > 0 && kernel::is_readable(&self.first.fd)
+    }
+
     fn has_level_source(&self) -> bool {
         let is_level = |rotation: &Rotation| rotation.is_level.load(Ordering::Relaxed);
         self.rotation.as_ref().is_some_and(is_level)

@@ -12,7 +12,7 @@ use super::is_protected;
 use super::seal::Seal;
 use crate::epoll::Op;
 use crate::errno::Errno;
-use crate::events::Event;
+use crate::events::{Event, Events};
 use crate::host::kernel;
 use crate::memory::boxed;
 use crate::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics, this_thread};
@@ -500,11 +500,12 @@ impl Entry {
     /// Returns whether its number, of a set, of a member or of a seal, still stands for that.
     fn is_at(&self, number: RawFd) -> bool {
         if self.kind() == MEMBER {
+            // A child asks for its parent's set as well, which must not change: there a member may come at that moment.
             let set = self.under.load(Ordering::SeqCst);
             let is_set = |entry: &Entry| entry.kind() == SET && entry.number() == set;
             return is_protected()
                 || entry_at(set).is_some_and(|entry| is_set(entry) && entry.is_at(set))
-                    && has_member(set, number);
+                    && kernel::is_member_of(set, number) == Some(true);
         }
         let Some(seal) = self.seal() else {
             return false;
@@ -530,8 +531,9 @@ impl Entry {
 
 /// Whether the set `set` has the file `number` as a member. Changes nothing in a set of the library's.
 pub(super) fn has_member(set: RawFd, number: RawFd) -> bool {
-    // Asks for no events: the seal and wake fds never have an error or hang up.
-    match kernel::epoll_ctl_by_number(set, Op::Add, number, &Event::default()) {
+    // Asks for no events. An error or a hang-up, which a member may show unasked, is an edge then.
+    let nothing = Event::new(Events::ET, 0);
+    match kernel::epoll_ctl_by_number(set, Op::Add, number, &nothing) {
         Err(errno) => errno == Errno::EXIST,
         Ok(()) => {
             let _ = kernel::epoll_ctl_by_number(set, Op::Del, number, &Event::default());

@@ -306,7 +306,8 @@ impl OwnFd {
         // An edge: without a look at the file nobody could end an error that it shows.
         let nothing = Event::new(crate::events::Events::ET, 0);
         let under = set.as_raw_fd();
-        kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing)?;
+        // The number is new, so a member by that number is left over from an own fd that the program has closed.
+        crate::host::exists(kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing))?;
         file.proof = Proof::MemberOf(SharedBox::clone(set));
         file.entry.under.store(under, Ordering::SeqCst);
         file.entry.kind.store(MEMBER, Ordering::Release);
