@@ -61,7 +61,9 @@ use crate::memory::boxed;
 use crate::memory::text_of;
 #[cfg(all(feature = "std", not(upoll_loom)))]
 use crate::sync::stay_away;
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, fence,
+};
 use crate::tally::{Counters, OptionalTally, Tally};
 use crate::target::{Source, Target};
 use crate::trace;
@@ -484,9 +486,10 @@ impl Epoll {
 
     /// Sets by how many turns a worker of this rotating set may be ahead of the others, if the source is a kernel fd.
     ///
-    /// A worker that finds the source ready goes on while it is less than `turns` ahead of every worker that waits. A
-    /// handover costs two context switches and some system calls, so it is paid once for several events then. Leads
-    /// stay bounded, so the workers' shares stay equal in the long run.
+    /// A worker that finds the source ready goes on while it is less than `turns` ahead of every other worker, also of
+    /// one that does not wait. A handover costs two context switches and some system calls, so it is paid once for several
+    /// events then. Leads stay bounded, so the workers have about as many turns each in the long run. A worker that was just
+    /// woken for an event that another one takes has had a turn as well.
     ///
     /// With 0 each event is another worker's. The default is 4. More than 512 count as 512. Workers of a source
     /// that is a user-level object hand over after each event, whatever the slack.
@@ -507,6 +510,8 @@ impl Epoll {
             return Err(Errno::INVAL);
         }
         self.file.slack.store(turns, Ordering::Relaxed);
+        // Stored, now look: an ADD that makes the backend publishes that, and then reads the slack.
+        fence(Ordering::SeqCst);
         if let Some(backend) = self.file.backend() {
             backend.apply_slack(&self.file);
         }

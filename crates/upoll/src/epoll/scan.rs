@@ -139,7 +139,11 @@ impl<'a> Scan<'a> {
                     ask => ask,
                 };
                 if !self.may_take(item, consumes, ask) {
-                    if chosen && let Some(here) = self.set.backend() {
+                    // An edge is not looked for again, so the registration has to be made anew for it.
+                    if chosen
+                        && !node.interest().contains(Events::ET)
+                        && let Some(here) = self.set.backend()
+                    {
                         here.left_turn(&self.inner, item.as_ptr());
                     }
                     return NOTHING;
@@ -522,7 +526,7 @@ impl Set {
 
     /// Polls a rotating set for a worker that [may go on](Self::may_go_on). If the set is ready by the source that the kernel
     /// has, queues the item as one that the kernel has chosen, as it would be if its registration were new, and returns true.
-    /// None: the set has to be polled in the ordinary way.
+    /// None: the worker has to stand last.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held; `inner` is the set's.

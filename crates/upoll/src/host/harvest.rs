@@ -182,6 +182,7 @@ impl EpollBackend {
         out: &mut [Event],
         mut core: impl FnMut(&mut [Event]) -> usize,
     ) -> usize {
+        let had_nesting = self.nesting.get().is_some();
         // First of all, so that the core knows what is ready below.
         let below = self.empty_nesting(set);
         if below.queued {
@@ -197,10 +198,7 @@ impl EpollBackend {
         }
         // The nesting fd knows whether members are ready, as long as it has their set.
         let is_known_idle = || {
-            !below.members
-                && self.rotation.is_none()
-                && self.nesting.get().is_some()
-                && self.first.fd.is_in_place()
+            !below.members && self.rotation.is_none() && had_nesting && self.first.fd.is_in_place()
         };
         let may_have_members = self.members.load(Ordering::Relaxed) > 0 && !is_known_idle();
         let mut members = Heard::default();

@@ -429,11 +429,11 @@ impl EpollBackend {
             }
             // A worker that may go on keeps its place, so the kernel does not look at the source.
             // SAFETY: as above.
-            if let Some(item) = item.filter(|item| unsafe { Set::may_go_on(item.as_ref()) }) {
+            if let Some(item) = item.filter(|item| unsafe { Set::may_go_on(item.as_ref()) })
                 // SAFETY: as above.
-                let is_ready = unsafe { set.look_again(&mut interests, item) };
-                all_renewed &= is_ready.is_some();
-                return is_ready == Some(true);
+                && let Some(is_ready) = unsafe { set.look_again(&mut interests, item) }
+            {
+                return is_ready;
             }
             // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
             // workers are woken for.

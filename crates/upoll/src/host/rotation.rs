@@ -322,10 +322,10 @@ impl Rotation {
         }
     }
 
-    /// Lets workers of `set`, which is this state's, go on as far as the program has allowed that, if there is a source.
+    /// Gives the workers of `set`, which is this state's, the slack that the program has set, if there is a source.
     pub(super) fn apply_slack(&self, set: &Set) {
         let source = self.source.lock();
-        if source.is_some() {
+        if source.is_some_and(|source| self.is_current(source)) {
             Self::apply_slack_to(set);
         }
     }

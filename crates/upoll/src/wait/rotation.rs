@@ -36,8 +36,8 @@ pub(super) struct Rotation {
     pub(super) wakeup_pending: AtomicBool,
     /// Whether the wakes of the queue are rotating ones. Written under the list's lock.
     is_used: AtomicBool,
-    /// By how much a waiter may be ahead of those that wait, and still take the next event before them. A wake or a
-    /// turn at that moment goes by either value.
+    /// By how much a waiter may be ahead of all others, and still take the next event before them. A turn that is taken
+    /// as it changes goes by either value.
     slack: AtomicU32,
 }
 
@@ -109,8 +109,6 @@ enum Whom {
     Except(*const WaitEntry),
     /// Those before this one that have no claim yet.
     Before(*const WaitEntry),
-    /// Those without a claim that are at most so far ahead.
-    Behind(u32),
 }
 
 impl WaitQueue {
@@ -272,13 +270,11 @@ impl WaitQueue {
             return false;
         }
         let others_are_chosen = list.claims > 0;
-        let slack = self.slack();
         let whom = match ask {
             Ask::Yielding if others_are_chosen => return false,
             Ask::AtOnce if others_are_chosen => None,
             Ask::Unconditional => None,
-            // The event is offered only to those that `me` is ahead of by the slack.
-            _ if slack > 0 => list.lead(me).checked_sub(slack).map(Whom::Behind),
+            _ if self.goes_on(list, me) => None,
             Ask::Chosen => Some(Whom::Before(me)),
             Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
         };
@@ -306,31 +302,31 @@ impl WaitQueue {
         self.rotation.slack.store(slack, Ordering::Relaxed);
     }
 
-    /// Returns the slack as a lead.
-    fn slack(&self) -> u32 {
-        self.rotation.slack.load(Ordering::Relaxed)
-    }
-
     /// Whether `me` is ahead of every other exclusive waiter by less than the slack, also of those that do not wait now.
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) fn has_slack(&self, me: &WaitEntry) -> bool {
-        let slack = self.slack();
+        let list = self.lock();
+        let has_slack = self.goes_on(&list, me);
+        drop(list);
+        has_slack
+    }
+
+    /// [`has_slack`](Self::has_slack) with the lock held.
+    fn goes_on(&self, list: &List, me: &WaitEntry) -> bool {
+        let slack = self.rotation.slack.load(Ordering::Relaxed);
         if slack == 0 {
             return false;
         }
-        let list = self.lock();
-        let mut first = list.first(true);
-        if let Some(entry) = first
+        let mut least = list.first(true);
+        if let Some(entry) = least
             && ptr::eq(entry.as_ptr(), me)
         {
             // SAFETY: a linked entry is alive under the lock.
-            first = unsafe { list.next(entry) };
+            least = unsafe { list.next(entry) };
         }
         // SAFETY: as above.
-        let least = first.map(|first| list.lead(unsafe { first.as_ref() }));
-        let has_slack = least.is_none_or(|least| list.lead(me) < least + slack);
-        drop(list);
-        has_slack
+        let least = least.map(|least| list.lead(unsafe { least.as_ref() }));
+        least.is_none_or(|least| list.lead(me) < least + slack)
     }
 
     /// Links `me` at the tail, for a thread about to sleep, unless it is its turn to poll first.
@@ -430,11 +426,7 @@ impl WaitQueue {
                 Whom::Except(one) if ptr::eq(entry.as_ptr(), one) => continue,
                 Whom::Before(one) if ptr::eq(entry.as_ptr(), one) => break,
                 // SAFETY: as above. One with a claim has an event of its own to look for.
-                Whom::Before(_) | Whom::Behind(_) if unsafe { entry.as_ref() }.is_claimed() => {
-                    continue;
-                }
-                // SAFETY: as above. The line is in the order of the leads.
-                Whom::Behind(lead) if list.lead(unsafe { entry.as_ref() }) > lead => break,
+                Whom::Before(_) if unsafe { entry.as_ref() }.is_claimed() => continue,
                 _ => {}
             }
             if self.call(list, entry, wake) != Reply::Declined {

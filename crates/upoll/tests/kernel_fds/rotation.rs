@@ -550,3 +550,31 @@ fn only_a_rotating_set_has_slack() {
     );
     assert_eq!(rotating().set_rotation_slack(u32::MAX), Ok(()));
 }
+
+/// A worker with an edge-triggered interest takes one connection at a time, from sources that are not known to be
+/// level-triggered as well.
+#[test]
+fn a_worker_that_goes_on_finds_what_it_has_left_by_an_edge() {
+    let _alone = alone();
+    for events in [
+        Events::IN,
+        Events::IN | Events::RDHUP,
+        Events::IN | Events::ET,
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let rotating = rotating();
+        rotating.add(&listener, Event::new(events, 0)).unwrap();
+        let worker = Epoll::new().unwrap();
+        worker
+            .add(&rotating, Event::new(Events::IN | Events::ET, 0))
+            .unwrap();
+        let address = listener.local_addr().unwrap();
+        let _clients = [(); 3].map(|()| TcpStream::connect(address).unwrap());
+        for _ in 0..3 {
+            let began = Instant::now();
+            assert_eq!(worker.wait(&mut [Event::default()], LONG), Ok(1));
+            assert!(began.elapsed() < LONG);
+            listener.accept().unwrap();
+        }
+    }
+}
