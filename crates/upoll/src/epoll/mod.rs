@@ -330,7 +330,7 @@ impl Pollable for Set {
 ///   worker that came back takes the event.
 /// - A wait that sleeps never returns 0 while the source is ready: it looks at the source when it
 ///   begins and when its limit ends. A wait with a limit of zero leaves the event to a worker that
-///   sleeps and comes before it, if there is one. An edge-triggered interest is reported to the chosen worker alone.
+///   sleeps and comes before it, if there is one, unless it may go on. An edge-triggered interest is reported to the chosen worker alone.
 ///   Sleeping calls of `poll`, `select` and waits in a set further above do the same.
 /// - A chosen worker that leaves forwards the event. It leaves when it closes its set, deletes the
 ///   rotating set from it, ends its thread, or ends a `poll` or `select` that has not reported the
@@ -486,7 +486,7 @@ impl Epoll {
 
     /// Sets by how many turns a worker of this rotating set may be ahead of the others, if the source is a kernel fd.
     ///
-    /// A worker that finds the source ready goes on while it is less than `turns` ahead of every other worker, also of
+    /// A worker that comes back and finds the source ready goes on while it is less than `turns` ahead of every other worker, also of
     /// one that does not wait. A handover costs two context switches and some system calls, so it is paid once for several
     /// events then. Leads stay bounded, so the workers have about as many turns each in the long run. A worker that was just
     /// woken for an event that another one takes has had a turn as well.

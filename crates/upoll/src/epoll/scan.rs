@@ -139,11 +139,7 @@ impl<'a> Scan<'a> {
                     ask => ask,
                 };
                 if !self.may_take(item, consumes, ask) {
-                    // An edge is not looked for again, so the registration has to be made anew for it.
-                    if chosen
-                        && !node.interest().contains(Events::ET)
-                        && let Some(here) = self.set.backend()
-                    {
+                    if chosen && let Some(here) = self.set.backend() {
                         here.left_turn(&self.inner, item.as_ptr());
                     }
                     return NOTHING;
@@ -526,39 +522,25 @@ impl Set {
 
     /// Polls a rotating set for a worker that [may go on](Self::may_go_on). If the set is ready by the source that the kernel
     /// has, queues the item as one that the kernel has chosen, as it would be if its registration were new, and returns true.
-    /// None: the worker has to stand last.
     ///
     /// # Safety
     /// The item is registered in this set, whose lock is held; `inner` is the set's.
     #[cfg(any(feature = "std", upoll_loom))]
-    pub(crate) unsafe fn look_again(
-        &self,
-        inner: &mut Interests,
-        item: NonNull<Item>,
-    ) -> Option<bool> {
+    pub(crate) unsafe fn goes_on_with(&self, inner: &mut Interests, item: NonNull<Item>) -> bool {
         // SAFETY: the caller's contract.
         unsafe {
             let node = item.as_ref();
-            let mut is_ready = false;
-            let look = |_: &Interests| {
-                is_ready = !Set::look(node).is_empty();
-                // The registration is where it was, so an event that comes now does come.
-                !is_ready
-            };
-            if self.leave_to(inner, item, look) {
-                return Some(false);
-            }
             let is_from_kernel = as_set(node.file()).is_some_and(|rotating| {
                 let has_level_source = |there: &dyn KernelBackend| there.has_level_source();
                 !rotating.is_pending() && rotating.backend().is_some_and(has_level_source)
             });
-            if !is_ready || !is_from_kernel || node.entry.is_claimed() {
-                return None;
+            if !is_from_kernel || node.entry.is_claimed() || Set::look(node).is_empty() {
+                return false;
             }
             let word = &node.entry.owner_word;
             word.fetch_or(state::CHOSEN, Ordering::Relaxed);
             self.queue_locked(&mut inner.ready, item);
-            Some(true)
+            true
         }
     }
 

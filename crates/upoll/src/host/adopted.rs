@@ -24,7 +24,9 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL`: a rotating set, which keeps no members in one place. `EMFILE`, `ENFILE`, `ENOMEM`:
-    /// the kernel has no fds or memory for it. `EAGAIN`: callbacks wait for the set, and the kernel has no thread for them. `EBADF`, `EINVAL`: `kernel_set` is not a set.
+    /// the kernel has no fds or memory for it. `EAGAIN`, `EBUSY`, `ELOOP`:
+    /// callbacks wait for the set or for one above it, and no thread can wait for them; the set has adopted the members, and a
+    /// further call tries again. `EBADF`, `EINVAL`: `kernel_set` is not a set.
     pub fn adopt_kernel_set(
         &self,
         kernel_set: BorrowedFd<'_>,
@@ -102,7 +104,8 @@ impl EpollBackend {
         if members > self.adopted.load(Ordering::Relaxed) {
             let before = self.adopted.fetch_max(members, Ordering::Relaxed);
             let came = members.saturating_sub(before);
-            self.members.fetch_add(came, Ordering::Relaxed);
+            // Counted, then callbacks are looked for.
+            self.members.fetch_add(came, Ordering::SeqCst);
         }
     }
 }

@@ -427,13 +427,12 @@ impl EpollBackend {
                 all_renewed = false;
                 return true;
             }
-            // A worker that may go on keeps its place, so the kernel does not look at the source.
+            // A worker that may go on with a source that is ready keeps its place.
             // SAFETY: as above.
-            if let Some(item) = item.filter(|item| unsafe { Set::may_go_on(item.as_ref()) })
-                // SAFETY: as above.
-                && let Some(is_ready) = unsafe { set.look_again(&mut interests, item) }
-            {
-                return is_ready;
+            if item.is_some_and(|item| unsafe {
+                Set::may_go_on(item.as_ref()) && set.goes_on_with(&mut interests, item)
+            }) {
+                return true;
             }
             // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
             // workers are woken for.

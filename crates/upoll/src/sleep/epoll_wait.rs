@@ -272,11 +272,12 @@ fn end_sleep(keeper: &mut TimeKeeper<'_>, outcome: Outcome, limit: Deadline) -> 
 
 /// A sleep of this thread in `set`. With `spins` it may spin before: it leaves no event to another worker.
 fn sleep_in(set: &Set, sleeper: &Sleeper, deadline: Deadline, spins: bool) -> Outcome {
-    if spins && spin(set, sleeper, deadline) {
-        return Outcome::Woken;
-    }
+    // A spin counts as its beginning.
     set.tally.count(Tally::sleeps);
-    sleeper.sleep(deadline)
+    match spins && spin(set, sleeper, deadline) {
+        true => Outcome::Woken,
+        false => sleeper.sleep(deadline),
+    }
 }
 
 /// A wait in a set whose members are all of the core, and where nothing was ready just now, or was

@@ -296,7 +296,7 @@ impl WaitQueue {
         true
     }
 
-    /// Sets by how many turns a waiter may be ahead of those that wait, and still take the next event before them.
+    /// Sets by how many turns a waiter may be ahead of all others, and still take the next event before them.
     pub(crate) fn set_slack(&self, turns: u32) {
         let slack = turns.min(MOST_SLACK) * TURN;
         self.rotation.slack.store(slack, Ordering::Relaxed);

@@ -173,7 +173,6 @@ fn total(served: &[AtomicUsize]) -> usize {
 fn workers_take_turns_at_a_listening_socket() {
     let _alone = alone();
     let mut service = Service::new(4, 40);
-    service.rotating.set_rotation_slack(0).unwrap();
     service.open(Events::IN);
     (0..4).for_each(|_| service.start_worker());
     service.connect_one_by_one();
@@ -181,41 +180,9 @@ fn workers_take_turns_at_a_listening_socket() {
 }
 
 #[test]
-fn a_worker_goes_on_until_it_is_ahead_of_the_others_by_the_slack() {
-    let _alone = alone();
-    for slack in [1, 2, 5] {
-        let mut service = Service::new(4, 40);
-        service.open(Events::IN);
-        service.rotating.set_rotation_slack(slack).unwrap();
-        (0..4).for_each(|_| service.start_worker());
-        let counts = || {
-            let served = service.served.iter();
-            served.map(|count| count.load(Ordering::SeqCst)).collect()
-        };
-        let (mut before, mut last, mut handovers): (Vec<_>, _, _) = (counts(), None, 0);
-        for _ in 0..service.connections {
-            service.settle();
-            service.connect().read_exact(&mut [0]).unwrap();
-            let now = counts();
-            let lead = now.iter().max().unwrap() - now.iter().min().unwrap();
-            assert!(lead <= slack as usize, "{now:?} with {slack}");
-            let taker = (0..now.len()).find(|&worker| now[worker] != before[worker]);
-            handovers += usize::from(taker != last);
-            (before, last) = (now, taker);
-        }
-        assert!(
-            handovers <= 40 / slack as usize + 8,
-            "{handovers} with {slack}"
-        );
-        service.end();
-    }
-}
-
-#[test]
 fn threads_take_turns_at_a_listening_socket() {
     let _alone = alone();
     let mut service = Service::new(4, 40);
-    service.rotating.set_rotation_slack(0).unwrap();
     service.open(Events::IN);
     (0..4).for_each(|_| service.start_direct());
     service.connect_one_by_one();
@@ -226,7 +193,6 @@ fn threads_take_turns_at_a_listening_socket() {
 fn workers_and_threads_that_wait_before_there_is_a_source_take_turns() {
     let _alone = alone();
     let mut service = Service::new(4, 40);
-    service.rotating.set_rotation_slack(0).unwrap();
     service.start_worker();
     service.start_direct();
     service.start_worker();

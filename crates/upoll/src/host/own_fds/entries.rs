@@ -505,7 +505,8 @@ impl Entry {
             let is_set = |entry: &Entry| entry.kind() == SET && entry.number() == set;
             return is_protected()
                 || entry_at(set).is_some_and(|entry| is_set(entry) && entry.is_at(set))
-                    && kernel::is_member_of(set, number) == Some(true);
+                    && kernel::is_member_of(set, number)
+                        .unwrap_or_else(|| has_member(set, number));
         }
         let Some(seal) = self.seal() else {
             return false;
