@@ -70,8 +70,9 @@ fn a_byte_is_not_lost_with_a_reader_that_a_signal_wakes() {
         let (reader, writer) = pipe().unwrap();
         let reading = [(); 2].map(|()| read_one_on_thread(&reader));
         interrupt();
-        // One wakeup for both: the reader that it chooses wakes the other one.
-        assert_eq!(writer.write(&[1; 2]), Ok(2));
+        for _ in 0..2 {
+            assert_eq!(writer.write(&[1]), Ok(1));
+        }
         let ended = reading.map(|reading| reading.join().unwrap());
         let read = ended.iter().filter(|&&ended| ended == Ok(1)).count();
         assert!(
