@@ -289,7 +289,7 @@ impl Epoll {
     /// next one that waits.
     ///
     /// # Errors
-    /// `EINVAL`: `events` is empty. Those of [`Readiness::new`](crate::Readiness::new).
+    /// `EINVAL`: `events` is empty. Further errors are those of [`Readiness::new`](crate::Readiness::new).
     pub fn wait_async<'a>(
         &'a self,
         events: &'a mut [Event],
@@ -303,7 +303,7 @@ impl Epoll {
     /// The stream has a reference to the set, which keeps it open.
     ///
     /// # Errors
-    /// Those of [`Readiness::new`](crate::Readiness::new).
+    /// As [`Readiness::new`](crate::Readiness::new).
     pub fn event_stream(&self) -> Result<EventStream, Errno> {
         let file = Target::File(self.as_file_ref());
         Ok(EventStream {

@@ -1,4 +1,4 @@
-//! What a callback or a task waits for.
+//! The file that a callback or a task waits for.
 
 use core::ops::Deref;
 

@@ -663,7 +663,7 @@ fn open_numbers() -> Vec<RawFd> {
     (3..8192).filter(is_open).collect()
 }
 
-/// Returns the fds that `open` opens beside those in `but`.
+/// Returns the fds that `open` opens.
 fn opened_by(open: impl FnOnce()) -> Vec<RawFd> {
     let before = open_numbers();
     open();

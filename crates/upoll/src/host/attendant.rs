@@ -11,11 +11,11 @@
 //!
 //! - Each event carries a key that is never given out again. So a late event of a registration that has ended finds
 //!   nobody.
-//! - The attendant holds no lock while it checks a set, and while callbacks run. One of them that panics does not end
+//! - The attendant holds no lock while it checks a set, and while callbacks run. The panic of a callback does not end
 //!   it: the panic was reported by the panic hook, and there is no call to resume it in.
 //! - It is started by the first registration, and ends once there has been none for a second.
-//! - The child of a fork does not have it. Its next registration starts another one, with a kernel set of its own. What
-//!   was registered in the parent is left alone.
+//! - The child of a fork does not have it. Its next registration starts another one, with a kernel set of its own. The
+//!   registrations of the parent are left alone.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

@@ -19,7 +19,7 @@ std::thread_local! {
     static LAST_CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Tries for a lock that was found held, if this thread has found one held recently: threads that take turns at a
+/// Tries for a lock that was found held, if this thread has found one held recently. Threads that take turns at a
 /// lock wait for each other's cache lines in each turn, which takes longer than their work. So this one stays away for
 /// some microseconds before each try, in which the others work without it.
 #[cold]
