@@ -36,6 +36,7 @@ use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
 use crate::output::{self, Output};
+use crate::run::fair::Policy;
 
 /// The benchmarks to run, and the files to write.
 #[derive(clap::Args)]
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// Measure only these servers in `fair`; `ci/fair-servers` installs them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(fair::servers()))]
     servers: Vec<String>,
+    /// Measure `fair` with these policies of `upoll run --fair`.
+    #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = policy, default_value = "adaptive")]
+    policies: Vec<String>,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
     #[arg(long)]
@@ -60,6 +64,11 @@ pub(crate) struct Options {
     /// Also write the tables, with plots, to this file, as one page for a browser.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+}
+
+/// Returns the text of a policy, if it is one.
+fn policy(text: &str) -> Result<String, &'static str> {
+    text.parse::<Policy>().map(|_| text.to_owned())
 }
 
 /// Single calls on one thread, in the order of the table.
@@ -242,7 +251,11 @@ impl Run<'_> {
         // Of these the servers that were measured before Ctrl-C are complete.
         let mut fair = None;
         self.step(fair::NAME, || {
-            fair = Some(fair::measure(effort, &self.options.servers)?);
+            fair = Some(fair::measure(
+                effort,
+                &self.options.servers,
+                &self.options.policies,
+            )?);
             Ok(())
         })?;
         self.progress.finish_and_clear();

@@ -685,7 +685,7 @@ fn backpressure(rows: &[Pressed]) -> Table {
 
 fn about_fair(fair: &Fair) -> String {
     let mut about = format!(
-        "Servers, a connection for each request, as they are, with EPOLLEXCLUSIVE alone and under upoll run --fair, \
+        "Servers, a connection for each request, as they are, with EPOLLEXCLUSIVE alone and under upoll run --fair with the policies named, \
          {} runs of each by turns: medians, and of the response time's 99th percentile and the CPU time the 10th to \
          90th percentile of the runs; a light load is a tenth and a medium load half of what the server answers at \
          full load; CPU time, context switches and empty wakes (waits that ended for a connection which another worker \

@@ -13,7 +13,7 @@ pub(super) const STATISTICS: &str = "UPOLL_FAIR_STATS";
 
 /// The point at which a worker that has taken a wakeup goes to the end of the line.
 #[derive(Clone, Copy)]
-pub(super) enum Policy {
+pub(crate) enum Policy {
     Every(u32),
     Adaptive,
     Exclusive,

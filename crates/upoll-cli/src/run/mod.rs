@@ -3,7 +3,7 @@
 //!
 //! The program replaces this process, so standard input, signals and the exit status are its own.
 
-mod fair;
+pub(crate) mod fair;
 mod program;
 pub(crate) mod shared;
 

@@ -70,14 +70,12 @@ impl Load {
     }
 }
 
-const WAYS: [Way; 3] = [Way::Stock, Way::Exclusive, Way::Fair];
-
-impl Way {
-    fn name(self) -> &'static str {
+impl Way<'_> {
+    fn name(self) -> String {
         match self {
-            Way::Stock | Way::Observed => "stock",
-            Way::Exclusive => "exclusive",
-            Way::Fair => "fair",
+            Way::Stock | Way::Observed => "stock".to_owned(),
+            Way::Exclusive => "exclusive".to_owned(),
+            Way::Fair(policy) => policy.to_owned(),
         }
     }
 }
@@ -102,7 +100,7 @@ pub(super) struct Served {
     pub(super) waits_by: &'static str,
     pub(super) workers: usize,
     pub(super) load: &'static str,
-    pub(super) way: &'static str,
+    pub(super) way: String,
     pub(super) requests: u64,
     pub(super) requests_per_second: Spread,
     /// Response time: 50th, 99th and 99.9th percentile.
@@ -135,8 +133,8 @@ pub(super) struct Fair {
     pub(super) left_out: Vec<LeftOut>,
 }
 
-/// Measures the named servers, or all.
-pub(super) fn measure(effort: Effort, names: &[String]) -> Result<Fair> {
+/// Measures the named servers, or all, with each of the policies.
+pub(super) fn measure(effort: Effort, names: &[String], policies: &[String]) -> Result<Fair> {
     let mut fair = Fair {
         rounds: effort.rounds,
         ..Fair::default()
@@ -151,7 +149,7 @@ pub(super) fn measure(effort: Effort, names: &[String]) -> Result<Fair> {
                 .workers
                 .iter()
                 .try_fold(Vec::new(), |mut served, &workers| {
-                    served.extend(of_server(kind, workers, effort)?);
+                    served.extend(of_server(kind, workers, effort, policies)?);
                     Ok(served)
                 })
                 .map_err(|error: anyhow::Error| format!("{error:#}")),
@@ -172,8 +170,17 @@ pub(super) fn servers() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|kind| kind.name)
 }
 
-fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>> {
+fn of_server(
+    kind: &Kind,
+    workers: usize,
+    effort: Effort,
+    policies: &[String],
+) -> Result<Vec<Served>> {
     interrupt::check()?;
+    let ways: Vec<Way<'_>> = [Way::Stock, Way::Exclusive]
+        .into_iter()
+        .chain(policies.iter().map(|policy| Way::Fair(policy)))
+        .collect();
     let most = {
         let server = kind.start(workers, Way::Stock)?;
         let pace = Load::Full.pace(0.0);
@@ -181,26 +188,27 @@ fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>>
         let outcome = load::send(server.address(), effort.requests, pace);
         effort.requests as f64 / outcome.took.as_secs_f64()
     };
-    let mut samples = WAYS.map(|_| LOADS.map(|_| Vec::with_capacity(effort.rounds)));
+    let mut samples = vec![LOADS.map(|_| Vec::with_capacity(effort.rounds)); ways.len()];
     for round in 0..effort.rounds {
-        for turn in 0..WAYS.len() {
+        for turn in 0..ways.len() {
             // The order of the ways changes from round to round.
             interrupt::check()?;
-            let way = (round + turn) % WAYS.len();
-            let server = kind.start(workers, WAYS[way])?;
+            let way = (round + turn) % ways.len();
+            let server = kind.start(workers, ways[way])?;
             for (load, samples) in LOADS.iter().zip(&mut samples[way]) {
                 let requests = effort.requests;
                 samples.push(sample(kind, &server, requests, load.pace(most), workers));
             }
         }
     }
-    let mut empty_wakes = WAYS.map(|_| LOADS.map(|_| None));
-    for (way, empty_wakes) in [Way::Observed, Way::Exclusive, Way::Fair]
-        .into_iter()
-        .zip(&mut empty_wakes)
-    {
+    let mut empty_wakes = vec![LOADS.map(|_| None); ways.len()];
+    for (&way, empty_wakes) in ways.iter().zip(&mut empty_wakes) {
         interrupt::check()?;
-        let server = kind.start(workers, way)?;
+        let counted = match way {
+            Way::Stock => Way::Observed,
+            other => other,
+        };
+        let server = kind.start(workers, counted)?;
         for (load, empty_wakes) in LOADS.iter().zip(empty_wakes) {
             *empty_wakes = count_empty_wakes(&server, effort.requests, load.pace(most));
         }
@@ -208,17 +216,17 @@ fn of_server(kind: &Kind, workers: usize, effort: Effort) -> Result<Vec<Served>>
     let mut served = Vec::new();
     for (load, name) in LOADS.iter().enumerate() {
         let stock = &samples[0][load];
-        for (way, which) in WAYS.iter().enumerate() {
+        for (way, &which) in ways.iter().enumerate() {
             let mut row = Served::new(
                 kind,
                 workers,
-                *which,
+                which,
                 *name,
                 effort.requests,
                 &samples[way][load],
             );
             row.empty_wakes = empty_wakes[way][load];
-            if *which == Way::Fair && !kind.rotates {
+            if matches!(which, Way::Fair(_)) && !kind.rotates {
                 let stock = Served::new(kind, workers, Way::Stock, *name, effort.requests, stock);
                 row.missed = Some(missed(&row, &stock, *name));
             }
@@ -307,7 +315,7 @@ impl Served {
     fn new(
         kind: &Kind,
         workers: usize,
-        way: Way,
+        way: Way<'_>,
         load: Load,
         requests: u64,
         samples: &[Sample],

@@ -317,23 +317,24 @@ impl Drop for Place {
 }
 
 /// The order in which a connection wakes workers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+#[derive(Clone, Copy)]
+pub(super) enum Way<'a> {
     /// The kernel's order, without the library.
     Stock,
     /// The kernel's order, with the library, which counts.
     Observed,
     Exclusive,
-    Fair,
+    /// Turns, by this policy.
+    Fair(&'a str),
 }
 
-impl Way {
-    fn policy(self) -> Option<&'static str> {
+impl<'a> Way<'a> {
+    fn policy(self) -> Option<&'a str> {
         match self {
             Way::Stock => None,
             Way::Observed => Some("observe"),
             Way::Exclusive => Some("exclusive"),
-            Way::Fair => Some("adaptive"),
+            Way::Fair(policy) => Some(policy),
         }
     }
 }
@@ -368,7 +369,7 @@ impl Kind {
     }
 
     /// Starts the server, and waits until all of its workers wait.
-    pub(super) fn start(&self, workers: usize, way: Way) -> Result<Server> {
+    pub(super) fn start(&self, workers: usize, way: Way<'_>) -> Result<Server> {
         let place = Place::new(workers)?;
         let arguments = (self.arguments)(&place);
         let mut command = match way.policy() {
