@@ -19,7 +19,7 @@ use crate::memory::boxed;
 use crate::sync::{Rule, broken};
 use crate::target::{Source, Target};
 use crate::wait::{
-    Deferred, Mode, Notes, Place, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
+    Deferred, Mode, Notes, Place, Pushed, Reply, Scope, TaskSlot, WaitEntry, WaitQueue, Wake,
 };
 
 /// A future that is ready when an open file is.
@@ -201,19 +201,29 @@ impl TaskWait {
         waker: &Waker,
         mut look: impl FnMut(&Self) -> Option<(T, bool)>,
     ) -> Poll<T> {
-        if !self.is_registered
+        if !(self.is_registered && self.is_exclusive())
             && let Some((found, _)) = look(&self)
         {
+            if self.waiting.slot.is_waiting() {
+                self.waiting.slot.end_wait();
+            }
             return Poll::Ready(found);
         }
+        // SAFETY: nothing is moved out.
+        let this = unsafe { self.as_mut().get_unchecked_mut() };
         // The waker first, then the look: a wake in between finds the waker.
-        if self.is_registered {
-            self.waiting.slot.set_anew(waker);
-            self.use_up_notes();
+        if this.is_registered {
+            let was_there = this.waiting.slot.set_anew(waker);
+            if this.is_exclusive() {
+                this.use_up_notes();
+            } else if !was_there {
+                // The wake has unlinked an entry.
+                this.leave();
+                this.register(waker);
+            }
         } else {
-            self.waiting.slot.set(waker);
-            // SAFETY: nothing is moved out.
-            unsafe { self.as_mut().get_unchecked_mut() }.register(waker);
+            this.waiting.slot.set_first(waker);
+            this.register(waker);
         }
         if broken(Rule::LookAfterRegistering) {
             return Poll::Pending;
@@ -257,13 +267,11 @@ impl TaskWait {
         as_set(&self.file).is_some_and(|set| set.rotates() && set.has_hung_up())
     }
 
-    /// The task looks before it waits on, whatever was left to it.
+    /// The task, which waits exclusively, looks before it waits on, whatever was left to it.
     fn use_up_notes(&self) {
-        if self.is_exclusive() {
-            for queue in self.hooked().filter_map(WaitEntry::queue) {
-                // SAFETY: `file` keeps the queue.
-                unsafe { queue.as_ref() }.use_up_notes();
-            }
+        for queue in self.hooked().filter_map(WaitEntry::queue) {
+            // SAFETY: `file` keeps the queue.
+            unsafe { queue.as_ref() }.use_up_notes();
         }
     }
 
@@ -345,7 +353,11 @@ impl TaskWait {
                 unsafe { queue.as_ref() }.forward(Events::empty());
             }
         }
-        self.used = 0;
+        let used = core::mem::take(&mut self.used);
+        for entry in &mut self.entries[..used] {
+            // SAFETY: the first `used` were written, and none is hooked any more.
+            unsafe { entry.assume_init_drop() };
+        }
         self.more.clear();
         self.is_registered = false;
     }
@@ -367,16 +379,19 @@ unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply 
     if !key.is_empty() && !key.intersects(waiting.interest) {
         return Reply::Declined;
     }
-    let waits = if wake.mode == Mode::Query {
-        waiting.slot.is_waiting()
-    } else {
-        // SAFETY: the lock of the entry's queue is held.
-        unsafe { wake.deferred.push_task(&waiting.slot) }
-    };
-    // An exclusive wake is for another task if this one runs already.
-    if waits || !waiting.is_exclusive && wake.mode != Mode::Query {
-        Reply::Woken
-    } else {
-        Reply::Declined
+    if wake.mode == Mode::Query {
+        return match waiting.slot.is_waiting() {
+            true => Reply::Woken,
+            false => Reply::Declined,
+        };
+    }
+    // SAFETY: the lock of the entry's queue is held.
+    let pushed = unsafe { wake.deferred.push_task(&waiting.slot) };
+    match pushed {
+        // Without its waker the entry is of no more use, and its owner needs no lock to end.
+        Pushed::Taken if !waiting.is_exclusive => Reply::WokenAndUnlinked,
+        // An exclusive wake is for another task if this one runs already.
+        Pushed::No if waiting.is_exclusive => Reply::Declined,
+        _ => Reply::Woken,
     }
 }

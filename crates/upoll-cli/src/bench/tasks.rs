@@ -1,13 +1,15 @@
 //! Two tasks on one thread wake each other alternately, with upoll's objects and with tokio's `Notify`.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use anyhow::Result;
+use tokio::runtime::Builder;
 use tokio::sync::Notify;
+use tokio::task::LocalSet;
 use upoll::{EventFd, Events, Readiness};
 
 use super::calls::{Compared, Row};
@@ -32,8 +34,13 @@ impl Wake for Runnable {
     }
 }
 
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Makes two tasks that wake each other so many times.
+type Pair = Box<dyn Fn(u64) -> [Task; 2]>;
+
 /// Runs two tasks until both have ended: the least that an executor does.
-fn run(tasks: [Pin<&mut dyn Future<Output = ()>>; 2]) {
+fn run(tasks: [Task; 2]) {
     let mut tasks = tasks.map(|task| {
         let runnable = Arc::new(Runnable(AtomicBool::new(true)));
         (Some(task), runnable.clone(), Waker::from(runnable))
@@ -53,72 +60,96 @@ fn run(tasks: [Pin<&mut dyn Future<Output = ()>>; 2]) {
     }
 }
 
-fn notify() -> Side {
+fn notify() -> Pair {
     let [ping, pong] = [(); 2].map(|()| Arc::new(Notify::new()));
     Box::new(move |times| {
-        let first = pin!(async {
-            for _ in 0..times {
-                ping.notify_one();
-                pong.notified().await;
-            }
-        });
-        let second = pin!(async {
-            for _ in 0..times {
-                ping.notified().await;
-                pong.notify_one();
-            }
-        });
-        run([first, second]);
+        let [(ping, pong), (pinged, ponged)] =
+            [(); 2].map(|()| (Arc::clone(&ping), Arc::clone(&pong)));
+        [
+            Box::pin(async move {
+                for _ in 0..times {
+                    ping.notify_one();
+                    pong.notified().await;
+                }
+            }),
+            Box::pin(async move {
+                for _ in 0..times {
+                    pinged.notified().await;
+                    ponged.notify_one();
+                }
+            }),
+        ]
     })
 }
 
-fn readiness() -> Result<Side> {
-    async fn wait(counter: &EventFd) {
-        let ready = Readiness::new(counter, Events::IN).expect("a counter");
-        ready.await;
-        counter.try_read().expect("nobody else reads");
-    }
-
-    let (ping, pong) = (EventFd::new(0)?, EventFd::new(0)?);
+/// Two tasks that wake each other by eventfds, and wait by `wait`, which reads the eventfd.
+fn eventfds(wait: impl AsyncFn(&EventFd) + Copy + 'static) -> Result<Pair> {
+    let [ping, pong] = [Arc::new(EventFd::new(0)?), Arc::new(EventFd::new(0)?)];
     Ok(Box::new(move |times| {
-        let first = pin!(async {
-            for _ in 0..times {
-                ping.try_write(1).expect("it was read");
-                wait(&pong).await;
-            }
-        });
-        let second = pin!(async {
-            for _ in 0..times {
-                wait(&ping).await;
-                pong.try_write(1).expect("it was read");
-            }
-        });
-        run([first, second]);
+        let [(ping, pong), (pinged, ponged)] =
+            [(); 2].map(|()| (Arc::clone(&ping), Arc::clone(&pong)));
+        [
+            Box::pin(async move {
+                for _ in 0..times {
+                    ping.try_write(1).expect("it was read");
+                    wait(&pong).await;
+                }
+            }),
+            Box::pin(async move {
+                for _ in 0..times {
+                    wait(&pinged).await;
+                    ponged.try_write(1).expect("it was read");
+                }
+            }),
+        ]
     }))
 }
 
-fn reads() -> Result<Side> {
-    let (ping, pong) = (EventFd::new(0)?, EventFd::new(0)?);
+async fn ready(counter: &EventFd) {
+    let ready = Readiness::new(counter, Events::IN).expect("a counter");
+    ready.await;
+    counter.try_read().expect("nobody else reads");
+}
+
+async fn read(counter: &EventFd) {
+    counter.read_async().await.expect("read");
+}
+
+/// The tasks on the least executor.
+fn by_themselves(pair: Pair) -> Side {
+    Box::new(move |times| run(pair(times)))
+}
+
+/// The tasks on tokio's runtime of one thread.
+fn on_tokio(pair: Pair) -> Result<Side> {
+    let runtime = Builder::new_current_thread().build()?;
     Ok(Box::new(move |times| {
-        let first = pin!(async {
-            for _ in 0..times {
-                ping.try_write(1).expect("it was read");
-                pong.read_async().await.expect("read");
-            }
-        });
-        let second = pin!(async {
-            for _ in 0..times {
-                ping.read_async().await.expect("read");
-                pong.try_write(1).expect("it was read");
-            }
-        });
-        run([first, second]);
+        let tasks = LocalSet::new();
+        for task in pair(times) {
+            tasks.spawn_local(task);
+        }
+        runtime.block_on(tasks);
     }))
 }
 
 /// Measures a round trip: two awaits and two wakes.
-pub(super) fn measure(effort: Effort) -> Result<[Compared; 2]> {
-    let series = interleave(&mut [notify(), readiness()?, reads()?], effort);
+pub(super) fn measure(effort: Effort) -> Result<[Compared; 4]> {
+    let here = interleave(
+        &mut [
+            by_themselves(notify()),
+            by_themselves(eventfds(ready)?),
+            by_themselves(eventfds(read)?),
+        ],
+        effort,
+    );
+    let on_tokio = interleave(
+        &mut [
+            on_tokio(notify())?,
+            on_tokio(eventfds(ready)?)?,
+            on_tokio(eventfds(read)?)?,
+        ],
+        effort,
+    );
     let row = |what: &'static str, target| Row {
         name: NAME,
         what: what.into(),
@@ -128,13 +159,23 @@ pub(super) fn measure(effort: Effort) -> Result<[Compared; 2]> {
     Ok([
         Compared::new(
             row("round trip of two tasks, Readiness", Some(TARGET)),
-            &series[0],
-            &series[1],
+            &here[0],
+            &here[1],
         ),
         Compared::new(
             row("round trip of two tasks, read_async", None),
-            &series[0],
-            &series[2],
+            &here[0],
+            &here[2],
+        ),
+        Compared::new(
+            row("the same on tokio's runtime, Readiness", Some(TARGET)),
+            &on_tokio[0],
+            &on_tokio[1],
+        ),
+        Compared::new(
+            row("the same on tokio's runtime, read_async", None),
+            &on_tokio[0],
+            &on_tokio[2],
         ),
     ])
 }

@@ -194,6 +194,10 @@ mod model {
         pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap()
+        }
     }
 }
 
@@ -236,9 +240,9 @@ pub enum Rule {
     /// A wake that has left its mark at a lock that is held tries for the lock once more.
     #[cfg(any(feature = "std", upoll_loom))]
     TryAgainAfterMarking,
-    /// The holder of a queue's lock that has released it passes a fence before it checks for marks.
+    /// The holder of a queue's lock that has released it checks for marks by a write that is in one order with theirs.
     #[cfg(any(feature = "std", upoll_loom))]
-    FenceAfterReleasing,
+    OrderAfterReleasing,
     /// The holder of a queue's lock that has released it checks for marks.
     #[cfg(any(feature = "std", upoll_loom))]
     LookAfterReleasing,

@@ -3,7 +3,7 @@
 use core::mem::MaybeUninit;
 use core::ptr;
 
-use super::{CallbackSlot, Scope, TaskSlot, WaitQueue};
+use super::{CallbackSlot, Pushed, Scope, TaskSlot, WaitQueue};
 use crate::events::Events;
 use crate::memory::SharedBox;
 
@@ -103,12 +103,11 @@ impl Deferred {
         self.scope.push_callback(slot, key);
     }
 
-    /// Wakes a task once all locks are free. Returns false if the task does not wait, as its waker was taken
-    /// already.
+    /// Wakes a task once all locks are free.
     ///
     /// # Safety
     /// The caller holds the lock of a queue that the owner of the slot is hooked into.
-    pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> bool {
+    pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
         // SAFETY: passed on to the caller.
         unsafe { self.scope.push_task(slot) }
     }

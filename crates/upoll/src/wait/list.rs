@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 
 use super::rotation::{LATE, RETIRED};
 use super::{Place, Reply, WaitQueue, Wake};
-use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell, fence_after_rmw};
+use crate::sync::{AtomicPtr, AtomicU32, Ordering, UnsafeCell};
 use crate::tally::Tally;
 
 pub(super) struct List {
@@ -95,12 +95,10 @@ impl WaitEntry {
                 Place::Shared | Place::ExclusiveHead => list.push_front(self),
             }
         }
-        queue.linked.fetch_add(1, Ordering::SeqCst);
+        queue.count_linked();
         queue.tally.count(Tally::sleeps);
         queue.use_up_notes();
-        drop(list);
-        // The waiter's half of the named pair: an object's poll may read in any order it likes.
-        fence_after_rmw();
+        list.release_with_fence();
     }
 
     /// Takes this entry out of its queue, if it is in one. No wakeup calls the entry after that.
@@ -109,6 +107,10 @@ impl WaitEntry {
     /// ([`WaitQueue::pass_on`]) or have polled the object since.
     pub(crate) fn unhook(&self) -> Option<NonNull<WaitQueue>> {
         let queue = NonNull::new(self.queue.load(Ordering::Relaxed))?;
+        if self.is_done() {
+            self.queue.store(ptr::null_mut(), Ordering::Relaxed);
+            return None;
+        }
         // SAFETY: the queue outlives the hook (`hook`'s contract).
         let mut list = unsafe { queue.as_ref() }.lock();
         // SAFETY: as above.
@@ -122,6 +124,12 @@ impl WaitEntry {
         self.queue.store(ptr::null_mut(), Ordering::Relaxed);
         drop(list);
         claimed.then_some(queue)
+    }
+
+    /// Whether a wake has unlinked this entry, which is not exclusive. The wake does not use it any more: to unlink it
+    /// was its last access.
+    fn is_done(&self) -> bool {
+        self.standing.load(Ordering::Acquire) & (LINKED | EXCLUSIVE) == 0
     }
 
     /// Waits until a wake that is under way in this entry's queue is over.
@@ -144,8 +152,9 @@ impl WaitEntry {
 
     pub(super) fn set_standing(&self, bit: u32, on: bool) {
         let others = self.standing.load(Ordering::Relaxed) & !bit;
+        // Release, for `is_done`.
         self.standing
-            .store(if on { others | bit } else { others }, Ordering::Relaxed);
+            .store(if on { others | bit } else { others }, Ordering::Release);
     }
 
     /// The queue hooked into.
@@ -163,6 +172,14 @@ impl WaitEntry {
         let claimed = queue_ref.unclaim(&mut list, self);
         drop(list);
         claimed.then_some(queue)
+    }
+}
+
+#[cfg(upoll_loom)]
+impl Drop for WaitEntry {
+    /// Has models check that no other thread uses it any more.
+    fn drop(&mut self) {
+        self.node.with_mut(|_| {});
     }
 }
 

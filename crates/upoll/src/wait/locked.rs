@@ -7,14 +7,18 @@
 //!
 //! # The named pair
 //! A wakeup writes `missed`, then tries to take the lock once more. The holder releases the lock,
-//! then reads `missed`. Both do so in sequentially consistent order, so at least one of them sees
-//! the other.
+//! then exchanges `missed`. If the exchange comes first, the wakeup's write reads from it, so the wakeup
+//! finds the lock released. Else the holder finds the key.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 
 use super::{List, WaitQueue};
 use crate::sync::MutexGuard;
+#[cfg(any(feature = "std", upoll_loom))]
+use crate::sync::fence_after_rmw;
+#[cfg(not(any(feature = "std", upoll_loom)))]
+use crate::sync::{Ordering, fence};
 use crate::tally::Tally;
 
 /// Holds a queue's lock.
@@ -40,6 +44,20 @@ impl DerefMut for Locked<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut List {
         &mut self.list
+    }
+}
+
+impl Locked<'_> {
+    /// Releases the lock as the drop does, with a full fence behind it: the waiter's half of the pair "publish then
+    /// wake, register then poll". An object's poll may read in any order it likes.
+    #[inline]
+    pub(super) fn release_with_fence(self) {
+        drop(self);
+        // The release has exchanged `missed`.
+        #[cfg(any(feature = "std", upoll_loom))]
+        fence_after_rmw();
+        #[cfg(not(any(feature = "std", upoll_loom)))]
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -112,7 +130,7 @@ mod missed {
     use super::super::{Deferred, Mode, WaitQueue, Wake};
     use super::{Kind, Locked};
     use crate::events::Events;
-    use crate::sync::{Ordering, Rule, broken, fence, fence_after_rmw};
+    use crate::sync::{Ordering, Rule, broken, fence_after_rmw};
     use crate::tally::Tally;
 
     /// One wake. Above this bit is how many there were: each is for another exclusive waiter. The bits
@@ -215,10 +233,16 @@ mod missed {
 
         #[inline]
         fn has_missed(&self) -> bool {
-            if !broken(Rule::FenceAfterReleasing) {
-                fence(Ordering::SeqCst);
+            if broken(Rule::LookAfterReleasing) {
+                return false;
             }
-            self.missed.load(Ordering::Relaxed) != 0 && !broken(Rule::LookAfterReleasing)
+            if broken(Rule::OrderAfterReleasing) {
+                return self.missed.load(Ordering::Relaxed) != 0;
+            }
+            // Costs less than a fence and a load.
+            self.missed
+                .compare_exchange(0, 0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
         }
 
         #[cold]

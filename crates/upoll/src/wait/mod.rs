@@ -16,8 +16,8 @@
 //!
 //! # The named pair: publish then wake, register then poll
 //! An object publishes its new state, then [`wake`](WaitQueue::wake) reads `linked`. A waiter links
-//! itself (which writes `linked`), then reads the state. Both do so with sequentially consistent
-//! order, so at least one of the two sees the other and no wakeup is lost.
+//! itself (which writes `linked`), then reads the state. There is a full fence between the two steps on
+//! either side, so at least one of the two sees the other and no wakeup is lost.
 
 mod deferred;
 mod list;
@@ -37,7 +37,7 @@ use self::rotation::Rotation;
 pub(crate) use self::rotation::{Ask, Notes};
 #[cfg(upoll_loom)]
 pub use self::tasks::share_scopes;
-pub(crate) use self::tasks::{CallbackSlot, Scope, TaskSlot};
+pub(crate) use self::tasks::{CallbackSlot, Pushed, Scope, TaskSlot};
 
 use core::ptr::{self, NonNull};
 
@@ -255,6 +255,13 @@ impl WaitQueue {
             tally.woken(took);
             tally.events(took);
         });
+    }
+
+    /// An entry was linked; `list` is locked, so nobody else writes `linked`. A fence follows the release of the lock.
+    #[inline]
+    fn count_linked(&self) {
+        let linked = self.linked.load(Ordering::Relaxed);
+        self.linked.store(linked + 1, Ordering::Relaxed);
     }
 
     /// An entry was unlinked; `list` is locked, so nobody else writes `linked`. In no order with

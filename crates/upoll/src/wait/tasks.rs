@@ -33,6 +33,7 @@ mod shared;
 use alloc::boxed::Box;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::Relaxed;
+use core::task::Waker;
 
 use self::cells::Cell;
 pub(crate) use self::left::TaskSlot;
@@ -285,14 +286,41 @@ impl Drop for Stack {
     }
 }
 
+/// What became of a task that a wake has found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// Its waker was taken.
+    Taken,
+    /// It has its waker still, which is taken when the scope ends.
+    Left,
+    /// It does not wait, or a wake before has chosen it: this one is for another.
+    No,
+}
+
+impl Pushed {
+    fn taken(was_chosen: bool) -> Self {
+        match was_chosen {
+            true => Pushed::No,
+            false => Pushed::Taken,
+        }
+    }
+}
+
 /// A stretch of a call during which wakers and callbacks are put off. It ends after all locks that the
 /// call has taken within it are free.
-pub(crate) struct Scope(list::List);
+pub(crate) struct Scope {
+    list: list::List,
+    /// The first task that the outermost scope of a thread wakes.
+    first: Option<Waker>,
+}
 
 impl Scope {
     #[inline]
     pub(crate) fn enter() -> Self {
-        Scope(list::List::enter())
+        Scope {
+            list: list::List::enter(),
+            first: None,
+        }
     }
 
     /// Frees what other threads held or had put off in the child of a fork. The scopes of the calling thread still run
@@ -314,48 +342,61 @@ impl Scope {
     /// Calls the callback when the outermost scope ends, unless another scope is about to call it.
     pub(crate) fn push_callback(&mut self, slot: &SharedBox<CallbackSlot>, key: Events) {
         if slot.want(key) {
-            self.0.push(Job::Call(SharedBox::clone(slot)));
+            self.list.push(Job::Call(SharedBox::clone(slot)));
         }
     }
 
-    /// Wakes the task when the outermost scope ends. Returns false if the task does not wait, as its waker was
-    /// taken already.
+    /// Wakes the task when the outermost scope ends.
     ///
     /// # Safety
     /// The caller holds the lock of a queue that the owner of the slot is hooked into.
-    pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> bool {
-        let cell = match broken(Rule::HaveCells) {
-            true => None,
-            false => self.0.free_cell(),
-        };
-        let Some(cell) = cell else {
+    pub(crate) unsafe fn push_task(&mut self, slot: &TaskSlot) -> Pushed {
+        let has_room = !broken(Rule::HaveCells);
+        if has_room && self.first.is_none() && self.list.is_outermost() {
+            return slot.take().map_or(Pushed::No, |(waker, was_chosen)| {
+                self.first = Some(waker);
+                Pushed::taken(was_chosen)
+            });
+        }
+        let Some(cell) = self.list.free_cell().filter(|_| has_room) else {
             // SAFETY: passed on to the caller.
-            return unsafe { self.0.leave_behind(slot) };
+            let is_left = unsafe { self.list.leave_behind(slot) };
+            return if is_left { Pushed::Left } else { Pushed::No };
         };
-        let Some((waker, was_chosen)) = slot.take() else {
-            return false;
-        };
-        self.0.push(Job::Wake(cell.fill(waker)));
-        // A wake before has chosen the task: this one is for another.
-        !was_chosen
+        slot.take().map_or(Pushed::No, |(waker, was_chosen)| {
+            self.list.push(Job::Wake(cell.fill(waker)));
+            Pushed::taken(was_chosen)
+        })
     }
 
     /// Runs what was put off, if this is the outermost scope. No lock is held.
     pub(crate) fn run(&mut self) {
-        let is_outermost = self.0.leave();
-        let panicked = is_outermost.then(|| self.run_all());
-        self.0 = list::List::enter();
+        let is_left = self.leave();
+        let panicked = is_left.then(|| self.run_all());
+        self.list = list::List::enter();
         if let Some(panicked) = panicked {
             panicked.go_on();
         }
     }
 
+    /// Leaves the list. Returns whether there is something to run now.
+    #[inline]
+    fn leave(&mut self) -> bool {
+        self.list.leave() || self.first.is_some()
+    }
+
     #[inline(never)]
     fn run_all(&mut self) -> Panicked {
         let mut panicked = Panicked::default();
+        if let Some(waker) = self.first.take() {
+            panicked.catch(|| {
+                waker.wake();
+                false
+            });
+        }
         for round in 0..2 * ROUNDS {
-            let mut jobs = self.0.take().reversed();
-            if jobs.0.is_null() && !self.0.has_left() {
+            let mut jobs = self.list.take().reversed();
+            if jobs.0.is_null() && !self.list.has_left() {
                 break;
             }
             while let Some(job) = jobs.pop() {
@@ -370,20 +411,20 @@ impl Scope {
                     // The circle ends here.
                     Job::Call(slot) if round >= ROUNDS => slot.give_up(),
                     Job::Call(slot) => {
-                        if panicked.catch(|| self.0.call(&slot)) || slot.take_back() {
-                            self.0.push(Job::Call(slot));
+                        if panicked.catch(|| self.list.call(&slot)) || slot.take_back() {
+                            self.list.push(Job::Call(slot));
                         }
                     }
                 }
             }
-            while let Some(waker) = self.0.take_left() {
+            while let Some(waker) = self.list.take_left() {
                 panicked.catch(|| {
                     waker.wake();
                     false
                 });
             }
         }
-        drop(self.0.take());
+        drop(self.list.take());
         panicked
     }
 }
@@ -391,7 +432,7 @@ impl Scope {
 impl Drop for Scope {
     #[inline]
     fn drop(&mut self) {
-        if self.0.leave() {
+        if self.leave() {
             self.run_all().go_on();
         }
     }

@@ -106,6 +106,31 @@ fn a_task_that_gives_another_waker_misses_no_wake() {
     giving_another_waker_against_waking();
 }
 
+/// A task polls once more while another thread writes, takes what it has written, and writes again.
+pub(super) fn waiting_again_against_waking() {
+    model(3, || {
+        let counter = EventFd::new(0).unwrap();
+        let mut readiness = pin!(Readiness::new(&counter, Events::IN).unwrap());
+        let notes = [(); 2].map(|()| Note::new());
+        let wakers = notes.each_ref().map(|note| Waker::from(note.clone()));
+        assert!(polled(readiness.as_mut(), &wakers[0]).is_pending());
+        let written = counter.clone();
+        let writing = thread::spawn(move || {
+            written.try_write(1).unwrap();
+            written.try_read().unwrap();
+            written.try_write(1).unwrap();
+        });
+        let found = polled(readiness.as_mut(), &wakers[1]);
+        writing.join().unwrap();
+        assert!(found.is_ready() || notes[1].is_set());
+    });
+}
+
+#[test]
+fn a_task_that_waits_again_misses_no_wake() {
+    waiting_again_against_waking();
+}
+
 /// A task polls for the first time while another thread writes.
 fn beginning_to_wait_against_waking() {
     model(3, || {
@@ -234,6 +259,7 @@ fn a_task_that_gives_up_a_claim_does_not_lose_the_next_one() {
 fn tasks_that_wakeups_leave_in_the_list_lose_no_event() {
     for model in [
         giving_another_waker_against_waking,
+        waiting_again_against_waking,
         beginning_to_wait_against_waking,
         leaving_against_being_chosen,
         choosing_twice,

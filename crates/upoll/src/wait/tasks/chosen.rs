@@ -39,6 +39,13 @@ impl List {
         }
     }
 
+    pub(super) fn is_outermost(&self) -> bool {
+        match self {
+            List::Here(list) => list.is_outermost(),
+            List::Shared(list) => list.is_outermost(),
+        }
+    }
+
     pub(super) fn leave(&mut self) -> bool {
         match self {
             List::Here(list) => list.leave(),

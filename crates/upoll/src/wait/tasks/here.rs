@@ -23,7 +23,7 @@ struct Here {
 }
 
 /// How many tasks a thread has room for until its outermost scope ends.
-const CELLS: usize = if cfg!(upoll_loom) { 1 } else { 16 };
+const CELLS: usize = if cfg!(upoll_loom) { 0 } else { 16 };
 
 impl Here {
     const fn new() -> Self {
@@ -69,6 +69,13 @@ impl List {
 
     pub(super) fn depth() -> u32 {
         HERE.with(|here| here.depth.get())
+    }
+
+    /// Whether the thread is in no other scope. A signal handler's scopes are never the outermost ones while this one
+    /// is open.
+    #[inline]
+    pub(super) fn is_outermost(&self) -> bool {
+        Self::depth() == 1
     }
 
     /// Leaves the scope. Returns whether it was the outermost one, and has slots to run.

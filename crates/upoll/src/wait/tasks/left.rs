@@ -20,7 +20,8 @@ pub(crate) struct TaskSlot {
     /// signal handler never waits for the thread that it has interrupted.
     waiting: Mutex<Option<Waiting>>,
     /// Whether there is a waker that no wake has chosen: for queries, which must not hold the lock. Written under the
-    /// lock.
+    /// lock. In no order by itself: a task that begins to wait passes a fence before it polls the object, and a query
+    /// that finds a wait which has just ended is followed by a wakeup that does not find the waker.
     is_waiting: AtomicBool,
     /// The list's epoch if the slot is in the list, or 0. Set under the lock of a queue, too, in which a wake has found
     /// the task; cleared as the last access of the thread that takes it out.
@@ -65,35 +66,48 @@ impl TaskSlot {
         }
     }
 
-    /// Sets the waker. Hook the owner of the slot afterwards, then poll the object.
-    pub(crate) fn set(&self, waker: &Waker) {
+    /// Sets the waker of a slot whose owner is hooked nowhere. Hook it afterwards, then poll the object.
+    pub(crate) fn set_first(&mut self, waker: &Waker) {
+        if self.left_in.load(Ordering::Acquire) != 0 {
+            // A scope that has left it in the list may be about to take the waker.
+            self.set(waker);
+            return;
+        }
+        *self.waiting.get_mut() = Some(Waiting {
+            waker: waker.clone(),
+            is_chosen: false,
+        });
+        self.is_waiting.store(true, Ordering::Relaxed);
+    }
+
+    /// Sets the waker. Returns as [`set_anew`](Self::set_anew).
+    fn set(&self, waker: &Waker) -> bool {
         let anew = Waiting {
             waker: waker.clone(),
             is_chosen: false,
         };
         let mut waiting = self.waiting.lock();
         let before = waiting.replace(anew);
-        self.is_waiting.store(true, Ordering::SeqCst);
+        self.is_waiting.store(true, Ordering::Relaxed);
         drop(waiting);
-        drop(before);
+        before.is_some()
     }
 
-    /// Sets another waker. Poll the object afterwards.
-    pub(crate) fn set_anew(&self, waker: &Waker) {
+    /// Sets another waker. Poll the object afterwards. Returns false if a wake has taken the waker that was there.
+    pub(crate) fn set_anew(&self, waker: &Waker) -> bool {
         let mut waiting = self.waiting.lock();
         let is_there = match &mut *waiting {
             Some(there) if there.waker.will_wake(waker) => {
                 there.is_chosen = false;
-                self.is_waiting.store(true, Ordering::SeqCst);
+                self.is_waiting.store(true, Ordering::Relaxed);
                 true
             }
             _ => false,
         };
         drop(waiting);
-        if !is_there {
-            self.set(waker);
-        }
+        let was_there = is_there || self.set(waker);
         fence(Ordering::SeqCst);
+        was_there
     }
 
     /// Takes the waker, with whether a wake before has chosen the task. Returns `None` if another wake has taken it, or
@@ -101,21 +115,21 @@ impl TaskSlot {
     pub(crate) fn take(&self) -> Option<(Waker, bool)> {
         let mut waiting = self.try_lock()?;
         let taken = waiting.take()?;
-        self.is_waiting.store(false, Ordering::SeqCst);
+        self.is_waiting.store(false, Ordering::Relaxed);
         drop(waiting);
         Some((taken.waker, taken.is_chosen))
     }
 
     /// Whether the task waits for a wake. Another thread may change that at the same time.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.is_waiting.load(Ordering::SeqCst)
+        self.is_waiting.load(Ordering::Relaxed)
     }
 
     /// Ends the wait. Returns whether a wake has chosen the task since it has set its waker.
     pub(crate) fn end_wait(&self) -> bool {
         let mut waiting = self.waiting.lock();
         let ended = waiting.take();
-        self.is_waiting.store(false, Ordering::SeqCst);
+        self.is_waiting.store(false, Ordering::Relaxed);
         drop(waiting);
         ended.is_none_or(|ended| ended.is_chosen)
     }
@@ -140,7 +154,7 @@ impl TaskSlot {
                 return false;
             };
             there.is_chosen = true;
-            self.is_waiting.store(false, Ordering::SeqCst);
+            self.is_waiting.store(false, Ordering::Relaxed);
             // It may be there still from the wake before, and is woken as well by the scopes that have left it.
             if !is_in_list {
                 self.left_in.store(left.epoch, Ordering::Relaxed);

@@ -101,6 +101,12 @@ impl List {
         0
     }
 
+    /// Not known here.
+    #[expect(clippy::unused_self, reason = "it is of use where threads have lists")]
+    pub(super) const fn is_outermost(&self) -> bool {
+        false
+    }
+
     /// Leaves the scope. Returns whether it has slots to run.
     #[inline]
     pub(super) fn leave(&mut self) -> bool {
