@@ -101,7 +101,7 @@ fn calls_on_listening_sockets_do_what_the_kernel_does() {
 #[test]
 fn a_wakeup_that_a_worker_does_not_use_is_passed_on() {
     let program = compile("pass_on");
-    assert_eq!(output(&program, None), output(&program, Some("adaptive")));
+    assert_eq!(output(&program, None), output(&program, Some("16")));
     std::fs::remove_file(program).expect("the program was there");
 }
 
@@ -239,7 +239,7 @@ fn workers_take_turns() {
         assert!(is_fair(mode, "every"), "{mode}");
     }
     assert!(is_fair("epoll", "adaptive"));
-    assert!(fairness("epoll", "16", 2048) >= 0.9);
+    assert!(is_fair("epoll", "16"));
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn without_rotation_one_worker_is_first_in_line() {
 
 /// Connects from several threads while workers are killed, stopped and replaced.
 fn disturb(mode: &str, time: Duration) {
-    let server = Server::start(&[mode, "6", "many"], Some("adaptive"));
+    let server = Server::start(&[mode, "6", "many"], None);
     let is_over = AtomicBool::new(false);
     let (answered, cut) = std::thread::scope(|scope| {
         let client = || {

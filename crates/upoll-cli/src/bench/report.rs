@@ -685,11 +685,12 @@ fn backpressure(rows: &[Pressed]) -> Table {
 
 fn about_fair(fair: &Fair) -> String {
     let mut about = format!(
-        "Servers, a connection for each request, as they are, with EPOLLEXCLUSIVE alone and under upoll run --fair with the policies named, \
-         {} runs of each by turns: medians, and of the response time's 99th percentile and the CPU time the 10th to \
-         90th percentile of the runs; a light load is a tenth and a medium load half of what the server answers at \
-         full load; CPU time, context switches and empty wakes (waits that ended for a connection which another worker \
-         took) are for a request, and fairness is Jain's index of the workers' shares",
+        "Servers, a connection for each request, as they are, with EPOLLEXCLUSIVE alone and under upoll run --fair with \
+         the policies named, {} runs of each by turns: medians, and of the response time's 99th percentile and the CPU \
+         time the 10th to 90th percentile of the runs; a light load is a tenth and a medium load half of what the server \
+         answers at full load; CPU time, context switches (all, and the voluntary ones of them) and empty wakes (waits \
+         that ended for a connection which another worker took) are for a request, and fairness is Jain's index of the \
+         workers' shares",
         fair.rounds
     );
     for left_out in &fair.left_out {
@@ -714,13 +715,14 @@ fn fair(fair: &Fair) -> Table {
             "CPU us",
             "10-90 %",
             "switches",
+            "voluntary",
             "empty wakes",
             "fairness",
             "failures",
             "missed",
             REACHED,
         ],
-        5..16,
+        5..17,
     );
     for row in &fair.served {
         let [p50, p99, p999] = row.microseconds;
@@ -739,6 +741,7 @@ fn fair(fair: &Fair) -> Table {
             format!("{:.0}", row.cpu_microseconds.median),
             range(row.cpu_microseconds),
             format!("{:.1}", row.switches.median),
+            format!("{:.1}", row.voluntary_switches.median),
             row.empty_wakes
                 .map_or_else(|| "?".to_owned(), |wakes| format!("{wakes:.2}")),
             format!("{:.3}", row.fairness.median),

@@ -39,7 +39,7 @@ pub(crate) struct Options {
         value_name = "POLICY",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "adaptive",
+        default_missing_value = fair::DEFAULT,
         conflicts_with = "user"
     )]
     fair: Option<fair::Policy>,

@@ -88,6 +88,7 @@ struct Sample {
     microseconds: [u64; 3],
     cpu_microseconds: f64,
     switches: f64,
+    voluntary_switches: f64,
     /// Jain's index of the workers' shares.
     fairness: f64,
     failures: u64,
@@ -108,6 +109,9 @@ pub(super) struct Served {
     /// The processor time of all processes of the server, per request.
     pub(super) cpu_microseconds: Spread,
     pub(super) switches: Spread,
+    /// Those of them in which a thread began to wait. In the others it had to make room for another thread, mostly of
+    /// the clients.
+    pub(super) voluntary_switches: Spread,
     pub(super) fairness: Spread,
     pub(super) failures: u64,
     /// Waits that ended for a connection that another worker took, per request. The library counts
@@ -245,7 +249,8 @@ fn sample(kind: &Kind, server: &Server, requests: u64, pace: Pace, workers: usiz
         requests_per_second: requests as f64 / outcome.took.as_secs_f64(),
         microseconds: [0.5, 0.99, 0.999].map(|part| outcome.latency.value_at_quantile(part)),
         cpu_microseconds: per_request(used.nanoseconds) / 1000.0,
-        switches: per_request(used.switches),
+        switches: per_request(used.voluntary_switches + used.involuntary_switches),
+        voluntary_switches: per_request(used.voluntary_switches),
         fairness: match kind.shares {
             Shares::Answers => fairness(&outcome, workers),
             Shares::Written => of_shares(used.written.values().copied(), workers),
@@ -334,6 +339,7 @@ impl Served {
                 .map(|which| spread(&|sample| sample.microseconds[which] as f64)),
             cpu_microseconds: spread(&|sample| sample.cpu_microseconds),
             switches: spread(&|sample| sample.switches),
+            voluntary_switches: spread(&|sample| sample.voluntary_switches),
             fairness: spread(&|sample| sample.fairness),
             failures: samples.iter().map(|sample| sample.failures).sum(),
             empty_wakes: None,

@@ -8,7 +8,8 @@ use std::fs;
 struct Thread {
     process: u32,
     nanoseconds: u64,
-    switches: u64,
+    voluntary_switches: u64,
+    involuntary_switches: u64,
     /// Bytes that the whole process has written by `write` and similar calls.
     written: u64,
 }
@@ -20,7 +21,8 @@ pub(super) struct Usage(BTreeMap<u32, Thread>);
 #[derive(Default)]
 pub(super) struct Used {
     pub(super) nanoseconds: u64,
-    pub(super) switches: u64,
+    pub(super) voluntary_switches: u64,
+    pub(super) involuntary_switches: u64,
     /// Bytes written, by process.
     pub(super) written: BTreeMap<u32, u64>,
 }
@@ -49,8 +51,8 @@ impl Usage {
                 let used = Thread {
                     process,
                     nanoseconds: ran.split_whitespace().next().and_then(number).unwrap_or(0),
-                    switches: field(&status, "voluntary_ctxt_switches:")
-                        + field(&status, "nonvoluntary_ctxt_switches:"),
+                    voluntary_switches: field(&status, "voluntary_ctxt_switches:"),
+                    involuntary_switches: field(&status, "nonvoluntary_ctxt_switches:"),
                     written,
                 };
                 threads.insert(thread, used);
@@ -65,7 +67,12 @@ impl Usage {
         for (thread, now) in &self.0 {
             let before = earlier.0.get(thread).copied().unwrap_or_default();
             used.nanoseconds += now.nanoseconds.saturating_sub(before.nanoseconds);
-            used.switches += now.switches.saturating_sub(before.switches);
+            used.voluntary_switches += now
+                .voluntary_switches
+                .saturating_sub(before.voluntary_switches);
+            used.involuntary_switches += now
+                .involuntary_switches
+                .saturating_sub(before.involuntary_switches);
             // Each thread reports the sum of its process.
             let written = used.written.entry(now.process).or_default();
             *written = (*written).max(now.written.saturating_sub(before.written));
@@ -111,7 +118,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(5));
         let used = Usage::of(process::id()).since(&before);
         assert!(used.nanoseconds > 1_000_000);
-        assert!(used.switches > 0);
+        assert!(used.voluntary_switches > 0);
         assert_eq!(before.processes(), 1);
     }
 }
