@@ -267,7 +267,7 @@ mod tests {
     use crate::object::Object;
     use crate::signals::HeldBack;
 
-    /// Another thread removes the last member of a set between two looks at it. In this test the answer alternates.
+    /// Another thread removes the last member of a set between two looks at it: `is_meant` returns true and false by turns.
     #[test]
     fn all_fds_of_a_set_are_given_back_or_none() {
         let set = crate::epoll_create1(0).expect("a set");

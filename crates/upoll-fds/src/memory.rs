@@ -113,7 +113,7 @@ fn is_usable(address: usize, intent: Use) -> bool {
     if answer == Ok(true) {
         remember(page, intent);
     }
-    // Without an answer the page counts as usable, as it does to any library function.
+    // A page that cannot be asked about counts as usable, as it does to any library function.
     answer.unwrap_or(true)
 }
 
@@ -270,7 +270,7 @@ pub unsafe fn write<T: Copy>(to: *mut T, value: T) -> Result<(), Errno> {
 /// As [`write()`].
 pub unsafe fn write_if_possible<T: Copy>(to: *mut T, value: T) {
     let (first, last) = (to.addr(), to.addr().saturating_add(size_of::<T>() - 1));
-    // Without an answer the page counts as usable, as it does to any library function.
+    // A page that cannot be asked about counts as usable, as it does to any library function.
     let is_possible = |address| probe(address, Use::Write).unwrap_or(true);
     let is_on_one = first / PAGE == last / PAGE;
     if last < END && is_possible(first) && (is_on_one || is_possible(last)) {

@@ -49,7 +49,7 @@ pub unsafe fn pipe2(fds: *mut [RawFd; 2], flags: i32) -> Result<(), Errno> {
     unsafe { give(fds, numbers, ends) }
 }
 
-/// Gives a pipe the capacity of the kernel's behind it: a demotion moves the whole content there. The kernel's pipe is small
+/// Sets a pipe's capacity to that of the kernel's behind it: a demotion moves the whole content there. The kernel's pipe is small
 /// if the pipes of its user have many pages (`pipe-user-pages-soft`).
 fn adopt_capacity(reader: &PipeReader, number: RawFd) -> Result<(), Errno> {
     // SAFETY: no pointers are involved.

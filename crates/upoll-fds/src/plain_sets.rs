@@ -1,9 +1,9 @@
 //! Kernel sets of the program that a user-level object may still join.
 //!
 //! A *plain* set is a kernel set that the library knows of and otherwise leaves alone: calls on it are
-//! passed on to the kernel as they are. With its first user-level member it is taken over: a
-//! user-level set adopts the kernel set as the place of its kernel members, so each of these keeps its
-//! interest, its data and its state.
+//! passed on to the kernel as they are. Its first user-level member has it taken over: a user-level set
+//! adopts the kernel set as the place of its kernel members. Each of these keeps its interest, its data
+//! and its state.
 //!
 //! # The rule
 //! A set is taken over only if it is reachable by its fds in this process alone, and no thread is waiting in
@@ -192,9 +192,8 @@ impl Record {
         self.outlast_take(me);
     }
 
-    /// Begins to make another number for the set, and returns whether that is to be [ended](Self::end_copy):
-    /// it is not if the number that is copied is not the set's any more, or if the set is user-level once this
-    /// returns, or the kernel's for good.
+    /// Begins to make another fd for the set. Returns whether that is to be [ended](Self::end_copy). It is not if
+    /// the copied fd is no longer the set's. Nor is it if the set is now user-level, or the kernel's for good.
     pub(crate) fn begin_copy(&self, me: usize, is_number: impl FnOnce() -> bool) -> bool {
         self.copies.fetch_add(1, Ordering::SeqCst);
         // `take` reads it after it has set the state.
@@ -211,8 +210,8 @@ impl Record {
         self.copies.fetch_sub(1, Ordering::Release);
     }
 
-    /// Leaves the set to the kernel for good if a number is being copied as the set loses one: another file may
-    /// have that number before the kernel makes the copy, which would be taken for one of the set.
+    /// Leaves the set to the kernel for good if an fd is being copied as the set loses one. Another file may have
+    /// that fd before the kernel makes the copy, which would be taken for one of the set.
     pub(crate) fn lose_number(&self, me: usize) {
         self.outlast_take(me);
         if self.copies.load(Ordering::SeqCst) != 0 {

@@ -259,28 +259,29 @@ fn leave_behind(
     replace(numbers, &new)
 }
 
+/// The size of the option's value, as the calls take it.
+const SIZE_OF_SIZE: libc::socklen_t = size_of::<i32>() as libc::socklen_t;
+
+/// Returns the size of a socket's send buffer.
+fn send_buffer(fd: RawFd) -> Option<i32> {
+    let mut bytes = 0_i32;
+    let mut size = SIZE_OF_SIZE;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
+    let (value, length) = (&raw mut bytes, &raw mut size);
+    // SAFETY: both places are live.
+    let asked = unsafe { call!(SYS_getsockopt, fd, level, option, value, length) };
+    asked.is_ok().then_some(bytes)
+}
+
 /// Sets the send buffer of the kernel's socket to the size of ours.
 fn set_send_buffer(fd: RawFd, bytes: usize) {
-    let mut now = 0_i32;
-    let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
-    // SAFETY: both places are live.
-    let got = unsafe {
-        call!(
-            SYS_getsockopt,
-            fd,
-            level,
-            option,
-            &raw mut now,
-            &raw mut size
-        )
-    };
     let wanted = i32::try_from(bytes).unwrap_or(i32::MAX);
-    if got.is_ok() && now != wanted {
+    if send_buffer(fd).is_some_and(|now| now != wanted) {
         // The kernel doubles the value, and limits it.
         let half = wanted / 2;
+        let (level, option, value) = (libc::SOL_SOCKET, libc::SO_SNDBUF, &raw const half);
         // SAFETY: the value is live.
-        let _ = unsafe { call!(SYS_setsockopt, fd, level, option, &raw const half, size) };
+        let _ = unsafe { call!(SYS_setsockopt, fd, level, option, value, SIZE_OF_SIZE) };
     }
 }
 
@@ -337,37 +338,11 @@ fn send_bytes(fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
 
 /// Increases the send buffer of a socket. Returns whether it is larger than before.
 fn grow(fd: RawFd) -> bool {
-    let mut now = 0_i32;
-    let mut size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(4);
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
-    // SAFETY: both places are live.
-    let mut ask = || unsafe {
-        call!(
-            SYS_getsockopt,
-            fd,
-            level,
-            option,
-            &raw mut now,
-            &raw mut size
-        )
-    };
-    if ask().is_err() {
+    let Some(before) = send_buffer(fd) else {
         return false;
-    }
-    let before = now;
-    set_send_buffer(fd, usize::try_from(before).unwrap_or(0).saturating_mul(2));
-    // SAFETY: as above.
-    let asked = unsafe {
-        call!(
-            SYS_getsockopt,
-            fd,
-            level,
-            option,
-            &raw mut now,
-            &raw mut size
-        )
     };
-    asked.is_ok() && now > before
+    set_send_buffer(fd, usize::try_from(before).unwrap_or(0).saturating_mul(2));
+    send_buffer(fd).is_some_and(|now| now > before)
 }
 
 #[cfg(all(test, not(upoll_loom)))]

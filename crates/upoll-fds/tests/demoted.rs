@@ -1,30 +1,17 @@
 //! Objects that are demoted while other threads read, write and wait. As with one kernel object
 //! throughout, no byte is lost or duplicated, the order is kept, and all waiters are woken.
 
+mod returns;
+
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
+use returns::returns;
 use upoll::{Errno, Event, Events};
 
 /// How often a race is tried.
 const TRIES: usize = 40;
-
-/// Runs `body` on a thread and demands that it comes to its end.
-fn must_end(body: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    let running = thread::spawn(move || {
-        body();
-        // The receiver waits for it.
-        let _ = done.send(());
-    });
-    match ended.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
-        _ => running.join().unwrap(),
-    }
-}
 
 /// The owner of the object, at first and at last.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -201,7 +188,7 @@ fn bytes(from: usize, len: usize) -> Vec<u8> {
 /// A write that waits for room, or for a reader, returns the whole count.
 #[test]
 fn a_write_that_waits_writes_all_although_the_kernel_gets_the_object_meanwhile() {
-    must_end(|| {
+    returns(|| {
         const LONG: usize = 1 << 20;
         for (kind, whose) in kinds() {
             for &way in Way::of(kind) {
@@ -229,7 +216,7 @@ fn a_write_that_waits_writes_all_although_the_kernel_gets_the_object_meanwhile()
 
 #[test]
 fn a_read_that_waits_for_all_has_all_although_the_kernel_gets_the_sockets_meanwhile() {
-    must_end(|| {
+    returns(|| {
         for whose in ALL {
             for way in [Way::Socket, Way::Message] {
                 let stream = Stream::new(Kind::Sockets, whose, 0);
@@ -277,7 +264,7 @@ fn parse(bytes: &[u8; RECORD]) -> (u32, u32) {
 
 #[test]
 fn records_of_many_writers_reach_many_readers_once_and_in_order() {
-    must_end(|| {
+    returns(|| {
         const WRITERS: u32 = 3;
         const RECORDS: u32 = 500;
         for (round, (kind, whose)) in rounds().enumerate() {
@@ -393,7 +380,7 @@ impl Wait {
 /// Bytes come one at a time to threads that wait in every way there is: each is taken by one.
 #[test]
 fn whoever_waits_is_woken_by_what_comes_after_the_object_has_changed_hands() {
-    must_end(|| {
+    returns(|| {
         let ways = [
             Wait::Read,
             Wait::Poll,
@@ -442,7 +429,7 @@ fn whoever_waits_is_woken_by_what_comes_after_the_object_has_changed_hands() {
 /// Units of a semaphore: each is taken by one of those who wait.
 #[test]
 fn every_unit_of_a_semaphore_is_taken_once() {
-    must_end(|| {
+    returns(|| {
         const UNITS: u64 = 3000;
         for round in 0..TRIES {
             let fd = upoll_fds::eventfd(0, libc::EFD_SEMAPHORE).unwrap();

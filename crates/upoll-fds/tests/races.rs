@@ -1,13 +1,15 @@
 //! Calls on a number against changes of what it means, by other threads and by signal handlers.
 
+mod returns;
+
 use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
 
+use returns::returns;
 use upoll::{Errno, Event, Events, File, PollTable, Pollable};
 
 /// How often a race is tried.
@@ -21,20 +23,6 @@ fn take_one(fd: RawFd) -> Result<usize, Errno> {
     let mut value = [0_u8; 8];
     // SAFETY: the buffer is live.
     unsafe { upoll_fds::read(fd, value.as_mut_ptr(), value.len()) }
-}
-
-/// Runs `body` on a thread and demands that it comes to its end.
-fn must_end(body: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    let running = thread::spawn(move || {
-        body();
-        // The receiver waits for it.
-        let _ = done.send(());
-    });
-    match ended.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
-        _ => running.join().unwrap(),
-    }
 }
 
 #[test]
@@ -96,7 +84,7 @@ extern "C" fn takes_one(_: i32) {
 
 #[test]
 fn a_handler_may_use_the_number_that_the_code_under_it_is_changing() {
-    must_end(|| {
+    returns(|| {
         let sources = [PLENTY, PLENTY].map(|count| upoll_fds::eventfd(count, FLAGS).unwrap());
         let fd = upoll_fds::dup(sources[0]).unwrap();
         IN_HANDLER.store(fd, Ordering::Relaxed);

@@ -276,7 +276,23 @@ macro_rules! deferred {
     }};
 }
 
-pub(crate) use deferred;
+/// Functions that are exported by their names, each with its text in the documentation. The function behind `=` serves
+/// the call, as [`deferred`] has it.
+macro_rules! exported {
+    ($($doc:literal $name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)? = $($body:ident)+;)*) => { $(
+        #[doc = $doc]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) $(-> $result)? {
+            $crate::cancel::exported!(by $($body)+, ($($argument),*))
+        }
+    )* };
+    (by interruptible $body:ident, $arguments:tt) => {
+        $crate::cancel::deferred!(interruptible $body $arguments)
+    };
+    (by $body:ident, $arguments:tt) => { $crate::cancel::deferred!($body $arguments) };
+}
+
+pub(crate) use {deferred, exported};
 
 const PTHREAD_CANCEL_DEFERRED: c_int = 0;
 const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
@@ -407,10 +423,8 @@ pub unsafe extern "C-unwind" fn pthread_setcancelstate(state: c_int, old: *mut c
     answer
 }
 
-#[doc = "`pthread_cancel(3)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
-    deferred!(cancel(thread))
+exported! {
+    "`pthread_cancel(3)`" pthread_cancel(thread: pthread_t) -> c_int = cancel;
 }
 
 /// # Safety

@@ -8,7 +8,7 @@ use upoll::Errno;
 use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
-use crate::cancel::deferred;
+use crate::cancel::{deferred, exported};
 use crate::next::{Next, call_at, listed, pass_on};
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call, is_ours};
@@ -69,10 +69,14 @@ pub extern "C-unwind" fn unshare(flags: c_int) -> c_int {
     give(kernel::call!(SYS_unshare, flags))
 }
 
-#[doc = "`closefrom(3)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn closefrom(first: c_int) {
-    deferred!(closefrom_body(first))
+exported! {
+    "`closefrom(3)`" closefrom(first: c_int) = closefrom_body;
+    "`pipe(2)`" pipe(fds: *mut [c_int; 2]) -> c_int = pipe_body;
+    "`pipe2(2)`" pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int = pipe2_body;
+    "`dup(2)`" dup(fd: c_int) -> c_int = dup_body;
+    "`dup2(2)`" dup2(fd: c_int, new: c_int) -> c_int = dup2_body;
+    "`dup2(2)`, by its other name." __dup2(fd: c_int, new: c_int) -> c_int = dup2_body;
+    "`dup3(2)`" dup3(fd: c_int, new: c_int, flags: c_int) -> c_int = dup3_body;
 }
 
 #[inline(always)]
@@ -129,12 +133,6 @@ pub(crate) unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssiz
     give_size(unsafe { upoll_fds::writev(fd, list, count) })
 }
 
-#[doc = "`pipe(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pipe(fds: *mut [c_int; 2]) -> c_int {
-    deferred!(pipe_body(fds))
-}
-
 /// # Safety
 /// As the call.
 #[inline(always)]
@@ -147,12 +145,6 @@ unsafe fn pipe_body(fds: *mut [c_int; 2]) -> c_int {
             give(kernel::call!(SYS_pipe2, fds, 0))
         }
     }
-}
-
-#[doc = "`pipe2(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pipe2(fds: *mut [c_int; 2], flags: c_int) -> c_int {
-    deferred!(pipe2_body(fds, flags))
 }
 
 /// # Safety
@@ -189,31 +181,6 @@ unsafe fn make_pipe(fds: *mut [c_int; 2], flags: c_int) -> Option<c_int> {
         }
     }
     Some(give(made))
-}
-
-/// Names that the C library has for the same functions.
-macro_rules! also_called {
-    ($($symbol:literal $name:ident($($argument:ident: $kind:ty),*) = $call:ident;)*) => { $(
-        #[doc = concat!("`", stringify!($call), "(2)`, by its other name.")]
-        #[unsafe(export_name = $symbol)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> c_int {
-            #[allow(unused_unsafe, reason = "some of them take pointers")]
-            // SAFETY: the caller's contract.
-            unsafe {
-                $call($($argument),*)
-            }
-        }
-    )* };
-}
-
-also_called! {
-    "__dup2" dup2_otherwise(fd: c_int, new: c_int) = dup2;
-}
-
-#[doc = "`dup(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    deferred!(dup_body(fd))
 }
 
 #[inline(always)]
@@ -280,12 +247,6 @@ fn abandon(fd: c_int, copy: Option<usize>) {
     }
 }
 
-#[doc = "`dup2(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
-    deferred!(dup2_body(fd, new))
-}
-
 #[inline(always)]
 fn dup2_body(fd: c_int, new: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
@@ -316,12 +277,6 @@ fn dup2_known(fd: c_int, new: c_int, next: &Next) -> c_int {
     stats::count(Call::Dup, fd);
     before_redirection(fd, new);
     give(replace(fd, new, || upoll_fds::dup2(fd, new)))
-}
-
-#[doc = "`dup3(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
-    deferred!(dup3_body(fd, new, flags))
 }
 
 #[inline(never)]
@@ -698,50 +653,25 @@ by_the_kernel! {
 /// The offset's upper half is in the lower one on machines of 64 bits.
 const NO_UPPER_HALF: usize = 0;
 
-#[doc = "`preadv2(2)`, which reads as `readv` does if the offset is -1."]
-pub(crate) unsafe fn preadv2(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    offset: c_long,
-    flags: c_int,
-) -> ssize_t {
-    if own_fds::is_own(fd) {
-        return give_size(Err(Errno::BADF));
-    }
-    demote(fd);
-    give_size(kernel::call!(
-        SYS_preadv2,
-        fd,
-        list,
-        count,
-        offset,
-        NO_UPPER_HALF,
-        flags
-    ))
+/// Calls with several buffers that go on at the file's own offset, as `readv` and `writev` do, if theirs is -1.
+macro_rules! at_an_offset {
+    ($($number:ident: $name:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "(2)`: the kernel's, and the object as well from then on.")]
+        pub(crate) unsafe fn $name(
+            fd: c_int, list: *const iovec, count: c_int, offset: c_long, flags: c_int
+        ) -> ssize_t {
+            if own_fds::is_own(fd) {
+                return give_size(Err(Errno::BADF));
+            }
+            demote(fd);
+            give_size(kernel::call!($number, fd, list, count, offset, NO_UPPER_HALF, flags))
+        }
+    )* };
 }
 
-#[doc = "`pwritev2(2)`, which writes as `writev` does if the offset is -1."]
-pub(crate) unsafe fn pwritev2(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    offset: c_long,
-    flags: c_int,
-) -> ssize_t {
-    if own_fds::is_own(fd) {
-        return give_size(Err(Errno::BADF));
-    }
-    demote(fd);
-    give_size(kernel::call!(
-        SYS_pwritev2,
-        fd,
-        list,
-        count,
-        offset,
-        NO_UPPER_HALF,
-        flags
-    ))
+at_an_offset! {
+    SYS_preadv2: preadv2;
+    SYS_pwritev2: pwritev2;
 }
 
 #[doc = "`fdopen(3)`: streams read and write within the C library."]

@@ -18,7 +18,7 @@ use upoll::Errno;
 use upoll_sys::backoff::Backoff;
 use upoll_sys::signals::Blocked;
 
-use crate::cancel::deferred;
+use crate::cancel::exported;
 use crate::next::next;
 use crate::{kernel, settings};
 use upoll_fds::errno::{MASK_SIZE, give, set_errno};
@@ -354,14 +354,17 @@ fn int_of(flags: usize) -> c_int {
     (flags as u32).cast_signed()
 }
 
-#[doc = "`sigaction(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sigaction(
-    signal: c_int,
-    new: *const libc::sigaction,
-    old: *mut libc::sigaction,
-) -> c_int {
-    deferred!(sigaction_body(signal, new, old))
+exported! {
+    "`sigaction(2)`" sigaction(
+        signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction
+    ) -> c_int = sigaction_body;
+    "`siginterrupt(3)`" siginterrupt(signal: c_int, interrupts: c_int) -> c_int = siginterrupt_body;
+    "`signal(2)`" signal(signal: c_int, handler: sighandler_t) -> sighandler_t = signal_body;
+    "`signal(2)` of System V" __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = __sysv_signal_body;
+    "`sigset(3)`" sigset(signal: c_int, handler: sighandler_t) -> sighandler_t = sigset_body;
+    "`bsd_signal(3)`" bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = signal_body;
+    "`ssignal(3)`" ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t = signal_body;
+    "`sysv_signal(3)`" sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = __sysv_signal_body;
 }
 
 /// # Safety
@@ -473,12 +476,6 @@ pub(crate) unsafe fn raw_sigaction(
 /// Signals whose handlers interrupt calls, by `siginterrupt(3)`.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
-#[doc = "`siginterrupt(3)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
-    deferred!(siginterrupt_body(signal, interrupts))
-}
-
 /// # Safety
 /// As the call.
 #[inline(always)]
@@ -519,12 +516,6 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, blocks_itself: bool) 
     }
 }
 
-#[doc = "`signal(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    deferred!(signal_body(signal, handler))
-}
-
 /// # Safety
 /// As the call.
 #[inline(always)]
@@ -548,15 +539,6 @@ unsafe fn signal_body(signal: c_int, handler: sighandler_t) -> sighandler_t {
     set(signal, handler, flags, true)
 }
 
-#[doc = "`signal(2)` of System V"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __sysv_signal(
-    signal: c_int,
-    handler: sighandler_t,
-) -> sighandler_t {
-    deferred!(__sysv_signal_body(signal, handler))
-}
-
 /// # Safety
 /// As the call.
 #[inline(always)]
@@ -576,12 +558,6 @@ unsafe fn __sysv_signal_body(signal: c_int, handler: sighandler_t) -> sighandler
     }
     let flags = libc::SA_RESETHAND | libc::SA_NODEFER | INTERRUPTS;
     set(signal, handler, flags, false)
-}
-
-#[doc = "`sigset(3)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    deferred!(sigset_body(signal, handler))
 }
 
 /// # Safety
@@ -621,22 +597,4 @@ unsafe fn sigset_body(signal: c_int, handler: sighandler_t) -> sighandler_t {
             _ => old,
         }
     }
-}
-
-/// Other names of these functions.
-macro_rules! also_called {
-    ($($name:ident = $function:ident;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "(3)`")]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
-            // SAFETY: the caller's contract.
-            unsafe { self::$function(signal, handler) }
-        }
-    )* };
-}
-
-also_called! {
-    bsd_signal = signal;
-    ssignal = signal;
-    sysv_signal = __sysv_signal;
 }

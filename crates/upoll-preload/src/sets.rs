@@ -6,17 +6,24 @@ use libc::{sigset_t, timespec};
 use upoll::{CreateFlags, Errno, Event};
 use upoll_fds::{EpollCtlCmd, EpollWaitParams, plain_sets, takeover};
 
-use crate::cancel::deferred;
+use crate::cancel::exported;
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
 use crate::stats::{self, Call};
 use crate::{files, handlers, kernel, top};
 use upoll_fds::errno::{MASK_SIZE, give, set_errno};
 
-#[doc = "`eventfd(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn eventfd(initial: c_uint, flags: c_int) -> c_int {
-    deferred!(eventfd_body(initial, flags))
+exported! {
+    "`eventfd(2)`" eventfd(initial: c_uint, flags: c_int) -> c_int = eventfd_body;
+    "`epoll_create(2)`" epoll_create(size: c_int) -> c_int = epoll_create_body;
+    "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`." epoll_create1(flags: c_int) -> c_int = epoll_create1_body;
+    "`epoll_ctl(2)`" epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *const Event) -> c_int = epoll_ctl_body;
+    "`epoll_ctl_batch`, as in `upoll.h`" epoll_ctl_batch(
+        epfd: c_int, flags: c_int, count: c_int, commands: *mut EpollCtlCmd
+    ) -> c_int = epoll_ctl_batch_body;
+    "`epoll_pwait1`, as in `upoll.h`" epoll_pwait1(
+        epfd: c_int, flags: c_int, events: *mut Event, room: c_int, params: *const EpollWaitParams
+    ) -> c_int = interruptible epoll_pwait1_body;
 }
 
 #[inline(never)]
@@ -51,12 +58,6 @@ pub(crate) unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
     give(upoll_fds::eventfd_write(fd, value))
 }
 
-#[doc = "`epoll_create(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
-    deferred!(epoll_create_body(size))
-}
-
 #[inline(never)]
 fn epoll_create_body(size: c_int) -> c_int {
     if size <= 0 {
@@ -67,12 +68,6 @@ fn epoll_create_body(size: c_int) -> c_int {
         pass_on!("epoll_create", fn(c_int) -> c_int, (size));
         give(kernel::call!(SYS_epoll_create1, 0))
     })
-}
-
-#[doc = "`epoll_create1(2)`; `flags` may hold `EPOLL_ROTATE`."]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
-    deferred!(epoll_create1_body(flags))
 }
 
 #[inline(never)]
@@ -146,17 +141,6 @@ pub(crate) fn changes_ours(epfd: c_int, op: c_int, fd: c_int) -> bool {
     upoll_fds::is_ours(epfd) || upoll_fds::is_ours(fd)
 }
 
-#[doc = "`epoll_ctl(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn epoll_ctl(
-    epfd: c_int,
-    op: c_int,
-    fd: c_int,
-    event: *const Event,
-) -> c_int {
-    deferred!(epoll_ctl_body(epfd, op, fd, event))
-}
-
 /// # Safety
 /// As the call.
 #[inline(never)]
@@ -174,17 +158,6 @@ unsafe fn epoll_ctl_body(epfd: c_int, op: c_int, fd: c_int, event: *const Event)
     let changed = unsafe { upoll_fds::epoll_ctl(epfd, op, fd, event) };
     top::note_change(epfd);
     give(changed)
-}
-
-#[doc = "`epoll_ctl_batch`, as in `upoll.h`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn epoll_ctl_batch(
-    epfd: c_int,
-    flags: c_int,
-    count: c_int,
-    commands: *mut EpollCtlCmd,
-) -> c_int {
-    deferred!(epoll_ctl_batch_body(epfd, flags, count, commands))
 }
 
 /// # Safety
@@ -276,18 +249,6 @@ pub(crate) unsafe fn pwait2(
     // SAFETY: the caller's contract.
     let found = unsafe { upoll_fds::epoll_pwait2(epfd, events, room, timeout, mask, size) };
     give(top::noted(epfd, found))
-}
-
-#[doc = "`epoll_pwait1`, as in `upoll.h`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn epoll_pwait1(
-    epfd: c_int,
-    flags: c_int,
-    events: *mut Event,
-    room: c_int,
-    params: *const EpollWaitParams,
-) -> c_int {
-    deferred!(interruptible epoll_pwait1_body(epfd, flags, events, room, params))
 }
 
 /// # Safety

@@ -8,7 +8,7 @@ use upoll::Errno;
 use upoll::internal::own_fds;
 use upoll_fds::plain_sets;
 
-use crate::cancel::deferred;
+use crate::cancel::exported;
 use crate::files::{chk_fail, demote, leave_to_streams};
 use crate::next::pass_on;
 use crate::settings::{self, Kind};
@@ -16,15 +16,17 @@ use crate::stats::{self, Call};
 use crate::{handlers, kernel};
 use upoll_fds::errno::{give, give_size};
 
-#[doc = "`socketpair(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn socketpair(
-    domain: c_int,
-    kind: c_int,
-    protocol: c_int,
-    fds: *mut [c_int; 2],
-) -> c_int {
-    deferred!(socketpair_body(domain, kind, protocol, fds))
+exported! {
+    "`socketpair(2)`" socketpair(
+        domain: c_int, kind: c_int, protocol: c_int, fds: *mut [c_int; 2]
+    ) -> c_int = socketpair_body;
+    "`shutdown(2)`" shutdown(fd: c_int, how: c_int) -> c_int = shutdown_body;
+    "`getsockopt(2)`" getsockopt(
+        fd: c_int, level: c_int, option: c_int, value: *mut c_void, size: *mut socklen_t
+    ) -> c_int = getsockopt_body;
+    "`setsockopt(2)`" setsockopt(
+        fd: c_int, level: c_int, option: c_int, value: *const c_void, size: socklen_t
+    ) -> c_int = setsockopt_body;
 }
 
 /// # Safety
@@ -58,12 +60,6 @@ unsafe fn socketpair_body(
         }
     }
     give(made)
-}
-
-#[doc = "`shutdown(2)`"]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    deferred!(shutdown_body(fd, how))
 }
 
 #[inline(never)]
@@ -176,18 +172,6 @@ pub(crate) unsafe fn recvmmsg(
     give(leave(fd).and_then(|()| kernel::call!(SYS_recvmmsg, fd, messages, count, flags, limit)))
 }
 
-#[doc = "`getsockopt(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn getsockopt(
-    fd: c_int,
-    level: c_int,
-    option: c_int,
-    value: *mut c_void,
-    size: *mut socklen_t,
-) -> c_int {
-    deferred!(getsockopt_body(fd, level, option, value, size))
-}
-
 /// # Safety
 /// As the call.
 #[inline(always)]
@@ -207,18 +191,6 @@ unsafe fn getsockopt_body(
     }
     // SAFETY: the caller's contract.
     give(unsafe { upoll_fds::getsockopt(fd, level, option, value, size) })
-}
-
-#[doc = "`setsockopt(2)`"]
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn setsockopt(
-    fd: c_int,
-    level: c_int,
-    option: c_int,
-    value: *const c_void,
-    size: socklen_t,
-) -> c_int {
-    deferred!(setsockopt_body(fd, level, option, value, size))
 }
 
 /// # Safety

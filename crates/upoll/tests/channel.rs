@@ -2,6 +2,7 @@
 //! compared, and what becomes of the messages.
 #![cfg(not(upoll_loom))]
 
+mod random;
 mod twin;
 
 use std::cell::Cell;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use random::config;
 use upoll::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use upoll::{
     CreateFlags, Epoll, Errno, Event, Events, FdSet, FileRef, PIPE_BUF, PipeFlags, PollContext,
@@ -241,22 +242,8 @@ fn run(capacity: usize, steps: &[Step]) {
     while matches!(twin.recv(), Some(Ok(_))) {}
 }
 
-fn config() -> Config {
-    Config {
-        cases: std::env::var("PROPTEST_CASES")
-            .ok()
-            .and_then(|cases| cases.parse().ok())
-            .unwrap_or(600),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/channel.proptest-regressions"
-        )))),
-        ..Config::default()
-    }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(600, "channel"))]
 
     #[test]
     fn any_sequence_of_operations_gives_what_a_packet_pipe_gives(

@@ -2,9 +2,12 @@
 //! measures the processor time of the wait.
 #![cfg(all(feature = "std", not(upoll_loom)))]
 
+mod processor_time;
+
 use std::io::{PipeReader, PipeWriter, Write, pipe};
 use std::time::Duration;
 
+use processor_time::processor_time;
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, SigSet, Source,
     Timeout, poll, ppoll, pselect, select,
@@ -14,21 +17,6 @@ use upoll::{
 /// almost none.
 const LIMIT: Duration = Duration::from_millis(400);
 const NEXT_TO_NOTHING: Duration = Duration::from_millis(40);
-
-/// Returns the processor time that this thread has used.
-fn processor_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the call fills the structure.
-    let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    assert_eq!(status, 0);
-    Duration::new(
-        time.tv_sec.try_into().unwrap(),
-        time.tv_nsec.try_into().unwrap(),
-    )
-}
 
 /// Checks that a wait times out and sleeps until then.
 fn sleeps(what: &str, wait: impl FnOnce() -> usize) {

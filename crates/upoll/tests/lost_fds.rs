@@ -2,11 +2,14 @@
 //! library leaves those files alone.
 #![cfg(not(upoll_loom))]
 
+mod open_fds;
+
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use open_fds::{close_all, opened_by};
 use upoll::{CreateFlags, CtlCommand, Epoll, Event, Events, PollFd, poll};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -15,29 +18,6 @@ const LONG: Duration = Duration::from_secs(20);
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn open_numbers() -> Vec<RawFd> {
-    let is_open = |fd: &RawFd| {
-        // SAFETY: the call takes no pointers.
-        unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 }
-    };
-    (3..1024).filter(is_open).collect()
-}
-
-/// Returns the fds that `open` opens beside what it returns.
-fn opened_by(open: impl FnOnce()) -> Vec<RawFd> {
-    let before = open_numbers();
-    open();
-    let after = open_numbers().into_iter();
-    after.filter(|fd| !before.contains(fd)).collect()
-}
-
-fn close_all(numbers: &[RawFd]) {
-    for &fd in numbers {
-        // SAFETY: only this test's sets use it.
-        assert_eq!(unsafe { libc::close(fd) }, 0);
-    }
 }
 
 fn wait(set: &Epoll, limit: Duration) -> Vec<u64> {

@@ -2,6 +2,7 @@
 //! library then leaves the program's files alone, and sets keep working.
 #![cfg(not(upoll_loom))]
 
+mod open_fds;
 mod threads;
 
 use std::io::{PipeReader, Read, Write};
@@ -10,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use open_fds::{is_open, open_in};
 use threads::{in_child, tid, until_asleep};
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollContext, PollFd, Source,
@@ -49,9 +51,7 @@ fn check_untouched((others, mut other): (Vec<RawFd>, UnixStream)) {
     let read = other.read(&mut [0; 8]).unwrap_err();
     assert_eq!(read.kind(), std::io::ErrorKind::WouldBlock);
     for fd in others {
-        // SAFETY: the call takes no pointers.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
-        assert!(flags >= 0, "{fd} was closed");
+        assert!(is_open(fd), "{fd} was closed");
     }
 }
 
@@ -336,10 +336,8 @@ fn the_fds_behind_an_ancestors_sets_are_closed_in_each_child_of_a_chain() {
         let watched = Watched::new();
         watched.check(Watched::wait_above, || ());
         watched.check(|this| this.poll(|fds| upoll::poll(fds, LONG)), || ());
-        // SAFETY: the call takes no pointers.
-        let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0;
         let kept = watched.kept();
-        let own = (256..1024).filter(|fd| !kept.contains(fd)).filter(is_open);
+        let own = open_in(256..1024).filter(|fd| !kept.contains(fd));
         let count = own.count();
         assert_eq!(expected.unwrap_or(count), count);
         if left > 0 {
@@ -554,9 +552,7 @@ fn each_fd_of_a_rotating_set_that_is_replaced_alone_is_made_anew() {
         loop {
             let rotating = Rotating::new();
             rotating.check_all(|| ());
-            // SAFETY: the call takes no pointers.
-            let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
-            let Some(own) = (256..600).filter(is_open).nth(at) else {
+            let Some(own) = open_in(256..600).nth(at) else {
                 assert!(at > 3, "only {at} fds of the library's own");
                 break;
             };
@@ -673,9 +669,7 @@ fn each_fd_of_nested_sets_that_is_replaced_alone_is_made_anew() {
                 }
             };
             find_each();
-            // SAFETY: the call takes no pointers.
-            let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
-            let own: Vec<RawFd> = (256..600).filter(is_open).collect();
+            let own: Vec<RawFd> = open_in(256..600).collect();
             assert!(own.len() > 3, "{own:?}");
             for fd in own {
                 // SAFETY: the number is that of an own fd of the library.
@@ -723,9 +717,7 @@ fn a_kernel_set_at_the_number_of_an_own_fd_is_neither_polled_nor_changed() {
                 poll_long(&watched.above);
                 wait(&watched.above);
                 wait(&watched.set);
-                // SAFETY: the call takes no pointers.
-                let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
-                let Some(own) = (256..600).filter(is_open).nth(at) else {
+                let Some(own) = open_in(256..600).nth(at) else {
                     assert!(at > 3, "only {at} fds of the library's own");
                     break;
                 };

@@ -1,10 +1,11 @@
 //! Pipes of the host kernel and of upoll, with every result compared.
 #![cfg(not(upoll_loom))]
 
+mod random;
 mod twin;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use random::config;
 use upoll::{
     Errno, Events, FileRef, PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, PipeReader, PipeWriter, pipe, pipe2,
 };
@@ -306,17 +307,7 @@ fn run(flags: PipeFlags, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(Config {
-        cases: std::env::var("PROPTEST_CASES")
-            .ok()
-            .and_then(|cases| cases.parse().ok())
-            .unwrap_or(600),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/pipe.proptest-regressions"
-        )))),
-        ..Config::default()
-    })]
+    #![proptest_config(config(600, "pipe"))]
 
     #[test]
     fn any_sequence_of_operations_gives_what_the_kernel_gives(

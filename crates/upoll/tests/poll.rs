@@ -2,6 +2,7 @@
 //! the kernel's, with every result and every mask compared.
 #![cfg(not(upoll_loom))]
 
+mod random;
 mod twin;
 
 use std::fs::File as OsFile;
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use random::config;
 use upoll::{
     Clock, Epoll, Errno, Event, EventFd, Events, FdSet, File, PollFd, PollTable, Pollable, SigSet,
     Source, Target, Timeout, WaitQueue,
@@ -242,25 +243,11 @@ fn events() -> impl Strategy<Value = Events> {
     .prop_map(Events::from_bits_retain)
 }
 
-fn config(cases: u32) -> Config {
-    Config {
-        cases: std::env::var("PROPTEST_CASES")
-            .ok()
-            .and_then(|cases| cases.parse().ok())
-            .unwrap_or(cases),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/poll.proptest-regressions"
-        )))),
-        ..Config::default()
-    }
-}
-
 #[test]
 fn poll_agrees_with_the_kernel_on_any_list_in_any_state() {
     let world = World::new();
     let list = prop::collection::vec((entry(), events()), 0..45);
-    proptest!(config(2_000), |(list in list, limit in 0..2_i32, masked: bool)| {
+    proptest!(config(2_000, "poll"), |(list in list, limit in 0..2_i32, masked: bool)| {
         let mut fds = Vec::new();
         let mut kernel = Vec::new();
         for (entry, events) in &list {
@@ -326,7 +313,7 @@ fn select_agrees_with_the_kernel_on_any_sets_in_any_state() {
     let sets = [set.clone(), set.clone(), set];
     let closed = prop::option::weighted(0.1, (0..3_usize, end..end + 4));
     let n = prop_oneof![4 => Just(end + 8), 3 => BASE..end + 4, 1 => -2..2_i32];
-    proptest!(config(4_000), |(sets in sets, n in n, closed in closed, micros in 0..2_u64)| {
+    proptest!(config(4_000, "poll"), |(sets in sets, n in n, closed in closed, micros in 0..2_u64)| {
         let mut sets = sets;
         if let Some((which, number)) = closed
             && let Some(set) = &mut sets[which]

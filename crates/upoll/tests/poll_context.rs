@@ -2,13 +2,17 @@
 //! random sequences of lists, changes, closes and reused fd numbers, with every result compared.
 #![cfg(not(upoll_loom))]
 
+mod processor_time;
+mod random;
+
 use std::fs::File as OsFile;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use processor_time::processor_time;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use random::config;
 use upoll::{
     Descriptor, Epoll, Errno, Event, EventFd, Events, FdSet, PollContext, PollFd, SigSet, Source,
     Target, Timeout,
@@ -523,25 +527,11 @@ impl World {
     }
 }
 
-fn config(cases: u32) -> Config {
-    Config {
-        cases: std::env::var("PROPTEST_CASES")
-            .ok()
-            .and_then(|cases| cases.parse().ok())
-            .unwrap_or(cases),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/poll_context.proptest-regressions"
-        )))),
-        ..Config::default()
-    }
-}
-
 #[test]
 fn a_kept_context_finds_what_a_single_call_and_the_kernel_find() {
     let kinds = prop::collection::vec(0..KINDS, OBJECTS);
     let steps = prop::collection::vec(step(), 1..60);
-    proptest!(config(600), |(kinds in kinds, steps in steps)| {
+    proptest!(config(600, "poll_context"), |(kinds in kinds, steps in steps)| {
         let mut world = World::new(&kinds);
         for step in &steps {
             world.apply(step)?;
@@ -556,7 +546,7 @@ fn so_does_one_whose_descriptors_are_all_in_the_kernels_set() {
     let taken = || prop::sample::select(vec![0_u8, 1, 2, 5, 7, 8, 9]);
     let kinds = prop::collection::vec(taken(), OBJECTS);
     let steps = prop::collection::vec((step(), taken()), 1..60);
-    proptest!(config(600), |(kinds in kinds, steps in steps)| {
+    proptest!(config(600, "poll_context"), |(kinds in kinds, steps in steps)| {
         let mut world = World::new(&kinds);
         for (step, kind) in steps {
             world.apply(&match step {
@@ -569,19 +559,6 @@ fn so_does_one_whose_descriptors_are_all_in_the_kernels_set() {
             })?;
         }
     });
-}
-
-/// Returns the processor time that this thread has used.
-fn processor_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the call fills the structure.
-    let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    assert_eq!(status, 0);
-    let seconds = time.tv_sec.try_into().unwrap();
-    Duration::new(seconds, time.tv_nsec.try_into().unwrap())
 }
 
 /// Returns the processor time of calls in each of which all entries are other objects than before.

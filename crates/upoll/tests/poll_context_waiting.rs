@@ -2,6 +2,7 @@
 //! files that close, and moves of the context to other threads and processes.
 #![cfg(not(upoll_loom))]
 
+mod processor_time;
 mod returns;
 mod threads;
 
@@ -12,6 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use processor_time::processor_time;
 use threads::{asleep, in_child, tid, until_asleep};
 use upoll::{
     Descriptor, Epoll, Errno, Event, EventFd, Events, FdSet, File, PollContext, PollFd, PollTable,
@@ -483,19 +485,6 @@ fn a_signal_that_only_the_mask_lets_through_is_not_missed_without_a_wait() {
     .unwrap();
 }
 
-fn cpu_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the call fills the structure.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(
-        time.tv_sec.unsigned_abs(),
-        u32::try_from(time.tv_nsec).unwrap(),
-    )
-}
-
 /// A pipe's reader reports `HUP` as long as there is no writer. `HUP` does not make it writable.
 #[test]
 fn select_sleeps_beside_what_has_only_hung_up_and_sees_it_wake() {
@@ -514,11 +503,11 @@ fn select_sleeps_beside_what_has_only_hung_up_and_sees_it_wake() {
         let ready = context.select(2, Some(&mut read), Some(&mut write), None, timeout, resolve);
         (ready, read, write)
     };
-    let (limit, before) = (Duration::from_millis(200), cpu_time());
+    let (limit, before) = (Duration::from_millis(200), processor_time());
     let begun = Instant::now();
     assert_eq!(call(limit), (Ok(0), FdSet::new(), FdSet::new()));
     assert!(begun.elapsed() >= limit);
-    assert!(cpu_time() - before < limit / 20, "it does not sleep");
+    assert!(processor_time() - before < limit / 20, "it does not sleep");
     other_writer.write_all(b"x").unwrap();
     assert_eq!(call(LONG), (Ok(1), FdSet::from_iter([1]), FdSet::new()));
 }

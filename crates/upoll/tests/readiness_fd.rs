@@ -3,6 +3,7 @@
 #![cfg(not(upoll_loom))]
 
 mod kernel;
+mod open_fds;
 mod threads;
 
 use std::io::Write as _;
@@ -12,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use kernel::Twin;
+use open_fds::is_open;
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, ReadinessFd};
 
 const IN: Events = Events::IN;
@@ -661,9 +663,4 @@ fn a_child_has_an_fd_of_its_own() {
     counter.try_read().unwrap();
     assert_eq!(set.try_wait(&mut [Event::default()]), Ok(0));
     assert!(!is_readable(number));
-}
-
-fn is_open(fd: RawFd) -> bool {
-    // SAFETY: the call takes no pointers.
-    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }

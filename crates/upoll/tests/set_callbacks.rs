@@ -2,6 +2,7 @@
 //! fails.
 #![cfg(all(feature = "std", not(upoll_loom)))]
 
+mod chain;
 mod returns;
 
 use std::future::Future;
@@ -18,22 +19,13 @@ use upoll::{
     Watch,
 };
 
+use chain::chain;
 use returns::returns;
 
 const IN: Event = Event::new(Events::IN, 0);
 
 fn watch(set: &Epoll, interest: Events) -> Result<Watch, Errno> {
     Watch::new(set, interest, |_| ()).map(|(watch, _)| watch)
-}
-
-/// Returns sets, each of which watches the next.
-fn chain(flags: CreateFlags) -> [Epoll; 3] {
-    let sets = [CreateFlags::empty(), CreateFlags::empty(), flags];
-    let sets = sets.map(|flags| Epoll::create(flags).unwrap());
-    for pair in sets.windows(2) {
-        pair[0].add(&pair[1], IN).unwrap();
-    }
-    sets
 }
 
 #[test]

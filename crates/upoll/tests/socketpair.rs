@@ -2,6 +2,7 @@
 //! threads that block in them.
 #![cfg(not(upoll_loom))]
 
+mod random;
 mod threads;
 mod twin;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use random::config;
 use upoll::{Errno, Events, FileRef, Shutdown, SocketFlags, StreamSocket, socketpair};
 
 use threads::{asleep, until_asleep};
@@ -329,17 +330,7 @@ fn run(steps: &[Step], to_the_brim: bool) {
 }
 
 proptest! {
-    #![proptest_config(Config {
-        cases: std::env::var("PROPTEST_CASES")
-            .ok()
-            .and_then(|cases| cases.parse().ok())
-            .unwrap_or(600),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/socketpair.proptest-regressions"
-        )))),
-        ..Config::default()
-    })]
+    #![proptest_config(config(600, "socketpair"))]
 
     #[test]
     fn any_sequence_of_operations_gives_what_the_kernel_gives(

@@ -1,6 +1,8 @@
 //! Callbacks and tasks that wait for kernel fds, and for sets that have some.
 #![cfg(not(upoll_loom))]
 
+mod chain;
+mod open_fds;
 mod threads;
 
 use std::future::Future;
@@ -14,6 +16,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use chain::chain;
+use open_fds::{ALL, close_all, open_in, opened_by};
 use threads::in_child;
 use upoll::{
     CreateFlags, Descriptor, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Op, Readiness,
@@ -174,7 +178,7 @@ fn one_future_waits_again_and_again_with_one_registration() {
     let _alone = alone();
     let (mut reader, mut writer) = pipe().unwrap();
     let mut ready = pin!(Readiness::new(&reader, Events::IN).unwrap());
-    let before = open_numbers();
+    let before: Vec<_> = open_in(ALL).collect();
     for _ in 0..500 {
         thread::scope(|scope| {
             scope.spawn(|| fill(&mut writer));
@@ -182,7 +186,7 @@ fn one_future_waits_again_and_again_with_one_registration() {
         });
         drain(&mut reader);
     }
-    assert_eq!(open_numbers(), before);
+    assert!(open_in(ALL).eq(before));
     drop(writer);
     assert_eq!(block_on(ready.as_mut()), Events::HUP);
     assert_eq!(
@@ -344,16 +348,6 @@ fn level_triggered_members_that_stay_ready_are_reported_to_tasks_again() {
     fill(&mut writer);
     task.until(1);
     assert!(block_on(stream.as_mut().next_event()).is_ok());
-}
-
-/// Returns sets, each of which watches the next.
-fn chain(flags: CreateFlags) -> [Epoll; 3] {
-    let sets = [CreateFlags::empty(), CreateFlags::empty(), flags];
-    let sets = sets.map(|flags| Epoll::create(flags).unwrap());
-    for pair in sets.windows(2) {
-        pair[0].add(&pair[1], IN).unwrap();
-    }
-    sets
 }
 
 #[test]
@@ -655,29 +649,6 @@ fn a_callback_may_drop_its_own_watch_and_one_that_panics_stops_no_other() {
     assert_eq!(calls.count(), 1);
 }
 
-fn open_numbers() -> Vec<RawFd> {
-    let is_open = |fd: &RawFd| {
-        // SAFETY: the call takes no pointers.
-        unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 }
-    };
-    (3..8192).filter(is_open).collect()
-}
-
-/// Returns the fds that `open` opens.
-fn opened_by(open: impl FnOnce()) -> Vec<RawFd> {
-    let before = open_numbers();
-    open();
-    let after = open_numbers().into_iter();
-    after.filter(|fd| !before.contains(fd)).collect()
-}
-
-fn close_all(numbers: &[RawFd]) {
-    for &fd in numbers {
-        // SAFETY: only the library uses it.
-        assert_eq!(unsafe { libc::close(fd) }, 0);
-    }
-}
-
 #[test]
 fn a_set_whose_own_fds_were_closed_is_registered_anew() {
     let _alone = alone();
@@ -739,10 +710,7 @@ fn a_wait_whose_copy_of_the_fd_was_closed_ends_and_sets_go_on() {
     drop(watch);
     close_all(&copy);
     // All sets of the library: the attendant loses its own.
-    let sets: Vec<_> = open_numbers()
-        .into_iter()
-        .filter(|&fd| is_set(fd))
-        .collect();
+    let sets: Vec<_> = open_in(ALL).filter(|&fd| is_set(fd)).collect();
     assert!(sets.len() >= 2);
     close_all(&sets);
     assert_eq!(block_on(ready), Events::HUP);
@@ -891,7 +859,7 @@ fn a_thousand_registrations_all_wake_and_leave_nothing() {
     limit_of_files(None);
     let (idle, _writer) = pipe().unwrap();
     let _keeps = watched(&idle, Events::IN);
-    let before = open_numbers().len();
+    let before = open_in(ALL).count();
     let (reader, mut writer) = pipe().unwrap();
     let mut sets = Vec::new();
     let mut waits = Vec::new();
@@ -918,7 +886,7 @@ fn a_thousand_registrations_all_wake_and_leave_nothing() {
     }
     drop((waits, sets, reader, writer));
     // Seals of the sets stay.
-    let left = open_numbers().len() - before;
+    let left = open_in(ALL).count() - before;
     assert!(left <= 1000 / 4 / 8 + 2, "{left} fds are left");
 }
 
@@ -929,7 +897,7 @@ fn without_an_fd_a_registration_fails_and_leaves_nothing() {
     let set = Epoll::new().unwrap();
     let (idle, _writer) = pipe().unwrap();
     let _keeps = watched(&idle, Events::IN);
-    let before = open_numbers();
+    let before: Vec<_> = open_in(ALL).collect();
     in_child(|| {
         limit_of_files(Some(3));
         for refused in [
@@ -944,7 +912,7 @@ fn without_an_fd_a_registration_fails_and_leaves_nothing() {
     let refused = Watch::new(&reader, Events::IN, |_| ()).err();
     limit_of_files(Some(all.rlim_cur));
     assert_eq!(refused, Some(Errno::MFILE));
-    assert_eq!(open_numbers(), before);
+    assert!(open_in(ALL).eq(before));
     let (_watch, _, calls) = watched(&reader, Events::IN);
     fill(&mut writer);
     calls.until(1);

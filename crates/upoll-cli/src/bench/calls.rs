@@ -95,6 +95,17 @@ pub(super) const fn row(
     }
 }
 
+/// As [`row`], for information only.
+const fn untargeted(
+    name: &'static str,
+    what: &'static str,
+    sides: fn() -> Result<[Side; 2]>,
+) -> Comparison {
+    let mut comparison = row(name, what, 0.0, sides);
+    comparison.row.target = None;
+    comparison
+}
+
 /// A timer that does not fire in a benchmark, and one that fires at once.
 const FAR: Duration = Duration::from_secs(30);
 const NEAR: Duration = Duration::from_nanos(1);
@@ -189,17 +200,11 @@ pub(super) const COMPARISONS: &[Comparison] = &[
         ])
     }),
     // Without a target: the walk takes most of the time, and the system call little of it.
-    Comparison {
-        row: Row {
-            name: "add-nested",
-            what: Cow::Borrowed(
-                "ADD + DEL of a set above 40 sets that each watch the same 40 sets",
-            ),
-            against: "kernel",
-            target: None,
-        },
-        sides: nested,
-    },
+    untargeted(
+        "add-nested",
+        "ADD + DEL of a set above 40 sets that each watch the same 40 sets",
+        nested,
+    ),
     row("create", "create eventfd + ADD + close", 6.0, || {
         let (theirs, ours) = (Fd::epoll()?, Epoll::new()?);
         Ok([
@@ -235,52 +240,36 @@ pub(super) const COMPARISONS: &[Comparison] = &[
             }),
         ])
     }),
-    Comparison {
-        row: Row {
-            name: "timer-arm",
-            what: Cow::Borrowed("timer in a set: arm for 30 s + disarm"),
-            against: "kernel",
-            target: None,
-        },
-        sides: || {
-            let (theirs, ours) = timers()?;
-            Ok([
-                side(move || {
-                    theirs.1.arm(black_box(FAR)).expect("arm");
-                    theirs.1.arm(Duration::ZERO).expect("disarm");
-                }),
-                side(move || {
-                    ours.1.arm(black_box(FAR), Duration::ZERO);
-                    ours.1.disarm();
-                }),
-            ])
-        },
-    },
-    Comparison {
-        row: Row {
-            name: "timer-fire",
-            what: Cow::Borrowed("timer: arm for 1 ns + wait + read"),
-            against: "kernel",
-            target: None,
-        },
-        sides: || {
-            let (theirs, ours) = timers()?;
-            Ok([
-                side(move || {
-                    theirs.1.arm(black_box(NEAR)).expect("arm");
-                    let ready = theirs.0.wait(&mut [kernel::IDLE], -1);
-                    assert_eq!(ready.expect("wait"), 1);
-                    black_box(theirs.1.read_count().expect("read"));
-                }),
-                side(move || {
-                    ours.1.arm(black_box(NEAR), Duration::ZERO);
-                    let ready = ours.0.wait(&mut [Event::default()], None);
-                    assert_eq!(ready.expect("wait"), 1);
-                    black_box(ours.1.try_read().expect("read"));
-                }),
-            ])
-        },
-    },
+    untargeted("timer-arm", "timer in a set: arm for 30 s + disarm", || {
+        let (theirs, ours) = timers()?;
+        Ok([
+            side(move || {
+                theirs.1.arm(black_box(FAR)).expect("arm");
+                theirs.1.arm(Duration::ZERO).expect("disarm");
+            }),
+            side(move || {
+                ours.1.arm(black_box(FAR), Duration::ZERO);
+                ours.1.disarm();
+            }),
+        ])
+    }),
+    untargeted("timer-fire", "timer: arm for 1 ns + wait + read", || {
+        let (theirs, ours) = timers()?;
+        Ok([
+            side(move || {
+                theirs.1.arm(black_box(NEAR)).expect("arm");
+                let ready = theirs.0.wait(&mut [kernel::IDLE], -1);
+                assert_eq!(ready.expect("wait"), 1);
+                black_box(theirs.1.read_count().expect("read"));
+            }),
+            side(move || {
+                ours.1.arm(black_box(NEAR), Duration::ZERO);
+                let ready = ours.0.wait(&mut [Event::default()], None);
+                assert_eq!(ready.expect("wait"), 1);
+                black_box(ours.1.try_read().expect("read"));
+            }),
+        ])
+    }),
     row("pipe", "pipe write 64 B + read", 8.0, || {
         let [their_end, their_other] = Fd::pipe()?;
         let (our_end, our_other) = upoll::pipe()?;

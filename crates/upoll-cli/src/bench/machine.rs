@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
 /// The properties of the machine and of the program that affect the figures.
@@ -79,31 +81,19 @@ fn cpu_model() -> String {
 }
 
 fn allowed_cpus() -> io::Result<Vec<usize>> {
-    // SAFETY: a CPU set is a plain bit mask, for which all zeros is a value.
-    let mut mask: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: the mask is as large as the size that is given.
-    if unsafe { libc::sched_getaffinity(0, size_of_val(&mask), &raw mut mask) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok((0..libc::CPU_SETSIZE.cast_unsigned() as usize)
-        // SAFETY: the CPU number is within the mask.
-        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &mask) })
+    let mask = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&cpu| mask.is_set(cpu))
         .collect())
 }
 
 /// Binds the calling thread, and those that it starts from now on, to `cpus`.
 pub(super) fn pin(cpus: &[usize]) -> io::Result<()> {
-    // SAFETY: as in `allowed_cpus`.
-    let mut mask: libc::cpu_set_t = unsafe { mem::zeroed() };
+    let mut mask = CpuSet::new();
     for &cpu in cpus {
-        // SAFETY: the number comes from a mask of the same size.
-        unsafe { libc::CPU_SET(cpu, &mut mask) };
+        mask.set(cpu);
     }
-    // SAFETY: the mask is as large as the size that is given.
-    if unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(sched_setaffinity(None, &mask)?)
 }
 
 /// Runs `work` while no CPU of `cpus` idles. The threads that keep them busy yield to all others at
@@ -160,18 +150,11 @@ fn run_only_when_idle() -> io::Result<()> {
 }
 
 fn raise_descriptor_limit() -> io::Result<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
     };
-    // SAFETY: the call fills `limit`.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: `limit` is only read.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(limit.rlim_cur)
+    setrlimit(Resource::Nofile, raised)?;
+    Ok(maximum.unwrap_or(u64::MAX))
 }

@@ -47,67 +47,29 @@ struct Operation {
     sides: fn() -> Result<[Side; 2]>,
 }
 
+const fn operation(what: &'static str, calls: u32, sides: fn() -> Result<[Side; 2]>) -> Operation {
+    Operation {
+        what,
+        calls,
+        has_target: true,
+        sides,
+    }
+}
+
 const OPERATIONS: [Operation; 10] = [
-    Operation {
-        what: "eventfd write + read",
-        calls: 2,
-        has_target: true,
-        sides: write_read,
-    },
-    Operation {
-        what: "wait(0), nothing ready",
-        calls: 1,
-        has_target: true,
-        sides: || waits(0),
-    },
-    Operation {
-        what: "wait(0), 1 ready",
-        calls: 1,
-        has_target: true,
-        sides: || waits(1),
-    },
-    Operation {
-        what: "ctl MOD",
-        calls: 1,
-        has_target: true,
-        sides: modify,
-    },
-    Operation {
-        what: "poll(0) of 1 object, idle",
-        calls: 1,
-        has_target: true,
-        sides: poll_one,
-    },
-    Operation {
-        what: "write + wait(0) + read",
-        calls: 3,
-        has_target: true,
-        sides: write_wait_read,
-    },
-    Operation {
-        what: "ctl ADD + DEL",
-        calls: 2,
-        has_target: true,
-        sides: add_delete,
-    },
-    Operation {
-        what: "select(0) of 1 object, idle",
-        calls: 1,
-        has_target: true,
-        sides: select_one,
-    },
-    Operation {
-        what: "pipe write 64 B + read",
-        calls: 2,
-        has_target: true,
-        sides: pipe,
-    },
+    operation("eventfd write + read", 2, write_read),
+    operation("wait(0), nothing ready", 1, || waits(0)),
+    operation("wait(0), 1 ready", 1, || waits(1)),
+    operation("ctl MOD", 1, modify),
+    operation("poll(0) of 1 object, idle", 1, poll_one),
+    operation("write + wait(0) + read", 3, write_wait_read),
+    operation("ctl ADD + DEL", 2, add_delete),
+    operation("select(0) of 1 object, idle", 1, select_one),
+    operation("pipe write 64 B + read", 2, pipe),
     // Each change looks up an fd of its own, so the call has no target.
     Operation {
-        what: "batch of 64 MODs",
-        calls: 1,
         has_target: false,
-        sides: batch,
+        ..operation("batch of 64 MODs", 1, batch)
     },
 ];
 

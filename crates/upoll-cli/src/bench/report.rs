@@ -6,14 +6,14 @@ use std::ops::Range;
 use comfy_table::{CellAlignment, ContentArrangement};
 use serde::Serialize;
 
-use super::backpressure::Pressed;
+use super::backpressure::{Latency, Pressed};
 use super::calls::Compared;
-use super::fair::Fair;
+use super::fair::{Fair, Served};
 use super::growth::Grown;
 use super::machine::Machine;
 use super::measure::{Effort, Spread};
 use super::numbers::Numbered;
-use super::peers::Peer;
+use super::peers::{Figures, Peer};
 use super::polling::Polled;
 use super::threads::{Goal, LockUse, Threaded};
 use super::timeouts::Late;
@@ -59,10 +59,6 @@ pub(super) struct Table {
 }
 
 impl Table {
-    fn add_row(&mut self, row: impl Into<Vec<String>>) {
-        self.rows.push(row.into());
-    }
-
     /// Returns the name of each row that has a target, and whether the row has reached it.
     fn verdicts(&self) -> impl Iterator<Item = (&str, bool)> {
         let column = self.header.iter().position(|&name| name == REACHED);
@@ -75,6 +71,9 @@ impl Table {
             })
     }
 }
+
+/// The name of a column, and its text for a row.
+type Column<R> = (&'static str, fn(&R) -> String);
 
 /// Formats the table for a terminal.
 impl Display for Table {
@@ -207,16 +206,16 @@ impl Report {
 
     pub(super) fn table(&self, part: Part) -> Table {
         match part {
-            Part::Comparisons => comparisons(&self.comparisons),
-            Part::Peers => peers(&self.peers),
-            Part::Numbers => numbers(&self.numbers),
-            Part::Polls => polls(&self.polls),
-            Part::Growth => growth(&self.growth),
-            Part::Timeouts => timeouts(&self.timeouts),
-            Part::Workers => workers(&self.workers),
-            Part::Threads => threads(&self.threads),
-            Part::Backpressure => backpressure(&self.backpressure),
-            Part::Fair => fair(&self.fair),
+            Part::Comparisons => table(&self.comparisons, 3..9, COMPARISONS),
+            Part::Peers => table(&self.peers, 4..10, PEERS),
+            Part::Numbers => table(&self.numbers, 2..8, NUMBERS),
+            Part::Polls => table(&self.polls, 3..15, POLLS),
+            Part::Growth => table(&self.growth, 2..11, GROWTH),
+            Part::Timeouts => table(&self.timeouts, 2..12, TIMEOUTS),
+            Part::Workers => table(&self.workers, 2..12, WORKERS),
+            Part::Threads => table(&self.threads, 4..17, THREADS),
+            Part::Backpressure => table(&self.backpressure, 3..12, BACKPRESSURE),
+            Part::Fair => table(&self.fair.served, 5..17, FAIR),
         }
     }
 
@@ -268,351 +267,240 @@ impl Report {
     }
 }
 
-fn comparisons(rows: &[Compared]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "operation",
-            "against",
-            "other ns",
-            "upoll ns",
-            "ratio",
-            "10-90 %",
-            "to reach",
-            REACHED,
-        ],
-        3..9,
-    );
-    for row in rows {
-        table.add_row([
-            row.row.name.to_owned(),
-            row.row.what.clone().into_owned(),
-            row.row.against.to_owned(),
-            nanoseconds(row.other_nanoseconds.median),
-            nanoseconds(row.upoll_nanoseconds.median),
-            times(row.ratio.median),
-            percentiles(row.ratio, row.trusted),
-            row.row.target.map_or_else(String::new, times),
-            row.reached.map_or("", yes_no).to_owned(),
-        ]);
-    }
-    table
+const COMPARISONS: &[Column<Compared>] = &[
+    ("name", |row| row.row.name.to_owned()),
+    ("operation", |row| row.row.what.clone().into_owned()),
+    ("against", |row| row.row.against.to_owned()),
+    ("other ns", |row| nanoseconds(row.other_nanoseconds.median)),
+    ("upoll ns", |row| nanoseconds(row.upoll_nanoseconds.median)),
+    ("ratio", |row| times(row.ratio.median)),
+    ("10-90 %", |row| percentiles(row.ratio, row.trusted)),
+    ("to reach", |row| {
+        row.row.target.map_or_else(String::new, times)
+    }),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+];
+
+const PEERS: &[Column<Peer>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("operation", |row| row.what.to_owned()),
+    ("by", |row| row.by.to_owned()),
+    ("against", |row| row.against.unwrap_or_default().to_owned()),
+    ("sources", |row| row.sources.to_string()),
+    ("ns", |row| {
+        of_figures(row, |figures| nanoseconds(figures.nanoseconds.median))
+    }),
+    ("ratio", |row| of_ratio(row, |ratio| times(ratio.median))),
+    ("10-90 %", |row| {
+        of_ratio(row, |ratio| percentiles(ratio, ratio.is_trusted()))
+    }),
+    ("to reach", |row| row.target.map_or_else(String::new, times)),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("note", |row| match &row.skipped {
+        Some(why) => format!("skipped: {why}"),
+        None if row.figures.as_ref().is_some_and(|figures| figures.fastest) => "fastest".to_owned(),
+        None => String::new(),
+    }),
+];
+
+fn of_figures(row: &Peer, text: fn(&Figures) -> String) -> String {
+    row.figures.as_ref().map_or_else(String::new, text)
 }
 
-fn peers(rows: &[Peer]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "operation",
-            "by",
-            "against",
-            "sources",
-            "ns",
-            "ratio",
-            "10-90 %",
-            "to reach",
-            REACHED,
-            "note",
-        ],
-        4..10,
-    );
-    for row in rows {
-        let figures = row.figures.as_ref();
-        let ratio = figures.and_then(|figures| figures.ratio);
-        let is_fastest = figures.is_some_and(|figures| figures.fastest);
-        let note = match &row.skipped {
-            Some(why) => format!("skipped: {why}"),
-            None if is_fastest => "fastest".to_owned(),
-            None => String::new(),
-        };
-        table.add_row([
-            row.name.to_owned(),
-            row.what.to_owned(),
-            row.by.to_owned(),
-            row.against.unwrap_or_default().to_owned(),
-            row.sources.to_string(),
-            figures.map_or_else(String::new, |figures| {
-                nanoseconds(figures.nanoseconds.median)
-            }),
-            ratio.map_or_else(String::new, |ratio| times(ratio.median)),
-            ratio.map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted())),
-            row.target.map_or_else(String::new, times),
-            row.reached.map_or("", yes_no).to_owned(),
-            note,
-        ]);
-    }
-    table
+fn of_ratio(row: &Peer, text: fn(Spread) -> String) -> String {
+    let ratio = row.figures.as_ref().and_then(|figures| figures.ratio);
+    ratio.map_or_else(String::new, text)
 }
 
-fn numbers(rows: &[Numbered]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "operation",
-            "calls",
-            "object ns",
-            "number ns",
-            "added ns per call",
-            "10-90 %",
-            "at most",
-            REACHED,
-        ],
-        2..8,
-    );
-    for row in rows {
-        let added = row.added_nanoseconds;
-        table.add_row([
-            row.name.to_owned(),
-            row.what.to_owned(),
-            row.calls.to_string(),
-            nanoseconds(row.object_nanoseconds.median),
-            nanoseconds(row.number_nanoseconds.median),
-            nanoseconds(added.median),
-            format!("{:.1}-{:.1}", added.p10, added.p90),
-            row.target_nanoseconds.map_or_else(String::new, nanoseconds),
-            row.reached.map_or("", yes_no).to_owned(),
-        ]);
-    }
-    table
+const NUMBERS: &[Column<Numbered>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("operation", |row| row.what.to_owned()),
+    ("calls", |row| row.calls.to_string()),
+    ("object ns", |row| {
+        nanoseconds(row.object_nanoseconds.median)
+    }),
+    ("number ns", |row| {
+        nanoseconds(row.number_nanoseconds.median)
+    }),
+    ("added ns per call", |row| {
+        nanoseconds(row.added_nanoseconds.median)
+    }),
+    ("10-90 %", |row| {
+        format!(
+            "{:.1}-{:.1}",
+            row.added_nanoseconds.p10, row.added_nanoseconds.p90
+        )
+    }),
+    ("at most", |row| {
+        row.target_nanoseconds.map_or_else(String::new, nanoseconds)
+    }),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+];
+
+const POLLS: &[Column<Polled>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("call", |row| row.call.to_owned()),
+    ("over", |row| row.what.to_owned()),
+    ("files", |row| row.files.to_string()),
+    ("stack ns", |row| nanoseconds(row.upoll_nanoseconds.median)),
+    ("heap ns", |row| nanoseconds(row.heap_nanoseconds.median)),
+    ("context ns", |row| {
+        median_nanoseconds(row.context_nanoseconds)
+    }),
+    ("kernel ns", |row| {
+        median_nanoseconds(row.kernel_nanoseconds)
+    }),
+    ("heap / stack", |row| times(row.gain.median)),
+    ("10-90 %", |row| {
+        percentiles(row.gain, row.gain.is_trusted())
+    }),
+    ("to reach", |row| {
+        row.gain_target.map_or_else(String::new, times)
+    }),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("stack / context", |row| {
+        row.context_gain
+            .map_or_else(String::new, |gain| times(gain.median))
+    }),
+    ("kernel / stack", |row| {
+        row.ratio
+            .map_or_else(String::new, |ratio| times(ratio.median))
+    }),
+    ("10-90 %", |row| {
+        row.ratio
+            .map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted()))
+    }),
+];
+
+fn median_nanoseconds(figure: Option<Spread>) -> String {
+    figure.map_or_else(String::new, |figure| nanoseconds(figure.median))
 }
 
-fn polls(rows: &[Polled]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "call",
-            "over",
-            "files",
-            "stack ns",
-            "heap ns",
-            "context ns",
-            "kernel ns",
-            "heap / stack",
-            "10-90 %",
-            "to reach",
-            REACHED,
-            "stack / context",
-            "kernel / stack",
-            "10-90 %",
-        ],
-        3..15,
-    );
-    for row in rows {
-        let median = |figure: Option<Spread>| {
-            figure.map_or_else(String::new, |figure| nanoseconds(figure.median))
-        };
-        table.add_row([
-            row.name.to_owned(),
-            row.call.to_owned(),
-            row.what.to_owned(),
-            row.files.to_string(),
-            nanoseconds(row.upoll_nanoseconds.median),
-            nanoseconds(row.heap_nanoseconds.median),
-            median(row.context_nanoseconds),
-            median(row.kernel_nanoseconds),
-            times(row.gain.median),
-            percentiles(row.gain, row.gain.is_trusted()),
-            row.gain_target.map_or_else(String::new, times),
-            row.reached.map_or("", yes_no).to_owned(),
-            row.context_gain
-                .map_or_else(String::new, |gain| times(gain.median)),
-            row.ratio
-                .map_or_else(String::new, |ratio| times(ratio.median)),
-            row.ratio
-                .map_or_else(String::new, |ratio| percentiles(ratio, ratio.is_trusted())),
-        ]);
-    }
-    table
-}
-
-fn growth(rows: &[Grown]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "operation",
-            "items",
-            "kernel items",
-            "kernel ns",
-            "upoll ns",
-            "ratio",
-            "kernel growth",
-            "upoll growth",
-            "10-90 %",
-            "at most",
-            REACHED,
-        ],
-        2..11,
-    );
-    for row in rows {
-        let kernel_items = if row.kernel_items == row.items {
+const GROWTH: &[Column<Grown>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("operation", |row| row.what.to_owned()),
+    ("items", |row| row.items.to_string()),
+    ("kernel items", |row| {
+        if row.kernel_items == row.items {
             row.kernel_items.to_string()
         } else {
             format!("{}, all descriptors", row.kernel_items)
-        };
-        table.add_row([
-            row.name.to_owned(),
-            row.what.to_owned(),
-            row.items.to_string(),
-            kernel_items,
-            nanoseconds(row.kernel_nanoseconds.median),
-            nanoseconds(row.upoll_nanoseconds.median),
-            times(row.ratio.median),
-            times(row.kernel_growth.median),
-            times(row.upoll_growth.median),
-            percentiles(row.upoll_growth, row.trusted),
-            times(row.upoll_growth_tolerated),
-            yes_no(row.reached).to_owned(),
-        ]);
-    }
-    table
-}
+        }
+    }),
+    ("kernel ns", |row| {
+        nanoseconds(row.kernel_nanoseconds.median)
+    }),
+    ("upoll ns", |row| nanoseconds(row.upoll_nanoseconds.median)),
+    ("ratio", |row| times(row.ratio.median)),
+    ("kernel growth", |row| times(row.kernel_growth.median)),
+    ("upoll growth", |row| times(row.upoll_growth.median)),
+    ("10-90 %", |row| percentiles(row.upoll_growth, row.trusted)),
+    ("at most", |row| times(row.upoll_growth_tolerated)),
+    (REACHED, |row| yes_no(row.reached).to_owned()),
+];
 
-fn timeouts(rows: &[Late]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "by",
-            "limit us",
-            "files",
-            "late p50 us",
-            "late p99 us",
-            "worst us",
-            "early",
-            "ppoll's",
-            "epoll_pwait2's",
-            "growth",
-            "10-90 %",
-            "to reach",
-            REACHED,
-        ],
-        2..12,
-    );
-    for row in rows {
-        table.add_row([
-            row.name.to_owned(),
-            row.by.to_owned(),
-            row.limit_microseconds.to_string(),
-            row.files.to_string(),
-            microseconds(row.p50_nanoseconds),
-            microseconds(row.p99_nanoseconds),
-            microseconds(row.worst_nanoseconds),
-            row.early.to_string(),
-            times(row.ppoll_ratio.median),
-            times(row.pwait2_ratio.median),
-            times(row.growth.median),
-            percentiles(row.growth, row.trusted),
-            row.goal.clone().unwrap_or_default(),
-            row.reached.map_or("", yes_no).to_owned(),
-        ]);
-    }
-    table
-}
+const TIMEOUTS: &[Column<Late>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("by", |row| row.by.to_owned()),
+    ("limit us", |row| row.limit_microseconds.to_string()),
+    ("files", |row| row.files.to_string()),
+    ("late p50 us", |row| microseconds(row.p50_nanoseconds)),
+    ("late p99 us", |row| microseconds(row.p99_nanoseconds)),
+    ("worst us", |row| microseconds(row.worst_nanoseconds)),
+    ("early", |row| row.early.to_string()),
+    ("ppoll's", |row| times(row.ppoll_ratio.median)),
+    ("epoll_pwait2's", |row| times(row.pwait2_ratio.median)),
+    ("growth", |row| times(row.growth.median)),
+    ("10-90 %", |row| percentiles(row.growth, row.trusted)),
+    ("to reach", |row| row.goal.clone().unwrap_or_default()),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+];
 
-fn workers(rows: &[Shared]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "way",
-            "ms",
-            "ratio",
-            "10-90 %",
-            "events of a worker",
-            "fairness",
-            "worst",
-            "switches per event",
-            "voluntary",
-            "involuntary",
-            "empty wakes per event",
-            "to reach",
-            REACHED,
-        ],
-        2..12,
-    );
-    for row in rows {
-        let [fewest, middle, most] = row.shares;
-        table.add_row([
-            row.name.to_owned(),
-            row.way.to_owned(),
-            format!("{:.1}", row.milliseconds.median),
-            times(row.ratio.median),
-            format!("{:.1}-{:.1}", row.ratio.p10, row.ratio.p90),
+const WORKERS: &[Column<Shared>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("way", |row| row.way.to_owned()),
+    ("ms", |row| format!("{:.1}", row.milliseconds.median)),
+    ("ratio", |row| times(row.ratio.median)),
+    ("10-90 %", |row| {
+        format!("{:.1}-{:.1}", row.ratio.p10, row.ratio.p90)
+    }),
+    ("events of a worker", |row| {
+        row.shares
+            .map(|events| format!("{:.0}", events.median))
+            .join(" / ")
+    }),
+    ("fairness", |row| format!("{:.4}", row.fairness.median)),
+    ("worst", |row| format!("{:.4}", row.worst_fairness)),
+    ("switches per event", |row| {
+        format!("{:.2}", row.switches_per_event.median)
+    }),
+    ("voluntary", |row| {
+        format!("{:.2}", row.voluntary_switches_per_event.median)
+    }),
+    ("involuntary", |row| {
+        format!("{:.2}", row.involuntary_switches_per_event.median)
+    }),
+    ("empty wakes per event", |row| {
+        format!("{:.2}", row.empty_wakes_per_event.median)
+    }),
+    ("to reach", |row| {
+        row.goal.map_or_else(String::new, |goal| {
             format!(
-                "{:.0} / {:.0} / {:.0}",
-                fewest.median, middle.median, most.median
-            ),
-            format!("{:.4}", row.fairness.median),
-            format!("{:.4}", row.worst_fairness),
-            format!("{:.2}", row.switches_per_event.median),
-            format!("{:.2}", row.voluntary_switches_per_event.median),
-            format!("{:.2}", row.involuntary_switches_per_event.median),
-            format!("{:.2}", row.empty_wakes_per_event.median),
-            row.goal.map_or_else(String::new, |goal| {
-                format!(
-                    "{}, fairness {}, switches {}",
-                    times(goal.ratio),
-                    goal.fairness,
-                    goal.switches_per_event
-                )
-            }),
-            row.reached.map_or("", yes_no).to_owned(),
-        ]);
-    }
-    table
-}
+                "{}, fairness {}, switches {}",
+                times(goal.ratio),
+                goal.fairness,
+                goal.switches_per_event
+            )
+        })
+    }),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+];
 
-fn threads(rows: &[Threaded]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "work",
-            "by",
-            "sets",
-            "threads",
-            "requests/s",
-            "against kernel",
-            "had a core",
-            "growth",
-            "10-90 %",
-            "per core",
-            "10-90 %",
-            "locks per request",
-            "shared",
-            "contended",
-            "time waiting",
-            "to reach",
-            REACHED,
-            "note",
-        ],
-        4..17,
-    );
-    for row in rows {
-        let locks = |figure: fn(LockUse) -> String| row.locks.map_or_else(String::new, figure);
-        table.add_row([
-            row.name.to_owned(),
-            row.work.to_owned(),
-            row.by.to_owned(),
-            row.sets.to_owned(),
-            row.threads.to_string(),
-            format!("{:.0}", row.requests_per_second.median),
-            times(row.ratio.median),
-            format!("{:.2}", row.threads_with_a_core.median),
-            times(row.growth.median),
-            percentiles(row.growth, row.growth.is_trusted()),
-            times(row.growth_per_core.median),
-            percentiles(row.growth_per_core, row.growth_per_core.is_trusted()),
-            locks(|locks| format!("{:.1}", locks.taken_per_request)),
-            locks(|locks| match locks.shared_in_all {
-                0 => "none".to_owned(),
-                _ => percent(locks.shared),
-            }),
-            locks(|locks| percent(locks.contended)),
-            locks(|locks| percent(locks.waiting)),
-            row.goal.map_or_else(String::new, to_reach),
-            row.reached.map_or("", yes_no).to_owned(),
-            row.note.clone().unwrap_or_default(),
-        ]);
-    }
-    table
+const THREADS: &[Column<Threaded>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("work", |row| row.work.to_owned()),
+    ("by", |row| row.by.to_owned()),
+    ("sets", |row| row.sets.to_owned()),
+    ("threads", |row| row.threads.to_string()),
+    ("requests/s", |row| {
+        format!("{:.0}", row.requests_per_second.median)
+    }),
+    ("against kernel", |row| times(row.ratio.median)),
+    ("had a core", |row| {
+        format!("{:.2}", row.threads_with_a_core.median)
+    }),
+    ("growth", |row| times(row.growth.median)),
+    ("10-90 %", |row| {
+        percentiles(row.growth, row.growth.is_trusted())
+    }),
+    ("per core", |row| times(row.growth_per_core.median)),
+    ("10-90 %", |row| {
+        percentiles(row.growth_per_core, row.growth_per_core.is_trusted())
+    }),
+    ("locks per request", |row| {
+        locks(row, |locks| format!("{:.1}", locks.taken_per_request))
+    }),
+    ("shared", |row| {
+        locks(row, |locks| match locks.shared_in_all {
+            0 => "none".to_owned(),
+            _ => percent(locks.shared),
+        })
+    }),
+    ("contended", |row| {
+        locks(row, |locks| percent(locks.contended))
+    }),
+    ("time waiting", |row| {
+        locks(row, |locks| percent(locks.waiting))
+    }),
+    ("to reach", |row| {
+        row.goal.map_or_else(String::new, to_reach)
+    }),
+    (REACHED, |row| row.reached.map_or("", yes_no).to_owned()),
+    ("note", |row| row.note.clone().unwrap_or_default()),
+];
+
+fn locks(row: &Threaded, figure: fn(LockUse) -> String) -> String {
+    row.locks.map_or_else(String::new, figure)
 }
 
 fn to_reach(goal: Goal) -> String {
@@ -628,59 +516,56 @@ fn percent(part: f64) -> String {
     format!("{:.2} %", 100.0 * part)
 }
 
-fn backpressure(rows: &[Pressed]) -> Table {
-    let mut table = table(
-        &[
-            "name",
-            "what",
-            "by",
-            "maximum",
-            "writer CPU ms",
-            "reader CPU ms",
-            "writes",
-            "reads",
-            "average batch",
-            "p99 us",
-            "p999 us",
-            "worst us",
-            "to reach",
-            "figure",
-            REACHED,
-        ],
-        3..12,
-    );
-    for row in rows {
-        let latency = |pick: fn(&super::backpressure::Latency) -> f64| {
-            let figure = row.latency.as_ref().map(pick);
-            figure.map_or_else(String::new, |figure| format!("{figure:.0}"))
-        };
-        let maximum = match row.maximum {
-            u64::MAX => "none".to_owned(),
-            maximum => maximum.to_string(),
-        };
-        let goal = row.goal.as_ref();
-        table.add_row([
-            row.name.to_owned(),
-            row.what.to_owned(),
-            row.by.to_owned(),
-            maximum,
-            format!("{:.0}", row.writer_cpu_milliseconds),
-            format!("{:.0}", row.reader_cpu_milliseconds),
-            row.writes.to_string(),
-            row.reads.to_string(),
-            format!("{:.1}", row.average_batch),
-            latency(|latency| latency.p99_microseconds),
-            latency(|latency| latency.p999_microseconds),
-            latency(|latency| latency.worst_microseconds),
-            goal.map_or_else(String::new, |goal| goal.what.to_owned()),
-            goal.map_or_else(String::new, |goal| match goal.rounds[..] {
+const BACKPRESSURE: &[Column<Pressed>] = &[
+    ("name", |row| row.name.to_owned()),
+    ("what", |row| row.what.to_owned()),
+    ("by", |row| row.by.to_owned()),
+    ("maximum", |row| match row.maximum {
+        u64::MAX => "none".to_owned(),
+        maximum => maximum.to_string(),
+    }),
+    ("writer CPU ms", |row| {
+        format!("{:.0}", row.writer_cpu_milliseconds)
+    }),
+    ("reader CPU ms", |row| {
+        format!("{:.0}", row.reader_cpu_milliseconds)
+    }),
+    ("writes", |row| row.writes.to_string()),
+    ("reads", |row| row.reads.to_string()),
+    ("average batch", |row| format!("{:.1}", row.average_batch)),
+    ("p99 us", |row| {
+        latency(row, |latency| latency.p99_microseconds)
+    }),
+    ("p999 us", |row| {
+        latency(row, |latency| latency.p999_microseconds)
+    }),
+    ("worst us", |row| {
+        latency(row, |latency| latency.worst_microseconds)
+    }),
+    ("to reach", |row| {
+        row.goal
+            .as_ref()
+            .map_or_else(String::new, |goal| goal.what.to_owned())
+    }),
+    ("figure", |row| {
+        row.goal
+            .as_ref()
+            .map_or_else(String::new, |goal| match goal.rounds[..] {
                 [least, .., most] => format!("{:.1} ({least:.1}-{most:.1})", goal.figure),
                 _ => format!("{:.1}", goal.figure),
-            }),
-            goal.map_or("", |goal| yes_no(goal.reached)).to_owned(),
-        ]);
-    }
-    table
+            })
+    }),
+    (REACHED, |row| {
+        row.goal
+            .as_ref()
+            .map_or("", |goal| yes_no(goal.reached))
+            .to_owned()
+    }),
+];
+
+fn latency(row: &Pressed, pick: fn(&Latency) -> f64) -> String {
+    let figure = row.latency.as_ref().map(pick);
+    figure.map_or_else(String::new, |figure| format!("{figure:.0}"))
 }
 
 fn about_fair(fair: &Fair) -> String {
@@ -699,70 +584,59 @@ fn about_fair(fair: &Fair) -> String {
     about
 }
 
-fn fair(fair: &Fair) -> Table {
-    let mut table = table(
-        &[
-            "server",
-            "waits by",
-            "workers",
-            "load",
-            "way",
-            "requests/s",
-            "p50 us",
-            "p99 us",
-            "10-90 %",
-            "p99.9 us",
-            "CPU us",
-            "10-90 %",
-            "switches",
-            "voluntary",
-            "empty wakes",
-            "fairness",
-            "failures",
-            "missed",
-            REACHED,
-        ],
-        5..17,
-    );
-    for row in &fair.served {
-        let [p50, p99, p999] = row.microseconds;
-        let range = |spread: Spread| format!("{:.0}-{:.0}", spread.p10, spread.p90);
-        table.add_row([
-            row.server.to_owned(),
-            row.waits_by.to_owned(),
-            row.workers.to_string(),
-            row.load.to_owned(),
-            row.way.to_owned(),
-            format!("{:.0}", row.requests_per_second.median),
-            format!("{:.0}", p50.median),
-            format!("{:.0}", p99.median),
-            range(p99),
-            format!("{:.0}", p999.median),
-            format!("{:.0}", row.cpu_microseconds.median),
-            range(row.cpu_microseconds),
-            format!("{:.1}", row.switches.median),
-            format!("{:.1}", row.voluntary_switches.median),
-            row.empty_wakes
-                .map_or_else(|| "?".to_owned(), |wakes| format!("{wakes:.2}")),
-            format!("{:.3}", row.fairness.median),
-            row.failures.to_string(),
-            row.missed
-                .as_ref()
-                .map_or_else(String::new, |missed| missed.join(", ")),
-            row.missed
-                .as_ref()
-                .map_or("", |missed| yes_no(missed.is_empty()))
-                .to_owned(),
-        ]);
-    }
-    table
+const FAIR: &[Column<Served>] = &[
+    ("server", |row| row.server.to_owned()),
+    ("waits by", |row| row.waits_by.to_owned()),
+    ("workers", |row| row.workers.to_string()),
+    ("load", |row| row.load.to_owned()),
+    ("way", |row| row.way.to_owned()),
+    ("requests/s", |row| {
+        format!("{:.0}", row.requests_per_second.median)
+    }),
+    ("p50 us", |row| format!("{:.0}", row.microseconds[0].median)),
+    ("p99 us", |row| format!("{:.0}", row.microseconds[1].median)),
+    ("10-90 %", |row| range(row.microseconds[1])),
+    ("p99.9 us", |row| {
+        format!("{:.0}", row.microseconds[2].median)
+    }),
+    ("CPU us", |row| {
+        format!("{:.0}", row.cpu_microseconds.median)
+    }),
+    ("10-90 %", |row| range(row.cpu_microseconds)),
+    ("switches", |row| format!("{:.1}", row.switches.median)),
+    ("voluntary", |row| {
+        format!("{:.1}", row.voluntary_switches.median)
+    }),
+    ("empty wakes", |row| {
+        row.empty_wakes
+            .map_or_else(|| "?".to_owned(), |wakes| format!("{wakes:.2}"))
+    }),
+    ("fairness", |row| format!("{:.3}", row.fairness.median)),
+    ("failures", |row| row.failures.to_string()),
+    ("missed", |row| {
+        row.missed
+            .as_ref()
+            .map_or_else(String::new, |missed| missed.join(", "))
+    }),
+    (REACHED, |row| {
+        row.missed
+            .as_ref()
+            .map_or("", |missed| yes_no(missed.is_empty()))
+            .to_owned()
+    }),
+];
+
+fn range(spread: Spread) -> String {
+    format!("{:.0}-{:.0}", spread.p10, spread.p90)
 }
 
-fn table<const COLUMNS: usize>(header: &[&'static str; COLUMNS], figures: Range<usize>) -> Table {
+/// Returns the table that has a row for each of `rows`.
+fn table<R>(rows: &[R], figures: Range<usize>, columns: &[Column<R>]) -> Table {
+    let cells = |row| columns.iter().map(|(_, text)| text(row)).collect();
     Table {
-        header: header.to_vec(),
+        header: columns.iter().map(|&(name, _)| name).collect(),
         figures,
-        rows: Vec::new(),
+        rows: rows.iter().map(cells).collect(),
     }
 }
 

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::thread::gettid;
 use serde::Serialize;
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, Timeout};
 
@@ -295,8 +296,7 @@ fn round<W: Way>(way: W, events: u64) -> Result<Round> {
             let set = work.way.set()?;
             let (work, here) = (work.clone(), here.clone());
             Ok(thread::spawn(move || {
-                // SAFETY: no memory is involved.
-                here.send(unsafe { libc::gettid() })?;
+                here.send(gettid().as_raw_pid())?;
                 work.all_here.wait();
                 work.worker(&set)
             }))

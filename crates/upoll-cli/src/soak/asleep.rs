@@ -102,6 +102,8 @@ fn switches(thread: i32) -> Option<String> {
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+    use rustix::thread::gettid;
+
     use super::*;
 
     /// Whether a thread that does `what` passes for one that nothing wakes.
@@ -109,8 +111,7 @@ mod tests {
         let (id, is_over) = (AtomicI32::new(0), AtomicBool::new(false));
         thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // SAFETY: no memory is involved.
-                id.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+                id.store(gettid().as_raw_pid(), Ordering::SeqCst);
                 while !is_over.load(Ordering::SeqCst) {
                     what();
                 }

@@ -6,6 +6,9 @@ use std::{ptr, thread};
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::thread::gettid;
 use upoll::{CtlCommand, Epoll, Errno, Event, EventFd, Events, PollFd, Timeout, poll};
 
 use super::channel::{Channel, Kind, MOST, is_race};
@@ -28,6 +31,12 @@ pub(super) struct World {
     pub(super) is_over: AtomicBool,
     pub(super) with_signals: bool,
     pub(super) with_forks: bool,
+}
+
+/// Sends the signal to a thread of this process, whose handler writes a unit.
+pub(super) fn signal(thread: i32) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR1) };
 }
 
 extern "C" fn write_from_handler(_: libc::c_int) {
@@ -89,8 +98,7 @@ impl World {
 
     /// Reads the outside lane by a blocking read until the world ends.
     pub(super) fn consume_outside(&self) {
-        // SAFETY: no memory is involved.
-        let thread = unsafe { libc::gettid() };
+        let thread = gettid().as_raw_pid();
         self.outside_thread.store(thread, Ordering::SeqCst);
         while !self.is_over.load(Ordering::SeqCst) {
             self.outside.receive_blocking();
@@ -209,8 +217,7 @@ impl World {
 
     /// Makes the id of this thread known as that of a producer.
     pub(super) fn enter(&self, producer: usize) {
-        // SAFETY: no memory is involved.
-        self.producers[producer].store(unsafe { libc::gettid() }, Ordering::SeqCst);
+        self.producers[producer].store(gettid().as_raw_pid(), Ordering::SeqCst);
     }
 
     /// Sends a signal to a consumer, whose handler writes a unit.
@@ -219,8 +226,8 @@ impl World {
         let thread = thread.load(Ordering::SeqCst);
         if thread != 0 {
             count(&tally.signals);
-            // SAFETY: no memory is involved. Consumers outlive producers.
-            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR1) };
+            // Consumers outlive producers.
+            signal(thread);
         }
     }
 
@@ -236,24 +243,10 @@ impl World {
             unsafe { libc::_exit(sent as i32) };
         }
         ensure!(child > 0, "fork failed");
-        let mut status = 0;
-        loop {
-            // SAFETY: the status is written to a variable.
-            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-            if waited == child {
-                break;
-            }
-            let error = std::io::Error::last_os_error();
-            ensure!(
-                error.kind() == std::io::ErrorKind::Interrupted,
-                "waitpid: {error}"
-            );
-        }
-        ensure!(
-            libc::WIFEXITED(status),
-            "a child ended with status {status}"
-        );
-        self.outside.count_sent(libc::WEXITSTATUS(status) as u64);
+        let waited = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()))?;
+        let sent = waited.and_then(|(_, status)| status.exit_status());
+        let sent = sent.with_context(|| format!("a child ended: {waited:?}"))?;
+        self.outside.count_sent(sent as u64);
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use fastrand::Rng;
+use rustix::thread::gettid;
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Source, Target,
     Timeout, Watch, poll, select,
@@ -228,8 +229,7 @@ impl Group {
 
     /// Runs the consumer `index` until the group ends.
     pub(super) fn consume(&self, index: usize, tally: &Tally) -> Result<()> {
-        // SAFETY: no memory is involved.
-        self.threads[index].store(unsafe { libc::gettid() }, Ordering::SeqCst);
+        self.threads[index].store(gettid().as_raw_pid(), Ordering::SeqCst);
         let mut kept = Kept::default();
         while !self.ending.load(Ordering::SeqCst) {
             self.step(index, Timeout::NEVER, &mut kept, tally)?;

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::thread::gettid;
+
 use super::tally::Tally;
 
 /// The time between two looks. Only looks are counted: a process that does not get to run makes none.
@@ -35,8 +37,7 @@ pub(super) struct Post(i32);
 
 /// Makes the task of this thread known until the post is dropped.
 pub(super) fn post(what: impl Into<String>) -> Post {
-    // SAFETY: no memory is involved.
-    post_of(unsafe { libc::gettid() }, what)
+    post_of(gettid().as_raw_pid(), what)
 }
 
 /// Makes the task of a child process known until the post is dropped.

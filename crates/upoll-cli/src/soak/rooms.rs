@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
+use rustix::thread::gettid;
 use upoll::{
     Epoll, Errno, Event, EventFd, EventFdFlags, Events, PIPE_BUF, PipeFlags, PipeReader,
     PipeWriter, PollFd, SocketFlags, Source, StreamSocket, Target, Timeout, pipe2, poll,
@@ -19,6 +20,7 @@ use upoll::{
 };
 
 use super::asleep::{Eagerness, comes};
+use super::disturb::signal;
 use super::hang::post;
 use super::lockstep::{Barrier, pause};
 use super::tally::{Tally, count};
@@ -222,8 +224,7 @@ fn wait(way: Way, set: &Epoll, end: &End, events: Events) -> Result<(), Errno> {
 impl Shared {
     /// Runs one thread's tasks.
     fn run(&self, index: usize, rng: &mut Rng) -> Result<()> {
-        // SAFETY: no memory is involved.
-        self.threads[index].store(unsafe { libc::gettid() }, Ordering::SeqCst);
+        self.threads[index].store(gettid().as_raw_pid(), Ordering::SeqCst);
         let set = Epoll::new()?;
         loop {
             self.barrier.meet();
@@ -439,8 +440,8 @@ impl Shared {
             pause(rng);
             count(&tally.signals);
             let thread = self.threads[index].load(Ordering::SeqCst);
-            // SAFETY: no memory is involved. The thread runs until this one ends the round.
-            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR1) };
+            // The thread runs until this one ends the round.
+            signal(thread);
         }
         self.until("bytes or room are left, and all threads sleep", || {
             self.is_all_received()

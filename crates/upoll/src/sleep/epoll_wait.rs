@@ -232,30 +232,17 @@ fn begin_wait(set: &Set, events: &mut [Event], turns: &mut Turns) -> usize {
     } else {
         backend.stand_last(set);
     }
-    harvest_both_in_place(set, backend, events, Ask::Yielding, turns)
+    harvest_both(set, backend, events, turns)
 }
 
-/// Harvests both sides of a set.
-fn harvest_both_in_turn(
+/// Harvests both sides of a set. The thread stands where it is to in the lines of sources.
+fn harvest_both(
     set: &Set,
     backend: &EpollBackend,
     events: &mut [Event],
-    ask: Ask,
     turns: &mut Turns,
 ) -> usize {
-    backend.stand_last(set);
-    harvest_both_in_place(set, backend, events, ask, turns)
-}
-
-/// As [`harvest_both_in_turn`], of a thread that stands where it is to in the lines of sources.
-fn harvest_both_in_place(
-    set: &Set,
-    backend: &EpollBackend,
-    events: &mut [Event],
-    ask: Ask,
-    turns: &mut Turns,
-) -> usize {
-    let ready = backend.harvest_with(set, events, |out| set.harvest_as(out, ask, turns));
+    let ready = backend.harvest_with(set, events, |out| set.harvest_as(out, Ask::Yielding, turns));
     backend.settle_choice(ready > 0);
     ready
 }
@@ -545,7 +532,8 @@ fn wait_in_kernel_set(
     if mask.is_none() {
         let ready = harvest_repeatedly(set, backend, deadline, || {
             set.fire_due();
-            harvest_both_in_turn(set, backend, events, Ask::Yielding, turns)
+            backend.stand_last(set);
+            harvest_both(set, backend, events, turns)
         });
         if ready > 0 {
             return Ok(ready);
@@ -553,13 +541,13 @@ fn wait_in_kernel_set(
     }
     loop {
         backend.restore_found_lost(epoll.description())?;
-        if set.is_pending() {
-            let ready = harvest_both_in_turn(set, backend, events, Ask::Yielding, turns);
+        let is_pending = set.is_pending();
+        backend.stand_last(set);
+        if is_pending {
+            let ready = harvest_both(set, backend, events, turns);
             if ready > 0 {
                 return Ok(ready);
             }
-        } else {
-            backend.stand_last(set);
         }
         let sleep = next_sleep(deadline, turns, &mut yields_until);
         set.tally.count(Tally::sleeps);

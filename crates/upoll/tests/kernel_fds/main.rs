@@ -8,6 +8,8 @@ mod interests;
 mod kinds;
 mod nested;
 mod pollers;
+#[path = "../processor_time/mod.rs"]
+mod processor_time;
 mod random;
 mod rotation;
 mod threads;

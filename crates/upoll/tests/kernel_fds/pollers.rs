@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use upoll::{CreateFlags, Epoll, Event, EventFd, Events, FdSet, PollFd, Source};
 
 use super::host::{LONG, alone, wait};
+use super::processor_time::processor_time;
 
 const IN: Event = Event::new(Events::IN, 1);
 
@@ -143,24 +144,14 @@ fn a_poll_does_not_spin_on_a_wake_fd_that_was_written_for_another_thread() {
         counter.try_write(1).unwrap();
         assert_eq!(sleeper.join().unwrap(), 1);
     });
-    let before = cpu_time();
+    let before = processor_time();
     let idle = upoll::poll(
         &mut [PollFd::new(&set, Events::IN)],
         Duration::from_millis(300),
     );
     assert_eq!(idle, Ok(0));
-    assert!(cpu_time() - before < Duration::from_millis(150), "it slept");
-}
-
-fn cpu_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the call fills `time`.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(
-        time.tv_sec.cast_unsigned(),
-        u32::try_from(time.tv_nsec).unwrap(),
-    )
+    assert!(
+        processor_time() - before < Duration::from_millis(150),
+        "it slept"
+    );
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use upoll::{Clock, Epoll, Errno, Event, EventFd, Events, Op, Timeout};
 
 use super::host::alone;
+use super::processor_time::processor_time;
 use crate::host::{
     Both, LONG, SHORT, data, edge, eventfd, eventfd_take, eventfd_write, input, try_wait, wait,
 };
@@ -268,19 +269,6 @@ fn threads_in_a_set_and_in_the_one_above_lose_no_event() {
     counters.expect(10_000);
     only_below.try_write(1).unwrap();
     counters.stop(threads);
-}
-
-fn processor_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is live.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap(),
-        u32::try_from(time.tv_nsec).unwrap(),
-    )
 }
 
 #[test]

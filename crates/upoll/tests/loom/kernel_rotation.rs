@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 use upoll::Source as _;
 use upoll::kernel_model::{Source, interrupt, pass_time, program};
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Op, SigSet, end_thread};
@@ -37,47 +37,67 @@ fn wait_and_end(set: &Epoll) {
     end_thread();
 }
 
-/// The source stays readable. The worker is last in the kernel's line before its second wait.
+/// Starts a thread that waits for an event and ends. It returns the set, which stays open so long.
+fn waits_and_ends(set: Epoll) -> JoinHandle<Epoll> {
+    thread::spawn(move || {
+        wait_and_end(&set);
+        set
+    })
+}
+
+/// Starts a thread that makes the source readable.
+fn becomes_readable(source: &Arc<Source>) -> JoinHandle<()> {
+    let source = source.clone();
+    thread::spawn(move || source.set_readable(true))
+}
+
+/// The source stays readable.
+fn waits_twice(slack: u32) {
+    model(2, move || {
+        let (_rotating, source, [worker]) = workers_with_slack(slack);
+        let writing = becomes_readable(&source);
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        assert_eq!(wait(&worker, FOREVER), Ok(1));
+        writing.join().unwrap();
+        end_thread();
+    });
+}
+
+/// The worker is last in the kernel's line before its second wait.
 #[test]
 fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
-    model(2, || {
-        let (_rotating, source, [worker]) = workers();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.set_readable(true));
-        assert_eq!(wait(&worker, FOREVER), Ok(1));
-        assert_eq!(wait(&worker, FOREVER), Ok(1));
-        writing.join().unwrap();
-        end_thread();
-    });
+    waits_twice(0);
 }
 
-/// The source stays readable. The worker keeps its place in the kernel's line, which tells it of no event again.
+/// The worker keeps its place in the kernel's line, which tells it of no event again.
 #[test]
 fn a_worker_that_goes_on_has_what_it_has_left() {
-    model(2, || {
-        let (_rotating, source, [worker]) = workers_with_slack(4);
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.set_readable(true));
-        assert_eq!(wait(&worker, FOREVER), Ok(1));
-        assert_eq!(wait(&worker, FOREVER), Ok(1));
-        writing.join().unwrap();
-        end_thread();
-    });
+    waits_twice(4);
 }
 
-/// An event comes as the worker looks at the source and goes to sleep. It keeps its place in the kernel's line.
-#[test]
-fn a_worker_that_goes_on_misses_no_event() {
-    model(2, || {
-        let (_rotating, source, [worker]) = workers_with_slack(4);
+/// An event comes as the worker, which has had one, looks at the source and goes to sleep.
+fn goes_to_sleep_after_an_event(slack: u32) {
+    model(2, move || {
+        let (_rotating, source, [worker]) = workers_with_slack(slack);
         source.set_readable(true);
         assert_eq!(wait(&worker, FOREVER), Ok(1));
         source.set_readable(false);
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.set_readable(true));
+        let writing = becomes_readable(&source);
         wait_and_end(&worker);
         writing.join().unwrap();
     });
+}
+
+/// It keeps its place in the kernel's line.
+#[test]
+fn a_worker_that_goes_on_misses_no_event() {
+    goes_to_sleep_after_an_event(4);
+}
+
+/// It is last in line, and sleeps without a poll of its own.
+#[test]
+fn a_worker_that_comes_back_misses_no_event() {
+    goes_to_sleep_after_an_event(0);
 }
 
 /// A worker goes on while another one, which has an event, ends and offers it to the first. Then it has used up its lead.
@@ -88,10 +108,7 @@ fn a_worker_that_goes_on_beside_one_that_ends_has_the_event() {
             let (_rotating, source, [first, second]) = workers_with_slack(slack);
             source.set_readable(true);
             assert_eq!(wait(&first, FOREVER), Ok(1));
-            let ending = thread::spawn(move || {
-                wait_and_end(&second);
-                second
-            });
+            let ending = waits_and_ends(second);
             assert_eq!(wait(&first, FOREVER), Ok(1));
             let _open = ending.join().unwrap();
             end_thread();
@@ -108,10 +125,7 @@ fn an_event_that_is_offered_to_a_worker_that_goes_on_is_not_lost() {
             source.set_readable(true);
             assert_eq!(wait(&first, FOREVER), Ok(1));
             source.set_readable(false);
-            let ending = thread::spawn(move || {
-                wait_and_end(&second);
-                second
-            });
+            let ending = waits_and_ends(second);
             let writing = thread::spawn(move || source.set_readable(true));
             assert_eq!(wait(&first, FOREVER), Ok(1));
             // The first worker may be chosen before the second one, and leave that the event.
@@ -122,21 +136,6 @@ fn an_event_that_is_offered_to_a_worker_that_goes_on_is_not_lost() {
     }
 }
 
-/// A worker waits for its second event. It is last in line, and sleeps without a poll of its own.
-#[test]
-fn a_worker_that_comes_back_misses_no_event() {
-    model(2, || {
-        let (_rotating, source, [worker]) = workers();
-        source.set_readable(true);
-        assert_eq!(wait(&worker, FOREVER), Ok(1));
-        source.set_readable(false);
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.set_readable(true));
-        wait_and_end(&worker);
-        writing.join().unwrap();
-    });
-}
-
 /// A worker comes back while another one, which has an event, ends and offers it to the first.
 #[test]
 fn a_worker_that_comes_back_beside_one_that_ends_has_the_event() {
@@ -145,10 +144,7 @@ fn a_worker_that_comes_back_beside_one_that_ends_has_the_event() {
         first.modify(&rotating, EDGE).unwrap();
         source.set_readable(true);
         assert_eq!(wait(&first, FOREVER), Ok(1));
-        let ending = thread::spawn(move || {
-            wait_and_end(&second);
-            second
-        });
+        let ending = waits_and_ends(second);
         assert_eq!(wait(&first, FOREVER), Ok(1));
         let _open = ending.join().unwrap();
         end_thread();
@@ -163,10 +159,7 @@ fn an_event_that_is_offered_to_a_worker_that_comes_back_is_not_lost() {
         source.set_readable(true);
         assert_eq!(wait(&first, FOREVER), Ok(1));
         source.set_readable(false);
-        let ending = thread::spawn(move || {
-            wait_and_end(&second);
-            second
-        });
+        let ending = waits_and_ends(second);
         let writing = thread::spawn(move || source.set_readable(true));
         assert_eq!(wait(&first, FOREVER), Ok(1));
         writing.join().unwrap();
@@ -272,10 +265,7 @@ fn an_event_is_not_lost_with_a_worker_that_leaves() {
 fn a_worker_that_sleeps_learns_of_a_source_that_is_deleted_and_added_again() {
     model(2, || {
         let (rotating, source, [worker]) = workers();
-        let working = thread::spawn(move || {
-            wait_and_end(&worker);
-            worker
-        });
+        let working = waits_and_ends(worker);
         rotating.ctl(Op::Del, source.target(), IN).unwrap();
         assert_eq!(source.number_of_watchers(), 0);
         source.set_readable(true);
@@ -292,10 +282,7 @@ fn a_worker_still_learns_of_a_source_that_one_of_two_rotating_sets_has_deleted()
         let second = Epoll::create(CreateFlags::ROTATE).unwrap();
         second.ctl(Op::Add, source.target(), IN).unwrap();
         worker.add(&second, IN).unwrap();
-        let working = thread::spawn(move || {
-            wait_and_end(&worker);
-            worker
-        });
+        let working = waits_and_ends(worker);
         first.ctl(Op::Del, source.target(), IN).unwrap();
         source.set_readable(true);
         drop(working.join().unwrap());
@@ -390,10 +377,7 @@ fn a_worker_takes_what_it_has_left_to_one_that_does_not_come() {
             worker.add(&counter, IN).unwrap();
             let _late = Waiter::in_set(&late);
             source.try_write(1).unwrap();
-            let working = thread::spawn(move || {
-                wait_and_end(&worker);
-                worker
-            });
+            let working = waits_and_ends(worker);
             counter.try_write(1).unwrap();
             let _ = counter.try_read();
             pass_time();
@@ -407,8 +391,7 @@ fn a_worker_takes_what_it_has_left_to_one_that_does_not_come() {
 fn a_thread_that_waits_in_the_rotating_set_itself_misses_no_event() {
     model(3, || {
         let (rotating, source, []) = workers();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.set_readable(true));
+        let writing = becomes_readable(&source);
         wait_and_end(&rotating);
         writing.join().unwrap();
     });
@@ -504,8 +487,7 @@ fn an_event_that_a_report_had_no_room_for_is_in_a_later_one() {
         let (_rotating, source, [worker]) = workers();
         let other = EventFd::new(1).unwrap();
         worker.add(&other, Event::new(IN.events(), OTHER)).unwrap();
-        let writer = source.clone();
-        let writing = thread::spawn(move || writer.set_readable(true));
+        let writing = becomes_readable(&source);
         let reported = || {
             let mut events = [Event::default()];
             assert_eq!(worker.wait(&mut events, FOREVER), Ok(1));

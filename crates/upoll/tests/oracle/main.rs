@@ -4,16 +4,19 @@
 
 #[path = "../kernel/mod.rs"]
 mod kernel;
+#[path = "../random/mod.rs"]
+mod random;
 mod sequences;
 
 use proptest::prelude::*;
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, EventFdFlags, Events, WatchLimit};
 
 use kernel::Twin;
-use sequences::{World, config, run, steps};
+use random::config;
+use sequences::{World, run, steps};
 
 proptest! {
-    #![proptest_config(config(20_000))]
+    #![proptest_config(config(20_000, "oracle"))]
 
     #[test]
     fn any_sequence_of_operations_gives_what_the_kernel_gives(steps in steps(false)) {
@@ -22,7 +25,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(2_000))]
+    #![proptest_config(config(2_000, "oracle"))]
 
     #[test]
     fn any_sequence_with_descriptors_gives_what_the_kernel_gives(steps in steps(true)) {

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
 use upoll::{Clock, Events, Op, PIPE_BUF, PIPE_MAX_SIZE, PipeFlags, Shutdown};
 
 use crate::kernel::calls::{Change, Form};
@@ -295,18 +294,4 @@ pub(crate) fn run(steps: &[Step], world: World) {
     let all = Events::from_bits_retain(0x7fff);
     let list: Vec<_> = (0..NUMBERS).map(|number| (Some(number), all)).collect();
     twin.poll(&list, false);
-}
-
-pub(crate) fn config(cases: u32) -> Config {
-    Config {
-        cases: std::env::var("PROPTEST_CASES")
-            .ok()
-            .and_then(|cases| cases.parse().ok())
-            .unwrap_or(cases),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/tests/oracle.proptest-regressions"
-        )))),
-        ..Config::default()
-    }
 }

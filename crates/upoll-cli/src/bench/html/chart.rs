@@ -85,9 +85,22 @@ pub(super) struct Line {
 /// The quantity on an axis.
 #[derive(Clone, Copy)]
 pub(super) struct Axis {
-    pub(super) title: &'static str,
+    title: &'static str,
     /// Whether the axis is logarithmic.
-    pub(super) ratios: bool,
+    ratios: bool,
+}
+
+impl Axis {
+    pub(super) const fn linear(title: &'static str) -> Self {
+        let ratios = false;
+        Axis { title, ratios }
+    }
+
+    /// An axis along which equal ratios are equally long.
+    pub(super) const fn of_ratios(title: &'static str) -> Self {
+        let ratios = true;
+        Axis { title, ratios }
+    }
 }
 
 /// The range and the ticks of an axis in a chart. Figures below the range of a logarithmic axis are

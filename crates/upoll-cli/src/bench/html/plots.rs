@@ -24,18 +24,9 @@ pub(super) struct Plot {
     pub(super) noisy: bool,
 }
 
-const RATIO: Axis = Axis {
-    title: "times faster than the other side",
-    ratios: true,
-};
-const NANOSECONDS: Axis = Axis {
-    title: "ns per call",
-    ratios: true,
-};
-const PERCENT: Axis = Axis {
-    title: "% of all, at most",
-    ratios: false,
-};
+const RATIO: Axis = Axis::of_ratios("times faster than the other side");
+const NANOSECONDS: Axis = Axis::of_ratios("ns per call");
+const PERCENT: Axis = Axis::linear("% of all, at most");
 
 pub(super) fn of(report: &Report, part: Part) -> Result<Vec<Plot>> {
     match part {
@@ -96,6 +87,23 @@ fn line_plot(caption: String, lines: &[Line], across: Axis, up: Axis, noisy: boo
     })
 }
 
+/// Returns a line for each way that `by` names, with the points of its rows.
+fn lines_of<R>(
+    rows: &[&R],
+    by: fn(&R) -> &'static str,
+    point: fn(&R) -> Option<(f64, f64)>,
+) -> Vec<Line> {
+    let ways = distinct(rows.iter().map(|row| by(row))).into_iter();
+    ways.map(|way| {
+        let of = rows.iter().filter(|row| by(row) == way);
+        Line {
+            name: way.to_owned(),
+            points: of.filter_map(|row| point(row)).collect(),
+        }
+    })
+    .collect()
+}
+
 /// Returns the cumulative distribution of `figures`, in percent.
 fn distribution(name: &str, figures: &[f64]) -> Line {
     let mut figures = figures.to_vec();
@@ -138,10 +146,7 @@ fn comparisons(rows: &[Compared]) -> Result<Vec<Plot>> {
         plots.push(line_plot(
             format!("{}: distribution over the batches", of[0].row.what),
             &lines,
-            Axis {
-                title: "ns per wake, mean of a batch",
-                ratios: true,
-            },
+            Axis::of_ratios("ns per wake, mean of a batch"),
             PERCENT,
             of.iter().any(|row| !row.trusted),
         )?);
@@ -174,29 +179,17 @@ fn peers(rows: &[Peer]) -> Result<Vec<Plot>> {
     ] {
         let of = |row: &&Peer| row.what == what && shown(row.by);
         let of: Vec<_> = rows.iter().filter(of).collect();
-        let mut lines: Vec<_> = distinct(of.iter().map(|row| row.by))
-            .into_iter()
-            .map(|by| Line {
-                name: by.to_owned(),
-                points: of
-                    .iter()
-                    .filter(|row| row.by == by)
-                    .filter_map(|row| {
-                        let figures = row.figures.as_ref()?;
-                        Some((row.sources as f64, figures.nanoseconds.median))
-                    })
-                    .collect(),
-            })
-            .collect();
+        let mut lines = lines_of(
+            &of,
+            |row| row.by,
+            |row| {
+                let figures = row.figures.as_ref()?;
+                Some((row.sources as f64, figures.nanoseconds.median))
+            },
+        );
         lines.retain(|line| !line.points.is_empty());
-        let sources = Axis {
-            title: "sources",
-            ratios: true,
-        };
-        let round = Axis {
-            title: "ns per round",
-            ratios: true,
-        };
+        let sources = Axis::of_ratios("sources");
+        let round = Axis::of_ratios("ns per round");
         let mut figures = of.iter().filter_map(|row| row.figures.as_ref());
         let noisy = figures.any(|figures| !figures.trusted);
         let caption = format!("One of many sources, {what}: upoll and {others}");
@@ -217,10 +210,7 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
         "What the same code costs on the heap, in terms of the stack; upright marks: the ratio to \
          reach",
         &bars,
-        Axis {
-            title: "cost on the heap / cost on the stack",
-            ratios: true,
-        },
+        Axis::of_ratios("cost on the heap / cost on the stack"),
     )?];
     for what in distinct(rows.iter().map(|row| row.what)) {
         for call in ["poll", "select"] {
@@ -240,10 +230,7 @@ fn polls(rows: &[Polled]) -> Result<Vec<Plot>> {
                 line("kernel", |row| row.kernel_nanoseconds),
             ];
             lines.retain(|line| !line.points.is_empty());
-            let files = Axis {
-                title: "files",
-                ratios: true,
-            };
+            let files = Axis::of_ratios("files");
             let noisy = of.iter().any(|row| !row.trusted);
             let caption = format!("Cost of a {call} with more and more files: {what}");
             plots.push(line_plot(caption, &lines, files, NANOSECONDS, noisy)?);
@@ -268,10 +255,7 @@ fn growth(rows: &[Grown]) -> Result<Vec<Plot>> {
             line("upoll", |row| (row.items, row.upoll_nanoseconds)),
             line("kernel", |row| (row.kernel_items, row.kernel_nanoseconds)),
         ];
-        let items = Axis {
-            title: "items in the set",
-            ratios: true,
-        };
+        let items = Axis::of_ratios("items in the set");
         let noisy = of.iter().any(|row| !row.trusted);
         let caption = format!("Cost as the set grows: {}", of[0].what);
         plots.push(line_plot(caption, &lines, items, NANOSECONDS, noisy)?);
@@ -282,10 +266,7 @@ fn growth(rows: &[Grown]) -> Result<Vec<Plot>> {
 fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
     let limits = distinct(rows.iter().map(|row| row.limit_microseconds));
     let most = rows.iter().map(|row| row.files).max();
-    let late = Axis {
-        title: "late by us",
-        ratios: true,
-    };
+    let late = Axis::of_ratios("late by us");
     let mut plots = Vec::new();
     for limit in limits {
         let of: Vec<_> = rows
@@ -305,29 +286,16 @@ fn timeouts(rows: &[Late]) -> Result<Vec<Plot>> {
         let caption = format!("Asked to wait {limit} us over {files} files: distribution");
         plots.push(line_plot(caption, &lines, late, PERCENT, noisy)?);
 
-        let mut ways = distinct(of.iter().map(|row| row.by));
+        let mut lines = lines_of(
+            &of,
+            |row| row.by,
+            |row| Some((row.files as f64, row.p50_nanoseconds as f64 / 1000.0)),
+        );
         // Times of whole milliseconds are out of the range of the others.
-        ways.retain(|way| !way.starts_with("epoll_wait"));
-        let lines: Vec<_> = ways
-            .into_iter()
-            .map(|way| Line {
-                name: way.to_owned(),
-                points: of
-                    .iter()
-                    .filter(|row| row.by == way)
-                    .map(|row| (row.files as f64, row.p50_nanoseconds as f64 / 1000.0))
-                    .collect(),
-            })
-            .collect();
-        let files = Axis {
-            title: "files",
-            ratios: false,
-        };
+        lines.retain(|line| !line.name.starts_with("epoll_wait"));
+        let files = Axis::linear("files");
         let caption = format!("Asked to wait {limit} us: median against the number of files");
-        let late = Axis {
-            title: "late by us",
-            ratios: false,
-        };
+        let late = Axis::linear("late by us");
         plots.push(line_plot(caption, &lines, files, late, noisy)?);
     }
     Ok(plots)
@@ -355,14 +323,8 @@ fn workers(rows: &[Shared]) -> Result<Vec<Plot>> {
          fewest to the one that took the most; the lowest place is none at all",
         first.workers
     );
-    let events = Axis {
-        title: "events",
-        ratios: true,
-    };
-    let rank = Axis {
-        title: "worker, by what it took",
-        ratios: false,
-    };
+    let events = Axis::of_ratios("events");
+    let rank = Axis::linear("worker, by what it took");
     let bars: Vec<_> = rows
         .iter()
         .map(|row| {
@@ -390,29 +352,17 @@ fn threads(rows: &[Threaded]) -> Result<Vec<Plot>> {
     for (work, sets) in distinct(rows.iter().map(|row| (row.work, row.sets))) {
         let of = |row: &&Threaded| (row.work, row.sets) == (work, sets);
         let of: Vec<_> = rows.iter().filter(of).collect();
-        let lines: Vec<_> = distinct(of.iter().map(|row| row.by))
-            .into_iter()
-            .map(|way| Line {
-                name: way.to_owned(),
-                points: of
-                    .iter()
-                    .filter(|row| row.by == way)
-                    .map(|row| (row.threads as f64, row.requests_per_second.median))
-                    .collect(),
-            })
-            .collect();
+        let lines = lines_of(
+            &of,
+            |row| row.by,
+            |row| Some((row.threads as f64, row.requests_per_second.median)),
+        );
         let notes: Vec<_> = of.iter().filter_map(|row| row.note.as_deref()).collect();
         let note = notes
             .first()
             .map_or_else(String::new, |note| format!("; {note}"));
-        let threads = Axis {
-            title: "threads",
-            ratios: true,
-        };
-        let requests = Axis {
-            title: "requests per second",
-            ratios: false,
-        };
+        let threads = Axis::of_ratios("threads");
+        let requests = Axis::linear("requests per second");
         let noisy = of.iter().any(|row| !row.trusted);
         let caption = format!("Threads, {work}, sets: {sets}{note}");
         plots.push(line_plot(caption, &lines, threads, requests, noisy)?);
@@ -434,10 +384,7 @@ fn backpressure(rows: &[Pressed]) -> Result<Vec<Plot>> {
             ))
         })
         .collect();
-    let latency = Axis {
-        title: "us from write to read",
-        ratios: true,
-    };
+    let latency = Axis::of_ratios("us from write to read");
     let caption = "A writer faster than the reader: distribution of latency".to_owned();
     Ok(vec![line_plot(caption, &lines, latency, PERCENT, false)?])
 }

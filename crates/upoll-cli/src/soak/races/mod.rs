@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use fastrand::Rng;
+use rustix::thread::gettid;
 use upoll::internal::own_fds as own_numbers;
 use upoll::{Epoll, Event, EventFd, Events, File, FileRef, Source, Target};
 
@@ -351,8 +352,7 @@ impl Shared {
     }
 
     fn follow(&self, races: &[Race], index: usize, rng: &mut Rng) -> Result<()> {
-        // SAFETY: no memory is involved.
-        let thread = unsafe { libc::gettid() };
+        let thread = gettid().as_raw_pid();
         let _post = post(format!("call {index} of: {}", races[0].name));
         // The id of a process is stored by the leader, for which it may differ.
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);

@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use upoll::{Errno, EventFd, EventFdFlags, Events, PollFd, Timeout, poll};
 
@@ -135,19 +137,9 @@ impl Child {
 
     /// Waits until the child stops or has ended, and returns its status.
     pub(super) fn wait(&self) -> Result<libc::c_int> {
-        let mut status = 0;
-        loop {
-            // SAFETY: the status is written to a variable.
-            let found = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
-            if found == self.0 {
-                return Ok(status);
-            }
-            let error = io::Error::last_os_error();
-            ensure!(
-                error.kind() == io::ErrorKind::Interrupted,
-                "waitpid: {error}"
-            );
-        }
+        let waited = retry_on_intr(|| waitpid(Pid::from_raw(self.0), WaitOptions::empty()))?;
+        let (_, status) = waited.context("no child")?;
+        Ok(status.as_raw())
     }
 
     pub(super) fn join(self) -> Result<()> {
