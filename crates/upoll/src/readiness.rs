@@ -217,11 +217,13 @@ impl TaskWait {
             if this.is_exclusive() {
                 this.use_up_notes();
             } else if !was_there {
-                // The wake has unlinked an entry.
-                this.leave();
-                this.register(waker);
+                this.link_again();
             }
         } else {
+            if this.used > 0 {
+                // Foreign code has panicked while the entries were hooked.
+                this.leave();
+            }
             this.waiting.slot.set_first(waker);
             this.register(waker);
         }
@@ -333,6 +335,13 @@ impl TaskWait {
         }
     }
 
+    /// Links the entries again that wakes have unlinked. Poll the object afterwards.
+    fn link_again(&self) {
+        // A waker of another task that panics does so when all entries are linked.
+        let _scope = Scope::enter();
+        self.hooked().for_each(WaitEntry::link_again);
+    }
+
     fn hooked(&self) -> impl Iterator<Item = &WaitEntry> {
         let within = self.entries[..self.used]
             .iter()
@@ -372,8 +381,8 @@ impl Drop for TaskWait {
 /// # Safety
 /// As [`OnWake`](crate::wait::OnWake); the entry is a [`TaskEntry`]'s.
 unsafe fn on_wake_task(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
-    // SAFETY: `entry` is the first field of a `TaskEntry`, which is unhooked, under the lock that
-    // is held here, before it or what it points to ends.
+    // SAFETY: `entry` is the first field of a `TaskEntry`. It and what it points to end after its owner has unhooked it:
+    // under the lock that is held here, or when it finds it unlinked, which comes after this.
     let waiting = unsafe { entry.cast::<TaskEntry>().as_ref().waiting.as_ref() };
     let key = awaited::key_of(wake);
     if !key.is_empty() && !key.intersects(waiting.interest) {

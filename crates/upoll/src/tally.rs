@@ -51,7 +51,8 @@ pub struct Counters {
     pub empty_wakes: u64,
     /// Events that waits in a set have returned. For a queue, the number of times that a waiter took a wakeup.
     pub events: u64,
-    /// Sleeps that threads have begun in a set. For a queue, waiters that were added.
+    /// Sleeps that threads have begun in a set. For a queue, waiters that were added; a thread or task that was
+    /// woken and waits again is added again.
     pub sleeps: u64,
     /// Calls that found the lock of the set or queue held.
     pub contention: u64,

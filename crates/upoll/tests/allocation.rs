@@ -11,9 +11,26 @@ use std::time::Duration;
 
 use upoll::channel::bounded;
 use upoll::{
-    Descriptor, Epoll, Event, EventFd, Events, FdSet, PollContext, PollFd, Readiness, SocketFlags,
-    Source, pipe, socketpair,
+    Descriptor, Epoll, Event, EventFd, Events, FdSet, File, PollContext, PollFd, PollTable,
+    Pollable, Readiness, SocketFlags, Source, WaitQueue, pipe, socketpair,
 };
+
+/// An object with several wait queues, which counts its polls and is never ready.
+#[derive(Default)]
+struct Queues {
+    queues: [WaitQueue; 7],
+    polls: AtomicUsize,
+}
+
+impl Pollable for Queues {
+    fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        for queue in &self.queues {
+            table.register(queue);
+        }
+        Events::empty()
+    }
+}
 
 struct Counting;
 
@@ -177,6 +194,20 @@ fn tasks_that_wait_allocate_nothing() {
     round();
     let (calls, bytes) = cost(|| (0..100).for_each(|_| round()));
     assert_eq!((calls, bytes), (0, 0));
+
+    // A future that waits again keeps its places in more queues than it has room for, and polls no more than it must.
+    let file = File::new(Queues::default());
+    let mut ready = pin!(Readiness::new(&file, Events::IN).unwrap());
+    assert!(ready.as_mut().poll(&mut context).is_pending());
+    file.polls.store(0, Ordering::Relaxed);
+    let (calls, bytes) = cost(|| {
+        for queue in &file.queues {
+            assert_eq!(queue.wake(Events::IN), 1);
+            assert!(ready.as_mut().poll(&mut context).is_pending());
+        }
+    });
+    assert_eq!((calls, bytes), (0, 0));
+    assert_eq!(file.polls.load(Ordering::Relaxed), 2 * file.queues.len());
     println!("a future: {} bytes", size_of::<Readiness>());
     assert!(size_of::<Readiness>() <= 384);
 }

@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -62,6 +62,33 @@ fn a_poll_that_panics_in_add_leaves_no_waiter_behind() {
 }
 
 #[test]
+fn a_future_that_is_polled_again_after_a_panic_waits_once() {
+    struct Breaking(WaitQueue, AtomicUsize);
+
+    impl Pollable for Breaking {
+        fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
+            table.register(&self.0);
+            // The first poll only looks.
+            let polls = self.1.fetch_add(1, Ordering::Relaxed);
+            assert_ne!(polls, 1, "poll breaks");
+            Events::empty()
+        }
+    }
+
+    let file = File::new(Breaking(WaitQueue::new(), AtomicUsize::new(0)));
+    let mut ready = pin!(Readiness::new(&file, Events::IN).unwrap());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(panics(|| {
+        let _ = ready.as_mut().poll(&mut context);
+    }));
+    let mut context = Context::from_waker(Waker::noop());
+    assert_eq!(ready.as_mut().poll(&mut context), Poll::Pending);
+    assert_eq!(file.0.wake(Events::IN), 1);
+    // It was woken and does not wait.
+    assert_eq!(file.0.wake(Events::IN), 0);
+}
+
+#[test]
 fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
     let counter = EventFd::new(0).unwrap();
     let set = Epoll::new().unwrap();
@@ -78,7 +105,7 @@ fn a_callback_that_panics_when_a_set_closes_leaves_no_waiter_behind() {
 #[test]
 fn a_callback_that_panics_when_one_end_closes_is_called_after_the_other_end_was_told() {
     let (reader, writer) = upoll::pipe().unwrap();
-    let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let told = Arc::new(AtomicUsize::new(0));
     let counted = told.clone();
     let (_counting, _) = Watch::new(&writer, Events::ERR, move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
@@ -94,7 +121,7 @@ fn a_callback_that_panics_when_one_end_closes_is_called_after_the_other_end_was_
 #[test]
 fn a_wakeup_that_comes_while_a_callback_panics_is_delivered_by_one_more_call() {
     let counter = EventFd::new(0).unwrap();
-    let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let calls = Arc::new(AtomicUsize::new(0));
     let (counted, written) = (calls.clone(), counter.clone());
     let (_watch, _) = Watch::new(&counter, Events::IN, move |_| {
         if counted.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -113,7 +140,7 @@ fn a_wakeup_that_comes_while_a_callback_panics_is_delivered_by_one_more_call() {
 fn a_callback_that_panics_keeps_no_wake_from_those_behind_it() {
     let counter = EventFd::new(0).unwrap();
     let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
-    let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let told = Arc::new(AtomicUsize::new(0));
     let count = |file| {
         let told = told.clone();
         Watch::new(&file, Events::IN, move |_| {

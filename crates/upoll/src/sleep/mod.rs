@@ -136,7 +136,7 @@ unsafe fn wake_thread(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
         return Reply::Woken;
     }
     // SAFETY: `entry` is the first field of a `Sleeper`, which cannot end before it has taken the
-    // queue's lock that is held here.
+    // queue's lock that is held here, or has found the entry unlinked, which comes after this.
     let word = unsafe { &entry.cast::<Sleeper>().as_ref().word };
     if word.swap(WOKEN, Ordering::Release) != ASLEEP {
         return Reply::WokenAndUnlinked;

@@ -101,6 +101,22 @@ impl WaitEntry {
         list.release_with_fence();
     }
 
+    /// Links this entry, which is hooked and not exclusive, into its queue again if a wake has unlinked it. Waits for
+    /// the end of a wake that is about to. Poll the object afterwards.
+    pub(crate) fn link_again(&self) {
+        let Some(queue) = self.queue() else { return };
+        // SAFETY: the queue outlives the hook (`hook`'s contract).
+        let queue = unsafe { queue.as_ref() };
+        let mut list = queue.lock();
+        if !self.stands(LINKED) {
+            // SAFETY: the entry is unlinked and the list locked. Its owner unhooks it, as before.
+            unsafe { list.push_front(self) };
+            queue.count_linked();
+            queue.tally.count(Tally::sleeps);
+        }
+        list.release_with_fence();
+    }
+
     /// Takes this entry out of its queue, if it is in one. No wakeup calls the entry after that.
     ///
     /// Returns the queue if the entry held a claim. The owner must then forward the claim
@@ -117,7 +133,7 @@ impl WaitEntry {
         let claimed = unsafe { queue.as_ref() }.unclaim(&mut list, self);
         if self.stands(LINKED) {
             // SAFETY: the entry is linked here and the list locked.
-            unsafe { list.unlink(self) };
+            unsafe { list.unlink(NonNull::from(self)) };
             // SAFETY: as above.
             unsafe { queue.as_ref() }.count_unlinked();
         }
@@ -152,9 +168,8 @@ impl WaitEntry {
 
     pub(super) fn set_standing(&self, bit: u32, on: bool) {
         let others = self.standing.load(Ordering::Relaxed) & !bit;
-        // Release, for `is_done`.
         self.standing
-            .store(if on { others | bit } else { others }, Ordering::Release);
+            .store(if on { others | bit } else { others }, Ordering::Relaxed);
     }
 
     /// The queue hooked into.
@@ -209,12 +224,12 @@ impl List {
     }
 
     /// # Safety
-    /// The entry is in this list, and this list is locked.
-    pub(super) unsafe fn unlink(&mut self, entry: &WaitEntry) {
+    /// The entry is in this list, and this list is locked. If it is not exclusive, its owner may end it at once.
+    pub(super) unsafe fn unlink(&mut self, entry: NonNull<WaitEntry>) {
+        // SAFETY: a linked entry is alive.
+        let node = unsafe { &entry.as_ref().node };
         // SAFETY: the lock is held.
-        let (next, prev) = entry
-            .node
-            .with(|node| unsafe { ((*node).next, (*node).prev) });
+        let (next, prev) = node.with(|node| unsafe { ((*node).next, (*node).prev) });
         if prev.is_null() {
             self.head = next;
         } else {
@@ -227,7 +242,13 @@ impl List {
             // SAFETY: a linked entry is alive, and the lock is held.
             unsafe { (*next).node.with_mut(|node| (*node).prev = prev) };
         }
-        entry.set_standing(LINKED, false);
+        // The last use of the entry, which `is_done` finds. No reference to the whole of it is alive.
+        // SAFETY: it is alive until then.
+        let standing = unsafe { &(*entry.as_ptr()).standing };
+        standing.store(
+            standing.load(Ordering::Relaxed) & !LINKED,
+            Ordering::Release,
+        );
     }
 
     /// The entry after `entry`.

@@ -239,7 +239,8 @@ mod missed {
             if broken(Rule::OrderAfterReleasing) {
                 return self.missed.load(Ordering::Relaxed) != 0;
             }
-            // Costs less than a fence and a load.
+            // Costs less than a fence and a load. In models the lock always shows its newest state, so they do not
+            // show that this needs release order.
             self.missed
                 .compare_exchange(0, 0, Ordering::AcqRel, Ordering::Relaxed)
                 .is_err()

@@ -170,7 +170,8 @@ impl WaitQueue {
     /// Notifies the waiters of the events in `key` (`wake_up_poll`), and returns how many took them.
     ///
     /// Call it after the new state is visible. It calls every non-exclusive waiter, then exclusive
-    /// ones until one took it. An empty `key` means "poll yourself".
+    /// ones until one took it. An empty `key` means "poll yourself". A thread or task that was woken is no
+    /// waiter until it waits again.
     pub fn wake(&self, key: Events) -> usize {
         fence(Ordering::SeqCst);
         self.wake_published(key)
@@ -400,9 +401,9 @@ impl WaitQueue {
         let reply = unsafe { on_wake(entry, wake) };
         wake.deferred.level = below;
         if reply == Reply::WokenAndUnlinked {
-            // SAFETY: it was linked and the list is locked. Its owner cannot free it before it has
-            // taken this lock: a sleeper that was woken still unhooks under the lock.
-            unsafe { list.unlink(entry.as_ref()) };
+            // SAFETY: it was linked and the list is locked. Its owner frees it after it has taken this lock, or has
+            // found that it is unlinked.
+            unsafe { list.unlink(entry) };
         }
         reply
     }

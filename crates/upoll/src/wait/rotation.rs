@@ -391,7 +391,7 @@ impl WaitQueue {
             return Arrival::BehindOthers;
         }
         // SAFETY: `me` was linked above and the list is still locked.
-        unsafe { list.unlink(me) };
+        unsafe { list.unlink(NonNull::from(me)) };
         self.count_unlinked();
         me.queue.store(ptr::null_mut(), Ordering::Relaxed);
         Arrival::InTurn
@@ -524,7 +524,7 @@ impl WaitEntry {
                 // Chosen for nothing: that was no turn, so the next one is its again.
                 // SAFETY: the entry is linked here and the list locked.
                 unsafe {
-                    list.unlink(self);
+                    list.unlink(NonNull::from(self));
                     let lead = list.lead(self).saturating_sub(TURN);
                     list.push_in_turn(self, lead, true);
                 }
@@ -626,7 +626,7 @@ impl List {
         if entry.stands(LINKED) {
             // SAFETY: the entry is linked here and the list locked.
             unsafe {
-                self.unlink(entry);
+                self.unlink(NonNull::from(entry));
                 self.push_in_turn(entry, lead, false);
             }
         }

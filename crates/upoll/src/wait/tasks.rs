@@ -382,7 +382,9 @@ impl Scope {
     /// Leaves the list. Returns whether there is something to run now.
     #[inline]
     fn leave(&mut self) -> bool {
-        self.list.leave() || self.first.is_some()
+        let has_jobs = self.list.leave();
+        debug_assert!(self.first.is_none() || list::List::depth() == 0);
+        has_jobs || self.first.is_some()
     }
 
     #[inline(never)]

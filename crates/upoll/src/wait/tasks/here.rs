@@ -23,6 +23,7 @@ struct Here {
 }
 
 /// How many tasks a thread has room for until its outermost scope ends.
+// None in models: the first one of the outermost scope needs none, and the others are left in their slots.
 const CELLS: usize = if cfg!(upoll_loom) { 0 } else { 16 };
 
 impl Here {
