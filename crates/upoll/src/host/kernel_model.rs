@@ -12,20 +12,28 @@
 //! A thread that nobody wakes sleeps until a model lets [time pass](pass_time) or
 //! [sends a signal](interrupt); if it sleeps for ever, loom finds a deadlock.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+#[path = "kernel_model/program.rs"]
+pub mod program;
+#[path = "kernel_model/sleep.rs"]
+mod sleep;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex as Table};
 
-use loom::sync::atomic::AtomicU64;
-use loom::sync::{Condvar, Mutex, MutexGuard};
+use loom::sync::{Mutex, MutexGuard};
 
 use crate::epoll::Op;
 use crate::errno::Errno;
 use crate::events::{Event, Events};
 use crate::sync::Ordering;
 
+pub(crate) use self::sleep::{Ended, clock, futex_wait, futex_wake};
+use self::sleep::{Sleep, nanoseconds, now};
+pub(super) use self::sleep::{coarse_milliseconds, futex_sleepers, futex_wake_all};
+pub use self::sleep::{interrupt, pass_time};
 pub(crate) use super::own_fds::OwnFd as Descriptor;
 use super::own_fds::{first_numbers, hold_protected_numbers};
 
@@ -37,17 +45,11 @@ pub(crate) const AT_ONCE: Option<libc::timespec> = Some(libc::timespec {
 });
 
 loom::lazy_static! {
-    /// Nanoseconds of the only clock. Also written by whatever begins or ends sleeps, so that loom tries
-    /// both orders; in no order with anything else.
-    static ref NOW: AtomicU64 = AtomicU64::new(1_000_000_000);
-    static ref SLEEPS: Table<Vec<Arc<Sleep>>> = Table::new(Vec::new());
-    static ref WORDS: Table<HashMap<usize, Arc<Bucket>>> = Table::new(HashMap::new());
     /// All that were opened, also those that were closed.
     static ref FILES: Table<Vec<Arc<File>>> = Table::new(Vec::new());
     /// The table of fds: for each number one more than its file's place in `FILES`, or 0.
     static ref ENTRIES: Vec<Arc<Entry>> = (0..MOST).map(|_| Arc::new(Entry::new(0))).collect();
     /// Numbers that are in use.
-    static ref OLD: AtomicU32 = AtomicU32::new(1000);
     static ref TAKEN: Table<BTreeSet<RawFd>> = Table::new(BTreeSet::new());
     /// How many sets may be above each other.
     static ref NESTS: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -57,178 +59,6 @@ type Entry = loom::sync::atomic::AtomicUsize;
 
 /// How many numbers a process can have (`RLIMIT_NOFILE`).
 const MOST: RawFd = 32;
-
-/// A bit of [`NOW`]: every limit ends as soon as a thread sleeps by it.
-const FLOWS: u64 = 1 << 63;
-
-fn now() -> u64 {
-    // Always the newest.
-    NOW.fetch_add(0, Ordering::Relaxed) & !FLOWS
-}
-
-fn nanoseconds(time: libc::timespec) -> u64 {
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
-}
-
-/// Returns the time that every clock shows.
-pub(crate) fn clock() -> libc::timespec {
-    let now = now().cast_signed();
-    libc::timespec {
-        tv_sec: now / 1_000_000_000,
-        tv_nsec: now % 1_000_000_000,
-    }
-}
-
-/// Starts the flow of time: all sleeps with a limit end, also those that begin later.
-pub fn pass_time() {
-    NOW.fetch_or(FLOWS, Ordering::Relaxed);
-    for sleep in sleeps() {
-        sleep.time_out();
-    }
-}
-
-/// Runs a signal handler on every thread that sleeps just now.
-pub fn interrupt() {
-    now();
-    for sleep in sleeps() {
-        sleep.end(|ended| ended.interrupted = true);
-    }
-}
-
-fn sleeps() -> Vec<Arc<Sleep>> {
-    SLEEPS.lock().unwrap().clone()
-}
-
-/// How a sleep ended.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Ended {
-    pub(crate) woken: bool,
-    pub(crate) timed_out: bool,
-    pub(crate) interrupted: bool,
-}
-
-/// A thread that sleeps, or is about to.
-struct Sleep {
-    until: Option<u64>,
-    ended: Mutex<Ended>,
-    changed: Condvar,
-}
-
-impl Sleep {
-    fn new(until: Option<u64>) -> Arc<Self> {
-        Arc::new(Sleep {
-            until,
-            ended: Mutex::new(Ended::default()),
-            changed: Condvar::new(),
-        })
-    }
-
-    fn end(&self, how: impl FnOnce(&mut Ended)) {
-        how(&mut self.ended.lock().unwrap());
-        self.changed.notify_one();
-    }
-
-    /// Advances the time to the limit.
-    fn time_out(&self) {
-        if let Some(until) = self.until {
-            NOW.fetch_max(until | FLOWS, Ordering::Relaxed);
-            self.end(|ended| ended.timed_out = true);
-        }
-    }
-
-    fn wake(&self) {
-        self.end(|ended| ended.woken = true);
-    }
-
-    /// Sleeps until it is ended.
-    fn sleep(self: &Arc<Self>) -> Ended {
-        SLEEPS.lock().unwrap().push(self.clone());
-        let now = NOW.fetch_add(0, Ordering::Relaxed);
-        if now & FLOWS != 0 {
-            self.time_out();
-            // A thread that sleeps again and again lets others run.
-            loom::thread::yield_now();
-        } else if self.until.is_some_and(|until| until <= now) {
-            self.end(|ended| ended.timed_out = true);
-        }
-        let mut ended = self.ended.lock().unwrap();
-        while !(ended.woken || ended.timed_out || ended.interrupted) {
-            ended = self.changed.wait(ended).unwrap();
-        }
-        let how = *ended;
-        drop(ended);
-        SLEEPS
-            .lock()
-            .unwrap()
-            .retain(|sleep| !Arc::ptr_eq(sleep, self));
-        how
-    }
-}
-
-/// The threads that sleep on a word.
-type Bucket = Mutex<Vec<Arc<Sleep>>>;
-
-fn bucket(address: usize) -> Arc<Bucket> {
-    let mut words = WORDS.lock().unwrap();
-    words
-        .entry(address)
-        .or_insert_with(|| Arc::new(Mutex::new(Vec::new())))
-        .clone()
-}
-
-/// `FUTEX_WAIT`: sleeps if `is_expected`, and until a wake of the same address.
-pub(crate) fn futex_wait(
-    address: usize,
-    is_expected: impl FnOnce() -> bool,
-    limit: Option<libc::timespec>,
-) -> Ended {
-    let bucket = bucket(address);
-    let sleep = Sleep::new(limit.map(nanoseconds));
-    {
-        let mut sleepers = bucket.lock().unwrap();
-        if !is_expected() {
-            return Ended {
-                woken: true,
-                ..Ended::default()
-            };
-        }
-        sleepers.push(sleep.clone());
-    }
-    let mut ended = sleep.sleep();
-    let mut sleepers = bucket.lock().unwrap();
-    // A wake counts also if the limit or a signal came as well.
-    let place = sleepers
-        .iter()
-        .position(|sleeper| Arc::ptr_eq(sleeper, &sleep));
-    match place {
-        Some(place) => drop(sleepers.remove(place)),
-        None => ended.woken = true,
-    }
-    ended
-}
-
-/// `FUTEX_WAKE` of one thread.
-pub(crate) fn futex_wake(address: usize) {
-    let bucket = bucket(address);
-    let mut sleepers = bucket.lock().unwrap();
-    if !sleepers.is_empty() {
-        sleepers.remove(0).wake();
-    }
-}
-
-/// `FUTEX_WAKE` of all threads.
-pub(super) fn futex_wake_all(address: usize) {
-    let bucket = bucket(address);
-    let mut sleepers = bucket.lock().unwrap();
-    for sleeper in sleepers.drain(..) {
-        sleeper.wake();
-    }
-}
-
-/// Returns how many threads sleep on a word.
-pub(super) fn futex_sleepers(address: usize) -> usize {
-    bucket(address).lock().unwrap().len()
-}
 
 enum Kind {
     /// A socket that nothing happens to: always writable.
@@ -393,14 +223,6 @@ pub(crate) fn most_numbers() -> libc::rlim64_t {
 /// Yields to other threads.
 pub(super) fn sleep_a_millisecond() {
     loom::thread::yield_now();
-}
-
-/// While time stands still every check is fresh, and none is once it passes.
-pub(super) fn coarse_milliseconds() -> u32 {
-    match NOW.load(Ordering::Relaxed) & FLOWS {
-        0 => 0,
-        _ => OLD.fetch_add(1000, std::sync::atomic::Ordering::Relaxed),
-    }
 }
 
 /// `F_DUPFD_CLOEXEC`: a new number for the same open file, out of the way.
@@ -646,114 +468,6 @@ impl AsFd for Source {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: models make no system call with it.
         unsafe { BorrowedFd::borrow_raw(self.0) }
-    }
-}
-
-/// System calls of the program's.
-pub mod program {
-    use super::*;
-
-    /// `pipe(2)`: its read end. The write end has no number.
-    pub fn pipe() -> Result<RawFd, Errno> {
-        number_for(open(Kind::Source), 0)
-    }
-
-    /// `socket(2)`.
-    pub fn socket() -> Result<RawFd, Errno> {
-        number_for(open(Kind::Socket), 0)
-    }
-
-    /// `epoll_create1(2)`.
-    pub fn epoll_create() -> Result<RawFd, Errno> {
-        number_for(open(Kind::Set), 0)
-    }
-
-    /// `dup(2)`.
-    pub fn dup(number: RawFd) -> Result<RawFd, Errno> {
-        number_for(Used::of(number)?, 0)
-    }
-
-    /// `dup2(2)` onto another number.
-    pub fn dup2(number: RawFd, onto: RawFd) -> Result<(), Errno> {
-        let used = Used::of(number)?;
-        let entry = entry(onto)?;
-        TAKEN.lock().unwrap().insert(onto);
-        let before = entry.swap(used.kept() + 1, Ordering::SeqCst);
-        drop_number(before);
-        Ok(())
-    }
-
-    /// `close(2)`.
-    pub fn close(number: RawFd) -> Result<(), Errno> {
-        let before = entry(number)?.swap(0, Ordering::SeqCst);
-        TAKEN.lock().unwrap().remove(&number);
-        match before {
-            0 => Err(Errno::BADF),
-            _ => {
-                drop_number(before);
-                Ok(())
-            }
-        }
-    }
-
-    fn drop_number(place: usize) {
-        if place != 0 {
-            let id = place - 1;
-            drop(Used { id, file: file(id) });
-        }
-    }
-
-    /// Writes a byte to the pipe whose read end this is.
-    pub fn write(number: RawFd) -> Result<(), Errno> {
-        let used = Used::of(number)?;
-        {
-            let mut state = used.lock();
-            state.is_readable = true;
-            state.wake_pollers(readable(true));
-        }
-        tell(used.id, readable(true));
-        Ok(())
-    }
-
-    /// Reads all that is in a pipe.
-    pub fn read_all(number: RawFd) -> Result<(), Errno> {
-        Used::of(number)?.lock().is_readable = false;
-        Ok(())
-    }
-
-    /// `epoll_ctl(2)`.
-    pub fn epoll_ctl(set: RawFd, op: Op, fd: RawFd, interest: Event) -> Result<(), Errno> {
-        epoll_ctl_by_number(set, op, fd, &interest)
-    }
-
-    /// `epoll_wait(2)` with a limit of zero.
-    pub fn epoll_wait_now(set: RawFd, events: &mut [Event]) -> Result<usize, Errno> {
-        Ok(harvest(&Used::set(set)?, events))
-    }
-
-    /// `epoll_wait(2)` without a limit.
-    pub fn epoll_wait(set: RawFd, events: &mut [Event]) -> Result<usize, Errno> {
-        wait_in(&Used::set(set)?, events, None)
-    }
-
-    /// `poll(2)` without a limit.
-    pub fn poll(list: &mut [libc::pollfd]) -> Result<usize, Errno> {
-        ppoll(list, None, None)
-    }
-
-    /// `poll(2)` with a limit of zero.
-    pub fn poll_now(list: &mut [libc::pollfd]) -> Result<usize, Errno> {
-        ppoll(list, AT_ONCE.as_ref(), None)
-    }
-
-    /// Returns the numbers that are open.
-    pub fn open_numbers() -> Vec<RawFd> {
-        TAKEN.lock().unwrap().iter().copied().collect()
-    }
-
-    /// Returns how many members a set has (`/proc/self/fdinfo`).
-    pub fn number_of_members(set: RawFd) -> Result<usize, Errno> {
-        Ok(Used::set(set)?.lock().members.len())
     }
 }
 
