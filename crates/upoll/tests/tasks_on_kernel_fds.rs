@@ -8,6 +8,7 @@ use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -765,12 +766,10 @@ fn a_kernel_fd_whose_copy_was_closed_is_waited_for_again() {
     let (watch, _, calls) = first.unwrap();
     calls.until(1);
     drop(watch);
-    // The kernel gives the copy the same number, under which its file is still registered.
+    // The kernel has the same number for the copy, under which its file is still registered.
     let mut second = None;
-    assert_eq!(
-        opened_by(|| second = Some(watched(&reader, Events::IN))),
-        copy
-    );
+    let another = opened_by(|| second = Some(watched(&reader, Events::IN)));
+    assert_eq!(another, [copy[0] + 1]);
     fill(&mut writer);
     second.unwrap().2.until(1);
 }
@@ -865,6 +864,55 @@ fn the_child_of_a_fork_closes_the_copies_of_fds() {
     });
     fill(&mut writer);
     bare.unwrap().2.until(1);
+}
+
+/// A look at one copy must not take longer the more of them there are.
+#[test]
+fn a_fork_with_four_times_as_many_waits_takes_about_four_times_as_long() {
+    let _alone = alone();
+    limit_of_files(None);
+    let (reader, _writer) = pipe().unwrap();
+    let mut waits = Vec::new();
+    let mut shortest_with = |count: usize| {
+        waits.resize_with(count, || Readiness::new(&reader, Events::IN).unwrap());
+        let time = |_| {
+            let begin = Instant::now();
+            in_child(|| ());
+            begin.elapsed()
+        };
+        (0..5).map(time).min().unwrap()
+    };
+    let (few, many) = (shortest_with(1000), shortest_with(4000));
+    println!("1000 waits: {few:?}, 4000: {many:?}");
+    assert!(many < few * 8, "1000 waits: {few:?}, 4000: {many:?}");
+}
+
+/// A child that looks whether a copy is its parent's may meet a wait that begins at the same number.
+#[test]
+fn no_wait_that_begins_beside_a_fork_is_lost() {
+    let _alone = alone();
+    let (reader, mut writer) = pipe().unwrap();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps: Vec<_> = (0..50).map(|_| watched(&idle, Events::IN)).collect();
+    for _ in 0..500 {
+        let before: Vec<_> = (0..50).map(|_| watched(&reader, Events::IN)).collect();
+        // SAFETY: the child, which closes its copies before the call returns, ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        drop(before);
+        let after: Vec<_> = (0..50).map(|_| watched(&reader, Events::IN)).collect();
+        // SAFETY: it is this process's child; no status is asked for.
+        assert_eq!(unsafe { libc::waitpid(child, ptr::null_mut(), 0) }, child);
+        fill(&mut writer);
+        for (_, _, calls) in &after {
+            calls.until(1);
+        }
+        let mut reader = &reader;
+        assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
+    }
 }
 
 /// Sets the limit of open files, and returns the one before.

@@ -396,8 +396,7 @@ impl AttendedFd {
     pub(crate) fn open(fd: BorrowedFd<'_>, wanted: Events) -> Result<File<Self>, Errno> {
         let attendant = Attendant::of_this_process()?;
         attendant.restore()?;
-        let copy = kernel::duplicate(fd.as_raw_fd())?;
-        let copy = match OwnFd::awaited_in(&attendant.set, copy) {
+        let copy = match OwnFd::awaited_in(&attendant.set, fd.as_raw_fd()) {
             Err(Errno::PERM) => None,
             copy => Some(copy?),
         };
