@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -913,6 +913,48 @@ fn no_wait_that_begins_beside_a_fork_is_lost() {
         let mut reader = &reader;
         assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
     }
+}
+
+/// The program has closed the copy of one wait, and that of the next one gets its number while the first is looked at.
+#[test]
+fn a_look_at_a_wait_whose_copy_was_closed_meets_no_wait_that_begins_at_its_number() {
+    let _alone = alone();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps = watched(&idle, Events::IN);
+    let mut first = None;
+    let copy = opened_by(|| first = Some(watched(&idle, Events::IN)));
+    drop(first);
+    let (reader, mut writer) = pipe().unwrap();
+    let looked_at = RwLock::new(None);
+    let is_over = AtomicBool::new(false);
+    let begins = || {
+        let (lost, _writer) = pipe().unwrap();
+        *looked_at.write().unwrap() = Some(watched(&lost, Events::IN).0);
+        close_all(&copy);
+        let calls = Arc::new(Calls::default());
+        let counted = calls.clone();
+        let second = Watch::new(&reader, Events::IN, move |events| counted.call(events))?;
+        *looked_at.write().unwrap() = None;
+        fill(&mut writer);
+        calls.until(1);
+        let mut reader = &reader;
+        assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
+        drop(second);
+        Ok::<(), Errno>(())
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                match &*looked_at.read().unwrap() {
+                    Some(watch) => drop::<Events>(Watch::ready(watch)),
+                    None => thread::yield_now(),
+                }
+            }
+        });
+        let begun: Result<(), Errno> = std::iter::repeat_with(begins).take(30_000).collect();
+        is_over.store(true, Ordering::Relaxed);
+        begun.unwrap();
+    });
 }
 
 /// Sets the limit of open files, and returns the one before.

@@ -404,27 +404,33 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
 ///
 /// # Errors
 /// `EBADF`: the program has closed the fd. That is recorded.
-pub(super) fn ready_events(fd: &Descriptor, wanted: Events) -> Result<Events, Errno> {
-    let ready = fd.call(|number| {
-        let mut entry = libc::pollfd {
-            fd: number,
-            events: wanted.bits() as libc::c_short,
-            revents: 0,
-        };
-        let mut limit = AT_ONCE;
-        let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
-        let _ = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
-        match entry.revents & libc::POLLNVAL {
-            0 => Ok(Events::from_bits_retain(
-                entry.revents.cast_unsigned().into(),
-            )),
-            _ => Err(Errno::BADF),
-        }
-    });
+fn ready_events(fd: &Descriptor, wanted: Events) -> Result<Events, Errno> {
+    let ready = fd.call(|number| poll_by_number(number, wanted));
     ready.inspect_err(|_| {
         fd.is_lost_after_failure();
     })
+}
+
+/// Calls `poll(2)` on one number, without waiting, and returns the events that are ready.
+///
+/// # Errors
+/// `EBADF`: it is not open.
+pub(super) fn poll_by_number(number: RawFd, wanted: Events) -> Result<Events, Errno> {
+    let mut entry = libc::pollfd {
+        fd: number,
+        events: wanted.bits() as libc::c_short,
+        revents: 0,
+    };
+    let mut limit = AT_ONCE;
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
+    let _ = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
+    match entry.revents & libc::POLLNVAL {
+        0 => Ok(Events::from_bits_retain(
+            entry.revents.cast_unsigned().into(),
+        )),
+        _ => Err(Errno::BADF),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
