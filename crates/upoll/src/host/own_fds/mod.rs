@@ -101,7 +101,7 @@ statics! {
 /// not be all.
 #[inline]
 pub(crate) fn losses() -> u32 {
-    LOSSES.load(Ordering::Relaxed)
+    LOSSES.load(Ordering::Acquire)
 }
 
 /// When a set has last checked the fds of the sets below it, which it does not use itself.
@@ -396,7 +396,7 @@ impl OwnFd {
     #[cold]
     fn meet_loss(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
-        LOSSES.fetch_add(1, Ordering::Relaxed);
+        LOSSES.fetch_add(1, Ordering::Release);
     }
 
     /// Returns whether a use failed since the number was lost, and records that.
