@@ -1040,6 +1040,29 @@ fn without_an_fd_a_registration_fails_and_leaves_nothing() {
     calls.until(1);
 }
 
+/// What a refused ADD has made for a set is used by the next one, and goes with the set.
+#[test]
+fn refused_adds_leave_no_more_than_one_does() {
+    let _alone = alone();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps = watched(&idle, Events::IN);
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let before = open_numbers();
+    let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
+    above.add(&set, IN).unwrap();
+    let watches = [watched(&set, Events::IN), watched(&above, Events::IN)];
+    let shown = set.readiness_fd().unwrap();
+    let refuse = || assert_eq!(set.add(&file, IN), Err(Errno::PERM));
+    refuse();
+    let after_one = open_numbers();
+    (0..100).for_each(|_| refuse());
+    assert_eq!(open_numbers(), after_one);
+    drop((watches, set, above, shown));
+    // A seal may stay.
+    let left = open_numbers().len() - before.len();
+    assert!(left <= 1, "{left} fds are left");
+}
+
 /// Without room for another thread.
 #[test]
 fn without_a_thread_a_registration_fails_and_the_next_one_works() {
