@@ -56,6 +56,9 @@ impl<T, F: FnMut() -> Result<(T, bool), Errno>> Future for Attempt<F> {
     }
 }
 
+/// How many scans of other threads, one after the other, a task that looks for events may meet.
+const MOST_SCANS: u32 = 64;
+
 /// A call on an object that is stale does not wait.
 fn or_stale<T>(
     done: Result<T, Errno>,
@@ -319,8 +322,12 @@ impl Epoll {
     fn some_events(&self, events: &mut [Event]) -> Result<(usize, bool), Errno> {
         let mut found = self.try_wait(events)?;
         let backend = self.set().backend();
-        if found == 0 && backend.is_some_and(KernelBackend::has_ready_members) {
-            // Another thread has put back what it had no room for. Nobody is woken for that.
+        for _ in 0..MOST_SCANS {
+            if found > 0 || !backend.is_some_and(KernelBackend::has_ready_members) {
+                break;
+            }
+            // Another thread has put back what it had no room for. Nobody is woken for that. This look may meet yet another
+            // scan.
             found = self.try_wait(events)?;
         }
         if found == 0 {

@@ -6,7 +6,8 @@ mod open_fds;
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use open_fds::{close_all, opened_by};
@@ -95,6 +96,38 @@ fn a_wait_without_a_limit_right_after_all_was_closed_finds_the_ready_members() {
     // The first harvest may be filled with members that need no kernel set.
     let found = [0; 2].map(|_| wait(&outer, Duration::ZERO)).concat();
     assert!(found.contains(&2) && found.contains(&3), "{found:?}");
+}
+
+#[test]
+fn two_waits_without_a_limit_right_after_all_was_closed_both_find_the_ready_member() {
+    let _alone = alone();
+    let input = |data| Event::new(Events::IN, data);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    let (idle, _writer) = std::io::pipe().unwrap();
+    let before = open_numbers();
+    let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
+    inner.add(&idle, input(1)).unwrap();
+    outer.add(&inner, input(2)).unwrap();
+    outer.add(&reader, input(3)).unwrap();
+    let together = Barrier::new(2);
+    for _ in 0..1500 {
+        let now = open_numbers().into_iter();
+        let own: Vec<_> = now.filter(|fd| !before.contains(fd)).collect();
+        close_all(&own);
+        let waits = || {
+            together.wait();
+            [(); 40].map(|()| wait(&outer, Duration::ZERO))
+        };
+        let found = thread::scope(|scope| {
+            let other = scope.spawn(waits);
+            [waits(), other.join().unwrap()]
+        });
+        assert!(
+            found.iter().flatten().all(|found| *found == [3]),
+            "{found:?}"
+        );
+    }
 }
 
 #[test]

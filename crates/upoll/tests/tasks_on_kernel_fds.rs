@@ -10,8 +10,9 @@ use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -733,12 +734,10 @@ fn a_kernel_fd_whose_copy_was_closed_is_waited_for_again() {
     let (watch, _, calls) = first.unwrap();
     calls.until(1);
     drop(watch);
-    // The kernel gives the copy the same number, under which its file is still registered.
+    // The kernel has the same number for the copy, under which its file is still registered.
     let mut second = None;
-    assert_eq!(
-        opened_by(|| second = Some(watched(&reader, Events::IN))),
-        copy
-    );
+    let another = opened_by(|| second = Some(watched(&reader, Events::IN)));
+    assert_eq!(another, [copy[0] + 1]);
     fill(&mut writer);
     second.unwrap().2.until(1);
 }
@@ -835,6 +834,97 @@ fn the_child_of_a_fork_closes_the_copies_of_fds() {
     bare.unwrap().2.until(1);
 }
 
+/// A look at one copy must not take longer the more of them there are.
+#[test]
+fn a_fork_with_four_times_as_many_waits_takes_about_four_times_as_long() {
+    let _alone = alone();
+    limit_of_files(None);
+    let (reader, _writer) = pipe().unwrap();
+    let mut waits = Vec::new();
+    let mut shortest_with = |count: usize| {
+        waits.resize_with(count, || Readiness::new(&reader, Events::IN).unwrap());
+        let time = |_| {
+            let begin = Instant::now();
+            in_child(|| ());
+            begin.elapsed()
+        };
+        (0..5).map(time).min().unwrap()
+    };
+    let (few, many) = (shortest_with(1000), shortest_with(4000));
+    println!("1000 waits: {few:?}, 4000: {many:?}");
+    assert!(many < few * 8, "1000 waits: {few:?}, 4000: {many:?}");
+}
+
+/// A child that looks whether a copy is its parent's may meet a wait that begins at the same number.
+#[test]
+fn no_wait_that_begins_beside_a_fork_is_lost() {
+    let _alone = alone();
+    let (reader, mut writer) = pipe().unwrap();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps: Vec<_> = (0..50).map(|_| watched(&idle, Events::IN)).collect();
+    for _ in 0..500 {
+        let before: Vec<_> = (0..50).map(|_| watched(&reader, Events::IN)).collect();
+        // SAFETY: the child, which closes its copies before the call returns, ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        drop(before);
+        let after: Vec<_> = (0..50).map(|_| watched(&reader, Events::IN)).collect();
+        // SAFETY: it is this process's child; no status is asked for.
+        assert_eq!(unsafe { libc::waitpid(child, ptr::null_mut(), 0) }, child);
+        fill(&mut writer);
+        for (_, _, calls) in &after {
+            calls.until(1);
+        }
+        let mut reader = &reader;
+        assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
+    }
+}
+
+/// The program has closed the copy of one wait, and that of the next one gets its number while the first is looked at.
+#[test]
+fn a_look_at_a_wait_whose_copy_was_closed_meets_no_wait_that_begins_at_its_number() {
+    let _alone = alone();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps = watched(&idle, Events::IN);
+    let mut first = None;
+    let copy = opened_by(|| first = Some(watched(&idle, Events::IN)));
+    drop(first);
+    let (reader, mut writer) = pipe().unwrap();
+    let looked_at = RwLock::new(None);
+    let is_over = AtomicBool::new(false);
+    let begins = || {
+        let (lost, _writer) = pipe().unwrap();
+        *looked_at.write().unwrap() = Some(watched(&lost, Events::IN).0);
+        close_all(&copy);
+        let calls = Arc::new(Calls::default());
+        let counted = calls.clone();
+        let second = Watch::new(&reader, Events::IN, move |events| counted.call(events))?;
+        *looked_at.write().unwrap() = None;
+        fill(&mut writer);
+        calls.until(1);
+        let mut reader = &reader;
+        assert_eq!(reader.read(&mut [0; 64]).unwrap(), 1);
+        drop(second);
+        Ok::<(), Errno>(())
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                match &*looked_at.read().unwrap() {
+                    Some(watch) => drop::<Events>(Watch::ready(watch)),
+                    None => thread::yield_now(),
+                }
+            }
+        });
+        let begun: Result<(), Errno> = std::iter::repeat_with(begins).take(30_000).collect();
+        is_over.store(true, Ordering::Relaxed);
+        begun.unwrap();
+    });
+}
+
 /// Sets the limit of open files, and returns the one before.
 fn limit_of_files(limit: Option<libc::rlim_t>) -> libc::rlimit {
     let mut before = libc::rlimit {
@@ -916,6 +1006,29 @@ fn without_an_fd_a_registration_fails_and_leaves_nothing() {
     let (_watch, _, calls) = watched(&reader, Events::IN);
     fill(&mut writer);
     calls.until(1);
+}
+
+/// What a refused ADD has made for a set is used by the next one, and goes with the set.
+#[test]
+fn refused_adds_leave_no_more_than_one_does() {
+    let _alone = alone();
+    let (idle, _writer) = pipe().unwrap();
+    let _keeps = watched(&idle, Events::IN);
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let before = open_numbers();
+    let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
+    above.add(&set, IN).unwrap();
+    let watches = [watched(&set, Events::IN), watched(&above, Events::IN)];
+    let shown = set.readiness_fd().unwrap();
+    let refuse = || assert_eq!(set.add(&file, IN), Err(Errno::PERM));
+    refuse();
+    let after_one = open_numbers();
+    (0..100).for_each(|_| refuse());
+    assert_eq!(open_numbers(), after_one);
+    drop((watches, set, above, shown));
+    // A seal may stay.
+    let left = open_numbers().len() - before.len();
+    assert!(left <= 1, "{left} fds are left");
 }
 
 /// Without room for another thread.

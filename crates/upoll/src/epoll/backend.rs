@@ -43,6 +43,9 @@ pub(crate) trait KernelBackend: InKernel {
     /// not completely.
     fn is_found_lost(&self) -> bool;
 
+    /// Returns how often any call has met such a file: if that has changed, what a look has found may not be all.
+    fn losses(&self) -> u32;
+
     /// Reports to `outer`, which watches `inner`, what becomes ready in this backend of `inner`.
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno>;
 

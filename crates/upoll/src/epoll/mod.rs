@@ -471,10 +471,12 @@ impl Epoll {
         Ok(match self.file.backend() {
             None => self.file.harvest(events),
             Some(backend) => {
+                let losses = backend.losses();
                 backend.restore_found_lost(self.description())?;
                 let ready = backend.harvest_both(&self.file, events);
-                if ready == 0 && backend.is_found_lost() {
-                    // The program closed it a moment ago, so the kernel was not asked.
+                if ready == 0 && (backend.is_found_lost() || losses != backend.losses()) {
+                    // The program closed it a moment ago, so the kernel was not asked. Another thread may have made it anew
+                    // meanwhile.
                     backend.restore_found_lost(self.description())?;
                     backend.harvest_both(&self.file, events)
                 } else {

@@ -45,6 +45,9 @@ struct Attendant {
     generation: u32,
     /// Where it sleeps. The data of an event is the key of a registration.
     set: SharedBox<OwnFd>,
+    /// Held while a copy of an fd becomes a member of the set, is checked or is closed. A check adds the number to the set
+    /// for a moment if it is no member, and so must not meet another copy that comes to have the number.
+    copies: Mutex<()>,
     /// Innermost, but for allocations.
     state: Mutex<State>,
 }
@@ -93,6 +96,7 @@ impl Attendant {
             let made = Box::into_raw(boxed(Attendant {
                 generation,
                 set: SharedBox::new(kernel::epoll_create()?)?,
+                copies: Mutex::new(()),
                 state: Mutex::new(State {
                     waiters: HashMap::default(),
                     last_key: 0,
@@ -377,9 +381,6 @@ pub(crate) struct AttendedFd {
     /// A number of the library's own for the file, so that a close of the program's cannot make it that of another one.
     /// None: the file cannot be polled, and is always ready.
     copy: Option<OwnFd>,
-    /// Held while the copy is checked by another thread than its owner, or closed. A check adds the number to the
-    /// attendant's kernel set for a moment if it is no member, and another copy may have the number by then.
-    checking: Mutex<()>,
     wanted: Events,
     queue: WaitQueue,
     attendant: &'static Attendant,
@@ -396,14 +397,15 @@ impl AttendedFd {
     pub(crate) fn open(fd: BorrowedFd<'_>, wanted: Events) -> Result<File<Self>, Errno> {
         let attendant = Attendant::of_this_process()?;
         attendant.restore()?;
-        let copy = kernel::duplicate(fd.as_raw_fd())?;
-        let copy = match OwnFd::awaited_in(&attendant.set, copy) {
-            Err(Errno::PERM) => None,
-            copy => Some(copy?),
+        let copy = {
+            let _copies = attendant.copies.lock();
+            match OwnFd::awaited_in(&attendant.set, fd.as_raw_fd()) {
+                Err(Errno::PERM) => None,
+                copy => Some(copy?),
+            }
         };
         let file = File::try_new(AttendedFd {
             copy,
-            checking: Mutex::new(()),
             wanted,
             queue: WaitQueue::new(),
             attendant,
@@ -422,8 +424,26 @@ impl AttendedFd {
     }
 
     fn is_lost(&self) -> bool {
-        let _checking = self.checking.lock();
-        self.copy.as_ref().is_some_and(|copy| !copy.is_in_place())
+        let Some(copy) = &self.copy else {
+            return false;
+        };
+        // The child of a fork has no copy. The lock may be that of a thread of its parent.
+        if !self.attendant.is_of_this_process() {
+            return true;
+        }
+        let _copies = self.attendant.copies.lock();
+        !copy.is_in_place()
+    }
+
+    /// The copy of a parent was closed at the fork, or is that of a child with its parent's kernel sets, which are to be left
+    /// alone.
+    fn close_copy(&self) {
+        if let Some(copy) = &self.copy
+            && self.attendant.is_of_this_process()
+        {
+            let _copies = self.attendant.copies.lock();
+            copy.close();
+        }
     }
 }
 
@@ -432,26 +452,24 @@ impl Pollable for AttendedFd {
         table.register(&self.queue);
         match &self.copy {
             None => Events::DEFAULT,
-            Some(copy) => kernel::ready_events(copy, self.wanted).unwrap_or(Events::HUP),
+            Some(_) if self.is_lost() => Events::HUP,
+            Some(copy) => {
+                let ready = copy.try_call(|number| kernel::poll_by_number(number, self.wanted));
+                ready.unwrap_or(Events::HUP)
+            }
         }
     }
 
     fn release(&self) {
         let (attendant, key) = (self.attendant, self.key.load(Ordering::Relaxed));
         Place { attendant, key }.leave();
-        if attendant.is_of_this_process()
-            && let Some(copy) = &self.copy
-        {
-            let _checking = self.checking.lock();
-            copy.close();
-        }
+        self.close_copy();
     }
 }
 
 impl Drop for AttendedFd {
     fn drop(&mut self) {
-        // The copy of a parent was closed at the fork, or is that of a child with its parent's kernel sets, which are to be
-        // left alone.
+        self.close_copy();
         let copy = self.copy.take();
         std::mem::forget(copy.filter(|_| !self.attendant.is_of_this_process()));
     }

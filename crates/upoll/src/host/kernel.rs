@@ -73,6 +73,19 @@ pub(super) fn duplicate(number: RawFd) -> Result<Descriptor, Errno> {
     Descriptor::brief(duplicate_high(number)?)
 }
 
+/// As [`duplicate`], with a number not below `from`.
+pub(super) fn duplicate_from(number: RawFd, from: RawFd) -> Result<Descriptor, Errno> {
+    let _held = hold_protected_numbers();
+    // SAFETY: no pointers are involved.
+    let duplicate = check(unsafe { syscall!(SYS_fcntl, number, libc::F_DUPFD_CLOEXEC, from) });
+    let duplicate = duplicate.map_err(|errno| match errno {
+        // `from` is beyond the limit of numbers.
+        Errno::INVAL => Errno::MFILE,
+        errno => errno,
+    })?;
+    Descriptor::brief(RawFd::try_from(duplicate).expect("fds are ints"))
+}
+
 /// `epoll_create1(EPOLL_CLOEXEC)`.
 pub(crate) fn epoll_create() -> Result<Descriptor, Errno> {
     // SAFETY: no pointers are involved.
@@ -207,14 +220,19 @@ pub(super) fn is_member(set: &Descriptor, number: RawFd, which: u32) -> bool {
     }
 }
 
-/// Whether `number` stands for a file that is a member of the set `set` by this number. Changes nothing in the set. None:
-/// the kernel does not tell.
+/// Whether `number` stands for a file that is a member of the set `set` by this number. Changes nothing in the set, and looks
+/// through it. None: the kernel does not tell.
 pub(super) fn is_member_of(set: RawFd, number: RawFd) -> Option<bool> {
-    match compare_member(set, number, number, 0) {
-        Ok(difference) => Some(difference == 0),
-        Err(Errno::BADF | Errno::NOENT) => Some(false),
-        Err(_) => None,
+    // Further members by this number are files that live on under others, after it was closed.
+    for which in 0.. {
+        match compare_member(set, number, number, which) {
+            Ok(0) => return Some(true),
+            Ok(_) => {}
+            Err(Errno::BADF | Errno::NOENT) => break,
+            Err(_) => return None,
+        }
     }
+    Some(false)
 }
 
 /// Whether `set` has a `which`th member by this number, whatever the number stands for by now. None: the
@@ -386,27 +404,33 @@ pub(super) fn is_readable(fd: &Descriptor) -> bool {
 ///
 /// # Errors
 /// `EBADF`: the program has closed the fd. That is recorded.
-pub(super) fn ready_events(fd: &Descriptor, wanted: Events) -> Result<Events, Errno> {
-    let ready = fd.call(|number| {
-        let mut entry = libc::pollfd {
-            fd: number,
-            events: wanted.bits() as libc::c_short,
-            revents: 0,
-        };
-        let mut limit = AT_ONCE;
-        let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
-        let _ = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
-        match entry.revents & libc::POLLNVAL {
-            0 => Ok(Events::from_bits_retain(
-                entry.revents.cast_unsigned().into(),
-            )),
-            _ => Err(Errno::BADF),
-        }
-    });
+fn ready_events(fd: &Descriptor, wanted: Events) -> Result<Events, Errno> {
+    let ready = fd.call(|number| poll_by_number(number, wanted));
     ready.inspect_err(|_| {
         fd.is_lost_after_failure();
     })
+}
+
+/// Calls `poll(2)` on one number, without waiting, and returns the events that are ready.
+///
+/// # Errors
+/// `EBADF`: it is not open.
+pub(super) fn poll_by_number(number: RawFd, wanted: Events) -> Result<Events, Errno> {
+    let mut entry = libc::pollfd {
+        fd: number,
+        events: wanted.bits() as libc::c_short,
+        revents: 0,
+    };
+    let mut limit = AT_ONCE;
+    let limit = limit.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: `entry` is one live pollfd, `limit` a live timespec, and there is no mask.
+    let _ = unsafe { syscall!(SYS_ppoll, &raw mut entry, 1, limit, 0, 0) };
+    match entry.revents & libc::POLLNVAL {
+        0 => Ok(Events::from_bits_retain(
+            entry.revents.cast_unsigned().into(),
+        )),
+        _ => Err(Errno::BADF),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

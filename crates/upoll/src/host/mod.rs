@@ -597,6 +597,11 @@ impl KernelBackend for EpollBackend {
                 .is_some_and(|shown| shown.ready.fd.is_found_lost())
     }
 
+    #[inline]
+    fn losses(&self) -> u32 {
+        own_fds::losses()
+    }
+
     fn nest_in(&self, inner: &Description, outer: &Description<Set>) -> Result<(), Errno> {
         let above = EpollBackend::ensure_nesting(outer)?;
         above.ensure_intact(outer)?;

@@ -71,7 +71,13 @@ impl EpollBackend {
     /// again.
     #[cold]
     pub(super) fn restore(&self, description: &Description<Set>) -> Result<(), Errno> {
-        let restored = self.make_anew(description);
+        let mut restored = self.make_anew(description);
+        for _ in 0..2 {
+            // An own fd was closed, or made anew by another thread, in the midst of that.
+            if restored == Err(Errno::BADF) {
+                restored = self.make_anew(description);
+            }
+        }
         if restored.is_err() {
             self.is_half_restored.store(true, Ordering::Relaxed);
         }
@@ -84,6 +90,9 @@ impl EpollBackend {
             let _restoring = self.restoring.lock();
             let set = description.object();
             let interests = set.lock();
+            // From now on a call on the set waits here until all is in place again. What is made anew counts as lost no more,
+            // and a harvest would find nothing in it.
+            self.is_half_restored.store(true, Ordering::SeqCst);
             if !self.first.fd.is_intact() {
                 self.restore_first()?;
             }

@@ -101,7 +101,7 @@ statics! {
 /// not be all.
 #[inline]
 pub(crate) fn losses() -> u32 {
-    LOSSES.load(Ordering::Relaxed)
+    LOSSES.load(Ordering::Acquire)
 }
 
 /// When a set has last checked the fds of the sets below it, which it does not use itself.
@@ -295,23 +295,35 @@ impl OwnFd {
         Ok(file)
     }
 
-    /// As [`member_of`](Self::member_of), but a child of a fork closes both, and [`close`](Self::close) takes the file out of
-    /// the set. The file may be the program's under another number.
+    /// Another number of the file that `number` stands for, known from now on as a member of `set`. A child of a fork closes
+    /// both, and [`close`](Self::close) takes the file out of the set.
     ///
     /// # Errors
-    /// As there. `EPERM`: the file cannot be polled. `ELOOP`, `EINVAL`: it is a kernel set that is nested too deep.
+    /// As [`member_of`](Self::member_of). `EBADF`: `number` is not open. `EMFILE`: there is no other number. `EPERM`: the file
+    /// cannot be polled. `ELOOP`, `EINVAL`: it is a kernel set that is nested too deep.
     #[cfg(not(upoll_loom))]
-    pub(super) fn awaited_in(set: &SharedBox<OwnFd>, file: OwnFd) -> Result<Self, Errno> {
-        let mut file = file;
+    pub(super) fn awaited_in(set: &SharedBox<OwnFd>, number: RawFd) -> Result<Self, Errno> {
         // An edge: without a look at the file nobody could end an error that it shows.
         let nothing = Event::new(crate::events::Events::ET, 0);
-        let under = set.as_raw_fd();
-        // The number is new, so a member by that number is left over from an own fd that the program has closed.
-        crate::host::exists(kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing))?;
-        file.proof = Proof::MemberOf(SharedBox::clone(set));
-        file.entry.under.store(under, Ordering::SeqCst);
-        file.entry.kind.store(MEMBER, Ordering::Release);
-        Ok(file)
+        let mut file = kernel::duplicate(number)?;
+        loop {
+            let under = set.as_raw_fd();
+            match kernel::epoll_ctl(set, Op::Add, file.as_raw_fd(), &nothing) {
+                Ok(()) => {
+                    file.proof = Proof::MemberOf(SharedBox::clone(set));
+                    file.entry.under.store(under, Ordering::SeqCst);
+                    file.entry.kind.store(MEMBER, Ordering::Release);
+                    return Ok(file);
+                }
+                // The file is a member by a number that was new: it is left over from an own fd that the program has closed,
+                // or a child that was just forked asks whether it is a member, and takes it out again.
+                Err(Errno::EXIST) => {
+                    let next = file.as_raw_fd() + 1;
+                    file = kernel::duplicate_from(number, next)?;
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
     }
 
     /// Closes the set that the file is a member of, too.
@@ -384,7 +396,7 @@ impl OwnFd {
     #[cold]
     fn meet_loss(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
-        LOSSES.fetch_add(1, Ordering::Relaxed);
+        LOSSES.fetch_add(1, Ordering::Release);
     }
 
     /// Returns whether a use failed since the number was lost, and records that.
