@@ -1023,7 +1023,7 @@ fn without_an_fd_a_registration_fails_and_leaves_nothing() {
     calls.until(1);
 }
 
-/// What a refused ADD has made for a set is used by the next one, and goes with the set.
+/// The next ADD uses all that a refused one has made for a set, and it goes with the set.
 #[test]
 fn refused_adds_leave_no_more_than_one_does() {
     let _alone = alone();

@@ -192,7 +192,7 @@ impl WaitEntry {
 
 #[cfg(upoll_loom)]
 impl Drop for WaitEntry {
-    /// Has models check that no other thread uses it any more.
+    /// A use by another thread at the same time makes the model fail.
     fn drop(&mut self) {
         self.node.with_mut(|_| {});
     }

@@ -286,7 +286,7 @@ impl Drop for Stack {
     }
 }
 
-/// What became of a task that a wake has found.
+/// The effect of a wake on a task in the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// Its waker was taken.

@@ -109,8 +109,8 @@ pub(super) struct Served {
     /// The processor time of all processes of the server, per request.
     pub(super) cpu_microseconds: Spread,
     pub(super) switches: Spread,
-    /// Those of them in which a thread began to wait. In the others it had to make room for another thread, mostly of
-    /// the clients.
+    /// The switches at which a thread began to wait. At the others another thread, mostly of the clients, took its
+    /// processor.
     pub(super) voluntary_switches: Spread,
     pub(super) fairness: Spread,
     pub(super) failures: u64,

@@ -20,8 +20,8 @@ pub(crate) struct TaskSlot {
     /// signal handler never waits for the thread that it has interrupted.
     waiting: Mutex<Option<Waiting>>,
     /// Whether there is a waker that no wake has chosen: for queries, which must not hold the lock. Written under the
-    /// lock. In no order by itself: a task that begins to wait passes a fence before it polls the object, and a query
-    /// that finds a wait which has just ended is followed by a wakeup that does not find the waker.
+    /// lock. In no order by itself. A task that begins to wait passes a fence before it polls the object. A query that
+    /// finds a wait which has just ended is followed by a wakeup that does not find the waker.
     is_waiting: AtomicBool,
     /// The list's epoch if the slot is in the list, or 0. Set under the lock of a queue, too, in which a wake has found
     /// the task; cleared as the last access of the thread that takes it out.
