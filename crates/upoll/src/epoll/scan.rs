@@ -157,8 +157,8 @@ impl<'a> Scan<'a> {
                 // line, although the item stays on the list.
                 node.use_up_notes();
             }
-            if !chosen
-                && rotating.is_some_and(|rotating| rotating.backend().is_some())
+            // Also if the kernel has chosen this worker: another thread of it may have settled that for its own report.
+            if rotating.is_some_and(|rotating| rotating.backend().is_some())
                 && let Some(here) = self.set.backend()
             {
                 here.had_turn(&self.inner, item.as_ptr());

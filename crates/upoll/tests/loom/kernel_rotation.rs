@@ -51,7 +51,7 @@ fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
     });
 }
 
-/// The source stays readable. The worker keeps its place in the kernel's line, which tells it of no event again.
+/// The source stays readable. The worker looks at it, and keeps its place in the kernel's line.
 #[test]
 fn a_worker_that_goes_on_has_what_it_has_left() {
     model(2, || {
@@ -65,7 +65,7 @@ fn a_worker_that_goes_on_has_what_it_has_left() {
     });
 }
 
-/// An event comes as the worker looks at the source and goes to sleep. It keeps its place in the kernel's line.
+/// An event comes as the worker finds the source idle, and is last in line again.
 #[test]
 fn a_worker_that_goes_on_misses_no_event() {
     model(2, || {
@@ -77,6 +77,26 @@ fn a_worker_that_goes_on_misses_no_event() {
         let writing = thread::spawn(move || writer.set_readable(true));
         wait_and_end(&worker);
         writing.join().unwrap();
+    });
+}
+
+/// The source stays readable. Another worker waits, and is woken when the first one has used up its lead.
+#[test]
+fn a_worker_goes_on_before_one_that_waits_for_as_many_turns_as_it_may_be_ahead() {
+    const SLACK: u32 = 2;
+    model(1, || {
+        let (_rotating, source, [first, second]) = workers_with_slack(SLACK);
+        let waiter = Waiter::in_set(&second);
+        source.set_readable(true);
+        pass_time();
+        for _ in 0..SLACK {
+            assert_eq!(wait(&first, FOREVER), Ok(1));
+            assert!(!waiter.has_heard());
+        }
+        // The second worker does not come.
+        assert_eq!(wait(&first, FOREVER), Ok(1));
+        assert!(waiter.has_heard());
+        end_thread();
     });
 }
 
@@ -515,6 +535,34 @@ fn an_event_that_a_report_had_no_room_for_is_in_a_later_one() {
         writing.join().unwrap();
         let later = [(); 4].map(|()| reported());
         assert!(later.contains(&IN.data()), "{later:?}");
+        end_thread();
+    });
+}
+
+/// Two threads wait in a worker's set, and the limit of one of them ends. The source stays readable.
+#[test]
+fn a_thread_beside_another_one_in_an_edge_triggered_set_has_what_it_has_left() {
+    const OTHER: u64 = 1;
+    model(2, || {
+        let (rotating, source, [worker]) = workers();
+        worker.modify(&rotating, EDGE).unwrap();
+        let other = EventFd::new(0).unwrap();
+        worker.add(&other, Event::new(IN.events(), OTHER)).unwrap();
+        pass_time();
+        let (set, ends) = (worker.clone(), other.clone());
+        let limited = thread::spawn(move || {
+            // What this thread takes is not left to the other one.
+            if wait(&set, LIMIT).unwrap() > 0 {
+                ends.try_write(1).unwrap();
+            }
+            end_thread();
+        });
+        source.set_readable(true);
+        for _ in 0..2 {
+            let mut events = [Event::default()];
+            assert_eq!(worker.wait(&mut events, FOREVER), Ok(1));
+        }
+        limited.join().unwrap();
         end_thread();
     });
 }
