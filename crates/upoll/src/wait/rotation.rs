@@ -274,7 +274,7 @@ impl WaitQueue {
             Ask::Yielding if others_are_chosen => return false,
             Ask::AtOnce if others_are_chosen => None,
             Ask::Unconditional => None,
-            _ if self.goes_on(list, me) => None,
+            Ask::Chosen if self.goes_on(list, me) => None,
             Ask::Chosen => Some(Whom::Before(me)),
             Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
         };
@@ -746,5 +746,14 @@ mod tests {
         assert!(two.takes(0, Ask::Chosen));
         assert!(!two.takes(0, Ask::Chosen));
         assert_eq!(two.wakes(1), 1);
+    }
+
+    #[test]
+    fn a_waiter_that_was_not_chosen_goes_before_nobody_within_the_slack() {
+        for ask in [Ask::Yielding, Ask::AtOnce] {
+            let two = Two::with_slack(4);
+            assert!(!two.takes(1, ask));
+            assert_eq!(two.wakes(0), 1);
+        }
     }
 }
