@@ -132,6 +132,7 @@ impl<'a> Scan<'a> {
             if !claimed && rotating.is_some() {
                 let ask = match self.ask {
                     _ if hung_up => Ask::Unconditional,
+                    _ if chosen && Set::may_have_slack(node) => Ask::WithinSlack,
                     _ if chosen => Ask::Chosen,
                     // An item that a report uses up is off the list, where no second poll would
                     // find it.
@@ -506,18 +507,27 @@ impl Set {
     /// As [`look`](Self::look).
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn may_go_on(item: &Item) -> bool {
+        // SAFETY: the caller's contract.
+        if !unsafe { Self::may_have_slack(item) } {
+            return false;
+        }
+        // SAFETY: the queue is that of a set that the item keeps.
+        let queue = item.entry.queue().map(|queue| unsafe { queue.as_ref() });
+        queue.is_some_and(|queue| queue.has_slack(&item.entry))
+    }
+
+    /// Whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.
+    ///
+    /// # Safety
+    /// As [`look`](Self::look).
+    unsafe fn may_have_slack(item: &Item) -> bool {
         // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken.
         if item.interest().contains(Events::ONESHOT) {
             return false;
         }
         // The look of a worker that stands last covers the sets below, too.
         // SAFETY: the caller's contract.
-        if as_set(unsafe { item.file() }).is_none_or(Self::is_above_rotating) {
-            return false;
-        }
-        // SAFETY: the queue is that of a set that the item keeps.
-        let queue = item.entry.queue().map(|queue| unsafe { queue.as_ref() });
-        queue.is_some_and(|queue| queue.has_slack(&item.entry))
+        as_set(unsafe { item.file() }).is_some_and(|rotating| !rotating.is_above_rotating())
     }
 
     /// Polls a rotating set for a worker that [may go on](Self::may_go_on). If the set is ready by the source that the kernel

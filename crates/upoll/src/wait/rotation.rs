@@ -80,6 +80,8 @@ pub(crate) enum Ask {
     /// Something outside chose it, as the first in its own line: only waiters that stand before it
     /// here come first.
     Chosen,
+    /// As `Chosen`, and nobody comes first while it is ahead of the others by less than the slack.
+    WithinSlack,
 }
 
 /// The result of the last check before a thread sleeps in a rotating set.
@@ -258,7 +260,7 @@ impl WaitQueue {
         ask: Ask,
         deferred: &mut Deferred,
     ) -> bool {
-        let chosen = ask == Ask::Chosen;
+        let chosen = matches!(ask, Ask::Chosen | Ask::WithinSlack);
         if self.unclaim(list, me) {
             // A wake chose `me` just now.
             if chosen {
@@ -274,8 +276,8 @@ impl WaitQueue {
             Ask::Yielding if others_are_chosen => return false,
             Ask::AtOnce if others_are_chosen => None,
             Ask::Unconditional => None,
-            Ask::Chosen if self.goes_on(list, me) => None,
-            Ask::Chosen => Some(Whom::Before(me)),
+            Ask::WithinSlack if self.goes_on(list, me) => None,
+            Ask::Chosen | Ask::WithinSlack => Some(Whom::Before(me)),
             Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
         };
         let mut wake = Wake {
@@ -722,19 +724,19 @@ mod tests {
             let two = Two::with_slack(slack);
             for _ in 0..slack {
                 assert!(two.has_slack(0));
-                assert!(two.takes(0, Ask::Chosen));
+                assert!(two.takes(0, Ask::WithinSlack));
                 assert_eq!(two.wakes(1), 0);
             }
             assert!(!two.has_slack(0));
-            assert!(!two.takes(0, Ask::Chosen));
+            assert!(!two.takes(0, Ask::WithinSlack));
             assert_eq!(two.wakes(1), 1);
             let deferred = &mut Deferred::new();
             // SAFETY: the queue is alive.
             unsafe { two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred) };
             // The other one has had a turn, so this one may have one more.
             assert!(two.has_slack(0));
-            assert!(two.takes(0, Ask::Chosen));
-            assert!(!two.takes(0, Ask::Chosen));
+            assert!(two.takes(0, Ask::WithinSlack));
+            assert!(!two.takes(0, Ask::WithinSlack));
             assert_eq!(two.wakes(1), 2);
         }
     }
@@ -743,14 +745,14 @@ mod tests {
     fn without_slack_a_chosen_waiter_leaves_its_second_turn_to_the_next_one() {
         let two = Two::with_slack(0);
         assert!(!two.has_slack(0));
-        assert!(two.takes(0, Ask::Chosen));
-        assert!(!two.takes(0, Ask::Chosen));
+        assert!(two.takes(0, Ask::WithinSlack));
+        assert!(!two.takes(0, Ask::WithinSlack));
         assert_eq!(two.wakes(1), 1);
     }
 
     #[test]
     fn a_waiter_that_was_not_chosen_goes_before_nobody_within_the_slack() {
-        for ask in [Ask::Yielding, Ask::AtOnce] {
+        for ask in [Ask::Yielding, Ask::AtOnce, Ask::Chosen] {
             let two = Two::with_slack(4);
             assert!(!two.takes(1, ask));
             assert_eq!(two.wakes(0), 1);

@@ -80,26 +80,6 @@ fn a_worker_that_goes_on_misses_no_event() {
     });
 }
 
-/// The source stays readable. Another worker waits, and is woken when the first one has used up its lead.
-#[test]
-fn a_worker_goes_on_before_one_that_waits_for_as_many_turns_as_it_may_be_ahead() {
-    const SLACK: u32 = 2;
-    model(1, || {
-        let (_rotating, source, [first, second]) = workers_with_slack(SLACK);
-        let waiter = Waiter::in_set(&second);
-        source.set_readable(true);
-        pass_time();
-        for _ in 0..SLACK {
-            assert_eq!(wait(&first, FOREVER), Ok(1));
-            assert!(!waiter.has_heard());
-        }
-        // The second worker does not come.
-        assert_eq!(wait(&first, FOREVER), Ok(1));
-        assert!(waiter.has_heard());
-        end_thread();
-    });
-}
-
 /// A worker goes on while another one, which has an event, ends and offers it to the first. Then it has used up its lead.
 #[test]
 fn a_worker_that_goes_on_beside_one_that_ends_has_the_event() {
