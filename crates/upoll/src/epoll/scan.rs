@@ -542,9 +542,12 @@ impl Set {
             let node = item.as_ref();
             let is_from_kernel = as_set(node.file()).is_some_and(|rotating| {
                 let has_level_source = |there: &dyn KernelBackend| there.has_level_source();
-                !rotating.is_pending() && rotating.backend().is_some_and(has_level_source)
+                rotating.backend().is_some_and(has_level_source)
+                    && !Set::look(node).is_empty()
+                    // An event of the core that comes before the look may be what that has found.
+                    && !rotating.is_pending()
             });
-            if !is_from_kernel || node.entry.is_claimed() || Set::look(node).is_empty() {
+            if !is_from_kernel || node.entry.is_claimed() {
                 return false;
             }
             let word = &node.entry.owner_word;
