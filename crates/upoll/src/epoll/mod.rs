@@ -491,7 +491,8 @@ impl Epoll {
     /// events then. Leads stay bounded, so the workers have about as many turns each in the long run. A worker that was just
     /// woken for an event that another one takes has had a turn as well.
     ///
-    /// With 0 each event is another worker's. The default is 4. More than 512 count as 512. Workers of a source
+    /// With 0 each event is another worker's. So it is with sources and workers whose interests are edge-triggered or oneshot,
+    /// and with sources that are watched for more than `IN` and `OUT`. The default is 4. More than 512 count as 512. Workers of a source
     /// that is a user-level object hand over after each event, whatever the slack.
     ///
     /// # Errors

@@ -521,8 +521,9 @@ impl Set {
     /// # Safety
     /// As [`look`](Self::look).
     unsafe fn may_have_slack(item: &Item) -> bool {
-        // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken.
-        if item.interest().contains(Events::ONESHOT) {
+        // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken. An
+        // edge-triggered one is to report an event once.
+        if item.interest().intersects(CONSUMING) {
             return false;
         }
         // The look of a worker that stands last covers the sets below, too.
