@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use arrayvec::ArrayVec;
+use smallvec::SmallVec;
 
 use super::rotation::{Rotation, woken_for_both};
 use super::sleep_set::SleepSet;
@@ -78,6 +79,22 @@ impl Links {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// The slots that a look at sources goes through. Those that it keeps go back to the set, also when a foreign `poll` panics.
+struct Kept<'a> {
+    backend: &'a EpollBackend,
+    slots: SmallVec<[ChosenSlot; 2]>,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if !self.slots.is_empty() {
+            // Nobody has added any meanwhile, as that takes the set's lock.
+            *self.backend.chosen.lock() = std::mem::take(&mut self.slots);
+            self.backend.has_chosen.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -440,11 +457,14 @@ impl EpollBackend {
         }
         let _scope = Scope::enter();
         let mut interests = set.lock();
-        let mut chosen = std::mem::take(&mut *self.chosen.lock());
+        let mut kept = Kept {
+            backend: self,
+            slots: std::mem::take(&mut *self.chosen.lock()),
+        };
         self.has_chosen.store(false, Ordering::Relaxed);
         // A rotating set that did not choose this one has to be looked at.
-        let mut all_renewed = chosen.len() == interests.rotating.len();
-        chosen.retain(|known| {
+        let mut all_renewed = kept.slots.len() == interests.rotating.len();
+        kept.slots.retain(|known| {
             let slot = known.slot;
             let item = rotation_at(&interests, slot).and_then(|_| as_item(interests.at(slot)?));
             // A report that had no room for it has left it there: it is this set's until a later one has.
@@ -470,11 +490,6 @@ impl EpollBackend {
             });
             false
         });
-        if !chosen.is_empty() {
-            // Nobody has added any meanwhile, as that takes the set's lock.
-            *self.chosen.lock() = chosen;
-            self.has_chosen.store(true, Ordering::Release);
-        }
         all_renewed
     }
 
