@@ -996,3 +996,103 @@ fn rotating_sets_that_share_a_source_and_a_worker_all_learn_of_its_end() {
         drop(rotating);
     }
 }
+
+/// Starts a thread that waits as often as `turns` says and reports its number after each wait. The interest in the
+/// rotating set is armed anew before each.
+fn reports_turns(
+    set: &Epoll,
+    rotating: &Epoll,
+    interest: Event,
+    turns: usize,
+    report: impl Fn() + Send + 'static,
+) -> JoinHandle<()> {
+    let (set, rotating) = (set.clone(), rotating.clone());
+    let waits = move || {
+        for _ in 0..turns {
+            set.modify(&rotating, interest).unwrap();
+            assert_eq!(wait(&set, LONG), 1);
+            report();
+        }
+    };
+    asleep(waits).0
+}
+
+/// The source stays readable. The first worker in line comes back at once, while the second one sleeps. It takes an event
+/// out of turn if the second one does not run for a millisecond.
+#[test]
+fn each_event_is_another_workers_where_no_worker_has_slack() {
+    let oneshot = Event::new(Events::IN | Events::ONESHOT, 0);
+    for (source, interest) in [(Events::IN | Events::RDHUP, IN), (Events::IN, oneshot)] {
+        let takes_turns = || {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+            rotating.add(&near, Event::new(source, 0)).unwrap();
+            let sets = [(); 2].map(|()| workers_set(&rotating, false));
+            let (reports, reported) = mpsc::channel();
+            let threads = [(0, 2), (1, 1)].map(|(worker, turns)| {
+                let reports = reports.clone();
+                let report = move || reports.send(worker).unwrap();
+                reports_turns(&sets[worker], &rotating, interest, turns, report)
+            });
+            far.write_all(b"x").unwrap();
+            let order = [(); 3].map(|()| reported.recv_timeout(LONG).unwrap());
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            order[0] != order[1]
+        };
+        assert!((0..20).any(|_| takes_turns()), "{source:?} {interest:?}");
+    }
+}
+
+/// Two workers read one byte for each wait. Returns the worker of each byte.
+fn workers_of_bytes(slack: u32) -> [usize; 40] {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // SAFETY: the call takes no pointers.
+    let flagged = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    assert_eq!(flagged, 0);
+    let rotating = Epoll::create(CreateFlags::ROTATE).unwrap();
+    rotating.set_rotation_slack(slack).unwrap();
+    rotating.add(&reader, IN).unwrap();
+    let (reads, has_read) = mpsc::channel();
+    let threads = [0, 1].map(|worker| {
+        let (set, reads) = (workers_set(&rotating, false), reads.clone());
+        let mut reader = reader.try_clone().unwrap();
+        let works = move || {
+            loop {
+                assert_eq!(wait(&set, LONG), 1);
+                match reader.read(&mut [0]) {
+                    Ok(0) => return,
+                    Ok(_) => reads.send(worker).unwrap(),
+                    // The other one was first.
+                    Err(_) => {}
+                }
+            }
+        };
+        asleep(works).0
+    });
+    writer.write_all(&[0; 40]).unwrap();
+    let workers = [(); 40].map(|()| has_read.recv_timeout(LONG).unwrap());
+    drop(writer);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    workers
+}
+
+/// A worker that was woken and does not run at once is behind by more.
+#[test]
+fn workers_hand_over_once_for_several_events_and_stay_within_the_slack() {
+    const SLACK: usize = 4;
+    let mut last = [0; 40];
+    let as_it_should_be = (0..50).any(|_| {
+        last = workers_of_bytes(u32::try_from(SLACK).unwrap());
+        let handovers = last.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        let is_within_the_slack = (0..=last.len()).all(|length| {
+            let seconds = last[..length].iter().sum::<usize>();
+            seconds.abs_diff(length - seconds) <= 2 * SLACK
+        });
+        is_within_the_slack && handovers < last.len() / 2
+    });
+    assert!(as_it_should_be, "{last:?}");
+}

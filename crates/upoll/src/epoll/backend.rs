@@ -87,9 +87,8 @@ pub(crate) trait KernelBackend: InKernel {
     /// Returns whether the interest in that source is level-triggered: the set is ready whenever the source is.
     fn has_level_source(&self) -> bool;
 
-    /// An item of this backend's set reports an event of a rotating set, which did not choose it by
-    /// a line of its own. It is the last in that line, too, from the next sleep on. The set's lock is
-    /// held.
+    /// An item of this backend's set reports an event of a rotating set. It is the last in the line of that set's source,
+    /// too, from the next sleep on. The set's lock is held.
     fn had_turn(&self, interests: &Interests, item: *const Item);
 
     /// The [slack](crate::Epoll::set_rotation_slack) of `set`, which is this backend's, was changed.

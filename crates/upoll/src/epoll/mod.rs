@@ -330,7 +330,7 @@ impl Pollable for Set {
 ///   worker that came back takes the event.
 /// - A wait that sleeps never returns 0 while the source is ready: it looks at the source when it
 ///   begins and when its limit ends. A wait with a limit of zero leaves the event to a worker that
-///   sleeps and comes before it, if there is one, unless it may go on. An edge-triggered interest is reported to the chosen worker alone.
+///   sleeps, if there is one. An edge-triggered interest is reported to the chosen worker alone.
 ///   Sleeping calls of `poll`, `select` and waits in a set further above do the same.
 /// - A chosen worker that leaves forwards the event. It leaves when it closes its set, deletes the
 ///   rotating set from it, ends its thread, or ends a `poll` or `select` that has not reported the
@@ -493,7 +493,8 @@ impl Epoll {
     /// events then. Leads stay bounded, so the workers have about as many turns each in the long run. A worker that was just
     /// woken for an event that another one takes has had a turn as well.
     ///
-    /// With 0 each event is another worker's. The default is 4. More than 512 count as 512. Workers of a source
+    /// With 0 each event is another worker's. So it is with sources and workers whose interests are edge-triggered or oneshot,
+    /// and with sources that are watched for more than `IN` and `OUT`. The default is 4. More than 512 count as 512. Workers of a source
     /// that is a user-level object hand over after each event, whatever the slack.
     ///
     /// # Errors

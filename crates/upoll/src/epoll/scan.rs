@@ -132,6 +132,7 @@ impl<'a> Scan<'a> {
             if !claimed && rotating.is_some() {
                 let ask = match self.ask {
                     _ if hung_up => Ask::Unconditional,
+                    _ if chosen && Set::may_have_slack(node) => Ask::WithinSlack,
                     _ if chosen => Ask::Chosen,
                     // An item that a report uses up is off the list, where no second poll would
                     // find it.
@@ -157,8 +158,8 @@ impl<'a> Scan<'a> {
                 // line, although the item stays on the list.
                 node.use_up_notes();
             }
-            if !chosen
-                && rotating.is_some_and(|rotating| rotating.backend().is_some())
+            // Also if the kernel has chosen this worker: another thread of it may have settled that for its own report.
+            if rotating.is_some_and(|rotating| rotating.backend().is_some())
                 && let Some(here) = self.set.backend()
             {
                 here.had_turn(&self.inner, item.as_ptr());
@@ -506,18 +507,28 @@ impl Set {
     /// As [`look`](Self::look).
     #[cfg(any(feature = "std", upoll_loom))]
     pub(crate) unsafe fn may_go_on(item: &Item) -> bool {
-        // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken.
-        if item.interest().contains(Events::ONESHOT) {
-            return false;
-        }
-        // The look of a worker that stands last covers the sets below, too.
         // SAFETY: the caller's contract.
-        if as_set(unsafe { item.file() }).is_none_or(Self::is_above_rotating) {
+        if !unsafe { Self::may_have_slack(item) } {
             return false;
         }
         // SAFETY: the queue is that of a set that the item keeps.
         let queue = item.entry.queue().map(|queue| unsafe { queue.as_ref() });
         queue.is_some_and(|queue| queue.has_slack(&item.entry))
+    }
+
+    /// Whether the item's interest, and the rotating set that it watches, are such that its worker may be ahead of others.
+    ///
+    /// # Safety
+    /// As [`look`](Self::look).
+    unsafe fn may_have_slack(item: &Item) -> bool {
+        // The kernel goes on to choose an interest that was used up, and each time another worker has to be woken. An
+        // edge-triggered one is to report an event once.
+        if item.interest().intersects(CONSUMING) {
+            return false;
+        }
+        // The look of a worker that stands last covers the sets below, too.
+        // SAFETY: the caller's contract.
+        as_set(unsafe { item.file() }).is_some_and(|rotating| !rotating.is_above_rotating())
     }
 
     /// Polls a rotating set for a worker that [may go on](Self::may_go_on). If the set is ready by the source that the kernel
@@ -532,9 +543,12 @@ impl Set {
             let node = item.as_ref();
             let is_from_kernel = as_set(node.file()).is_some_and(|rotating| {
                 let has_level_source = |there: &dyn KernelBackend| there.has_level_source();
-                !rotating.is_pending() && rotating.backend().is_some_and(has_level_source)
+                rotating.backend().is_some_and(has_level_source)
+                    && !Set::look(node).is_empty()
+                    // An event of the core that comes before the look may be what that has found.
+                    && !rotating.is_pending()
             });
-            if !is_from_kernel || node.entry.is_claimed() || Set::look(node).is_empty() {
+            if !is_from_kernel || node.entry.is_claimed() {
                 return false;
             }
             let word = &node.entry.owner_word;

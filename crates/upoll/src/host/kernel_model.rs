@@ -498,9 +498,12 @@ pub(crate) fn epoll_ctl(
     set.call(|number| epoll_ctl_by_number(number, op, fd, interest))
 }
 
-/// Models have no member that leaves its set.
-pub(super) fn is_member_of(_: RawFd, _: RawFd) -> Option<bool> {
-    None
+pub(super) fn is_member_of(set: RawFd, number: RawFd) -> Option<bool> {
+    let (Ok(set), Ok(member)) = (Used::set(set), Used::of(number)) else {
+        return Some(false);
+    };
+    let key = (number, member.id);
+    Some(set.lock().members.iter().any(|&(known, _)| known == key))
 }
 
 pub(super) fn epoll_ctl_once_more(

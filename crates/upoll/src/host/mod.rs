@@ -87,7 +87,7 @@ use smallvec::SmallVec;
 use self::interest_list::InterestList;
 use self::kernel::Descriptor;
 use self::listening::Listening;
-use self::nested::{Links, Renew};
+use self::nested::{ChosenSlot, Links, Renew};
 use self::own_fds::LastCheck;
 use self::readiness::Shown;
 use self::restore::ensure_intact;
@@ -155,7 +155,7 @@ pub(crate) struct EpollBackend {
     rotation: Option<Rotation>,
     /// Slots of items whose rotating set's source has chosen this set since it last slept. The lock
     /// nests inside the set's lock.
-    chosen: Mutex<SmallVec<[u32; 2]>>,
+    chosen: Mutex<SmallVec<[ChosenSlot; 2]>>,
     has_chosen: AtomicBool,
     /// Shared counters that members watch. The lock nests inside the set's lock.
     listening: Mutex<Listening>,
@@ -645,7 +645,7 @@ impl KernelBackend for EpollBackend {
     }
 
     fn had_turn(&self, interests: &Interests, item: *const Item) {
-        self.choose(interests.slot_of(item));
+        self.choose(interests.slot_of(item), true);
     }
 
     fn apply_slack(&self, set: &Set) {
@@ -655,7 +655,7 @@ impl KernelBackend for EpollBackend {
     }
 
     fn left_turn(&self, interests: &Interests, item: *const Item) {
-        self.unchoose(interests.slot_of(item));
+        self.left(interests.slot_of(item));
     }
 
     fn has_ready_members(&self) -> bool {

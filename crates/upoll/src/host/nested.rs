@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use arrayvec::ArrayVec;
+use smallvec::SmallVec;
 
 use super::rotation::{Rotation, woken_for_both};
 use super::sleep_set::SleepSet;
@@ -56,6 +57,14 @@ impl LinkedSet {
     }
 }
 
+/// An item whose source in the kernel has chosen its set.
+#[derive(Clone, Copy)]
+pub(super) struct ChosenSlot {
+    slot: u32,
+    /// The set has had a turn, and is to stand last for that.
+    has_reported: bool,
+}
+
 /// Whether a source's interest must be registered anew even if it is registered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Renew {
@@ -70,6 +79,22 @@ impl Links {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// The slots that a look at sources goes through. Those that it keeps go back to the set, also when a foreign `poll` panics.
+struct Kept<'a> {
+    backend: &'a EpollBackend,
+    slots: SmallVec<[ChosenSlot; 2]>,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if !self.slots.is_empty() {
+            // Nobody has added any meanwhile, as that takes the set's lock.
+            *self.backend.chosen.lock() = std::mem::take(&mut self.slots);
+            self.backend.has_chosen.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -371,7 +396,7 @@ impl EpollBackend {
                         .owner_word
                         .fetch_or(state::CHOSEN, Ordering::Relaxed);
                 }
-                self.choose(slot);
+                self.choose(slot, false);
             } else if let (true, Some(rotating)) = (is_chosen, below) {
                 // The kernel does not know that the interest was used up, or is in nothing.
                 rotating.watched_by.pass_on_in_turn(Events::IN);
@@ -381,29 +406,46 @@ impl EpollBackend {
     }
 
     /// Moves the item in `slot` to the end of the kernel's line from the next sleep on. Without memory to note that,
-    /// it keeps its place.
-    pub(super) fn choose(&self, slot: u32) {
+    /// it keeps its place. `has_reported`: the set has had a turn by it.
+    pub(super) fn choose(&self, slot: u32, has_reported: bool) {
         let mut chosen = self.chosen.lock();
-        if !chosen.contains(&slot) && chosen.try_reserve(1).is_ok() {
-            chosen.push(slot);
+        match chosen.iter_mut().find(|known| known.slot == slot) {
+            Some(known) => known.has_reported |= has_reported,
+            None => {
+                if chosen.try_reserve(1).is_ok() {
+                    chosen.push(ChosenSlot { slot, has_reported });
+                }
+            }
         }
         self.has_chosen.store(true, Ordering::Release);
     }
 
-    /// Takes [`choose`](Self::choose) back.
-    pub(super) fn unchoose(&self, slot: u32) {
-        let mut chosen = self.chosen.lock();
-        chosen.retain(|&mut other| other != slot);
-        self.has_chosen.store(!chosen.is_empty(), Ordering::Relaxed);
+    /// Takes [`choose`](Self::choose) back for those slots for which `is_over`.
+    fn unchoose(&self, is_over: impl Fn(&ChosenSlot) -> bool) {
+        if self.has_chosen.load(Ordering::Relaxed) {
+            let mut chosen = self.chosen.lock();
+            chosen.retain(|known| !is_over(known));
+            self.has_chosen.store(!chosen.is_empty(), Ordering::Relaxed);
+        }
+    }
+
+    /// The item in `slot` has left the event for which the kernel chose it to another worker. It keeps its place, unless it
+    /// has had a turn before.
+    pub(super) fn left(&self, slot: u32) {
+        self.unchoose(|known| known.slot == slot && !known.has_reported);
     }
 
     /// A report has gone out: the sources that chose this set have it stand last in line, from the
-    /// next sleep on. If there was nothing to report the set keeps its place.
+    /// next sleep on. If there was nothing to report the set keeps its place, except for what another thread has reported.
     pub(crate) fn settle_choice(&self, reported: bool) {
-        if !reported && self.has_chosen.load(Ordering::Relaxed) {
-            self.chosen.lock().clear();
-            self.has_chosen.store(false, Ordering::Relaxed);
+        if !reported {
+            self.unchoose(|known| !known.has_reported);
         }
+    }
+
+    /// The only thread that waits in this set has found nothing at the sources that chose it: the set keeps its place.
+    pub(crate) fn forget_choice(&self) {
+        self.unchoose(|_| true);
     }
 
     /// Before a sleep: stands last in the kernel's line for the sources that chose this set before, except those for which
@@ -415,11 +457,15 @@ impl EpollBackend {
         }
         let _scope = Scope::enter();
         let mut interests = set.lock();
-        let mut chosen = std::mem::take(&mut *self.chosen.lock());
+        let mut kept = Kept {
+            backend: self,
+            slots: std::mem::take(&mut *self.chosen.lock()),
+        };
         self.has_chosen.store(false, Ordering::Relaxed);
         // A rotating set that did not choose this one has to be looked at.
-        let mut all_renewed = chosen.len() == interests.rotating.len();
-        chosen.retain(|&mut slot| {
+        let mut all_renewed = kept.slots.len() == interests.rotating.len();
+        kept.slots.retain(|known| {
+            let slot = known.slot;
             let item = rotation_at(&interests, slot).and_then(|_| as_item(interests.at(slot)?));
             // A report that had no room for it has left it there: it is this set's until a later one has.
             // SAFETY: registered, and the set's lock is held.
@@ -432,6 +478,7 @@ impl EpollBackend {
             if item.is_some_and(|item| unsafe {
                 Set::may_go_on(item.as_ref()) && set.goes_on_with(&mut interests, item)
             }) {
+                known.has_reported = false;
                 return true;
             }
             // The kernel looks at the source when that is registered anew, and the nesting fd says so if it is ready by what
@@ -443,11 +490,6 @@ impl EpollBackend {
             });
             false
         });
-        if !chosen.is_empty() {
-            // Nobody has added any meanwhile, as that takes the set's lock.
-            *self.chosen.lock() = chosen;
-            self.has_chosen.store(true, Ordering::Release);
-        }
         all_renewed
     }
 

@@ -309,11 +309,11 @@ impl Rotation {
                 })
             }
             Op::Mod => {
-                let Some(before) = self.modify(number, interest)? else {
+                let Some(before) = self.modify(epoll, number, interest)? else {
                     return Ok(());
                 };
                 self.tell_workers(epoll).inspect_err(|_| {
-                    let _ = self.modify(number, before);
+                    let _ = self.modify(epoll, number, before);
                     // Workers that have forgotten it watch it again.
                     let _ = self.tell_workers(epoll);
                 })
@@ -325,14 +325,9 @@ impl Rotation {
     /// Gives the workers of `set`, which is this state's, the slack that the program has set, if there is a source.
     pub(super) fn apply_slack(&self, set: &Set) {
         let source = self.source.lock();
-        if source.is_some_and(|source| self.is_current(source)) {
-            Self::apply_slack_to(set);
+        if let Some(source) = source.filter(|&source| self.is_current(source)) {
+            source.apply_slack_to(set);
         }
-    }
-
-    /// The source's lock is held.
-    fn apply_slack_to(set: &Set) {
-        set.watched_by.set_slack(set.slack.load(Ordering::Relaxed));
     }
 
     fn add(&self, epoll: &Epoll, number: RawFd, interest: Event) -> Result<(), Errno> {
@@ -357,12 +352,17 @@ impl Rotation {
         };
         self.note_interest(new);
         *source = Some(new);
-        Self::apply_slack_to(epoll.set());
+        new.apply_slack_to(epoll.set());
         Ok(())
     }
 
     /// Returns the interest that there was in the source; None if it is not registered under this number.
-    fn modify(&self, number: RawFd, interest: Event) -> Result<Option<Event>, Errno> {
+    fn modify(
+        &self,
+        epoll: &Epoll,
+        number: RawFd,
+        interest: Event,
+    ) -> Result<Option<Event>, Errno> {
         let mut source = self.source.lock();
         // The kernel finds the right error for what is not registered.
         kernel::epoll_ctl(&self.members, Op::Mod, number, &interest)?;
@@ -373,6 +373,7 @@ impl Rotation {
         changed.wanted = interest.events();
         changed.data = interest.data();
         self.note_interest(*changed);
+        changed.apply_slack_to(epoll.set());
         Ok(Some(before))
     }
 
@@ -459,6 +460,16 @@ impl SourceFd {
     fn is_level(self) -> bool {
         let as_asked = Events::IN | Events::OUT;
         (self.wanted - as_asked - Events::ALWAYS).is_empty() && self.wanted.intersects(as_asked)
+    }
+
+    /// Gives the workers of `set` the slack that the program has set. A worker of a source that is not level-triggered
+    /// cannot find out whether it may go on. The source's lock is held.
+    fn apply_slack_to(self, set: &Set) {
+        let slack = match self.is_level() {
+            true => set.slack.load(Ordering::Relaxed),
+            false => 0,
+        };
+        set.watched_by.set_slack(slack);
     }
 
     /// Returns the interest in the source that a worker's kernel set has.

@@ -457,7 +457,7 @@ impl Epoll {
             // keeps its place in the kernel's line. To register it anew would find a source that is ready
             // again and again, until the writer goes on.
             if let Some(backend) = EpollBackend::of(worker.set()) {
-                backend.settle_choice(false);
+                backend.forget_choice();
             }
         }
     }

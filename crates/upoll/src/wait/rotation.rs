@@ -80,6 +80,8 @@ pub(crate) enum Ask {
     /// Something outside chose it, as the first in its own line: only waiters that stand before it
     /// here come first.
     Chosen,
+    /// As `Chosen`, and nobody comes first while it is ahead of the others by less than the slack.
+    WithinSlack,
 }
 
 /// The result of the last check before a thread sleeps in a rotating set.
@@ -258,7 +260,7 @@ impl WaitQueue {
         ask: Ask,
         deferred: &mut Deferred,
     ) -> bool {
-        let chosen = ask == Ask::Chosen;
+        let chosen = matches!(ask, Ask::Chosen | Ask::WithinSlack);
         if self.unclaim(list, me) {
             // A wake chose `me` just now.
             if chosen {
@@ -274,8 +276,8 @@ impl WaitQueue {
             Ask::Yielding if others_are_chosen => return false,
             Ask::AtOnce if others_are_chosen => None,
             Ask::Unconditional => None,
-            _ if self.goes_on(list, me) => None,
-            Ask::Chosen => Some(Whom::Before(me)),
+            Ask::WithinSlack if self.goes_on(list, me) => None,
+            Ask::Chosen | Ask::WithinSlack => Some(Whom::Before(me)),
             Ask::Yielding | Ask::AtOnce => Some(Whom::Except(me)),
         };
         let mut wake = Wake {
@@ -643,6 +645,117 @@ impl List {
         if entry.stands(CLAIMED) && !entry.stands(LATE) {
             entry.set_standing(LATE, true);
             self.claims -= 1;
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(upoll_loom)))]
+mod tests {
+    use core::pin::Pin;
+    use core::ptr::NonNull;
+    use std::boxed::Box;
+
+    use super::{Ask, Notes};
+    use crate::sync::Ordering;
+    use crate::wait::{Deferred, Mode, Place, Reply, WaitEntry, WaitQueue, Wake};
+
+    /// Counts the wakes that an entry takes in its owner's word.
+    fn take(entry: NonNull<WaitEntry>, wake: &mut Wake<'_>) -> Reply {
+        if wake.mode != Mode::TryWake {
+            return Reply::Declined;
+        }
+        // SAFETY: a linked entry is alive.
+        let word = unsafe { &entry.as_ref().owner_word };
+        word.fetch_add(1, Ordering::Relaxed);
+        Reply::Woken
+    }
+
+    /// Two waiters of a queue that wait, one behind the other.
+    struct Two {
+        queue: WaitQueue,
+        entries: [Pin<Box<WaitEntry>>; 2],
+    }
+
+    impl Two {
+        fn with_slack(slack: u32) -> Box<Self> {
+            let two = Box::new(Two {
+                queue: WaitQueue::new(),
+                entries: [(); 2].map(|()| Box::pin(WaitEntry::new(take))),
+            });
+            two.queue.set_slack(slack);
+            for entry in &two.entries {
+                // SAFETY: each is hooked once, and unhooked before it and the queue end.
+                unsafe { entry.hook(&raw const two.queue, Place::ExclusiveTail) };
+            }
+            two
+        }
+
+        fn takes(&self, entry: usize, ask: Ask) -> bool {
+            let mut deferred = Deferred::new();
+            let mut is_refused = false;
+            let refused = || is_refused = true;
+            let entry = &self.entries[entry];
+            // SAFETY: each entry is hooked into the queue.
+            let is_mine = unsafe { self.queue.turn(entry, ask, refused, &mut deferred) };
+            assert_ne!(is_mine, is_refused);
+            is_mine
+        }
+
+        fn has_slack(&self, entry: usize) -> bool {
+            self.queue.has_slack(&self.entries[entry])
+        }
+
+        fn wakes(&self, entry: usize) -> u32 {
+            self.entries[entry].owner_word.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Drop for Two {
+        fn drop(&mut self) {
+            for entry in &self.entries {
+                entry.unhook();
+            }
+        }
+    }
+
+    #[test]
+    fn a_chosen_waiter_takes_as_many_turns_as_there_is_slack_before_the_next_one() {
+        for slack in [1, 4] {
+            let two = Two::with_slack(slack);
+            for _ in 0..slack {
+                assert!(two.has_slack(0));
+                assert!(two.takes(0, Ask::WithinSlack));
+                assert_eq!(two.wakes(1), 0);
+            }
+            assert!(!two.has_slack(0));
+            assert!(!two.takes(0, Ask::WithinSlack));
+            assert_eq!(two.wakes(1), 1);
+            let deferred = &mut Deferred::new();
+            // SAFETY: the queue is alive.
+            unsafe { two.entries[1].settle(|| true, false, Notes::AreUsedUp, deferred) };
+            // The other one has had a turn, so this one may have one more.
+            assert!(two.has_slack(0));
+            assert!(two.takes(0, Ask::WithinSlack));
+            assert!(!two.takes(0, Ask::WithinSlack));
+            assert_eq!(two.wakes(1), 2);
+        }
+    }
+
+    #[test]
+    fn without_slack_a_chosen_waiter_leaves_its_second_turn_to_the_next_one() {
+        let two = Two::with_slack(0);
+        assert!(!two.has_slack(0));
+        assert!(two.takes(0, Ask::WithinSlack));
+        assert!(!two.takes(0, Ask::WithinSlack));
+        assert_eq!(two.wakes(1), 1);
+    }
+
+    #[test]
+    fn a_waiter_that_was_not_chosen_goes_before_nobody_within_the_slack() {
+        for ask in [Ask::Yielding, Ask::AtOnce, Ask::Chosen] {
+            let two = Two::with_slack(4);
+            assert!(!two.takes(1, ask));
+            assert_eq!(two.wakes(0), 1);
         }
     }
 }

@@ -69,7 +69,7 @@ fn a_worker_misses_no_event_and_comes_back_for_what_it_has_left() {
     waits_twice(0);
 }
 
-/// The worker keeps its place in the kernel's line, which tells it of no event again.
+/// The source stays readable. The worker looks at it, and keeps its place in the kernel's line.
 #[test]
 fn a_worker_that_goes_on_has_what_it_has_left() {
     waits_twice(4);
@@ -88,7 +88,7 @@ fn goes_to_sleep_after_an_event(slack: u32) {
     });
 }
 
-/// It keeps its place in the kernel's line.
+/// It finds the source idle, and is last in line again.
 #[test]
 fn a_worker_that_goes_on_misses_no_event() {
     goes_to_sleep_after_an_event(4);
@@ -497,6 +497,34 @@ fn an_event_that_a_report_had_no_room_for_is_in_a_later_one() {
         writing.join().unwrap();
         let later = [(); 4].map(|()| reported());
         assert!(later.contains(&IN.data()), "{later:?}");
+        end_thread();
+    });
+}
+
+/// Two threads wait in a worker's set, and the limit of one of them ends. The source stays readable.
+#[test]
+fn a_thread_beside_another_one_in_an_edge_triggered_set_has_what_it_has_left() {
+    const OTHER: u64 = 1;
+    model(2, || {
+        let (rotating, source, [worker]) = workers();
+        worker.modify(&rotating, EDGE).unwrap();
+        let other = EventFd::new(0).unwrap();
+        worker.add(&other, Event::new(IN.events(), OTHER)).unwrap();
+        pass_time();
+        let (set, ends) = (worker.clone(), other.clone());
+        let limited = thread::spawn(move || {
+            // What this thread takes is not left to the other one.
+            if wait(&set, LIMIT).unwrap() > 0 {
+                ends.try_write(1).unwrap();
+            }
+            end_thread();
+        });
+        source.set_readable(true);
+        for _ in 0..2 {
+            let mut events = [Event::default()];
+            assert_eq!(worker.wait(&mut events, FOREVER), Ok(1));
+        }
+        limited.join().unwrap();
         end_thread();
     });
 }

@@ -1,5 +1,6 @@
 //! The own fds that are there: the entry of each number, and the numbers that are held.
 
+use std::io::Write;
 use std::os::fd::RawFd;
 use std::ptr;
 #[cfg(not(upoll_loom))]
@@ -18,6 +19,7 @@ use crate::memory::boxed;
 use crate::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, statics, this_thread};
 
 use upoll_sys::signals::{self, AlternateStack};
+use upoll_sys::syscall;
 
 /// An array of null pointers.
 macro_rules! all_null {
@@ -137,7 +139,7 @@ impl Entry {
 pub(in crate::host) fn is_set_or_seal(number: RawFd) -> bool {
     // Another thread may take the member out at this moment, and have another one at its number.
     let is_member =
-        |set, number| kernel::is_member_of(set, number).unwrap_or_else(|| has_member(set, number));
+        |set, number| kernel::is_member_of(set, number).unwrap_or_else(|| is_listed(set, number));
     entry_at(number).is_some_and(|entry| entry.number() == number && entry.is_at(number, is_member))
 }
 
@@ -551,6 +553,55 @@ pub(super) fn has_member(set: RawFd, number: RawFd) -> bool {
     }
 }
 
+/// Whether `/proc` lists a member of the set `set` by this number, with the inode of the file that the number stands for.
+/// Changes nothing in the set, and takes no memory. Without `/proc` nothing is listed.
+fn is_listed(set: RawFd, number: RawFd) -> bool {
+    let mut path = [0; 40];
+    // The byte behind the path stays zero.
+    if write!(&mut path[..39], "/proc/self/fdinfo/{set}").is_err() {
+        return false;
+    }
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: the path ends with a zero byte.
+    let opened = unsafe { syscall!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    let Ok(file) = opened else {
+        return false;
+    };
+    let inode = kernel::inode(number);
+    // A line has about 90 bytes.
+    let mut buffer = [0_u8; 512];
+    let (mut filled, mut is_found) = (0, false);
+    while !is_found {
+        if let Some(end) = buffer[..filled].iter().position(|&byte| byte == b'\n') {
+            is_found = lists(&buffer[..end], number, inode);
+            buffer.copy_within(end + 1..filled, 0);
+            filled -= end + 1;
+            continue;
+        }
+        let room = &mut buffer[filled..];
+        // SAFETY: the buffer has as much room as is claimed.
+        match unsafe { syscall!(SYS_read, file, room.as_mut_ptr(), room.len()) } {
+            Ok(read @ 1..) => filled += read,
+            _ => break,
+        }
+    }
+    // SAFETY: opened above, and known to nobody else.
+    let _ = unsafe { syscall!(SYS_close, file) };
+    is_found
+}
+
+/// Whether a line about a set in `/proc` is about a member by this number. Before Linux 4.13 it has no inode.
+fn lists(line: &[u8], number: RawFd, inode: Option<u64>) -> bool {
+    let mut words = std::str::from_utf8(line)
+        .unwrap_or_default()
+        .split_ascii_whitespace();
+    words.next() == Some("tfd:")
+        && words.next().and_then(|word| word.parse().ok()) == Some(number)
+        && words
+            .find_map(|word| word.strip_prefix("ino:"))
+            .is_none_or(|word| u64::from_str_radix(word, 16).ok() == inode)
+}
+
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.number().fmt(f)
@@ -559,7 +610,34 @@ impl std::fmt::Debug for Entry {
 
 #[cfg(all(test, not(upoll_loom)))]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
+
+    #[test]
+    fn a_member_is_listed_by_its_number_and_file_among_many() {
+        let new = || std::io::pipe().unwrap();
+        // SAFETY: the call takes no pointers.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let pipes = [(); 40].map(|()| new());
+        let members = pipes.each_ref().map(|(reader, _)| reader.as_raw_fd());
+        for number in members {
+            assert!(!is_listed(set, number));
+            kernel::epoll_ctl_by_number(set, Op::Add, number, &Event::default()).unwrap();
+        }
+        assert!(members.iter().all(|&number| is_listed(set, number)));
+        // The file lives on, and its number is another one's.
+        let _lives_on = pipes[7].0.try_clone().unwrap();
+        let (other, _writer) = new();
+        // SAFETY: both are this test's.
+        let replaced = unsafe { libc::dup2(other.as_raw_fd(), members[7]) };
+        assert_eq!(replaced, members[7]);
+        let listed = members.map(|number| is_listed(set, number));
+        assert_eq!(listed.iter().filter(|&&is_listed| !is_listed).count(), 1);
+        assert!(!listed[7]);
+        kernel::close(set);
+        assert!(!is_listed(set, members[0]));
+    }
 
     const THREAD: u64 = 7 << 32;
     const ANOTHER: u64 = 9 << 32;
