@@ -131,7 +131,7 @@ fn alone(epfd: RawFd, command: &EpollCtlCmd) -> Result<(), Errno> {
 fn in_one_pass(epfd: RawFd, commands: &mut [EpollCtlCmd]) -> usize {
     table::with(epfd, |set| {
         let Object::Epoll(set) = set else { return 0 };
-        if !set.is_active() {
+        if set.is_passive() {
             return 0;
         }
         // All are looked up before the set is locked: whoever hands one over to the kernel keeps its

@@ -71,7 +71,7 @@ pub(crate) fn ctl(epfd: RawFd, op: i32, fd: RawFd, interest: Interest) -> Result
         };
         break match (set, object, operation(op)) {
             (Object::Epoll(set), Some(object), Some(op))
-                if set.is_active() && (op != Op::Add || is_added_as_it_is(object)) =>
+                if !set.is_passive() && (op != Op::Add || is_added_as_it_is(object)) =>
             {
                 ctl_object(set, op, object, fd, interest)
             }

@@ -82,7 +82,7 @@ impl Object {
     /// active.
     pub(crate) fn prepare_to_be_watched(&self, fd: RawFd) -> Result<(), Errno> {
         match self {
-            Object::Epoll(set) => set.activate(fd),
+            Object::Epoll(set) if set.is_passive() => set.activate(fd),
             _ => Ok(()),
         }
     }

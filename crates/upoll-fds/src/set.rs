@@ -29,11 +29,9 @@ use crate::memory;
 use upoll_sys::backoff::nap;
 
 const PASSIVE: u8 = 0;
-/// The set is served here. Members may be in a kernel set that was not adopted yet, and threads may wait there.
-const HALF_ACTIVE: u8 = 1;
-const ACTIVE: u8 = 2;
+const ACTIVE: u8 = 1;
 /// The set has been demoted.
-const STALE: u8 = 3;
+const STALE: u8 = 2;
 
 /// The count for a kernel set whose members were not counted: more than there can be.
 const UNKNOWN: usize = usize::MAX / 2;
@@ -100,12 +98,6 @@ impl NumberedSet {
         self.state.load(Ordering::SeqCst) == PASSIVE
     }
 
-    /// Returns whether the set is active, and its kernel set adopted if it was used.
-    #[inline]
-    pub(crate) fn is_active(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == ACTIVE
-    }
-
     pub(crate) fn is_stale(&self) -> bool {
         self.state.load(Ordering::SeqCst) == STALE
     }
@@ -148,31 +140,22 @@ impl NumberedSet {
         self.set.adopt_kernel_set(behind, members)
     }
 
-    /// Makes the set active. If that fails once the set has changed, the next call does the rest.
-    #[inline]
+    /// Makes the set active.
     pub(crate) fn activate(&self, epfd: RawFd) -> Result<(), Errno> {
-        match self.state.load(Ordering::SeqCst) {
-            PASSIVE | HALF_ACTIVE => self.make_active(epfd),
-            _ => Ok(()),
+        if !self.is_passive() {
+            return Ok(());
         }
-    }
-
-    #[cold]
-    fn make_active(&self, epfd: RawFd) -> Result<(), Errno> {
-        let change = |before, after| {
-            let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-            let _ = self.state.compare_exchange(before, after, success, failure);
-        };
         // Before the change, because it may fail, and again after it, for a member that another
         // thread added meanwhile.
         self.adopt_if_used(epfd)?;
-        change(PASSIVE, HALF_ACTIVE);
-        let adopted = self.adopt_if_used(epfd);
-        // Also if that has failed: no change of the set wakes them in the kernel set any more.
-        wake_sleepers(epfd, self.mark())?;
-        adopted?;
-        change(HALF_ACTIVE, ACTIVE);
-        Ok(())
+        let was = self
+            .state
+            .compare_exchange(PASSIVE, ACTIVE, Ordering::SeqCst, Ordering::SeqCst);
+        if was.is_err() {
+            return Ok(());
+        }
+        self.adopt_if_used(epfd)?;
+        wake_sleepers(epfd, self.mark())
     }
 
     fn adopt_if_used(&self, epfd: RawFd) -> Result<(), Errno> {
