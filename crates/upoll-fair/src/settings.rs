@@ -21,7 +21,7 @@ pub(crate) enum Policy {
 
 /// The number of wakeups after which a worker goes to the end of the line by default. As fair as `every` over some
 /// hundred connections, and the worker's caches are warm for most of them: `docs/fair.md` has the figures.
-const DEFAULT: u32 = 16;
+const DEFAULT: u32 = 8;
 const ADAPTIVE: u32 = 0;
 const EXCLUSIVE: u32 = u32::MAX;
 const OBSERVE: u32 = u32::MAX - 1;

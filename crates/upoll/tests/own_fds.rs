@@ -15,7 +15,7 @@ use open_fds::{is_open, open_in};
 use threads::{in_child, tid, until_asleep};
 use upoll::{
     CreateFlags, Epoll, Event, EventFd, EventFdFlags, Events, FdSet, PollContext, PollFd, Source,
-    Timeout,
+    Timeout, Watch,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -347,23 +347,37 @@ fn the_fds_behind_an_ancestors_sets_are_closed_in_each_child_of_a_chain() {
     in_child(|| generation(10, None));
 }
 
-/// Makes `getsockopt(2)` fail with `EPERM` from now on, as a seccomp filter may.
-fn refuse_getsockopt() {
-    let step = |code: u32, jt, jf, k| libc::sock_filter {
+fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
         code: u16::try_from(code).unwrap(),
         jt,
         jf,
         k,
-    };
-    let number = u32::try_from(libc::SYS_getsockopt).unwrap();
-    let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
-    let mut steps = [
-        // The system call number is the first word.
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, refusal),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    }
+}
+
+/// Loads a word of a system call: 0 is its number, and argument N is at 16 + 8 N.
+fn load(offset: u32) -> libc::sock_filter {
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
+}
+
+/// Skips `steps` if the word is not `value`.
+fn unless(value: u32, steps: u8) -> libc::sock_filter {
+    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, steps, value)
+}
+
+fn end_with(outcome: u32) -> libc::sock_filter {
+    step(libc::BPF_RET | libc::BPF_K, 0, 0, outcome)
+}
+
+const REFUSAL: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
+
+fn number_of(call: libc::c_long) -> u32 {
+    u32::try_from(call).unwrap()
+}
+
+/// Filters the system calls of this thread, and of its children, from now on.
+fn filter_calls(mut steps: Vec<libc::sock_filter>) {
     let program = libc::sock_fprog {
         len: u16::try_from(steps.len()).unwrap(),
         filter: steps.as_mut_ptr(),
@@ -378,6 +392,59 @@ fn refuse_getsockopt() {
         );
         assert_eq!(set, 0);
     }
+}
+
+/// Makes `getsockopt(2)` fail with `EPERM` from now on, as a seccomp filter may.
+fn refuse_getsockopt() {
+    filter_calls(vec![
+        load(0),
+        unless(number_of(libc::SYS_getsockopt), 1),
+        end_with(REFUSAL),
+        end_with(libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
+/// Makes `kcmp(2)` fail with `EPERM`, and ends a process that adds the file `number` to a set.
+#[cfg(target_endian = "little")]
+fn refuse_kcmp_and_adds_of(number: RawFd) {
+    filter_calls(vec![
+        load(0),
+        unless(number_of(libc::SYS_kcmp), 1),
+        end_with(REFUSAL),
+        unless(number_of(libc::SYS_epoll_ctl), 5),
+        load(24),
+        unless(libc::EPOLL_CTL_ADD.cast_unsigned(), 3),
+        load(32),
+        unless(number.cast_unsigned(), 1),
+        end_with(libc::SECCOMP_RET_KILL_PROCESS),
+        end_with(libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
+/// The child has its parent's sets, which may get a member of that number at any moment.
+#[test]
+#[cfg(target_endian = "little")]
+fn a_child_closes_the_copies_of_fds_without_a_change_of_its_parents_sets() {
+    in_child(|| {
+        let watched = |reader: &PipeReader| Watch::new(reader, Events::IN, |_| {}).unwrap().0;
+        let open = || -> Vec<RawFd> {
+            // SAFETY: the call takes no pointers.
+            let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) >= 0 };
+            (3..1024).filter(is_open).collect()
+        };
+        let [one, two] = [(); 2].map(|()| std::io::pipe().unwrap());
+        // With the first one come the fds that all share.
+        let _first = watched(&one.0);
+        let before = open();
+        let _second = watched(&two.0);
+        let copies: Vec<_> = open()
+            .into_iter()
+            .filter(|fd| !before.contains(fd))
+            .collect();
+        assert_eq!(copies.len(), 1);
+        refuse_kcmp_and_adds_of(copies[0]);
+        in_child(|| assert!(!open().contains(&copies[0])));
+    });
 }
 
 #[test]
