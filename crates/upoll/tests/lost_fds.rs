@@ -10,7 +10,7 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use open_fds::{close_all, opened_by};
+use open_fds::{ALL, close_all, open_in, opened_by};
 use upoll::{CreateFlags, CtlCommand, Epoll, Event, Events, PollFd, poll};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -105,15 +105,14 @@ fn two_waits_without_a_limit_right_after_all_was_closed_both_find_the_ready_memb
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     let (idle, _writer) = std::io::pipe().unwrap();
-    let before = open_numbers();
+    let before: Vec<_> = open_in(ALL).collect();
     let [inner, outer] = [(); 2].map(|()| Epoll::new().unwrap());
     inner.add(&idle, input(1)).unwrap();
     outer.add(&inner, input(2)).unwrap();
     outer.add(&reader, input(3)).unwrap();
     let together = Barrier::new(2);
     for _ in 0..1500 {
-        let now = open_numbers().into_iter();
-        let own: Vec<_> = now.filter(|fd| !before.contains(fd)).collect();
+        let own: Vec<_> = open_in(ALL).filter(|fd| !before.contains(fd)).collect();
         close_all(&own);
         let waits = || {
             together.wait();

@@ -834,42 +834,6 @@ fn the_child_of_a_fork_closes_the_copies_of_fds() {
     bare.unwrap().2.until(1);
 }
 
-/// The processor time of all children that have ended.
-fn processor_time_of_children() -> Duration {
-    // SAFETY: zeros are a valid `rusage`, which the call fills.
-    let used = unsafe {
-        let mut used: libc::rusage = std::mem::zeroed();
-        assert_eq!(libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut used), 0);
-        used
-    };
-    let of = |time: libc::timeval| {
-        Duration::from_secs(time.tv_sec.try_into().unwrap())
-            + Duration::from_micros(time.tv_usec.try_into().unwrap())
-    };
-    of(used.ru_utime) + of(used.ru_stime)
-}
-
-/// A look at one copy must not take longer the more of them there are.
-#[test]
-fn a_child_with_four_times_as_many_waits_works_about_four_times_as_long() {
-    let _alone = alone();
-    limit_of_files(None);
-    let (reader, _writer) = pipe().unwrap();
-    let mut waits = Vec::new();
-    let mut least_with = |count: usize| {
-        waits.resize_with(count, || Readiness::new(&reader, Events::IN).unwrap());
-        let time = |_| {
-            let before = processor_time_of_children();
-            in_child(|| ());
-            processor_time_of_children() - before
-        };
-        (0..5).map(time).min().unwrap()
-    };
-    let (few, many) = (least_with(1000), least_with(4000));
-    println!("1000 waits: {few:?}, 4000: {many:?}");
-    assert!(many < few * 8, "1000 waits: {few:?}, 4000: {many:?}");
-}
-
 /// A child that looks whether a copy is its parent's may meet a wait that begins at the same number.
 #[test]
 fn no_wait_that_begins_beside_a_fork_is_lost() {
@@ -934,7 +898,11 @@ fn a_look_at_a_wait_whose_copy_was_closed_meets_no_wait_that_begins_at_its_numbe
                 }
             }
         });
-        let begun: Result<(), Errno> = std::iter::repeat_with(begins).take(30_000).collect();
+        let end = Instant::now() + Duration::from_secs(10);
+        let rounds = std::iter::repeat_with(begins).enumerate();
+        let begun = rounds
+            .take_while(|(round, _)| *round < 2000 || *round < 30_000 && Instant::now() < end)
+            .try_for_each(|(_, begun)| begun);
         is_over.store(true, Ordering::Relaxed);
         begun.unwrap();
     });
@@ -1030,19 +998,19 @@ fn refused_adds_leave_no_more_than_one_does() {
     let (idle, _writer) = pipe().unwrap();
     let _keeps = watched(&idle, Events::IN);
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let before = open_numbers();
+    let before: Vec<_> = open_in(ALL).collect();
     let [set, above] = [(); 2].map(|()| Epoll::new().unwrap());
     above.add(&set, IN).unwrap();
     let watches = [watched(&set, Events::IN), watched(&above, Events::IN)];
     let shown = set.readiness_fd().unwrap();
     let refuse = || assert_eq!(set.add(&file, IN), Err(Errno::PERM));
     refuse();
-    let after_one = open_numbers();
+    let after_one: Vec<_> = open_in(ALL).collect();
     (0..100).for_each(|_| refuse());
-    assert_eq!(open_numbers(), after_one);
+    assert_eq!(open_in(ALL).collect::<Vec<_>>(), after_one);
     drop((watches, set, above, shown));
     // A seal may stay.
-    let left = open_numbers().len() - before.len();
+    let left = open_in(ALL).count() - before.len();
     assert!(left <= 1, "{left} fds are left");
 }
 

@@ -284,6 +284,8 @@ impl Attended {
         if self.linked == now || !shows.fd.is_in_place() {
             return Ok(());
         }
+        // A look at a copy that was closed may meet the set at its number.
+        let _copies = place.attendant.copies.lock();
         let number = shows.fd.as_raw_fd();
         match place.register(Op::Add, number, EDGE) {
             Err(Errno::EXIST) => place.register(Op::Mod, number, EDGE)?,
@@ -361,6 +363,7 @@ impl EpollBackend {
                 return;
             };
             if left.place.attendant.is_of_this_process() {
+                let _copies = left.place.attendant.copies.lock();
                 for shows in [Some(&self.first), self.nesting.get()]
                     .into_iter()
                     .flatten()

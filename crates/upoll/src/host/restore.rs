@@ -8,6 +8,7 @@ use super::rotation::Rotation;
 use super::special::Special;
 use super::{EpollBackend, exists, own_fds};
 use crate::epoll::backend::KernelBackend;
+use crate::epoll::interest::Interests;
 use crate::epoll::nesting::sets_above;
 use crate::epoll::{Op, Set};
 use crate::errno::Errno;
@@ -84,44 +85,50 @@ impl EpollBackend {
         restored
     }
 
-    pub(super) fn make_anew(&self, description: &Description<Set>) -> Result<(), Errno> {
+    /// Makes anew what was lost, and registers everything. Returns the sets below. The set's lock is held.
+    fn register_anew(&self, interests: &Interests) -> Result<Vec<Held<Set>>, Errno> {
         let mut below = Vec::new();
+        if !self.first.fd.is_intact() {
+            self.restore_first()?;
+        }
+        if let Some(nesting) = self.nesting.get()
+            && !nesting.fd.is_intact()
+        {
+            nesting
+                .fd
+                .replace_lost(kernel::epoll_create_elsewhere(&nesting.fd)?);
+        }
+        self.restore_shown()?;
+        if let Some(rotation) = &self.rotation {
+            rotation.restore(&self.first.fd, |anew, source| self.add_again(anew, source))?;
+        }
+        if let Some(nesting) = self.nesting() {
+            if !self.first_is_nesting {
+                let members = self.first.fd.as_raw_fd();
+                let special = Special::Members;
+                exists(nesting.register(&self.specials, Op::Add, members, Events::IN, special))?;
+            }
+            below = self.link_anew(interests, nesting)?;
+            self.listen_anew(interests, nesting)?;
+        }
+        Ok(below)
+    }
+
+    pub(super) fn make_anew(&self, description: &Description<Set>) -> Result<(), Errno> {
+        let below;
         {
             let _restoring = self.restoring.lock();
             let set = description.object();
             let interests = set.lock();
-            // From now on a call on the set waits here until all is in place again. What is made anew counts as lost no more,
-            // and a harvest would find nothing in it.
-            self.is_half_restored.store(true, Ordering::SeqCst);
-            if !self.first.fd.is_intact() {
-                self.restore_first()?;
-            }
-            if let Some(nesting) = self.nesting.get()
-                && !nesting.fd.is_intact()
-            {
-                nesting
-                    .fd
-                    .replace_lost(kernel::epoll_create_elsewhere(&nesting.fd)?);
-            }
-            self.restore_shown()?;
-            if let Some(rotation) = &self.rotation {
-                rotation.restore(&self.first.fd, |anew, source| self.add_again(anew, source))?;
-            }
-            if let Some(nesting) = self.nesting() {
-                if !self.first_is_nesting {
-                    let members = self.first.fd.as_raw_fd();
-                    let special = Special::Members;
-                    exists(nesting.register(
-                        &self.specials,
-                        Op::Add,
-                        members,
-                        Events::IN,
-                        special,
-                    ))?;
-                }
-                below = self.link_anew(&interests, nesting)?;
-                self.listen_anew(&interests, nesting)?;
-            }
+            // Another thread may have made it anew meanwhile, and not come to the sets below yet.
+            below = if self.is_half_restored() || !self.is_intact() {
+                // From now on a call on the set waits here until all is in place again. What is made anew counts as lost no
+                // more, and a harvest would find nothing in it.
+                self.is_half_restored.store(true, Ordering::SeqCst);
+                self.register_anew(&interests)?
+            } else {
+                self.sets_below(&interests)?
+            };
             // Sets below and above look here while they are made anew: this one is done.
             self.is_half_restored.store(false, Ordering::Relaxed);
         }

@@ -540,6 +540,7 @@ fn wait_in_kernel_set(
         }
     }
     loop {
+        let losses = backend.losses();
         backend.restore_found_lost(epoll.description())?;
         let is_pending = set.is_pending();
         backend.stand_last(set);
@@ -589,8 +590,8 @@ fn wait_in_kernel_set(
         }
         slept?;
         // Also after a wake for nothing: many of them must not keep the limit from its due. A set that the
-        // program has closed was not asked yet.
-        if deadline.has_passed() && !backend.is_found_lost() {
+        // program has closed was not asked, though another thread may have made it anew by now.
+        if deadline.has_passed() && !backend.is_found_lost() && losses == backend.losses() {
             return Ok(0);
         }
     }

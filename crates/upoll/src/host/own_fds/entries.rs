@@ -137,10 +137,7 @@ impl Entry {
 /// Returns whether a number stands for a kernel set or a seal of the library's, or for a file that the library has in one.
 /// Takes system calls if it did once.
 pub(in crate::host) fn is_set_or_seal(number: RawFd) -> bool {
-    // Another thread may take the member out at this moment, and have another one at its number.
-    let is_member =
-        |set, number| kernel::is_member_of(set, number).unwrap_or_else(|| is_listed(set, number));
-    entry_at(number).is_some_and(|entry| entry.number() == number && entry.is_at(number, is_member))
+    entry_at(number).is_some_and(|entry| entry.number() == number && entry.is_at(number))
 }
 
 /// Ends the use of an entry.
@@ -502,21 +499,17 @@ impl Entry {
         self.kind() == SEAL && recorded(0, u32::MAX).filter_map(entry_at).any(needs_seal)
     }
 
-    /// Returns whether its number, of a set, of a member or of a seal, still stands for that. `is_member` returns whether a
-    /// set has a number as a member.
-    fn is_at(&self, number: RawFd, is_member: impl Fn(RawFd, RawFd) -> bool) -> bool {
+    /// Returns whether its number, of a set, of a member or of a seal, still stands for that.
+    fn is_at(&self, number: RawFd) -> bool {
         if self.kind() == MEMBER {
+            // The set must not change. A child asks for its parent's, and another thread may have a member at that number
+            // at any moment: a member that is there for a moment only makes the number look like the library's.
             let set = self.under.load(Ordering::SeqCst);
+            let is_set = |entry: &Entry| entry.kind() == SET && entry.number() == set;
             return is_protected()
-                || entry_at(set).is_some_and(|entry| {
-                    entry.kind() == SET && entry.number() == set && entry.is_set_at(set)
-                }) && is_member(set, number);
+                || entry_at(set).is_some_and(|entry| is_set(entry) && entry.is_at(set))
+                    && kernel::is_member_of(set, number).unwrap_or_else(|| is_listed(set, number));
         }
-        self.is_set_at(number)
-    }
-
-    /// The same for a set or a seal.
-    fn is_set_at(&self, number: RawFd) -> bool {
         let Some(seal) = self.seal() else {
             return false;
         };
@@ -531,8 +524,7 @@ impl Entry {
         if self.seal().is_none() && self.kind() != MEMBER {
             return;
         }
-        // In its parent's set, where a wait may begin at that moment. If that meets the look it takes another number.
-        if self.is_at(number, has_member) {
+        if self.is_at(number) {
             kernel::close(number);
         }
         self.take_if(|known| known == number);
