@@ -7,6 +7,9 @@ use std::fmt::{self, Display, Formatter};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// The policy of a run that names none: a number of wakeups. `docs/fair.md` has the figures that it was chosen by.
+pub const DEFAULT_POLICY: &str = "8";
+
 const WORKERS: usize = 1024;
 const GROUPS: usize = 64;
 /// How many workers of a group nap shortly. If one of them is the worker that does not accept, the other one

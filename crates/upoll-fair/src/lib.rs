@@ -2,7 +2,7 @@
 //! take turns.
 //!
 //! A set or a `poll` that holds a listening socket waits for it with `EPOLLEXCLUSIVE`: a connection wakes one
-//! worker. After a wakeup the socket is registered again: the next connection wakes another worker. Every
+//! worker. After some wakeups the socket is registered again: the next connection wakes another worker. Every
 //! other call is handed straight on to the C library.
 
 mod fds;

@@ -12,14 +12,14 @@
 //! last check and a nap has that nap go to what has the number then.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{epoll_event, fd_set, pollfd, sigset_t, timespec};
 
 use crate::fds::{self, FIRST_SET, PRIVATE, UNKNOWN};
 use crate::lock::{self, Locked};
 use crate::raw::{self, kernel};
-use crate::sets::{self, EXCLUSIVE, cookie, is_due};
+use crate::sets::{self, EXCLUSIVE, cookie};
 use crate::settings;
 use crate::shared;
 use crate::sleeping::{self, NONE};
@@ -588,7 +588,6 @@ unsafe fn wait_in(
 ) -> c_int {
     const NOTHING: epoll_event = epoll_event { events: 0, u64: 0 };
     let group = shared::group(private.key);
-    let wakeups = AtomicU32::new(1);
     let mut events = [NOTHING; EVENTS];
     while private.is_open() {
         let sleep = Sleep {
@@ -640,7 +639,7 @@ unsafe fn wait_in(
         }
         // Another worker was quicker.
         shared::count_accept(false);
-        if is_due(&wakeups, group) && rotate(private, watched, false).is_some() {
+        if settings::takes_turns() && rotate(private, watched, false).is_some() {
             shared::count_rotation();
         }
     }

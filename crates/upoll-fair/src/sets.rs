@@ -372,7 +372,7 @@ impl Set {
 }
 
 /// Returns whether a worker with so many wakeups is to go to the end of the line.
-pub(crate) fn is_due(wakeups: &AtomicU32, group: Option<&Group>) -> bool {
+fn is_due(wakeups: &AtomicU32, group: Option<&Group>) -> bool {
     let wakeups = wakeups.load(Ordering::Relaxed);
     match settings::policy() {
         Policy::Every(count) => wakeups >= count,

@@ -19,9 +19,11 @@ pub(crate) enum Policy {
     Observe,
 }
 
-/// The number of wakeups after which a worker goes to the end of the line by default. As fair as `every` over some
-/// hundred connections, and the worker's caches are warm for most of them: `docs/fair.md` has the figures.
-const DEFAULT: u32 = 8;
+/// The number of wakeups after which a worker goes to the end of the line if no policy is named.
+const DEFAULT: u32 = match u32::from_str_radix(upoll_fair_state::DEFAULT_POLICY, 10) {
+    Ok(wakeups) => wakeups,
+    Err(_) => panic!("the default policy is a number"),
+};
 const ADAPTIVE: u32 = 0;
 const EXCLUSIVE: u32 = u32::MAX;
 const OBSERVE: u32 = u32::MAX - 1;
@@ -37,6 +39,11 @@ pub(crate) fn policy() -> Policy {
         OBSERVE => Policy::Observe,
         wakeups => Policy::Every(wakeups),
     }
+}
+
+/// Returns whether a worker that was woken goes to the end of the line at some time.
+pub(crate) fn takes_turns() -> bool {
+    !matches!(policy(), Policy::Exclusive | Policy::Observe)
 }
 
 /// Returns whether registrations stay as the program made them.

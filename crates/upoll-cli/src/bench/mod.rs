@@ -30,13 +30,14 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
+use upoll_fair_state::DEFAULT_POLICY;
 
 use self::calls::{Compared, Comparison};
 use self::machine::Machine;
 use self::measure::Effort;
 use self::report::Report;
 use crate::output::{self, Output};
-use crate::run::fair as fair_run;
+use crate::run::fair::Policy;
 
 /// The benchmarks to run, and the files to write.
 #[derive(clap::Args)]
@@ -52,7 +53,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PossibleValuesParser::new(fair::servers()))]
     servers: Vec<String>,
     /// Measure `fair` with these policies of `upoll run --fair`.
-    #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = policy, default_value = fair_run::DEFAULT)]
+    #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = policy, default_value = DEFAULT_POLICY)]
     policies: Vec<String>,
     /// Measure less of everything, in seconds instead of minutes: for a first look. The figures
     /// are rough.
@@ -68,7 +69,7 @@ pub(crate) struct Options {
 
 /// Returns the text of a policy, if it is one.
 fn policy(text: &str) -> Result<String, &'static str> {
-    text.parse::<fair_run::Policy>().map(|_| text.to_owned())
+    text.parse::<Policy>().map(|_| text.to_owned())
 }
 
 /// Single calls on one thread, in the order of the table.

@@ -8,8 +8,6 @@ use anyhow::Result;
 use super::shared;
 
 pub(super) const LIBRARY: &str = "libupoll_fair.so";
-/// The policy if none is named: the library's.
-pub(crate) const DEFAULT: &str = "8";
 /// The variable that names the place for statistics.
 pub(super) const STATISTICS: &str = "UPOLL_FAIR_STATS";
 

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
+use upoll_fair_state::DEFAULT_POLICY;
 
 /// The options of `upoll run`.
 #[derive(clap::Args)]
@@ -31,7 +32,7 @@ pub(crate) struct Options {
     user: Vec<Kind>,
     /// Makes workers that share a listening socket take turns, and has no other effect. A worker
     /// goes to the end of the line after each wakeup with POLICY `every`, after N wakeups with a
-    /// number, after a wakeup with `adaptive` if another worker is asleep, and never with
+    /// number (8 if none is named), after a wakeup with `adaptive` if another worker is asleep, and never with
     /// `exclusive` (each connection wakes one worker, in the kernel's order). With `observe` each
     /// connection wakes every worker, as without the library, and `--stats` counts.
     #[arg(
@@ -39,7 +40,7 @@ pub(crate) struct Options {
         value_name = "POLICY",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = fair::DEFAULT,
+        default_missing_value = DEFAULT_POLICY,
         conflicts_with = "user"
     )]
     fair: Option<fair::Policy>,

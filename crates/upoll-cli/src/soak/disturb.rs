@@ -33,7 +33,7 @@ pub(super) struct World {
     pub(super) with_forks: bool,
 }
 
-/// Sends the signal to a thread of this process, whose handler writes a unit.
+/// Sends the signal to a thread of this process. Its handler writes a unit if a world has begun signals.
 pub(super) fn signal(thread: i32) {
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR1) };
