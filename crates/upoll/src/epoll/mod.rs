@@ -490,7 +490,7 @@ impl Epoll {
     ///
     /// A worker that comes back and finds the source ready goes on while it is less than `turns` ahead of every other worker, also of
     /// one that does not wait. A handover costs two context switches and some system calls, so it is paid once for several
-    /// events then. A lead is caught up with, so the workers have about as many turns each in the long run. A worker that was just
+    /// events then. The workers have about as many turns each in the long run. A worker that was just
     /// woken for an event that another one takes has had a turn as well.
     ///
     /// With 0 each event is another worker's. So it is with sources and workers whose interests are edge-triggered or oneshot,

@@ -132,6 +132,8 @@ impl<'a> Scan<'a> {
             if !claimed && rotating.is_some() {
                 let ask = match self.ask {
                     _ if hung_up => Ask::Unconditional,
+                    // A wait that does not sleep leaves the event to workers that do.
+                    Ask::AtOnce if chosen => Ask::Chosen,
                     _ if chosen && Set::may_have_slack(node) => Ask::WithinSlack,
                     _ if chosen => Ask::Chosen,
                     // An item that a report uses up is off the list, where no second poll would

@@ -63,7 +63,7 @@ impl EpollBackend {
         if heard.queued || (is_recheck && self.hear_all(set)) {
             set.wake_watchers();
         }
-        if heard.core && kept == out.len() {
+        if kept == out.len() {
             self.wake_another(set);
         }
         Ok(kept)
@@ -210,7 +210,8 @@ impl EpollBackend {
         if !core_first && filled < out.len() && set.is_pending() {
             filled += core(&mut out[filled..]);
         }
-        if below.core || members.core {
+        // What this thread had no room for, or has queued itself when it began to wait, is for another one.
+        if below.core || members.core || filled == out.len() {
             self.wake_another(set);
         }
         if self.shown.get().is_some() || below.members {

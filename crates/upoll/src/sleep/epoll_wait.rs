@@ -1,6 +1,7 @@
 //! `epoll_wait(2)`: harvest, or sleep until there is something to harvest.
 
 use std::cell::RefCell;
+use std::mem;
 use std::time::Duration;
 
 use upoll_sys::signals::Blocked;
@@ -528,6 +529,7 @@ fn wait_in_kernel_set(
     // The ADD of a member informs the sets above.
     let backend = EpollBackend::ensure_own(set)?;
     let mut yields_until = None;
+    let mut may_look_again = true;
     let mut keeper = TimeKeeper::of(set);
     if mask.is_none() {
         let ready = harvest_repeatedly(set, backend, deadline, || {
@@ -590,8 +592,11 @@ fn wait_in_kernel_set(
         }
         slept?;
         // Also after a wake for nothing: many of them must not keep the limit from its due. A set that the
-        // program has closed was not asked, though another thread may have made it anew by now.
-        if deadline.has_passed() && !backend.is_found_lost() && losses == backend.losses() {
+        // program has closed was not asked, though another thread may have made it anew by now. Then this looks once more.
+        if deadline.has_passed()
+            && !backend.is_found_lost()
+            && (losses == backend.losses() || !mem::take(&mut may_look_again))
+        {
             return Ok(0);
         }
     }

@@ -315,8 +315,7 @@ impl OwnFd {
                     file.entry.kind.store(MEMBER, Ordering::Release);
                     return Ok(file);
                 }
-                // The file is a member by a number that was new: it is left over from an own fd that the program has closed,
-                // or a child that was just forked asks whether it is a member, and takes it out again.
+                // The file is a member by a number that was new: it is left over from an own fd that the program has closed.
                 Err(Errno::EXIST) => {
                     let next = file.as_raw_fd() + 1;
                     file = kernel::duplicate_from(number, next)?;
