@@ -193,7 +193,7 @@ impl Record {
     }
 
     /// Begins to make another fd for the set. Returns whether that is to be [ended](Self::end_copy). It is not if
-    /// the copied fd is no longer the set's. Nor is it if the set is now user-level, or the kernel's for good.
+    /// the copied fd is no longer the set's, or if the set is now user-level or the kernel's for good.
     pub(crate) fn begin_copy(&self, me: usize, is_number: impl FnOnce() -> bool) -> bool {
         self.copies.fetch_add(1, Ordering::SeqCst);
         // `take` reads it after it has set the state.

@@ -280,7 +280,7 @@ impl Attended {
     fn link_to(&mut self, backend: &EpollBackend) -> Result<(), Errno> {
         let (place, shows) = (self.place, backend.sleep_set());
         let now = (place.attendant.set.identity(), shows.fd.identity());
-        // One that was lost is linked once it was made anew.
+        // A lost kernel set is linked once it was made anew.
         if self.linked == now || !shows.fd.is_in_place() {
             return Ok(());
         }
@@ -314,7 +314,7 @@ impl EpollBackend {
         attendant.restore()?;
         let is_attended = {
             let mut attended = self.attended.lock();
-            // One that a parent has left does not count.
+            // The place at a parent's attendant does not count.
             let there = attended.filter(|there| there.place.attendant.is_of_this_process());
             let mut now = match there {
                 Some(there) => there,
@@ -355,7 +355,7 @@ impl EpollBackend {
         attended.map(|attended| &*attended.place.attendant.set)
     }
 
-    /// Gives up the set's place at the attendant, if it has one and `is_over` by then.
+    /// Ends the set's place at the attendant, if it has one and `is_over` by then.
     pub(super) fn leave_attendant(&self, is_over: impl FnOnce() -> bool) {
         let left = {
             let mut attended = self.attended.lock();

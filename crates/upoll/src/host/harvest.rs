@@ -210,7 +210,7 @@ impl EpollBackend {
         if !core_first && filled < out.len() && set.is_pending() {
             filled += core(&mut out[filled..]);
         }
-        // What this thread had no room for, or has queued itself when it began to wait, is for another one.
+        // Another thread takes the items that this one had no room for, or has queued itself when it began to wait.
         if below.core || members.core || filled == out.len() {
             self.wake_another(set);
         }

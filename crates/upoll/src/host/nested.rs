@@ -82,7 +82,8 @@ impl Links {
     }
 }
 
-/// The slots that a look at sources goes through. Those that it keeps go back to the set, also when a foreign `poll` panics.
+/// The slots that a look at sources goes through. The slots that are kept go back to the set, also when a foreign `poll`
+/// panics.
 struct Kept<'a> {
     backend: &'a EpollBackend,
     slots: SmallVec<[ChosenSlot; 2]>,

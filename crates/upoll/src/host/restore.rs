@@ -122,8 +122,8 @@ impl EpollBackend {
             let interests = set.lock();
             // Another thread may have made it anew meanwhile, and not come to the sets below yet.
             below = if self.is_half_restored() || !self.is_intact() {
-                // From now on a call on the set waits here until all is in place again. What is made anew counts as lost no
-                // more, and a harvest would find nothing in it.
+                // From now on a call on the set waits here until all is in place again. A set that is made anew counts as
+                // lost no more, and a harvest would find nothing in it.
                 self.is_half_restored.store(true, Ordering::SeqCst);
                 self.register_anew(&interests)?
             } else {

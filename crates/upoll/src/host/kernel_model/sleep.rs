@@ -13,7 +13,7 @@ loom::lazy_static! {
     /// Nanoseconds of the only clock. Also written by whatever begins or ends sleeps, so that loom tries
     /// both orders; in no order with anything else.
     static ref NOW: AtomicU64 = AtomicU64::new(1_000_000_000);
-    /// What [`coarse_milliseconds`] returned last, once time passes.
+    /// The last result of [`coarse_milliseconds`], once time passes.
     static ref OLD: AtomicU32 = AtomicU32::new(1000);
     static ref SLEEPS: Table<Vec<Arc<Sleep>>> = Table::new(Vec::new());
     static ref WORDS: Table<HashMap<usize, Arc<Bucket>>> = Table::new(HashMap::new());
