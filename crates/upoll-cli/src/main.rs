@@ -48,8 +48,8 @@ enum Command {
     Soak(soak::Options),
     /// Shows what the sets or the workers of a run do, while they do it.
     ///
-    /// Of a program under `upoll run --top` it shows the sets: members, wakes, events, and the share of each
-    /// thread. Of a server under `upoll run --fair` it shows the workers: their wakeups, those for nothing, and
+    /// It shows the sets of a program under `upoll run --top`: members, wakes, events, and the share of each
+    /// thread. It shows the workers of a server under `upoll run --fair`: their wakeups, those for nothing, and
     /// their connections. The last line has Jain's index of fairness.
     Top(top::Options),
     /// Prints a script that completes the command line in a shell.

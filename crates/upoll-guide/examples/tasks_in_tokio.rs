@@ -43,7 +43,7 @@ struct Mailbox {
 
 struct State {
     receiver: mpsc::Receiver<u64>,
-    /// What the last check has taken out of the channel: a message, or its end.
+    /// The message that the last check has taken out of the channel, or the channel's end.
     found: Option<Option<u64>>,
 }
 
