@@ -8,12 +8,13 @@ mod run;
 mod soak;
 mod top;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-/// Linux's readiness subsystem in user space: a demonstration and benchmarks.
+/// Linux's readiness subsystem in user space: runs programs with it, shows and measures it.
 #[derive(Parser)]
 #[command(name = "upoll", version)]
 struct Cli {
@@ -26,6 +27,7 @@ enum Command {
     /// Serves HTTP from one listening socket with N workers, three ways, and compares them.
     Demo(demo::Options),
     /// Measures upoll against the host kernel in the same run.
+    ///
     /// Every figure is a ratio. upoll and the kernel do the same work alternately, in short batches
     /// on one CPU (or with the threads that the table names), and the median of the ratios counts.
     /// The table has the target ratio beside it. A spread too wide to trust is marked: the machine
@@ -44,10 +46,11 @@ enum Command {
     /// received exactly once, no thread may be left asleep, and memory and fds must not grow. A
     /// fault ends the run with a report and exit status 1.
     Soak(soak::Options),
-    /// Shows the workers of a server under `upoll run --fair`, while it runs.
+    /// Shows what the sets or the workers of a run do, while they do it.
     ///
-    /// Each worker has its wakeups, those for nothing, its connections, their share and their rate.
-    /// The last line has Jain's index of fairness.
+    /// It shows the sets of a program under `upoll run --top`: members, wakes, events, and the share of each
+    /// thread. It shows the workers of a server under `upoll run --fair`: their wakeups, those for nothing, and
+    /// their connections. The last line has Jain's index of fairness.
     Top(top::Options),
     /// Prints a script that completes the command line in a shell.
     Completions {
@@ -64,13 +67,18 @@ fn complete(shell: Shell) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Run(options) => run::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Completions { shell } => complete(shell),
         Command::Bench(options) => bench::run(&options),
-    }
+    };
+    result.unwrap_or_else(|error| {
+        // Where standard error is closed there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "upoll: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -63,6 +63,8 @@ fn a_quick_run_measures_calls_wakes_and_growth() {
     let cpus = machine["cpus"].as_array().unwrap();
     assert!(cpus.contains(&report["pinned_to"]));
     assert_eq!(report["quick"], true);
+    let warned = printed.contains("built without optimization");
+    assert_eq!(warned, cfg!(debug_assertions), "{printed}");
 
     let batches = report["effort"]["batches"].as_u64().unwrap();
     assert!(batches >= 30);

@@ -66,7 +66,9 @@ fn assert_says_what_was_measured(page: &str, figures: &Value) {
         };
         let (name, what) = (row["name"].as_str().unwrap(), row["what"].as_str().unwrap());
         let against = row["against"].as_str().unwrap();
-        let marked = format!("<tr{class}><td>{name}</td><td>{what}</td><td>{against}</td>");
+        let cells = [("name", name), ("operation", what), ("against", against)]
+            .map(|(column, cell)| format!("<td data-column=\"{column}\">{cell}</td>"));
+        let marked = format!("<tr{class}>{}", cells.concat());
         assert!(page.contains(&marked), "{marked}");
     }
 }
@@ -188,7 +190,10 @@ const colour = name => {
   sample.remove();
   return found;
 };
+const tables = [...document.querySelectorAll("table")].map(table => table.parentElement);
 const found = {
+  cut: tables.filter(place => place.scrollWidth > place.clientWidth)
+    .map(place => place.parentElement.querySelector("h2").textContent),
   height: document.documentElement.scrollHeight,
   width: document.documentElement.scrollWidth,
   paper: getComputedStyle(document.body).backgroundColor,
@@ -217,6 +222,8 @@ fn place(place: &Value) -> [f64; 4] {
     [0, 1, 2, 3].map(|at| place[at].as_f64().unwrap())
 }
 
+/// A window in which each table has all its columns.
+const DESK: u32 = 1280;
 /// About the width of a telephone's screen. Chromium has no narrower window.
 const TELEPHONE: u32 = 500;
 
@@ -320,7 +327,7 @@ fn the_page_names_the_machine_marks_noise_and_is_drawn_by_a_browser() {
         return;
     };
     let mut legend = BTreeMap::new();
-    for (dark, width) in [(false, 1000), (true, 1000), (false, TELEPHONE)] {
+    for (dark, width) in [(false, DESK), (true, DESK), (false, TELEPHONE)] {
         let browser = Browser {
             name,
             folder: &folder,
@@ -330,6 +337,11 @@ fn the_page_names_the_machine_marks_noise_and_is_drawn_by_a_browser() {
         let found = browser.probe(&page);
         assert_eq!(found["plots"].as_array().unwrap().len(), plots);
         assert_eq!(found["width"], width, "the page does not scroll sideways");
+        let cut = found["cut"].as_array().unwrap();
+        assert!(
+            cut.is_empty(),
+            "at {width}, tables with hidden columns: {cut:?}"
+        );
         let paper = rgb(&found["paper"]);
         assert_eq!(paper.iter().all(|&part| part < 64), dark, "{paper:?}");
         let height = u32::try_from(found["height"].as_u64().unwrap()).unwrap();

@@ -68,6 +68,26 @@ fn the_version_is_that_of_upoll() {
     assert_eq!(printed("--version"), version);
 }
 
+#[test]
+fn the_list_of_commands_has_a_short_line_for_each() {
+    let help = printed("--help");
+    let longest = help.lines().max_by_key(|line| line.len()).expect("a line");
+    assert!(longest.len() <= 100, "{longest}");
+    assert!(printed("top --help").contains("`upoll run --top`"));
+}
+
+#[test]
+fn an_error_is_one_line_also_where_panics_have_backtraces() {
+    let mut command = upoll("bench --json missing/file");
+    let output = command
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let said = "upoll: cannot write missing/file: No such file or directory (os error 2)\n";
+    assert_eq!(text(output.stderr), said);
+}
+
 /// Runs a command whose standard output nobody reads.
 fn unread(arguments: &str) -> Output {
     let (reader, writer) = std::io::pipe().expect("a pipe");

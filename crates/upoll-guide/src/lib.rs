@@ -30,3 +30,5 @@ pub mod timers {}
 pub mod tasks {}
 #[doc = include_str!("../../../docs/guide/other-event-loops.md")]
 pub mod other_event_loops {}
+#[doc = include_str!("../../../docs/guide/figures.md")]
+pub mod figures {}

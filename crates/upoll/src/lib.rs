@@ -5,15 +5,23 @@
 //! without a system call. `poll(2)` and `select(2)`, as a set, wait for them and for descriptors of
 //! the kernel in one call.
 //!
-//! Make your own object pollable and it works with level- and edge-triggered, oneshot and exclusive
-//! interests, in nested sets, from any number of threads:
+//! Make your own object pollable, and it stands in sets beside sockets: with level- and edge-triggered, oneshot and
+//! exclusive interests, in nested sets, from any number of threads.
 //!
 //! ```rust
+//! use std::os::unix::net::UnixStream;
 //! use std::sync::Mutex;
 //! use upoll::{Epoll, Event, Events, File, PollTable, Pollable, WaitQueue};
 //!
 //! #[derive(Default)]
 //! struct Mailbox { letters: Mutex<Vec<String>>, arrived: WaitQueue }
+//!
+//! impl Mailbox {
+//!     fn put(&self, letter: &str) {
+//!         self.letters.lock().unwrap().push(letter.into());
+//!         self.arrived.wake(Events::IN);
+//!     }
+//! }
 //!
 //! impl Pollable for Mailbox {
 //!     fn poll<'q>(&'q self, table: &mut PollTable<'q>) -> Events {
@@ -22,15 +30,23 @@
 //!     }
 //! }
 //!
-//! let mailbox = File::new(Mailbox::default());
-//! let set = Epoll::new()?;
-//! set.add(&mailbox, Event::new(Events::IN, 1))?;
+//! fn main() -> Result<(), std::io::Error> {
+//!     let mailbox = File::new(Mailbox::default());
+//!     let (socket, _peer) = UnixStream::pair()?;
+//!     let set = Epoll::new()?;
+//!     set.add(&mailbox, Event::new(Events::IN, 1))?;
+//!     set.add(&socket, Event::new(Events::IN, 2))?;
 //!
-//! mailbox.letters.lock().unwrap().push("hello".into());
-//! mailbox.arrived.wake(Events::IN);
-//! assert_eq!(set.wait(&mut [Event::default()], None)?, 1);
-//! # Ok::<(), upoll::Errno>(())
+//!     let sender = mailbox.clone();
+//!     std::thread::spawn(move || sender.put("hello"));
+//!     let mut events = [Event::default(); 8];
+//!     let ready = set.wait(&mut events, None)?;
+//!     assert_eq!((ready, events[0].data()), (1, 1));
+//!     Ok(())
+//! }
 //! ```
+//!
+//! The chapters of the guide, in `docs/guide` of the repository, describe how to use all this.
 //!
 //! # What is there
 //!

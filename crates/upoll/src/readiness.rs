@@ -42,6 +42,10 @@ use crate::wait::{
 /// the library calls the waker then. The registration in the kernel stays from [`new`](Self::new) to the drop. So one
 /// `Readiness` that is awaited again and again costs a few system calls each time. A new one costs some twenty.
 ///
+/// # Timers
+/// A [`Timer`](crate::Timer) on a clock of the kernel's, alone or in a set, wakes no task by itself: some call has to look at
+/// the clock. See [`Timers`](crate::Timers#without-a-thread-that-waits).
+///
 /// # Cancel safety
 /// Dropping it ends the registration, at any time. The waker of a wakeup that is under way may still be called.
 ///

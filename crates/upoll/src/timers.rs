@@ -31,8 +31,8 @@ use crate::target::{Source, Target};
 /// # Without a thread that waits
 /// A timer fires in a call that looks at the time. That is a wait, a `poll` of the timer or of a set that watches it,
 /// a read of any of these timers, `advance` or [`fire`](Self::fire). So a
-/// [`Watch`](crate::Watch) or a [`Readiness`](crate::Readiness) needs such a call. A program without a thread that waits calls
-/// `fire` when the time comes that the last call has returned.
+/// [`Watch`](crate::Watch) or a [`Readiness`](crate::Readiness) needs such a call. A program without a thread that waits has
+/// one in `keep_time`. Or its event loop calls `fire` when the time comes that the last call has returned.
 ///
 /// # Example
 /// ```
@@ -73,6 +73,10 @@ impl Timers {
         })
     }
 
+    pub(crate) fn is_virtual(&self) -> bool {
+        self.schedule.clock().is_none()
+    }
+
     /// `timerfd_create(2)`: makes a timer that is not armed.
     ///
     /// # Errors
@@ -97,7 +101,7 @@ impl Timers {
     /// # Errors
     /// `EINVAL`: the timers go by a clock of the kernel's.
     pub fn advance(&self, now: Duration) -> Result<Option<Duration>, Errno> {
-        if self.schedule.clock().is_some() {
+        if !self.is_virtual() {
             return Err(Errno::INVAL);
         }
         self.schedule.pass_until(nanoseconds(now));

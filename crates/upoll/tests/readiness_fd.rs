@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use kernel::Twin;
-use open_fds::is_open;
+use open_fds::{is_open, opened_by};
 use upoll::{CreateFlags, Epoll, Errno, Event, EventFd, Events, ReadinessFd};
 
 const IN: Events = Events::IN;
@@ -608,6 +608,28 @@ fn the_fd_is_one_for_the_set_and_closes_with_it() {
     drop(fd);
     counter.try_write(1).unwrap();
     assert!(!watcher.is_told());
+}
+
+#[test]
+fn a_set_has_no_fd_until_it_is_asked_for_one() {
+    // In a process of its own, as other tests open fds.
+    threads::in_child(|| {
+        let (set, above) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+        let counter = EventFd::new(0).unwrap();
+        let opened = opened_by(|| {
+            set.add(&counter, Event::new(IN, 0)).unwrap();
+            above.add(&set, Event::new(IN, 0)).unwrap();
+            counter.try_write(1).unwrap();
+            assert_eq!(above.wait(&mut [Event::default()], None), Ok(1));
+        });
+        assert_eq!(opened, []);
+        let opened = opened_by(|| _ = set.readiness_fd().unwrap());
+        assert!(!opened.is_empty());
+        drop((set, above));
+        // The library keeps what it shares among sets.
+        let left = opened_by(|| _ = Epoll::new().unwrap().readiness_fd().unwrap());
+        assert_eq!(left, []);
+    });
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod threads;
 
 use std::io::{PipeReader, PipeWriter, Write};
 use std::mem;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use upoll::{
     Clock, CreateFlags, Epoll, Errno, Event, EventFd, Events, FdSet, PollContext, PollFd, SigSet,
-    Source, Timeout, Timer, Timers,
+    Source, Timeout, Timer, Timers, Watch,
 };
 
 use threads::asleep;
@@ -226,6 +227,53 @@ fn a_timer_that_another_thread_arms_ends_each_kind_of_wait() {
             }
         }
     }
+}
+
+/// Whether the kernel reports `fd` as readable, at the latest when `LONG` has passed.
+fn is_readable_for_the_kernel(fd: &impl AsRawFd) -> bool {
+    let (fd, events) = (fd.as_raw_fd(), libc::POLLIN);
+    let mut entry = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let limit = i32::try_from(LONG.as_millis()).unwrap();
+    // SAFETY: there is one entry.
+    unsafe { libc::poll(&raw mut entry, 1, limit) == 1 }
+}
+
+#[test]
+fn a_thread_that_keeps_the_time_wakes_callbacks_and_loops_of_the_kernel() {
+    for timers in clocks() {
+        let (timer, watched) = (timers.timer().unwrap(), timers.timer().unwrap());
+        let set = set_of(&timer);
+        let fd = set.readiness_fd().unwrap();
+        let (send, rang) = mpsc::channel();
+        let ring = move |_| send.send(()).unwrap();
+        let (_watch, _) = Watch::new(&watched, Events::IN, ring).unwrap();
+        let stop = EventFd::new(0).unwrap();
+        let (keeper, _) = {
+            let (timers, stop) = (timers.clone(), stop.clone());
+            asleep(move || timers.keep_time(&stop))
+        };
+        // Both are armed while the thread sleeps without a limit, and then until a later timer.
+        timers.timer().unwrap().arm(HOUR, ZERO);
+        for _ in 0..3 {
+            timer.arm(SHORT, ZERO);
+            // A timer that is armed may show as well, until somebody has looked.
+            while set.try_wait(&mut [Event::default()]) == Ok(0) {
+                assert!(is_readable_for_the_kernel(&fd));
+            }
+            assert_eq!(timer.try_read(), Ok(1));
+            watched.arm(SHORT, ZERO);
+            assert_eq!(rang.recv_timeout(LONG), Ok(()));
+        }
+        stop.signal();
+        assert_eq!(keeper.join().unwrap(), Ok(()));
+    }
+    let virtual_ones = Timers::new().unwrap();
+    let stop = EventFd::new(1).unwrap();
+    assert_eq!(virtual_ones.keep_time(&stop), Err(Errno::INVAL));
 }
 
 #[test]

@@ -25,6 +25,13 @@ pub(super) const TOO_WIDE: &str = "too wide to trust";
 /// Said of a run that Ctrl-C has ended.
 pub(super) const INTERRUPTED: &str = "interrupted: this is what there was until then";
 
+/// Said of the figures of a program that `cargo run` has built without `--release`.
+pub(super) const UNOPTIMIZED: Option<&str> = if cfg!(debug_assertions) {
+    Some("built without optimization: the figures are not those of upoll as it is installed")
+} else {
+    None
+};
+
 /// The column of rows that have reached their target.
 const REACHED: &str = "reached";
 
@@ -254,6 +261,9 @@ impl Report {
             machine.clock_source,
             machine.date,
         );
+        if let Some(unoptimized) = UNOPTIMIZED {
+            out += &format!("{unoptimized}\n");
+        }
         for part in self.parts() {
             out += &format!("\n{}\n{}\n", self.about(part), self.table(part));
         }

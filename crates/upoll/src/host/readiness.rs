@@ -411,6 +411,7 @@ impl EpollBackend {
 /// A timer fires in a call that looks at the time, and a loop that sleeps makes none: the fd does not become
 /// readable when the time of a [`Timer`](crate::Timer) comes. So the loop arms a timer of its own for
 /// [`Timers::next_due`](crate::Timers::next_due), and calls [`Timers::fire`](crate::Timers::fire) when that rings.
+/// Or a thread calls [`Timers::keep_time`](crate::Timers::keep_time).
 /// A timer that has fired shows like any other member.
 ///
 /// Nothing else is to be done with it: a program that waits in it with `epoll_wait(2)`, or changes its members,

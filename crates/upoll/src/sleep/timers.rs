@@ -6,12 +6,14 @@ use smallvec::SmallVec;
 
 use super::poll::poll;
 use super::timeout::{Clock, Deadline, since_zero};
+use crate::epoll::Epoll;
 use crate::epoll::time::TimeKeeper;
 use crate::errno::Errno;
-use crate::events::Events;
+use crate::events::{Event, Events};
 use crate::memory::SharedBox;
 use crate::poll::PollFd;
 use crate::schedule::{NEVER, Schedule};
+use crate::target::Source;
 use crate::timers::{Timer, Timers};
 
 impl Timers {
@@ -44,6 +46,53 @@ impl Timers {
             Clock::Realtime => || since_zero(Clock::Realtime.now()),
         };
         Self::with_schedule(Schedule::new(Some((clock, read))))
+    }
+
+    /// Fires the timers as they become due, until `stop` is readable. The thread sleeps meanwhile.
+    ///
+    /// A program in which no thread waits for these timers has one that does this. Then callbacks, tasks of any runtime
+    /// and the [readiness fds](Epoll::readiness_fd) of sets learn of the timers as of everything else.
+    ///
+    /// # Errors
+    /// `EINVAL`: the clock is virtual, or `stop` is not to be watched. `ENOMEM`, `ENOSPC`: there is no memory or no watch
+    /// for the wait. If `stop` is a kernel fd, also the errors of [`Epoll::add`] for such.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    /// use upoll::{Clock, Epoll, Event, EventFd, Events, PollFd, Timers, poll};
+    ///
+    /// let timers = Timers::on(Clock::Monotonic)?;
+    /// let timer = timers.timer()?;
+    /// let stop = EventFd::new(0)?;
+    /// let set = Epoll::new()?;
+    /// set.add(&timer, Event::new(Events::IN, 1))?;
+    /// let fd = set.readiness_fd()?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| timers.keep_time(&stop));
+    ///     timer.arm(Duration::from_micros(50), Duration::ZERO);
+    ///     // The loop of a program that knows only kernel fds.
+    ///     let readable = poll(&mut [PollFd::new(&fd, Events::IN)], None);
+    ///     stop.signal();
+    ///     assert_eq!(readable, Ok(1));
+    /// });
+    /// # Ok::<(), upoll::Errno>(())
+    /// ```
+    pub fn keep_time(&self, stop: &(impl Source + ?Sized)) -> Result<(), Errno> {
+        if self.is_virtual() {
+            return Err(Errno::INVAL);
+        }
+        let set = Epoll::new()?;
+        // A set goes by the clocks of its members, also if no events are wanted of them.
+        let any_timer = self.timer()?;
+        set.add(&any_timer, Event::new(Events::empty(), 0))?;
+        set.add(stop, Event::new(Events::IN, 1))?;
+        loop {
+            match set.wait(&mut [Event::default()], None) {
+                Err(Errno::INTR) => {}
+                done => return done.map(drop),
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use self::chart::{GRID, INK, NOISY, SERIES, TARGET};
 use self::plots::Plot;
-use super::report::{INTERRUPTED, Report, TOO_WIDE, Table};
+use super::report::{INTERRUPTED, Report, TOO_WIDE, Table, UNOPTIMIZED};
 
 /// The colours of a dark page, in the order of [`SERIES`].
 const DARK_SERIES: [&str; 7] = [
@@ -67,8 +67,9 @@ pub(super) fn page(report: &Report) -> Result<String> {
         "</dl>\n<p>Figures are ratios of work that both sides did by turns in one run. What is \
          marked as too noisy was measured while the machine was busy with something else.</p>"
     )?;
-    if report.interrupted {
-        writeln!(out, "<p class=\"verdict\">{INTERRUPTED}</p>")?;
+    let interrupted = report.interrupted.then_some(INTERRUPTED);
+    for said in UNOPTIMIZED.into_iter().chain(interrupted) {
+        writeln!(out, "<p class=\"verdict\">{said}</p>")?;
     }
     if let Some(verdict) = report.verdict() {
         writeln!(out, "<p class=\"verdict\">{}</p>", escaped(&verdict))?;
@@ -146,10 +147,11 @@ fn table(out: &mut String, table: &Table) -> Result<()> {
         } else {
             "<tr>"
         });
-        for (at, cell) in row.iter().enumerate() {
+        for (at, (cell, column)) in row.iter().zip(&table.header).enumerate() {
             let is_figure = table.figures.contains(&at);
             let class = if is_figure { " class=\"figure\"" } else { "" };
-            write!(out, "<td{class}>{}</td>", escaped(cell))?;
+            let (cell, column) = (escaped(cell), escaped(column));
+            write!(out, "<td{class} data-column=\"{column}\">{cell}</td>")?;
         }
         out.push_str("</tr>\n");
     }
