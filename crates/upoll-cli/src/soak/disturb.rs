@@ -243,7 +243,8 @@ impl World {
             unsafe { libc::_exit(sent as i32) };
         }
         ensure!(child > 0, "fork failed");
-        let waited = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()))?;
+        let waited = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()));
+        let waited = waited.context("waitpid")?;
         let sent = waited.and_then(|(_, status)| status.exit_status());
         let sent = sent.with_context(|| format!("a child ended: {waited:?}"))?;
         self.outside.count_sent(sent as u64);

@@ -137,7 +137,8 @@ impl Child {
 
     /// Waits until the child stops or has ended, and returns its status.
     pub(super) fn wait(&self) -> Result<libc::c_int> {
-        let waited = retry_on_intr(|| waitpid(Pid::from_raw(self.0), WaitOptions::empty()))?;
+        let waited = retry_on_intr(|| waitpid(Pid::from_raw(self.0), WaitOptions::empty()));
+        let waited = waited.context("waitpid")?;
         let (_, status) = waited.context("no child")?;
         Ok(status.as_raw())
     }
