@@ -17,7 +17,7 @@ mod wakes;
 
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -64,33 +64,101 @@ struct Race {
     settle: Settle,
 }
 
-impl Race {
-    fn new(
-        name: impl Into<String>,
-        calls: Vec<Call>,
-        settle: impl Fn(&[usize]) -> Result<()> + Send + Sync + 'static,
-    ) -> Self {
-        Race {
+/// A race to which calls are added, on the objects that they share.
+struct Draft<W> {
+    race: Race,
+    objects: Arc<W>,
+}
+
+/// Begins a race on `objects`.
+fn race<W: Send + Sync + 'static>(name: impl Into<String>, objects: W) -> Draft<W> {
+    Draft {
+        race: Race {
             name: name.into(),
-            calls,
+            calls: Vec::new(),
             processes: 0,
-            settle: Box::new(settle),
-        }
+            settle: Box::new(|_| Ok(())),
+        },
+        objects: Arc::new(objects),
     }
 }
 
-fn call(call: impl Fn(&mut Rng) -> Result<usize> + Send + Sync + 'static) -> Call {
-    Box::new(call)
+impl<W: Send + Sync + 'static> Draft<W> {
+    /// Adds a call.
+    fn call(
+        mut self,
+        call: impl Fn(&W, &mut Rng) -> Result<usize> + Send + Sync + 'static,
+    ) -> Self {
+        let objects = self.objects.clone();
+        self.race
+            .calls
+            .push(Box::new(move |rng| call(&objects, rng)));
+        self
+    }
+
+    /// Adds the same call for so many threads.
+    fn calls(
+        self,
+        threads: usize,
+        call: impl Fn(&W, &mut Rng) -> Result<usize> + Clone + Send + Sync + 'static,
+    ) -> Self {
+        (0..threads).fold(self, |draft, _| draft.call(call.clone()))
+    }
+
+    /// Has at least one of the calls but the first made by a process.
+    fn in_processes(mut self, rng: &mut Rng) -> Self {
+        let others = &mut self.race.calls[1..];
+        rng.shuffle(others);
+        let (all, processes) = (others.len(), rng.usize(1..=others.len()));
+        self.race.processes = processes;
+        self.race.name += &format!(", {processes} of {all} in other processes");
+        self
+    }
+
+    /// Ends the race with what checks the results and makes the objects as they were.
+    fn settle(
+        mut self,
+        settle: impl Fn(&W, &[usize]) -> Result<()> + Send + Sync + 'static,
+    ) -> Race {
+        let objects = self.objects;
+        self.race.settle = Box::new(move |returned| settle(&objects, returned));
+        self.race
+    }
 }
 
-/// Writes the eventfd that `counter` returns, after a pause.
-fn writes(counter: impl Fn() -> EventFd + Send + Sync + 'static) -> Call {
-    call(move |rng| {
-        let counter = counter();
-        pause(rng);
-        counter.try_write(1)?;
+/// Writes an eventfd after a pause.
+fn write(counter: &EventFd, rng: &mut Rng) -> Result<usize> {
+    pause(rng);
+    counter.try_write(1)?;
+    Ok(0)
+}
+
+/// A channel, and a set that watches it.
+struct Watched {
+    channel: Channel,
+    set: Epoll,
+}
+
+impl Watched {
+    fn new(channel: Channel, interest: Event) -> Result<Self> {
+        let set = Epoll::new()?;
+        set.add(&channel, interest)?;
+        Ok(Watched { channel, set })
+    }
+
+    fn harvest(&self) -> Result<usize> {
+        harvest(&self.set)
+    }
+
+    fn modify(&self, interest: Event) -> Result<usize> {
+        self.set.modify(&self.channel, interest)?;
         Ok(0)
-    })
+    }
+}
+
+/// Sends a unit. Returns how many were accepted.
+fn send(channel: &Channel) -> Result<usize> {
+    Ok(channel.send(1) as usize)
 }
 
 /// Races of one subject.

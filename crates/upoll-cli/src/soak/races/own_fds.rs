@@ -7,7 +7,7 @@ use std::fs;
 use std::iter;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -17,7 +17,7 @@ use upoll::{Epoll, Errno, EventFd};
 use super::super::channel::{Channel, Kind};
 use super::super::footprint::Footprint;
 use super::kernel::{wait, watchers};
-use super::{Call, LEVEL, Maker, Race, call, lock};
+use super::{LEVEL, Maker, Race, lock, race, write};
 
 pub(super) const RACES: &[Maker] = &[waiting, coming_and_going];
 
@@ -64,11 +64,11 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(Numbers {
+    fn new() -> Result<Self> {
+        Ok(Numbers {
             file: Channel::new(Kind::KernelPipe)?,
             most_fds: Mutex::default(),
-        }))
+        })
     }
 
     fn file(&self) -> Result<RawFd> {
@@ -76,12 +76,9 @@ impl Numbers {
     }
 
     /// Takes one number, and returns that, or 0.
-    fn call(self: &Arc<Self>) -> Call {
-        let this = self.clone();
-        call(move |rng| {
-            let number = take_a_number(this.file()?, rng)?;
-            Ok(number.map_or(0, |number| number as usize))
-        })
+    fn take(&self, rng: &mut Rng) -> Result<usize> {
+        let number = take_a_number(self.file()?, rng)?;
+        Ok(number.map_or(0, |number| number as usize))
     }
 
     /// Checks that the file under a number that was taken is as it was, and closes it.
@@ -116,62 +113,50 @@ fn waiting(_: &mut Rng) -> Result<Race> {
         set.add(&counter, LEVEL)?;
         Ok((set, counter))
     };
-    let world = Arc::new(Mutex::new(make()?));
-    let numbers = Numbers::new()?;
-    let (written, waited) = (world.clone(), world.clone());
-    let calls = vec![
-        call(move |rng| {
-            let counter = lock(&written).1.clone();
-            super::pause(rng);
-            counter.try_write(1)?;
-            Ok(0)
-        }),
-        call(move |_| {
-            let set = lock(&waited).0.clone();
+    let objects = (Numbers::new()?, Mutex::new(make()?));
+    Ok(race("a number is taken beside a wake", objects)
+        .call(|(_, sets), rng| {
+            let counter = lock(sets).1.clone();
+            write(&counter, rng)
+        })
+        .call(|(_, sets), _| {
+            let set = lock(sets).0.clone();
             wait(&set)
-        }),
-        numbers.call(),
-    ];
-    let name = "a number is taken beside a wake";
-    Ok(Race::new(name, calls, move |found| {
-        ensure!(found[1] == 1, "no event");
-        numbers.give_back(found[2])?;
-        *lock(&world) = make()?;
-        numbers.count()
-    }))
+        })
+        .call(|(numbers, _), rng| numbers.take(rng))
+        .settle(move |(numbers, sets), found| {
+            ensure!(found[1] == 1, "no event");
+            numbers.give_back(found[2])?;
+            *lock(sets) = make()?;
+            numbers.count()
+        }))
 }
 
 /// A number is taken while a set is made, or closed.
 fn coming_and_going(rng: &mut Rng) -> Result<Race> {
     let is_made = rng.bool();
-    let idle = Arc::new(Channel::new(Kind::KernelPipe)?);
+    let idle = Channel::new(Kind::KernelPipe)?;
     // Keeps a seal in use.
     let another = set_with(&idle)?;
-    let begin = {
-        let idle = idle.clone();
-        move || match is_made {
-            true => Ok(None),
-            false => set_with(&idle).map(Some),
-        }
+    let begin = move |idle: &Channel| match is_made {
+        true => Ok(None),
+        false => set_with(idle).map(Some),
     };
-    let set = Arc::new(Mutex::new(begin()?));
-    let numbers = Numbers::new()?;
-    let changed = set.clone();
-    let calls = vec![
-        numbers.call(),
-        call(move |_| {
-            let closed = lock(&changed).take();
+    let set = Mutex::new(begin(&idle)?);
+    let name = format!("a number is taken beside a set, which is made: {is_made}");
+    Ok(race(name, (Numbers::new()?, set, idle))
+        .call(|(numbers, ..), rng| numbers.take(rng))
+        .call(|(_, set, idle), _| {
+            let closed = lock(set).take();
             if closed.is_none() {
-                *lock(&changed) = Some(set_with(&idle)?);
+                *lock(set) = Some(set_with(idle)?);
             }
             Ok(0)
-        }),
-    ];
-    let name = format!("a number is taken beside a set, which is made: {is_made}");
-    Ok(Race::new(name, calls, move |found| {
-        let _open = &another;
-        numbers.give_back(found[0])?;
-        *lock(&set) = begin()?;
-        numbers.count()
-    }))
+        })
+        .settle(move |(numbers, set, idle), found| {
+            let _open = &another;
+            numbers.give_back(found[0])?;
+            *lock(set) = begin(idle)?;
+            numbers.count()
+        }))
 }
