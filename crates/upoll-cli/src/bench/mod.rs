@@ -17,6 +17,7 @@ mod numbers;
 mod peers;
 mod polling;
 mod report;
+mod set;
 mod sharing;
 mod tasks;
 mod threads;

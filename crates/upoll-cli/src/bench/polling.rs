@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Side, Spread, interleave};
+use super::set::counters;
 
 pub(super) const NAME: &str = "poll";
 pub(super) const NAMES: [&str; 1] = [NAME];
@@ -311,10 +312,8 @@ pub(super) fn measure(effort: Effort) -> Result<Vec<Polled>> {
     for work in [Work::Objects, Work::Registering, Work::Descriptors] {
         for call in [Call::Poll, Call::Select] {
             for size in SIZES {
-                let descriptors = (0..size)
-                    .map(|_| Fd::eventfd(0))
-                    .collect::<Result<_, _>>()?;
-                rows.push(measure_one(call, work, &Rc::new(descriptors), effort)?);
+                let descriptors = Rc::new(counters(size)?);
+                rows.push(measure_one(call, work, &descriptors, effort)?);
             }
         }
     }

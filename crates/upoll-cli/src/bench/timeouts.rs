@@ -10,6 +10,7 @@ use upoll::{Clock, Epoll, Event, EventFd, Events, Timers};
 use super::interrupt;
 use super::kernel::{self, Fd};
 use super::measure::{Effort, Series, Spread};
+use super::set::{Set, counters};
 
 pub(super) const NAME: &str = "timeout";
 pub(super) const NAMES: [&str; 1] = [NAME];
@@ -76,9 +77,7 @@ impl By {
             _ => (files, 0),
         };
         // Each closure owns its files, and so keeps them open.
-        let descriptors: Vec<_> = (0..of_kernel)
-            .map(|_| Fd::eventfd(0))
-            .collect::<Result<_, _>>()?;
+        let descriptors: Vec<Fd> = counters(of_kernel)?;
         Ok(match self {
             By::Ppoll => {
                 let mut list: Vec<_> = descriptors.iter().map(kernel::readable).collect();
@@ -88,30 +87,30 @@ impl By {
                 })
             }
             By::EpollWait | By::EpollPwait2 => {
-                let set = Fd::epoll()?;
+                let set = Fd::open()?;
                 for one in &descriptors {
-                    set.add(one, libc::EPOLLIN, 0)?;
+                    set.add(one, Events::IN, 0)?;
                 }
                 let milliseconds = i32::try_from(limit.as_micros().div_ceil(1000))?;
-                let mut reports = [kernel::IDLE; 8];
+                let mut reports = [Fd::ROOM; 8];
                 Box::new(move || {
                     let _open = &descriptors;
                     Ok(match self {
-                        By::EpollWait => set.wait(&mut reports, milliseconds)?,
-                        _ => set.wait_for(&mut reports, limit)?,
+                        By::EpollWait => set.epoll_wait(&mut reports, milliseconds)?,
+                        _ => set.epoll_pwait2(&mut reports, limit)?,
                     })
                 })
             }
             By::Timerfd => {
-                let (set, timer) = (Fd::epoll()?, Fd::timer()?);
+                let (set, timer) = (Fd::open()?, Fd::timer()?);
                 for one in descriptors.iter().chain([&timer]) {
-                    set.add(one, libc::EPOLLIN, 0)?;
+                    set.add(one, Events::IN, 0)?;
                 }
-                let mut reports = [kernel::IDLE; 8];
+                let mut reports = [Fd::ROOM; 8];
                 Box::new(move || {
                     let _open = &descriptors;
                     timer.arm(limit)?;
-                    let ready = set.wait(&mut reports, -1)?;
+                    let ready = set.wait(&mut reports)?;
                     Ok(ready - usize::try_from(timer.read_count()?)?)
                 })
             }
@@ -119,9 +118,7 @@ impl By {
                 let (set, timer) = (Epoll::new()?, Timers::on(Clock::Monotonic)?.timer()?);
                 let interest = Event::new(Events::IN, 0);
                 set.add(&timer, interest)?;
-                let objects: Vec<_> = (0..of_upoll)
-                    .map(|_| EventFd::new(0))
-                    .collect::<Result<_, _>>()?;
+                let objects: Vec<EventFd> = counters(of_upoll)?;
                 for one in &objects {
                     set.add(one, interest)?;
                 }
@@ -136,9 +133,7 @@ impl By {
             By::Objects | By::Descriptors => {
                 let set = Epoll::new()?;
                 let interest = Event::new(Events::IN, 0);
-                let objects: Vec<_> = (0..of_upoll)
-                    .map(|_| EventFd::new(0))
-                    .collect::<Result<_, _>>()?;
+                let objects: Vec<EventFd> = counters(of_upoll)?;
                 for one in &objects {
                     set.add(one, interest)?;
                 }

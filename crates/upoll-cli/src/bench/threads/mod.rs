@@ -9,7 +9,7 @@
 //! thread was runnable and did not run. Time stolen by a hypervisor is not measured. Threads that
 //! share a set are judged by their throughput together, also if they are more than the cores.
 
-mod set;
+mod locks;
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use self::set::Locks;
-pub(super) use self::set::{Global, Set};
+use self::locks::Locks;
+pub(super) use self::locks::{Counted, Global, GlobalFile};
 use super::interrupt;
 use super::measure::{Series, Spread};
 
@@ -57,7 +57,7 @@ impl Load {
 
 /// A set, its files, and the requests that threads make on it.
 pub(super) trait Server: Sized + Send + Sync {
-    type Set: Set;
+    type Set: Counted;
 
     /// Makes a set for this number of threads.
     fn new(threads: usize) -> Result<Self>;
