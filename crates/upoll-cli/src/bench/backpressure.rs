@@ -16,7 +16,6 @@ use super::set::Counter;
 use super::{interrupt, machine};
 
 pub(super) const NAME: &str = "eventfd";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const MAXIMUM: u64 = 10;
 

@@ -12,7 +12,6 @@ use super::measure::{Effort, Side, interleave};
 use super::set::{Set, counters, watching};
 
 pub(super) const NAME: &str = "batch";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// Changes in a batch.
 const SIZES: [usize; 4] = [1, 16, 64, 256];

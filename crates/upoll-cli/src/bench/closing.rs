@@ -13,7 +13,6 @@ use super::threads::{
 };
 
 pub(super) const NAME: &str = "close";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 struct Closing<S, C>(S, PhantomData<C>);
 

@@ -19,7 +19,6 @@ use super::measure::{Effort, Series, Side, Spread, interleave, side};
 use super::set::{Counter, Set, watching};
 
 pub(super) const NAME: &str = "numbers";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// The most nanoseconds that a call by fd may add.
 const TARGET: f64 = 5.0;

@@ -17,7 +17,6 @@ use super::measure::{Effort, Series, Side, Spread, interleave};
 use super::set::counters;
 
 pub(super) const NAME: &str = "poll";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const SIZES: [usize; 5] = [1, 8, 30, 100, 1000];
 /// Up to this number of files the stack must save `TARGET`.

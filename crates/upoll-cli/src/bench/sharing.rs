@@ -11,7 +11,6 @@ use super::set::{Counter, Set, watching};
 use super::threads::{self, Counted, Goal, KERNEL, Load, Server, Sets, Threaded, UPOLL, Way};
 
 pub(super) const NAME: &str = "shared";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 /// The number of oneshot files.
 const ONESHOT_FILES: usize = 64;

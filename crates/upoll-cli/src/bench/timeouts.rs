@@ -13,7 +13,6 @@ use super::measure::{Effort, Series, Spread};
 use super::set::{Set, counters};
 
 pub(super) const NAME: &str = "timeout";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const LIMITS_MICROSECONDS: [u64; 5] = [10, 37, 50, 100, 1000];
 /// The numbers of idle files.

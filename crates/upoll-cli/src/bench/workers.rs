@@ -25,7 +25,6 @@ use super::measure::{Series, Spread};
 use super::set::{Counter, Set};
 
 pub(super) const NAME: &str = "workers";
-pub(super) const NAMES: [&str; 1] = [NAME];
 
 const WORKERS: usize = 100;
 
@@ -36,6 +35,17 @@ pub(super) struct Load {
     pub(super) events: u64,
     /// The number of rounds of each way, which alternate.
     pub(super) rounds: usize,
+}
+
+impl Load {
+    pub(super) const FULL: Load = Load {
+        events: 20_000,
+        rounds: 11,
+    };
+    pub(super) const QUICK: Load = Load {
+        events: 2000,
+        rounds: 3,
+    };
 }
 
 /// The targets of rotating workers.
