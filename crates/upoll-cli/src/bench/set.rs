@@ -153,26 +153,27 @@ macro_rules! interest {
     };
 }
 
+/// A build of upoll. Its calls are so short that a call of them that is not inlined would be seen.
 macro_rules! build_of_upoll {
     ($library:ident) => {
         impl Counter for $library::EventFd {
-            #[inline]
+            #[inline(always)]
             fn new(initial: u32, flags: EventFdFlags) -> io::Result<Self> {
                 let flags = $library::EventFdFlags::from_bits_retain(flags.bits());
                 Ok(Self::with_flags(initial, flags)?)
             }
 
-            #[inline]
+            #[inline(always)]
             fn write(&self) {
                 Self::write(self, black_box(1)).expect("write");
             }
 
-            #[inline]
+            #[inline(always)]
             fn read(&self) -> u64 {
                 Self::read(self).expect("read")
             }
 
-            #[inline]
+            #[inline(always)]
             fn try_read(&self) -> bool {
                 match Self::try_read(self) {
                     Ok(_) => true,
