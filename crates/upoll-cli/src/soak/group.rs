@@ -280,8 +280,8 @@ impl Group {
                 let count = self.lanes.len() as i32;
                 let mut readable: FdSet = (0..=count).collect();
                 let mut timeout = timeout;
-                let resolve = |number: i32| {
-                    let lane = self.lanes.get(number as usize);
+                let resolve = |fd: i32| {
+                    let lane = self.lanes.get(fd as usize);
                     Some(lane.map_or(self.stop.target(), |lane| lane.channel.target()))
                 };
                 let found = select(
@@ -293,8 +293,8 @@ impl Group {
                     resolve,
                 );
                 if found.is_ok_and(|found| found > 0) {
-                    for (number, lane) in self.lanes.iter().enumerate() {
-                        if readable.contains(number as i32) {
+                    for (fd, lane) in (0..).zip(&self.lanes) {
+                        if readable.contains(fd) {
                             lane.receive(false);
                         }
                     }

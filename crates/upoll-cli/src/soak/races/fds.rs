@@ -60,7 +60,7 @@ fn read(fd: RawFd) -> Result<Option<usize>> {
 
 /// Returns a copy of an fd, or None if that is closed.
 fn copy(fd: RawFd) -> Result<Option<RawFd>> {
-    // SAFETY: the command takes a number.
+    // SAFETY: the command takes an integer.
     match unsafe { upoll_fds::fcntl(fd, libc::F_DUPFD_CLOEXEC, COPIES) } {
         Err(Errno::BADF) => Ok(None),
         copy => Ok(Some(copy?)),

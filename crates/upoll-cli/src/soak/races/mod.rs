@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use fastrand::Rng;
 use rustix::thread::gettid;
-use upoll::internal::own_fds as own_numbers;
+use upoll::internal::own_fds as library_fds;
 use upoll::{Epoll, Event, EventFd, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
@@ -170,7 +170,7 @@ enum Home {
     Here,
     /// In a child process.
     Child,
-    /// In a child process, in which the library's own fds have protected numbers.
+    /// In a child process, in which the library's own fds are protected.
     ProtectedChild,
 }
 
@@ -305,7 +305,7 @@ fn repeat(
     let mut rng = rng.fork();
     let child = Child::new(false, || {
         if subject.home == Home::ProtectedChild {
-            own_numbers::protect();
+            library_fds::protect();
         }
         (0..IN_CHILD).try_for_each(|_| repeat_here(&mut rng))
     })?;

@@ -1,4 +1,4 @@
-//! The library's own fds, while the program puts files of its own under their numbers.
+//! The library's own fds, while the program puts files of its own in their places.
 //!
 //! A program that does so by the library's hooks, as programs do under the preload, loses nothing: the own fds are
 //! moved away first. The hooks count until the process ends, so these races run in a child.
@@ -27,45 +27,45 @@ fn set_with(idle: &Channel) -> Result<Epoll> {
     Ok(set)
 }
 
-/// Puts `file` under one of the library's own numbers, and returns that.
-fn take_a_number(file: RawFd, rng: &mut Rng) -> Result<Option<RawFd>> {
+/// Puts a copy of `file` at one of the library's own fds, and returns that.
+fn take_an_fd(file: RawFd, rng: &mut Rng) -> Result<Option<RawFd>> {
     let next = |first: u32| own_fds::next_own(first, u32::MAX);
-    let all = iter::successors(next(0), |&number| next(number as u32 + 1));
-    let Some(number) = rng.choice(all.collect::<Vec<_>>()) else {
+    let all = iter::successors(next(0), |&fd| next(fd as u32 + 1));
+    let Some(fd) = rng.choice(all.collect::<Vec<_>>()) else {
         return Ok(None);
     };
-    let _held = own_fds::hold_numbers(number);
-    if !own_fds::is_own(number) {
+    let _held = own_fds::hold_numbers(fd);
+    if !own_fds::is_own(fd) {
         return Ok(None);
     }
-    let taken = own_fds::replace(number, || {
-        // SAFETY: the library has moved its own fd away, so the number is this function's.
-        match unsafe { libc::dup2(file, number) } {
+    let taken = own_fds::replace(fd, || {
+        // SAFETY: the library has moved its own fd away, so the fd is this function's.
+        match unsafe { libc::dup2(file, fd) } {
             -1 => Err(Errno::BADF),
             _ => Ok(()),
         }
     });
     match taken {
-        Ok(()) => Ok(Some(number)),
+        Ok(()) => Ok(Some(fd)),
         // It is just being closed.
         Err(Errno::BUSY) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-fn inode(number: RawFd) -> Result<u64> {
-    Ok(fs::metadata(format!("/proc/self/fd/{number}"))?.ino())
+fn inode(fd: RawFd) -> Result<u64> {
+    Ok(fs::metadata(format!("/proc/self/fd/{fd}"))?.ino())
 }
 
-/// Numbers that are taken while other calls run, and what is done with them after that.
-struct Numbers {
+/// Fds that are taken while other calls run, and what is done with them after that.
+struct TakenFds {
     file: Channel,
     most_fds: Mutex<Option<usize>>,
 }
 
-impl Numbers {
+impl TakenFds {
     fn new() -> Result<Self> {
-        Ok(Numbers {
+        Ok(TakenFds {
             file: Channel::new(Kind::KernelPipe)?,
             most_fds: Mutex::default(),
         })
@@ -75,24 +75,24 @@ impl Numbers {
         self.file.kernel_fd().context("a kernel pipe")
     }
 
-    /// Takes one number, and returns that, or 0.
+    /// Takes one fd, and returns that, or 0.
     fn take(&self, rng: &mut Rng) -> Result<usize> {
-        let number = take_a_number(self.file()?, rng)?;
-        Ok(number.map_or(0, |number| number as usize))
+        let taken = take_an_fd(self.file()?, rng)?;
+        Ok(taken.map_or(0, |fd| fd as usize))
     }
 
-    /// Checks that the file under a number that was taken is as it was, and closes it.
-    fn give_back(&self, number: usize) -> Result<()> {
-        if number == 0 {
+    /// Checks that the file at an fd that was taken is as it was, and closes it.
+    fn give_back(&self, taken: usize) -> Result<()> {
+        if taken == 0 {
             return Ok(());
         }
-        let number = number as RawFd;
+        let fd = taken as RawFd;
         ensure!(
-            inode(number)? == inode(self.file()?)? && watchers(number)? == 0,
-            "what took the number {number} is not left alone"
+            inode(fd)? == inode(self.file()?)? && watchers(fd)? == 0,
+            "what took the fd {fd} is not left alone"
         );
-        // SAFETY: the number was taken for a copy of `file`.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        // SAFETY: the fd was taken for a copy of `file`.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Numbers {
     }
 }
 
-/// A number is taken while a thread sleeps in a set, and is woken.
+/// An fd is taken while a thread sleeps in a set, and is woken.
 fn waiting(_: &mut Rng) -> Result<Race> {
     let idle = Channel::new(Kind::KernelPipe)?;
     let make = move || -> Result<_> {
@@ -113,8 +113,8 @@ fn waiting(_: &mut Rng) -> Result<Race> {
         set.add(&counter, LEVEL)?;
         Ok((set, counter))
     };
-    let objects = (Numbers::new()?, Mutex::new(make()?));
-    Ok(race("a number is taken beside a wake", objects)
+    let objects = (TakenFds::new()?, Mutex::new(make()?));
+    Ok(race("an fd is taken beside a wake", objects)
         .call(|(_, sets), rng| {
             let counter = lock(sets).1.clone();
             write(&counter, rng)
@@ -123,16 +123,16 @@ fn waiting(_: &mut Rng) -> Result<Race> {
             let set = lock(sets).0.clone();
             wait(&set)
         })
-        .call(|(numbers, _), rng| numbers.take(rng))
-        .settle(move |(numbers, sets), found| {
+        .call(|(taken, _), rng| taken.take(rng))
+        .settle(move |(taken, sets), found| {
             ensure!(found[1] == 1, "no event");
-            numbers.give_back(found[2])?;
+            taken.give_back(found[2])?;
             *lock(sets) = make()?;
-            numbers.count()
+            taken.count()
         }))
 }
 
-/// A number is taken while a set is made, or closed.
+/// An fd is taken while a set is made, or closed.
 fn coming_and_going(rng: &mut Rng) -> Result<Race> {
     let is_made = rng.bool();
     let idle = Channel::new(Kind::KernelPipe)?;
@@ -143,9 +143,9 @@ fn coming_and_going(rng: &mut Rng) -> Result<Race> {
         false => set_with(idle).map(Some),
     };
     let set = Mutex::new(begin(&idle)?);
-    let name = format!("a number is taken beside a set, which is made: {is_made}");
-    Ok(race(name, (Numbers::new()?, set, idle))
-        .call(|(numbers, ..), rng| numbers.take(rng))
+    let name = format!("an fd is taken beside a set, which is made: {is_made}");
+    Ok(race(name, (TakenFds::new()?, set, idle))
+        .call(|(taken, ..), rng| taken.take(rng))
         .call(|(_, set, idle), _| {
             let closed = lock(set).take();
             if closed.is_none() {
@@ -153,10 +153,10 @@ fn coming_and_going(rng: &mut Rng) -> Result<Race> {
             }
             Ok(0)
         })
-        .settle(move |(numbers, set, idle), found| {
+        .settle(move |(taken, set, idle), found| {
             let _open = &another;
-            numbers.give_back(found[0])?;
+            taken.give_back(found[0])?;
             *lock(set) = begin(idle)?;
-            numbers.count()
+            taken.count()
         }))
 }

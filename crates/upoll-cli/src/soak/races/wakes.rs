@@ -158,7 +158,7 @@ impl Waiting {
             Way::Select => {
                 let sources = self.sources();
                 let mut readable: FdSet = (0..sources.len() as i32).collect();
-                let resolve = |number: i32| Some(sources.get(number as usize)?.target());
+                let resolve = |fd: i32| Some(sources.get(fd as usize)?.target());
                 let limit = &mut { never };
                 select(
                     sources.len() as i32,
