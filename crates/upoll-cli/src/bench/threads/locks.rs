@@ -21,6 +21,18 @@ pub(in crate::bench) struct Locks {
     pub(super) waited_nanoseconds: u64,
 }
 
+impl Locks {
+    /// Combines each count with the same one of `other`.
+    pub(super) fn with(self, other: Self, combine: fn(u64, u64) -> u64) -> Self {
+        Locks {
+            taken: combine(self.taken, other.taken),
+            shared: combine(self.shared, other.shared),
+            contended: combine(self.contended, other.contended),
+            waited_nanoseconds: combine(self.waited_nanoseconds, other.waited_nanoseconds),
+        }
+    }
+}
+
 /// Sets whose locks may be counted.
 pub(in crate::bench) trait Counted {
     /// Returns how the calling thread took locks so far, if they are counted.

@@ -112,12 +112,8 @@ fn work<S: Server>(
             break;
         }
     }
-    let locks = S::Set::locks().zip(before).map(|(now, before)| Locks {
-        taken: now.taken - before.taken,
-        shared: now.shared - before.shared,
-        contended: now.contended - before.contended,
-        waited_nanoseconds: now.waited_nanoseconds - before.waited_nanoseconds,
-    });
+    let locks = S::Set::locks().zip(before);
+    let locks = locks.map(|(now, before)| now.with(before, u64::wrapping_sub));
     // Within the time that is measured: the thread may wait for a core at any point here.
     let without_core = waited_for_core()? - waited;
     Ok(Served {
@@ -167,14 +163,8 @@ pub(super) fn round<S: Server>(sets: Sets, threads: usize, length: Duration) -> 
     let late: Duration = served.iter().map(|one| one.begun - begun).sum();
     let without_core: u64 = served.iter().map(|one| one.without_core).sum();
     let without_core = without_core as f64 + late.as_nanos() as f64;
-    let mut locks = None;
-    for one in served.iter().filter_map(|one| one.locks) {
-        let sum = locks.get_or_insert_with(Locks::default);
-        sum.taken += one.taken;
-        sum.shared += one.shared;
-        sum.contended += one.contended;
-        sum.waited_nanoseconds += one.waited_nanoseconds;
-    }
+    let locks = served.iter().filter_map(|one| one.locks);
+    let locks = locks.reduce(|sum, one| sum.with(one, u64::wrapping_add));
     Ok(Round {
         requests: served.iter().map(|one| one.requests).sum(),
         nanoseconds,

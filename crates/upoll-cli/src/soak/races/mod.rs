@@ -16,8 +16,8 @@ mod timers;
 mod wakes;
 
 use std::hint;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,11 +29,11 @@ use upoll::internal::own_fds as library_fds;
 use upoll::{Epoll, Event, EventFd, Events, File, FileRef, Source, Target};
 
 use super::asleep::{Eagerness, comes};
-use super::change_pauses;
 use super::channel::{Channel, Kind};
 use super::hang::{post, post_of};
 use super::lockstep::Barrier;
 use super::tally::Tally;
+use super::{change_pauses, join_all, lock};
 
 use self::processes::{Child, Mapped};
 
@@ -479,12 +479,7 @@ fn run(
             followers.push(scope.spawn(move || or_fault(shared.follow(races, index, &mut rng))));
         }
         or_fault(shared.lead(races, length, rng, tally));
-        // Unlike the end of the scope, this waits until they have closed what they keep for themselves.
-        for follower in followers {
-            if follower.join().is_err() {
-                fault("a thread panicked");
-            }
-        }
+        join_all(followers, fault);
     });
     children
         .into_iter()
@@ -502,10 +497,6 @@ fn pause(rng: &mut Rng) {
 /// A channel that sends at least one unit.
 fn any_channel(rng: &mut Rng) -> Result<Channel> {
     Channel::new(Kind::any_private(rng))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn harvest(set: &Epoll) -> Result<usize> {
