@@ -20,6 +20,7 @@ mod lockstep;
 mod races;
 mod rooms;
 mod tally;
+mod waits;
 
 use std::process::{self, ExitCode};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

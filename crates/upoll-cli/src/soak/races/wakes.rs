@@ -11,11 +11,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use fastrand::Rng;
 use upoll::{
-    CreateFlags, Epoll, Event, Events, FdSet, File, PipeReader, PipeWriter, PollContext, PollFd,
-    Readiness, Source, Timeout, Watch, pipe, poll, select,
+    CreateFlags, Epoll, Event, Events, File, PipeReader, PipeWriter, PollContext, PollFd,
+    Readiness, Source, Timeout, Watch, pipe, poll,
 };
 
 use super::super::channel::{Channel, Kind};
+use super::super::waits;
 use super::tasks::{Count, block_on};
 use super::{
     EDGE, LEVEL, Maker, Race, Watched, any_channel, file, harvest, lock, open, pause, race, send,
@@ -141,11 +142,7 @@ impl Waiting {
     fn wait(&self) -> Result<()> {
         let mut events = [Event::default(); 2];
         let never = Timeout::NEVER;
-        let list = || -> Vec<_> {
-            let sources = self.sources();
-            let entry = |source| PollFd::new(source, Events::IN);
-            sources.into_iter().map(entry).collect()
-        };
+        let list = || waits::entries(self.sources());
         let found = match self.way {
             Way::Set | Way::SetAbove | Way::Rotating => self.set.wait(&mut events, never)?,
             Way::PollOfSet => poll(&mut [PollFd::new(&self.set, Events::IN)], never)?,
@@ -157,26 +154,11 @@ impl Waiting {
             Way::NewContext => PollContext::new().poll(&mut list(), never)?,
             Way::Select => {
                 let sources = self.sources();
-                let mut readable: FdSet = (0..sources.len() as i32).collect();
-                let resolve = |fd: i32| Some(sources.get(fd as usize)?.target());
-                let limit = &mut { never };
-                select(
-                    sources.len() as i32,
-                    Some(&mut readable),
-                    None,
-                    None,
-                    limit,
-                    resolve,
-                )?
+                let sources: Vec<_> = sources.into_iter().map(|one| one as &dyn Source).collect();
+                waits::select(&sources, never)?.len()
             }
             Way::Watch => {
-                let thread = thread::current();
-                let (watch, ready) =
-                    Watch::new(&*self.channel, Events::IN, move |_| thread.unpark())?;
-                if ready.is_empty() {
-                    thread::park();
-                }
-                drop(watch);
+                waits::watch(&file(&*self.channel), None)?;
                 1
             }
             Way::Readiness => {
@@ -508,12 +490,7 @@ fn wait_for_end(way: usize, reader: &PipeReader) -> Result<usize> {
             set.add(reader, EDGE)?;
             set.wait(&mut [Event::default()], Timeout::NEVER)?
         }
-        _ => {
-            let mut readable: FdSet = [0].into_iter().collect();
-            let limit = &mut { Timeout::NEVER };
-            let resolve = |_| Some(reader.target());
-            select(1, Some(&mut readable), None, None, limit, resolve)?
-        }
+        _ => waits::select(&[reader], Timeout::NEVER)?.len(),
     })
 }
 
